@@ -1,0 +1,55 @@
+// Cuts the parameter vector in buckets, and every bucket in slices, one for each owner.
+//
+// Buckets are contiguous, a whole number of reduction blocks long (common/reduction_order.h), and numbered in the order
+// in which backward finishes them: bucket 0 is the end of the vector, which holds the last layers. A bucket may begin
+// inside a tensor. Owners are server shards (star: one contiguous, 64-byte aligned range per bucket) or ranks (ring:
+// its ring chunk of every block of the bucket).
+//
+// Thread safety: immutable after Create; any thread may call any method.
+#ifndef STARRING_COMMON_BUCKET_MAP_H_
+#define STARRING_COMMON_BUCKET_MAP_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/layout.h"
+
+namespace starring {
+
+class BucketMap {
+ public:
+  BucketMap() = default;
+
+  // `bucket_bytes` is rounded up to whole reduction blocks of `world_size` ranks.
+  // Fails with InvalidArgument if an argument is below 1 or there are more buckets than limits.h allows.
+  struct Options {
+    int64_t element_count = 0;
+    int64_t bucket_bytes = 0;
+    int world_size = 1;
+  };
+  static absl::StatusOr<BucketMap> Create(const Options& options);
+
+  int bucket_count() const { return static_cast<int>(buckets_.size()); }
+  int64_t element_count() const { return element_count_; }
+  int world_size() const { return world_size_; }
+  const ElementRange& bucket(int b) const { return buckets_[b]; }
+  int BucketOf(int64_t element) const;
+
+  // Star: what shard `shard` of `shard_count` owns of bucket `b`; may be empty when a bucket has fewer 64-byte lines
+  // than there are shards.
+  ElementRange ShardSlice(int b, int shard, int shard_count) const;
+
+  // Ring: what `rank` owns of bucket `b`, ascending, one range per reduction block; empty ranges are left out.
+  std::vector<ElementRange> RingSlice(int b, int rank) const;
+
+ private:
+  std::vector<ElementRange> buckets_;
+  int64_t element_count_ = 0;
+  int64_t bucket_elements_ = 0;
+  int world_size_ = 1;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_BUCKET_MAP_H_

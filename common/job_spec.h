@@ -1,0 +1,50 @@
+// What all processes of one job must agree on, and how long they wait for each other.
+#ifndef STARRING_COMMON_JOB_SPEC_H_
+#define STARRING_COMMON_JOB_SPEC_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/bucket_map.h"
+#include "common/layout.h"
+#include "common/learning_rate.h"
+#include "common/optimizer.h"
+
+namespace starring {
+
+struct JobSpec {
+  int rank = 0;
+  int world_size = 1;
+  int64_t first_step = 0;  // 0, or the step a checkpoint continues with
+  OptimizerConfig optimizer;
+  LearningRateSchedule schedule;
+  Layout layout;
+  BucketMap buckets;
+
+  // Every other setting that must be equal on all ranks, as (flag, value): model, dataset, seed, global_batch, ...
+  // Compared pair by pair; a difference is refused with the flag's name and both values.
+  std::vector<std::pair<std::string, std::string>> agreed_flags;
+
+  // The optimizer's state vectors at first_step, each layout.element_count() long; empty means zeros. Rank 0's counts.
+  std::vector<std::span<const float>> optimizer_state;
+
+  absl::Duration join_deadline = absl::Seconds(60);      // for everybody to show up
+  absl::Duration exchange_deadline = absl::Seconds(60);  // for any one bucket or sum
+};
+
+// The part of a JobSpec that all ranks must share, as bytes (a serialised proto, proto/starring/v1/job.proto), for the
+// wire.
+std::string SerializeAgreement(const JobSpec& job);
+
+// Compares two agreements. InvalidArgument naming the first field that differs and both values:
+// "rank 1 has --seed=2, rank 0 has --seed=1: start all workers with the same flags".
+absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, const std::string& b);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_JOB_SPEC_H_

@@ -1,0 +1,85 @@
+// The parameter vector: which tensor lies where. DESIGN: "parameter vector", "layout".
+//
+// A layout lists the trainable tensors of a model in forward order. Each tensor starts on a 64-byte boundary of one
+// flat float32 array; the gaps hold zeros and travel with everything else. Every process of a job builds the same
+// layout and compares `hash()`.
+//
+// Thread safety: immutable after Create; any thread may call any method.
+#ifndef STARRING_COMMON_LAYOUT_H_
+#define STARRING_COMMON_LAYOUT_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace starring {
+
+// Elements [begin, end) of the parameter vector.
+struct ElementRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+  int64_t size() const { return end - begin; }
+  friend bool operator==(const ElementRange&, const ElementRange&) = default;
+};
+
+struct TensorSpec {
+  // PyTorch's state_dict name, "conv1.weight".
+  std::string name;
+  // Sizes in our memory order, slowest first: {out, kernel_height, kernel_width, in} for a convolution, {out, in} for
+  // dense.
+  std::vector<int64_t> dims;
+  // Axis i of PyTorch's order is axis torch_axes[i] of `dims`; empty means the same order. A dense layer behind a
+  // flatten has dims {out, height, width, channels} and torch_axes {0, 3, 1, 2}.
+  std::vector<int> torch_axes;
+  // PyTorch's shape, the same number of elements as `dims`; empty means the permuted `dims`.
+  std::vector<int64_t> torch_shape;
+};
+
+struct Tensor {
+  TensorSpec spec;
+  ElementRange range;  // without the gap behind it
+};
+
+class Layout {
+ public:
+  static constexpr int64_t kAlignmentElements = 16;  // 64 bytes
+
+  Layout() = default;
+
+  // Fails with InvalidArgument on an empty or repeated name, a size below 1, axes that are no permutation, or a shape
+  // whose element count differs.
+  static absl::StatusOr<Layout> Create(std::vector<TensorSpec> tensors);
+
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+
+  // Length of the parameter vector, gaps included; a multiple of kAlignmentElements.
+  int64_t element_count() const { return element_count_; }
+
+  // Trainable scalars, gaps not counted.
+  int64_t parameter_count() const { return parameter_count_; }
+
+  // SHA-256 in hexadecimal over names, dims, PyTorch orders and offsets.
+  const std::string& hash() const { return hash_; }
+
+  // The tensor that holds `element`, or an empty name inside a gap.
+  std::string_view TensorAt(int64_t element) const;
+
+ private:
+  std::vector<Tensor> tensors_;
+  int64_t element_count_ = 0;
+  int64_t parameter_count_ = 0;
+  std::string hash_;
+};
+
+// `vector` (our memory order, tensor.range of the parameter vector) to PyTorch's memory order, and back.
+// REQUIRES: both spans hold tensor.range.size() elements and do not overlap.
+void ToTorchOrder(const TensorSpec& spec, std::span<const float> ours, std::span<float> torch);
+void FromTorchOrder(const TensorSpec& spec, std::span<const float> torch, std::span<float> ours);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_LAYOUT_H_

@@ -1,0 +1,55 @@
+// Optimizers with PyTorch's semantics, element by element over spans. See torch.optim.SGD (momentum, dampening 0,
+// Nesterov, weight decay added to the gradient) and torch.optim.AdamW (decoupled weight decay: Loshchilov and Hutter,
+// 2019, algorithm 2).
+//
+// Thread safety: pure functions over spans that the caller owns.
+#ifndef STARRING_COMMON_OPTIMIZER_H_
+#define STARRING_COMMON_OPTIMIZER_H_
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+
+namespace starring {
+
+enum class OptimizerKind { kSgd, kAdamW };
+
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kSgd;
+  float momentum = 0.0f;  // kSgd
+  bool nesterov = false;  // kSgd, needs momentum > 0
+  float weight_decay = 0.0f;
+  float beta1 = 0.9f;     // kAdamW
+  float beta2 = 0.999f;   // kAdamW
+  float epsilon = 1e-8f;  // kAdamW
+  friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
+};
+
+// InvalidArgument naming the field, its value and what is allowed.
+absl::Status ValidateOptimizer(const OptimizerConfig& config);
+
+// State vectors as long as the parameters: 0 (SGD without momentum), 1 (momentum_buffer) or 2 (exp_avg, exp_avg_sq).
+int StateVectorCount(const OptimizerConfig& config);
+// PyTorch's name of state vector i.
+std::string_view StateVectorName(const OptimizerConfig& config, int i);
+
+// One update of all elements: reads parameters_in and gradient, updates state in place, writes parameters_out (which
+// may be parameters_in). `state[i]` is state vector i. `update` counts from 1 (AdamW's bias correction). REQUIRES: all
+// spans of one length; state.size() == StateVectorCount(config). The result of an element depends on that element's
+// inputs alone, never on its position, the span's alignment or length, and not on the instruction set that was chosen
+// at run time.
+struct UpdateArgs {
+  float learning_rate = 0;
+  int64_t update = 1;
+  std::span<const float> gradient;
+  std::span<const float> parameters_in;
+  std::span<float> parameters_out;
+  std::span<const std::span<float>> state;
+};
+void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_OPTIMIZER_H_

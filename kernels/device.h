@@ -1,0 +1,188 @@
+// What a layer needs from a device: memory and operations. kernels/cpu answers with oneDNN, kernels/cuda with cuBLAS.
+//
+// An operation is created once per shape (primitives are compiled, workspaces sized), then run many times without
+// allocating. Activations are NHWC float32; dense layers see a flattened sample. Pointers are device pointers, 64-byte
+// aligned unless said otherwise; spans of parameters and gradients point into the flat vectors.
+//
+// Order: operations run in the order of the calls (CPU: at once; CUDA: enqueued on the device's stream). Synchronize
+// waits.
+// `=` or `+=` is part of the contract: everything below overwrites (=) unless said otherwise.
+// Bits: the same inputs, shapes and thread count give the same bits on every run.
+//
+// Thread safety: a device and its operations are used by one thread.
+#ifndef STARRING_KERNELS_DEVICE_H_
+#define STARRING_KERNELS_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace starring {
+
+enum class Activation { kNone, kRelu };
+enum class InputGradient { kNeeded, kNotNeeded };  // the first layer needs none
+enum class Bias { kNone, kAdded };
+
+struct Conv2dSpec {
+  int64_t batch = 0, in_height = 0, in_width = 0, in_channels = 0;
+  int64_t out_channels = 0, kernel_height = 1, kernel_width = 1;
+  int64_t stride_height = 1, stride_width = 1, padding_height = 0, padding_width = 0;
+  Bias bias = Bias::kAdded;
+  Activation activation = Activation::kNone;
+  InputGradient input_gradient = InputGradient::kNeeded;
+  int64_t out_height() const { return (in_height + 2 * padding_height - kernel_height) / stride_height + 1; }
+  int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
+};
+
+// x (batch, in_height, in_width, in_channels), weight (out, kernel_height, kernel_width, in), bias (out), y NHWC.
+class Conv2d {
+ public:
+  virtual ~Conv2d() = default;
+  virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
+  // dy is used as scratch: with kRelu it is masked in place by y > 0. dx is null when the spec says kNotNeeded; dbias
+  // is null with Bias::kNone.
+  virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                        float* dbias) = 0;
+};
+
+struct DenseSpec {
+  int64_t batch = 0, in = 0, out = 0;
+  Bias bias = Bias::kAdded;
+  Activation activation = Activation::kNone;
+  InputGradient input_gradient = InputGradient::kNeeded;
+};
+
+// x (batch, in), weight (out, in), bias (out), y (batch, out): y = act(x weight^T + bias).
+class Dense {
+ public:
+  virtual ~Dense() = default;
+  virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
+  virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                        float* dbias) = 0;
+};
+
+struct Pool2dSpec {
+  int64_t batch = 0, in_height = 0, in_width = 0, channels = 0;
+  int64_t kernel_height = 2, kernel_width = 2, stride_height = 2, stride_width = 2, padding_height = 0,
+          padding_width = 0;
+  int64_t out_height() const { return (in_height + 2 * padding_height - kernel_height) / stride_height + 1; }
+  int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
+};
+
+// Padding counts as -infinity. Of equal maxima the first in row-major window order gets the gradient (PyTorch's rule).
+class MaxPool2d {
+ public:
+  virtual ~MaxPool2d() = default;
+  virtual void Forward(const float* x, float* y) = 0;  // remembers which input won
+  virtual void Backward(const float* dy, float* dx) = 0;
+};
+
+struct GlobalAveragePoolSpec {
+  int64_t batch = 0, height = 0, width = 0, channels = 0;
+};
+class GlobalAveragePool {
+ public:
+  virtual ~GlobalAveragePool() = default;
+  virtual void Forward(const float* x, float* y) = 0;  // y (batch, channels)
+  virtual void Backward(const float* dy, float* dx) = 0;
+};
+
+struct BatchNormSpec {
+  int64_t batch = 0, height = 0, width = 0, channels = 0;
+  Activation activation = Activation::kNone;
+  float epsilon = 1e-5f;
+  float momentum = 0.1f;  // PyTorch's: running = (1 - momentum) * running + momentum * batch; variance unbiased there
+};
+class BatchNorm {
+ public:
+  virtual ~BatchNorm() = default;
+  // Training: normalises by the batch's mean and (biased) variance, updates the running ones.
+  virtual void Forward(const float* x, const float* gamma, const float* beta, float* running_mean,
+                       float* running_variance, float* y) = 0;
+  // Evaluation: normalises by the running mean and variance.
+  virtual void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
+                     const float* running_variance, float* y) = 0;
+  // After Forward. dy is scratch (masked by y > 0 with kRelu).
+  virtual void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
+                        float* dbeta) = 0;
+};
+
+struct DropoutSpec {
+  int64_t batch = 0, sample_elements = 0;
+  float rate = 0.5f;  // the probability that an element is dropped; kept ones are scaled by 1 / (1 - rate)
+  uint64_t seed = 0;
+  uint32_t stream = 0;  // the layer's number
+};
+// Element e of the sample at position p of the *global* batch of `step` is kept or dropped by Philox word (e + p *
+// sample_elements), so that the mask does not depend on the rank that computes it.
+class Dropout {
+ public:
+  virtual ~Dropout() = default;
+  virtual void Forward(const float* x, int64_t step, int64_t first_sample, float* y) = 0;  // y may alias x
+  virtual void Backward(const float* dy, float* dx) = 0;  // of the last Forward; dx may alias dy
+};
+
+struct SoftmaxCrossEntropySpec {
+  int64_t batch = 0, classes = 0;
+};
+struct LossResult {
+  double loss_sum = 0;  // of -log softmax(logits)[label] over the batch
+  int64_t correct = 0;  // argmax == label; the first of equal maxima
+};
+class SoftmaxCrossEntropy {
+ public:
+  virtual ~SoftmaxCrossEntropy() = default;
+  // dlogits = scale * (softmax(logits) - onehot(label)); dlogits may be null (evaluation) or alias logits.
+  virtual void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) = 0;
+  // Waits for the last Run.
+  virtual LossResult Result() = 0;
+};
+
+// Device memory, 64-byte aligned, freed by the destructor.
+class DeviceBuffer {
+ public:
+  virtual ~DeviceBuffer() = default;
+  virtual void* data() = 0;
+  virtual int64_t size_bytes() const = 0;
+  float* floats() { return static_cast<float*>(data()); }
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  virtual std::string name() const = 0;  // for the run record: "cpu (oneDNN 2.6.3, 1 thread)"
+
+  // Zeroed. ResourceExhausted with the number of bytes when it does not fit.
+  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) = 0;
+
+  // Each fails with InvalidArgument on a shape that makes no sense, naming the numbers.
+  virtual absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
+      const GlobalAveragePoolSpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
+      const SoftmaxCrossEntropySpec& spec) = 0;
+
+  virtual void Relu(const float* x, float* y, int64_t count) = 0;  // y may alias x
+  virtual void ReluBackward(const float* y, const float* dy, float* dx,
+                            int64_t count) = 0;  // dx = dy where y > 0; dx may alias dy
+  virtual void Add(const float* a, const float* b, Activation activation, float* y,
+                   int64_t count) = 0;                                   // residual; y may alias a or b
+  virtual void Accumulate(const float* x, float* y, int64_t count) = 0;  // y += x
+
+  virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
+  virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
+  virtual absl::Status Synchronize() = 0;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_DEVICE_H_
