@@ -1,0 +1,143 @@
+"""The rules our BUILD files use: cc_library, cc_test and cc_binary with our options, and gRPC stubs.
+
+    load("//:starring.bzl", "starring_cc_library", "starring_cc_test")
+
+    starring_cc_library(
+        name = "layout",
+        srcs = ["layout.cc"],
+        hdrs = ["layout.h"],
+        visibility = ["//worker:__subpackages__"],
+        deps = ["//third_party/absl"],
+    )
+
+    starring_cc_test(                      # in tests/<folder>/BUILD
+        name = "layout_test",
+        size = "small",                    # required: STYLE says every test has one
+        srcs = ["layout_test.cc"],
+        tags = ["tsan"],                   # runs under ThreadSanitizer too: for tests without gRPC and MPI
+        deps = ["//common:layout"],        # gtest, gmock and a main are added
+    )
+
+Messages and services (proto_library and cc_proto_library are native: no load):
+
+    proto_library(name = "run_record_proto", srcs = ["run_record.proto"])
+    cc_proto_library(name = "run_record_cc_proto", deps = [":run_record_proto"])
+    starring_cc_grpc_library(              # "proto/starring/v1/parameter_server.grpc.pb.h"
+        name = "parameter_server_cc_grpc",
+        proto = ":parameter_server_proto",
+        cc_proto = ":parameter_server_cc_proto",
+    )
+
+No -march: a binary runs on any x86-64. A hot loop asks for more in its source, with
+__attribute__((target_clones("default", "avx2", "avx512f"))).
+"""
+
+# For our own code only; system headers and generated code are compiled without them.
+_COPTS = [
+    "-Wall",
+    "-Wextra",
+    "-Wshadow",
+    "-Werror",
+    # GCC 12 reports overlapping copies inside std::string where there are none (GCC bug 105651).
+    "-Wno-restrict",
+] + select({
+    # The sanitizers' checks confuse GCC's flow analysis. -O1 comes from .bazelrc.
+    "//:sanitized": ["-Wno-maybe-uninitialized"],
+    "//conditions:default": ["-O3"],
+})
+
+# Linked into whatever becomes a process.
+_PROCESS_DEPS = select({
+    "//:sanitized": ["//third_party/sanitizers:suppressions"],
+    "//conditions:default": [],
+})
+
+def starring_cc_library(name, copts = [], **kwargs):
+    native.cc_library(name = name, copts = _COPTS + copts, **kwargs)
+
+def starring_cc_binary(name, copts = [], deps = [], **kwargs):
+    native.cc_binary(name = name, copts = _COPTS + copts, deps = deps + _PROCESS_DEPS, **kwargs)
+
+def starring_cc_test(name, size, copts = [], deps = [], main = "//third_party/gtest:gtest_main", **kwargs):
+    """A GoogleTest binary.
+
+    Args:
+      name: ends in _test.
+      size: small, medium, large or enormous: 1, 5, 15 or 60 minutes at most.
+      copts: after ours.
+      deps: what is tested.
+      main: the target with main(); "//third_party/gtest" for a test that writes its own.
+      **kwargs: as for cc_test.
+    """
+    native.cc_test(
+        name = name,
+        size = size,
+        copts = _COPTS + copts,
+        deps = deps + [main] + _PROCESS_DEPS,
+        **kwargs
+    )
+
+def _grpc_stubs_impl(ctx):
+    proto = ctx.attr.proto[ProtoInfo]
+    outputs = []
+    for source in proto.direct_sources:
+        stem = source.basename[:-len(".proto")]
+        stubs = [ctx.actions.declare_file(stem + suffix) for suffix in (".grpc.pb.h", ".grpc.pb.cc")]
+        outputs += stubs
+        arguments = ctx.actions.args()
+        arguments.add(ctx.executable._plugin, format = "--plugin=protoc-gen-grpc=%s")
+        arguments.add(ctx.bin_dir.path, format = "--grpc_out=%s")
+        arguments.add("--proto_path=.")
+        arguments.add(source)
+        ctx.actions.run(
+            executable = ctx.executable._protoc,
+            arguments = [arguments],
+            inputs = proto.transitive_sources,
+            tools = [ctx.executable._plugin],
+            outputs = stubs,
+            mnemonic = "GrpcStubs",
+            progress_message = "Generating gRPC stubs for %s" % source.short_path,
+        )
+    return [DefaultInfo(files = depset(outputs))]
+
+_grpc_stubs = rule(
+    implementation = _grpc_stubs_impl,
+    attrs = {
+        "proto": attr.label(mandatory = True, providers = [ProtoInfo]),
+        "_protoc": attr.label(
+            default = "//third_party/protobuf:protoc",
+            executable = True,
+            cfg = "exec",
+        ),
+        "_plugin": attr.label(
+            default = "//third_party/grpc:grpc_cpp_plugin",
+            executable = True,
+            cfg = "exec",
+        ),
+    },
+)
+
+def starring_cc_grpc_library(name, proto, cc_proto, testonly = False, **kwargs):
+    """Client stubs and service base classes: <stem>.grpc.pb.h for each <stem>.proto of `proto`.
+
+    Args:
+      name: the cc_library.
+      proto: a proto_library of this package.
+      cc_proto: its cc_proto_library.
+      testonly: as for any rule.
+      **kwargs: as for cc_library, e.g. visibility.
+    """
+    _grpc_stubs(
+        name = name + "_stubs",
+        testonly = testonly,
+        proto = proto,
+        visibility = ["//visibility:private"],
+    )
+    native.cc_library(
+        name = name,
+        testonly = testonly,
+        srcs = [name + "_stubs"],
+        hdrs = [name + "_stubs"],
+        deps = [cc_proto, "//third_party/grpc"],
+        **kwargs
+    )
