@@ -34,8 +34,8 @@ namespace {
 
 TEST(Absl, FlagsParseAndReflect) {
   std::vector<const char*> arguments = {"program", "--answer=42", "--patience=250ms", "rest"};
-  const std::vector<char*> rest = absl::ParseCommandLine(static_cast<int>(arguments.size()),
-                                                         const_cast<char**>(arguments.data()));
+  const std::vector<char*> rest =
+      absl::ParseCommandLine(static_cast<int>(arguments.size()), const_cast<char**>(arguments.data()));
   EXPECT_EQ(absl::GetFlag(FLAGS_answer), 42);
   EXPECT_EQ(absl::GetFlag(FLAGS_patience), absl::Milliseconds(250));
   EXPECT_NE(absl::FindCommandLineFlag("answer"), nullptr);

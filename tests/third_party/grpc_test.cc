@@ -12,8 +12,7 @@ namespace starring::tests {
 namespace {
 
 class HelloService final : public Hello::Service {
-  grpc::Status Greet(grpc::ServerContext*, const HelloRequest* request,
-                     HelloReply* reply) override {
+  grpc::Status Greet(grpc::ServerContext*, const HelloRequest* request, HelloReply* reply) override {
     reply->set_greeting(absl::StrCat("hello ", request->name()));
     return grpc::Status::OK;
   }
@@ -30,8 +29,8 @@ TEST(Grpc, UnaryCallOverLoopback) {
 
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  const std::unique_ptr<Hello::Stub> stub = Hello::NewStub(grpc::CreateCustomChannel(
-      absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments));
+  const std::unique_ptr<Hello::Stub> stub = Hello::NewStub(
+      grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials(), arguments));
   HelloRequest request;
   request.set_name("star");
   HelloReply reply;

@@ -7,9 +7,7 @@
 namespace starring {
 namespace {
 
-TEST(Gtest, MatchersLink) {
-  EXPECT_THAT(std::vector<int>({1, 2}), testing::ElementsAre(1, testing::Gt(1)));
-}
+TEST(Gtest, MatchersLink) { EXPECT_THAT(std::vector<int>({1, 2}), testing::ElementsAre(1, testing::Gt(1))); }
 
 TEST(GtestDeathTest, DeathTestsRun) { EXPECT_DEATH(abort(), ""); }
 
