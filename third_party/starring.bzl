@@ -1,6 +1,6 @@
 """The rules our BUILD files use: cc_library, cc_test and cc_binary with our options, and gRPC stubs.
 
-    load("//:starring.bzl", "starring_cc_library", "starring_cc_test")
+    load("//third_party:starring.bzl", "starring_cc_library", "starring_cc_test")
 
     starring_cc_library(
         name = "layout",
