@@ -1,0 +1,118 @@
+"""Reads IDX (MNIST, Fashion-MNIST) and CIFAR-10 binary files, plain or gzipped, into arrays.
+
+Images are uint8 in PyTorch's order (count, channels, height, width), labels int64.
+"""
+
+import dataclasses
+import glob
+import gzip
+import os
+import struct
+
+import numpy as np
+
+FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"  # where Debian's package dataset-fashion-mnist puts it
+
+
+class DataError(Exception):
+    """A file is missing or damaged; the message says which, what was expected and what was found."""
+
+
+@dataclasses.dataclass
+class Dataset:
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+    classes: int = 10
+
+    def normalization(self):
+        """Per channel mean and deviation of the training set, in units of pixel / 255, from exact integer sums."""
+        channels = self.train_images.shape[1]
+        planes = self.train_images.transpose(1, 0, 2, 3).reshape(channels, -1)
+        # Sums from a histogram: 256 terms a channel, no temporary of the data set's size.
+        histogram = np.stack([np.bincount(plane, minlength=256) for plane in planes]).astype(np.int64)
+        values = np.arange(256, dtype=np.int64)
+        count = planes.shape[1]
+        mean = (histogram * values).sum(1) / count
+        variance = (histogram * values * values).sum(1) / count - mean * mean
+        deviation = np.sqrt(np.maximum(variance, 0.0))
+        return (mean / 255).astype(np.float32), (deviation / 255).astype(np.float32)
+
+
+def _read(path):
+    """The bytes of path, or of path.gz."""
+    for candidate, opener in ((path, open), (path + ".gz", gzip.open)):
+        if os.path.exists(candidate):
+            try:
+                with opener(candidate, "rb") as file:
+                    return file.read()
+            except (EOFError, OSError) as error:
+                raise DataError(f"{candidate}: cannot be read: {error}") from error
+    raise DataError(f"neither {path} nor {path}.gz exists: set --data_dir to the folder that holds the data set")
+
+
+def _read_idx(path, dimensions):
+    content = _read(path)
+    if len(content) < 4 + 4 * dimensions or content[:4] != bytes([0, 0, 8, dimensions]):
+        raise DataError(f"{path}: expected an IDX file of bytes with {dimensions} dimensions, "
+                        f"found the first bytes {content[:4].hex()}")
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    expected = 4 + 4 * dimensions + int(np.prod(shape, dtype=np.int64))
+    if len(content) != expected:
+        raise DataError(f"{path}: expected {expected} bytes for shape {shape}, found {len(content)}")
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+def _load_idx(folder):
+    parts = []
+    for prefix in ("train", "t10k"):
+        images = _read_idx(os.path.join(folder, prefix + "-images-idx3-ubyte"), 3)
+        labels = _read_idx(os.path.join(folder, prefix + "-labels-idx1-ubyte"), 1)
+        if len(images) != len(labels):
+            raise DataError(f"{folder}: {len(images)} {prefix} images but {len(labels)} labels")
+        parts += [images[:, None], labels.astype(np.int64)]
+    return Dataset(*parts)
+
+
+def _read_cifar(paths):
+    records = []
+    for path in paths:
+        content = _read(path)
+        if len(content) == 0 or len(content) % 3073 != 0:
+            raise DataError(f"{path}: expected a whole number of records of 3073 bytes, found {len(content)} bytes")
+        records.append(np.frombuffer(content, np.uint8).reshape(-1, 3073))
+    records = np.concatenate(records)
+    if records[:, 0].max() > 9:
+        raise DataError(f"{paths[0]}: expected labels from 0 to 9, found {records[:, 0].max()}")
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64)
+
+
+def _load_cifar10(folder):
+    found = glob.glob(os.path.join(folder, "data_batch_*.bin")) + glob.glob(
+        os.path.join(folder, "data_batch_*.bin.gz"))
+    batches = sorted({path[:-3] if path.endswith(".gz") else path for path in found})
+    if not batches:
+        raise DataError(f"no data_batch_*.bin[.gz] in {folder!r}: set --data_dir to the folder of CIFAR-10's binary "
+                        "version")
+    return Dataset(*_read_cifar(batches), *_read_cifar([os.path.join(folder, "test_batch.bin")]))
+
+
+def _synthetic(seed):
+    generator = np.random.default_rng(seed)
+    parts = []
+    for count in (60000, 10000):
+        parts += [generator.integers(0, 256, (count, 1, 28, 28), np.uint8), generator.integers(0, 10, count)]
+    return Dataset(*parts)
+
+
+def load(name, data_dir, seed=0):
+    if name == "fashion-mnist":
+        return _load_idx(data_dir or FASHION_MNIST_DIR)
+    if name == "mnist":
+        return _load_idx(data_dir)
+    if name == "cifar10":
+        return _load_cifar10(data_dir)
+    if name == "synthetic":
+        return _synthetic(seed)
+    raise DataError(f"--dataset={name} is not one of mnist, fashion-mnist, cifar10, synthetic")

@@ -1,0 +1,74 @@
+"""The run record of proto/starring/v1/run_record.proto, as Starring's rank 0 writes it."""
+
+import hashlib
+import json
+import os
+import platform
+
+import numpy as np
+import torch
+
+ALIGNMENT_ELEMENTS = 16  # common/layout.h: each tensor starts on a 64-byte boundary
+
+
+def _in_our_order(name, tensor, flattened):
+    array = tensor.detach().to(torch.float32).cpu().numpy()
+    if array.ndim == 4:
+        return array.transpose(0, 2, 3, 1)
+    if name in flattened:
+        return array.reshape(array.shape[0], *flattened[name]).transpose(0, 2, 3, 1)
+    return array
+
+
+def parameter_vector(model):
+    """All trainable tensors in one float32 array, in our memory order, each on a 64-byte boundary, gaps zero."""
+    parts = []
+    for name, tensor in model.named_parameters():
+        values = _in_our_order(name, tensor, model.flattened).reshape(-1)
+        parts += [values, np.zeros(-len(values) % ALIGNMENT_ELEMENTS, np.float32)]
+    return np.concatenate(parts).astype("<f4")
+
+
+def parameter_sha256(model):
+    return hashlib.sha256(parameter_vector(model).tobytes()).hexdigest()
+
+
+def step_milliseconds(seconds):
+    """Quantiles by nearest rank over the measured steps."""
+    ordered = np.sort(np.asarray(seconds)) * 1e3
+    if len(ordered) == 0:
+        return {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0, "mean": 0.0, "steps_measured": 0}
+
+    def quantile(q):
+        return float(ordered[max(0, int(np.ceil(q * len(ordered))) - 1)])
+
+    return {"p50": quantile(0.50), "p95": quantile(0.95), "p99": quantile(0.99), "max": float(ordered[-1]),
+            "mean": float(ordered.mean()), "steps_measured": len(ordered)}
+
+
+def _cpu_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor()
+
+
+def host(cores_per_worker):
+    cpu = _cpu_name()
+    return {"name": platform.node(), "cpu": cpu, "cores_per_worker": cores_per_worker, "cores_per_server": "",
+            "device": cpu,
+            "versions": {"torch": torch.__version__, "python": platform.python_version(),
+                         "kernel": platform.release()}}
+
+
+def write(path, record):
+    """Whole or not at all."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(record, file, indent=1)
+        file.write("\n")
+    os.replace(temporary, path)

@@ -1,0 +1,175 @@
+"""The PyTorch peer on small files: readers, sampler, digest order, one process against two, the record's schema."""
+
+import gzip
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError:  # The peer is optional: a machine without torch runs Starring, but not the comparison.
+    print("SKIPPED: this python3 has no torch, so nothing of bench/ddp was tested", file=sys.stderr)
+    sys.exit(0)
+
+import batches
+import data
+import learning_rate
+import models
+import numpy as np
+import run_record
+import train
+
+TRAIN_COUNT, TEST_COUNT = 101, 23
+
+
+def write_idx(path, array):
+    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    with gzip.open(path, "wb") if path.endswith(".gz") else open(path, "wb") as file:
+        file.write(header + array.astype(np.uint8).tobytes())
+
+
+def write_mnist(folder):
+    generator = np.random.default_rng(7)
+    for prefix, count in (("train", TRAIN_COUNT), ("t10k", TEST_COUNT)):
+        write_idx(f"{folder}/{prefix}-images-idx3-ubyte.gz", generator.integers(0, 256, (count, 28, 28)))
+        write_idx(f"{folder}/{prefix}-labels-idx1-ubyte", generator.integers(0, 10, count))
+
+
+def proto_fields(message):
+    """Field names of one message of run_record.proto."""
+    with open("proto/starring/v1/run_record.proto", encoding="utf-8") as file:
+        body = re.search(rf"message {message} {{(.*?)\n}}", file.read(), re.DOTALL).group(1)
+    return set(re.findall(r"^\s*(?:repeated )?[\w<>, ]+ (\w+) = \d+;", body, re.MULTILINE))
+
+
+class DataTest(unittest.TestCase):
+    def test_reads_plain_and_gzipped_idx(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_mnist(folder)
+            dataset = data.load("mnist", folder)
+            self.assertEqual(dataset.train_images.shape, (TRAIN_COUNT, 1, 28, 28))
+            mean, deviation = dataset.normalization()
+            self.assertAlmostEqual(float(mean[0]), dataset.train_images.mean() / 255, places=5)
+            self.assertAlmostEqual(float(deviation[0]), dataset.train_images.std() / 255, places=5)
+
+    def test_refuses_a_truncated_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_mnist(folder)
+            path = f"{folder}/train-labels-idx1-ubyte"
+            os.truncate(path, TRAIN_COUNT)
+            with self.assertRaisesRegex(data.DataError, "expected 109 bytes.*found 101"):
+                data.load("mnist", folder)
+
+    def test_reads_cifar10_planes(self):
+        record = np.arange(3073) % 251
+        record[0] = 9
+        with tempfile.TemporaryDirectory() as folder:
+            for name in ("data_batch_1.bin", "data_batch_2.bin.gz", "test_batch.bin"):
+                with (gzip.open if name.endswith(".gz") else open)(f"{folder}/{name}", "wb") as file:
+                    file.write(record.astype(np.uint8).tobytes())
+            dataset = data.load("cifar10", folder)
+        self.assertEqual(dataset.train_images.shape, (2, 3, 32, 32))
+        self.assertEqual(dataset.train_images[1, 2, 0, 5], (1 + 2048 + 5) % 251)
+        self.assertEqual(dataset.train_labels.tolist(), [9, 9])
+
+
+class BatchesTest(unittest.TestCase):
+    def test_every_sample_once_over_ranks(self):
+        for world_size in (1, 2, 3):
+            samplers = [batches.Sampler(101, 16, rank, world_size, 5) for rank in range(world_size)]
+            seen = []
+            for steps in zip(*(sampler.epoch(3) for sampler in samplers)):
+                self.assertEqual(sum(len(indices) for _, indices in steps), steps[0][0])
+                seen += [i for _, indices in steps for i in indices]
+            self.assertEqual(sorted(seen), list(range(101)))
+            self.assertEqual(seen, [i for _, indices in batches.Sampler(101, 16, 0, 1, 5).epoch(3) for i in indices])
+
+    def test_crop_flip_moves_pixels_only(self):
+        images = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
+        cropped = batches.crop_flip(images, torch.Generator().manual_seed(1))
+        self.assertEqual(cropped.shape, images.shape)
+        for image, crop in zip(images.numpy(), cropped.numpy()):
+            padded = np.pad(image, ((0, 0), (4, 4), (4, 4)))
+            candidates = [padded[:, t:t + 8, l:l + 8] for t in range(9) for l in range(9)]
+            self.assertTrue(any(np.array_equal(crop, c) or np.array_equal(crop, c[:, :, ::-1]) for c in candidates))
+
+    def test_schedules(self):
+        config = {"learning_rate": 1.0, "warmup_steps": 2, "schedule": "cosine", "total_steps": 6, "decay_steps": 2,
+                  "decay_gamma": 0.1}
+        rates = [learning_rate.learning_rate_at(config, step) for step in range(7)]
+        np.testing.assert_allclose(rates, [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447, 0.0], atol=1e-6)
+
+
+class RecordTest(unittest.TestCase):
+    def test_parameter_vector_is_in_our_order(self):
+        model = models.create("lenet5", 1, 28, 28, 10)
+        vector = run_record.parameter_vector(model)
+        self.assertEqual(len(vector) % 16, 0)
+        # conv1.weight: 6 * 1 * 5 * 5 = 150 elements, padded to 160; its bias of 6 to 16; then conv2.weight O,KH,KW,I.
+        self.assertEqual(vector[150:160].tolist(), [0.0] * 10)
+        conv2 = model.conv2.weight.detach().numpy()
+        self.assertEqual(vector[176 + ((3 * 5 + 1) * 5 + 2) * 6 + 4], conv2[3, 4, 1, 2])
+        # fc1.weight reads (16, 5, 5) flattened; ours is out, height, width, channel.
+        begin = 176 + 2400 + 16
+        fc1 = model.fc1.weight.detach().numpy().reshape(120, 16, 5, 5)
+        self.assertEqual(vector[begin + ((7 * 5 + 1) * 5 + 2) * 16 + 4], fc1[7, 4, 1, 2])
+
+    def test_parameter_counts(self):
+        expected = {"logreg": 7850, "mlp": 1863690, "lenet5": 61706, "mnist_cnn": 1199882}
+        for name, count in expected.items():
+            self.assertEqual(sum(p.numel() for p in models.create(name, 1, 28, 28, 10).parameters()), count)
+        resnet = models.create("resnet20", 3, 32, 32, 10)
+        self.assertEqual(sum(p.numel() for p in resnet.parameters()), 272474)
+        self.assertIn("layer2.0.downsample.0.weight", resnet.state_dict())
+
+    def test_quantiles(self):
+        step_ms = run_record.step_milliseconds([i / 1000 for i in range(1, 101)])
+        self.assertEqual([round(step_ms[key]) for key in ("p50", "p95", "p99", "max")], [50, 95, 99, 100])
+
+
+class TrainTest(unittest.TestCase):
+    def run_peer(self, folder, **flags):
+        record = f"{folder}/record.json"
+        arguments = {"dataset": "mnist", "data_dir": folder, "model": "lenet5", "epochs": 2, "global_batch": 16,
+                     "measure_after": 2, "record": record, **flags}
+        subprocess.run([sys.executable, train.__file__] + [f"--{key}={value}" for key, value in arguments.items()],
+                       check=True, timeout=120)
+        with open(record, encoding="utf-8") as file:
+            return json.load(file)
+
+    def test_two_processes_learn_what_one_does(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_mnist(folder)
+            one = self.run_peer(folder)
+            two = self.run_peer(folder, world_size=2)
+            loaded = self.run_peer(folder, data="dataloader")
+        self.assertEqual(one["steps"], 14)
+        self.assertEqual((one["config"]["sync"], two["config"]["sync"]), ("local", "ddp"))
+        # 101 is not a multiple of 16, and 5 samples do not halve: a mean over ranks instead of samples shows here.
+        for epoch in (0, 1):
+            self.assertAlmostEqual(one["epochs"][epoch]["train_loss"], two["epochs"][epoch]["train_loss"], places=4)
+            self.assertAlmostEqual(one["epochs"][epoch]["test_loss"], two["epochs"][epoch]["test_loss"], places=4)
+        self.assertEqual(one["parameter_sha256"], loaded["parameter_sha256"])
+        self.assert_schema(one)
+        self.assert_schema(two)
+
+    def assert_schema(self, record):
+        for key, message in (("config", "RunConfig"), ("host", "RunHost"), ("step_ms", "StepMilliseconds"),
+                             ("breakdown_ms", "StepBreakdown"), ("exchange", "ExchangeTotals")):
+            self.assertEqual(set(record[key]), proto_fields(message), key)
+        self.assertEqual(set(record), proto_fields("RunRecord"))
+        self.assertEqual(set(record["epochs"][0]), proto_fields("EpochResult"))
+
+    def test_wrong_input_exits_with_2(self):
+        for flags in (["--model=nothing"], ["--dataset=mnist", "--data_dir=/nowhere"], ["--no_such_flag"]):
+            done = subprocess.run([sys.executable, train.__file__] + flags, timeout=120, capture_output=True, text=True)
+            self.assertEqual(done.returncode, 2, done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
