@@ -1,0 +1,147 @@
+#!/usr/bin/python3
+"""Counts what Bazel tested: `count_tests.py NAME=EVENTS...`, one build event file (JSON) for each run.
+
+Bazel itself counts targets; one target holds many GoogleTest cases. Here a case is a test. Prints every failed and
+skipped one, a line for each run, and last, over all runs, exactly
+
+    N passed, N failed, N skipped
+
+Nothing that went wrong may look like success, so one failure is counted for
+  - a target that did not build (a test or not),
+  - a test that ended badly although each of its cases passed (a leak found at exit, a crash, a timeout),
+  - a test that ran no case at all,
+  - a run that Bazel did not finish, or ended with an error that no target accounts for.
+A test that is incompatible with a configuration is no test there, and is not counted.
+
+Exit status: 0 when something passed and nothing failed, else 1.
+"""
+
+import dataclasses
+import json
+import re
+import sys
+import urllib.parse
+import xml.etree.ElementTree
+
+
+@dataclasses.dataclass
+class Count:
+    passed: int = 0
+    failed: list = dataclasses.field(default_factory=list)  # what failed, in words
+    skipped: list = dataclasses.field(default_factory=list)
+
+    def add(self, other):
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+    def __str__(self):
+        return f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
+
+
+def count_cases(label, path):
+    """The cases in the test.xml at `path`, which GoogleTest or, for other tests, Bazel wrote."""
+    count = Count()
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            # A failure message may hold any byte; XML has no way to say some of them.
+            text = re.sub("[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", "?", file.read())
+        root = xml.etree.ElementTree.fromstring(text.encode())
+    except (OSError, xml.etree.ElementTree.ParseError) as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        return count
+    for case in root.iter("testcase"):
+        # Bazel's own file has one nameless case for the whole target.
+        name = f"{label} {case.get('classname')}.{case.get('name')}" if case.get("classname") else label
+        if case.find("failure") is not None or case.find("error") is not None:
+            count.failed.append(name)
+        elif case.find("skipped") is not None or case.get("status") == "notrun" or case.get("result") == "skipped":
+            count.skipped.append(name)
+        else:
+            count.passed += 1
+    return count
+
+
+def count_target(label, status, xml_paths):
+    count = Count()
+    for path in xml_paths:
+        count.add(count_cases(label, path))
+    if status in ("PASSED", "FLAKY"):
+        if not (count.passed or count.failed or count.skipped):
+            count.failed.append(f"{label} ran no test")
+    elif not count.failed:
+        count.failed.append(f"{label} ended with {status}, though no case failed")
+    return count
+
+
+def count_run(events):
+    """The tests of one run, given its build events (dicts)."""
+    summaries = {}  # label -> status; None until Bazel has summed the test up
+    xml_paths = {}  # (label, run, shard) -> path of the last attempt's test.xml
+    not_built = set()
+    exit_code = None
+    for event in events:
+        identity = event.get("id", {})
+        if "targetCompleted" in identity:
+            label = identity["targetCompleted"]["label"]
+            if "completed" in event:
+                if not event["completed"].get("success"):
+                    not_built.add(label)
+            elif event.get("aborted", {}).get("reason") != "SKIPPED":
+                not_built.add(label)
+            for child in event.get("children", []):
+                if "testSummary" in child:
+                    summaries.setdefault(child["testSummary"]["label"], None)
+        elif "testResult" in event:
+            result = identity["testResult"]
+            for output in event["testResult"].get("testActionOutput", []):
+                if output["name"] == "test.xml":
+                    key = (result["label"], result.get("run"), result.get("shard"))
+                    xml_paths[key] = urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path)
+        elif "testSummary" in event:
+            summaries[identity["testSummary"]["label"]] = event["testSummary"]["overallStatus"]
+        elif "finished" in event:
+            exit_code = event["finished"].get("exitCode", {}).get("code", 0)
+
+    count = Count()
+    for label in sorted(not_built):
+        count.failed.append(f"{label} did not build")
+    for label, status in sorted(summaries.items()):
+        if label not in not_built:
+            paths = [path for (of, _, _), path in xml_paths.items() if of == label]
+            count.add(count_target(label, status or "NO_STATUS", paths))
+    if exit_code is None:
+        count.failed.append("bazel did not finish")
+    elif exit_code != 0 and not count.failed:
+        count.failed.append(f"bazel ended with status {exit_code}: see its messages")
+    return count
+
+
+def read_events(path):
+    """The events of a build event file; those before the damage, if Bazel was killed while writing it."""
+    events = []
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                events.append(json.loads(line))
+    except (OSError, ValueError) as error:
+        print(f"{path}: {error}", file=sys.stderr)
+    return events
+
+
+def main(arguments):
+    total = Count()
+    for argument in arguments:
+        name, path = argument.split("=", 1)
+        count = count_run(read_events(path))
+        for kind in ("failed", "skipped"):
+            for what in getattr(count, kind):
+                print(f"{name}: {kind}: {what}")
+        print(f"{name}: {count}")
+        total.add(count)
+    print(total)
+    return 0 if total.passed and not total.failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
