@@ -22,7 +22,7 @@ class BucketMap {
   BucketMap() = default;
 
   // `bucket_bytes` is rounded up to whole reduction blocks of `world_size` ranks.
-  // Fails with InvalidArgument if an argument is below 1 or there are more buckets than limits.h allows.
+  // Fails with InvalidArgument if an argument is below 1 or above limits.h, or there are more buckets than it allows.
   struct Options {
     int64_t element_count = 0;
     int64_t bucket_bytes = 0;
@@ -33,6 +33,9 @@ class BucketMap {
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
   int64_t element_count() const { return element_count_; }
   int world_size() const { return world_size_; }
+  // What Options::bucket_bytes was rounded to: whole blocks, and no more of them than the vector has.
+  int64_t bucket_bytes() const { return bucket_elements_ * static_cast<int64_t>(sizeof(float)); }
+  // All buckets are equally long but bucket 0, which takes what remains at the vector's end.
   const ElementRange& bucket(int b) const { return buckets_[b]; }
   int BucketOf(int64_t element) const;
 

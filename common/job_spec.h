@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/bucket_map.h"
 #include "common/layout.h"
@@ -41,9 +42,24 @@ struct JobSpec {
 // wire.
 std::string SerializeAgreement(const JobSpec& job);
 
-// Compares two agreements. InvalidArgument naming the first field that differs and both values:
+// Compares two agreements. InvalidArgument naming the first flag or field that differs and both values:
 // "rank 1 has --seed=2, rank 0 has --seed=1: start all workers with the same flags".
 absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, const std::string& b);
+
+// What a server, which has no model and no flags of its own, learns from the first agreement it sees. The layout itself
+// does not travel: its hash and length do.
+struct Agreement {
+  int world_size = 1;
+  int64_t first_step = 0;
+  std::string layout_hash;
+  OptimizerConfig optimizer;
+  LearningRateSchedule schedule;
+  BucketMap buckets;
+  std::vector<std::pair<std::string, std::string>> agreed_flags;
+};
+
+// InvalidArgument if `bytes` are no agreement, or a value is out of bounds, naming the field and its value.
+absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes);
 
 }  // namespace starring
 

@@ -1,5 +1,7 @@
 // The learning rate as a function of the step: linear warm-up, then constant, step decay or cosine.
-// Cosine: Loshchilov and Hutter, SGDR (2017), equation 5, one period, down to 0 at total_steps.
+// Cosine: Loshchilov and Hutter, SGDR (2017), equation 5, one period from the end of the warm-up down to 0 at
+// total_steps. Step decay counts from step 0, warm-up included. No call to libm, whose last bit depends on the CPU:
+// every owner of a slice computes the rate by itself, and all must get the same.
 #ifndef STARRING_COMMON_LEARNING_RATE_H_
 #define STARRING_COMMON_LEARNING_RATE_H_
 
@@ -21,6 +23,7 @@ struct LearningRateSchedule {
   friend bool operator==(const LearningRateSchedule&, const LearningRateSchedule&) = default;
 };
 
+// InvalidArgument naming the field, its value and what is allowed.
 absl::Status ValidateSchedule(const LearningRateSchedule& schedule);
 
 // The rate of `step`, counted from 0 over the whole run.

@@ -11,19 +11,21 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "common/instruction_set.h"
 
 namespace starring {
 
 enum class OptimizerKind { kSgd, kAdamW };
 
+// Doubles, as PyTorch's: 1 - 0.999f is off by 1e-5.
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kSgd;
-  float momentum = 0.0f;  // kSgd
+  double momentum = 0;    // kSgd, in [0, 1)
   bool nesterov = false;  // kSgd, needs momentum > 0
-  float weight_decay = 0.0f;
-  float beta1 = 0.9f;     // kAdamW
-  float beta2 = 0.999f;   // kAdamW
-  float epsilon = 1e-8f;  // kAdamW
+  double weight_decay = 0;
+  double beta1 = 0.9;     // kAdamW, in [0, 1)
+  double beta2 = 0.999;   // kAdamW, in [0, 1)
+  double epsilon = 1e-8;  // kAdamW, above 0 in float32 too: alignment gaps must not become 0 / 0
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };
 
@@ -36,10 +38,10 @@ int StateVectorCount(const OptimizerConfig& config);
 std::string_view StateVectorName(const OptimizerConfig& config, int i);
 
 // One update of all elements: reads parameters_in and gradient, updates state in place, writes parameters_out (which
-// may be parameters_in). `state[i]` is state vector i. `update` counts from 1 (AdamW's bias correction). REQUIRES: all
-// spans of one length; state.size() == StateVectorCount(config). The result of an element depends on that element's
-// inputs alone, never on its position, the span's alignment or length, and not on the instruction set that was chosen
-// at run time.
+// may be parameters_in; otherwise no two spans overlap). `state[i]` is state vector i. `update` counts from 1 (AdamW's
+// bias correction). REQUIRES: all spans of one length; state.size() == StateVectorCount(config). The result of an
+// element depends on that element's inputs alone, never on its position, the span's alignment or length, and not on the
+// instruction set that was chosen at run time.
 struct UpdateArgs {
   float learning_rate = 0;
   int64_t update = 1;
@@ -48,7 +50,7 @@ struct UpdateArgs {
   std::span<float> parameters_out;
   std::span<const std::span<float>> state;
 };
-void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args);
+void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, InstructionSet set = BestInstructionSet());
 
 }  // namespace starring
 

@@ -1,0 +1,85 @@
+#include "common/bucket_map.h"
+
+#include <algorithm>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/reduction_order.h"
+
+namespace starring {
+
+absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
+  const auto at_least_one = [](const char* name, int64_t value) {
+    if (value >= 1) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, ", it must be 1 or more"));
+  };
+  for (const absl::Status& status :
+       {at_least_one("element_count", options.element_count), at_least_one("bucket_bytes", options.bucket_bytes),
+        at_least_one("world_size", options.world_size)}) {
+    if (!status.ok()) return status;
+  }
+  if (options.world_size > kWorldSizeMax)
+    return absl::InvalidArgumentError(
+        absl::StrCat("world_size is ", options.world_size, ", at most ", kWorldSizeMax, " is allowed"));
+  if (options.element_count > kElementCountMax)
+    return absl::InvalidArgumentError(
+        absl::StrCat("element_count is ", options.element_count, ", at most ", kElementCountMax, " is allowed"));
+
+  // A bucket longer than the vector is the whole vector: clamped first, so that nothing overflows and equal cuts get
+  // equal bucket_bytes().
+  const int64_t block_elements = ReductionBlockElements(options.world_size);
+  const int64_t wanted_bytes = std::min<int64_t>(options.bucket_bytes, options.element_count * sizeof(float));
+  const int64_t block_bytes = block_elements * sizeof(float);
+  const int64_t bucket_blocks = (wanted_bytes + block_bytes - 1) / block_bytes;
+
+  BucketMap map;
+  map.element_count_ = options.element_count;
+  map.bucket_elements_ = bucket_blocks * block_elements;
+  map.world_size_ = options.world_size;
+  const int64_t count = (options.element_count + map.bucket_elements_ - 1) / map.bucket_elements_;
+  if (count > kBucketCountMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--bucket_bytes=", options.bucket_bytes, " cuts ",
+                                                   options.element_count, " parameters in ", count,
+                                                   " buckets, at most ", kBucketCountMax, " are allowed: raise it"));
+  }
+  map.buckets_.reserve(count);
+  for (int64_t b = count - 1; b >= 0; --b) {
+    map.buckets_.push_back({b * map.bucket_elements_, std::min((b + 1) * map.bucket_elements_, map.element_count_)});
+  }
+  return map;
+}
+
+int BucketMap::BucketOf(int64_t element) const {
+  CHECK_GE(element, 0);
+  CHECK_LT(element, element_count_);
+  return bucket_count() - 1 - static_cast<int>(element / bucket_elements_);
+}
+
+ElementRange BucketMap::ShardSlice(int b, int shard, int shard_count) const {
+  CHECK_GE(shard, 0);
+  CHECK_LT(shard, shard_count);
+  const ElementRange& range = bucket(b);
+  const int64_t lines = (range.size() + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements;
+  const auto first_of = [&](int64_t s) {
+    return std::min(range.begin + lines * s / shard_count * Layout::kAlignmentElements, range.end);
+  };
+  return {first_of(shard), first_of(shard + 1)};
+}
+
+std::vector<ElementRange> BucketMap::RingSlice(int b, int rank) const {
+  CHECK_GE(rank, 0);
+  CHECK_LT(rank, world_size_);
+  const ElementRange& range = bucket(b);
+  const int64_t block_elements = ReductionBlockElements(world_size_);
+  std::vector<ElementRange> slice;
+  slice.reserve((range.size() + block_elements - 1) / block_elements);
+  for (int64_t begin = range.begin; begin < range.end; begin += block_elements) {
+    const ElementRange chunk = RingChunk({begin, std::min(begin + block_elements, range.end)}, rank, world_size_);
+    if (chunk.size() > 0) slice.push_back(chunk);
+  }
+  return slice;
+}
+
+}  // namespace starring

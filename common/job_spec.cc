@@ -1,0 +1,238 @@
+#include "common/job_spec.h"
+
+#include <charconv>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "proto/starring/v1/job.pb.h"
+
+namespace starring {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+
+v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
+  v1::OptimizerConfig proto;
+  proto.set_kind(config.kind == OptimizerKind::kSgd ? v1::OptimizerConfig::SGD : v1::OptimizerConfig::ADAMW);
+  proto.set_momentum(config.momentum);
+  proto.set_nesterov(config.nesterov);
+  proto.set_weight_decay(config.weight_decay);
+  proto.set_beta1(config.beta1);
+  proto.set_beta2(config.beta2);
+  proto.set_epsilon(config.epsilon);
+  return proto;
+}
+
+v1::LearningRateSchedule ToProto(const LearningRateSchedule& schedule) {
+  v1::LearningRateSchedule proto;
+  switch (schedule.kind) {
+    case ScheduleKind::kConstant:
+      proto.set_kind(v1::LearningRateSchedule::CONSTANT);
+      break;
+    case ScheduleKind::kStep:
+      proto.set_kind(v1::LearningRateSchedule::STEP);
+      break;
+    case ScheduleKind::kCosine:
+      proto.set_kind(v1::LearningRateSchedule::COSINE);
+      break;
+  }
+  proto.set_base(schedule.base);
+  proto.set_warmup_steps(schedule.warmup_steps);
+  proto.set_decay_steps(schedule.decay_steps);
+  proto.set_gamma(schedule.gamma);
+  proto.set_total_steps(schedule.total_steps);
+  return proto;
+}
+
+absl::StatusOr<OptimizerConfig> FromProto(const v1::OptimizerConfig& proto) {
+  OptimizerConfig config = {.momentum = proto.momentum(),
+                            .nesterov = proto.nesterov(),
+                            .weight_decay = proto.weight_decay(),
+                            .beta1 = proto.beta1(),
+                            .beta2 = proto.beta2(),
+                            .epsilon = proto.epsilon()};
+  switch (proto.kind()) {
+    case v1::OptimizerConfig::SGD:
+      config.kind = OptimizerKind::kSgd;
+      break;
+    case v1::OptimizerConfig::ADAMW:
+      config.kind = OptimizerKind::kAdamW;
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("optimizer.kind is ", proto.kind(), ", this build knows 0 and 1"));
+  }
+  RETURN_IF_ERROR(ValidateOptimizer(config), "optimizer");
+  return config;
+}
+
+absl::StatusOr<LearningRateSchedule> FromProto(const v1::LearningRateSchedule& proto) {
+  LearningRateSchedule schedule = {.base = proto.base(),
+                                   .warmup_steps = proto.warmup_steps(),
+                                   .decay_steps = proto.decay_steps(),
+                                   .gamma = proto.gamma(),
+                                   .total_steps = proto.total_steps()};
+  switch (proto.kind()) {
+    case v1::LearningRateSchedule::CONSTANT:
+      schedule.kind = ScheduleKind::kConstant;
+      break;
+    case v1::LearningRateSchedule::STEP:
+      schedule.kind = ScheduleKind::kStep;
+      break;
+    case v1::LearningRateSchedule::COSINE:
+      schedule.kind = ScheduleKind::kCosine;
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("schedule.kind is ", proto.kind(), ", this build knows 0 to 2"));
+  }
+  RETURN_IF_ERROR(ValidateSchedule(schedule), "schedule");
+  return schedule;
+}
+
+// Shortest text that reads back to the same double: two values that differ never print alike.
+std::string Exact(double value) {
+  char text[32];
+  const auto result = std::to_chars(text, text + sizeof(text), value);
+  return std::string(text, result.ptr);
+}
+
+std::string ValueOf(const Message& message, const FieldDescriptor* field) {
+  const Reflection* reflection = message.GetReflection();
+  switch (field->cpp_type()) {
+    case FieldDescriptor::CPPTYPE_INT32:
+      return absl::StrCat(reflection->GetInt32(message, field));
+    case FieldDescriptor::CPPTYPE_INT64:
+      return absl::StrCat(reflection->GetInt64(message, field));
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return Exact(reflection->GetDouble(message, field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection->GetBool(message, field) ? "true" : "false";
+    case FieldDescriptor::CPPTYPE_ENUM: {
+      const int number = reflection->GetEnumValue(message, field);
+      const auto* value = field->enum_type()->FindValueByNumber(number);
+      return value == nullptr ? absl::StrCat(number) : value->name();
+    }
+    case FieldDescriptor::CPPTYPE_STRING:
+      return reflection->GetString(message, field);
+    default:
+      CHECK(false) << "job.proto has a field of a type that is not compared: " << field->full_name();
+  }
+  return {};
+}
+
+struct Difference {
+  std::string name, value_a, value_b;
+};
+
+// The first scalar field, in the order of the .proto, whose values differ; an empty name if none does.
+Difference FirstDifference(const Message& a, const Message& b, const std::string& prefix) {
+  for (int i = 0; i < a.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor* field = a.GetDescriptor()->field(i);
+    if (field->is_repeated()) continue;  // the flags: compared by name
+    const std::string name = prefix + field->name();
+    if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+      Difference inner =
+          FirstDifference(a.GetReflection()->GetMessage(a, field), b.GetReflection()->GetMessage(b, field), name + ".");
+      if (!inner.name.empty()) return inner;
+      continue;
+    }
+    const std::string value_a = ValueOf(a, field), value_b = ValueOf(b, field);
+    if (value_a != value_b) return {name, value_a, value_b};
+  }
+  return {};
+}
+
+Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement& b) {
+  std::map<std::string, std::string> flags_a, flags_b;
+  for (const v1::FlagValue& flag : a.flags()) flags_a[flag.flag()] = flag.value();
+  for (const v1::FlagValue& flag : b.flags()) flags_b[flag.flag()] = flag.value();
+  for (const auto& [flag, value] : flags_a) {
+    const auto other = flags_b.find(flag);
+    if (other == flags_b.end()) return {"--" + flag, value, "(no such flag)"};
+    if (other->second != value) return {"--" + flag, value, other->second};
+  }
+  for (const auto& [flag, value] : flags_b) {
+    if (!flags_a.contains(flag)) return {"--" + flag, "(no such flag)", value};
+  }
+  return {};
+}
+
+// What to do about it.
+std::string WayOut(const std::string& name) {
+  if (name == "layout_hash" || name == "element_count")
+    return "start all workers with the same --model and the same build";
+  if (name == "first_step") return "resume all workers from the same checkpoint, or none";
+  if (name == "world_size") return "start all workers with the same --world_size";
+  return "start all workers with the same flags";
+}
+
+absl::StatusOr<v1::JobAgreement> ParseProto(const std::string& bytes) {
+  v1::JobAgreement proto;
+  if (proto.ParseFromString(bytes)) return proto;
+  return absl::InvalidArgumentError(
+      absl::StrCat(bytes.size(), " bytes that are no job agreement: start all processes from the same build"));
+}
+
+}  // namespace
+
+std::string SerializeAgreement(const JobSpec& job) {
+  v1::JobAgreement proto;
+  proto.set_world_size(job.world_size);
+  proto.set_layout_hash(job.layout.hash());
+  proto.set_element_count(job.layout.element_count());
+  proto.set_bucket_bytes(job.buckets.bucket_bytes());
+  proto.set_first_step(job.first_step);
+  *proto.mutable_optimizer() = ToProto(job.optimizer);
+  *proto.mutable_schedule() = ToProto(job.schedule);
+  for (const auto& [flag, value] : job.agreed_flags) {
+    v1::FlagValue* pair = proto.add_flags();
+    pair->set_flag(flag);
+    pair->set_value(value);
+  }
+  return proto.SerializeAsString();
+}
+
+absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, const std::string& b) {
+  if (a == b) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const v1::JobAgreement proto_a, ParseProto(a), "rank ", rank_a, " sent");
+  ASSIGN_OR_RETURN(const v1::JobAgreement proto_b, ParseProto(b), "rank ", rank_b, " sent");
+  // Flags first: "--model" says more than a layout's hash.
+  Difference difference = FirstFlagDifference(proto_a, proto_b);
+  if (difference.name.empty()) difference = FirstDifference(proto_a, proto_b, "");
+  if (difference.name.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank_a, " and rank ", rank_b,
+                                                   " send agreements that differ in a field this build does not know: "
+                                                   "start all processes from the same build"));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("rank ", rank_a, " has ", difference.name, "=", difference.value_a,
+                                                 ", rank ", rank_b, " has ", difference.name, "=", difference.value_b,
+                                                 ": ", WayOut(difference.name)));
+}
+
+absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
+  ASSIGN_OR_RETURN(const v1::JobAgreement proto, ParseProto(bytes));
+  Agreement agreement;
+  agreement.world_size = proto.world_size();
+  agreement.first_step = proto.first_step();
+  agreement.layout_hash = proto.layout_hash();
+  if (agreement.first_step < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("first_step is ", agreement.first_step, ", it must be 0 or more"));
+  }
+  ASSIGN_OR_RETURN(agreement.optimizer, FromProto(proto.optimizer()));
+  ASSIGN_OR_RETURN(agreement.schedule, FromProto(proto.schedule()));
+  ASSIGN_OR_RETURN(agreement.buckets, BucketMap::Create({.element_count = proto.element_count(),
+                                                         .bucket_bytes = proto.bucket_bytes(),
+                                                         .world_size = proto.world_size()}));
+  if (agreement.buckets.bucket_bytes() != proto.bucket_bytes()) {
+    return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", proto.bucket_bytes(),
+                                                   ", this build rounds it to ", agreement.buckets.bucket_bytes(),
+                                                   ": start all processes from the same build"));
+  }
+  for (const v1::FlagValue& flag : proto.flags()) agreement.agreed_flags.emplace_back(flag.flag(), flag.value());
+  return agreement;
+}
+
+}  // namespace starring

@@ -1,0 +1,38 @@
+// The limits of queues, waits and sizes, each with its reason. A limit that is reached is an error with a message or
+// back pressure, never a crash.
+#ifndef STARRING_COMMON_LIMITS_H_
+#define STARRING_COMMON_LIMITS_H_
+
+#include <cstdint>
+
+namespace starring {
+
+// Ranks of one job. The owner of a slice keeps one contribution per rank, and a sum in rank order reads as many
+// streams.
+inline constexpr int kWorldSizeMax = 1024;
+
+// Server shards of one star. Every worker holds several connections to each.
+inline constexpr int kShardCountMax = 256;
+
+// Buckets of one parameter vector. A bucket costs some hundred bytes of bookkeeping in every process and a message to
+// every owner in every step; more than this is a mistyped --bucket_bytes.
+inline constexpr int kBucketCountMax = 1 << 16;
+
+// Elements of one parameter vector, gaps included: 256 GiB of float32. Keeps products of byte counts far from 2^63.
+inline constexpr int64_t kElementCountMax = int64_t{1} << 36;
+
+// Tensors of one layout, and axes of one tensor.
+inline constexpr int kTensorCountMax = 1 << 20;
+inline constexpr int kTensorAxesMax = 8;
+
+// Values of one GradientExchange::Sum: statistics, not tensors.
+inline constexpr int64_t kSumValuesMax = 4096;
+
+// Buffers that a parameter shard keeps per bucket: the sealed slice, the one the next step is written to, and one that
+// a slow or repeated reply may still hold. Each is as long as the slice. A shard allocates a fresh one only when
+// somebody holds all of them.
+inline constexpr int kSliceBuffersMax = 3;
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_LIMITS_H_
