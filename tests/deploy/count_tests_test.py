@@ -1,0 +1,108 @@
+"""deploy/count_tests.py: nothing that went wrong may be counted as success."""
+
+import json
+import os
+import tempfile
+import unittest
+
+from deploy import count_tests
+
+GTEST = """<?xml version="1.0"?><testsuites><testsuite name="A">
+  <testcase name="Passes" status="run" result="completed" classname="A" />
+  <testcase name="Fails" status="run" result="completed" classname="A"><failure message="\x01"/></testcase>
+  <testcase name="Skips" status="run" result="skipped" classname="A"><skipped message="why"/></testcase>
+  <testcase name="DISABLED_Sleeps" status="notrun" result="suppressed" classname="A" />
+</testsuite></testsuites>"""
+PASSING = '<testsuites><testsuite><testcase name="Passes" status="run" classname="A"/></testsuite></testsuites>'
+EMPTY = "<testsuites/>"
+FINISHED = {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "SUCCESS"}}}
+
+
+class CountTestsTest(unittest.TestCase):
+
+    def setUp(self):
+        self._folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self._folder.cleanup)
+        self._file_count = 0
+
+    def events_of(self, label, status, *xmls, summary=True):
+        """What Bazel reports for a test that built; one attempt for each text in `xmls`."""
+        events = [{"id": {"targetCompleted": {"label": label}}, "children": [{"testSummary": {"label": label}}],
+                   "completed": {"success": True}}]
+        for text in xmls:
+            self._file_count += 1
+            path = os.path.join(self._folder.name, f"test {self._file_count}.xml")
+            with open(path, "w", encoding="latin-1") as file:
+                file.write(text)
+            outputs = [{"name": "test.xml", "uri": "file://" + path.replace(" ", "%20")}]
+            events.append({"id": {"testResult": {"label": label, "run": 1, "shard": 1}},
+                           "testResult": {"testActionOutput": outputs}})
+        if summary:
+            events.append({"id": {"testSummary": {"label": label}}, "testSummary": {"overallStatus": status}})
+        return events
+
+    def count(self, *events):
+        return str(count_tests.count_run(list(events)))
+
+    def test_counts_cases(self):
+        count = count_tests.count_run([*self.events_of("//a", "FAILED", GTEST), FINISHED])
+        self.assertEqual(str(count), "1 passed, 1 failed, 2 skipped")
+        self.assertEqual(count.failed, ["//a A.Fails"])
+        self.assertEqual(count.skipped, ["//a A.Skips", "//a A.DISABLED_Sleeps"])
+
+    def test_any_byte_in_a_message(self):
+        text = GTEST.replace('message="why"', 'message="\xff\x02"')
+        self.assertEqual(self.count(*self.events_of("//a", "FAILED", text), FINISHED), "1 passed, 1 failed, 2 skipped")
+
+    def test_ended_badly_after_its_cases_passed(self):
+        self.assertEqual(self.count(*self.events_of("//a", "FAILED", PASSING), FINISHED),
+                         "1 passed, 1 failed, 0 skipped")
+
+    def test_ran_nothing(self):
+        self.assertEqual(self.count(*self.events_of("//a", "PASSED", EMPTY), FINISHED),
+                         "0 passed, 1 failed, 0 skipped")
+        self.assertEqual(self.count(*self.events_of("//a", "PASSED", "not xml"), FINISHED),
+                         "0 passed, 1 failed, 0 skipped")
+        self.assertEqual(self.count(*self.events_of("//a", "PASSED"), FINISHED), "0 passed, 1 failed, 0 skipped")
+
+    def test_never_summed_up(self):
+        self.assertEqual(self.count(*self.events_of("//a", "", summary=False), FINISHED),
+                         "0 passed, 1 failed, 0 skipped")
+
+    def test_last_attempt_counts(self):
+        self.assertEqual(self.count(*self.events_of("//a", "FLAKY", GTEST, PASSING), FINISHED),
+                         "1 passed, 0 failed, 0 skipped")
+
+    def test_did_not_build(self):
+        library = {"id": {"targetCompleted": {"label": "//l"}}, "completed": {}}
+        test = {"id": {"targetCompleted": {"label": "//t"}}, "completed": {},
+                "children": [{"testSummary": {"label": "//t"}}]}
+        aborted = {"id": {"targetCompleted": {"label": "//u"}}, "aborted": {"reason": "ANALYSIS_FAILURE"}}
+        summary = {"id": {"testSummary": {"label": "//t"}}, "testSummary": {"overallStatus": "NO_STATUS"}}
+        self.assertEqual(self.count(library, test, aborted, summary, FINISHED), "0 passed, 3 failed, 0 skipped")
+
+    def test_incompatible_is_not_counted(self):
+        skipped = {"id": {"targetCompleted": {"label": "//t"}}, "aborted": {"reason": "SKIPPED"}}
+        self.assertEqual(self.count(skipped, FINISHED), "0 passed, 0 failed, 0 skipped")
+
+    def test_bazel_itself_failed(self):
+        passing = self.events_of("//a", "PASSED", PASSING)
+        self.assertEqual(self.count(*passing), "1 passed, 1 failed, 0 skipped")
+        refused = {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "PARSING_FAILURE", "code": 1}}}
+        self.assertEqual(self.count(*passing, refused), "1 passed, 1 failed, 0 skipped")
+
+    def test_exit_status(self):
+        path = os.path.join(self._folder.name, "events")
+        for events, status in (([*self.events_of("//a", "PASSED", PASSING), FINISHED], 0),
+                               ([*self.events_of("//a", "FAILED", GTEST), FINISHED], 1), ([FINISHED], 1), ([], 1)):
+            with open(path, "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(event) + "\n" for event in events)
+            self.assertEqual(count_tests.main([f"plain={path}"]), status)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write('{"cut')
+        self.assertEqual(count_tests.main([f"plain={path}"]), 1)
+        self.assertEqual(count_tests.main(["plain=/nowhere"]), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
