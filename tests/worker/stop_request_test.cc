@@ -1,0 +1,75 @@
+#include "worker/stop_request.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+// Answers Sum as if every other rank had voted `others_stop` and had been as fast as this one.
+class FakeExchange : public GradientExchange {
+ public:
+  explicit FakeExchange(int world_size) : world_size_(world_size) {}
+  absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
+  void Submit(int64_t, int, std::span<const float>) override {}
+  absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
+  absl::Status Sum(std::span<double> values) override {
+    ++sums;
+    if (fails) return absl::DeadlineExceededError("rank 1 is missing");
+    values[0] += others_stop ? 1 : 0;
+    values[1] *= world_size_;
+    return absl::OkStatus();
+  }
+  absl::Status GatherOptimizerState(std::span<const std::span<float>>) override { return absl::OkStatus(); }
+  void Abort(const absl::Status&) override {}
+  absl::Status Finish() override { return absl::OkStatus(); }
+  ExchangeCounters counters() const override { return {}; }
+
+  int sums = 0;
+  bool others_stop = false;
+  bool fails = false;
+
+ private:
+  const int world_size_;
+};
+
+TEST(StopVoteTest, OneWorkerStopsAtOnceAndAsksNobody) {
+  FakeExchange exchange(1);
+  StopVote vote(1, 0, &exchange);
+  EXPECT_FALSE(*vote.Agree(0, false));
+  EXPECT_TRUE(*vote.Agree(1, true));
+  EXPECT_EQ(exchange.sums, 0);
+}
+
+TEST(StopVoteTest, StopsWithARankThatWasAskedEvenIfThisOneWasNot) {
+  FakeExchange exchange(3);
+  exchange.others_stop = true;
+  StopVote vote(3, 100, &exchange);
+  int64_t step = 100;
+  while (!*vote.Agree(step, false)) {
+    ASSERT_LT(++step, 200);
+  }
+  EXPECT_GT(step, 100);
+  EXPECT_EQ(exchange.sums, 1);
+}
+
+TEST(StopVoteTest, VotesRarelyWhenStepsAreFast) {
+  FakeExchange exchange(2);
+  StopVote vote(2, 0, &exchange);
+  for (int64_t step = 0; step < 5000; ++step) ASSERT_FALSE(*vote.Agree(step, false));
+  EXPECT_GE(exchange.sums, 1);
+  EXPECT_LE(exchange.sums, 5);
+}
+
+TEST(StopVoteTest, PassesTheExchangesErrorOn) {
+  FakeExchange exchange(2);
+  exchange.fails = true;
+  StopVote vote(2, 0, &exchange);
+  absl::StatusOr<bool> stop = false;
+  for (int64_t step = 0; step < 100 && stop.ok(); ++step) stop = vote.Agree(step, false);
+  EXPECT_EQ(stop.status().code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,63 @@
+#include "worker/stop_request.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "absl/time/clock.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+constexpr double kVoteInterval = 0.2;             // seconds
+constexpr int64_t kVoteIntervalStepsMax = 10000;  // however fast the steps seem
+constexpr int64_t kFirstVoteSteps = 8;            // before the duration of a step is known
+
+// A signal handler can reach nothing but a global.
+volatile sig_atomic_t stop_signals = 0;
+
+void OnStopSignal(int) {
+  if (stop_signals > 0) _exit(130);
+  stop_signals = 1;
+}
+
+}  // namespace
+
+void InstallStopSignals() {
+  struct sigaction action = {};
+  action.sa_handler = OnStopSignal;
+  action.sa_flags = SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+}
+
+bool StopRequested() { return stop_signals > 0; }
+
+StopVote::StopVote(int world_size, int64_t first_step, GradientExchange* exchange)
+    : world_size_(world_size),
+      exchange_(exchange),
+      last_vote_step_(first_step),
+      next_vote_step_(first_step + kFirstVoteSteps),
+      last_vote_time_(absl::Now()) {}
+
+absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
+  if (world_size_ == 1) return requested;
+  if (step < next_vote_step_) return false;
+  const absl::Time now = absl::Now();
+  std::array<double, 2> votes = {requested ? 1.0 : 0.0, absl::ToDoubleSeconds(now - last_vote_time_)};
+  RETURN_IF_ERROR(exchange_->Sum(votes));
+  // The sums are the same bits on every rank, and so is what follows from them.
+  const double step_seconds = votes[1] / world_size_ / static_cast<double>(step - last_vote_step_);
+  const double steps = step_seconds > 0 ? kVoteInterval / step_seconds : static_cast<double>(kVoteIntervalStepsMax);
+  last_vote_time_ = now;
+  last_vote_step_ = step;
+  next_vote_step_ =
+      step + std::clamp<int64_t>(static_cast<int64_t>(std::min(steps, static_cast<double>(kVoteIntervalStepsMax))), 1,
+                                 kVoteIntervalStepsMax);
+  return votes[0] > 0;
+}
+
+}  // namespace starring
