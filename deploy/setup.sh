@@ -53,10 +53,10 @@ main() {
   id=$(. "${os_release}" 2>/dev/null && echo "${ID:-}") || true
   version=$(. "${os_release}" 2>/dev/null && echo "${VERSION_ID:-}") || true
   if [[ ${id} != debian || ${version} != 12 ]]; then
-    echo "setup: this is ${id:-an unknown system} ${version}, and the package names are those of Debian 12. Needed are:" >&2
+    echo "setup: this is ${id:-an unknown system} ${version}, and these are names of Debian 12. Needed are:" >&2
     printf '  %s\n' "${PACKAGES[@]}" >&2
     printf '  %s (optional)\n' "${OPTIONAL_PACKAGES[@]}" >&2
-    echo "setup: install their counterparts, Bazel 4.2.3 among them, then adapt the paths in WORKSPACE and third_party/" >&2
+    echo "setup: install their counterparts (Bazel 4.2.3), then adapt the paths in WORKSPACE and third_party/" >&2
     return 1
   fi
 
@@ -81,7 +81,7 @@ main() {
   if [[ ${#wanted_optional[@]} -gt 0 ]]; then
     echo "setup: installing ${wanted_optional[*]}"
     if ! apt_install "${wanted_optional[@]}"; then
-      echo "setup: could not install ${wanted_optional[*]}: there will be no comparison with PyTorch DDP, all else works" >&2
+      echo "setup: could not install ${wanted_optional[*]}: all works but the comparison with PyTorch DDP" >&2
     fi
   fi
   echo "setup: done"

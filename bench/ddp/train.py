@@ -178,7 +178,8 @@ class Trainer:
             self.step += 1
             if self.rank == 0 and sys.stdout.isatty() and self.step % 50 == 0:
                 rate = samples / (time.perf_counter() - started)
-                print(f"\repoch {epoch}  step {self.step}/{self.steps_total}  {rate:.0f} samples/s ", end="", flush=True)
+                print(f"\repoch {epoch}  step {self.step}/{self.steps_total}  {rate:.0f} samples/s ",
+                      end="", flush=True)
             if self.step >= self.steps_total:
                 break
             step_started = time.perf_counter()
@@ -245,7 +246,8 @@ class Trainer:
         step_ms = run_record.step_milliseconds(self.step_seconds)
         breakdown["other"] = max(0.0, step_ms["mean"] - sum(breakdown.values()) - exposed_ms)
         # A ring allreduce: every rank sends and receives 2 (N - 1) / N of the gradients in every step.
-        bytes_per_step = 4 * sum(p.numel() for p in self.model.parameters()) * 2 * (self.world_size - 1) / self.world_size
+        parameter_bytes = 4 * sum(p.numel() for p in self.model.parameters())
+        bytes_per_step = parameter_bytes * 2 * (self.world_size - 1) / self.world_size
         exchanged = float(round(bytes_per_step * self.step))
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
         return {

@@ -3,7 +3,7 @@
 set -uo pipefail
 readonly GET_DATA=$1
 readonly MIRROR=${TEST_TMPDIR}/mirror DIR=${TEST_TMPDIR}/data
-readonly NAMES="train-images-idx3-ubyte.gz train-labels-idx1-ubyte.gz t10k-images-idx3-ubyte.gz t10k-labels-idx1-ubyte.gz"
+readonly NAMES=$(echo {train,t10k}-{images-idx3,labels-idx1}-ubyte.gz)
 unset STARRING_MIRROR
 
 fail() {
