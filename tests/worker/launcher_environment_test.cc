@@ -1,0 +1,94 @@
+#include "worker/launcher_environment.h"
+
+#include <map>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+LauncherEnvironment Read(const std::map<std::string, std::string>& variables) {
+  return ReadLauncherEnvironment([&](const char* name) -> const char* {
+    const auto found = variables.find(name);
+    return found == variables.end() ? nullptr : found->second.c_str();
+  });
+}
+
+TEST(LauncherEnvironment, NothingSetIsOneProcess) {
+  const LauncherEnvironment environment = Read({});
+  EXPECT_EQ(environment.launcher, Launcher::kNone);
+  EXPECT_EQ(environment.rank, 0);
+  EXPECT_EQ(environment.world_size, 1);
+  EXPECT_EQ(environment.local_rank, 0);
+  EXPECT_EQ(environment.local_size, 1);
+  EXPECT_GE(environment.cores, 1);
+  EXPECT_FALSE(environment.cores_per_worker.empty());
+  EXPECT_EQ(environment.cores_per_server, "");
+}
+
+TEST(LauncherEnvironment, OpenMpi) {
+  const LauncherEnvironment environment = Read({{"OMPI_COMM_WORLD_RANK", "3"},
+                                                {"OMPI_COMM_WORLD_SIZE", "8"},
+                                                {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                                {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
+  EXPECT_EQ(environment.launcher, Launcher::kOpenMpi);
+  EXPECT_EQ(environment.rank, 3);
+  EXPECT_EQ(environment.world_size, 8);
+  EXPECT_EQ(environment.local_rank, 1);
+  EXPECT_EQ(environment.local_size, 2);
+}
+
+TEST(LauncherEnvironment, SrunStep) {
+  const LauncherEnvironment environment = Read({{"SLURM_STEP_ID", "0"},
+                                                {"SLURM_PROCID", "2"},
+                                                {"SLURM_NTASKS", "8"},
+                                                {"SLURM_STEP_NUM_TASKS", "4"},
+                                                {"SLURM_LOCALID", "1"}});
+  EXPECT_EQ(environment.launcher, Launcher::kSlurm);
+  EXPECT_EQ(environment.rank, 2);
+  EXPECT_EQ(environment.world_size, 4) << "the step's tasks count, not the allocation's";
+  EXPECT_EQ(environment.local_rank, 1);
+}
+
+TEST(LauncherEnvironment, SbatchScriptOutsideOfSrunIsOneProcess) {
+  const LauncherEnvironment environment = Read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}});
+  EXPECT_EQ(environment.launcher, Launcher::kNone);
+  EXPECT_EQ(environment.world_size, 1);
+}
+
+TEST(LauncherEnvironment, MpirunInsideOfSlurmCountsFirst) {
+  const LauncherEnvironment environment = Read({{"OMPI_COMM_WORLD_RANK", "1"},
+                                                {"OMPI_COMM_WORLD_SIZE", "2"},
+                                                {"SLURM_STEP_ID", "0"},
+                                                {"SLURM_PROCID", "0"},
+                                                {"SLURM_NTASKS", "4"}});
+  EXPECT_EQ(environment.launcher, Launcher::kOpenMpi);
+  EXPECT_EQ(environment.rank, 1);
+  EXPECT_EQ(environment.world_size, 2);
+}
+
+TEST(LauncherEnvironment, OtherMpisLauncher) {
+  const LauncherEnvironment environment = Read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}});
+  EXPECT_EQ(environment.launcher, Launcher::kPmi);
+  EXPECT_EQ(environment.rank, 1);
+  EXPECT_EQ(environment.world_size, 2);
+}
+
+TEST(LauncherEnvironment, NonsenseCountsAsNotSet) {
+  EXPECT_EQ(Read({{"OMPI_COMM_WORLD_RANK", "one"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).launcher, Launcher::kNone);
+  EXPECT_EQ(Read({{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).launcher, Launcher::kNone);
+  EXPECT_EQ(Read({{"OMPI_COMM_WORLD_RANK", "-1"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).launcher, Launcher::kNone);
+  EXPECT_EQ(Read({{"OMPI_COMM_WORLD_RANK", "0"}}).launcher, Launcher::kNone);
+  EXPECT_EQ(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "0"}}).launcher, Launcher::kNone);
+}
+
+TEST(LauncherEnvironment, CoresAsDeployLaunchPinnedThem) {
+  const LauncherEnvironment environment =
+      Read({{"STARRING_CORES_PER_WORKER", "0;1"}, {"STARRING_CORES_PER_SERVER", "2,3"}});
+  EXPECT_EQ(environment.cores_per_worker, "0;1");
+  EXPECT_EQ(environment.cores_per_server, "2,3");
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,103 @@
+#include "worker/launcher_environment.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_join.h"
+
+namespace starring {
+namespace {
+
+constexpr int kNotSet = -1;
+
+// The first of `names` that holds a whole number of 0 or more.
+int ReadNumber(EnvironmentLookup lookup, std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    const char* const text = lookup(name);
+    int value = 0;
+    if (text != nullptr && absl::SimpleAtoi(text, &value) && value >= 0) return value;
+  }
+  return kNotSet;
+}
+
+std::vector<int> OwnCores() {
+  std::vector<int> cores;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &set)) cores.push_back(core);
+  }
+  return cores;
+}
+
+std::string ReadText(EnvironmentLookup lookup, const char* name) {
+  const char* const text = lookup(name);
+  return text == nullptr ? "" : text;
+}
+
+struct Source {
+  Launcher launcher;
+  int rank;
+  int world_size;
+  int local_rank;
+  int local_size;
+};
+
+bool IsUsable(const Source& source) {
+  return source.rank != kNotSet && source.world_size != kNotSet && source.rank < source.world_size;
+}
+
+}  // namespace
+
+std::string_view LauncherName(Launcher launcher) {
+  switch (launcher) {
+    case Launcher::kNone:
+      return "none";
+    case Launcher::kOpenMpi:
+      return "mpirun";
+    case Launcher::kSlurm:
+      return "srun";
+    case Launcher::kPmi:
+      return "a PMI launcher";
+  }
+  return "unknown";
+}
+
+LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
+  const auto number = [&](std::initializer_list<const char*> names) { return ReadNumber(lookup, names); };
+  LauncherEnvironment environment;
+  const std::vector<int> cores = OwnCores();
+  environment.cores = std::max(1, static_cast<int>(cores.size()));
+  environment.cores_per_worker = ReadText(lookup, "STARRING_CORES_PER_WORKER");
+  if (environment.cores_per_worker.empty()) environment.cores_per_worker = absl::StrJoin(cores, ",");
+  environment.cores_per_server = ReadText(lookup, "STARRING_CORES_PER_SERVER");
+
+  // mpirun inside of a Slurm allocation leaves Slurm's variables in place: it counts first. Slurm sets SLURM_PROCID in
+  // a batch script too, where nobody else was started; only srun adds the step's number.
+  const bool in_slurm_step = number({"SLURM_STEP_ID", "SLURM_STEPID"}) != kNotSet;
+  const Source sources[] = {
+      {Launcher::kOpenMpi, number({"OMPI_COMM_WORLD_RANK"}), number({"OMPI_COMM_WORLD_SIZE"}),
+       number({"OMPI_COMM_WORLD_LOCAL_RANK"}), number({"OMPI_COMM_WORLD_LOCAL_SIZE"})},
+      {Launcher::kSlurm, in_slurm_step ? number({"SLURM_PROCID"}) : kNotSet,
+       number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"}), number({"SLURM_LOCALID"}), kNotSet},
+      {Launcher::kPmi, number({"PMI_RANK"}), number({"PMI_SIZE"}), number({"MPI_LOCALRANKID"}),
+       number({"MPI_LOCALNRANKS"})},
+  };
+  for (const Source& source : sources) {
+    if (!IsUsable(source)) continue;
+    environment.launcher = source.launcher;
+    environment.rank = source.rank;
+    environment.world_size = source.world_size;
+    environment.local_rank = std::max(0, source.local_rank);
+    environment.local_size = std::max(environment.local_rank + 1, source.local_size);
+    break;
+  }
+  return environment;
+}
+
+}  // namespace starring

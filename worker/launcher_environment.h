@@ -1,0 +1,42 @@
+// What the launcher of this process says about it: Open MPI's mpirun, another PMI launcher (MPICH's, srun's), srun, or
+// deploy/launch. The one place that reads such variables.
+#ifndef STARRING_WORKER_LAUNCHER_ENVIRONMENT_H_
+#define STARRING_WORKER_LAUNCHER_ENVIRONMENT_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/functional/function_ref.h"
+
+namespace starring {
+
+enum class Launcher {
+  kNone,     // a shell, or a batch script outside of srun
+  kOpenMpi,  // mpirun of Open MPI: OMPI_COMM_WORLD_*
+  kSlurm,    // srun: SLURM_PROCID inside of a step
+  kPmi,      // mpiexec of another MPI: PMI_RANK, PMI_SIZE. Its ranks do not find each other through Open MPI.
+};
+
+std::string_view LauncherName(Launcher launcher);
+
+struct LauncherEnvironment {
+  Launcher launcher = Launcher::kNone;
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;  // among the ranks of this host
+  int local_size = 1;  // ranks on this host
+  int cores = 1;       // that this process may run on
+  // Which cores each process of a role was pinned to, "0,1;2,3", from deploy/launch (STARRING_CORES_PER_WORKER and
+  // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
+  std::string cores_per_worker;
+  std::string cores_per_server;
+};
+
+// Never fails: a variable that is missing or no number counts as not set, and a launcher whose rank and world size do
+// not fit together as none. `lookup` is getenv, or a test's. The process's own cores come from the scheduler.
+using EnvironmentLookup = absl::FunctionRef<const char*(const char* name)>;
+LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_LAUNCHER_ENVIRONMENT_H_
