@@ -1,0 +1,31 @@
+// The parameters of one slice after some step. Immutable while anybody but its shard holds it; the shard takes the
+// memory back for a later step when the last holder lets go. A worker's reply is such a holder: it can never change
+// under a slow worker.
+#ifndef STARRING_COMMON_SEALED_SLICE_H_
+#define STARRING_COMMON_SEALED_SLICE_H_
+
+#include <cstdint>
+#include <span>
+
+#include "common/aligned_floats.h"
+
+namespace starring {
+
+class SealedSlice {
+ public:
+  explicit SealedSlice(int64_t element_count) : values_(element_count) {}
+
+  std::span<const float> parameters() const { return values_.span(); }
+  // The step whose update it contains; first_step - 1 (so -1 in a fresh run) for the initial parameters.
+  int64_t step() const { return step_; }
+
+ private:
+  friend class ParameterShard;
+
+  AlignedFloats values_;
+  int64_t step_ = -1;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_SEALED_SLICE_H_
