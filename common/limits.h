@@ -33,6 +33,12 @@ inline constexpr int64_t kSumValuesMax = 4096;
 // somebody holds all of them.
 inline constexpr int kSliceBuffersMax = 3;
 
+// A safetensors header is some 100 bytes a tensor; a longer one is no model but an attack or an accident.
+inline constexpr int64_t kSafetensorsHeaderBytesMax = int64_t{1} << 26;
+
+// Complete checkpoints that stay in a folder: the newest, and one to fall back to if the disk lies.
+inline constexpr int kCheckpointsKept = 2;
+
 }  // namespace starring
 
 #endif  // STARRING_COMMON_LIMITS_H_

@@ -36,6 +36,8 @@ __attribute__((target_clones("default", "avx2", "avx512f"))).
 _COPTS = [
     "-Wall",
     "-Wextra",
+    # A designated initialiser names what differs from the default; the rest is meant to be left out.
+    "-Wno-missing-field-initializers",
     "-Wshadow",
     "-Werror",
     # GCC 12 reports overlapping copies inside std::string where there are none (GCC bug 105651).

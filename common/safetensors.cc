@@ -1,0 +1,160 @@
+#include "common/safetensors.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "google/protobuf/struct.pb.h"
+#include "google/protobuf/util/json_util.h"
+
+namespace starring {
+namespace {
+
+using google::protobuf::ListValue;
+using google::protobuf::Struct;
+using google::protobuf::Value;
+
+constexpr size_t kLengthBytes = 8;
+constexpr size_t kAlignment = 64;
+constexpr char kMetadata[] = "__metadata__";
+
+const char* TypeName(TensorType type) { return type == TensorType::kFloat32 ? "F32" : "I64"; }
+int64_t TypeBytes(TensorType type) { return type == TensorType::kFloat32 ? 4 : 8; }
+
+absl::Status Damaged(absl::string_view what) { return absl::DataLossError(absl::StrCat("safetensors: ", what)); }
+
+// A JSON number that must be a count or an offset: exact in a double.
+absl::StatusOr<int64_t> WholeNumber(const Value& value, absl::string_view name) {
+  const double number = value.number_value();
+  if (value.kind_case() != Value::kNumberValue || number < 0 || number > 0x1p53 || number != std::floor(number)) {
+    return Damaged(
+        absl::StrCat("tensor ", name, " has a size or offset that is no whole number: ", value.ShortDebugString()));
+  }
+  return static_cast<int64_t>(number);
+}
+
+absl::StatusOr<const Value*> Field(const Struct& entry, const char* field, Value::KindCase kind,
+                                   absl::string_view name) {
+  const auto found = entry.fields().find(field);
+  if (found == entry.fields().end() || found->second.kind_case() != kind) {
+    return Damaged(absl::StrCat("tensor ", name, " has no usable \"", field, "\""));
+  }
+  return &found->second;
+}
+
+absl::StatusOr<TensorView> ParseEntry(const Struct& entry, absl::string_view name, absl::string_view data) {
+  TensorView tensor;
+  ASSIGN_OR_RETURN(const Value* type, Field(entry, "dtype", Value::kStringValue, name));
+  if (type->string_value() == "I64") {
+    tensor.type = TensorType::kInt64;
+  } else if (type->string_value() != "F32") {
+    return Damaged(absl::StrCat("tensor ", name, " has type ", type->string_value(), ", expected F32 or I64"));
+  }
+  ASSIGN_OR_RETURN(const Value* shape, Field(entry, "shape", Value::kListValue, name));
+  if (shape->list_value().values_size() > kTensorAxesMax)
+    return Damaged(absl::StrCat("tensor ", name, " has too many axes"));
+  int64_t bytes = TypeBytes(tensor.type);
+  for (const Value& value : shape->list_value().values()) {
+    ASSIGN_OR_RETURN(const int64_t size, WholeNumber(value, name));
+    tensor.shape.push_back(size);
+    if (__builtin_mul_overflow(bytes, size, &bytes))
+      return Damaged(absl::StrCat("tensor ", name, " is absurdly large"));
+  }
+  ASSIGN_OR_RETURN(const Value* offsets, Field(entry, "data_offsets", Value::kListValue, name));
+  const ListValue& list = offsets->list_value();
+  if (list.values_size() != 2) return Damaged(absl::StrCat("tensor ", name, " has no begin and end"));
+  ASSIGN_OR_RETURN(const int64_t begin, WholeNumber(list.values(0), name));
+  ASSIGN_OR_RETURN(const int64_t end, WholeNumber(list.values(1), name));
+  if (begin > end || end > static_cast<int64_t>(data.size())) {
+    return Damaged(
+        absl::StrCat("tensor ", name, " lies in bytes ", begin, " to ", end, ", the file has ", data.size()));
+  }
+  if (end - begin != bytes) {
+    return Damaged(absl::StrCat("tensor ", name, " of shape [", absl::StrJoin(tensor.shape, ", "), "] needs ", bytes,
+                                " bytes, the file gives it ", end - begin));
+  }
+  tensor.bytes = std::as_bytes(std::span(data.data() + begin, static_cast<size_t>(bytes)));
+  return tensor;
+}
+
+// Tensors must cover the data without a hole or an overlap, as the format demands.
+absl::Status CheckCover(const std::map<std::string, TensorView>& tensors, absl::string_view data) {
+  std::vector<std::pair<const std::byte*, size_t>> ranges;
+  for (const auto& [name, tensor] : tensors) ranges.emplace_back(tensor.bytes.data(), tensor.bytes.size());
+  std::sort(ranges.begin(), ranges.end());
+  const auto* expected = reinterpret_cast<const std::byte*>(data.data());
+  for (const auto& [begin, size] : ranges) {
+    if (size == 0) continue;
+    if (begin != expected) return Damaged("tensors overlap or leave a hole");
+    expected += size;
+  }
+  if (expected != reinterpret_cast<const std::byte*>(data.data()) + data.size()) {
+    return Damaged(absl::StrCat("tensors end before the file does, which has ", data.size(), " bytes of them"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string SerializeSafetensors(const std::map<std::string, TensorView>& tensors) {
+  Struct header;
+  int64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    int64_t bytes = TypeBytes(tensor.type);
+    for (int64_t size : tensor.shape) bytes *= size;
+    CHECK_EQ(bytes, tensor.bytes.size()) << name;
+    Struct& entry = *(*header.mutable_fields())[name].mutable_struct_value();
+    (*entry.mutable_fields())["dtype"].set_string_value(TypeName(tensor.type));
+    ListValue& shape = *(*entry.mutable_fields())["shape"].mutable_list_value();
+    for (int64_t size : tensor.shape) shape.add_values()->set_number_value(static_cast<double>(size));
+    ListValue& offsets = *(*entry.mutable_fields())["data_offsets"].mutable_list_value();
+    offsets.add_values()->set_number_value(static_cast<double>(offset));
+    offsets.add_values()->set_number_value(static_cast<double>(offset + bytes));
+    offset += bytes;
+  }
+  std::string json;
+  CHECK(google::protobuf::util::MessageToJsonString(header, &json).ok());
+  while ((kLengthBytes + json.size()) % kAlignment != 0) json += ' ';
+  std::string file(kLengthBytes, '\0');
+  const uint64_t length = json.size();
+  static_assert(std::endian::native == std::endian::little);
+  std::memcpy(file.data(), &length, kLengthBytes);
+  file.reserve(kLengthBytes + json.size() + static_cast<size_t>(offset));
+  file += json;
+  for (const auto& [name, tensor] : tensors) {
+    file.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+  }
+  return file;
+}
+
+absl::StatusOr<std::map<std::string, TensorView>> ParseSafetensors(absl::string_view file) {
+  if (file.size() < kLengthBytes) return Damaged(absl::StrCat("expected at least 8 bytes, found ", file.size()));
+  uint64_t length = 0;
+  std::memcpy(&length, file.data(), kLengthBytes);
+  const uint64_t length_max = std::min<uint64_t>(file.size() - kLengthBytes, kSafetensorsHeaderBytesMax);
+  if (length > length_max) {
+    return Damaged(absl::StrCat("the header claims ", length, " bytes, at most ", length_max, " are possible"));
+  }
+  Struct header;
+  const auto parsed =
+      google::protobuf::util::JsonStringToMessage(std::string(file.substr(kLengthBytes, length)), &header);
+  if (!parsed.ok()) return Damaged(absl::StrCat("the header is no JSON object: ", std::string(parsed.message())));
+  const absl::string_view data = file.substr(kLengthBytes + length);
+  std::map<std::string, TensorView> tensors;
+  for (const auto& [name, value] : header.fields()) {
+    if (name == kMetadata) continue;
+    if (value.kind_case() != Value::kStructValue) return Damaged(absl::StrCat("tensor ", name, " is no JSON object"));
+    ASSIGN_OR_RETURN(tensors[name], ParseEntry(value.struct_value(), name, data));
+  }
+  RETURN_IF_ERROR(CheckCover(tensors, data));
+  return tensors;
+}
+
+}  // namespace starring
