@@ -3,6 +3,7 @@
 #ifndef STARRING_COMMON_LIMITS_H_
 #define STARRING_COMMON_LIMITS_H_
 
+#include <cstddef>
 #include <cstdint>
 
 namespace starring {
@@ -38,6 +39,17 @@ inline constexpr int64_t kSafetensorsHeaderBytesMax = int64_t{1} << 26;
 
 // Complete checkpoints that stay in a folder: the newest, and one to fall back to if the disk lies.
 inline constexpr int kCheckpointsKept = 2;
+
+// Layer files. A size a person writes by hand; the longest name is a file's name's. Widths are channels and units.
+inline constexpr int64_t kLayerFileBytesMax = 1 << 20;
+inline constexpr int kLayerCountMax = 4096;
+inline constexpr int64_t kLayerNameBytesMax = 255;
+inline constexpr int64_t kLayerWidthMax = 1 << 20;
+inline constexpr int64_t kLayerKernelMax = 1 << 12;
+inline constexpr int64_t kSampleElementsMax = int64_t{1} << 31;
+
+// Batch sizes that a network keeps operations for. A run has at most two sizes in training and two in evaluation.
+inline constexpr size_t kNetworkPlansMax = 8;
 
 }  // namespace starring
 

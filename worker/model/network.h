@@ -3,6 +3,11 @@
 // Parameters and gradients are flat vectors that follow `layout()`; layer l's tensors lie before layer l + 1's. So,
 // once backward has finished layer l, every gradient element from LayerRange(l).begin on is final.
 //
+// Each batch size has a plan of its own, made at its first use: that step allocates, later ones do not. At most
+// limits.h kNetworkPlansMax plans are kept, the one that was not used for longest goes. All share the arena.
+//
+// Device operations are enqueued; on the CPU they are done when a call returns. Result waits.
+//
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_MODEL_NETWORK_H_
 #define STARRING_WORKER_MODEL_NETWORK_H_
@@ -25,7 +30,8 @@ class LayerFile;  // worker/model/layer_file.h
 
 struct NetworkOptions {
   int64_t height = 0, width = 0, channels = 0, classes = 0;  // of the data set
-  int64_t batch_max = 0;                                     // largest batch of this rank, training or evaluation
+  int64_t batch_max = 0;                                     // largest batch of this rank in training
+  int64_t evaluation_batch_max = 0;                          // likewise in Evaluate; 0: as batch_max
   uint64_t seed = 0;                                         // dropout
 };
 
@@ -38,12 +44,15 @@ struct NetworkInput {
 
 // A tensor that is saved but not trained and not exchanged each step: batch norm's running mean and variance.
 struct NetworkBuffer {
-  std::string name;         // "bn1.running_mean"
-  std::span<float> values;  // device memory of the network
+  std::string name;         // "bn1.running_mean", then "bn1.running_var": PyTorch's names and order
+  std::span<float> values;  // device memory of the network; shape {channels}
 };
 
 class Network {
  public:
+  // InvalidArgument with file, line, layer and reason where the layer file and the data set's shape do not go together
+  // (see network_graph.h), or the device has no such operation. ResourceExhausted when the arena does not fit.
+  // `device` outlives the network. REQUIRES: batch_max >= 1.
   static absl::StatusOr<std::unique_ptr<Network>> Create(const LayerFile& file, const NetworkOptions& options,
                                                          Device* device);
   ~Network();
@@ -56,12 +65,11 @@ class Network {
   std::vector<NetworkBuffer> buffers();
   int64_t arena_bytes() const;
 
-  // PyTorch's default initialisers in distribution (kaiming_uniform(a = sqrt 5) for convolution and dense weights,
-  // uniform
-  // +-1/sqrt(fan_in) for biases, 1 and 0 for batch norm), drawn by Philox: (seed, kInit, tensor, element in PyTorch's
-  // order).
+  // Writes to host memory; see parameter_init.h for the distributions. Gaps are set to 0.
   void InitializeParameters(uint64_t seed, std::span<float> parameters) const;
 
+  // The memory is the device's; images 64-byte aligned. REQUIRES: input.batch <= batch_max; parameters and gradients
+  // have layout().element_count() elements.
   struct TrainStep {
     NetworkInput input;
     int64_t step = 0;
@@ -70,15 +78,16 @@ class Network {
     std::span<const float> parameters;
     std::span<float> gradients;  // overwritten, gaps untouched
   };
-  // Calls before_layer(l) ahead of forward's first use of layer l's parameters, in ascending l, and stops with its
-  // error.
+  // Calls before_layer(l) for every layer, in ascending l, ahead of forward's first use of layer l's parameters, and
+  // stops with its error.
   absl::Status Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> before_layer);
-  // After Forward. Calls after_layer(l), in descending l, when neither forward nor backward will touch layer l's
-  // parameters or gradients again in this step.
+  // After Forward of the same step. Calls after_layer(l) for every layer, in descending l, when neither forward nor
+  // backward will touch layer l's parameters or gradients again in this step, and stops with its error.
   absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer);
   LossResult Result();  // of the last Forward or Evaluate
 
-  // Evaluation: no dropout, running statistics.
+  // Evaluation: no dropout, running statistics. Nothing may happen between Forward and Backward.
+  // REQUIRES: input.batch <= evaluation_batch_max.
   absl::Status Evaluate(const NetworkInput& input, std::span<const float> parameters);
 
  private:

@@ -1,0 +1,269 @@
+#include "worker/model/layer_file.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/starring/v1/layer_file.pb.h"
+#include "worker/model/network_graph.h"
+
+namespace starring {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+constexpr NetworkGraph::DataShape kMnist{.height = 28, .width = 28, .channels = 1, .classes = 10};
+constexpr NetworkGraph::DataShape kCifar{.height = 32, .width = 32, .channels = 3, .classes = 10};
+
+// The message of the error that `text` gets from the parser or, on MNIST's images, from the graph.
+std::string ErrorOf(const std::string& text, const NetworkGraph::DataShape& data = kMnist) {
+  absl::StatusOr<LayerFile> file = LayerFile::Parse(text, "my.textproto");
+  if (!file.ok()) {
+    EXPECT_EQ(file.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(file.status().message());
+  }
+  absl::StatusOr<NetworkGraph> graph = NetworkGraph::Create(*file, data);
+  EXPECT_EQ(graph.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(graph.status().message());
+}
+
+NetworkGraph GraphOf(const absl::StatusOr<LayerFile>& file, const NetworkGraph::DataShape& data = kMnist) {
+  EXPECT_TRUE(file.ok()) << file.status();
+  absl::StatusOr<NetworkGraph> graph = NetworkGraph::Create(*file, data);
+  EXPECT_TRUE(graph.ok()) << graph.status();
+  return *std::move(graph);
+}
+
+std::string WriteTemporary(const std::string& name, const std::string& text) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/", name);
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(LayerFileTest, ShippedModelsHaveTheKnownParameterCounts) {
+  EXPECT_EQ(GraphOf(LayerFile::Load("logreg")).layout().parameter_count(), 7850);
+  EXPECT_EQ(GraphOf(LayerFile::Load("mlp")).layout().parameter_count(), 1863690);
+  EXPECT_EQ(GraphOf(LayerFile::Load("lenet5")).layout().parameter_count(), 61706);
+  EXPECT_EQ(GraphOf(LayerFile::Load("mnist_cnn")).layout().parameter_count(), 1199882);
+  EXPECT_EQ(GraphOf(LayerFile::Load("resnet20"), kCifar).layout().parameter_count(), 272474);
+}
+
+TEST(LayerFileTest, ShippedModelsAreFoundFromAnyWorkingDirectory) {
+  char before[4096];
+  ASSERT_NE(getcwd(before, sizeof before), nullptr);
+  ASSERT_EQ(chdir("/"), 0);
+  EXPECT_TRUE(LayerFile::Load("lenet5").ok());
+  ASSERT_EQ(chdir(before), 0);
+}
+
+TEST(LayerFileTest, LayoutHasPyTorchsNamesAndShapes) {
+  const NetworkGraph graph = GraphOf(LayerFile::Load("lenet5"));
+  std::map<std::string, std::vector<int64_t>> dims;
+  for (const Tensor& tensor : graph.layout().tensors()) dims[tensor.spec.name] = tensor.spec.dims;
+  EXPECT_THAT(dims["conv1.weight"], ElementsAre(6, 5, 5, 1));
+  EXPECT_THAT(dims["conv2.bias"], ElementsAre(16));
+  EXPECT_THAT(dims["fc1.weight"], ElementsAre(120, 5, 5, 16));
+  EXPECT_THAT(dims["fc2.weight"], ElementsAre(84, 120));
+  const TensorSpec& fc1 = graph.layout().tensors()[4].spec;
+  EXPECT_EQ(fc1.name, "fc1.weight");
+  EXPECT_THAT(fc1.torch_axes, ElementsAre(0, 3, 1, 2));
+  EXPECT_THAT(fc1.torch_shape, ElementsAre(120, 400));
+}
+
+TEST(LayerFileTest, LayerRangesCoverTheVectorInOrder) {
+  const NetworkGraph graph = GraphOf(LayerFile::Load("resnet20"), kCifar);
+  int64_t end = 0;
+  for (size_t l = 0; l < graph.layers().size(); ++l) {
+    const ElementRange range = graph.LayerRange(static_cast<int>(l));
+    if (graph.layers()[l].tensor_count == 0) {
+      EXPECT_EQ(range.size(), 0);
+      continue;
+    }
+    EXPECT_EQ(range.begin, end) << graph.layers()[l].name;
+    end = range.end;
+  }
+  EXPECT_EQ(end, graph.layout().element_count());
+}
+
+TEST(LayerFileTest, OwnFileWorksByPath) {
+  const std::string path = WriteTemporary("own.textproto", "layer { name: \"fc\" dense { units: 10 } }");
+  absl::StatusOr<LayerFile> file = LayerFile::Load(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->file_name(), path);
+  EXPECT_EQ(file->definition().layer(0).name(), "fc");
+}
+
+TEST(LayerFileTest, UnknownNameListsTheShippedOnes) {
+  const absl::Status status = LayerFile::Load("lenet6").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lenet5, logreg, mlp, mnist_cnn, resnet20"));
+}
+
+TEST(LayerFileTest, MissingFileSaysWhere) {
+  const absl::Status status = LayerFile::Load("/no/such/file.textproto").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/no/such/file.textproto: No such file or directory"));
+  EXPECT_EQ(LayerFile::Load(testing::TempDir()).status().code(), absl::StatusCode::kInvalidArgument) << "a folder";
+}
+
+TEST(LayerFileTest, HugeFileIsRefused) {
+  const std::string path = WriteTemporary("huge.textproto", std::string(kLayerFileBytesMax + 1, '#'));
+  const absl::Status status = LayerFile::Load(path).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("longer than 1048576 bytes"));
+}
+
+TEST(LayerFileTest, TextErrorsHaveLineAndColumn) {
+  EXPECT_THAT(ErrorOf("name: \"x\"\nlayer { name: \"fc\"\n  dense { unit: 10 } }"),
+              AllOf(StartsWith("my.textproto:3:"), HasSubstr("unit")));
+  EXPECT_THAT(ErrorOf("layer { name: \"fc\" dense { units: ten } }"),
+              AllOf(StartsWith("my.textproto:1:35: "), HasSubstr("ten")));
+  EXPECT_THAT(ErrorOf("layer {\n"), StartsWith("my.textproto:2:1: "));
+  EXPECT_THAT(ErrorOf("layer { name: \"fc\" dense { units: 10 } relu {} }"), StartsWith("my.textproto:1:"));
+  EXPECT_THAT(ErrorOf(""), StartsWith("my.textproto:1:1: there is no layer"));
+  EXPECT_THAT(ErrorOf(std::string("\0\xff\x01", 3)), StartsWith("my.textproto:1:"));
+}
+
+struct WrongFile {
+  const char* name;
+  const char* text;
+  const char* error;
+};
+void PrintTo(const WrongFile& wrong, std::ostream* out) { *out << wrong.name; }
+
+class LayerFileErrorTest : public testing::TestWithParam<WrongFile> {};
+
+TEST_P(LayerFileErrorTest, IsRefusedWithLineAndReason) { EXPECT_EQ(ErrorOf(GetParam().text), GetParam().error); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Inputs, LayerFileErrorTest,
+    testing::Values(
+        WrongFile{"Unknown", "layer { name: \"a\" relu {} }\nlayer { name: \"fc\" input: \"b\" dense { units: 10 } }",
+                  "my.textproto:2:20: layer fc: reads layer b, which does not exist"},
+        WrongFile{"Cycle", "layer { name: \"a\" input: \"a\" relu {} }\nlayer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:1:19: layer a: reads its own output, which makes a cycle"},
+        WrongFile{"ForwardReference",
+                  "layer { name: \"a\" input: \"fc\" relu {} }\nlayer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:1:19: layer a: reads layer fc, which comes below it: put layers in forward order, "
+                  "without cycles"},
+        WrongFile{"AddOfOne", "layer { name: \"a\" add {} }\nlayer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:1:19: layer a: has 0 inputs, add needs 2"},
+        WrongFile{"DenseOfTwo", "layer { name: \"fc\" input: \"input\" input: \"input\" dense { units: 10 } }",
+                  "my.textproto:1:20: layer fc: has 2 inputs, this kind of layer takes 1"},
+        WrongFile{"Unread",
+                  "layer { name: \"a\" relu {} }\nlayer { name: \"b\" input: \"input\" relu {} }\n"
+                  "layer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:1:9: layer a: its output is read by no layer"}),
+    [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Shapes, LayerFileErrorTest,
+    testing::Values(
+        WrongFile{"BelowOne",
+                  "layer { name: \"p\" max_pool { kernel: 9 } }\n"
+                  "layer { name: \"c\"\n  conv2d { out_channels: 4\n    kernel: 6 padding: 1 } }\n"
+                  "layer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:4:5: layer c: kernel 6 is larger than its input, 3 x 3 x 1 with padding 1: the output "
+                  "would have a size below 1"},
+        WrongFile{"WrongUnits", "layer { name: \"fc\"\n  dense {\n units: 12 } }",
+                  "my.textproto:3:2: layer fc: is the last layer and has 12 outputs, the data set has 10 classes: both "
+                  "must be equal"},
+        WrongFile{"WrongOutputs", "layer { name: \"g\" global_average_pool {} }",
+                  "my.textproto:1:19: layer g: is the last layer and has 1 outputs, the data set has 10 classes: both "
+                  "must be equal"},
+        WrongFile{"LastIsAnImage", "layer { name: \"c\" conv2d { out_channels: 10 kernel: 3 } }",
+                  "my.textproto:1:19: layer c: is the last layer, its output must be 10 numbers a sample, it is 26 x "
+                  "26 x 10: end with dense { units: 10 }"},
+        WrongFile{
+            "ConvBehindDense",
+            "layer { name: \"fc\" dense { units: 10 } }\nlayer { name: \"c\" conv2d { out_channels: 10 kernel: 1 } }",
+            "my.textproto:2:19: layer c: needs an image, its input is 10 (flat)"},
+        WrongFile{"AddOfDifferentShapes",
+                  "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 } }\n"
+                  "layer { name: \"a\" input: \"c\" input: \"input\" add {} }\n"
+                  "layer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:2:19: layer a: adds 26 x 26 x 2 (c) and 28 x 28 x 1 (input): both must have one shape"},
+        WrongFile{
+            "NormOfFlattened",
+            "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 } }\n"
+            "layer { name: \"f\" flatten {} }\nlayer { name: \"n\" batch_norm {} }\n"
+            "layer { name: \"fc\" dense { units: 10 } }",
+            "my.textproto:3:19: layer n: batch_norm of a flattened image is not supported: put it before flatten"}),
+    [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(
+    Fields, LayerFileErrorTest,
+    testing::Values(
+        WrongFile{"SameName", "layer { name: \"fc\" relu {} }\nlayer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:2:9: layer fc: the name is used by two layers, numbers 1 and 2"},
+        WrongFile{"NoName", "layer { relu {} }", "my.textproto:1:9: layer 1: has no name"},
+        WrongFile{"NameOfTheImage", "layer { name: \"input\" relu {} }",
+                  "my.textproto:1:9: layer input: the name \"input\" is the image's, choose another"},
+        WrongFile{"SpaceInName", "layer { name: \"f c\" relu {} }",
+                  "my.textproto:1:9: layer f c: the name has the character ' ', allowed are letters, digits, '_', '-' "
+                  "and '.'"},
+        WrongFile{"NoKind", "\n\n  layer { name: \"fc\" }",
+                  "my.textproto:3:11: layer fc: has no kind: add conv2d, dense, relu, max_pool, global_average_pool, "
+                  "batch_norm, dropout, add or flatten"},
+        WrongFile{"NoUnits", "layer { name: \"fc\" dense {} }",
+                  "my.textproto:1:20: layer fc: units is 0, it must be from 1 to 1048576"},
+        WrongFile{"NegativePadding", "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 padding: -1 } }",
+                  "my.textproto:1:54: layer c: padding is -1, it must be from 0 to 4096"},
+        WrongFile{"PoolOfPaddingAlone", "layer { name: \"p\" max_pool { kernel: 3 padding: 2 } }",
+                  "my.textproto:1:40: layer p: padding is 2, it must be from 0 to 1"},
+        WrongFile{"DropoutOfAll", "layer { name: \"d\" dropout { rate: 1 } }",
+                  "my.textproto:1:29: layer d: rate is 1, it must be 0 or more and below 1"},
+        WrongFile{"DropoutOfNan", "layer { name: \"d\" dropout { rate: nan } }",
+                  "my.textproto:1:29: layer d: rate is nan, it must be 0 or more and below 1"},
+        WrongFile{"NegativeEpsilon", "layer { name: \"n\" batch_norm { epsilon: -1 } }",
+                  "my.textproto:1:32: layer n: epsilon is -1, it must be 0 or more (0 means 1e-5)"},
+        WrongFile{"MomentumAboveOne", "layer { name: \"n\" batch_norm { momentum: 1.5 } }",
+                  "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
+    [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });
+
+TEST(LayerFileTest, NothingToTrainIsRefused) {
+  EXPECT_EQ(
+      ErrorOf("layer { name: \"g\" global_average_pool {} }", {.height = 2, .width = 2, .channels = 3, .classes = 3}),
+      "my.textproto: no layer has anything to train");
+}
+
+TEST(LayerFileTest, TooManyLayersAreRefused) {
+  std::string text;
+  for (int l = 0; l <= kLayerCountMax; ++l) absl::StrAppend(&text, "layer { name: \"r", l, "\" relu {} }\n");
+  EXPECT_THAT(ErrorOf(text), AllOf(StartsWith("my.textproto:4097:"), HasSubstr("at most 4096 are allowed")));
+}
+
+TEST(LayerFileTest, TensorTooLargeIsRefused) {
+  EXPECT_THAT(ErrorOf("layer { name: \"a\" dense { units: 1048576 } } layer { name: \"b\" dense { units: 1048576 } }\n"
+                      "layer { name: \"fc\" dense { units: 10 } }"),
+              HasSubstr("b.weight"));
+}
+
+TEST(NetworkGraphTest, DenseFlattensByItself) {
+  const std::string conv = "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 } }\n";
+  const std::string dense = "layer { name: \"fc\" dense { units: 10 } }";
+  const NetworkGraph implicit = GraphOf(LayerFile::Parse(conv + dense, "a"));
+  const NetworkGraph written = GraphOf(LayerFile::Parse(conv + "layer { name: \"f\" flatten {} }\n" + dense, "b"));
+  EXPECT_EQ(implicit.layout().hash(), written.layout().hash());
+}
+
+TEST(NetworkGraphTest, StrideRoundsDown) {
+  const NetworkGraph graph = GraphOf(LayerFile::Parse(
+      "layer { name: \"c\" conv2d { out_channels: 2 kernel: 5 stride: 3 padding: 1 } }\n"
+      "layer { name: \"p\" max_pool { kernel: 3 stride: 2 padding: 1 } }\nlayer { name: \"fc\" dense { units: 10 } }",
+      "a"));
+  EXPECT_EQ(ToString(graph.layers()[0].out), "9 x 9 x 2");
+  EXPECT_EQ(ToString(graph.layers()[1].out), "5 x 5 x 2");
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,184 @@
+#include "worker/model/layer_file.h"
+
+#include <fcntl.h>
+#include <google/protobuf/descriptor.h>
+#include <google/protobuf/io/tokenizer.h>
+#include <google/protobuf/text_format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "proto/starring/v1/layer_file.pb.h"
+#include "worker/model/layer_check.h"
+#include "worker/model/shipped_models.h"
+
+namespace starring {
+namespace {
+
+using google::protobuf::FieldDescriptor;
+using google::protobuf::TextFormat;
+
+// From 1, as editors count.
+struct SourcePosition {
+  int line = 1;
+  int column = 1;
+};
+
+// The places of one layer: "layer" is the whole of it, "kind" its kind, else a field of either.
+using LayerPositions = std::map<std::string, SourcePosition, std::less<>>;
+
+// Keeps the first error: those that follow are mostly its consequences.
+class FirstError : public google::protobuf::io::ErrorCollector {
+ public:
+  void AddError(int line, int column, const std::string& message) override {
+    if (!error_) error_ = Error{{line + 1, column + 1}, message};
+  }
+  struct Error {
+    SourcePosition position;
+    std::string message;
+  };
+  const std::optional<Error>& error() const { return error_; }
+
+ private:
+  std::optional<Error> error_;
+};
+
+absl::Status ErrorAt(absl::string_view file_name, SourcePosition position, absl::string_view message) {
+  return absl::InvalidArgumentError(absl::StrCat(file_name, ":", position.line, ":", position.column, ": ", message));
+}
+
+// Adds the place of every field that `tree` saw set in a message of `type`.
+void AddPositions(const google::protobuf::Descriptor& type, const TextFormat::ParseInfoTree& tree,
+                  LayerPositions* positions) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const FieldDescriptor* field = type.field(i);
+    const TextFormat::ParseLocation location = tree.GetLocation(field, field->is_repeated() ? 0 : -1);
+    if (location.line >= 0) positions->emplace(field->name(), SourcePosition{location.line + 1, location.column + 1});
+  }
+}
+
+std::vector<LayerPositions> PositionsOf(const v1::ModelDefinition& definition, const TextFormat::ParseInfoTree& tree) {
+  const FieldDescriptor* layer_field = v1::ModelDefinition::descriptor()->FindFieldByName("layer");
+  const google::protobuf::OneofDescriptor* kind_oneof = v1::Layer::descriptor()->FindOneofByName("kind");
+  std::vector<LayerPositions> all(definition.layer_size());
+  for (int l = 0; l < definition.layer_size(); ++l) {
+    const TextFormat::ParseLocation location = tree.GetLocation(layer_field, l);
+    all[l]["layer"] = {location.line + 1, location.column + 1};
+    const TextFormat::ParseInfoTree* layer_tree = tree.GetTreeForNested(layer_field, l);
+    const v1::Layer& layer = definition.layer(l);
+    const FieldDescriptor* kind = layer.GetReflection()->GetOneofFieldDescriptor(layer, kind_oneof);
+    if (layer_tree == nullptr) continue;
+    AddPositions(*v1::Layer::descriptor(), *layer_tree, &all[l]);
+    if (kind == nullptr) continue;
+    all[l]["kind"] = all[l][kind->name()];
+    const TextFormat::ParseInfoTree* kind_tree = layer_tree->GetTreeForNested(kind, -1);
+    if (kind_tree != nullptr) AddPositions(*kind->message_type(), *kind_tree, &all[l]);
+  }
+  return all;
+}
+
+std::string ShippedNames() {
+  std::vector<absl::string_view> names;
+  for (const ShippedModel& model : ShippedModels()) names.push_back(model.name);
+  return absl::StrJoin(names, ", ");
+}
+
+absl::Status FileError(const std::string& path, int error) {
+  const std::string message = absl::StrCat("layer file ", path, ": ", std::strerror(error));
+  if (error == ENOENT || error == ENOTDIR) {
+    return absl::NotFoundError(absl::StrCat(message, ": give the path of a layer file or one of ", ShippedNames()));
+  }
+  return absl::InvalidArgumentError(message);
+}
+
+absl::StatusOr<std::string> ReadLayerFile(const std::string& path) {
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) return FileError(path, errno);
+  std::string text(kLayerFileBytesMax + 1, '\0');
+  int64_t size = 0;
+  int error = 0;
+  while (size < std::ssize(text)) {
+    const ssize_t got = read(file, text.data() + size, text.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) error = errno;
+    if (got <= 0) break;
+    size += got;
+  }
+  close(file);
+  if (error != 0) return FileError(path, error);
+  if (size > kLayerFileBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("layer file ", path, " is longer than ", kLayerFileBytesMax, " bytes, which no layer file needs"));
+  }
+  text.resize(size);
+  return text;
+}
+
+}  // namespace
+
+struct LayerFile::Content {
+  std::string file_name;
+  v1::ModelDefinition definition;
+  std::vector<LayerPositions> positions;  // of each layer
+};
+
+LayerFile::LayerFile(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
+
+const v1::ModelDefinition& LayerFile::definition() const { return content_->definition; }
+const std::string& LayerFile::file_name() const { return content_->file_name; }
+
+absl::StatusOr<LayerFile> LayerFile::Load(absl::string_view model) {
+  if (model.find_first_of("/.") == absl::string_view::npos) {
+    for (const ShippedModel& shipped : ShippedModels()) {
+      if (shipped.name == model) return Parse(shipped.text, absl::StrCat(shipped.name, ".textproto"));
+    }
+    return absl::NotFoundError(absl::StrCat("there is no model named \"", model, "\": use one of ", ShippedNames(),
+                                            ", or the path of a layer file (with a '/' or a '.')"));
+  }
+  const std::string path(model);
+  ASSIGN_OR_RETURN(const std::string text, ReadLayerFile(path));
+  return Parse(text, path);
+}
+
+absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_view file_name) {
+  auto content = std::make_shared<Content>();
+  content->file_name = std::string(file_name);
+  FirstError errors;
+  TextFormat::ParseInfoTree tree;
+  TextFormat::Parser parser;
+  parser.RecordErrorsTo(&errors);
+  parser.WriteLocationsTo(&tree);
+  if (!parser.ParseFromString(std::string(text), &content->definition)) {
+    if (errors.error()) return ErrorAt(file_name, errors.error()->position, errors.error()->message);
+    return ErrorAt(file_name, {}, "not a layer file");
+  }
+  if (content->definition.layer_size() == 0) {
+    return ErrorAt(file_name, {}, "there is no layer: write layer { name: \"fc1\" dense { units: 10 } }");
+  }
+  content->positions = PositionsOf(content->definition, tree);
+  LayerFile file(std::move(content));
+  RETURN_IF_ERROR(CheckLayers(file));
+  return file;
+}
+
+absl::Status LayerFile::LayerError(int layer, absl::string_view field, absl::string_view reason) const {
+  const LayerPositions& positions = content_->positions[layer];
+  auto place = positions.find(field);
+  if (place == positions.end()) place = positions.find("kind");
+  if (place == positions.end()) place = positions.find("layer");
+  const std::string& name = definition().layer(layer).name();
+  return ErrorAt(
+      file_name(), place->second,
+      name.empty() ? absl::StrCat("layer ", layer + 1, ": ", reason) : absl::StrCat("layer ", name, ": ", reason));
+}
+
+}  // namespace starring

@@ -1,0 +1,231 @@
+#include "worker/model/network.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "worker/model/layer_file.h"
+#include "worker/model/network_graph.h"
+#include "worker/model/network_plan.h"
+#include "worker/model/network_program.h"
+#include "worker/model/parameter_init.h"
+
+namespace starring {
+
+class Network::Impl {
+ public:
+  Impl(LayerFile file, NetworkGraph graph, const NetworkOptions& options, Device* device)
+      : file_(std::move(file)),
+        graph_(std::move(graph)),
+        training_(BuildTrainingProgram(graph_)),
+        evaluation_(BuildEvaluationProgram(graph_)),
+        options_(options),
+        device_(device) {
+    if (options_.evaluation_batch_max == 0) options_.evaluation_batch_max = options_.batch_max;
+  }
+
+  absl::Status Allocate() {
+    ASSIGN_OR_RETURN(arena_, device_->Allocate(arena_bytes()), "activations and gradients of ", file_.file_name());
+    return AllocateStatistics();
+  }
+
+  const NetworkGraph& graph() const { return graph_; }
+  const std::vector<NetworkBuffer>& buffers() const { return buffers_; }
+
+  int64_t arena_bytes() const {
+    const int64_t elements = std::max(options_.batch_max * training_.arena_sample_elements,
+                                      options_.evaluation_batch_max * evaluation_.arena_sample_elements);
+    return elements * static_cast<int64_t>(sizeof(float));
+  }
+
+  absl::Status Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int)> before_layer) {
+    CHECK_EQ(std::ssize(step.parameters), graph_.layout().element_count());
+    CHECK_LE(step.input.batch, options_.batch_max);
+    plan_ = nullptr;
+    if (step.input.batch > 0) {
+      ASSIGN_OR_RETURN(plan_, PlanOf(NetworkPlan::Mode::kTraining, step.input.batch));
+    }
+    const NetworkPlan::Pointers pointers = PointersOf(step);
+    for (int l = 0; l < layer_count(); ++l) {
+      RETURN_IF_ERROR(before_layer(l));
+      if (plan_ != nullptr) plan_->RunForward(l, pointers);
+    }
+    if (plan_ != nullptr) plan_->RunLoss(pointers);
+    ready_batch_ = step.input.batch;
+    return absl::OkStatus();
+  }
+
+  absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int)> after_layer) {
+    CHECK_EQ(std::ssize(step.gradients), graph_.layout().element_count());
+    CHECK_EQ(step.input.batch, ready_batch_) << "Backward without Forward of the same step";
+    ready_batch_ = kNoBatch;
+    const NetworkPlan::Pointers pointers = PointersOf(step);
+    for (int l = layer_count() - 1; l >= 0; --l) {
+      if (plan_ != nullptr) {
+        plan_->RunBackward(l, pointers);
+      } else {
+        ClearGradients(l, step.gradients);
+      }
+      RETURN_IF_ERROR(after_layer(l));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Evaluate(const NetworkInput& input, std::span<const float> parameters) {
+    CHECK_EQ(std::ssize(parameters), graph_.layout().element_count());
+    CHECK_LE(input.batch, options_.evaluation_batch_max);
+    plan_ = nullptr;
+    ready_batch_ = kNoBatch;
+    if (input.batch == 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(plan_, PlanOf(NetworkPlan::Mode::kEvaluation, input.batch));
+    const NetworkPlan::Pointers pointers{
+        .images = input.images, .labels = input.labels, .parameters = parameters.data()};
+    for (int l = 0; l < layer_count(); ++l) plan_->RunForward(l, pointers);
+    plan_->RunLoss(pointers);
+    return absl::OkStatus();
+  }
+
+  LossResult Result() { return plan_ == nullptr ? LossResult{} : plan_->Result(); }
+
+ private:
+  static constexpr int64_t kNoBatch = -1;
+
+  int layer_count() const { return static_cast<int>(graph_.layers().size()); }
+
+  static NetworkPlan::Pointers PointersOf(const TrainStep& step) {
+    return {.images = step.input.images,
+            .labels = step.input.labels,
+            .parameters = step.parameters.data(),
+            .gradients = step.gradients.data(),
+            .step = step.step,
+            .first_sample = step.first_sample,
+            .loss_scale = step.loss_scale};
+  }
+
+  // One block of device memory for all running statistics, each on a 64-byte boundary.
+  absl::Status AllocateStatistics() {
+    std::vector<float> initial;
+    struct Place {
+      int layer;
+      size_t mean, variance;
+    };
+    std::vector<Place> places;
+    const auto append = [&](int64_t count, float value) {
+      const size_t begin = initial.size();
+      initial.resize(begin + count, value);
+      initial.resize((initial.size() + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements *
+                     Layout::kAlignmentElements);
+      return begin;
+    };
+    for (int l = 0; l < layer_count(); ++l) {
+      const GraphLayer& layer = graph_.layers()[l];
+      if (layer.kind != LayerKind::kBatchNorm) continue;
+      const size_t mean = append(layer.in.channels, 0);
+      places.push_back({l, mean, append(layer.in.channels, 1)});
+    }
+    statistics_.resize(layer_count());
+    if (places.empty()) return absl::OkStatus();
+    const int64_t size_bytes = std::ssize(initial) * static_cast<int64_t>(sizeof(float));
+    ASSIGN_OR_RETURN(statistics_memory_, device_->Allocate(size_bytes));
+    device_->CopyToDevice(initial.data(), statistics_memory_->data(), size_bytes);
+    for (const Place& place : places) {
+      const GraphLayer& layer = graph_.layers()[place.layer];
+      float* base = statistics_memory_->floats();
+      const size_t channels = layer.in.channels;
+      statistics_[place.layer] = {.mean = base + place.mean, .variance = base + place.variance};
+      buffers_.push_back({layer.name + ".running_mean", {base + place.mean, channels}});
+      buffers_.push_back({layer.name + ".running_var", {base + place.variance, channels}});
+    }
+    return device_->Synchronize();  // `initial` ends here
+  }
+
+  // The plan for a batch size, made at its first use. The most recently used is last in plans_.
+  absl::StatusOr<NetworkPlan*> PlanOf(NetworkPlan::Mode mode, int64_t batch) {
+    const auto matches = [&](const auto& plan) { return plan->mode() == mode && plan->batch() == batch; };
+    const auto found = std::find_if(plans_.begin(), plans_.end(), matches);
+    if (found != plans_.end()) {
+      std::rotate(found, found + 1, plans_.end());
+      return plans_.back().get();
+    }
+    if (plans_.size() >= kNetworkPlansMax) plans_.erase(plans_.begin());
+    ASSIGN_OR_RETURN(auto plan,
+                     NetworkPlan::Create({.file = &file_,
+                                          .graph = &graph_,
+                                          .program = mode == NetworkPlan::Mode::kTraining ? &training_ : &evaluation_,
+                                          .mode = mode,
+                                          .device = device_,
+                                          .arena = arena_->floats(),
+                                          .statistics = statistics_,
+                                          .seed = options_.seed},
+                                         batch));
+    plans_.push_back(std::move(plan));
+    return plans_.back().get();
+  }
+
+  void ClearGradients(int layer, std::span<float> gradients) {
+    const GraphLayer& l = graph_.layers()[layer];
+    for (int t = l.first_tensor; t < l.first_tensor + l.tensor_count; ++t) {
+      const ElementRange range = graph_.layout().tensors()[t].range;
+      if (std::ssize(zeros_) < range.size()) zeros_.resize(range.size(), 0);
+      device_->CopyToDevice(zeros_.data(), gradients.data() + range.begin,
+                            range.size() * static_cast<int64_t>(sizeof(float)));
+    }
+  }
+
+  const LayerFile file_;
+  const NetworkGraph graph_;
+  const NetworkProgram training_;
+  const NetworkProgram evaluation_;
+  NetworkOptions options_;
+  Device* const device_;
+  std::unique_ptr<DeviceBuffer> arena_;
+  std::unique_ptr<DeviceBuffer> statistics_memory_;
+  std::vector<RunningStatistics> statistics_;  // of each layer
+  std::vector<NetworkBuffer> buffers_;
+  std::vector<std::unique_ptr<NetworkPlan>> plans_;
+  NetworkPlan* plan_ = nullptr;     // of the last Forward or Evaluate; null after an empty batch
+  int64_t ready_batch_ = kNoBatch;  // the batch that Backward may follow
+  std::vector<float> zeros_;        // host memory, for empty batches
+};
+
+absl::StatusOr<std::unique_ptr<Network>> Network::Create(const LayerFile& file, const NetworkOptions& options,
+                                                         Device* device) {
+  CHECK_GE(options.batch_max, 1);
+  ASSIGN_OR_RETURN(NetworkGraph graph, NetworkGraph::Create(file, {.height = options.height,
+                                                                   .width = options.width,
+                                                                   .channels = options.channels,
+                                                                   .classes = options.classes}));
+  auto impl = std::make_unique<Impl>(file, std::move(graph), options, device);
+  RETURN_IF_ERROR(impl->Allocate());
+  return std::unique_ptr<Network>(new Network(std::move(impl)));
+}
+
+Network::Network(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Network::~Network() = default;
+
+const Layout& Network::layout() const { return impl_->graph().layout(); }
+int Network::layer_count() const { return static_cast<int>(impl_->graph().layers().size()); }
+const std::string& Network::layer_name(int layer) const { return impl_->graph().layers()[layer].name; }
+ElementRange Network::LayerRange(int layer) const { return impl_->graph().LayerRange(layer); }
+std::vector<NetworkBuffer> Network::buffers() { return impl_->buffers(); }
+int64_t Network::arena_bytes() const { return impl_->arena_bytes(); }
+
+void Network::InitializeParameters(uint64_t seed, std::span<float> parameters) const {
+  starring::InitializeParameters(impl_->graph(), seed, parameters);
+}
+
+absl::Status Network::Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> before_layer) {
+  return impl_->Forward(step, before_layer);
+}
+absl::Status Network::Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer) {
+  return impl_->Backward(step, after_layer);
+}
+LossResult Network::Result() { return impl_->Result(); }
+absl::Status Network::Evaluate(const NetworkInput& input, std::span<const float> parameters) {
+  return impl_->Evaluate(input, parameters);
+}
+
+}  // namespace starring

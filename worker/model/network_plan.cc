@@ -1,0 +1,229 @@
+#include "worker/model/network_plan.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
+#include "common/check.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// The parts of a layer's parameters, or of their gradients. T is float or const float.
+template <typename T>
+struct LayerTensors {
+  T* first = nullptr;   // weight, gamma
+  T* second = nullptr;  // bias, beta
+};
+
+template <typename T>
+LayerTensors<T> TensorsOf(const NetworkGraph& graph, int layer, T* vector) {
+  const GraphLayer& l = graph.layers()[layer];
+  const std::vector<Tensor>& tensors = graph.layout().tensors();
+  LayerTensors<T> found;
+  if (l.tensor_count > 0) found.first = vector + tensors[l.first_tensor].range.begin;
+  if (l.tensor_count > 1) found.second = vector + tensors[l.first_tensor + 1].range.begin;
+  return found;
+}
+
+template <typename Variant, typename T>
+absl::StatusOr<Variant> ToVariant(absl::StatusOr<std::unique_ptr<T>> operation) {
+  if (!operation.ok()) return operation.status();
+  return Variant(*std::move(operation));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& parts, int64_t batch) {
+  CHECK_GE(batch, 1);
+  std::unique_ptr<NetworkPlan> plan(new NetworkPlan(parts, batch));
+  const int layer_count = static_cast<int>(parts.graph->layers().size());
+  for (int l = 0; l < layer_count; ++l) {
+    absl::StatusOr<LayerOperation> operation = plan->CreateOperation(l);
+    if (operation.status().code() == absl::StatusCode::kInvalidArgument) {
+      return parts.file->LayerError(l, "", operation.status().message());
+    }
+    RETURN_IF_ERROR(operation.status(), "layer ", parts.graph->layers()[l].name);
+    plan->operations_.push_back(*std::move(operation));
+  }
+  ASSIGN_OR_RETURN(plan->loss_,
+                   parts.device->CreateSoftmaxCrossEntropy({.batch = batch, .classes = parts.graph->data().classes}));
+  return plan;
+}
+
+InputGradient NetworkPlan::InputGradientOf(int layer) const {
+  for (const Instruction& instruction : parts_.program->backward[layer]) {
+    const bool is_own = instruction.operation == Instruction::Operation::kBackward;
+    if (is_own && instruction.dx != NetworkProgram::kNone) return InputGradient::kNeeded;
+  }
+  return InputGradient::kNotNeeded;
+}
+
+absl::StatusOr<NetworkPlan::LayerOperation> NetworkPlan::CreateOperation(int layer) const {
+  const GraphLayer& l = parts_.graph->layers()[layer];
+  Device* device = parts_.device;
+  switch (l.kind) {
+    case LayerKind::kConv2d:
+      return ToVariant<LayerOperation>(device->CreateConv2d({.batch = batch_,
+                                                             .in_height = l.in.height,
+                                                             .in_width = l.in.width,
+                                                             .in_channels = l.in.channels,
+                                                             .out_channels = l.out.channels,
+                                                             .kernel_height = l.kernel,
+                                                             .kernel_width = l.kernel,
+                                                             .stride_height = l.stride,
+                                                             .stride_width = l.stride,
+                                                             .padding_height = l.padding,
+                                                             .padding_width = l.padding,
+                                                             .bias = l.bias,
+                                                             .activation = l.activation,
+                                                             .input_gradient = InputGradientOf(layer)}));
+    case LayerKind::kDense:
+      return ToVariant<LayerOperation>(device->CreateDense({.batch = batch_,
+                                                            .in = l.in.elements(),
+                                                            .out = l.out.elements(),
+                                                            .bias = l.bias,
+                                                            .activation = l.activation,
+                                                            .input_gradient = InputGradientOf(layer)}));
+    case LayerKind::kMaxPool:
+      return ToVariant<LayerOperation>(device->CreateMaxPool2d({.batch = batch_,
+                                                                .in_height = l.in.height,
+                                                                .in_width = l.in.width,
+                                                                .channels = l.in.channels,
+                                                                .kernel_height = l.kernel,
+                                                                .kernel_width = l.kernel,
+                                                                .stride_height = l.stride,
+                                                                .stride_width = l.stride,
+                                                                .padding_height = l.padding,
+                                                                .padding_width = l.padding}));
+    case LayerKind::kGlobalAveragePool:
+      return ToVariant<LayerOperation>(device->CreateGlobalAveragePool(
+          {.batch = batch_, .height = l.in.height, .width = l.in.width, .channels = l.in.channels}));
+    case LayerKind::kBatchNorm:
+      return ToVariant<LayerOperation>(device->CreateBatchNorm({.batch = batch_,
+                                                                .height = l.in.height,
+                                                                .width = l.in.width,
+                                                                .channels = l.in.channels,
+                                                                .activation = l.activation,
+                                                                .epsilon = l.epsilon,
+                                                                .momentum = l.momentum}));
+    case LayerKind::kDropout:
+      return ToVariant<LayerOperation>(device->CreateDropout({.batch = batch_,
+                                                              .sample_elements = l.in.elements(),
+                                                              .rate = l.rate,
+                                                              .seed = parts_.seed,
+                                                              .stream = static_cast<uint32_t>(layer)}));
+    case LayerKind::kRelu:
+    case LayerKind::kAdd:
+    case LayerKind::kFlatten:
+      break;
+  }
+  return LayerOperation();
+}
+
+float* NetworkPlan::At(int storage) const {
+  if (storage < 0) return nullptr;
+  return parts_.arena + batch_ * parts_.program->storages[storage].sample_offset;
+}
+
+const float* NetworkPlan::In(int storage, const Pointers& pointers) const {
+  return storage == NetworkProgram::kImages ? pointers.images : At(storage);
+}
+
+int64_t NetworkPlan::CountOf(int storage) const { return batch_ * parts_.program->storages[storage].sample_elements; }
+
+void NetworkPlan::RunForward(int layer, const Pointers& pointers) {
+  for (const Instruction& instruction : parts_.program->forward[layer]) {
+    if (instruction.operation == Instruction::Operation::kAdd) {
+      parts_.device->Add(In(instruction.x, pointers), In(instruction.x2, pointers),
+                         parts_.graph->layers()[layer].activation, At(instruction.y), CountOf(instruction.y));
+    } else {
+      Forward(instruction, pointers);
+    }
+  }
+}
+
+void NetworkPlan::RunLoss(const Pointers& pointers) {
+  loss_->Run(In(parts_.program->logits, pointers), pointers.labels, pointers.loss_scale, At(parts_.program->dlogits));
+}
+
+void NetworkPlan::RunBackward(int layer, const Pointers& pointers) {
+  for (const Instruction& instruction : parts_.program->backward[layer]) {
+    switch (instruction.operation) {
+      case Instruction::Operation::kMask:
+        parts_.device->ReluBackward(At(instruction.y), At(instruction.dy), At(instruction.dx), CountOf(instruction.dy));
+        break;
+      case Instruction::Operation::kSum:
+        parts_.device->Add(At(instruction.x), At(instruction.x2), Activation::kNone, At(instruction.y),
+                           CountOf(instruction.y));
+        break;
+      default:
+        Backward(instruction, pointers);
+    }
+  }
+}
+
+void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointers) {
+  const int layer = instruction.layer;
+  const float* x = In(instruction.x, pointers);
+  float* y = At(instruction.y);
+  const auto [weight, bias] = TensorsOf(*parts_.graph, layer, pointers.parameters);
+  const RunningStatistics& running = parts_.statistics[layer];
+  LayerOperation& operation = operations_[layer];
+  switch (parts_.graph->layers()[layer].kind) {
+    case LayerKind::kConv2d:
+      return std::get<std::unique_ptr<Conv2d>>(operation)->Forward(x, weight, bias, y);
+    case LayerKind::kDense:
+      return std::get<std::unique_ptr<Dense>>(operation)->Forward(x, weight, bias, y);
+    case LayerKind::kMaxPool:
+      return std::get<std::unique_ptr<MaxPool2d>>(operation)->Forward(x, y);
+    case LayerKind::kGlobalAveragePool:
+      return std::get<std::unique_ptr<GlobalAveragePool>>(operation)->Forward(x, y);
+    case LayerKind::kBatchNorm: {
+      BatchNorm& norm = *std::get<std::unique_ptr<BatchNorm>>(operation);
+      if (parts_.mode == Mode::kTraining) return norm.Forward(x, weight, bias, running.mean, running.variance, y);
+      return norm.Infer(x, weight, bias, running.mean, running.variance, y);
+    }
+    case LayerKind::kDropout:
+      return std::get<std::unique_ptr<Dropout>>(operation)->Forward(x, pointers.step, pointers.first_sample, y);
+    case LayerKind::kRelu:
+      return parts_.device->Relu(x, y, CountOf(instruction.y));
+    case LayerKind::kAdd:
+    case LayerKind::kFlatten:
+      break;
+  }
+  CHECK(false) << "layer " << layer << " has no forward operation";
+}
+
+void NetworkPlan::Backward(const Instruction& instruction, const Pointers& pointers) {
+  const int layer = instruction.layer;
+  const float* x = In(instruction.x, pointers);
+  const float* y = At(instruction.y);
+  float* dy = At(instruction.dy);
+  float* dx = At(instruction.dx);
+  const float* weight = TensorsOf(*parts_.graph, layer, pointers.parameters).first;
+  const auto [dweight, dbias] = TensorsOf(*parts_.graph, layer, pointers.gradients);
+  LayerOperation& operation = operations_[layer];
+  switch (parts_.graph->layers()[layer].kind) {
+    case LayerKind::kConv2d:
+      return std::get<std::unique_ptr<Conv2d>>(operation)->Backward(x, weight, y, dy, dx, dweight, dbias);
+    case LayerKind::kDense:
+      return std::get<std::unique_ptr<Dense>>(operation)->Backward(x, weight, y, dy, dx, dweight, dbias);
+    case LayerKind::kMaxPool:
+      return std::get<std::unique_ptr<MaxPool2d>>(operation)->Backward(dy, dx);
+    case LayerKind::kGlobalAveragePool:
+      return std::get<std::unique_ptr<GlobalAveragePool>>(operation)->Backward(dy, dx);
+    case LayerKind::kBatchNorm:
+      return std::get<std::unique_ptr<BatchNorm>>(operation)->Backward(x, weight, y, dy, dx, dweight, dbias);
+    case LayerKind::kDropout:
+      return std::get<std::unique_ptr<Dropout>>(operation)->Backward(dy, dx);
+    case LayerKind::kRelu:
+    case LayerKind::kAdd:
+    case LayerKind::kFlatten:
+      break;
+  }
+  CHECK(false) << "layer " << layer << " has no backward operation";
+}
+
+}  // namespace starring
