@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -24,17 +23,22 @@ struct TrainAndTest {
   Dataset test;
 };
 
-// `name`: mnist, fashion-mnist, cifar10 or synthetic. `data_dir` may be empty: fashion-mnist is then looked for where
-// Debian's package puts it. Finds plain and gzipped files; CIFAR-10 with any number of data_batch_*.bin[.gz]. NotFound
-// says which files were looked for, where, and how to get them; DataLoss names file, expected and found.
 struct DatasetOptions {
-  std::string name;
-  std::string data_dir;
-  int64_t synthetic_train_count = 60000;  // synthetic only; size of an image and number of classes below
+  std::string name;  // mnist, fashion-mnist, cifar10 or synthetic
+  std::string data_dir = "";
+  int64_t synthetic_train_count = 60000;  // synthetic only, like everything below
   int64_t synthetic_test_count = 10000;
   int64_t synthetic_height = 28, synthetic_width = 28, synthetic_channels = 1, synthetic_classes = 10;
-  uint64_t seed = 0;  // synthetic
+  uint64_t seed = 0;
 };
+
+// Files are looked for in data_dir, then in the folders that the data sets' own archives and torchvision make inside it
+// (cifar-10-batches-bin, MNIST/raw, FashionMNIST/raw). An empty data_dir is enough for fashion-mnist, which is then
+// taken from where Debian's package dataset-fashion-mnist puts it, and for synthetic. Plain and gzipped files are
+// found, the plain one first; CIFAR-10's training set is every data_batch_N.bin there is, in the order of N.
+//
+// InvalidArgument for an unknown name or an impossible synthetic size; NotFound says which files were looked for,
+// where, and how to get them; DataLoss names file, expected and found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
 
 }  // namespace starring

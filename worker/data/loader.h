@@ -1,31 +1,29 @@
 // Turns plans into batches: gathers, augments, normalises; OpenMP threads inside, a few batches ahead of the trainer.
 //
-// The same batch comes out whatever the number of threads and the depth: augmentation of a sample is decided by Philox
-// (seed, kAugment, epoch, sample index).
+// The same batch comes out whatever the number of threads and the depth: the augmentation of a sample is decided by
+// Philox (crop_flip.h), everything else is a function of its pixels.
+//
+// How to set it: one thread fills some millions of MNIST samples a second (bench/loader_bench.cc), more than a model
+// on the same core can use. So `threads` above 1 is for large images. With prefetch_depth 0 there is no thread of the
+// loader's at all and Next fills the batch on the caller's: best where the trainer has a single core, on which a
+// second thread would only take turns with it, and the batch is then still in the cache when the model reads it.
+// Evaluation: Sampler::Order::kSequential, Augment::kNone, steps [0, sampler's steps_per_epoch).
+//
+// Thread safety: one thread calls Next.
 #ifndef STARRING_WORKER_DATA_LOADER_H_
 #define STARRING_WORKER_DATA_LOADER_H_
 
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/data/dataset.h"
+#include "worker/data/normalization.h"
 #include "worker/data/sampler.h"
 
 namespace starring {
-
-// Per channel, in units of pixel / 255. From sums over the training images; `values` (see below) add up over ranks.
-struct Normalization {
-  std::vector<float> mean;
-  std::vector<float> deviation;
-};
-// Sum and sum of squares per channel, then the count, of images [begin, end): integers held exactly by double, so that
-// the sum over ranks does not depend on how the images were cut. Length 2 * channels + 1.
-std::vector<double> PixelSums(const Dataset& dataset, int64_t begin, int64_t end);
-Normalization NormalizationFromSums(std::span<const double> sums);
 
 struct Batch {
   BatchPlan plan;
@@ -38,20 +36,27 @@ class Loader {
   enum class Augment { kNone, kCropFlip };  // zero-pad by 4, random crop to size, flip left-right with probability 1/2
   struct Options {
     const Dataset* dataset = nullptr;  // outlives the loader
-    Sampler::Options sampler;
+    Sampler::Options sampler;          // seed also decides the augmentation
     Normalization normalization;
     Augment augment = Augment::kNone;
     int threads = 1;         // OpenMP threads that fill one batch
-    int prefetch_depth = 3;  // batches ready ahead of Next
+    int prefetch_depth = 3;  // batches ready ahead of Next; 0: filled by Next
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
     absl::Duration deadline = absl::Seconds(60);
   };
+
+  // Allocates everything: no allocation of images or labels happens later. InvalidArgument for threads or
+  // prefetch_depth outside common/limits.h, or a normalization of another number of channels; ResourceExhausted with
+  // the number of bytes when the buffers do not fit.
+  // REQUIRES: dataset; sampler.sample_count <= dataset->count.
   static absl::StatusOr<std::unique_ptr<Loader>> Create(const Options& options);
+
+  // Stops at any moment, filling or not, within the time of filling one batch.
   virtual ~Loader() = default;
 
-  // The batch of the next step, in order. It is valid until the call after (so one may be used while nothing else is
-  // asked). OutOfRange after end_step - 1.
+  // The batch of the next step, in order. It is valid until the next call. OutOfRange after end_step - 1;
+  // DeadlineExceeded, naming the step, when it is not ready in time.
   virtual absl::StatusOr<const Batch*> Next() = 0;
 };
 

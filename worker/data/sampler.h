@@ -1,16 +1,26 @@
 // Which samples are in the global batch of a step, and which of them are this rank's.
 //
-// Each epoch visits every sample once: a permutation of 0 .. count - 1 by Philox (seed, kShuffle, epoch). Global batch
-// k of an epoch is permutation[k * global_batch, ...); the last one is smaller when count does not divide, and is kept.
-// A batch of n samples is cut over ranks contiguously: rank r takes positions [n * r / N, n * (r + 1) / N). No overlap,
-// no padding.
+// Each epoch visits every sample once. Global batch k of an epoch is order[k * global_batch, ...); the last one is
+// smaller when sample_count does not divide, and is kept. A batch of n samples is cut over ranks contiguously: rank r
+// of N takes positions [n * r / N, n * (r + 1) / N), which may be none. No overlap, no padding, no repeats.
 //
-// Thread safety: const methods from any thread.
+// The order of epoch e is 0 .. sample_count - 1 itself (kSequential), or a permutation (kShuffled) by the Fisher-Yates
+// shuffle of Durstenfeld (CACM 1964, algorithm 235; Knuth, TAOCP 2, 3.4.2, algorithm P), whose word for position i is
+// word i mod 4 of the Philox block i / 4 (common/philox.h):
+//
+//   order[i] = i for all i
+//   for i = sample_count - 1 down to 1:
+//     word = Philox4x32(counter = {low 32 bits of i / 4, high 32 bits of i / 4, e, kShuffle << 24},
+//                       key = {low 32 bits of seed, high 32 bits of seed})[i mod 4]
+//     swap order[i] and order[(word * (i + 1)) >> 32]
+//
+// tests/worker/data/sampler_peer_test.py is the same in Python.
+//
+// Thread safety: Plan belongs to one thread; const methods from any.
 #ifndef STARRING_WORKER_DATA_SAMPLER_H_
 #define STARRING_WORKER_DATA_SAMPLER_H_
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 namespace starring {
@@ -20,31 +30,39 @@ struct BatchPlan {
   int64_t epoch = 0;
   int64_t global_count = 0;      // samples in the global batch
   int64_t first_sample = 0;      // this rank's first position in the global batch
-  std::vector<int64_t> samples;  // this rank's, indices into the data set
+  std::vector<int64_t> samples;  // this rank's, indices into the data set; empty is legal
 };
 
 class Sampler {
  public:
+  enum class Order { kShuffled, kSequential };
   struct Options {
     int64_t sample_count = 0;
     int64_t global_batch = 0;
     int rank = 0;
     int world_size = 1;
     uint64_t seed = 0;
+    Order order = Order::kShuffled;  // kSequential: evaluation
   };
-  explicit Sampler(const Options& options);  // REQUIRES: all counts >= 1, rank < world_size
+  // REQUIRES: 1 <= sample_count < 2^32, global_batch >= 1, 0 <= rank < world_size.
+  explicit Sampler(const Options& options);
 
   int64_t steps_per_epoch() const;
+
   // Largest number of samples that any rank gets in a step.
   int64_t local_batch_max() const;
-  // The permutation is computed when `step` enters another epoch than the last call's, O(sample_count).
+
+  // REQUIRES: step >= 0. Costs O(sample_count) when `step` lies in another epoch than the last call's, else
+  // O(local batch).
   BatchPlan Plan(int64_t step);
+
+  // The shuffled order of `epoch`.
   static std::vector<int64_t> Permutation(int64_t sample_count, uint64_t seed, int64_t epoch);
 
  private:
   Options options_;
-  int64_t epoch_ = -1;
-  std::vector<int64_t> permutation_;
+  int64_t epoch_ = -1;                // whose order is below
+  std::vector<int64_t> permutation_;  // empty with kSequential
 };
 
 }  // namespace starring

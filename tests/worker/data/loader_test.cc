@@ -1,0 +1,250 @@
+#include "worker/data/loader.h"
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/data/crop_flip.h"
+#include "worker/data/dataset.h"
+
+namespace starring {
+namespace {
+
+using ::testing::Eq;
+using ::testing::HasSubstr;
+using ::testing::Pointwise;
+
+// `channels` decides the size too, so that odd and even rows occur.
+Dataset MakeDataset(int64_t count, int64_t channels) {
+  DatasetOptions options{.name = "synthetic", .synthetic_train_count = count, .synthetic_test_count = 1};
+  options.synthetic_height = 5 + channels;
+  options.synthetic_width = 7 + channels;
+  options.synthetic_channels = channels;
+  auto sets = LoadDataset(options);
+  EXPECT_TRUE(sets.ok()) << sets.status();
+  return std::move(sets)->train;
+}
+
+Normalization MakeNormalization(int64_t channels) {
+  Normalization normalization;
+  for (int64_t c = 0; c < channels; ++c) {
+    normalization.mean.push_back(0.25f + 0.125f * static_cast<float>(c));
+    normalization.deviation.push_back(0.5f / static_cast<float>(c + 1));
+  }
+  return normalization;
+}
+
+Loader::Options MakeOptions(const Dataset& dataset, int64_t global_batch) {
+  return {.dataset = &dataset,
+          .sampler = {.sample_count = dataset.count, .global_batch = global_batch, .seed = 11},
+          .normalization = MakeNormalization(dataset.channels),
+          .end_step = 1 << 20};
+}
+
+std::unique_ptr<Loader> MakeLoader(const Loader::Options& options) {
+  auto loader = Loader::Create(options);
+  EXPECT_TRUE(loader.ok()) << loader.status();
+  return std::move(loader).value();
+}
+
+// What a batch should hold, written from the contract: padding of zero pixels, then normalisation in double.
+std::vector<double> ReferenceImage(const Dataset& dataset, int64_t sample, const Normalization& normalization,
+                                   const CropFlip& crop) {
+  std::vector<double> image;
+  for (int64_t y = 0; y < dataset.height; ++y) {
+    for (int64_t x = 0; x < dataset.width; ++x) {
+      const int64_t from_y = y + crop.top - kCropPadding;
+      const int64_t unflipped = crop.flip == CropFlip::Flip::kYes ? dataset.width - 1 - x : x;
+      const int64_t from_x = unflipped + crop.left - kCropPadding;
+      const bool inside = from_y >= 0 && from_y < dataset.height && from_x >= 0 && from_x < dataset.width;
+      for (int64_t c = 0; c < dataset.channels; ++c) {
+        const int64_t at = ((sample * dataset.height + from_y) * dataset.width + from_x) * dataset.channels + c;
+        const double pixel = inside ? dataset.images[static_cast<size_t>(at)] : 0;
+        image.push_back((pixel / 255 - normalization.mean[c]) / normalization.deviation[c]);
+      }
+    }
+  }
+  return image;
+}
+
+class LoaderContentTest : public ::testing::TestWithParam<std::tuple<int64_t, Loader::Augment>> {};
+
+TEST_P(LoaderContentTest, ABatchHoldsThePlannedSamplesNormalised) {
+  const auto [channels, augment] = GetParam();
+  const Dataset dataset = MakeDataset(50, channels);
+  Loader::Options options = MakeOptions(dataset, 16);
+  options.augment = augment;
+  const auto loader = MakeLoader(options);
+  Sampler sampler(options.sampler);
+  for (int64_t step = 0; step < 9; ++step) {
+    const auto batch = loader->Next();
+    ASSERT_TRUE(batch.ok()) << batch.status();
+    const BatchPlan plan = sampler.Plan(step);
+    EXPECT_EQ((*batch)->plan.step, step);
+    EXPECT_EQ((*batch)->plan.samples, plan.samples);
+    ASSERT_EQ((*batch)->labels.size(), plan.samples.size());
+    ASSERT_EQ(std::ssize((*batch)->images), std::ssize(plan.samples) * dataset.image_bytes());
+    EXPECT_EQ(reinterpret_cast<uintptr_t>((*batch)->images.data()) % 64, 0u);
+    for (size_t i = 0; i < plan.samples.size(); ++i) {
+      const int64_t sample = plan.samples[i];
+      const CropFlip crop =
+          augment == Loader::Augment::kNone ? CropFlip{} : DrawCropFlip(options.sampler.seed, plan.epoch, sample);
+      const auto expected = ReferenceImage(dataset, sample, options.normalization, crop);
+      const auto image = (*batch)->images.subspan(i * dataset.image_bytes(), dataset.image_bytes());
+      EXPECT_THAT(image, Pointwise(::testing::DoubleNear(1e-5), expected)) << "sample " << sample;
+      EXPECT_EQ((*batch)->labels[i], dataset.labels[static_cast<size_t>(sample)]);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(AllChannels, LoaderContentTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 17),
+                                            ::testing::Values(Loader::Augment::kNone, Loader::Augment::kCropFlip)));
+
+std::vector<float> AllValues(const Loader::Options& options, int64_t steps) {
+  const auto loader = MakeLoader(options);
+  std::vector<float> values;
+  for (int64_t step = 0; step < steps; ++step) {
+    const auto batch = loader->Next();
+    EXPECT_TRUE(batch.ok()) << batch.status();
+    values.insert(values.end(), (*batch)->images.begin(), (*batch)->images.end());
+    values.insert(values.end(), (*batch)->labels.begin(), (*batch)->labels.end());
+  }
+  return values;
+}
+
+TEST(LoaderTest, TheSameBatchesWhateverThreadsAndDepth) {
+  const Dataset dataset = MakeDataset(40, 3);
+  Loader::Options options = MakeOptions(dataset, 17);
+  options.augment = Loader::Augment::kCropFlip;
+  options.prefetch_depth = 0;
+  const auto expected = AllValues(options, 12);
+  for (const int threads : {1, 2, 3, 8, 32}) {
+    for (const int depth : {0, 1, 2, 3, 7}) {
+      options.threads = threads;
+      options.prefetch_depth = depth;
+      EXPECT_EQ(AllValues(options, 12), expected) << threads << " threads, depth " << depth;
+    }
+  }
+}
+
+TEST(LoaderTest, RanksTogetherGetWhatOneGets) {
+  const Dataset dataset = MakeDataset(23, 1);
+  Loader::Options options = MakeOptions(dataset, 10);
+  options.augment = Loader::Augment::kCropFlip;
+  const auto whole = MakeLoader(options);
+  std::vector<std::unique_ptr<Loader>> parts;
+  for (int rank = 0; rank < 4; ++rank) {
+    Loader::Options part = options;
+    part.sampler.rank = rank;
+    part.sampler.world_size = 4;
+    parts.push_back(MakeLoader(part));
+  }
+  for (int step = 0; step < 6; ++step) {
+    std::vector<float> images;
+    for (const auto& part : parts) {
+      const auto batch = part->Next();
+      ASSERT_TRUE(batch.ok());
+      images.insert(images.end(), (*batch)->images.begin(), (*batch)->images.end());
+    }
+    const auto batch = whole->Next();
+    ASSERT_TRUE(batch.ok());
+    EXPECT_THAT((*batch)->images, Pointwise(Eq(), images)) << "step " << step;
+  }
+}
+
+TEST(LoaderTest, ARankWithoutSamplesGetsAnEmptyBatch) {
+  const Dataset dataset = MakeDataset(9, 1);
+  Loader::Options options = MakeOptions(dataset, 4);
+  options.sampler.world_size = 4;
+  options.first_step = 2;
+  const auto loader = MakeLoader(options);
+  const auto batch = loader->Next();
+  ASSERT_TRUE(batch.ok());
+  EXPECT_TRUE((*batch)->images.empty());
+  EXPECT_TRUE((*batch)->labels.empty());
+  EXPECT_EQ((*batch)->plan.global_count, 1);
+}
+
+TEST(LoaderTest, BeginsAtFirstStepAndEndsBehindTheLast) {
+  const Dataset dataset = MakeDataset(20, 1);
+  for (const int depth : {0, 3}) {
+    Loader::Options options = MakeOptions(dataset, 4);
+    options.prefetch_depth = depth;
+    options.first_step = 7;
+    options.end_step = 9;
+    const auto loader = MakeLoader(options);
+    EXPECT_EQ((*loader->Next())->plan.step, 7);
+    EXPECT_EQ((*loader->Next())->plan.step, 8);
+    for (int i = 0; i < 2; ++i) {
+      const auto behind = loader->Next();
+      EXPECT_EQ(behind.status().code(), absl::StatusCode::kOutOfRange);
+      EXPECT_THAT(behind.status().message(), HasSubstr("step 8"));
+    }
+  }
+}
+
+TEST(LoaderTest, ABatchStaysUntouchedUntilTheNextCall) {
+  const Dataset dataset = MakeDataset(64, 1);
+  Loader::Options options = MakeOptions(dataset, 8);
+  options.prefetch_depth = 1;
+  const auto loader = MakeLoader(options);
+  Loader::Options lazy = options;
+  lazy.prefetch_depth = 0;
+  const auto reference = MakeLoader(lazy);
+  for (int step = 0; step < 200; ++step) {
+    const auto batch = loader->Next();
+    std::this_thread::yield();  // invites the producer to overwrite it
+    EXPECT_THAT((*batch)->images, Pointwise(Eq(), (*reference->Next())->images)) << "step " << step;
+  }
+}
+
+TEST(LoaderTest, MayBeDestroyedAtAnyMoment) {
+  const Dataset dataset = MakeDataset(64, 3);
+  Loader::Options options = MakeOptions(dataset, 32);
+  options.augment = Loader::Augment::kCropFlip;
+  for (int round = 0; round < 100; ++round) {
+    options.threads = 1 + round % 3;
+    options.prefetch_depth = round % 5;
+    const auto loader = MakeLoader(options);
+    for (int step = 0; step < round % 7; ++step) ASSERT_TRUE(loader->Next().ok());
+  }
+}
+
+TEST(LoaderTest, SequentialOrderIsTheDataSetInOrder) {
+  const Dataset dataset = MakeDataset(10, 1);
+  Loader::Options options = MakeOptions(dataset, 4);
+  options.sampler.order = Sampler::Order::kSequential;
+  const auto loader = MakeLoader(options);
+  std::vector<int32_t> labels;
+  for (int step = 0; step < 3; ++step) {
+    const auto batch = loader->Next();
+    labels.insert(labels.end(), (*batch)->labels.begin(), (*batch)->labels.end());
+  }
+  EXPECT_THAT(labels, Pointwise(Eq(), dataset.labels));
+}
+
+TEST(LoaderTest, RefusesOptionsThatMakeNoSense) {
+  const Dataset dataset = MakeDataset(10, 3);
+  const auto message = [](const Loader::Options& options) {
+    const auto loader = Loader::Create(options);
+    EXPECT_EQ(loader.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(loader.status().message());
+  };
+  Loader::Options options = MakeOptions(dataset, 4);
+  options.threads = 0;
+  EXPECT_THAT(message(options), HasSubstr("loader threads is 0, expected 1 to"));
+  options = MakeOptions(dataset, 4);
+  options.prefetch_depth = -1;
+  EXPECT_THAT(message(options), HasSubstr("loader prefetch_depth is -1, expected 0 to"));
+  options = MakeOptions(dataset, 4);
+  options.normalization = MakeNormalization(1);
+  EXPECT_THAT(message(options), HasSubstr("1 means and 1 deviations, the images have 3 channels"));
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,98 @@
+#include "worker/data/cifar_reader.h"
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "worker/data/file_stream.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kSide = 32;
+constexpr int64_t kChannels = 3;
+constexpr int64_t kPlaneBytes = kSide * kSide;
+constexpr int64_t kImageBytes = kPlaneBytes * kChannels;
+constexpr int64_t kRecordBytes = 1 + kImageBytes;
+constexpr int64_t kClasses = 10;
+constexpr int64_t kRecordsAtOnce = 256;
+
+void Interleave(const uint8_t* planes, uint8_t* image) {
+  const uint8_t* red = planes;
+  const uint8_t* green = red + kPlaneBytes;
+  const uint8_t* blue = green + kPlaneBytes;
+  for (int64_t i = 0; i < kPlaneBytes; ++i) {
+    image[3 * i] = red[i];
+    image[3 * i + 1] = green[i];
+    image[3 * i + 2] = blue[i];
+  }
+}
+
+absl::Status AppendRecords(const std::string& path, int64_t first_record, std::span<const uint8_t> records,
+                           Dataset& dataset) {
+  const size_t count = records.size() / kRecordBytes;
+  size_t image = dataset.images.size();
+  dataset.images.resize(image + count * kImageBytes);
+  for (size_t i = 0; i < count; ++i, image += kImageBytes) {
+    const uint8_t* record = records.data() + i * kRecordBytes;
+    if (record[0] >= kClasses) {
+      return absl::DataLossError(
+          absl::StrFormat("%s: label of record %d is %d, expected 0 to %d: is it CIFAR-10's binary version (not "
+                          "CIFAR-100, not Python's)",
+                          path, first_record + static_cast<int64_t>(i), record[0], kClasses - 1));
+    }
+    dataset.labels.push_back(record[0]);
+    Interleave(record + 1, dataset.images.data() + image);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendFile(const CifarFiles& files, const std::string& path, Dataset& dataset) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
+  std::vector<uint8_t> buffer(kRecordsAtOnce * kRecordBytes);
+  int64_t record = 0;
+  for (int64_t bytes = std::ssize(buffer); bytes == std::ssize(buffer);) {
+    ASSIGN_OR_RETURN(bytes, stream->Read(buffer));
+    if (bytes % kRecordBytes != 0) {
+      return absl::DataLossError(absl::StrFormat(
+          "%s is truncated: expected a whole number of records of %d bytes, found %d records and %d bytes: copy or "
+          "download it again",
+          path, kRecordBytes, record + bytes / kRecordBytes, bytes % kRecordBytes));
+    }
+    const int64_t count = bytes / kRecordBytes;
+    if (std::ssize(dataset.images) + count * kImageBytes > files.bytes_max) {
+      return absl::DataLossError(absl::StrFormat(
+          "%s: its images and those before it are more than the limit of %d bytes", path, files.bytes_max));
+    }
+    const auto records = std::span(buffer).first(static_cast<size_t>(bytes));
+    RETURN_IF_ERROR(AppendRecords(path, record, records, dataset));
+    record += count;
+  }
+  if (record == 0) {
+    return absl::DataLossError(
+        absl::StrFormat("%s is empty: expected at least one record of %d bytes", path, kRecordBytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Dataset> ReadCifar10(const CifarFiles& files) {
+  CHECK(!files.paths.empty());
+  Dataset dataset;
+  dataset.height = kSide;
+  dataset.width = kSide;
+  dataset.channels = kChannels;
+  dataset.classes = kClasses;
+  for (const std::string& path : files.paths) {
+    RETURN_IF_ERROR(AppendFile(files, path, dataset));
+  }
+  dataset.count = std::ssize(dataset.labels);
+  return dataset;
+}
+
+}  // namespace starring

@@ -1,0 +1,123 @@
+#include "worker/data/file_stream.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+constexpr size_t kBufferBytes = 256 << 10;
+// A block of 258 bytes costs deflate two bits at least; see zlib's technical notes.
+constexpr int64_t kDeflateRatioMax = 1032;
+constexpr int kGzipWindow = 15 + 16;  // 32 KiB window, gzip's wrapper and no other
+
+}  // namespace
+
+struct FileStream::Inflater {
+  z_stream stream{};
+  bool inside_member = false;
+  ~Inflater() { inflateEnd(&stream); }
+};
+
+FileStream::FileStream(std::string path, int descriptor, int64_t file_bytes)
+    : path_(std::move(path)), descriptor_(descriptor), file_bytes_(file_bytes), buffer_(kBufferBytes) {}
+
+FileStream::~FileStream() { close(descriptor_); }
+
+absl::StatusOr<std::unique_ptr<FileStream>> FileStream::Open(const std::string& path) {
+  // O_NONBLOCK: a pipe without a writer opens at once, and is refused below.
+  const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path, " cannot be opened"));
+  struct stat facts {};
+  const bool known = fstat(descriptor, &facts) == 0;
+  if (!known || !S_ISREG(facts.st_mode)) {
+    close(descriptor);
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file: give the data file itself"));
+  }
+  std::unique_ptr<FileStream> stream(new FileStream(path, descriptor, facts.st_size));
+  RETURN_IF_ERROR(stream->FillInput());
+  if (stream->input_end_ >= 2 && stream->buffer_[0] == 0x1f && stream->buffer_[1] == 0x8b) {
+    stream->inflater_ = std::make_unique<Inflater>();
+    if (inflateInit2(&stream->inflater_->stream, kGzipWindow) != Z_OK) {
+      return absl::ResourceExhaustedError(absl::StrCat(path, ": no memory to unzip it"));
+    }
+  }
+  return stream;
+}
+
+int64_t FileStream::size_bytes_max() const { return inflater_ ? file_bytes_ * kDeflateRatioMax : file_bytes_; }
+
+absl::StatusOr<int64_t> FileStream::Read(std::span<uint8_t> out) { return inflater_ ? ReadGzip(out) : ReadPlain(out); }
+
+// Afterwards input_begin_ == input_end_ only at the end of the file.
+absl::Status FileStream::FillInput() {
+  if (input_begin_ < input_end_) return absl::OkStatus();
+  ssize_t bytes = 0;
+  do {
+    bytes = read(descriptor_, buffer_.data(), buffer_.size());
+  } while (bytes < 0 && errno == EINTR);
+  if (bytes < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path_, " cannot be read"));
+  input_begin_ = 0;
+  input_end_ = static_cast<size_t>(bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> FileStream::ReadPlain(std::span<uint8_t> out) {
+  size_t written = 0;
+  while (written < out.size()) {
+    RETURN_IF_ERROR(FillInput());
+    const size_t bytes = std::min(out.size() - written, input_end_ - input_begin_);
+    if (bytes == 0) break;
+    std::memcpy(out.data() + written, buffer_.data() + input_begin_, bytes);
+    input_begin_ += bytes;
+    written += bytes;
+  }
+  return static_cast<int64_t>(written);
+}
+
+// A gzip file is one member or several, one behind the other (RFC 1952, section 2.2).
+absl::StatusOr<int64_t> FileStream::ReadGzip(std::span<uint8_t> out) {
+  z_stream& stream = inflater_->stream;
+  size_t written = 0;
+  while (written < out.size()) {
+    RETURN_IF_ERROR(FillInput());
+    if (input_begin_ == input_end_) {
+      if (!inflater_->inside_member) break;
+      return absl::DataLossError(absl::StrCat(path_, " is truncated: its gzip data ends after ", file_bytes_,
+                                              " bytes, before the end mark: copy or download it again"));
+    }
+    inflater_->inside_member = true;
+    const auto room = static_cast<uInt>(std::min<size_t>(out.size() - written, 1u << 30));
+    const auto ready = static_cast<uInt>(input_end_ - input_begin_);
+    stream.next_in = buffer_.data() + input_begin_;
+    stream.avail_in = ready;
+    stream.next_out = out.data() + written;
+    stream.avail_out = room;
+    const int code = inflate(&stream, Z_NO_FLUSH);
+    input_begin_ += ready - stream.avail_in;
+    written += room - stream.avail_out;
+    if (code == Z_STREAM_END) {
+      inflater_->inside_member = false;
+      inflateReset(&stream);
+    } else if (code == Z_MEM_ERROR) {
+      return absl::ResourceExhaustedError(absl::StrCat(path_, ": no memory to unzip it"));
+    } else if (code != Z_OK && code != Z_BUF_ERROR) {
+      return absl::DataLossError(absl::StrCat(path_, " has damaged gzip data (", stream.msg ? stream.msg : zError(code),
+                                              "): copy or download it again"));
+    }
+  }
+  return static_cast<int64_t>(written);
+}
+
+}  // namespace starring

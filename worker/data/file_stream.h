@@ -1,0 +1,55 @@
+// The bytes of a file from front to back, unzipped on the way when it begins with gzip's magic number, whatever its
+// name.
+//
+// Thread safety: one thread.
+#ifndef STARRING_WORKER_DATA_FILE_STREAM_H_
+#define STARRING_WORKER_DATA_FILE_STREAM_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace starring {
+
+class FileStream {
+ public:
+  // NotFound when there is no such file; another code with the system's text when it cannot be read; InvalidArgument
+  // when it is no regular file (opening a pipe could wait for ever).
+  static absl::StatusOr<std::unique_ptr<FileStream>> Open(const std::string& path);
+  ~FileStream();
+
+  // Fills `out` unless the data ends first; returns the number of bytes written. A return below out.size() means that
+  // the file was read to its end and, if gzipped, that its checksum and length are right. DataLoss, naming the file,
+  // when gzip's data is damaged or ends early.
+  absl::StatusOr<int64_t> Read(std::span<uint8_t> out);
+
+  // No more than this many bytes can come out in all: the file's size, or 1032 times that, deflate's largest ratio. So
+  // a reader need not believe a header that promises more.
+  int64_t size_bytes_max() const;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Inflater;
+
+  FileStream(std::string path, int descriptor, int64_t file_bytes);
+  absl::Status FillInput();
+  absl::StatusOr<int64_t> ReadPlain(std::span<uint8_t> out);
+  absl::StatusOr<int64_t> ReadGzip(std::span<uint8_t> out);
+
+  std::string path_;
+  int descriptor_;
+  int64_t file_bytes_;
+  std::vector<uint8_t> buffer_;  // the file's bytes that nobody took yet: [input_begin_, input_end_)
+  size_t input_begin_ = 0;
+  size_t input_end_ = 0;
+  std::unique_ptr<Inflater> inflater_;  // null for a plain file
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_DATA_FILE_STREAM_H_

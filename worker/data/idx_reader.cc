@@ -1,0 +1,129 @@
+#include "worker/data/idx_reader.h"
+
+#include <array>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "worker/data/file_stream.h"
+
+namespace starring {
+namespace {
+
+constexpr uint32_t kImagesMagic = 0x00000803;  // unsigned byte, 3 dimensions
+constexpr uint32_t kLabelsMagic = 0x00000801;  // unsigned byte, 1 dimension
+
+struct Expected {
+  uint32_t magic;
+  int dimensions;
+  const char* what;  // "images"
+};
+
+struct IdxFile {
+  std::array<int64_t, 3> dims{1, 1, 1};
+  std::vector<uint8_t> bytes;
+};
+
+absl::Status CheckDims(const FileStream& stream, const Expected& expected, const IdxFile& file) {
+  const auto& [count, rows, columns] = file.dims;
+  if (count < 1) return absl::DataLossError(absl::StrCat(stream.path(), " says that it holds no ", expected.what));
+  if (rows < 1 || columns < 1 || rows > kImageSideMax || columns > kImageSideMax) {
+    return absl::DataLossError(absl::StrFormat("%s says that its images have %d x %d pixels, expected 1 to %d a side",
+                                               stream.path(), rows, columns, kImageSideMax));
+  }
+  // Below 2^32 * 2^13 * 2^13: no overflow.
+  const int64_t promised = count * rows * columns;
+  if (promised > kDatasetBytesMax) {
+    return absl::DataLossError(
+        absl::StrFormat("%s says that it holds %d bytes of %s, the limit is %d (common/limits.h)", stream.path(),
+                        promised, expected.what, kDatasetBytesMax));
+  }
+  if (promised > stream.size_bytes_max()) {
+    return absl::DataLossError(
+        absl::StrFormat("%s is truncated: expected %d bytes of %s, but a file of its size holds %d at most: copy or "
+                        "download it again",
+                        stream.path(), promised, expected.what, stream.size_bytes_max()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& file) {
+  std::array<uint8_t, 16> header{};
+  const int64_t header_bytes = 4 * (1 + expected.dimensions);
+  ASSIGN_OR_RETURN(const int64_t read, stream.Read(std::span(header).first(static_cast<size_t>(header_bytes))));
+  const auto word = [&header](int i) {
+    return uint32_t{header[4 * i]} << 24 | uint32_t{header[4 * i + 1]} << 16 | uint32_t{header[4 * i + 2]} << 8 |
+           header[4 * i + 3];
+  };
+  // The magic number first: a file of another kind is best called that.
+  if (read >= 4 && word(0) != expected.magic) {
+    return absl::DataLossError(absl::StrFormat("%s begins with 0x%08x, expected 0x%08x (IDX %s): give the %s file",
+                                               stream.path(), word(0), expected.magic, expected.what, expected.what));
+  }
+  if (read < header_bytes) {
+    return absl::DataLossError(
+        absl::StrFormat("%s is truncated: expected a header of %d bytes, found %d", stream.path(), header_bytes, read));
+  }
+  for (int i = 0; i < expected.dimensions; ++i) file.dims[i] = word(1 + i);
+  return CheckDims(stream, expected, file);
+}
+
+absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& file) {
+  const int64_t body_bytes = file.dims[0] * file.dims[1] * file.dims[2];
+  file.bytes.resize(static_cast<size_t>(body_bytes));
+  ASSIGN_OR_RETURN(const int64_t read, stream.Read(file.bytes));
+  if (read < body_bytes) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s is truncated: expected %d bytes of %s behind the header, found %d: copy or download it again",
+        stream.path(), body_bytes, expected.what, read));
+  }
+  uint8_t extra = 0;
+  ASSIGN_OR_RETURN(const int64_t behind, stream.Read(std::span(&extra, 1)));
+  if (behind != 0) {
+    return absl::DataLossError(absl::StrFormat("%s is too long: expected %d bytes of %s behind the header, found more",
+                                               stream.path(), body_bytes, expected.what));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<IdxFile> ReadFile(const std::string& path, const Expected& expected) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
+  IdxFile file;
+  RETURN_IF_ERROR(ReadHeader(*stream, expected, file));
+  RETURN_IF_ERROR(ReadBody(*stream, expected, file));
+  return file;
+}
+
+}  // namespace
+
+absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files) {
+  ASSIGN_OR_RETURN(IdxFile labels, ReadFile(files.labels, {.magic = kLabelsMagic, .dimensions = 1, .what = "labels"}));
+  ASSIGN_OR_RETURN(IdxFile images, ReadFile(files.images, {.magic = kImagesMagic, .dimensions = 3, .what = "images"}));
+  if (images.dims[0] != labels.dims[0]) {
+    return absl::DataLossError(
+        absl::StrFormat("%s holds %d images, %s holds %d labels: expected as many labels as images", files.images,
+                        images.dims[0], files.labels, labels.dims[0]));
+  }
+  for (size_t i = 0; i < labels.bytes.size(); ++i) {
+    if (labels.bytes[i] >= files.classes) {
+      return absl::DataLossError(absl::StrFormat("%s: label of image %d is %d, expected 0 to %d", files.labels, i,
+                                                 labels.bytes[i], files.classes - 1));
+    }
+  }
+  Dataset dataset;
+  dataset.count = images.dims[0];
+  dataset.height = images.dims[1];
+  dataset.width = images.dims[2];
+  dataset.channels = 1;
+  dataset.classes = files.classes;
+  dataset.images = std::move(images.bytes);
+  dataset.labels = std::move(labels.bytes);
+  return dataset;
+}
+
+}  // namespace starring

@@ -1,0 +1,67 @@
+#include "worker/data/sampler.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <utility>
+
+#include "common/check.h"
+#include "common/philox.h"
+
+namespace starring {
+
+Sampler::Sampler(const Options& options) : options_(options) {
+  CHECK_GE(options.sample_count, 1);
+  CHECK_LE(options.sample_count, std::numeric_limits<uint32_t>::max());  // a shuffle draws 32 bits
+  CHECK_GE(options.global_batch, 1);
+  CHECK_GE(options.rank, 0);
+  CHECK_LT(options.rank, options.world_size);
+}
+
+int64_t Sampler::steps_per_epoch() const { return (options_.sample_count - 1) / options_.global_batch + 1; }
+
+int64_t Sampler::local_batch_max() const {
+  const int64_t largest = std::min(options_.global_batch, options_.sample_count);
+  return (largest - 1) / options_.world_size + 1;
+}
+
+BatchPlan Sampler::Plan(int64_t step) {
+  CHECK_GE(step, 0);
+  BatchPlan plan;
+  plan.step = step;
+  plan.epoch = step / steps_per_epoch();
+  const int64_t batch_begin = step % steps_per_epoch() * options_.global_batch;
+  plan.global_count = std::min(options_.global_batch, options_.sample_count - batch_begin);
+  plan.first_sample = plan.global_count * options_.rank / options_.world_size;
+  const int64_t local_end = plan.global_count * (options_.rank + 1) / options_.world_size;
+  plan.samples.resize(static_cast<size_t>(local_end - plan.first_sample));
+  const int64_t first = batch_begin + plan.first_sample;
+  if (options_.order == Order::kSequential) {
+    std::iota(plan.samples.begin(), plan.samples.end(), first);
+    return plan;
+  }
+  if (plan.epoch != epoch_) {
+    permutation_ = Permutation(options_.sample_count, options_.seed, plan.epoch);
+    epoch_ = plan.epoch;
+  }
+  std::copy_n(permutation_.begin() + first, plan.samples.size(), plan.samples.begin());
+  return plan;
+}
+
+std::vector<int64_t> Sampler::Permutation(int64_t sample_count, uint64_t seed, int64_t epoch) {
+  std::vector<int64_t> order(static_cast<size_t>(sample_count));
+  std::iota(order.begin(), order.end(), int64_t{0});
+  const RandomKey key{.seed = seed, .purpose = RandomPurpose::kShuffle, .epoch = static_cast<uint32_t>(epoch)};
+  PhiloxWords words{};
+  for (int64_t i = sample_count - 1, block = -1; i >= 1; --i) {
+    if (i / 4 != block) {
+      block = i / 4;
+      words = key.At(static_cast<uint64_t>(block));
+    }
+    const uint32_t j = BelowN(words[static_cast<size_t>(i % 4)], static_cast<uint32_t>(i + 1));
+    std::swap(order[static_cast<size_t>(i)], order[j]);
+  }
+  return order;
+}
+
+}  // namespace starring
