@@ -16,7 +16,8 @@ PACKAGES=(
   dataset-fashion-mnist                                      # the images that //worker trains on by default
 )
 # Only the comparison with PyTorch DDP needs these.
-OPTIONAL_PACKAGES=(python3-torch)
+# torch takes whatever BLAS is installed; the reference one would make an unfair peer (measured: 6 against 90 GFLOP/s).
+OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread)
 
 # The packages among the arguments that are not installed, one a line.
 missing() {

@@ -30,7 +30,7 @@ std::string Remaining(double seconds) {
 
 }  // namespace
 
-Progress::Progress(const Options& options) : options_(options), rate_step_(options.first_step) {}
+Progress::Progress(const Options& options) : options_(options) {}
 
 void Progress::Step(const StepState& state, absl::Time now) {
   if (!WantsStep(now)) return;

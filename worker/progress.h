@@ -30,7 +30,6 @@ class Progress {
     std::FILE* out = nullptr;  // not owned
     int64_t epochs = 0;
     int64_t steps_per_epoch = 0;
-    int64_t first_step = 0;
     int64_t end_step = 0;
   };
   explicit Progress(const Options& options);

@@ -22,8 +22,7 @@ std::string Printed(Progress::Style style, const std::function<void(Progress&)>&
   char* text = nullptr;
   size_t size = 0;
   std::FILE* out = open_memstream(&text, &size);
-  Progress progress(
-      {.style = style, .out = out, .epochs = 3, .steps_per_epoch = 100, .first_step = 0, .end_step = 300});
+  Progress progress({.style = style, .out = out, .epochs = 3, .steps_per_epoch = 100, .end_step = 300});
   run(progress);
   std::fclose(out);
   std::string result(text, size);

@@ -1,0 +1,64 @@
+// The training loop: one per worker, the same for every exchange.
+//
+//   for each step:  batch -> forward (before a layer: Await its buckets of the step before)
+//                         -> backward (behind a layer: Submit the buckets that are complete)
+//   for each epoch: Await everything, test accuracy over all ranks, checkpoint by rank 0
+//
+// Thread safety: one thread.
+#ifndef STARRING_WORKER_TRAINER_H_
+#define STARRING_WORKER_TRAINER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/data/dataset.h"
+#include "worker/exchange/gradient_exchange.h"
+#include "worker/model/network.h"
+#include "worker/progress.h"
+#include "worker/step_timer.h"
+#include "worker/worker_options.h"
+
+namespace starring {
+
+struct TrainResult {
+  std::vector<EpochSummary> epochs;
+  int64_t steps = 0;      // taken by this process
+  int64_t next_step = 0;  // where a resumed run would go on
+  bool stopped_early = false;
+  StepSummary step_summary;
+  ExchangeCounters exchange;
+  std::string parameter_sha256;
+  int64_t total_steps = 0;  // of the whole run
+  int64_t steps_per_epoch = 0;
+  int64_t bucket_bytes = 0;  // as rounded
+};
+
+// Samples that a rank evaluates at once.
+inline constexpr int64_t kEvaluationBatch = 256;
+
+class Trainer {
+ public:
+  struct Options {
+    const WorkerOptions* worker = nullptr;  // all of these outlive the trainer
+    const TrainAndTest* data = nullptr;
+    Network* network = nullptr;
+    Device* device = nullptr;
+    GradientExchange* exchange = nullptr;
+    Progress::Style progress = Progress::Style::kNone;
+    std::function<bool()> stop_requested;  // asked once a step
+  };
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(const Options& options);
+  virtual ~Trainer() = default;
+
+  // Trains to the end, or to the step at which the ranks agree to stop. On an error the peers have been told (Abort).
+  virtual absl::StatusOr<TrainResult> Run() = 0;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_TRAINER_H_

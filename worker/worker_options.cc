@@ -1,0 +1,281 @@
+#include "worker/worker_options.h"
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "common/command_line.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+ABSL_FLAG(
+    std::string, sync, "auto",
+    "how gradients are synchronised: auto, local, star, ring or mpi (plain MPI_Allreduce, as a control); auto means "
+    "star with --servers, ring under mpirun or srun with more than one rank, else local");
+ABSL_FLAG(int, rank, -1, "number of this worker, from 0; under mpirun and srun the launcher says it");
+ABSL_FLAG(int, world_size, 0, "number of workers; under mpirun and srun the launcher says it");
+ABSL_FLAG(std::string, servers, "", "star: host:port of every server shard, in shard order, separated by commas");
+ABSL_FLAG(int, lanes, 2, "star: streams to each server");
+ABSL_FLAG(std::string, model, "lenet5", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file");
+ABSL_FLAG(std::string, dataset, "fashion-mnist", "mnist, fashion-mnist, cifar10 or synthetic");
+ABSL_FLAG(std::string, data_dir, "", "folder of the data set's files; fashion-mnist is found by itself on Debian");
+ABSL_FLAG(int64_t, synthetic_train_count, 60000, "synthetic: training images");
+ABSL_FLAG(int64_t, synthetic_test_count, 10000, "synthetic: test images");
+ABSL_FLAG(int64_t, synthetic_size, 28, "synthetic: height and width of an image");
+ABSL_FLAG(int64_t, synthetic_channels, 1, "synthetic: channels of an image");
+ABSL_FLAG(std::string, augment, "none", "none, or crop_flip: random crop with padding 4 and horizontal flip");
+ABSL_FLAG(int64_t, epochs, 5, "passes over the training set");
+ABSL_FLAG(int64_t, max_steps, 0, "stop after this step of the run, 0: no limit");
+ABSL_FLAG(int64_t, global_batch, 64, "samples per step, all workers together");
+ABSL_FLAG(uint64_t, seed, 1, "of everything random");
+ABSL_FLAG(std::string, optimizer, "sgd", "sgd or adamw");
+ABSL_FLAG(double, learning_rate, 0.05, "base learning rate");
+ABSL_FLAG(double, momentum, 0.9, "sgd: momentum");
+ABSL_FLAG(bool, nesterov, false, "sgd: Nesterov's momentum");
+ABSL_FLAG(double, weight_decay, 0.0, "weight decay (sgd: added to the gradient; adamw: decoupled)");
+ABSL_FLAG(double, beta1, 0.9, "adamw");
+ABSL_FLAG(double, beta2, 0.999, "adamw");
+ABSL_FLAG(double, epsilon, 1e-8, "adamw");
+ABSL_FLAG(std::string, schedule, "constant", "learning rate: constant, step or cosine");
+ABSL_FLAG(int64_t, warmup_steps, 0, "steps of linear warm-up");
+ABSL_FLAG(int64_t, decay_steps, 0, "schedule step: multiply the rate by --decay_gamma every so many steps");
+ABSL_FLAG(double, decay_gamma, 0.1, "schedule step: the factor");
+ABSL_FLAG(int64_t, total_steps, 0, "schedule cosine: step at which the rate reaches 0; 0: the end of --epochs");
+ABSL_FLAG(int, threads, 1, "compute threads of this worker; part of what decides the bits");
+ABSL_FLAG(int, loader_threads, 1, "threads that fill a batch; the batch does not depend on it");
+ABSL_FLAG(int, prefetch_depth, -1,
+          "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3");
+ABSL_FLAG(std::string, device, "auto", "auto, cpu or cuda");
+ABSL_FLAG(int64_t, bucket_bytes, 1 << 20,
+          "unit of exchange, rounded up to whole reduction blocks; does not change the bits");
+ABSL_FLAG(std::string, checkpoint_dir, "", "folder for checkpoints; empty: none are written");
+ABSL_FLAG(int64_t, checkpoint_every_epochs, 5, "epochs between checkpoints");
+ABSL_FLAG(bool, resume, false, "continue from the newest complete checkpoint in --checkpoint_dir, if there is one");
+ABSL_FLAG(std::string, record, "", "rank 0 writes the run record, JSON, to this file");
+ABSL_FLAG(std::string, progress, "auto", "auto (live on a terminal, plain elsewhere), live, plain or none");
+ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
+ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
+
+namespace starring {
+namespace {
+
+absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
+}
+
+template <typename T>
+absl::Status RequireAtLeast(absl::string_view flag, T value, T least) {
+  if (value >= least) return absl::OkStatus();
+  return Refuse(flag, absl::StrCat(value), absl::StrCat("it must be at least ", least));
+}
+
+template <typename E>
+struct Choice {
+  absl::string_view name;
+  E value;
+};
+
+template <typename E, size_t N>
+absl::StatusOr<E> Choose(absl::string_view flag, absl::string_view value, const Choice<E> (&choices)[N]) {
+  std::vector<absl::string_view> names;
+  for (const Choice<E>& choice : choices) {
+    if (choice.name == value) return choice.value;
+    names.push_back(choice.name);
+  }
+  return Refuse(flag, value, absl::StrCat("it must be one of ", absl::StrJoin(names, ", ")));
+}
+
+absl::Status ReadOptimizer(OptimizerConfig& optimizer) {
+  ASSIGN_OR_RETURN(optimizer.kind,
+                   (Choose<OptimizerKind>("optimizer", absl::GetFlag(FLAGS_optimizer),
+                                          {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}})));
+  const bool sgd = optimizer.kind == OptimizerKind::kSgd;
+  optimizer.momentum = sgd ? static_cast<float>(absl::GetFlag(FLAGS_momentum)) : 0.0f;
+  optimizer.nesterov = absl::GetFlag(FLAGS_nesterov);
+  optimizer.weight_decay = static_cast<float>(absl::GetFlag(FLAGS_weight_decay));
+  optimizer.beta1 = static_cast<float>(absl::GetFlag(FLAGS_beta1));
+  optimizer.beta2 = static_cast<float>(absl::GetFlag(FLAGS_beta2));
+  optimizer.epsilon = static_cast<float>(absl::GetFlag(FLAGS_epsilon));
+  if (!sgd && optimizer.nesterov)
+    return Refuse("nesterov", "true", "--optimizer=adamw has no momentum to look ahead with");
+  return ValidateOptimizer(optimizer);
+}
+
+absl::Status ReadSchedule(LearningRateSchedule& schedule) {
+  ASSIGN_OR_RETURN(
+      schedule.kind,
+      (Choose<ScheduleKind>(
+          "schedule", absl::GetFlag(FLAGS_schedule),
+          {{"constant", ScheduleKind::kConstant}, {"step", ScheduleKind::kStep}, {"cosine", ScheduleKind::kCosine}})));
+  schedule.base = absl::GetFlag(FLAGS_learning_rate);
+  schedule.warmup_steps = absl::GetFlag(FLAGS_warmup_steps);
+  schedule.decay_steps = absl::GetFlag(FLAGS_decay_steps);
+  schedule.gamma = absl::GetFlag(FLAGS_decay_gamma);
+  schedule.total_steps = absl::GetFlag(FLAGS_total_steps);
+  if (!(schedule.base > 0)) return Refuse("learning_rate", absl::StrCat(schedule.base), "it must be above 0");
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("warmup_steps", schedule.warmup_steps, 0));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("total_steps", schedule.total_steps, 0));
+  if (schedule.kind == ScheduleKind::kStep)
+    RETURN_IF_ERROR(RequireAtLeast<int64_t>("decay_steps", schedule.decay_steps, 1));
+  return absl::OkStatus();
+}
+
+// Who this process is among how many, and how they talk.
+absl::Status ReadTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
+  const std::string sync = absl::GetFlag(FLAGS_sync);
+  const std::string servers = absl::GetFlag(FLAGS_servers);
+  if (!servers.empty()) options.servers = absl::StrSplit(servers, ',');
+  if (sync == "auto") {
+    options.sync = !servers.empty() ? Sync::kStar : launcher.world_size > 1 ? Sync::kRing : Sync::kLocal;
+  } else {
+    ASSIGN_OR_RETURN(
+        options.sync,
+        (Choose<Sync>("sync", sync,
+                      {{"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}})));
+  }
+  const int rank = absl::GetFlag(FLAGS_rank);
+  const int world_size = absl::GetFlag(FLAGS_world_size);
+  options.rank = rank >= 0 ? rank : launcher.rank;
+  options.world_size = world_size > 0 ? world_size : launcher.world_size;
+  if (options.world_size > kWorldSizeMax) {
+    return Refuse("world_size", absl::StrCat(options.world_size), absl::StrCat("at most ", kWorldSizeMax, " workers"));
+  }
+  if (options.rank >= options.world_size) {
+    return Refuse("rank", absl::StrCat(options.rank),
+                  absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
+  }
+  if (options.sync == Sync::kStar) {
+    if (servers.empty()) return Refuse("sync", "star", "it needs --servers=host:port,... (deploy/launch starts them)");
+    for (const std::string& server : options.servers) {
+      if (server.find(':') == std::string::npos) return Refuse("servers", servers, "each server is host:port");
+    }
+    return RequireAtLeast("lanes", options.lanes, 1);
+  }
+  if (!servers.empty())
+    return Refuse("servers", servers, absl::StrCat("--sync=", sync, " has no servers: drop one of the two"));
+  if (options.sync == Sync::kLocal && options.world_size > 1) {
+    return Refuse("sync", sync,
+                  absl::StrCat("one process cannot be one of ", options.world_size,
+                               " workers: give --servers, or start with mpirun for the ring"));
+  }
+  if ((options.sync == Sync::kRing || options.sync == Sync::kMpi) &&
+      ((rank >= 0 && rank != launcher.rank) || (world_size > 0 && world_size != launcher.world_size))) {
+    return Refuse("rank", absl::StrCat(rank, "\" of \"", world_size),
+                  absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
+                               ": in a ring mpirun numbers the workers, drop --rank and --world_size"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadData(WorkerOptions& options) {
+  DatasetOptions& dataset = options.dataset;
+  dataset.name = absl::GetFlag(FLAGS_dataset);
+  dataset.data_dir = absl::GetFlag(FLAGS_data_dir);
+  dataset.synthetic_train_count = absl::GetFlag(FLAGS_synthetic_train_count);
+  dataset.synthetic_test_count = absl::GetFlag(FLAGS_synthetic_test_count);
+  dataset.synthetic_height = dataset.synthetic_width = absl::GetFlag(FLAGS_synthetic_size);
+  dataset.synthetic_channels = absl::GetFlag(FLAGS_synthetic_channels);
+  dataset.seed = options.seed;
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_train_count", dataset.synthetic_train_count, 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_test_count", dataset.synthetic_test_count, 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_size", absl::GetFlag(FLAGS_synthetic_size), 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_channels", dataset.synthetic_channels, 1));
+  ASSIGN_OR_RETURN(options.augment,
+                   (Choose<bool>("augment", absl::GetFlag(FLAGS_augment), {{"none", false}, {"crop_flip", true}})));
+  return absl::OkStatus();
+}
+
+absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options) {
+  options.model = absl::GetFlag(FLAGS_model);
+  options.epochs = absl::GetFlag(FLAGS_epochs);
+  options.max_steps = absl::GetFlag(FLAGS_max_steps);
+  options.global_batch = absl::GetFlag(FLAGS_global_batch);
+  options.threads = absl::GetFlag(FLAGS_threads);
+  options.loader_threads = absl::GetFlag(FLAGS_loader_threads);
+  options.prefetch_depth = absl::GetFlag(FLAGS_prefetch_depth);
+  if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;
+  options.bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes);
+  options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
+  options.checkpoint_every_epochs = absl::GetFlag(FLAGS_checkpoint_every_epochs);
+  options.resume = absl::GetFlag(FLAGS_resume);
+  options.record = absl::GetFlag(FLAGS_record);
+  options.join_deadline = absl::Seconds(absl::GetFlag(FLAGS_join_deadline_s));
+  options.exchange_deadline = absl::Seconds(absl::GetFlag(FLAGS_exchange_deadline_s));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("epochs", options.epochs, 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("max_steps", options.max_steps, 0));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("global_batch", options.global_batch, 1));
+  RETURN_IF_ERROR(RequireAtLeast("threads", options.threads, 1));
+  RETURN_IF_ERROR(RequireAtLeast("loader_threads", options.loader_threads, 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("bucket_bytes", options.bucket_bytes, 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("checkpoint_every_epochs", options.checkpoint_every_epochs, 1));
+  RETURN_IF_ERROR(RequireAtLeast("join_deadline_s", absl::GetFlag(FLAGS_join_deadline_s), 1));
+  RETURN_IF_ERROR(RequireAtLeast("exchange_deadline_s", absl::GetFlag(FLAGS_exchange_deadline_s), 1));
+  if (options.resume && options.checkpoint_dir.empty()) return Refuse("resume", "true", "it needs --checkpoint_dir");
+  ASSIGN_OR_RETURN(options.progress, (Choose<ProgressStyle>("progress", absl::GetFlag(FLAGS_progress),
+                                                            {{"auto", ProgressStyle::kAuto},
+                                                             {"live", ProgressStyle::kLive},
+                                                             {"plain", ProgressStyle::kPlain},
+                                                             {"none", ProgressStyle::kNone}})));
+  ASSIGN_OR_RETURN(options.device, (Choose<std::string>("device", absl::GetFlag(FLAGS_device),
+                                                        {{"auto", "cpu"}, {"cpu", "cpu"}, {"cuda", "cuda"}})));
+  if (options.device == "cuda") return Refuse("device", "cuda", "this build has no CUDA side, use --device=cpu");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const char* SyncName(Sync sync) {
+  switch (sync) {
+    case Sync::kLocal:
+      return "local";
+    case Sync::kStar:
+      return "star";
+    case Sync::kRing:
+      return "ring";
+    case Sync::kMpi:
+      return "mpi";
+  }
+  return "unknown";
+}
+
+const char* ScheduleName(ScheduleKind kind) {
+  switch (kind) {
+    case ScheduleKind::kConstant:
+      return "constant";
+    case ScheduleKind::kStep:
+      return "step";
+    case ScheduleKind::kCosine:
+      return "cosine";
+  }
+  return "unknown";
+}
+
+std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() const {
+  return {{"model", model},
+          {"dataset", dataset.name},
+          {"augment", augment ? "crop_flip" : "none"},
+          {"epochs", absl::StrCat(epochs)},
+          {"max_steps", absl::StrCat(max_steps)},
+          {"global_batch", absl::StrCat(global_batch)},
+          {"seed", absl::StrCat(seed)},
+          {"threads", absl::StrCat(threads)},
+          {"device", device},
+          {"checkpoint_every_epochs", absl::StrCat(checkpoint_every_epochs)}};
+}
+
+absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,
+                                                 const LauncherEnvironment& launcher) {
+  RETURN_IF_ERROR(ParseFlags(argc, argv).status());
+  WorkerOptions options;
+  options.seed = absl::GetFlag(FLAGS_seed);
+  options.lanes = absl::GetFlag(FLAGS_lanes);
+  RETURN_IF_ERROR(ReadTopology(launcher, options));
+  RETURN_IF_ERROR(ReadRun(launcher, options));
+  RETURN_IF_ERROR(ReadData(options));
+  RETURN_IF_ERROR(ReadOptimizer(options.optimizer));
+  RETURN_IF_ERROR(ReadSchedule(options.schedule));
+  return options;
+}
+
+}  // namespace starring

@@ -1,0 +1,70 @@
+// The worker's command line, resolved: every flag of DESIGN section 8 with its default, checked for contradictions.
+#ifndef STARRING_WORKER_WORKER_OPTIONS_H_
+#define STARRING_WORKER_WORKER_OPTIONS_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/learning_rate.h"
+#include "common/optimizer.h"
+#include "worker/data/dataset.h"
+#include "worker/launcher_environment.h"
+
+namespace starring {
+
+enum class Sync { kLocal, kStar, kRing, kMpi };
+const char* SyncName(Sync sync);
+const char* ScheduleName(ScheduleKind kind);
+
+enum class ProgressStyle { kAuto, kLive, kPlain, kNone };
+
+struct WorkerOptions {
+  Sync sync = Sync::kLocal;
+  int rank = 0;
+  int world_size = 1;
+  std::vector<std::string> servers;  // star: one address per shard, in shard order
+  int lanes = 2;                     // star: streams per server
+
+  std::string model;
+  DatasetOptions dataset;
+  bool augment = false;
+
+  int64_t epochs = 0;
+  int64_t max_steps = 0;  // 0: no limit
+  int64_t global_batch = 0;
+  uint64_t seed = 0;
+
+  OptimizerConfig optimizer;
+  LearningRateSchedule schedule;  // cosine: total_steps 0 until the trainer knows the steps per epoch
+
+  int threads = 1;
+  int loader_threads = 0;
+  int prefetch_depth = 0;
+  std::string device;
+  int64_t bucket_bytes = 0;
+
+  std::string checkpoint_dir;
+  int64_t checkpoint_every_epochs = 0;
+  bool resume = false;
+  std::string record;
+  ProgressStyle progress = ProgressStyle::kAuto;
+
+  absl::Duration join_deadline;
+  absl::Duration exchange_deadline;
+
+  // What every rank must have set alike, as (flag, value), for JobSpec::agreed_flags.
+  std::vector<std::pair<std::string, std::string>> AgreedFlags() const;
+};
+
+// Reads argv and what the launcher (mpirun, srun) says. InvalidArgument names the flag, its value and the way out.
+absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,
+                                                 const LauncherEnvironment& launcher);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_WORKER_OPTIONS_H_
