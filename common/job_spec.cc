@@ -169,6 +169,12 @@ std::string WayOut(const std::string& name) {
   return "start all workers with the same flags";
 }
 
+bool HasUnknownFields(v1::JobAgreement proto) {
+  const size_t with_unknown = proto.ByteSizeLong();
+  proto.DiscardUnknownFields();
+  return proto.ByteSizeLong() != with_unknown;
+}
+
 absl::StatusOr<v1::JobAgreement> ParseProto(const std::string& bytes) {
   v1::JobAgreement proto;
   if (proto.ParseFromString(bytes)) return proto;
@@ -203,6 +209,8 @@ absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, con
   Difference difference = FirstFlagDifference(proto_a, proto_b);
   if (difference.name.empty()) difference = FirstDifference(proto_a, proto_b, "");
   if (difference.name.empty()) {
+    // Equal in all that is known: the flags may come in another order, or a field may be unknown here.
+    if (!HasUnknownFields(proto_a) && !HasUnknownFields(proto_b)) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank_a, " and rank ", rank_b,
                                                    " send agreements that differ in a field this build does not know: "
                                                    "start all processes from the same build"));

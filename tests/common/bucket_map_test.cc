@@ -1,0 +1,130 @@
+#include "common/bucket_map.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "common/reduction_order.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(BucketMapTest, BucketZeroIsTheEndOfTheVector) {
+  const int64_t block = ReductionBlockElements(2);
+  const BucketMap map =
+      BucketMap::Create({.element_count = 2 * block + 160, .bucket_bytes = 1, .world_size = 2}).value();
+  ASSERT_EQ(map.bucket_count(), 3);
+  EXPECT_EQ(map.bucket_bytes(), block * 4);
+  EXPECT_EQ(map.bucket(0), (ElementRange{2 * block, 2 * block + 160}));
+  EXPECT_EQ(map.bucket(1), (ElementRange{block, 2 * block}));
+  EXPECT_EQ(map.bucket(2), (ElementRange{0, block}));
+}
+
+TEST(BucketMapTest, BucketsAreWholeBlocksAndCoverTheVector) {
+  for (const int world_size : {1, 2, 3, 5}) {
+    const int64_t block = ReductionBlockElements(world_size);
+    for (const int64_t element_count : {int64_t{1}, int64_t{16}, block, block + 16, 7 * block + 48}) {
+      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{65536}, 3 * block * 4, INT64_MAX}) {
+        const BucketMap map =
+            BucketMap::Create({.element_count = element_count, .bucket_bytes = bucket_bytes, .world_size = world_size})
+                .value();
+        int64_t end = element_count;
+        for (int b = 0; b < map.bucket_count(); ++b) {
+          EXPECT_EQ(map.bucket(b).end, end);
+          end = map.bucket(b).begin;
+          EXPECT_EQ(end % block, 0);
+          EXPECT_GT(map.bucket(b).size(), 0);
+          EXPECT_EQ(map.BucketOf(map.bucket(b).begin), b);
+          EXPECT_EQ(map.BucketOf(map.bucket(b).end - 1), b);
+        }
+        EXPECT_EQ(end, 0);
+      }
+    }
+  }
+}
+
+// Flags that cut alike must agree when processes compare them.
+TEST(BucketMapTest, EqualCutsHaveEqualBucketBytes) {
+  const auto bytes = [](int64_t bucket_bytes) {
+    return BucketMap::Create({.element_count = 100000, .bucket_bytes = bucket_bytes, .world_size = 2})
+        .value()
+        .bucket_bytes();
+  };
+  EXPECT_EQ(bytes(1), bytes(32768));
+  EXPECT_EQ(bytes(400000), bytes(INT64_MAX));
+  EXPECT_NE(bytes(32768), bytes(32769));
+}
+
+TEST(BucketMapTest, ShardSlicesAreAlignedEvenAndCoverTheBucket) {
+  const BucketMap map =
+      BucketMap::Create({.element_count = 30000 * 16, .bucket_bytes = 1 << 20, .world_size = 2}).value();
+  for (int shard_count = 1; shard_count <= 7; ++shard_count) {
+    for (int b = 0; b < map.bucket_count(); ++b) {
+      int64_t at = map.bucket(b).begin, smallest = INT64_MAX, largest = 0;
+      for (int shard = 0; shard < shard_count; ++shard) {
+        const ElementRange slice = map.ShardSlice(b, shard, shard_count);
+        EXPECT_EQ(slice.begin, at);
+        EXPECT_EQ(slice.begin % Layout::kAlignmentElements, 0);
+        at = slice.end;
+        smallest = std::min(smallest, slice.size());
+        largest = std::max(largest, slice.size());
+      }
+      EXPECT_EQ(at, map.bucket(b).end);
+      EXPECT_LE(largest - smallest, Layout::kAlignmentElements);
+    }
+  }
+}
+
+TEST(BucketMapTest, MoreShardsThanLinesLeavesSomeEmpty) {
+  const BucketMap map = BucketMap::Create({.element_count = 16, .bucket_bytes = 64, .world_size = 1}).value();
+  int64_t owned = 0;
+  for (int shard = 0; shard < 3; ++shard) owned += map.ShardSlice(0, shard, 3).size();
+  EXPECT_EQ(owned, 16);
+}
+
+TEST(BucketMapTest, RingSlicesAreTheRanksChunksOfEveryBlock) {
+  for (const int world_size : {1, 2, 3, 4}) {
+    const int64_t block = ReductionBlockElements(world_size);
+    const int64_t element_count = 5 * block + 21;
+    const BucketMap map =
+        BucketMap::Create({.element_count = element_count, .bucket_bytes = 2 * block * 4, .world_size = world_size})
+            .value();
+    std::vector<int> owner(element_count, -1);
+    for (int b = 0; b < map.bucket_count(); ++b) {
+      for (int rank = 0; rank < world_size; ++rank) {
+        for (const ElementRange& range : map.RingSlice(b, rank)) {
+          ASSERT_GT(range.size(), 0);
+          for (int64_t e = range.begin; e < range.end; ++e) {
+            ASSERT_EQ(owner[e], -1);
+            owner[e] = rank;
+          }
+        }
+      }
+    }
+    // The order of a sum ends at its owner.
+    ForEachRun({0, element_count}, element_count, world_size, [&](ElementRange run, int first_rank) {
+      for (int64_t e = run.begin; e < run.end; ++e) ASSERT_EQ((owner[e] + 1) % world_size, first_rank);
+    });
+  }
+}
+
+TEST(BucketMapTest, RefusesOptionsOutOfBounds) {
+  const auto message = [](BucketMap::Options options) {
+    const absl::Status status = BucketMap::Create(options).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(message({.element_count = 0, .bucket_bytes = 1, .world_size = 1}), HasSubstr("element_count is 0"));
+  EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 0, .world_size = 1}), HasSubstr("bucket_bytes is 0"));
+  EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 1, .world_size = 0}), HasSubstr("world_size is 0"));
+  EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 1, .world_size = 1 << 20}),
+              HasSubstr("world_size is 1048576"));
+  EXPECT_THAT(message({.element_count = int64_t{1} << 34, .bucket_bytes = 1, .world_size = 1}),
+              HasSubstr("--bucket_bytes=1 cuts"));
+}
+
+}  // namespace
+}  // namespace starring
