@@ -129,10 +129,12 @@ absl::Status ReadTopology(const LauncherEnvironment& launcher, WorkerOptions& op
   if (sync == "auto") {
     options.sync = !servers.empty() ? Sync::kStar : launcher.world_size > 1 ? Sync::kRing : Sync::kLocal;
   } else {
-    ASSIGN_OR_RETURN(
-        options.sync,
-        (Choose<Sync>("sync", sync,
-                      {{"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}})));
+    ASSIGN_OR_RETURN(options.sync, (Choose<Sync>("sync", sync,
+                                                 {{"auto", Sync::kLocal},
+                                                  {"local", Sync::kLocal},
+                                                  {"star", Sync::kStar},
+                                                  {"ring", Sync::kRing},
+                                                  {"mpi", Sync::kMpi}})));
   }
   const int rank = absl::GetFlag(FLAGS_rank);
   const int world_size = absl::GetFlag(FLAGS_world_size);

@@ -1,0 +1,92 @@
+#include "worker/worker_options.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+absl::StatusOr<WorkerOptions> Parse(std::vector<const char*> words, const LauncherEnvironment& launcher = {}) {
+  const absl::FlagSaver restore;
+  words.insert(words.begin(), "worker");
+  return ParseWorkerOptions(static_cast<int>(words.size()), words.data(), launcher);
+}
+
+std::string Refusal(const std::vector<const char*>& words, const LauncherEnvironment& launcher = {}) {
+  const auto options = Parse(words, launcher);
+  EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(options.status().message());
+}
+
+LauncherEnvironment MpirunOf(int rank, int world_size) {
+  return {.launcher = Launcher::kOpenMpi, .rank = rank, .world_size = world_size};
+}
+
+TEST(WorkerOptionsTest, NoFlagTrainsLenetOnFashionMnistInOneProcess) {
+  const auto options = Parse({});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->sync, Sync::kLocal);
+  EXPECT_EQ(options->world_size, 1);
+  EXPECT_EQ(options->model, "lenet5");
+  EXPECT_EQ(options->dataset.name, "fashion-mnist");
+  EXPECT_EQ(options->checkpoint_every_epochs, 5);
+}
+
+TEST(WorkerOptionsTest, AutoChoosesTheTopology) {
+  const auto star = Parse({"--servers=a:1,b:2", "--rank=1", "--world_size=2"});
+  ASSERT_TRUE(star.ok()) << star.status();
+  EXPECT_EQ(star->sync, Sync::kStar);
+  EXPECT_EQ(star->rank, 1);
+  EXPECT_THAT(star->servers, ElementsAre("a:1", "b:2"));
+  EXPECT_EQ(Parse({}, MpirunOf(3, 4))->sync, Sync::kRing);
+  EXPECT_EQ(Parse({}, MpirunOf(3, 4))->rank, 3);
+  EXPECT_EQ(Parse({}, MpirunOf(0, 1))->sync, Sync::kLocal);
+  EXPECT_EQ(Parse({"--servers=a:1"}, MpirunOf(1, 2))->sync, Sync::kStar);
+  EXPECT_EQ(Parse({"--sync=mpi"}, MpirunOf(1, 2))->sync, Sync::kMpi);
+}
+
+TEST(WorkerOptionsTest, RefusesContradictions) {
+  EXPECT_THAT(Refusal({"--sync=star"}), HasSubstr("--servers"));
+  EXPECT_THAT(Refusal({"--sync=ring", "--servers=a:1"}), HasSubstr("drop one of the two"));
+  EXPECT_THAT(Refusal({"--sync=local"}, MpirunOf(0, 2)), HasSubstr("one process cannot be one of 2 workers"));
+  EXPECT_THAT(Refusal({"--world_size=2"}), HasSubstr("one process cannot be one of 2 workers"));
+  EXPECT_THAT(Refusal({"--servers=a:1", "--rank=2", "--world_size=2"}), HasSubstr("--world_size is 2"));
+  EXPECT_THAT(Refusal({"--rank=1"}, MpirunOf(0, 2)), HasSubstr("the launcher says rank 0 of 2"));
+  EXPECT_THAT(Refusal({"--resume"}), HasSubstr("--checkpoint_dir"));
+  EXPECT_THAT(Refusal({"--optimizer=adamw", "--nesterov"}), HasSubstr("nesterov"));
+  EXPECT_THAT(Refusal({"--schedule=step"}), HasSubstr("--decay_steps"));
+}
+
+TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
+  EXPECT_THAT(Refusal({"--global_batch=0"}), HasSubstr("flag --global_batch cannot be \"0\": it must be at least 1"));
+  EXPECT_THAT(Refusal({"--learning_rate=-1"}), HasSubstr("above 0"));
+  EXPECT_THAT(Refusal({"--learning_rate=nan"}), HasSubstr("above 0"));
+  EXPECT_THAT(Refusal({"--sync=tree"}), HasSubstr("auto"));
+  EXPECT_THAT(Refusal({"--device=cuda"}), HasSubstr("--device=cpu"));
+  EXPECT_THAT(Refusal({"--servers=nowhere"}), HasSubstr("host:port"));
+}
+
+TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
+  const auto has = [](const WorkerOptions& options, const std::string& flag, const std::string& value) {
+    for (const auto& [name, agreed] : options.AgreedFlags()) {
+      if (name == flag) return agreed == value;
+    }
+    return false;
+  };
+  const auto options = Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_TRUE(has(*options, "seed", "7"));
+  EXPECT_TRUE(has(*options, "threads", "2"));
+  EXPECT_TRUE(has(*options, "augment", "crop_flip"));
+  EXPECT_TRUE(has(*options, "model", "mlp"));
+}
+
+}  // namespace
+}  // namespace starring
