@@ -11,7 +11,8 @@ Nothing that went wrong may look like success, so one failure is counted for
   - a test that ended badly although each of its cases passed (a leak found at exit, a crash, a timeout),
   - a test that ran no case at all,
   - a run that Bazel did not finish, or ended with an error that no target accounts for.
-A test that is incompatible with a configuration is no test there, and is not counted.
+A test that is incompatible with a configuration is no test there, and is not counted. In a run of clang-tidy every
+target whose sources it approved is a test that passed.
 
 Exit status: 0 when something passed and nothing failed, else 1.
 """
@@ -79,6 +80,7 @@ def count_run(events):
     summaries = {}  # label -> status; None until Bazel has summed the test up
     xml_paths = {}  # (label, run, shard) -> path of the last attempt's test.xml
     not_built = set()
+    tidy_count = 0
     exit_code = None
     for event in events:
         identity = event.get("id", {})
@@ -87,6 +89,8 @@ def count_run(events):
             if "completed" in event:
                 if not event["completed"].get("success"):
                     not_built.add(label)
+                elif any(group.get("name") == "tidy" for group in event["completed"].get("outputGroup", [])):
+                    tidy_count += 1
             elif event.get("aborted", {}).get("reason") != "SKIPPED":
                 not_built.add(label)
             for child in event.get("children", []):
@@ -103,7 +107,7 @@ def count_run(events):
         elif "finished" in event:
             exit_code = event["finished"].get("exitCode", {}).get("code", 0)
 
-    count = Count()
+    count = Count(passed=tidy_count)
     for label in sorted(not_built):
         count.failed.append(f"{label} did not build")
     for label, status in sorted(summaries.items()):

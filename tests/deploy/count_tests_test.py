@@ -85,6 +85,13 @@ class CountTestsTest(unittest.TestCase):
         skipped = {"id": {"targetCompleted": {"label": "//t"}}, "aborted": {"reason": "SKIPPED"}}
         self.assertEqual(self.count(skipped, FINISHED), "0 passed, 0 failed, 0 skipped")
 
+    def test_clang_tidy(self):
+        approved = {"id": {"targetCompleted": {"label": "//a"}},
+                    "completed": {"success": True, "outputGroup": [{"name": "tidy"}]}}
+        nothing_to_check = {"id": {"targetCompleted": {"label": "//b"}}, "completed": {"success": True}}
+        refused = {"id": {"targetCompleted": {"label": "//c"}}, "completed": {"outputGroup": [{"name": "tidy"}]}}
+        self.assertEqual(self.count(approved, nothing_to_check, refused, FINISHED), "1 passed, 1 failed, 0 skipped")
+
     def test_bazel_itself_failed(self):
         passing = self.events_of("//a", "PASSED", PASSING)
         self.assertEqual(self.count(*passing), "1 passed, 1 failed, 0 skipped")

@@ -41,7 +41,7 @@ TEST(SanitizersDeathTest, UndefinedStopsAtSignedOverflow) {
 }
 #endif
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(STARRING_TSAN)
 TEST(SanitizersDeathTest, ThreadSeesARace) {
   EXPECT_DEATH(
       {
