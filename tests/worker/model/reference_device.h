@@ -1,0 +1,44 @@
+// A device of plain loops, for tests of what is built on devices: sums in double precision, and everything that a
+// contract of kernels/device.h allows an operation to do to its caller is done. Fresh memory is full of NaN (the
+// contract says zero, but whoever relies on it in an arena that is used twice is wrong), and scratch is destroyed.
+#ifndef STARRING_TESTS_WORKER_MODEL_REFERENCE_DEVICE_H_
+#define STARRING_TESTS_WORKER_MODEL_REFERENCE_DEVICE_H_
+
+#include <memory>
+
+#include "kernels/device.h"
+
+namespace starring {
+
+class ReferenceDevice : public Device {
+ public:
+  std::string name() const override { return "reference"; }
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override;
+  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override;
+  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override;
+  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override;
+  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
+      const GlobalAveragePoolSpec& spec) override;
+  absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override;
+  absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override;
+  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
+      const SoftmaxCrossEntropySpec& spec) override;
+
+  void Relu(const float* x, float* y, int64_t count) override;
+  void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override;
+  void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override;
+  void Accumulate(const float* x, float* y, int64_t count) override;
+
+  void CopyToDevice(const void* host, void* device, int64_t size_bytes) override;
+  void CopyToHost(const void* device, void* host, int64_t size_bytes) override;
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+  int operations_created() const { return operations_created_; }
+
+ private:
+  int operations_created_ = 0;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_WORKER_MODEL_REFERENCE_DEVICE_H_
