@@ -1,0 +1,316 @@
+#include "worker/model/network.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/model/reference_device.h"
+#include "worker/model/layer_file.h"
+
+namespace starring {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr char kSmall[] =
+    "layer { name: \"conv\" conv2d { out_channels: 2 kernel: 3 padding: 1 no_bias: true } }\n"
+    "layer { name: \"bn\" batch_norm { relu: true } }\n"
+    "layer { name: \"pool\" max_pool { kernel: 2 } }\n"
+    "layer { name: \"drop\" dropout { rate: 0.5 } }\n"
+    "layer { name: \"fc\" dense { units: 3 } }\n";
+constexpr int64_t kBatchMax = 6;
+constexpr NetworkOptions kSmallOptions{
+    .height = 4, .width = 6, .channels = 2, .classes = 3, .batch_max = kBatchMax, .seed = 9};
+
+absl::Status Nothing(int) { return absl::OkStatus(); }
+
+std::unique_ptr<Network> MakeNetwork(Device* device, const std::string& text = kSmall,
+                                     const NetworkOptions& options = kSmallOptions) {
+  absl::StatusOr<LayerFile> file = LayerFile::Parse(text, "test.textproto");
+  EXPECT_TRUE(file.ok()) << file.status();
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(*file, options, device);
+  EXPECT_TRUE(network.ok()) << network.status();
+  return *std::move(network);
+}
+
+std::unique_ptr<Network> LoadNetwork(Device* device, const std::string& name, const NetworkOptions& options) {
+  absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(*LayerFile::Load(name), options, device);
+  EXPECT_TRUE(network.ok()) << network.status();
+  return *std::move(network);
+}
+
+class NetworkTest : public testing::Test {
+ protected:
+  NetworkTest() : network_(MakeNetwork(&device_)), parameters_(network_->layout().element_count()) {
+    network_->InitializeParameters(1, parameters_);
+    gradients_.assign(parameters_.size(), std::numeric_limits<float>::quiet_NaN());
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    images_.resize(16 * 4 * 6 * 2);
+    for (float& value : images_) value = normal(random);
+    labels_.resize(16);
+    for (int32_t& label : labels_) label = static_cast<int32_t>(random() % 3);
+  }
+
+  NetworkInput Input(int64_t batch, int64_t first = 0) {
+    return {.images = images_.data() + first * 4 * 6 * 2, .labels = labels_.data() + first, .batch = batch};
+  }
+  Network::TrainStep Step(int64_t batch, int64_t first_sample = 0) {
+    return {.input = Input(batch, first_sample),
+            .step = 4,
+            .first_sample = first_sample,
+            .loss_scale = 0.25f,
+            .parameters = parameters_,
+            .gradients = gradients_};
+  }
+  // The loss and gradients of a step on `network`.
+  std::pair<double, std::vector<float>> Train(Network* network, const Network::TrainStep& step) {
+    EXPECT_TRUE(network->Forward(step, Nothing).ok());
+    EXPECT_TRUE(network->Backward(step, Nothing).ok());
+    std::vector<float> gradients = gradients_;
+    for (float& gradient : gradients) gradient = std::isnan(gradient) ? -99 : gradient;  // gaps
+    return {network->Result().loss_sum, gradients};
+  }
+
+  ReferenceDevice device_;
+  std::unique_ptr<Network> network_;
+  std::vector<float> parameters_, gradients_;
+  std::vector<float> images_;
+  std::vector<int32_t> labels_;
+};
+
+TEST_F(NetworkTest, HooksRunInOrderAroundEveryLayer) {
+  std::vector<int> before, after;
+  ASSERT_TRUE(network_->Forward(Step(2), [&](int l) { return before.push_back(l), absl::OkStatus(); }).ok());
+  ASSERT_TRUE(network_->Backward(Step(2), [&](int l) { return after.push_back(l), absl::OkStatus(); }).ok());
+  EXPECT_THAT(before, ElementsAre(0, 1, 2, 3, 4));
+  EXPECT_THAT(after, ElementsAre(4, 3, 2, 1, 0));
+}
+
+// The exchange writes new parameters of layer l until before_layer(l) returns.
+TEST_F(NetworkTest, ParametersAreReadOnlyAfterTheirHook) {
+  const auto [loss, gradients] = Train(network_.get(), Step(3));
+  const std::vector<float> whole = parameters_;
+  std::fill(parameters_.begin(), parameters_.end(), std::numeric_limits<float>::quiet_NaN());
+  const auto arrive = [&](int l) {
+    const ElementRange range = network_->LayerRange(l);
+    std::copy(whole.begin() + range.begin, whole.begin() + range.end, parameters_.begin() + range.begin);
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(network_->Forward(Step(3), arrive).ok());
+  EXPECT_EQ(network_->Result().loss_sum, loss);
+}
+
+// The exchange takes gradients and overwrites parameters of layer l as soon as after_layer(l) is called.
+TEST_F(NetworkTest, GradientsAreFinalAtTheirHook) {
+  const auto [loss, gradients] = Train(network_.get(), Step(3));
+  ASSERT_TRUE(network_->Forward(Step(3), Nothing).ok());
+  std::vector<float> seen(gradients.size(), -99);
+  const auto leave = [&](int l) {
+    const ElementRange range = network_->LayerRange(l);
+    for (int64_t e = range.begin; e < range.end; ++e) {
+      if (!std::isnan(gradients_[e])) seen[e] = gradients_[e];
+      gradients_[e] = parameters_[e] = std::numeric_limits<float>::quiet_NaN();
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_TRUE(network_->Backward(Step(3), leave).ok());
+  EXPECT_EQ(seen, gradients);
+  EXPECT_THAT(gradients_, Each(testing::IsNan())) << "written after the hook";
+}
+
+TEST_F(NetworkTest, AnErrorOfAHookStops) {
+  int calls = 0;
+  const auto fail = [&](int l) { return ++calls, l == 2 ? absl::UnavailableError("gone") : absl::OkStatus(); };
+  EXPECT_EQ(network_->Forward(Step(2), fail).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(calls, 3);
+  ASSERT_TRUE(network_->Forward(Step(2), Nothing).ok());
+  calls = 0;
+  EXPECT_EQ(network_->Backward(Step(2), fail).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(calls, 3);
+}
+
+TEST_F(NetworkTest, AnEmptyBatchHasZeroGradientsAndAllHooks) {
+  Train(network_.get(), Step(2));
+  std::vector<int> hooks;
+  const auto note = [&](int l) { return hooks.push_back(l), absl::OkStatus(); };
+  std::fill(gradients_.begin(), gradients_.end(), 5.0f);
+  ASSERT_TRUE(network_->Forward(Step(0), note).ok());
+  ASSERT_TRUE(network_->Backward(Step(0), note).ok());
+  EXPECT_THAT(hooks, ElementsAre(0, 1, 2, 3, 4, 4, 3, 2, 1, 0));
+  for (int64_t e = 0; e < network_->layout().element_count(); ++e) {
+    EXPECT_EQ(gradients_[e], network_->layout().TensorAt(e).empty() ? 5 : 0) << e;
+  }
+  EXPECT_EQ(network_->Result().loss_sum, 0);
+  EXPECT_EQ(network_->Result().correct, 0);
+  ASSERT_TRUE(network_->Evaluate(Input(0), parameters_).ok());
+  EXPECT_EQ(network_->Result().loss_sum, 0);
+}
+
+TEST_F(NetworkTest, BackwardNeedsForwardOfTheSameBatch) {
+  EXPECT_DEATH((void)network_->Backward(Step(2), Nothing), "without Forward");
+  ASSERT_TRUE(network_->Forward(Step(2), Nothing).ok());
+  EXPECT_DEATH((void)network_->Backward(Step(3), Nothing), "without Forward");
+  ASSERT_TRUE(network_->Evaluate(Input(2), parameters_).ok());
+  EXPECT_DEATH((void)network_->Backward(Step(2), Nothing), "without Forward");
+  EXPECT_DEATH((void)network_->Forward(Step(kBatchMax + 1), Nothing), "batch_max");
+}
+
+// Plans share the arena: what one leaves there must not reach another.
+TEST_F(NetworkTest, BatchSizesDoNotDisturbEachOther) {
+  for (const int64_t batch : {6, 1, 4, 6, 3, 1, 6}) {
+    SCOPED_TRACE(batch);
+    std::unique_ptr<Network> alone = MakeNetwork(&device_);
+    EXPECT_EQ(Train(network_.get(), Step(batch)), Train(alone.get(), Step(batch)));
+    ASSERT_TRUE(network_->Evaluate(Input(batch), parameters_).ok());
+  }
+}
+
+TEST_F(NetworkTest, PlansAreKeptAndBounded) {
+  Train(network_.get(), Step(6));
+  Train(network_.get(), Step(5));
+  const int created = device_.operations_created();
+  for (int i = 0; i < 3; ++i) {
+    Train(network_.get(), Step(6));
+    Train(network_.get(), Step(5));
+  }
+  EXPECT_EQ(device_.operations_created(), created);
+
+  NetworkOptions options = kSmallOptions;
+  options.batch_max = 16;
+  std::unique_ptr<Network> network = MakeNetwork(&device_, kSmall, options);
+  const int64_t plans_max = kNetworkPlansMax;
+  for (int64_t batch = 1; batch <= plans_max; ++batch) Train(network.get(), Step(batch));
+  Train(network.get(), Step(1));              // the oldest is in use again
+  Train(network.get(), Step(plans_max + 1));  // pushes 2 out
+  const int before = device_.operations_created();
+  Train(network.get(), Step(1));
+  EXPECT_EQ(device_.operations_created(), before);
+  Train(network.get(), Step(2));
+  EXPECT_GT(device_.operations_created(), before);
+}
+
+// A rank that computes the second half of a batch drops what the whole batch would have dropped there. Without batch
+// norm, whose statistics are each rank's own.
+TEST_F(NetworkTest, HalfBatchesAddUpToTheWhole) {
+  const std::string text =
+      "layer { name: \"a\" dense { units: 8 relu: true } } layer { name: \"d\" dropout { rate: 0.5 } }"
+      "layer { name: \"fc\" dense { units: 3 } }";
+  network_ = MakeNetwork(&device_, text);
+  parameters_.resize(network_->layout().element_count());
+  gradients_.assign(parameters_.size(), std::numeric_limits<float>::quiet_NaN());
+  network_->InitializeParameters(1, parameters_);
+  const auto [loss, whole] = Train(network_.get(), Step(6));
+  const auto [loss_low, low] = Train(network_.get(), Step(2));
+  const auto [loss_high, high] = Train(network_.get(), Step(4, 2));
+  EXPECT_NEAR(loss_low + loss_high, loss, 1e-6);
+  for (size_t e = 0; e < whole.size(); ++e) {
+    if (whole[e] == -99) continue;
+    EXPECT_NEAR(low[e] + high[e], whole[e], 1e-6) << e;
+  }
+}
+
+TEST_F(NetworkTest, EvaluationHasNoDropoutAndUsesRunningStatistics) {
+  std::vector<NetworkBuffer> buffers = network_->buffers();
+  ASSERT_EQ(buffers.size(), 2);
+  EXPECT_EQ(buffers[0].name, "bn.running_mean");
+  EXPECT_EQ(buffers[1].name, "bn.running_var");
+  EXPECT_THAT(buffers[0].values, ElementsAre(0, 0));
+  EXPECT_THAT(buffers[1].values, ElementsAre(1, 1));
+  for (int i = 0; i < 3; ++i) Train(network_.get(), Step(6));
+  EXPECT_NE(buffers[0].values[0], 0) << "training moves the running mean";
+  const std::vector<float> statistics(buffers[0].values.begin(), buffers[0].values.end());
+
+  // One sample's result does not depend on those beside it, and a second look changes nothing.
+  double sum = 0;
+  int64_t correct = 0;
+  for (int64_t n = 0; n < 6; ++n) {
+    ASSERT_TRUE(network_->Evaluate(Input(1, n), parameters_).ok());
+    sum += network_->Result().loss_sum;
+    correct += network_->Result().correct;
+  }
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(network_->Evaluate(Input(6), parameters_).ok());
+    EXPECT_NEAR(network_->Result().loss_sum, sum, 1e-6);
+    EXPECT_EQ(network_->Result().correct, correct);
+  }
+  EXPECT_THAT(buffers[0].values, testing::ElementsAreArray(statistics)) << "evaluation must not move it";
+
+  // The same network without the dropout layer.
+  std::string text = kSmall;
+  text.erase(text.find("layer { name: \"drop\""),
+             text.find("layer { name: \"fc\"") - text.find("layer { name: \"drop\""));
+  std::unique_ptr<Network> without = MakeNetwork(&device_, text);
+  for (size_t b = 0; b < buffers.size(); ++b) {
+    std::copy(buffers[b].values.begin(), buffers[b].values.end(), without->buffers()[b].values.begin());
+  }
+  ASSERT_TRUE(without->Evaluate(Input(6), parameters_).ok());
+  EXPECT_NEAR(without->Result().loss_sum, sum, 1e-6);
+}
+
+TEST_F(NetworkTest, EvaluationMayHaveLargerBatches) {
+  NetworkOptions options = kSmallOptions;
+  options.batch_max = 2;
+  options.evaluation_batch_max = 16;
+  std::unique_ptr<Network> network = MakeNetwork(&device_, kSmall, options);
+  ASSERT_TRUE(network->Evaluate(Input(16), parameters_).ok());
+  EXPECT_DEATH((void)network->Forward(Step(3), Nothing), "batch_max");
+}
+
+TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {
+  ReferenceDevice device;
+  std::string text;
+  for (int l = 0; l < 30; ++l) {
+    absl::StrAppend(&text, "layer { name: \"c", l, "\" conv2d { out_channels: 4 kernel: 3 padding: 1 relu: true } }\n");
+  }
+  text += "layer { name: \"g\" global_average_pool {} } layer { name: \"fc\" dense { units: 3 } }";
+  NetworkOptions options = {.height = 8, .width = 8, .channels = 4, .classes = 3, .batch_max = 2};
+  const int64_t activation_bytes = options.batch_max * 8 * 8 * 4 * 4;
+  const int64_t training_bytes = MakeNetwork(&device, text, options)->arena_bytes();
+  // 30 activations are kept, and at most two gradients live at a time.
+  EXPECT_GE(training_bytes, 30 * activation_bytes);
+  EXPECT_LE(training_bytes, 33 * activation_bytes);
+  // Evaluation keeps an input and an output.
+  options.evaluation_batch_max = 100 * options.batch_max;
+  EXPECT_LE(MakeNetwork(&device, text, options)->arena_bytes(), 100 * 3 * activation_bytes);
+}
+
+TEST(NetworkMemoryTest, ShippedModels) {
+  ReferenceDevice device;
+  const NetworkOptions mnist = {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = 64};
+  const NetworkOptions cifar = {.height = 32, .width = 32, .channels = 3, .classes = 10, .batch_max = 64};
+  for (const char* name : {"logreg", "mlp", "lenet5", "mnist_cnn"}) {
+    RecordProperty(absl::StrCat(name, "_arena_bytes"), absl::StrCat(LoadNetwork(&device, name, mnist)->arena_bytes()));
+  }
+  // Of each of the 19 convolutions the output and its normalised form: 16 KiB floats a sample in the first stage.
+  const int64_t resnet_bytes = LoadNetwork(&device, "resnet20", cifar)->arena_bytes();
+  RecordProperty("resnet20_arena_bytes", absl::StrCat(resnet_bytes));
+  EXPECT_LT(resnet_bytes, int64_t{64} * 4 * 1024 * 1024);
+}
+
+TEST(NetworkErrorTest, ShapesThatDoNotFitAreRefusedWithTheirLine) {
+  ReferenceDevice device;
+  absl::StatusOr<LayerFile> file = LayerFile::Load("lenet5");
+  NetworkOptions options = {.height = 28, .width = 28, .channels = 1, .classes = 26, .batch_max = 1};
+  absl::Status status = Network::Create(*file, options, &device).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("lenet5.textproto:12:"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("10 outputs, the data set has 26 classes"));
+  options = {.height = 6, .width = 6, .channels = 1, .classes = 10, .batch_max = 1};
+  status = Network::Create(*file, options, &device).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("layer conv2: kernel 5 is larger than its input, 3 x 3 x 6"));
+}
+
+}  // namespace
+}  // namespace starring
