@@ -1,0 +1,290 @@
+#include "deploy/launch/job.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/command_line.h"
+#include "common/status.h"
+#include "deploy/launch/mpi_rank.h"
+
+namespace starring {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using Clock = Supervisor::Clock;
+
+// Between two looks at things that no event announces (port files).
+constexpr milliseconds kTick{20};
+// A child that reports a missing peer may have noticed the culprit's end before we do.
+constexpr milliseconds kCulpritGrace{1000};
+// Between SIGTERM and SIGKILL when the job has failed. mpirun needs two seconds to end its ranks.
+constexpr seconds kTermGrace{4};
+// For servers to leave by themselves once the workers have.
+constexpr seconds kServerGrace{5};
+// A killed process is gone at once, unless the kernel is in trouble.
+constexpr seconds kKillDeadline{10};
+constexpr Clock::duration kForEver = std::chrono::hours(24 * 365);
+
+std::string NameOf(char role, int number) { return absl::StrCat(std::string(1, role), number); }
+
+std::string EndText(const Child& child) {
+  const int number = child.exit_code - 128;
+  if (number > 0 && number < SIGRTMIN) {
+    return absl::StrCat(child.name, " was ended by signal ", number, " (", strsignal(number), ")");
+  }
+  return absl::StrCat(child.name, " failed with exit code ", child.exit_code);
+}
+
+}  // namespace
+
+Job::Job(const Context& context)
+    : context_(context),
+      options_(*context.options),
+      environment_(InheritedEnvironment()),
+      supervisor_(context.signals, context.merger) {
+  // Threads that spin while they wait would take the cores of those that they wait for.
+  environment_.SetDefault("OMP_WAIT_POLICY", "PASSIVE");
+  environment_.SetDefault("OMP_NUM_THREADS", absl::StrCat(context.cores->workers.front().size()));
+  environment_.Set("STARRING_CORES_PER_WORKER", CoreListsText(context.cores->workers));
+  environment_.Set("STARRING_CORES_PER_SERVER", CoreListsText(context.cores->servers));
+}
+
+absl::StatusOr<JobOutcome> Job::Run() {
+  const absl::Status started = Start();
+  if (started.ok()) RunWorkers();
+  const bool done = started.ok() && WorkersDone();
+  if (done && FirstFailure() == nullptr) EndServers();
+
+  JobOutcome outcome{.exit_code = 0, .stopped = supervisor_.stop_count() > 0};
+  if (const Child* const failure = FirstFailure(); failure != nullptr) {
+    outcome.exit_code = failure->exit_code;
+    context_.merger->Print(
+        absl::StrCat("launch: ", EndText(*failure), supervisor_.AnyRunning() ? ": ending the others" : ""));
+  } else if (!done && outcome.stopped) {
+    outcome.exit_code = 128 + supervisor_.stop_signal();
+  }
+  EndEverybody();
+  if (!started.ok() && outcome.exit_code == 0) return started;
+  return outcome;
+}
+
+absl::Status Job::Start() {
+  switch (options_.sync) {
+    case LaunchSync::kStar: {
+      RETURN_IF_ERROR(StartServers());
+      ASSIGN_OR_RETURN(const std::vector<std::string> addresses, AwaitServerAddresses());
+      return StartWorkers(addresses);
+    }
+    case LaunchSync::kRing:
+    case LaunchSync::kMpi:
+      return StartMpirun();
+    case LaunchSync::kLocal:
+      return StartWorkers({});
+  }
+  return absl::InternalError("no such sync");
+}
+
+absl::Status Job::StartServers() {
+  for (int shard = 0; shard < options_.server_count; ++shard) {
+    const std::string name = NameOf('s', shard);
+    ChildSpec spec;
+    spec.program = options_.server_binary;
+    spec.argv = {options_.server_binary, "--listen=127.0.0.1:0", absl::StrCat("--shard=", shard),
+                 absl::StrCat("--shard_count=", options_.server_count),
+                 absl::StrCat("--port_file=", context_.folder, "/", name, ".port")};
+    spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
+    RETURN_IF_ERROR(StartChild(name, Role::kServer, std::move(spec)));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> Job::AwaitServerAddresses() {
+  std::vector<std::string> addresses(static_cast<size_t>(options_.server_count));
+  const auto all_listen = [&] {
+    for (int shard = 0; shard < options_.server_count; ++shard) {
+      std::string& address = addresses[static_cast<size_t>(shard)];
+      if (!address.empty()) continue;
+      std::ifstream file(absl::StrCat(context_.folder, "/", NameOf('s', shard), ".port"));
+      std::string text(std::istreambuf_iterator<char>(file), {});
+      if (!absl::EndsWith(text, "\n")) return false;  // not there yet, or half written
+      absl::StripAsciiWhitespace(&text);
+      address = absl::StrContains(text, ':') ? text : absl::StrCat("127.0.0.1:", text);
+    }
+    return true;
+  };
+  const auto over = [&] {
+    return supervisor_.stop_count() > 0 || !std::all_of(supervisor_.children().begin(), supervisor_.children().end(),
+                                                        [](const Child& child) { return child.running; });
+  };
+  const bool in_time =
+      supervisor_.RunUntil([&] { return over() || all_listen(); }, Clock::now() + options_.start_deadline, kTick);
+  if (over()) {
+    for (const Child& child : supervisor_.children()) {
+      if (!child.running) return absl::UnavailableError(absl::StrCat(EndText(child), " before it was listening"));
+    }
+    return absl::CancelledError("stopped before the servers were listening");
+  }
+  if (in_time) return addresses;
+  const auto silent = std::find(addresses.begin(), addresses.end(), "") - addresses.begin();
+  return absl::DeadlineExceededError(absl::StrCat("s", silent, " is not listening after ",
+                                                  options_.start_deadline.count(), " s (--start_deadline_s)"));
+}
+
+absl::Status Job::StartWorkers(const std::vector<std::string>& addresses) {
+  for (int rank = 0; rank < options_.worker_count; ++rank) {
+    ChildSpec spec;
+    spec.program = options_.worker_binary;
+    spec.argv = WorkerCommand();
+    if (options_.sync == LaunchSync::kStar) {
+      spec.argv.push_back(absl::StrCat("--servers=", absl::StrJoin(addresses, ",")));
+      spec.argv.push_back(absl::StrCat("--rank=", rank));
+      spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
+    }
+    spec.cores = context_.cores->workers[static_cast<size_t>(rank)];
+    RETURN_IF_ERROR(StartChild(NameOf('w', rank), Role::kWorker, std::move(spec)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Job::StartMpirun() {
+  for (int rank = 0; rank < options_.worker_count; ++rank) {
+    const std::string prefix = absl::StrCat(NameOf('w', rank), " | ");
+    for (const OutputStream stream : {OutputStream::kOut, OutputStream::kErr}) {
+      const std::string path = RankPath(context_.folder, rank, stream == OutputStream::kOut ? "out" : "err");
+      if (rank == 0 && stream == OutputStream::kOut && isatty(STDOUT_FILENO) == 1) {
+        ASSIGN_OR_RETURN(OutputChannel terminal, CreateTerminal());
+        if (symlink(terminal.write_path.c_str(), path.c_str()) != 0) return absl::InternalError(path);
+        held_open_.push_back(std::move(terminal.write_end));  // else there is an end of file before rank 0 opens it
+        supervisor_.AddOutput(std::move(terminal.read_end), context_.merger->AddLive());
+        continue;
+      }
+      ASSIGN_OR_RETURN(OutputChannel fifo, CreateFifo(path));
+      const bool bare = rank == 0 && stream == OutputStream::kOut;
+      supervisor_.AddOutput(std::move(fifo.read_end), context_.merger->AddPrefixed(bare ? "" : prefix, stream));
+    }
+  }
+  SetMpiDefaults(options_.worker_count, static_cast<int>(AllowedCores().size()), environment_);
+  ChildSpec spec;
+  RETURN_IF_ERROR(SetMpirunCommand({.rank_count = options_.worker_count,
+                                    .folder = context_.folder,
+                                    .cores = context_.cores->workers,
+                                    .worker = WorkerCommand()},
+                                   spec));
+  spec.death_signal = SIGTERM;  // mpirun ends its ranks and cleans up behind itself
+  return StartChild("mpirun", Role::kMpirun, std::move(spec));
+}
+
+absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec) {
+  const std::string prefix = absl::StrCat(name, " | ");
+  OutputChannel out;
+  int out_source = 0;
+  if (name == "w0") {
+    const bool live = isatty(STDOUT_FILENO) == 1;
+    ASSIGN_OR_RETURN(out, live ? CreateTerminal() : CreatePipe());
+    out_source = live ? context_.merger->AddLive() : context_.merger->AddPrefixed("", OutputStream::kOut);
+  } else {
+    ASSIGN_OR_RETURN(out, CreatePipe());
+    out_source = context_.merger->AddPrefixed(prefix, OutputStream::kOut);
+  }
+  ASSIGN_OR_RETURN(OutputChannel err, CreatePipe());
+  spec.environment = environment_.variables();
+  spec.stdout_fd = out.write_end.get();
+  spec.stderr_fd = err.write_end.get();
+  supervisor_.AddOutput(std::move(out.read_end), out_source);
+  supervisor_.AddOutput(std::move(err.read_end), context_.merger->AddPrefixed(prefix, OutputStream::kErr));
+  return supervisor_.Start(name, role, spec);
+}
+
+std::vector<std::string> Job::WorkerCommand() const {
+  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", options_.sync_name)};
+  command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());
+  return command;
+}
+
+// Returns when the workers are done, or the job has failed, or it is to end at once.
+void Job::RunWorkers() {
+  const auto over = [&] { return WorkersDone() || FirstFailure() != nullptr; };
+  supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0; }, Clock::now() + kForEver, seconds(60));
+  if (!over()) StopPolitely();
+  const Child* const failure = FirstFailure();
+  if (failure == nullptr || failure->exit_code != kExitPeerMissing) return;
+  supervisor_.RunUntil(
+      [&] {
+        return !supervisor_.AnyRunning() || FirstFailure()->exit_code != kExitPeerMissing ||
+               supervisor_.stop_count() > 1;
+      },
+      Clock::now() + kCulpritGrace, seconds(60));
+}
+
+// The workers agree on a step, save and leave with 0. Servers are left alone: the workers need them for that.
+void Job::StopPolitely() {
+  context_.merger->Print(absl::StrCat("launch: ", strsignal(supervisor_.stop_signal()),
+                                      ": asking the workers to save and stop (once more: end at once)"));
+  supervisor_.Signal(Role::kWorker, supervisor_.stop_signal() == SIGINT ? SIGINT : SIGTERM);
+  // mpirun takes SIGINT and SIGTERM as an order to kill its ranks; this one it passes on.
+  supervisor_.Signal(Role::kMpirun, SIGUSR1);
+  const bool in_time =
+      supervisor_.RunUntil([&] { return WorkersDone() || FirstFailure() != nullptr || supervisor_.stop_count() > 1; },
+                           Clock::now() + options_.stop_deadline, seconds(60));
+  if (!in_time) {
+    context_.merger->Print(absl::StrCat("launch: the workers still run ", options_.stop_deadline.count(),
+                                        " s later (--stop_deadline_s): ending them"));
+  }
+}
+
+void Job::EndServers() {
+  const auto gone = [&] {
+    return !supervisor_.AnyRunning() || FirstFailure() != nullptr || supervisor_.stop_count() > 1;
+  };
+  supervisor_.RunUntil(gone, Clock::now() + kServerGrace, seconds(60));
+  if (supervisor_.AnyRunning()) EndEverybody();
+}
+
+void Job::EndEverybody() {
+  const bool at_once = supervisor_.stop_count() > 1;
+  const auto gone = [&] { return !supervisor_.AnyRunning(); };
+  if (!at_once) {
+    supervisor_.EndAll(SIGTERM);
+    const auto gone_or_hurry = [&] { return gone() || supervisor_.stop_count() > 1; };
+    supervisor_.RunUntil(gone_or_hurry, Clock::now() + kTermGrace, seconds(60));
+  }
+  for (const Child& child : supervisor_.children()) {
+    if (!child.running || child.role != Role::kMpirun) continue;
+    KillRanks(context_.folder, options_.worker_count, child.pid);
+    supervisor_.RunUntil(gone, Clock::now() + kTermGrace, seconds(60));
+  }
+  supervisor_.EndAll(SIGKILL);
+  supervisor_.RunUntil(gone, Clock::now() + kKillDeadline, seconds(60));
+  supervisor_.CloseOutputs();
+}
+
+// The cause among those that failed by themselves: the one that ended first; but who merely misses a peer is not the
+// cause if anybody else failed.
+const Child* Job::FirstFailure() const {
+  const Child* first = nullptr;
+  const auto order = [](const Child& child) {
+    return std::make_pair(child.exit_code == kExitPeerMissing, child.end_order);
+  };
+  for (const Child& child : supervisor_.children()) {
+    if (child.running || child.ended_by_us || child.exit_code == 0) continue;
+    if (first == nullptr || order(child) < order(*first)) first = &child;
+  }
+  return first;
+}
+
+bool Job::WorkersDone() const {
+  return !supervisor_.AnyRunning(Role::kWorker) && !supervisor_.AnyRunning(Role::kMpirun);
+}
+
+}  // namespace starring

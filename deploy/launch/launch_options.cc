@@ -1,0 +1,145 @@
+#include "deploy/launch/launch_options.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "common/command_line.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+ABSL_FLAG(std::string, sync, "star", "how gradients are synchronised: star, ring, mpi or local");
+ABSL_FLAG(int, workers, 1, "worker processes");
+ABSL_FLAG(int, servers, 0, "star: server processes; 0 means 1");
+ABSL_FLAG(int, restarts, 0, "after a failure, start the job again with --resume, at most so many times");
+ABSL_FLAG(int, cores_per_worker, 0, "cores that each worker is pinned to; 0: an equal share");
+ABSL_FLAG(int, cores_per_server, 0, "cores that each server is pinned to; 0: what the workers leave, else all");
+ABSL_FLAG(std::string, worker_binary, "", "the worker; empty: the one built with this launcher");
+ABSL_FLAG(std::string, server_binary, "", "the server; empty: the one built with this launcher");
+ABSL_FLAG(int, start_deadline_s, 30, "seconds for the servers to listen");
+ABSL_FLAG(int, stop_deadline_s, 60, "seconds for the workers to save and leave after Ctrl-C or SIGTERM");
+
+namespace starring {
+namespace {
+
+absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
+}
+
+absl::Status RequireRange(absl::string_view flag, int value, int least, int most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return Refuse(flag, absl::StrCat(value), absl::StrCat("it must be from ", least, " to ", most));
+}
+
+absl::StatusOr<LaunchSync> ParseSync(const std::string& name) {
+  if (name == "star") return LaunchSync::kStar;
+  if (name == "ring") return LaunchSync::kRing;
+  if (name == "mpi") return LaunchSync::kMpi;
+  if (name == "local") return LaunchSync::kLocal;
+  return Refuse("sync", name, "it must be one of star, ring, mpi, local");
+}
+
+// The program as given, or the one that Bazel put into the folder next to ours (bazel-bin/worker/worker beside
+// bazel-bin/deploy/launch), or the one in our own folder, where somebody copied both.
+absl::StatusOr<std::string> FindProgram(absl::string_view name, absl::string_view flag, const std::string& given) {
+  if (!given.empty()) {
+    char resolved[PATH_MAX];
+    if (realpath(given.c_str(), resolved) != nullptr && access(resolved, X_OK) == 0) return std::string(resolved);
+    return absl::NotFoundError(absl::StrCat("flag --", flag, " names ", given, ", which is no program"));
+  }
+  char self[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", self, sizeof(self));
+  if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
+  const std::string folder(self, static_cast<size_t>(absl::string_view(self, static_cast<size_t>(length)).rfind('/')));
+  const std::string candidates[] = {absl::StrCat(folder, "/../", name, "/", name), absl::StrCat(folder, "/", name)};
+  for (const std::string& candidate : candidates) {
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  return absl::NotFoundError(absl::StrCat("no ", name, " at ", candidates[0], " nor ", candidates[1],
+                                          ": build it (bazel build //", name, ") or give --", flag));
+}
+
+bool IsFlag(absl::string_view word, absl::string_view flag) {
+  if (!absl::ConsumePrefix(&word, "--") && !absl::ConsumePrefix(&word, "-")) return false;
+  return word == flag || absl::StartsWith(word, absl::StrCat(flag, "="));
+}
+
+bool HasFlag(const std::vector<std::string>& words, absl::string_view flag) {
+  return std::any_of(words.begin(), words.end(), [flag](const std::string& word) { return IsFlag(word, flag); });
+}
+
+absl::Status CheckWorkerFlags(const LaunchOptions& options) {
+  for (const absl::string_view ours : {"sync", "rank", "world_size", "servers"}) {
+    if (HasFlag(options.worker_flags, ours)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("flag --", ours, " stands behind --, but the launcher sets it for each worker: drop it there"));
+    }
+  }
+  if (options.restart_count > 0 && !HasFlag(options.worker_flags, "checkpoint_dir")) {
+    return Refuse("restarts", absl::StrCat(options.restart_count),
+                  "a restart continues from a checkpoint: give the workers a --checkpoint_dir behind --");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadServers(LaunchOptions& options) {
+  const int count = absl::GetFlag(FLAGS_servers);
+  RETURN_IF_ERROR(RequireRange("servers", count, 0, kShardCountMax));
+  if (options.sync == LaunchSync::kStar) {
+    options.server_count = std::max(1, count);
+    ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", absl::GetFlag(FLAGS_server_binary)));
+  } else if (count > 0) {
+    return Refuse("servers", absl::StrCat(count), absl::StrCat("--sync=", options.sync_name, " has no servers"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {
+  // A flag that is given twice is refused.
+  std::erase_if(worker_flags,
+                [](const std::string& word) { return IsFlag(word, "resume") || IsFlag(word, "noresume"); });
+  worker_flags.emplace_back("--resume=true");
+  return worker_flags;
+}
+
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* argv) {
+  RETURN_IF_ERROR(ParseFlags(argc, argv).status());
+  LaunchOptions options;
+  const char* const* const end = argv + argc;
+  const char* const* const dashes = std::find_if(argv, end, [](const char* word) { return strcmp(word, "--") == 0; });
+  if (dashes != end) options.worker_flags.assign(dashes + 1, end);
+
+  options.sync_name = absl::GetFlag(FLAGS_sync);
+  options.worker_count = absl::GetFlag(FLAGS_workers);
+  options.restart_count = absl::GetFlag(FLAGS_restarts);
+  options.cores_per_worker = absl::GetFlag(FLAGS_cores_per_worker);
+  options.cores_per_server = absl::GetFlag(FLAGS_cores_per_server);
+  options.start_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_start_deadline_s));
+  options.stop_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_stop_deadline_s));
+  ASSIGN_OR_RETURN(options.sync, ParseSync(options.sync_name));
+  RETURN_IF_ERROR(RequireRange("workers", options.worker_count, 1, kWorldSizeMax));
+  RETURN_IF_ERROR(RequireRange("restarts", options.restart_count, 0, 1000));
+  RETURN_IF_ERROR(RequireRange("cores_per_worker", options.cores_per_worker, 0, 4096));
+  RETURN_IF_ERROR(RequireRange("cores_per_server", options.cores_per_server, 0, 4096));
+  RETURN_IF_ERROR(RequireRange("start_deadline_s", absl::GetFlag(FLAGS_start_deadline_s), 1, 3600));
+  RETURN_IF_ERROR(RequireRange("stop_deadline_s", absl::GetFlag(FLAGS_stop_deadline_s), 1, 3600));
+  if (options.sync == LaunchSync::kLocal && options.worker_count > 1) {
+    return Refuse("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
+  }
+  RETURN_IF_ERROR(ReadServers(options));
+  ASSIGN_OR_RETURN(options.worker_binary, FindProgram("worker", "worker_binary", absl::GetFlag(FLAGS_worker_binary)));
+  RETURN_IF_ERROR(CheckWorkerFlags(options));
+  return options;
+}
+
+}  // namespace starring

@@ -1,0 +1,38 @@
+// The launcher's command line: launch <flags> -- <worker flags>.
+#ifndef STARRING_DEPLOY_LAUNCH_LAUNCH_OPTIONS_H_
+#define STARRING_DEPLOY_LAUNCH_LAUNCH_OPTIONS_H_
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace starring {
+
+enum class LaunchSync { kLocal, kStar, kRing, kMpi };
+
+struct LaunchOptions {
+  LaunchSync sync = LaunchSync::kStar;
+  std::string sync_name;  // as given
+  int worker_count = 1;
+  int server_count = 0;  // 0 unless star
+  int restart_count = 0;
+  int cores_per_worker = 0;  // see CoreDemand
+  int cores_per_server = 0;
+  std::string worker_binary;
+  std::string server_binary;                // star only
+  std::vector<std::string> worker_flags;    // what stood behind "--"
+  std::chrono::seconds start_deadline{30};  // for the servers to listen
+  std::chrono::seconds stop_deadline{60};   // for the workers to save and leave after a signal
+};
+
+// InvalidArgument names the flag, its value and the way out; NotFound names a binary that is not there.
+absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* argv);
+
+// Worker flags of a restart: the same, with --resume.
+std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags);
+
+}  // namespace starring
+
+#endif  // STARRING_DEPLOY_LAUNCH_LAUNCH_OPTIONS_H_

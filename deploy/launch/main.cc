@@ -1,0 +1,122 @@
+// //deploy:launch: runs a job of several processes on this machine. See launch_options.cc for the flags.
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include "absl/flags/usage.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/command_line.h"
+#include "common/status.h"
+#include "deploy/launch/core_plan.h"
+#include "deploy/launch/job.h"
+#include "deploy/launch/launch_options.h"
+#include "deploy/launch/line_merger.h"
+#include "deploy/launch/mpi_rank.h"
+#include "deploy/launch/signal_queue.h"
+
+namespace starring {
+namespace {
+
+// A folder that is gone with its owner.
+class TemporaryFolder {
+ public:
+  static absl::StatusOr<TemporaryFolder> Create() {
+    const char* const parent = getenv("TMPDIR");
+    std::string path = absl::StrCat(parent == nullptr ? "/tmp" : parent, "/starring.XXXXXX");
+    if (mkdtemp(path.data()) == nullptr) {
+      return absl::InternalError(absl::StrCat("cannot make a folder ", path, ": ", strerror(errno), "; set TMPDIR"));
+    }
+    return TemporaryFolder(path);
+  }
+  TemporaryFolder(TemporaryFolder&& other) noexcept : path_(std::exchange(other.path_, "")) {}
+  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
+  std::string path_;
+};
+
+void WriteAll(OutputStream stream, absl::string_view bytes) {
+  const int fd = stream == OutputStream::kOut ? STDOUT_FILENO : STDERR_FILENO;
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno != EINTR) return;  // nobody reads any more: the job goes on without
+    if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
+  std::string text = absl::StrCat("launch: ", options.sync_name, ", cores:");
+  for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
+    absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
+  }
+  for (size_t shard = 0; shard < plan.servers.size(); ++shard) {
+    absl::StrAppend(&text, " s", shard, "=", CoreListText(plan.servers[shard]));
+  }
+  return text;
+}
+
+absl::StatusOr<int> Launch(int argc, const char* const* argv) {
+  ASSIGN_OR_RETURN(const LaunchOptions options, ParseLaunchOptions(argc, argv));
+  ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
+  LineMerger merger(WriteAll);
+  const CorePlan plan = PlanCores(AllowedCores(), {.worker_count = options.worker_count,
+                                                   .server_count = options.server_count,
+                                                   .cores_per_worker = options.cores_per_worker,
+                                                   .cores_per_server = options.cores_per_server});
+  merger.Print(PlanText(options, plan));
+  Job::Context context{.options = &options,
+                       .cores = &plan,
+                       .signals = &signals,
+                       .merger = &merger,
+                       .folder = "",
+                       .worker_flags = options.worker_flags};
+  for (int restart = 0;; ++restart) {
+    ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
+    context.folder = folder.path();
+    Job job(context);
+    ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());
+    if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0) return outcome.exit_code;
+    if (outcome.exit_code == kExitRefused) {
+      merger.Print("launch: exit code 2 means wrong flags or input: no restart would help");
+      return outcome.exit_code;
+    }
+    if (restart == options.restart_count) {
+      merger.Print(absl::StrCat("launch: giving up after ", restart, restart == 1 ? " restart" : " restarts"));
+      return outcome.exit_code;
+    }
+    merger.Print(absl::StrCat("launch: restart ", restart + 1, " of ", options.restart_count,
+                              ", from the last complete checkpoint"));
+    context.worker_flags = ResumingFlags(options.worker_flags);
+  }
+}
+
+int Main(int argc, char** argv) {
+  if (IsRankCommand(argc, argv)) RunRank(argc, argv);
+  // `bazel run` starts us elsewhere; a path in a flag is meant from where the user stands.
+  const char* const directory = getenv("BUILD_WORKING_DIRECTORY");
+  if (directory != nullptr && chdir(directory) != 0) std::fprintf(stderr, "launch: cannot enter %s\n", directory);
+  absl::SetProgramUsageMessage("launch <flags> -- <worker flags>: runs a job of several processes on this machine");
+  const absl::StatusOr<int> exit_code = Launch(argc, argv);
+  if (exit_code.ok()) return *exit_code;
+  std::fprintf(stderr, "launch: error: %s\n", std::string(exit_code.status().message()).c_str());
+  return ExitCode(exit_code.status());
+}
+
+}  // namespace
+}  // namespace starring
+
+int main(int argc, char** argv) { return starring::Main(argc, argv); }

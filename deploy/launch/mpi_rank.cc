@@ -1,0 +1,142 @@
+#include "deploy/launch/mpi_rank.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "deploy/launch/child_process.h"
+#include "deploy/launch/core_plan.h"
+
+namespace starring {
+namespace {
+
+constexpr absl::string_view kRankFlag = "--run_rank=";
+constexpr absl::string_view kCoresFlag = "--cores=";
+constexpr int kRankCommandWords = 4;  // launch --run_rank=... --cores=... --
+
+// Container run times may forbid a process to read another's memory (cross-memory attach). Open MPI finds out in the
+// middle of a message, and fills the terminal.
+bool MayReadMemoryOfPeers() {
+  static const char kSecret = 'x';
+  const pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    for (;;) pause();
+  }
+  if (pid < 0) return false;
+  char copy = 0;
+  const iovec local = {.iov_base = &copy, .iov_len = 1};
+  const iovec remote = {.iov_base = const_cast<char*>(&kSecret), .iov_len = 1};
+  const bool allowed = process_vm_readv(pid, &local, 1, &remote, 1, 0) == 1 && copy == kSecret;
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  return allowed;
+}
+
+// The parent of a process, or 0.
+pid_t ParentOf(pid_t pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
+  for (std::string line; std::getline(file, line);) {
+    absl::string_view text = line;
+    int parent = 0;
+    if (absl::ConsumePrefix(&text, "PPid:") && absl::SimpleAtoi(text, &parent)) return parent;
+  }
+  return 0;
+}
+
+[[noreturn]] void GiveUp(int rank, absl::string_view what) {
+  fprintf(stderr, "launch: rank %d: %.*s: %s\n", rank, static_cast<int>(what.size()), what.data(), strerror(errno));
+  _exit(1);
+}
+
+void Redirect(int rank, const std::string& path, int to) {
+  const int fd = open(path.c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+  if (fd < 0 || dup2(fd, to) < 0) GiveUp(rank, path);
+}
+
+}  // namespace
+
+std::string RankPath(const std::string& folder, int rank, const std::string& what) {
+  return absl::StrCat(folder, "/w", rank, ".", what);
+}
+
+absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec) {
+  const char* const path = getenv("PATH");
+  for (const absl::string_view folder : absl::StrSplit(path == nullptr ? "/usr/bin" : path, ':')) {
+    spec.program = absl::StrCat(folder, "/mpirun");
+    if (!folder.empty() && access(spec.program.c_str(), X_OK) == 0) break;
+    spec.program.clear();
+  }
+  if (spec.program.empty()) {
+    return absl::NotFoundError("mpirun is not on PATH: install Open MPI (Debian: openmpi-bin) or use --sync=star");
+  }
+  char self[4096];
+  const ssize_t length = readlink("/proc/self/exe", self, sizeof(self));
+  if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
+  // Open MPI would count cores itself, refuse more ranks than it likes, and bind them: the plan is ours. argv[0] is no
+  // path: from one it derives where it is installed, wrongly for /bin/mpirun.
+  spec.argv = {"mpirun", "--oversubscribe", "--bind-to", "none", "-np", absl::StrCat(job.rank_count)};
+  spec.argv.emplace_back(self, static_cast<size_t>(length));
+  spec.argv.push_back(absl::StrCat(kRankFlag, job.folder));
+  spec.argv.push_back(absl::StrCat(kCoresFlag, CoreListsText(job.cores)));
+  spec.argv.emplace_back("--");
+  spec.argv.insert(spec.argv.end(), job.worker.begin(), job.worker.end());
+  return absl::OkStatus();
+}
+
+void SetMpiDefaults(int rank_count, int core_count, Environment& environment) {
+  if (geteuid() == 0) {
+    environment.SetDefault("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    environment.SetDefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  }
+  if (rank_count > core_count) environment.SetDefault("OMPI_MCA_mpi_yield_when_idle", "1");
+  if (!MayReadMemoryOfPeers()) environment.SetDefault("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
+}
+
+void KillRanks(const std::string& folder, int rank_count, pid_t mpirun) {
+  for (int rank = 0; rank < rank_count; ++rank) {
+    pid_t pid = 0;
+    // The number may have gone to somebody else since.
+    if (std::ifstream(RankPath(folder, rank, "pid")) >> pid && pid > 0 && ParentOf(pid) == mpirun) kill(pid, SIGKILL);
+  }
+}
+
+bool IsRankCommand(int argc, const char* const* argv) {
+  return argc > kRankCommandWords && absl::StartsWith(argv[1], kRankFlag);
+}
+
+void RunRank(int argc, const char* const* argv) {
+  const char* const rank_text = getenv("OMPI_COMM_WORLD_RANK");
+  int rank = -1;
+  if (rank_text == nullptr || !absl::SimpleAtoi(rank_text, &rank) || rank < 0) {
+    fprintf(stderr, "launch: mpirun gave no OMPI_COMM_WORLD_RANK: use Open MPI's mpirun\n");
+    _exit(1);
+  }
+  const std::string folder(absl::string_view(argv[1]).substr(kRankFlag.size()));
+  const std::vector<std::vector<int>> cores =
+      ParseCoreLists(std::string(absl::string_view(argv[2]).substr(kCoresFlag.size())));
+  AdoptFate(cores[static_cast<size_t>(rank) % cores.size()], SIGKILL, getppid());
+  std::ofstream(RankPath(folder, rank, "pid")) << getpid() << "\n";
+  Redirect(rank, RankPath(folder, rank, "out"), STDOUT_FILENO);
+  Redirect(rank, RankPath(folder, rank, "err"), STDERR_FILENO);
+  const std::vector<std::string> worker(argv + kRankCommandWords, argv + argc);
+  const absl::Status status = Execute(worker.front(), worker, InheritedEnvironment());
+  fprintf(stderr, "%s\n", std::string(status.message()).c_str());
+  _exit(1);
+}
+
+}  // namespace starring

@@ -1,0 +1,59 @@
+#include "deploy/launch/core_plan.h"
+
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::ElementsAre;
+using Lists = std::vector<std::vector<int>>;
+
+const std::vector<int> kEight = {0, 1, 2, 3, 8, 9, 10, 11};
+const std::vector<int> kTwo = {4, 5};
+
+TEST(PlanCoresTest, WorkersShareAllCoresAndServersRoam) {
+  const CorePlan plan = PlanCores(kEight, {.worker_count = 3, .server_count = 2});
+  EXPECT_THAT(plan.workers, ElementsAre(std::vector{0, 1}, std::vector{2, 3}, std::vector{8, 9}));
+  EXPECT_THAT(plan.servers, ElementsAre(std::vector{10, 11}, std::vector{10, 11}));
+  const CorePlan even = PlanCores(kEight, {.worker_count = 4, .server_count = 1});
+  EXPECT_THAT(even.servers, ElementsAre(kEight));
+}
+
+TEST(PlanCoresTest, ServersThatAskGetTheirsFromTheBack) {
+  const CorePlan plan = PlanCores(kEight, {.worker_count = 2, .server_count = 2, .cores_per_server = 1});
+  EXPECT_THAT(plan.workers, ElementsAre(std::vector{0, 1, 2}, std::vector{3, 8, 9}));
+  EXPECT_THAT(plan.servers, ElementsAre(std::vector{11}, std::vector{10}));
+}
+
+TEST(PlanCoresTest, GoesRoundWhenCoresAreFew) {
+  const CorePlan plan = PlanCores(kTwo, {.worker_count = 5, .server_count = 1, .cores_per_server = 7});
+  EXPECT_EQ(plan.workers, (Lists{{4}, {5}, {4}, {5}, {4}}));
+  EXPECT_EQ(plan.servers, (Lists{{4, 5}}));
+  EXPECT_EQ(PlanCores(kTwo, {.worker_count = 1, .cores_per_worker = 9}).workers, (Lists{{4, 5}}));
+}
+
+TEST(PlanCoresTest, OneCoreForAll) {
+  const CorePlan plan = PlanCores(std::vector<int>{7}, {.worker_count = 2, .server_count = 2});
+  EXPECT_EQ(plan.workers, (Lists{{7}, {7}}));
+  EXPECT_EQ(plan.servers, (Lists{{7}, {7}}));
+}
+
+TEST(CoreListTest, RangesForPeople) {
+  EXPECT_EQ(CoreListText(kEight), "0-3,8-11");
+  EXPECT_EQ(CoreListText(std::vector<int>{3}), "3");
+  EXPECT_EQ(CoreListText(std::vector<int>{1, 2, 5}), "1-2,5");
+}
+
+TEST(CoreListTest, ListsComeBack) {
+  const Lists lists = {{0, 1, 2}, {7}, {}};
+  EXPECT_EQ(CoreListsText(lists), "0,1,2;7;");
+  EXPECT_EQ(ParseCoreLists("0,1,2;7;"), lists);
+}
+
+TEST(AllowedCoresTest, IsNotEmpty) { EXPECT_FALSE(AllowedCores().empty()); }
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,342 @@
+"""deploy:launch with fake workers and servers: who is started how, and that nothing is left behind."""
+
+import errno
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+LAUNCH = os.path.realpath("deploy/launch")
+FAKE = os.path.realpath("tests/deploy/launch/fake_role")
+DEADLINE_S = 40  # of anything that a loaded machine may delay
+HAS_MPIRUN = shutil.which("mpirun") is not None
+CORES = sorted(os.sched_getaffinity(0))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class LaunchTest(unittest.TestCase):
+    def setUp(self):
+        self.notes = tempfile.mkdtemp(prefix="n")
+        self.temporary = tempfile.mkdtemp(prefix="t")
+        self.addCleanup(shutil.rmtree, self.notes)
+        self.addCleanup(shutil.rmtree, self.temporary)
+
+    def command(self, flags, worker_flags=()):
+        return [LAUNCH, f"--worker_binary={FAKE}", f"--server_binary={FAKE}"] + list(flags) + [
+            "--", f"--notes={self.notes}"] + list(worker_flags)
+
+    def environment(self, **more):
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
+        environment.pop("BUILD_WORKING_DIRECTORY", None)
+        return {**environment, "FAKE_NOTES": self.notes, "TMPDIR": self.temporary, **more}
+
+    def start(self, flags, worker_flags=(), **more):
+        return subprocess.Popen(self.command(flags, worker_flags), env=self.environment(**more), text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def finish(self, process):
+        out, err = process.communicate(timeout=DEADLINE_S)
+        self.assert_nothing_left()
+        return process.returncode, out, err
+
+    def launch(self, flags, worker_flags=(), **more):
+        return self.finish(self.start(flags, worker_flags, **more))
+
+    def note(self, name, what="start"):
+        with open(f"{self.notes}/{name}.{what}", encoding="utf-8") as file:
+            lines = file.read().splitlines()
+        facts = dict(line.split(" ", 1) for line in lines if not line.startswith("--"))
+        return facts, [line for line in lines if line.startswith("--")]
+
+    def await_started(self, *names):
+        deadline = time.monotonic() + DEADLINE_S
+        while not all(os.path.exists(f"{self.notes}/{name}.start") for name in names):
+            self.assertLess(time.monotonic(), deadline, f"{names} never started")
+            time.sleep(0.01)
+
+    def assert_nothing_left(self, wait_s=0):
+        """No child of the job lives, and no file of the launcher's is left."""
+        deadline = time.monotonic() + wait_s
+        pids = {name: int(self.note(name)[0]["pid"]) for name in
+                {file.split(".")[0] for file in os.listdir(self.notes) if file.endswith(".start")}}
+        while any(alive(pid) for pid in pids.values()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.assertEqual([name for name, pid in pids.items() if alive(pid)], [])
+        if wait_s == 0:
+            self.assertEqual([name for name in os.listdir(self.temporary) if name.startswith("starring")], [])
+
+
+class StarTest(LaunchTest):
+    def test_starts_servers_then_workers(self):
+        code, _, err = self.launch(["--sync=star", "--workers=2", "--servers=2"], ["--model=x y"])
+        self.assertEqual(code, 0, err)
+        for shard in (0, 1):
+            flags = self.note(f"s{shard}")[1]
+            self.assertIn("--listen=127.0.0.1:0", flags)
+            self.assertIn("--shard_count=2", flags)
+        for rank in (0, 1):
+            _, flags = self.note(f"w{rank}")
+            for expected in ("--sync=star", "--servers=127.0.0.1:7000,127.0.0.1:7001", f"--rank={rank}",
+                             "--world_size=2", "--model=x y"):
+                self.assertIn(expected, flags)
+
+    def test_pins_cores_and_says_so(self):
+        code, _, err = self.launch(["--workers=2", "--servers=2", "--cores_per_worker=1"], SLURM_PROCID="3",
+                                   OMP_NUM_THREADS="7")
+        self.assertEqual(code, 0, err)
+        expected = [str(CORES[rank % len(CORES)]) for rank in (0, 1)]
+        for rank in (0, 1):
+            facts, _ = self.note(f"w{rank}")
+            self.assertEqual(facts["cores"], expected[rank])
+            self.assertEqual(facts["OMP_WAIT_POLICY"], "PASSIVE")
+            self.assertEqual(facts["OMP_NUM_THREADS"], "7")
+            self.assertEqual(facts["SLURM_PROCID"], "")
+            self.assertEqual(facts["STARRING_CORES_PER_WORKER"], ";".join(expected))
+        left = [core for core in CORES if str(core) not in expected] or CORES
+        self.assertEqual(self.note("s0")[0]["cores"], ",".join(map(str, left)))
+        self.assertRegex(err, rf"launch: star, cores: w0={expected[0]} w1={expected[1]} s0=\S+ s1=\S+\n")
+
+    def test_prefixes_every_line(self):
+        code, out, err = self.launch(["--workers=3"], [r"--print=one\ntwo", r"--error=oops\n"])
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted(out.splitlines()[:]), sorted(["one", "two", "w1 | one", "w1 | two", "w2 | one", "w2 | two",
+                                                              "s0 | s0 saved after signal 15"]))
+        self.assertEqual(sorted(line for line in err.splitlines() if "oops" in line),
+                         ["w0 | oops", "w1 | oops", "w2 | oops"])
+
+    def test_a_failing_worker_ends_the_job(self):
+        for code in (1, 7, -9):
+            got, _, err = self.launch(["--workers=3", "--servers=2"],
+                                      ["--wait", f"--exit=w1:{code}", "--everybody=w0,w1,w2"])
+            self.assertEqual(got, 137 if code == -9 else code)
+            self.assertIn("launch: w1 was ended by signal 9" if code == -9 else f"w1 failed with exit code {code}", err)
+            self.clear_notes()
+
+    def test_a_failing_server_ends_the_job(self):
+        got, _, err = self.launch(["--workers=2", "--servers=2"], ["--wait"], FAKE_SERVER_EXIT="s1:5",
+                                  FAKE_EVERYBODY="w0,w1")
+        self.assertEqual(got, 5, err)
+
+    def test_the_cause_counts_not_who_missed_it(self):
+        # w0 reports a missing peer (3) first; w1, which is the reason, ends a little later.
+        got, _, err = self.launch(["--workers=2"], ["--exit=w0:3", "--everybody=w1", "--wait"], FAKE_SERVER_EXIT="s0:6",
+                                  FAKE_EVERYBODY="w0")
+        self.assertEqual(got, 6, err)
+
+    def test_kills_whoever_ignores_sigterm(self):
+        started = time.monotonic()
+        got, _, err = self.launch(["--workers=2"], ["--wait", "--exit=w1:4", "--everybody=w0", "--stubborn=w0"])
+        self.assertEqual(got, 4, err)
+        self.assertLess(time.monotonic() - started, 15)
+
+    def test_a_server_that_ends_before_listening(self):
+        got, _, err = self.launch(["--workers=1", "--servers=2"], FAKE_SERVER_EXIT="s0:2", FAKE_SERVER_SILENT="1")
+        self.assertEqual(got, 2, err)
+        self.assertFalse(os.path.exists(f"{self.notes}/w0.start"))
+
+    def test_a_server_that_never_listens(self):
+        got, _, err = self.launch(["--workers=1", "--start_deadline_s=1"], FAKE_SERVER_SILENT="1")
+        self.assertEqual(got, 3, err)
+        self.assertIn("s0 is not listening after 1 s", err)
+
+    def test_the_first_signal_asks_and_waits(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start(["--workers=2", "--servers=1"], ["--wait", "--save_ms=500"])
+            self.await_started("w0", "w1")
+            process.send_signal(number)
+            code, out, err = self.finish(process)
+            self.assertEqual(code, 0, err)
+            self.assertIn(f"w0 saved after signal {int(number)}", out)
+            self.assertIn(f"w1 | w1 saved after signal {int(number)}", out)
+            self.clear_notes()
+
+    def test_the_second_signal_kills(self):
+        process = self.start(["--workers=2"], ["--wait", "--stubborn=w0"])
+        self.await_started("w0", "w1")
+        process.send_signal(signal.SIGINT)
+        while not os.path.exists(f"{self.notes}/w1.saved"):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(self.finish(process)[0], 130)
+
+    def test_a_stop_has_a_deadline(self):
+        process = self.start(["--workers=1", "--stop_deadline_s=1"], ["--wait", "--stubborn=w0"])
+        self.await_started("w0")
+        process.send_signal(signal.SIGTERM)
+        code, _, err = self.finish(process)
+        self.assertEqual(code, 143, err)
+        self.assertIn("still run 1 s later", err)
+
+    def test_children_are_in_groups_of_their_own(self):
+        process = self.start(["--workers=1"], ["--wait"])
+        self.await_started("w0", "s0")
+        for name in ("w0", "s0"):
+            facts, _ = self.note(name)
+            self.assertEqual(facts["group"], facts["pid"])
+        process.terminate()
+        self.assertEqual(self.finish(process)[0], 0)
+
+    def test_nothing_survives_a_killed_launcher(self):
+        process = self.start(["--workers=2", "--servers=2"], ["--wait", "--stubborn=w0"])
+        self.await_started("w0", "w1", "s0", "s1")
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
+        self.assert_nothing_left(wait_s=10)
+
+    def test_restarts_with_resume(self):
+        code, _, err = self.launch(["--workers=2", "--restarts=2"],
+                                   ["--exit=w1:-9", "--resumed_exit=0", "--checkpoint_dir=x", "--resume=false"])
+        self.assertEqual(code, 0, err)
+        self.assertIn("restart 1 of 2", err)
+        self.assertNotIn("restart 2 of 2", err)
+        flags = self.note("w1")[1]
+        self.assertIn("--resume=true", flags)
+        self.assertNotIn("--resume=false", flags)
+
+    def test_gives_up_after_the_last_restart(self):
+        code, _, err = self.launch(["--workers=1", "--restarts=2"], ["--exit=w0:9", "--checkpoint_dir=x"])
+        self.assertEqual(code, 9, err)
+        self.assertIn("restart 2 of 2", err)
+        self.assertIn("giving up after 2 restarts", err)
+
+    def test_wrong_flags_of_a_worker_are_not_tried_again(self):
+        code, _, err = self.launch(["--workers=1", "--restarts=2"], ["--exit=w0:2", "--checkpoint_dir=x"])
+        self.assertEqual(code, 2, err)
+        self.assertNotIn("restart 1", err)
+
+    def test_live_output_on_a_terminal(self):
+        master, slave = pty.openpty()
+        process = subprocess.Popen(self.command(["--workers=2"], [r"--print=\r10 %\r20 %", "--wait"]),
+                                   env=self.environment(), stdout=slave, stderr=subprocess.PIPE, text=True)
+        os.close(slave)
+        self.await_started("w0", "w1")
+        seen = b""
+
+        def read_until(text):
+            nonlocal seen
+            deadline = time.monotonic() + DEADLINE_S
+            while text not in seen and time.monotonic() < deadline:
+                if select.select([master], [], [], 0.1)[0]:
+                    try:
+                        seen += os.read(master, 4096)
+                    except OSError as error:
+                        self.assertEqual(error.errno, errno.EIO)
+                        break
+            self.assertIn(text, seen)
+
+        # It passes before its line ends, unprefixed.
+        read_until(b"\r10 %\r20 %")
+        process.terminate()
+        read_until(b"w0 saved")
+        read_until(b"w1 | ")
+        self.assertEqual(process.wait(DEADLINE_S), 0)
+        process.stderr.close()
+        os.close(master)
+
+
+    def clear_notes(self):
+        for name in os.listdir(self.notes):
+            os.unlink(f"{self.notes}/{name}")
+
+
+@unittest.skipUnless(HAS_MPIRUN, "no mpirun on PATH")
+class RingTest(LaunchTest):
+    def test_starts_pinned_ranks_with_prefixes(self):
+        code, out, err = self.launch(["--sync=ring", "--workers=3"], [r"--print=one\ntwo", r"--error=oops\n"])
+        self.assertEqual(code, 0, err)
+        self.assertEqual(sorted(out.splitlines()), sorted(["one", "two", "w1 | one", "w1 | two", "w2 | one", "w2 | two"]))
+        for rank in range(3):
+            self.assertIn(f"w{rank} | oops\n", err)
+            facts, flags = self.note(f"w{rank}")
+            self.assertEqual(facts["OMPI_COMM_WORLD_SIZE"], "3")
+            self.assertEqual(facts["cores"], facts["STARRING_CORES_PER_WORKER"].split(";")[rank])
+            self.assertEqual(flags[0], "--sync=ring")
+            self.assertFalse([flag for flag in flags if flag.startswith("--rank")])
+
+    def test_a_failing_rank_ends_the_job(self):
+        for code in (7, -9):
+            got, _, err = self.launch(["--sync=mpi", "--workers=2"], ["--wait", f"--exit=w1:{code}", "--everybody=w0"])
+            self.assertEqual(got, 137 if code == -9 else code, err)
+            for name in os.listdir(self.notes):
+                os.unlink(f"{self.notes}/{name}")
+
+    def test_the_first_signal_asks_and_waits(self):
+        process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--save_ms=3000"])
+        self.await_started("w0", "w1")
+        process.send_signal(signal.SIGINT)
+        code, out, err = self.finish(process)
+        self.assertEqual(code, 0, err)
+        self.assertIn(f"w0 saved after signal {int(signal.SIGUSR1)}", out)
+        self.assertIn(f"w1 | w1 saved after signal {int(signal.SIGUSR1)}", out)
+
+    def test_the_second_signal_kills(self):
+        process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--stubborn=w0"])
+        self.await_started("w0", "w1")
+        process.send_signal(signal.SIGTERM)
+        while not os.path.exists(f"{self.notes}/w1.saved"):
+            time.sleep(0.01)
+        started = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        self.assertEqual(self.finish(process)[0], 143)
+        self.assertLess(time.monotonic() - started, 8)
+        self.assertEqual(os.listdir(self.temporary), [])  # Open MPI's session folder included
+
+    def test_nothing_survives_a_killed_launcher(self):
+        process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--stubborn=w0"])
+        self.await_started("w0", "w1")
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
+        self.assert_nothing_left(wait_s=15)
+
+    def test_restarts_with_resume(self):
+        code, _, err = self.launch(["--sync=ring", "--workers=2", "--restarts=1"],
+                                   ["--exit=w1:3", "--resumed_exit=0", "--checkpoint_dir=x"])
+        self.assertEqual(code, 0, err)
+        self.assertIn("--resume=true", self.note("w0")[1])
+
+
+class RefusalTest(LaunchTest):
+    def test_wrong_flags(self):
+        for flags, worker_flags, message in (
+                (["--sync=tree"], [], r"--sync cannot be \"tree\": it must be one of star, ring, mpi, local"),
+                (["--workers=0"], [], "--workers cannot be \"0\": it must be from 1"),
+                (["--sync=ring", "--servers=2"], [], "--servers cannot be \"2\": --sync=ring has no servers"),
+                (["--sync=local", "--workers=2"], [], "--sync=local is one worker"),
+                (["--restarts=1"], [], "give the workers a --checkpoint_dir"),
+                (["--worker=2"], [], "unknown flag --worker, did you mean --workers"),
+                ([], ["--rank=1"], "--rank stands behind --"),
+                (["--sync=local"], ["--servers=a:1"], "--servers stands behind --")):
+            code, _, err = self.launch(flags, worker_flags)
+            self.assertEqual(code, 2, err)
+            self.assertRegex(err, "launch: error: .*" + message)
+
+    def test_a_binary_that_is_not_there(self):
+        done = subprocess.run([LAUNCH, "--sync=local", "--worker_binary=/nowhere/worker"], capture_output=True, text=True,
+                              timeout=DEADLINE_S, env=self.environment())
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--worker_binary names /nowhere/worker", done.stderr)
+
+    def test_local_needs_nothing_else(self):
+        code, out, err = self.launch(["--sync=local"], [r"--print=hello\n"])
+        self.assertEqual((code, out), (0, "hello\n"), err)
+        self.assertIn("--sync=local", self.note("w0")[1])
+
+
+if __name__ == "__main__":
+    if not HAS_MPIRUN:
+        print("SKIPPED: no mpirun on PATH, so nothing of --sync=ring was tested", file=sys.stderr)
+    unittest.main()
