@@ -1,0 +1,212 @@
+// The bits of the parameters after several steps are the same however the work is cut: in buckets, shards, pieces of
+// messages, by star or by ring, in one run or two.
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/bucket_map.h"
+#include "common/parameter_shard.h"
+#include "common/reduction_order.h"
+#include "gtest/gtest.h"
+#include "tests/common/wild_numbers.h"
+
+namespace starring {
+namespace {
+
+struct Job {
+  int world_size = 1;
+  int64_t element_count = 0;
+  OptimizerConfig optimizer;
+  LearningRateSchedule schedule = {.kind = ScheduleKind::kCosine, .base = 0.1, .warmup_steps = 2, .total_steps = 9};
+};
+
+// What a run begins with and ends with.
+struct Model {
+  std::vector<float> parameters;
+  std::vector<std::vector<float>> state;
+  int64_t step = 0;
+  friend bool operator==(const Model& a, const Model& b) {
+    bool same = SameBits(a.parameters, b.parameters) && a.step == b.step && a.state.size() == b.state.size();
+    for (size_t i = 0; same && i < a.state.size(); ++i) same = SameBits(a.state[i], b.state[i]);
+    return same;
+  }
+};
+
+Model Start(const Job& job) {
+  return {.parameters = WildNumbers(job.element_count, 999),
+          .state = std::vector(StateVectorCount(job.optimizer), std::vector<float>(job.element_count))};
+}
+
+std::vector<float> Gradient(const Job& job, int rank, int64_t step) {
+  return WildNumbers(job.element_count, static_cast<uint32_t>(1000 * step + rank));
+}
+
+// The plainest way: whole vectors, a scalar loop for the sum.
+Model RunPlainly(const Job& job, Model model, int64_t step_count) {
+  for (const int64_t end = model.step + step_count; model.step < end; ++model.step) {
+    std::vector<std::vector<float>> gradients;
+    for (int rank = 0; rank < job.world_size; ++rank) gradients.push_back(Gradient(job, rank, model.step));
+    std::vector<float> sum(job.element_count);
+    ForEachRun({0, job.element_count}, job.element_count, job.world_size, [&](ElementRange run, int first_rank) {
+      for (int64_t e = run.begin; e < run.end; ++e) {
+        sum[e] = gradients[first_rank][e];
+        for (int k = 1; k < job.world_size; ++k) sum[e] += gradients[(first_rank + k) % job.world_size][e];
+      }
+    });
+    const std::vector<std::span<float>> state(model.state.begin(), model.state.end());
+    ApplyOptimizer(job.optimizer, {.learning_rate = LearningRateAt(job.schedule, model.step),
+                                   .update = model.step + 1,
+                                   .gradient = sum,
+                                   .parameters_in = model.parameters,
+                                   .parameters_out = model.parameters,
+                                   .state = state});
+  }
+  return model;
+}
+
+ParameterShard::Options ShardOptions(const Job& job, const Model& model) {
+  return {.element_count = job.element_count,
+          .world_size = job.world_size,
+          .first_step = model.step,
+          .optimizer = job.optimizer,
+          .schedule = job.schedule};
+}
+
+struct Cut {
+  int64_t bucket_bytes = 1;
+  int shard_count = 1;
+  std::vector<size_t> piece_lengths = {1 << 20};
+};
+
+Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
+  const BucketMap buckets =
+      BucketMap::Create(
+          {.element_count = job.element_count, .bucket_bytes = cut.bucket_bytes, .world_size = job.world_size})
+          .value();
+  for (int s = 0; s < cut.shard_count; ++s) {
+    ParameterShard::Options options = ShardOptions(job, model);
+    for (int b = 0; b < buckets.bucket_count(); ++b)
+      options.slices.push_back({buckets.ShardSlice(b, s, cut.shard_count)});
+    const auto shard = ParameterShard::Create(options).value();
+    shard->CopyStateIn(std::vector<std::span<const float>>(model.state.begin(), model.state.end()));
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      const ElementRange slice = options.slices[b][0];
+      const CutMessage message(std::span(model.parameters).subspan(slice.begin, slice.size()), cut.piece_lengths, 1);
+      EXPECT_TRUE(shard->SetParameters(b, message.pieces()).ok());
+    }
+    for (int64_t step = model.step; step < model.step + step_count; ++step) {
+      for (int i = 0; i < job.world_size; ++i) {
+        const int rank = step % 2 == 0 ? i : job.world_size - 1 - i;  // the order of arrival must not show
+        const std::vector<float> gradient = Gradient(job, rank, step);
+        for (int b = 0; b < buckets.bucket_count(); ++b) {
+          const ElementRange slice = options.slices[b][0];
+          const auto message = std::make_shared<CutMessage>(std::span(gradient).subspan(slice.begin, slice.size()),
+                                                            cut.piece_lengths, (rank + b) % 4);
+          EXPECT_TRUE(
+              shard
+                  ->Contribute(
+                      {.worker = rank, .step = step, .bucket = b, .pieces = message->pieces(), .keeper = message})
+                  .ok());
+        }
+      }
+    }
+    shard->CopyStateOut(std::vector<std::span<float>>(model.state.begin(), model.state.end()));
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      EXPECT_EQ(shard->Parameters(b)->step(), model.step + step_count - 1);
+      std::ranges::copy(shard->Parameters(b)->parameters(), model.parameters.begin() + options.slices[b][0].begin);
+    }
+  }
+  model.step += step_count;
+  return model;
+}
+
+// The ranks' shards of a ring, over sums made by the plain loop.
+Model RunRing(const Job& job, int64_t bucket_bytes, Model model, int64_t step_count) {
+  const BucketMap buckets =
+      BucketMap::Create(
+          {.element_count = job.element_count, .bucket_bytes = bucket_bytes, .world_size = job.world_size})
+          .value();
+  std::vector<std::unique_ptr<ParameterShard>> shards;
+  for (int rank = 0; rank < job.world_size; ++rank) {
+    ParameterShard::Options options = ShardOptions(job, model);
+    for (int b = 0; b < buckets.bucket_count(); ++b) options.slices.push_back(buckets.RingSlice(b, rank));
+    shards.push_back(ParameterShard::Create(options).value());
+    shards.back()->CopyStateIn(std::vector<std::span<const float>>(model.state.begin(), model.state.end()));
+  }
+  for (const int64_t end = model.step + step_count; model.step < end; ++model.step) {
+    std::vector<std::vector<float>> gradients;
+    for (int rank = 0; rank < job.world_size; ++rank) gradients.push_back(Gradient(job, rank, model.step));
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      for (int rank = 0; rank < job.world_size; ++rank) {
+        for (const ElementRange& range : buckets.RingSlice(b, rank)) {
+          std::vector<float> sum(range.size());
+          for (int64_t e = range.begin; e < range.end; ++e) {
+            float travelling = gradients[(rank + 1) % job.world_size][e];
+            for (int hop = 2; hop <= job.world_size; ++hop) {
+              travelling = gradients[(rank + hop) % job.world_size][e] + travelling;
+            }
+            sum[e - range.begin] = travelling;
+          }
+          shards[rank]->Apply({.step = model.step,
+                               .bucket = b,
+                               .range = range,
+                               .sum = sum,
+                               .parameters = std::span(model.parameters).subspan(range.begin, range.size())});
+        }
+      }
+    }
+  }
+  const std::vector<std::span<float>> state(model.state.begin(), model.state.end());
+  for (const auto& shard : shards) shard->CopyStateOut(state);
+  return model;
+}
+
+std::vector<Job> Jobs() {
+  std::vector<Job> jobs;
+  for (const int world_size : {1, 2, 3, 4}) {
+    const int64_t block = ReductionBlockElements(world_size);
+    const OptimizerConfig nesterov = {.momentum = 0.9, .nesterov = true, .weight_decay = 1e-3};
+    const OptimizerConfig adamw = {.kind = OptimizerKind::kAdamW, .weight_decay = 0.01};
+    jobs.push_back({.world_size = world_size, .element_count = 2 * block + 5 * 16, .optimizer = adamw});
+    jobs.push_back({.world_size = world_size, .element_count = block + 16, .optimizer = nesterov});
+    jobs.push_back({.world_size = world_size, .element_count = 32, .optimizer = {}});
+  }
+  return jobs;
+}
+
+TEST(ParameterShardBitsTest, BucketsShardsAndPiecesDoNotShow) {
+  for (const Job& job : Jobs()) {
+    const Model expected = RunPlainly(job, Start(job), 4);
+    for (const Cut& cut :
+         {Cut{.bucket_bytes = 1}, Cut{.bucket_bytes = 1 << 30}, Cut{.bucket_bytes = 1, .shard_count = 3},
+          Cut{.bucket_bytes = 1 << 30, .shard_count = 2, .piece_lengths = {1021}},
+          Cut{.bucket_bytes = 1, .shard_count = 5, .piece_lengths = {4096, 3, 1, 777}}}) {
+      EXPECT_TRUE(RunStar(job, cut, Start(job), 4) == expected)
+          << job.world_size << " workers, " << job.element_count << " elements, " << cut.shard_count << " shards";
+    }
+  }
+}
+
+TEST(ParameterShardBitsTest, RingAndStarAgree) {
+  for (const Job& job : Jobs()) {
+    const Model expected = RunStar(job, {.bucket_bytes = 65536, .shard_count = 2}, Start(job), 4);
+    for (const int64_t bucket_bytes : {1, 1 << 30}) {
+      EXPECT_TRUE(RunRing(job, bucket_bytes, Start(job), 4) == expected)
+          << job.world_size << " workers, " << job.element_count << " elements";
+    }
+  }
+}
+
+TEST(ParameterShardBitsTest, ARunInTwoPartsAndTopologiesAgreesWithOne) {
+  for (const Job& job : Jobs()) {
+    const Model whole = RunPlainly(job, Start(job), 5);
+    const Model half = RunStar(job, {.shard_count = 3}, Start(job), 2);
+    EXPECT_TRUE(RunRing(job, 1, half, 3) == whole) << job.world_size << " workers";
+    EXPECT_TRUE(RunStar(job, {.bucket_bytes = 1 << 20}, RunRing(job, 1, Start(job), 2), 3) == whole);
+  }
+}
+
+}  // namespace
+}  // namespace starring
