@@ -61,6 +61,17 @@ inline constexpr int64_t kImageChannelsMax = 256;
 inline constexpr int kLoaderThreadsMax = 256;
 inline constexpr int kPrefetchDepthMax = 64;
 
+// Operations that the ring has in flight at a time (sends and receives, at 4 a reduction block for two ranks): enough
+// to hide a message's latency behind the additions. Every poll looks at all of them.
+inline constexpr int kRingOperationsInFlightMax = 48;
+
+// One message when rank 0's parameters travel from rank to rank at the start.
+inline constexpr int64_t kBroadcastSegmentBytes = int64_t{1} << 20;
+
+// What a worker that gives up tells its ring about the reason; longer texts are cut. Small enough that MPI sends it
+// without waiting for the receiver.
+inline constexpr int kAbortNoticeBytesMax = 1024;
+
 }  // namespace starring
 
 #endif  // STARRING_COMMON_LIMITS_H_

@@ -1,0 +1,77 @@
+#include "worker/exchange/local/local_exchange.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/parameter_shard.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+class LocalExchange final : public GradientExchange {
+ public:
+  absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
+    if (job.world_size != 1 || job.rank != 0) {
+      return absl::InvalidArgumentError(absl::StrCat("a local exchange has one worker, this is rank ", job.rank, " of ",
+                                                     job.world_size, ": use --sync=star or --sync=ring"));
+    }
+    CHECK_EQ(parameters.size(), job.layout.element_count());
+    std::vector<std::vector<ElementRange>> slices;
+    for (int b = 0; b < job.buckets.bucket_count(); ++b) slices.push_back({job.buckets.bucket(b)});
+    ASSIGN_OR_RETURN(shard_, ParameterShard::Create({.slices = std::move(slices),
+                                                     .element_count = job.layout.element_count(),
+                                                     .world_size = 1,
+                                                     .first_step = job.first_step,
+                                                     .optimizer = job.optimizer,
+                                                     .schedule = job.schedule}));
+    if (!job.optimizer_state.empty()) shard_->CopyStateIn(job.optimizer_state);
+    buckets_ = job.buckets;
+    parameters_ = parameters;
+    return absl::OkStatus();
+  }
+
+  // The gradient has just been written: it still is in the cache.
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
+    const ElementRange range = buckets_.bucket(bucket);
+    const auto start = std::chrono::steady_clock::now();
+    shard_->Apply({.step = step,
+                   .bucket = bucket,
+                   .range = range,
+                   .sum = gradient,
+                   .parameters = parameters_.subspan(range.begin, range.size())});
+    counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
+  absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
+
+  absl::Status Sum(std::span<double> values) override {
+    CHECK_LE(values.size(), kSumValuesMax);
+    return absl::OkStatus();
+  }
+
+  absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
+    shard_->CopyStateOut(state);
+    return absl::OkStatus();
+  }
+
+  void Abort(const absl::Status&) override {}
+  absl::Status Finish() override { return absl::OkStatus(); }
+  ExchangeCounters counters() const override { return counters_; }
+
+ private:
+  BucketMap buckets_;
+  std::span<float> parameters_;
+  std::unique_ptr<ParameterShard> shard_;
+  ExchangeCounters counters_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientExchange> CreateLocalExchange() { return std::make_unique<LocalExchange>(); }
+
+}  // namespace starring

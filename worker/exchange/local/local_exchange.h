@@ -1,0 +1,16 @@
+// The exchange of a job with one worker: it owns everything, and Submit applies the optimizer in place.
+#ifndef STARRING_WORKER_EXCHANGE_LOCAL_LOCAL_EXCHANGE_H_
+#define STARRING_WORKER_EXCHANGE_LOCAL_LOCAL_EXCHANGE_H_
+
+#include <memory>
+
+#include "worker/exchange/gradient_exchange.h"
+
+namespace starring {
+
+// Start fails with InvalidArgument unless job.world_size is 1. The same bits as a ring or a star of one.
+std::unique_ptr<GradientExchange> CreateLocalExchange();
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_LOCAL_LOCAL_EXCHANGE_H_

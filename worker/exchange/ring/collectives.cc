@@ -1,0 +1,165 @@
+#include "worker/exchange/ring/collectives.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+using Token = MessagePump::Token;
+
+constexpr absl::Duration kVerdictGrace = absl::Seconds(2);
+
+absl::Duration DeadlineOf(const MessagePump& pump, const CollectiveOptions& options) {
+  return pump.rank() == 0 ? options.deadline : options.deadline + kVerdictGrace;
+}
+
+// Waits for operations with the given peers (tokens[i] with peers[i]) and names those that did not come.
+absl::Status WaitForPeers(MessagePump& pump, std::span<const Token> tokens, std::span<const int> peers,
+                          const CollectiveOptions& options) {
+  const auto is_complete = [&](Token token) { return pump.IsComplete(token); };
+  const absl::Duration deadline = DeadlineOf(pump, options);
+  const absl::Status status =
+      pump.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); }, DeadlineAfter(deadline));
+  if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
+  std::vector<int> missing;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    if (!is_complete(tokens[i])) missing.push_back(peers[i]);
+  }
+  const absl::Status late = absl::DeadlineExceededError(
+      absl::StrCat(options.what, ": rank", missing.size() == 1 ? " " : "s ", absl::StrJoin(missing, ", "), " of ",
+                   pump.world_size(), " missing after ", absl::FormatDuration(deadline)));
+  pump.Abort(late);
+  return late;
+}
+
+std::vector<int> PeersOf(const MessagePump& pump) {
+  std::vector<int> peers;
+  for (int rank = 0; rank < pump.world_size(); ++rank) {
+    if (rank != pump.rank()) peers.push_back(rank);
+  }
+  return peers;
+}
+
+// One part of `all` for each rank, `sizes[rank]` long, back to back; the caller's own is in place.
+absl::Status ReceiveFromPeers(MessagePump& pump, ControlTag tag, std::span<std::byte> all,
+                              std::span<const uint64_t> sizes, const CollectiveOptions& options) {
+  std::vector<Token> tokens;
+  uint64_t begin = 0;
+  for (int rank = 0; rank < pump.world_size(); ++rank) {
+    if (rank != pump.rank()) tokens.push_back(pump.ReceiveInto(rank, tag, all.subspan(begin, sizes[rank])));
+    begin += sizes[rank];
+  }
+  return WaitForPeers(pump, tokens, PeersOf(pump), options);
+}
+
+absl::Status SendToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> data,
+                        const CollectiveOptions& options) {
+  const Token token = pump.SendFrom(0, tag, data);
+  const int root = 0;
+  return WaitForPeers(pump, {&token, 1}, {&root, 1}, options);
+}
+
+}  // namespace
+
+absl::Status GatherToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> mine, std::span<std::byte> all,
+                          const CollectiveOptions& options) {
+  if (pump.rank() != 0) return SendToRoot(pump, tag, mine, options);
+  CHECK_EQ(all.size(), mine.size() * pump.world_size());
+  std::copy(mine.begin(), mine.end(), all.begin());
+  const std::vector<uint64_t> sizes(pump.world_size(), mine.size());
+  return ReceiveFromPeers(pump, tag, all, sizes, options);
+}
+
+absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte> data,
+                          const CollectiveOptions& options) {
+  if (pump.rank() != 0) {
+    const Token token = pump.ReceiveInto(0, tag, data);
+    const int root = 0;
+    return WaitForPeers(pump, {&token, 1}, {&root, 1}, options);
+  }
+  const std::vector<int> peers = PeersOf(pump);
+  std::vector<Token> tokens;
+  for (const int peer : peers) tokens.push_back(pump.SendFrom(peer, tag, data));
+  return WaitForPeers(pump, tokens, peers, options);
+}
+
+absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options) {
+  const int from = pump.rank() - 1;
+  const int to = pump.rank() + 1;
+  Token sent[2] = {};  // the last two segments, so that one leaves while the next arrives
+  bool is_sent[2] = {false, false};
+  for (size_t begin = 0, i = 0; begin < data.size(); begin += kBroadcastSegmentBytes, ++i) {
+    const std::span<std::byte> segment =
+        data.subspan(begin, std::min<size_t>(kBroadcastSegmentBytes, data.size() - begin));
+    if (from >= 0) {
+      const Token token = pump.ReceiveInto(from, ControlTag::kBroadcast, segment);
+      RETURN_IF_ERROR(WaitForPeers(pump, {&token, 1}, {&from, 1}, options));
+    }
+    if (to == pump.world_size()) continue;
+    if (is_sent[i % 2]) RETURN_IF_ERROR(WaitForPeers(pump, {&sent[i % 2], 1}, {&to, 1}, options));
+    sent[i % 2] = pump.SendFrom(to, ControlTag::kBroadcast, segment);
+    is_sent[i % 2] = true;
+  }
+  for (int i = 0; i < 2; ++i) {
+    if (is_sent[i]) RETURN_IF_ERROR(WaitForPeers(pump, {&sent[i], 1}, {&to, 1}, options));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std::string_view mine,
+                                                          const CollectiveOptions& options) {
+  const uint64_t size = mine.size();
+  std::vector<uint64_t> sizes(pump.world_size());
+  RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kAgreementSize, std::as_bytes(std::span(&size, 1)),
+                               std::as_writable_bytes(std::span(sizes)), options));
+  std::vector<std::string> texts;
+  if (pump.rank() != 0) {
+    RETURN_IF_ERROR(SendToRoot(pump, ControlTag::kAgreement, std::as_bytes(std::span(mine)), options));
+    return texts;
+  }
+  uint64_t total = 0;
+  for (const uint64_t bytes : sizes) total += bytes;
+  std::string all(total, '\0');
+  mine.copy(all.data(), mine.size());
+  RETURN_IF_ERROR(
+      ReceiveFromPeers(pump, ControlTag::kAgreement, std::as_writable_bytes(std::span(all)), sizes, options));
+  uint64_t begin = 0;
+  for (const uint64_t bytes : sizes) {
+    texts.push_back(all.substr(begin, bytes));
+    begin += bytes;
+  }
+  return texts;
+}
+
+absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const CollectiveOptions& options) {
+  uint64_t size = text.size();
+  RETURN_IF_ERROR(SendFromRoot(pump, ControlTag::kVerdictSize, std::as_writable_bytes(std::span(&size, 1)), options));
+  text.resize(size);
+  return SendFromRoot(pump, ControlTag::kVerdict, std::as_writable_bytes(std::span(text)), options);
+}
+
+absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data, const CollectiveOptions& options) {
+  const bool sends = pump.rank() == route.from;
+  const int peer = sends ? route.to : route.from;
+  const Token token =
+      sends ? pump.SendFrom(peer, ControlTag::kState, data) : pump.ReceiveInto(peer, ControlTag::kState, data);
+  return WaitForPeers(pump, {&token, 1}, {&peer, 1}, options);
+}
+
+absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options) {
+  std::byte mine{1};
+  std::vector<std::byte> all(pump.rank() == 0 ? pump.world_size() : 0);
+  RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kBarrier, {&mine, 1}, all, options));
+  return SendFromRoot(pump, ControlTag::kBarrierDone, {&mine, 1}, options);
+}
+
+}  // namespace starring

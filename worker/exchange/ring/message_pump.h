@@ -1,0 +1,105 @@
+// Drives a transport: hands completions to the bucket machine, keeps the buffers of the few control messages beside it,
+// listens for a peer that gives up, and waits with a deadline. A *control message* is anything that is no gradient and
+// no parameter of a step: agreements, sums, the end.
+//
+// After a failure nothing works but Abort; every call returns the first one.
+//
+// Thread safety: none; one thread at a time.
+#ifndef STARRING_WORKER_EXCHANGE_RING_MESSAGE_PUMP_H_
+#define STARRING_WORKER_EXCHANGE_RING_MESSAGE_PUMP_H_
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/exchange/ring/bucket_machine.h"
+#include "worker/exchange/ring/transport.h"
+
+namespace starring {
+
+// What a control message is for.
+enum class ControlTag : int {
+  kAbort,
+  kAgreementSize,
+  kAgreement,
+  kVerdictSize,
+  kVerdict,
+  kBroadcast,
+  kSum,
+  kSumResult,
+  kState,
+  kBarrier,
+  kBarrierDone,
+  kCount,
+};
+
+class MessagePump {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Token = Transport::Token;
+
+  static constexpr int kFirstDataTag = 16;
+  static_assert(static_cast<int>(ControlTag::kCount) <= kFirstDataTag);
+
+  explicit MessagePump(std::unique_ptr<Transport> transport);
+
+  Transport& transport() { return *transport_; }
+  int rank() const { return transport_->rank(); }
+  int world_size() const { return transport_->world_size(); }
+
+  // `machine` outlives the pump or is replaced; null: none.
+  void set_machine(BucketMachine* machine) { machine_ = machine; }
+
+  // Control messages. Send copies `data`, the others lend it: until IsComplete, or for ever after a failure.
+  Token Send(int peer, ControlTag tag, std::string_view data);
+  Token SendFrom(int peer, ControlTag tag, std::span<const std::byte> data);
+  Token ReceiveInto(int peer, ControlTag tag, std::span<std::byte> data);
+  bool IsComplete(Token token) const { return !pending_.contains(token); }
+
+  // One round: polls, dispatches. `kNothing` when no operation completed.
+  enum class Progress { kNothing, kSome };
+  absl::StatusOr<Progress> Pump();
+
+  // Pumps until `done`. DeadlineExceeded (no message; the caller knows what is missing) when it takes longer.
+  absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline);
+
+  // OK, or why nothing works any more.
+  const absl::Status& failure() const { return failure_; }
+
+  // Gives up: remembers `why` and tells all peers, unless they know. Waits at most kAbortNoticeDeadline for the notices
+  // to leave.
+  void Abort(const absl::Status& why);
+
+ private:
+  absl::Status Fail(absl::Status status);
+  absl::Status ListenForAbort();
+  Token NextToken() { return BucketMachine::kTokenEnd + next_token_++; }
+
+  std::unique_ptr<Transport> transport_;
+  BucketMachine* machine_ = nullptr;
+  absl::Status failure_;
+  bool peers_know_ = false;
+
+  std::vector<Token> completed_;
+  uint64_t next_token_ = 0;
+  std::unordered_set<Token> pending_;                 // control operations
+  std::unordered_map<Token, std::string> send_data_;  // of Send, by token
+  int rounds_until_listening_ = 0;
+};
+
+MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_RING_MESSAGE_PUMP_H_

@@ -1,0 +1,17 @@
+// The control: the same exchange with MPI_Allreduce, the library's own choice of algorithm. See allreduce_machine.h.
+#ifndef STARRING_WORKER_EXCHANGE_RING_MPI_EXCHANGE_H_
+#define STARRING_WORKER_EXCHANGE_RING_MPI_EXCHANGE_H_
+
+#include <memory>
+
+#include "worker/exchange/gradient_exchange.h"
+#include "worker/exchange/ring/mpi_runtime.h"
+
+namespace starring {
+
+// Collective over all ranks of `runtime`, which outlives the exchange.
+std::unique_ptr<GradientExchange> CreateMpiExchange(MpiRuntime* runtime);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_RING_MPI_EXCHANGE_H_

@@ -1,0 +1,83 @@
+// The exchange among equals: ring and mpi. What happens to a bucket is a BucketMachine's business; this class starts
+// and ends the job with the peers, waits, and decides which thread drives the transport.
+//
+// Threads. At any time at most one thread is inside the transport (and with it inside MPI): the one that holds the
+// mutex. That is the trainer's own thread in every call that it makes, Await above all: nobody else needs its core
+// then, and no result waits for a thread to wake up. Between those calls, while the trainer computes, a background
+// thread looks after the messages in flight in short visits, and sleeps in between, less when something arrives and
+// longer when nothing does; with nothing in flight it sleeps until the next Submit. (Open MPI makes no progress by
+// itself.)
+//
+// After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
+#ifndef STARRING_WORKER_EXCHANGE_RING_PEER_EXCHANGE_H_
+#define STARRING_WORKER_EXCHANGE_RING_PEER_EXCHANGE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/parameter_shard.h"
+#include "worker/exchange/gradient_exchange.h"
+#include "worker/exchange/ring/bucket_machine.h"
+#include "worker/exchange/ring/message_pump.h"
+#include "worker/exchange/ring/transport.h"
+
+namespace starring {
+
+class PeerExchange final : public GradientExchange {
+ public:
+  enum class Algorithm { kRing, kAllreduce };
+
+  PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm);
+  ~PeerExchange() override;
+
+  absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  absl::Status Await(int64_t step, int bucket) override;
+  absl::Status Sum(std::span<double> values) override;
+  absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
+  void Abort(const absl::Status& why) override;
+  absl::Status Finish() override;
+  ExchangeCounters counters() const override;
+
+ private:
+  // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
+  class TrainerDrives;
+
+  absl::Status Agree();
+  absl::Status CreateOwner();
+  absl::Status ShareStart();
+  std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
+  absl::Status Drain();
+  absl::Status GatherStateVector(int vector, std::span<float> whole);
+  absl::Status Fail(const absl::Status& status);
+  void DriveInBackground();
+  void StopBackground();
+
+  const Algorithm algorithm_;
+  JobSpec job_;
+  std::span<float> parameters_;
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  MessagePump pump_;
+  std::unique_ptr<ParameterShard> shard_;
+  std::unique_ptr<BucketMachine> machine_;
+  std::vector<float> scratch_;  // optimizer state on its way, at start and at checkpoints
+  bool stopping_ = false;
+  bool background_sleeps_ = false;  // until submitted_ is notified
+
+  std::condition_variable submitted_;
+  std::atomic<bool> trainer_drives_ = false;
+  std::thread background_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_RING_PEER_EXCHANGE_H_

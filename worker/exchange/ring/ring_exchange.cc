@@ -1,0 +1,12 @@
+#include "worker/exchange/ring/ring_exchange.h"
+
+#include "worker/exchange/ring/mpi_transport.h"
+#include "worker/exchange/ring/peer_exchange.h"
+
+namespace starring {
+
+std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime) {
+  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kRing);
+}
+
+}  // namespace starring

@@ -1,0 +1,18 @@
+// The ring: our own reduce-scatter and allgather over MPI's point-to-point messages. See ring_machine.h for the
+// algorithm, peer_exchange.h for the threads.
+#ifndef STARRING_WORKER_EXCHANGE_RING_RING_EXCHANGE_H_
+#define STARRING_WORKER_EXCHANGE_RING_RING_EXCHANGE_H_
+
+#include <memory>
+
+#include "worker/exchange/gradient_exchange.h"
+#include "worker/exchange/ring/mpi_runtime.h"
+
+namespace starring {
+
+// Collective over all ranks of `runtime`, which outlives the exchange.
+std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_RING_RING_EXCHANGE_H_

@@ -1,0 +1,121 @@
+// A ring's reduce-scatter, optimizer and allgather as one pipeline over reduction blocks.
+//
+// Words. N ranks; every rank sends to its right neighbour (rank + 1) and receives from its left one. A reduction block
+// is cut in N ring chunks (common/reduction_order.h); chunk c is owned by rank c. A *hop* is one message of one chunk.
+//
+//   reduce   chunk c starts at rank c + 1 with that rank's gradient and travels right; whoever receives the partial sum
+//            adds its own gradient and passes it on. After N - 1 hops rank c has the whole sum: contributions c + 1,
+//            c + 2, ..., c added left to right, which is the order that reduction_order.h states.
+//   apply    rank c applies the optimizer to chunk c at once, in place.
+//   gather   the new parameters of chunk c travel right from rank c, N - 1 hops.
+//
+// Rank r receives in reduce hop h chunk r - 2 - h (and sends r - 1 - h), in gather hop h chunk r - 1 - h (and sends
+// r - h), all modulo N. Reduce hop 0 sends straight from the gradient, the others from where the partial sum was
+// received: in the parameter vector, at the chunk's place, whose old parameters only the owner still needs. The owned
+// chunk's sum is received in a scratch buffer. So no byte is packed or copied on our side.
+//
+// Cost per block of L elements: every rank sends and receives 2 (N - 1) messages, together 2 L (N - 1) / N elements,
+// which is the least an allreduce can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+// workstations", 2009), and adds L (N - 1) / N elements.
+//
+// Blocks are worked on in the order submitted, at most Options::blocks_in_flight_max at a time, which bounds requests
+// and scratch memory. No deadlock: the oldest block that is unfinished anywhere is in flight on every rank that has
+// submitted it, and needs no younger one.
+#ifndef STARRING_WORKER_EXCHANGE_RING_RING_MACHINE_H_
+#define STARRING_WORKER_EXCHANGE_RING_RING_MACHINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "common/bucket_map.h"
+#include "common/parameter_shard.h"
+#include "worker/exchange/ring/bucket_machine.h"
+
+namespace starring {
+
+class RingMachine final : public BucketMachine {
+ public:
+  struct Options {
+    const BucketMap* buckets = nullptr;
+    ParameterShard* shard = nullptr;  // owns this rank's RingSlice of every bucket
+    std::span<float> parameters;      // the parameter vector
+    Transport* transport = nullptr;
+    int first_tag = 0;             // tags from here on are the machine's
+    int blocks_in_flight_max = 0;  // 0: as many as limits.h allows operations
+  };
+  // All pointers outlive the machine.
+  explicit RingMachine(const Options& options);
+
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void OnCompletion(Transport::Token token) override;
+  bool IsReady(int bucket) const override { return unready_blocks_[bucket] == 0; }
+  bool IsIdle() const override { return active_count_ == 0 && queue_.empty(); }
+  Missing OldestMissing() const override;
+  ExchangeCounters counters() const override { return counters_; }
+
+ private:
+  enum class Phase { kReduceSend, kReduceReceive, kGatherSend, kGatherReceive };
+
+  // A submitted bucket of which some blocks are not started yet.
+  struct Submitted {
+    int64_t step = 0;
+    int bucket = 0;
+    std::span<const float> gradient;
+    int64_t next_begin = 0;  // where in the parameter vector the next block begins
+  };
+
+  // A block in flight.
+  struct Active {
+    bool used = false;
+    int64_t sequence = 0;  // blocks in the order they were started
+    int64_t step = 0;
+    int bucket = 0;
+    ElementRange block;
+    const float* gradient = nullptr;  // of the block's first element
+    std::vector<float> sum;           // scratch for the owned chunk
+    int before_ready = 0;             // operations that must complete before the trainer may go on
+    int before_free = 0;              // operations not complete yet
+    std::vector<bool> received;       // by hop: reduce, then gather
+  };
+
+  ElementRange Chunk(const Active& active, int chunk) const;
+  std::span<float> Parameters(ElementRange range) const;
+  std::span<const float> Gradient(const Active& active, ElementRange range) const;
+  int Tag(const Active& active, int hop) const;
+  Transport::Token TokenOf(const Active& active, Phase phase, int hop) const;
+
+  // The rank or chunk `distance` places to the left of this rank.
+  int Left(int distance) const { return ((rank_ - distance) % world_size_ + world_size_) % world_size_; }
+
+  void StartBlocks();
+  // A slot for the block that begins at `begin`; null if all are in use, or the block's last step still is in flight.
+  Active* FreeSlotFor(int64_t begin);
+  void StartBlock(Active& active);
+  void Send(const Active& active, Phase phase, int hop, std::span<const float> data);
+  void Receive(const Active& active, Phase phase, int hop, std::span<float> data);
+  void OnReduceReceived(Active& active, int hop);
+  void Apply(int64_t step, int bucket, ElementRange owned, std::span<const float> sum);
+  void OnGatherReceived(Active& active, int hop);
+
+  const BucketMap& buckets_;
+  ParameterShard& shard_;
+  const std::span<float> parameters_;
+  Transport& transport_;
+  const int rank_;
+  const int world_size_;
+  const int first_tag_;
+
+  std::deque<Submitted> queue_;  // at most one entry a bucket
+  std::vector<Active> active_;
+  int active_count_ = 0;
+  int64_t started_count_ = 0;
+  std::vector<int64_t> unready_blocks_;  // by bucket
+  ExchangeCounters counters_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_RING_RING_MACHINE_H_
