@@ -113,8 +113,8 @@ class StarTest(LaunchTest):
     def test_prefixes_every_line(self):
         code, out, err = self.launch(["--workers=3"], [r"--print=one\ntwo", r"--error=oops\n"])
         self.assertEqual(code, 0, err)
-        self.assertEqual(sorted(out.splitlines()[:]), sorted(["one", "two", "w1 | one", "w1 | two", "w2 | one", "w2 | two",
-                                                              "s0 | s0 saved after signal 15"]))
+        self.assertEqual(sorted(out.splitlines()), ["one", "s0 | s0 saved after signal 15", "two", "w1 | one",
+                                                    "w1 | two", "w2 | one", "w2 | two"])
         self.assertEqual(sorted(line for line in err.splitlines() if "oops" in line),
                          ["w0 | oops", "w1 | oops", "w2 | oops"])
 
@@ -258,7 +258,8 @@ class RingTest(LaunchTest):
     def test_starts_pinned_ranks_with_prefixes(self):
         code, out, err = self.launch(["--sync=ring", "--workers=3"], [r"--print=one\ntwo", r"--error=oops\n"])
         self.assertEqual(code, 0, err)
-        self.assertEqual(sorted(out.splitlines()), sorted(["one", "two", "w1 | one", "w1 | two", "w2 | one", "w2 | two"]))
+        self.assertEqual(sorted(out.splitlines()),
+                         ["one", "two", "w1 | one", "w1 | two", "w2 | one", "w2 | two"])
         for rank in range(3):
             self.assertIn(f"w{rank} | oops\n", err)
             facts, flags = self.note(f"w{rank}")
@@ -325,8 +326,8 @@ class RefusalTest(LaunchTest):
             self.assertRegex(err, "launch: error: .*" + message)
 
     def test_a_binary_that_is_not_there(self):
-        done = subprocess.run([LAUNCH, "--sync=local", "--worker_binary=/nowhere/worker"], capture_output=True, text=True,
-                              timeout=DEADLINE_S, env=self.environment())
+        done = subprocess.run([LAUNCH, "--sync=local", "--worker_binary=/nowhere/worker"], capture_output=True,
+                              text=True, timeout=DEADLINE_S, env=self.environment())
         self.assertEqual(done.returncode, 2)
         self.assertIn("--worker_binary names /nowhere/worker", done.stderr)
 

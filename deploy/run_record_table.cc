@@ -1,0 +1,113 @@
+#include "deploy/run_record_table.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "proto/starring/v1/run_record.pb.h"
+
+namespace starring {
+namespace {
+
+constexpr size_t kShownDigestCharacters = 12;
+
+std::string BitsKey(const v1::RunRecord& record) {
+  const v1::RunConfig& config = record.config();
+  if (config.sync() == "ddp" || config.sync() == "mpi" || record.host().versions().contains("torch")) return "";
+  // How the parameters got here (epochs, resumed or not) does not matter: the step does.
+  return absl::StrJoin({absl::StrCat(config.world_size()),
+                        config.model(),
+                        config.dataset(),
+                        config.augment(),
+                        absl::StrCat(config.train_count()),
+                        absl::StrCat(config.epochs()),
+                        absl::StrCat(config.max_steps()),
+                        absl::StrCat(config.global_batch()),
+                        absl::StrCat(config.seed()),
+                        config.optimizer(),
+                        absl::StrCat(config.learning_rate()),
+                        absl::StrCat(config.momentum()),
+                        absl::StrCat(config.nesterov()),
+                        absl::StrCat(config.weight_decay()),
+                        absl::StrCat(config.beta1()),
+                        absl::StrCat(config.beta2()),
+                        absl::StrCat(config.epsilon()),
+                        config.schedule(),
+                        absl::StrCat(config.warmup_steps()),
+                        absl::StrCat(config.decay_steps()),
+                        absl::StrCat(config.decay_gamma()),
+                        absl::StrCat(config.total_steps()),
+                        config.device(),
+                        absl::StrCat(config.threads())},
+                       "|");
+}
+
+std::string RunName(const RunSummary& run) {
+  return run.server_count > 0 ? absl::StrFormat("%s %dx%d", run.sync, run.world_size, run.server_count)
+                              : absl::StrFormat("%s %d", run.sync, run.world_size);
+}
+
+}  // namespace
+
+absl::StatusOr<RunSummary> ParseRunRecord(const std::string& name, const std::string& json) {
+  v1::RunRecord record;
+  google::protobuf::util::JsonParseOptions options;
+  options.ignore_unknown_fields = true;
+  const auto status = google::protobuf::util::JsonStringToMessage(json, &record, options);
+  if (!status.ok()) {
+    return absl::DataLossError(absl::StrCat(name, " is no run record: ", std::string(status.message())));
+  }
+  if (record.config().sync().empty() || record.epochs().empty()) {
+    return absl::DataLossError(absl::StrCat(name, " is no run record: it has no config.sync or no epochs"));
+  }
+  const v1::EpochResult& last = *record.epochs().rbegin();
+  return RunSummary{.sync = record.config().sync(),
+                    .world_size = record.config().world_size(),
+                    .server_count = record.config().server_count(),
+                    .samples_per_second = last.samples_per_second(),
+                    .step_ms_p50 = record.step_ms().p50(),
+                    .exposed_exchange_ms = record.breakdown_ms().exposed_exchange(),
+                    .test_accuracy = last.test_accuracy(),
+                    .parameter_sha256 = record.parameter_sha256(),
+                    .bits_key = BitsKey(record)};
+}
+
+std::string FormatTable(const std::vector<RunSummary>& runs) {
+  constexpr char kHeader[] = "%-6s %7s %7s %10s %12s %20s %14s  %s\n";
+  std::string table = absl::StrFormat(kHeader, "sync", "workers", "servers", "samples/s", "step ms p50",
+                                      "exposed exchange ms", "test accuracy", "parameter digest");
+  for (const RunSummary& run : runs) {
+    absl::StrAppendFormat(&table, "%-6s %7d %7s %10.0f %12.3f %20.3f %12.2f %%  %s\n", run.sync, run.world_size,
+                          run.server_count > 0 ? absl::StrCat(run.server_count) : "-", run.samples_per_second,
+                          run.step_ms_p50, run.exposed_exchange_ms, 100 * run.test_accuracy,
+                          run.parameter_sha256.substr(0, kShownDigestCharacters));
+  }
+  return table;
+}
+
+absl::StatusOr<std::string> CompareDigests(const std::vector<RunSummary>& runs) {
+  std::map<std::string, std::vector<const RunSummary*>> groups;
+  for (const RunSummary& run : runs) {
+    if (!run.bits_key.empty()) groups[run.bits_key].push_back(&run);
+  }
+  std::string text;
+  for (const auto& [key, group] : groups) {
+    if (group.size() < 2) continue;
+    for (const RunSummary* run : group) {
+      if (run->parameter_sha256 == group.front()->parameter_sha256) continue;
+      return absl::InternalError(absl::StrCat(RunName(*group.front()), " and ", RunName(*run),
+                                              " ended with different parameters: ", group.front()->parameter_sha256,
+                                              " and ", run->parameter_sha256));
+    }
+    const auto name = [](std::string* out, const RunSummary* run) { absl::StrAppend(out, RunName(*run)); };
+    absl::StrAppend(&text, absl::StrJoin(group, " and ", name), ": the same parameters, bit for bit\n");
+  }
+  return text;
+}
+
+}  // namespace starring

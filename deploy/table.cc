@@ -1,0 +1,43 @@
+// //deploy:table: prints the run records it is given as one table. Exit code 1 where runs that must agree do not.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "common/command_line.h"
+#include "common/status.h"
+#include "deploy/run_record_table.h"
+
+namespace starring {
+namespace {
+
+absl::Status PrintTable(const std::vector<std::string>& paths) {
+  if (paths.empty()) return absl::InvalidArgumentError("no run record given: table FILE...");
+  std::vector<RunSummary> runs;
+  for (const std::string& path : paths) {
+    std::ifstream file(path);
+    const std::string json(std::istreambuf_iterator<char>(file), {});
+    if (!file) return absl::NotFoundError("cannot read " + path);
+    ASSIGN_OR_RETURN(runs.emplace_back(), ParseRunRecord(path, json));
+  }
+  std::printf("%s", FormatTable(runs).c_str());
+  ASSIGN_OR_RETURN(const std::string agreement, CompareDigests(runs));
+  std::printf("%s", agreement.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace starring
+
+int main(int argc, char** argv) {
+  // `bazel run` starts us elsewhere.
+  const char* const directory = getenv("BUILD_WORKING_DIRECTORY");
+  if (directory != nullptr && chdir(directory) != 0) std::fprintf(stderr, "table: cannot enter %s\n", directory);
+  const absl::Status status = starring::PrintTable({argv + 1, argv + argc});
+  if (!status.ok()) std::fprintf(stderr, "table: error: %s\n", std::string(status.message()).c_str());
+  return starring::ExitCode(status);
+}
