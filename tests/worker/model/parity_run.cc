@@ -1,0 +1,176 @@
+// One side of torch_parity_test.py: trains a shipped model for a few steps of SGD with momentum and leaves everything
+// that PyTorch needs to do the same, and to compare, in a folder:
+//
+//   parity_run MODEL HEIGHT WIDTH CHANNELS FOLDER
+//   FOLDER/initial/step-*      a checkpoint before the first step: the weights that PyTorch starts from
+//   FOLDER/final/step-*        one after the last step
+//   FOLDER/run.safetensors     images (steps, batch, channels, height, width), labels (steps, batch), losses (steps),
+//                              evaluation (2): loss and correct answers of the last batch after the last step,
+//                              gradient.NAME: of the first step, in PyTorch's order
+// Dropout is off: its masks are not PyTorch's.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <random>
+#include <regex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/checkpoint.h"
+#include "common/optimizer.h"
+#include "common/safetensors.h"
+#include "tests/worker/model/reference_device.h"
+#include "worker/model/layer_file.h"
+#include "worker/model/network.h"
+#include "worker/model/shipped_models.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kSteps = 4;
+constexpr int64_t kBatch = 5;
+constexpr int64_t kClasses = 10;
+constexpr OptimizerConfig kOptimizer = {.momentum = 0.9f};
+constexpr float kLearningRate = 0.02f;
+
+LayerFile LoadWithoutDropout(const std::string& name) {
+  for (const ShippedModel& model : ShippedModels()) {
+    if (model.name != name) continue;
+    const std::string text = std::regex_replace(std::string(model.text), std::regex("rate: [0-9.]+"), "rate: 0");
+    absl::StatusOr<LayerFile> file = LayerFile::Parse(text, name);
+    CHECK_OK(file);
+    return *file;
+  }
+  CHECK(false) << "no shipped model " << name;
+  std::abort();
+}
+
+class ParityRun {
+ public:
+  ParityRun(const std::string& model, const NetworkOptions& options, const std::string& folder)
+      : options_(options), folder_(folder) {
+    absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(LoadWithoutDropout(model), options, &device_);
+    CHECK_OK(network);
+    network_ = *std::move(network);
+    parameters_.resize(network_->layout().element_count());
+    gradients_ = momentum_ = parameters_;
+    network_->InitializeParameters(1, parameters_);
+    // Batch norm begins as identity; other values show more.
+    std::normal_distribution<float> normal;
+    for (const Tensor& tensor : network_->layout().tensors()) {
+      for (int64_t e = tensor.range.begin; e < tensor.range.end; ++e) parameters_[e] += 0.03f * normal(random_);
+    }
+    images_.resize(kSteps * kBatch * options.height * options.width * options.channels);
+    for (float& value : images_) value = normal(random_);
+    labels_.resize(kSteps * kBatch);
+    for (int32_t& label : labels_) label = static_cast<int32_t>(random_() % kClasses);
+  }
+
+  void Run() {
+    Save("initial", 0);
+    for (int64_t step = 0; step < kSteps; ++step) Train(step);
+    Save("final", kSteps);
+    CHECK_OK(network_->Evaluate(Input(kSteps - 1), parameters_));
+    evaluation_ = {static_cast<float>(network_->Result().loss_sum / kBatch),
+                   static_cast<float>(network_->Result().correct)};
+    WriteRun();
+  }
+
+ private:
+  int64_t image_elements() const { return options_.height * options_.width * options_.channels; }
+
+  NetworkInput Input(int64_t step) const {
+    return {.images = images_.data() + step * kBatch * image_elements(),
+            .labels = labels_.data() + step * kBatch,
+            .batch = kBatch};
+  }
+
+  void Train(int64_t step) {
+    const Network::TrainStep train = {.input = Input(step),
+                                      .step = step,
+                                      .loss_scale = 1.0f / kBatch,
+                                      .parameters = parameters_,
+                                      .gradients = gradients_};
+    const auto nothing = [](int) { return absl::OkStatus(); };
+    CHECK_OK(network_->Forward(train, nothing));
+    losses_.push_back(static_cast<float>(network_->Result().loss_sum / kBatch));
+    CHECK_OK(network_->Backward(train, nothing));
+    if (step == 0) first_gradients_ = gradients_;
+    const std::span<float> state[] = {momentum_};
+    ApplyOptimizer(kOptimizer, {.learning_rate = kLearningRate,
+                                .update = step + 1,
+                                .gradient = gradients_,
+                                .parameters_in = parameters_,
+                                .parameters_out = parameters_,
+                                .state = state});
+  }
+
+  void Save(const std::string& name, int64_t step) {
+    Checkpoint checkpoint = {.step = step, .parameters = parameters_, .state_names = {"momentum_buffer"}};
+    checkpoint.state = {momentum_};
+    for (const NetworkBuffer& buffer : network_->buffers()) {
+      checkpoint.buffers[buffer.name].assign(buffer.values.begin(), buffer.values.end());
+    }
+    CHECK_OK(WriteCheckpoint(absl::StrCat(folder_, "/", name), network_->layout(), checkpoint));
+  }
+
+  void WriteRun() const {
+    std::map<std::string, TensorView> tensors;
+    std::map<std::string, std::vector<float>> floats;  // what the views see
+    const auto add = [&](const std::string& name, std::vector<int64_t> shape, std::vector<float> values) {
+      floats[name] = std::move(values);
+      tensors[name] = {.shape = std::move(shape), .bytes = std::as_bytes(std::span(floats[name]))};
+    };
+    add("images", {kSteps, kBatch, options_.channels, options_.height, options_.width}, ImagesInTorchOrder());
+    add("losses", {kSteps}, losses_);
+    add("evaluation", {2}, evaluation_);
+    for (const Tensor& tensor : network_->layout().tensors()) {
+      std::vector<float> gradient(tensor.range.size());
+      ToTorchOrder(tensor.spec, std::span(first_gradients_).subspan(tensor.range.begin, tensor.range.size()), gradient);
+      add("gradient." + tensor.spec.name, {tensor.range.size()}, std::move(gradient));
+    }
+    const std::vector<int64_t> labels(labels_.begin(), labels_.end());
+    tensors["labels"] = {
+        .type = TensorType::kInt64, .shape = {kSteps, kBatch}, .bytes = std::as_bytes(std::span(labels))};
+    std::ofstream(folder_ + "/run.safetensors", std::ios::binary) << SerializeSafetensors(tensors);
+  }
+
+  std::vector<float> ImagesInTorchOrder() const {
+    std::vector<float> result;
+    for (int64_t image = 0; image < kSteps * kBatch; ++image) {
+      for (int64_t i = 0; i < image_elements(); ++i) {
+        const int64_t area = options_.height * options_.width;
+        const int64_t ours = i % area * options_.channels + i / area;
+        result.push_back(images_[image * image_elements() + ours]);
+      }
+    }
+    return result;
+  }
+
+  const NetworkOptions options_;
+  const std::string folder_;
+  std::mt19937 random_{1};
+  ReferenceDevice device_;
+  std::unique_ptr<Network> network_;
+  std::vector<float> parameters_, gradients_, momentum_, first_gradients_;
+  std::vector<float> images_, losses_, evaluation_;
+  std::vector<int32_t> labels_;
+};
+
+}  // namespace
+}  // namespace starring
+
+int main(int argc, char** argv) {
+  CHECK_EQ(argc, 6) << "MODEL HEIGHT WIDTH CHANNELS FOLDER";
+  const starring::NetworkOptions options = {.height = std::atoi(argv[2]),
+                                            .width = std::atoi(argv[3]),
+                                            .channels = std::atoi(argv[4]),
+                                            .classes = 10,
+                                            .batch_max = 5};
+  starring::ParityRun(argv[1], options, argv[5]).Run();
+  return 0;
+}

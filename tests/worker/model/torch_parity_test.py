@@ -1,0 +1,130 @@
+"""The same weights, the same batches: our networks against PyTorch's, in double precision there.
+
+tests/worker/model/parity_run trains each shipped model for four steps and leaves weights, batches, losses and gradients
+in safetensors files. They are read here by fifteen lines of Python, which proves the checkpoint's format too: the model
+of bench/ddp/models.py takes model.safetensors with strict=True, and computes the same.
+"""
+
+import glob
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError:  # A machine without torch runs Starring; what is compared with PyTorch is not tested there.
+    print("SKIPPED: this python3 has no torch, so no network was compared with PyTorch", file=sys.stderr)
+    sys.exit(0)
+
+import models
+from torch.nn import functional as F
+
+DEVICE_TOLERANCE = 1e-5  # of float activations, relative to the largest value of a tensor
+
+
+def load_safetensors(path):
+    """What safetensors.torch.load_file does, for the types that we write."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        data = bytearray(file.read())
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        dtype = {"F32": torch.float32, "I64": torch.int64}[entry["dtype"]]
+        tensors[name] = torch.frombuffer(data[begin:end], dtype=dtype).reshape(entry["shape"])
+    return tensors
+
+
+def find_checkpoint(folder):
+    folders = glob.glob(f"{folder}/step-*")
+    assert len(folders) == 1, folders
+    return folders[0]
+
+
+class TorchParityTest(unittest.TestCase):
+    def run_ours(self, name, height, width, channels, folder):
+        binary = os.path.join(os.path.dirname(os.path.abspath(__file__)), "parity_run")
+        subprocess.run([binary, name, str(height), str(width), str(channels), folder], check=True)
+        return load_safetensors(f"{folder}/run.safetensors")
+
+    def load_model(self, name, height, width, channels, checkpoint):
+        model = models.create(name, channels=channels, height=height, width=width, classes=10)
+        state = load_safetensors(f"{checkpoint}/model.safetensors")
+        model.load_state_dict(state, strict=True)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        return model.double()
+
+    def assert_close(self, ours, theirs, what, tolerance=DEVICE_TOLERANCE):
+        difference = (ours.double() - theirs.double()).abs().max().item()
+        scale = theirs.abs().max().item() + 1e-3
+        self.assertLess(difference, tolerance * scale, f"{what}: differs by {difference}, largest value {scale}")
+
+    def compare(self, name, height, width, channels, tolerance=DEVICE_TOLERANCE):
+        with tempfile.TemporaryDirectory() as folder:
+            run = self.run_ours(name, height, width, channels, folder)
+            model = self.load_model(name, height, width, channels, find_checkpoint(f"{folder}/initial"))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+            losses = []
+            for step, (images, labels) in enumerate(zip(run["images"].double(), run["labels"])):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
+                losses.append(loss.item())
+                if step == 0:
+                    for tensor, parameter in model.named_parameters():
+                        self.assert_close(run[f"gradient.{tensor}"], parameter.grad.flatten(), f"gradient of {tensor}",
+                                          tolerance)
+                optimizer.step()
+            self.assert_close(run["losses"], torch.tensor(losses), "losses", tolerance)
+            self.compare_final(model, optimizer, run, find_checkpoint(f"{folder}/final"), tolerance)
+
+    def compare_final(self, model, optimizer, run, checkpoint, tolerance):
+        state = load_safetensors(f"{checkpoint}/model.safetensors")
+        self.assertEqual(set(state), set(model.state_dict()))
+        for tensor, value in model.state_dict().items():
+            if tensor.endswith("num_batches_tracked"):
+                self.assertEqual(state[tensor].item(), value.item())
+            else:
+                self.assert_close(state[tensor], value, tensor, tolerance)
+        momentum = load_safetensors(f"{checkpoint}/optimizer.safetensors")
+        for tensor, parameter in model.named_parameters():
+            expected = optimizer.state[parameter]["momentum_buffer"]
+            self.assertEqual(momentum[f"{tensor}.momentum_buffer"].shape, expected.shape)
+            self.assert_close(momentum[f"{tensor}.momentum_buffer"], expected, f"momentum of {tensor}", 10 * tolerance)
+        model.eval()
+        with torch.no_grad():
+            logits = model(run["images"][-1].double())
+        loss = F.cross_entropy(logits, run["labels"][-1])
+        self.assert_close(run["evaluation"][0], loss, "loss in evaluation", tolerance)
+        self.assertEqual(run["evaluation"][1].item(), (logits.argmax(1) == run["labels"][-1]).sum().item())
+
+    def test_logreg(self):
+        self.compare("logreg", 28, 28, 1)
+
+    def test_logreg_of_coloured_images(self):
+        self.compare("logreg", 5, 7, 3)
+
+    def test_mlp(self):
+        self.compare("mlp", 28, 28, 1)
+
+    def test_lenet5(self):
+        self.compare("lenet5", 28, 28, 1)
+
+    def test_lenet5_of_coloured_images(self):
+        self.compare("lenet5", 20, 24, 3)
+
+    def test_mnist_cnn(self):
+        self.compare("mnist_cnn", 28, 28, 1)
+
+    def test_resnet20(self):
+        # Twenty normalisations in a row amplify the rounding of each.
+        self.compare("resnet20", 16, 16, 3, tolerance=1e-3)
+
+
+if __name__ == "__main__":
+    unittest.main()
