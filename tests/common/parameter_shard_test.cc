@@ -209,7 +209,8 @@ TEST(ParameterShardTest, ASliceThatIsHeldNeverChanges) {
     held.push_back(MustContribute(*shard, Constant(0, step, 0, 1, 16)).sealed);
     for (size_t i = 0; i < held.size(); ++i) {
       EXPECT_EQ(held[i]->step(), static_cast<int64_t>(i) - 1);
-      EXPECT_TRUE(SameBits(held[i]->parameters(), std::vector<float>(16, 0.0f - i))) << i << " at " << step;
+      EXPECT_TRUE(SameBits(held[i]->parameters(), std::vector<float>(16, static_cast<float>(-static_cast<int>(i)))))
+          << i << " at " << step;
     }
   }
 }
