@@ -1,0 +1,114 @@
+#include "kernels/cpu/cpu_device.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "dnnl.hpp"
+#include "kernels/cpu/aligned_memory.h"
+#include "kernels/cpu/batch_norm.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/dropout.h"
+#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/global_average_pool.h"
+#include "kernels/cpu/max_pool.h"
+#include "kernels/cpu/onednn_conv2d.h"
+#include "kernels/cpu/onednn_dense.h"
+#include "kernels/cpu/softmax_cross_entropy.h"
+#include "kernels/shape_checks.h"
+
+namespace starring {
+namespace {
+
+class CpuBuffer : public DeviceBuffer {
+ public:
+  explicit CpuBuffer(AlignedMemory memory) : memory_(std::move(memory)) {}
+  void* data() override { return memory_.data(); }
+  int64_t size_bytes() const override { return memory_.size_bytes(); }
+
+ private:
+  AlignedMemory memory_;
+};
+
+class CpuDevice : public Device {
+ public:
+  explicit CpuDevice(int threads) { context_.threads = threads; }
+
+  std::string name() const override {
+    const dnnl_version_t* version = dnnl_version();
+    return absl::StrCat("cpu (oneDNN ", version->major, ".", version->minor, ".", version->patch, ", ",
+                        context_.threads, context_.threads == 1 ? " thread)" : " threads)");
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
+    if (size_bytes < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("a buffer of ", size_bytes, " bytes: must be at least 0"));
+    }
+    AlignedMemory memory(size_bytes);
+    if (memory.data() == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("no memory for a buffer of ", size_bytes, " bytes"));
+    }
+    return std::make_unique<CpuBuffer>(std::move(memory));
+  }
+
+  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
+    RETURN_IF_ERROR(CheckShape(spec));
+    return CreateOnednnConv2d(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
+    RETURN_IF_ERROR(CheckShape(spec));
+    return CreateOnednnDense(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
+    return CreateCpuMaxPool2d(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
+      const GlobalAveragePoolSpec& spec) override {
+    return CreateCpuGlobalAveragePool(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override {
+    return CreateCpuBatchNorm(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override {
+    return CreateCpuDropout(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
+      const SoftmaxCrossEntropySpec& spec) override {
+    return CreateCpuSoftmaxCrossEntropy(&context_, spec);
+  }
+
+  void Relu(const float* x, float* y, int64_t count) override { starring::Relu(context_, x, y, count); }
+  void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override {
+    starring::ReluBackward(context_, y, dy, dx, count);
+  }
+  void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override {
+    starring::Add(context_, a, b, activation, y, count);
+  }
+  void Accumulate(const float* x, float* y, int64_t count) override { starring::Accumulate(context_, x, y, count); }
+
+  void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
+    if (size_bytes > 0) std::memcpy(device, host, static_cast<size_t>(size_bytes));
+  }
+  void CopyToHost(const void* device, void* host, int64_t size_bytes) override {
+    if (size_bytes > 0) std::memcpy(host, device, static_cast<size_t>(size_bytes));
+  }
+  absl::Status Synchronize() override { return absl::OkStatus(); }
+
+ private:
+  CpuContext context_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads) {
+  CHECK_GE(threads, 1);
+  try {
+    return std::make_unique<CpuDevice>(threads);
+  } catch (const dnnl::error& error) {
+    return absl::InternalError(absl::StrCat("oneDNN has no CPU engine here: ", error.what()));
+  }
+}
+
+}  // namespace starring

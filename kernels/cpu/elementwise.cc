@@ -1,0 +1,80 @@
+#include "kernels/cpu/elementwise.h"
+
+#include "common/instruction_set.h"
+#include "kernels/cpu/parallel.h"
+
+namespace starring {
+namespace {
+
+// A thread's share is at least this long: below, starting threads costs more than the loop.
+constexpr int64_t kGrainElements = 16384;
+
+struct Args {
+  const float* a;
+  const float* b;
+  float* out;
+  int64_t count;
+};
+
+// max(x, 0) would turn NaN into 0 on x86: a NaN must reach the trainer's check.
+[[gnu::always_inline]] inline float ReluOf(float x) { return x < 0.0f ? 0.0f : x; }
+
+[[gnu::always_inline]] inline void ReluLoop(const Args& g) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < g.count; ++i) g.out[i] = ReluOf(g.a[i]);
+}
+
+[[gnu::always_inline]] inline void ReluBackwardLoop(const Args& g) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < g.count; ++i) {
+    // Read unconditionally, else the loop keeps a branch.
+    const float dy = g.b[i];
+    g.out[i] = g.a[i] > 0.0f ? dy : 0.0f;
+  }
+}
+
+[[gnu::always_inline]] inline void AddLoop(const Args& g) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < g.count; ++i) g.out[i] = g.a[i] + g.b[i];
+}
+
+[[gnu::always_inline]] inline void AddReluLoop(const Args& g) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < g.count; ++i) g.out[i] = ReluOf(g.a[i] + g.b[i]);
+}
+
+STARRING_DEFINE_CLONES(kRelu, ReluLoop, Args);
+STARRING_DEFINE_CLONES(kReluBackward, ReluBackwardLoop, Args);
+STARRING_DEFINE_CLONES(kAdd, AddLoop, Args);
+STARRING_DEFINE_CLONES(kAddRelu, AddReluLoop, Args);
+
+using Clones = void (*const[kInstructionSetCount])(const Args&);
+
+void Run(const CpuContext& context, const Clones& clones, const Args& args) {
+  const auto loop = clones[static_cast<int>(context.instruction_set)];
+  ParallelRanges(context.threads, args.count, kGrainElements, [&](int64_t begin, int64_t end) {
+    loop({args.a + begin, args.b + begin, args.out + begin, end - begin});
+  });
+}
+
+}  // namespace
+
+void Relu(const CpuContext& context, const float* x, float* y, int64_t count) { Run(context, kRelu, {x, x, y, count}); }
+
+void ReluBackward(const CpuContext& context, const float* y, const float* dy, float* dx, int64_t count) {
+  Run(context, kReluBackward, {y, dy, dx, count});
+}
+
+void Add(const CpuContext& context, const float* a, const float* b, Activation activation, float* y, int64_t count) {
+  if (activation == Activation::kRelu) {
+    Run(context, kAddRelu, {a, b, y, count});
+  } else {
+    Run(context, kAdd, {a, b, y, count});
+  }
+}
+
+void Accumulate(const CpuContext& context, const float* x, float* y, int64_t count) {
+  Run(context, kAdd, {x, y, y, count});
+}
+
+}  // namespace starring

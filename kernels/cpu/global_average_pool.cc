@@ -1,0 +1,76 @@
+#include "kernels/cpu/global_average_pool.h"
+
+#include <algorithm>
+
+#include "common/instruction_set.h"
+#include "common/status.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/shape_checks.h"
+
+namespace starring {
+namespace {
+
+// Images [begin, end).
+struct Args {
+  const float* in;
+  float* out;
+  int64_t space, channels;
+  int64_t begin, end;
+};
+
+[[gnu::always_inline]] inline void ForwardLoop(const Args& g) {
+  for (int64_t image = g.begin; image < g.end; ++image) {
+    const float* const x = g.in + image * g.space * g.channels;
+    float* const y = g.out + image * g.channels;
+    std::copy_n(x, g.channels, y);
+    for (int64_t p = 1; p < g.space; ++p) {
+#pragma GCC ivdep
+      for (int64_t c = 0; c < g.channels; ++c) y[c] += x[p * g.channels + c];
+    }
+    for (int64_t c = 0; c < g.channels; ++c) y[c] /= static_cast<float>(g.space);
+  }
+}
+
+[[gnu::always_inline]] inline void BackwardLoop(const Args& g) {
+  for (int64_t image = g.begin; image < g.end; ++image) {
+    const float* const dy = g.in + image * g.channels;
+    float* const dx = g.out + image * g.space * g.channels;
+    for (int64_t p = 0; p < g.space; ++p) {
+#pragma GCC ivdep
+      for (int64_t c = 0; c < g.channels; ++c) dx[p * g.channels + c] = dy[c] / static_cast<float>(g.space);
+    }
+  }
+}
+
+STARRING_DEFINE_CLONES(kForward, ForwardLoop, Args);
+STARRING_DEFINE_CLONES(kBackward, BackwardLoop, Args);
+
+class CpuGlobalAveragePool : public GlobalAveragePool {
+ public:
+  CpuGlobalAveragePool(const CpuContext* context, const GlobalAveragePoolSpec& spec) : context_(context), spec_(spec) {}
+
+  void Forward(const float* x, float* y) override { Run(kForward, x, y); }
+  void Backward(const float* dy, float* dx) override { Run(kBackward, dy, dx); }
+
+ private:
+  using Clones = void (*const[kInstructionSetCount])(const Args&);
+  void Run(const Clones& clones, const float* in, float* out) {
+    const auto pass = clones[static_cast<int>(context_->instruction_set)];
+    ParallelRanges(context_->threads, spec_.batch, 1, [&](int64_t begin, int64_t end) {
+      pass({in, out, spec_.height * spec_.width, spec_.channels, begin, end});
+    });
+  }
+
+  const CpuContext* const context_;
+  const GlobalAveragePoolSpec spec_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCpuGlobalAveragePool(CpuContext* context,
+                                                                              const GlobalAveragePoolSpec& spec) {
+  RETURN_IF_ERROR(CheckShape(spec));
+  return std::make_unique<CpuGlobalAveragePool>(context, spec);
+}
+
+}  // namespace starring

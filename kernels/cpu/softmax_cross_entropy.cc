@@ -1,0 +1,80 @@
+#include "kernels/cpu/softmax_cross_entropy.h"
+
+#include <cmath>
+#include <vector>
+
+#include "common/check.h"
+#include "common/status.h"
+#include "kernels/cpu/parallel.h"
+#include "kernels/shape_checks.h"
+
+namespace starring {
+namespace {
+
+class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
+ public:
+  CpuSoftmaxCrossEntropy(const CpuContext* context, const SoftmaxCrossEntropySpec& spec)
+      : context_(context), spec_(spec), samples_(static_cast<size_t>(spec.batch)) {}
+
+  void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) override {
+    ParallelRanges(context_->threads, spec_.batch, kGrainSamples, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t offset = i * spec_.classes;
+        RunSample(logits + offset, labels[i], scale, dlogits == nullptr ? nullptr : dlogits + offset, samples_[i]);
+      }
+    });
+  }
+
+  // Added up sample by sample: the sum does not depend on the number of threads.
+  LossResult Result() override {
+    LossResult result;
+    for (const Sample& sample : samples_) {
+      result.loss_sum += sample.loss;
+      result.correct += sample.correct;
+    }
+    return result;
+  }
+
+ private:
+  struct Sample {
+    double loss = 0;
+    int64_t correct = 0;
+  };
+  static constexpr int64_t kGrainSamples = 64;
+
+  void RunSample(const float* logits, int32_t label, float scale, float* dlogits, Sample& sample) const {
+    CHECK(label >= 0 && label < spec_.classes) << "label " << label << " of " << spec_.classes << " classes";
+    int64_t best = 0;
+    for (int64_t c = 1; c < spec_.classes; ++c) {
+      if (logits[c] > logits[best]) best = c;
+    }
+    const float maximum = logits[best];
+    const float label_logit = logits[label];  // dlogits may alias logits
+    double sum = 0;
+    for (int64_t c = 0; c < spec_.classes; ++c) {
+      const float power = std::exp(logits[c] - maximum);
+      sum += power;
+      if (dlogits != nullptr) dlogits[c] = power;
+    }
+    sample.loss = std::log(sum) - static_cast<double>(label_logit - maximum);
+    sample.correct = best == label ? 1 : 0;
+    if (dlogits == nullptr) return;
+    const float factor = static_cast<float>(scale / sum);
+    for (int64_t c = 0; c < spec_.classes; ++c) dlogits[c] *= factor;
+    dlogits[label] -= scale;
+  }
+
+  const CpuContext* const context_;
+  const SoftmaxCrossEntropySpec spec_;
+  std::vector<Sample> samples_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCpuSoftmaxCrossEntropy(CpuContext* context,
+                                                                                  const SoftmaxCrossEntropySpec& spec) {
+  RETURN_IF_ERROR(CheckShape(spec));
+  return std::make_unique<CpuSoftmaxCrossEntropy>(context, spec);
+}
+
+}  // namespace starring

@@ -1,0 +1,158 @@
+#include "kernels/shape_checks.h"
+
+#include <initializer_list>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+struct NamedSize {
+  const char* name;
+  int64_t value;
+};
+
+absl::Status AllAtLeast(int64_t minimum, std::initializer_list<NamedSize> sizes) {
+  for (const NamedSize& size : sizes) {
+    if (size.value < minimum) {
+      return absl::InvalidArgumentError(absl::StrCat(size.name, " is ", size.value, ": must be at least ", minimum));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The product of positive sizes stays within a tensor's limit.
+absl::Status Fits(const char* tensor, std::initializer_list<int64_t> sizes) {
+  int64_t product = 1;
+  for (const int64_t size : sizes) {
+    if (size > kTensorElementsMax / product) {
+      std::string shape;
+      for (const int64_t s : sizes) absl::StrAppend(&shape, shape.empty() ? "" : " x ", s);
+      return absl::InvalidArgumentError(
+          absl::StrCat(tensor, " has ", shape, " elements: at most ", kTensorElementsMax, " are possible"));
+    }
+    product *= size;
+  }
+  return absl::OkStatus();
+}
+
+// One axis of a window that slides over a padded input.
+struct Axis {
+  const char* name;
+  int64_t in, kernel, stride, padding;
+};
+
+absl::Status CheckAxis(const Axis& axis) {
+  if (axis.in + 2 * axis.padding < axis.kernel) {
+    return absl::InvalidArgumentError(absl::StrCat("kernel_", axis.name, " is ", axis.kernel, ", in_", axis.name,
+                                                   " with padding ", axis.in + 2 * axis.padding,
+                                                   ": the kernel must fit into the padded input"));
+  }
+  return absl::OkStatus();
+}
+
+// A maximum over padding alone would be -infinity.
+absl::Status CheckSeesInput(const Axis& axis) {
+  if (axis.padding >= axis.kernel) {
+    return absl::InvalidArgumentError(absl::StrCat("padding_", axis.name, " is ", axis.padding, " and kernel_",
+                                                   axis.name, " ", axis.kernel,
+                                                   ": padding must be smaller, else a window sees padding only"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckShape(const Conv2dSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch},
+                                 {"in_height", s.in_height},
+                                 {"in_width", s.in_width},
+                                 {"in_channels", s.in_channels},
+                                 {"out_channels", s.out_channels},
+                                 {"kernel_height", s.kernel_height},
+                                 {"kernel_width", s.kernel_width},
+                                 {"stride_height", s.stride_height},
+                                 {"stride_width", s.stride_width}}),
+                  "conv2d");
+  RETURN_IF_ERROR(AllAtLeast(0, {{"padding_height", s.padding_height}, {"padding_width", s.padding_width}}), "conv2d");
+  RETURN_IF_ERROR(Fits("the weight", {s.out_channels, s.kernel_height, s.kernel_width, s.in_channels}), "conv2d");
+  RETURN_IF_ERROR(CheckAxis({"height", s.in_height, s.kernel_height, s.stride_height, s.padding_height}), "conv2d");
+  RETURN_IF_ERROR(CheckAxis({"width", s.in_width, s.kernel_width, s.stride_width, s.padding_width}), "conv2d");
+  RETURN_IF_ERROR(Fits("the padded input",
+                       {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.in_channels}),
+                  "conv2d");
+  return Annotate(Fits("the output", {s.batch, s.out_height(), s.out_width(), s.out_channels}), "conv2d");
+}
+
+absl::Status CheckShape(const DenseSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"in", s.in}, {"out", s.out}}), "dense");
+  RETURN_IF_ERROR(Fits("the weight", {s.out, s.in}), "dense");
+  RETURN_IF_ERROR(Fits("the input", {s.batch, s.in}), "dense");
+  return Annotate(Fits("the output", {s.batch, s.out}), "dense");
+}
+
+absl::Status CheckShape(const Pool2dSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch},
+                                 {"in_height", s.in_height},
+                                 {"in_width", s.in_width},
+                                 {"channels", s.channels},
+                                 {"kernel_height", s.kernel_height},
+                                 {"kernel_width", s.kernel_width},
+                                 {"stride_height", s.stride_height},
+                                 {"stride_width", s.stride_width}}),
+                  "max pool");
+  RETURN_IF_ERROR(AllAtLeast(0, {{"padding_height", s.padding_height}, {"padding_width", s.padding_width}}),
+                  "max pool");
+  for (const Axis& axis : {Axis{"height", s.in_height, s.kernel_height, s.stride_height, s.padding_height},
+                           Axis{"width", s.in_width, s.kernel_width, s.stride_width, s.padding_width}}) {
+    RETURN_IF_ERROR(CheckAxis(axis), "max pool");
+    RETURN_IF_ERROR(CheckSeesInput(axis), "max pool");
+  }
+  RETURN_IF_ERROR(Fits("the window", {s.kernel_height, s.kernel_width}), "max pool");
+  RETURN_IF_ERROR(Fits("the padded input",
+                       {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.channels}),
+                  "max pool");
+  return Annotate(Fits("the output", {s.batch, s.out_height(), s.out_width(), s.channels}), "max pool");
+}
+
+absl::Status CheckShape(const GlobalAveragePoolSpec& s) {
+  RETURN_IF_ERROR(
+      AllAtLeast(1, {{"batch", s.batch}, {"height", s.height}, {"width", s.width}, {"channels", s.channels}}),
+      "global average pool");
+  return Annotate(Fits("the input", {s.batch, s.height, s.width, s.channels}), "global average pool");
+}
+
+absl::Status CheckShape(const BatchNormSpec& s) {
+  RETURN_IF_ERROR(
+      AllAtLeast(1, {{"batch", s.batch}, {"height", s.height}, {"width", s.width}, {"channels", s.channels}}),
+      "batch norm");
+  RETURN_IF_ERROR(Fits("the input", {s.batch, s.height, s.width, s.channels}), "batch norm");
+  if (!(s.epsilon > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("batch norm: epsilon is ", s.epsilon, ": must be above 0"));
+  }
+  if (!(s.momentum >= 0 && s.momentum <= 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("batch norm: momentum is ", s.momentum, ": must be in [0, 1]"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShape(const DropoutSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"sample_elements", s.sample_elements}}), "dropout");
+  RETURN_IF_ERROR(Fits("the input", {s.batch, s.sample_elements}), "dropout");
+  if (!(s.rate >= 0 && s.rate < 1)) {
+    return absl::InvalidArgumentError(absl::StrCat("dropout: rate is ", s.rate, ": must be in [0, 1)"));
+  }
+  if (s.stream >= 1u << 24) {
+    return absl::InvalidArgumentError(absl::StrCat("dropout: stream is ", s.stream, ": must be below ", 1u << 24));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckShape(const SoftmaxCrossEntropySpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"classes", s.classes}}), "softmax cross entropy");
+  return Annotate(Fits("the input", {s.batch, s.classes}), "softmax cross entropy");
+}
+
+}  // namespace starring
