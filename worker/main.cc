@@ -1,0 +1,147 @@
+// //worker: one training process. See ParseWorkerOptions for its flags, DESIGN section 8 for how it is started.
+#include <malloc.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/flags/usage.h"
+#include "absl/strings/str_cat.h"
+#include "common/command_line.h"
+#include "common/status.h"
+#include "kernels/cpu/cpu_device.h"
+#include "worker/data/dataset.h"
+#include "worker/exchange/local/local_exchange.h"
+#include "worker/exchange/ring/mpi_exchange.h"
+#include "worker/exchange/ring/mpi_runtime.h"
+#include "worker/exchange/ring/ring_exchange.h"
+#include "worker/launcher_environment.h"
+#include "worker/model/layer_file.h"
+#include "worker/model/network.h"
+#include "worker/run_record.h"
+#include "worker/stop_request.h"
+#include "worker/trainer.h"
+#include "worker/versions.h"
+#include "worker/worker_options.h"
+
+namespace starring {
+namespace {
+
+// A buffer that is freed and asked for again every step must not come back as fresh, unmapped pages.
+void KeepFreedMemory() {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
+absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, MpiRuntime* mpi) {
+  switch (options.sync) {
+    case Sync::kLocal:
+      return CreateLocalExchange();
+    case Sync::kStar:
+      return absl::UnimplementedError("the star is not linked in yet");
+    case Sync::kRing:
+      return CreateRingExchange(mpi);
+    case Sync::kMpi:
+      return CreateMpiExchange(mpi);
+  }
+  return absl::InternalError("no such exchange");
+}
+
+Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironment& launcher) {
+  if (options.rank != 0) return Progress::Style::kNone;
+  switch (options.progress) {
+    case ProgressStyle::kAuto:
+      // mpirun gives its ranks a terminal even when its own output goes to a file.
+      return launcher.launcher == Launcher::kNone && isatty(STDOUT_FILENO) != 0 ? Progress::Style::kLive
+                                                                                : Progress::Style::kPlain;
+    case ProgressStyle::kLive:
+      return Progress::Style::kLive;
+    case ProgressStyle::kPlain:
+      return Progress::Style::kPlain;
+    case ProgressStyle::kNone:
+      break;
+  }
+  return Progress::Style::kNone;
+}
+
+absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi) {
+  ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
+  ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, CreateCpuDevice(options.threads));
+  const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
+  const NetworkOptions network_options{.height = data.train.height,
+                                       .width = data.train.width,
+                                       .channels = data.train.channels,
+                                       .classes = data.train.classes,
+                                       .batch_max = std::max(kEvaluationBatch, largest_share),
+                                       .seed = options.seed};
+  ASSIGN_OR_RETURN(const std::unique_ptr<Network> network, Network::Create(layers, network_options, device.get()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<GradientExchange> exchange, CreateExchange(options, mpi));
+  const Progress::Style style = ChooseStyle(options, launcher);
+  if (style != Progress::Style::kNone) {
+    std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n",
+                options.model.c_str(), static_cast<long long>(network->layout().parameter_count()),
+                options.dataset.name.c_str(), static_cast<long long>(data.train.count), SyncName(options.sync),
+                options.world_size, options.world_size == 1 ? "" : "s", device->name().c_str());
+    std::fflush(stdout);
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer, Trainer::Create({.worker = &options,
+                                                                            .data = &data,
+                                                                            .network = network.get(),
+                                                                            .device = device.get(),
+                                                                            .exchange = exchange.get(),
+                                                                            .progress = style,
+                                                                            .stop_requested = StopRequested}));
+  ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
+  if (options.rank != 0) return absl::OkStatus();
+  if (style != Progress::Style::kNone) {
+    std::printf("%s after %lld steps, p50 %.3f ms a step, parameters %.12s\n",
+                result.stopped_early ? "stopped" : "done", static_cast<long long>(result.next_step),
+                result.step_summary.p50_ms, result.parameter_sha256.c_str());
+    if (result.stopped_early && !options.checkpoint_dir.empty()) {
+      std::printf("saved in %s: --resume goes on from there\n", options.checkpoint_dir.c_str());
+    }
+  }
+  if (options.record.empty()) return absl::OkStatus();
+  return WriteRunRecord({.options = &options,
+                         .data = &data,
+                         .result = &result,
+                         .device = device->name(),
+                         .cores_per_worker = launcher.cores_per_worker,
+                         .cores_per_server = launcher.cores_per_server,
+                         .versions = LibraryVersions()});
+}
+
+int Main(int argc, char** argv) {
+  KeepFreedMemory();
+  setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core
+  InstallStopSignals();
+  signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write, as a full disk is
+  absl::SetProgramUsageMessage("trains a network, alone or as one of several workers; see README.md");
+  const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
+  absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
+  absl::Status status = options.status();
+  std::unique_ptr<MpiRuntime> mpi;
+  if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
+    absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(launcher, options->join_deadline);
+    status = started.status();
+    if (status.ok()) mpi = *std::move(started);
+  }
+  const int rank = options.ok() ? options->rank : launcher.rank;
+  if (status.ok()) status = Train(*std::move(options), launcher, mpi.get());
+  if (status.ok()) return kExitOk;
+  std::fflush(stdout);
+  std::fprintf(stderr, "worker %d: error: %s\n", rank, std::string(status.message()).c_str());
+  if (mpi != nullptr) mpi->ExitWithoutFinalize(ExitCode(status));
+  return ExitCode(status);
+}
+
+}  // namespace
+}  // namespace starring
+
+int main(int argc, char** argv) { return starring::Main(argc, argv); }
