@@ -50,6 +50,7 @@ inline constexpr int64_t kSampleElementsMax = int64_t{1} << 31;
 
 // Batch sizes that a network keeps operations for. A run has at most two sizes in training and two in evaluation.
 inline constexpr size_t kNetworkPlansMax = 8;
+
 // Bytes of images of one data set, and their number: a header that promises more is damaged, and the sampler draws 32
 // bits. Sides and channels of an image: far from overflow when multiplied.
 inline constexpr int64_t kDatasetBytesMax = int64_t{16} << 30;
@@ -57,7 +58,7 @@ inline constexpr int64_t kDatasetImagesMax = (int64_t{1} << 32) - 1;
 inline constexpr int64_t kImageSideMax = 8192;
 inline constexpr int64_t kImageChannelsMax = 256;
 
-// Threads that fill one batch, and batches ready ahead of the trainer: each is a buffer of a whole batch.
+// Threads that fill batches, and batches ready ahead of the trainer: each is a buffer of a whole batch.
 inline constexpr int kLoaderThreadsMax = 256;
 inline constexpr int kPrefetchDepthMax = 64;
 

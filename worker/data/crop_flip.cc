@@ -24,44 +24,82 @@ void CopyRows(const Rectangle& shape, const uint8_t* in, uint8_t* out) {
   }
 }
 
+// A group is as many pixels as 16 bytes hold.
+struct GroupReversal {
+  int64_t group_bytes = 0;
+  uint8_t last[16] = {};   // picks the last group of 16 bytes, reversed; what lies behind it does not matter
+  uint8_t first[16] = {};  // picks the first group, reversed: its first 8 bytes, then its last 8
+};
+
+// REQUIRES: channels <= 16, so that a group has more than 8 bytes.
+GroupReversal MakeGroupReversal(int64_t channels) {
+  GroupReversal reversal;
+  uint8_t reversed[16] = {};
+  int64_t bytes = 0;
+  for (int64_t pixel = 16 / channels - 1; pixel >= 0; --pixel) {
+    for (int64_t c = 0; c < channels; ++c) reversed[bytes++ & 15] = static_cast<uint8_t>(pixel * channels + c);
+  }
+  for (int64_t i = 0; i < 16; ++i) reversal.last[i] = static_cast<uint8_t>(16 - bytes + reversed[i]);
+  std::memcpy(reversal.first, reversed, 8);
+  std::memcpy(reversal.first + 8, reversed + bytes - 8, 8);
+  reversal.group_bytes = bytes;
+  return reversal;
+}
+
 struct ReverseRowsArgs {
   Rectangle shape;
-  int64_t channels;
+  const GroupReversal& reversal;
   const uint8_t* in;
   uint8_t* out;
 };
 
-// Row by row, the last pixel first: as many pixels at once as 16 bytes hold, by one shuffle.
+// Row by row, the last pixel first, a group at once. REQUIRES: shape.row_bytes >= 16.
 [[gnu::always_inline]] inline void ReverseRowsLoop(const ReverseRowsArgs& args) {
-  const auto [shape, channels, in, out] = args;
-  const int64_t group_pixels = 16 / channels;
-  const int64_t group_bytes = group_pixels * channels;
-  // Picks the last group_pixels pixels of 16 bytes, the last one first. What lies behind them in the result does not
-  // matter: the next group or the tail overwrites it.
-  Bytes16 mask{};
-  for (int64_t i = 0; i < group_bytes; ++i) {
-    mask[i] = static_cast<uint8_t>(16 - (i / channels + 1) * channels + i % channels);
-  }
+  const auto [shape, reversal, in, out] = args;
+  const int64_t group_bytes = reversal.group_bytes;
+  Bytes16 last;
+  Bytes16 first;
+  std::memcpy(&last, reversal.last, 16);
+  std::memcpy(&first, reversal.first, 16);
   for (int64_t row = 0; row < shape.rows; ++row) {
-    const uint8_t* source_end = in + row * shape.stride + shape.row_bytes;
+    const uint8_t* source = in + row * shape.stride;
     uint8_t* target = out + row * shape.stride;
-    int64_t left = shape.row_bytes;
-    while (left >= 16 && group_bytes > 0) {
+    int64_t left = shape.row_bytes;  // bytes at the front of `source` that are not yet in `target`
+    for (; left >= 16; left -= group_bytes, target += group_bytes) {
       Bytes16 pixels;
-      std::memcpy(&pixels, source_end - 16, 16);
-      pixels = __builtin_shuffle(pixels, mask);
+      std::memcpy(&pixels, source + left - 16, 16);
+      pixels = __builtin_shuffle(pixels, last);
+      // Up to 7 bytes too many: still inside the row, and overwritten next.
       std::memcpy(target, &pixels, 16);
-      source_end -= group_bytes;
-      target += group_bytes;
-      left -= group_bytes;
     }
-    for (; left > 0; left -= channels) {
-      source_end -= channels;
-      for (int64_t c = 0; c < channels; ++c) *target++ = source_end[c];
-    }
+    if (left == 0) continue;
+    // The group at the front of the row, some of it once more, so that the last store ends where the row does.
+    Bytes16 pixels;
+    std::memcpy(&pixels, source, 16);
+    pixels = __builtin_shuffle(pixels, first);
+    target += left - group_bytes;
+    std::memcpy(target, &pixels, 8);
+    std::memcpy(target + group_bytes - 8, reinterpret_cast<const uint8_t*>(&pixels) + 8, 8);
   }
 }
 STARRING_DEFINE_CLONES(kReverseRows, ReverseRowsLoop, ReverseRowsArgs);
+
+void ReversePixelByPixel(const Rectangle& shape, int64_t channels, const uint8_t* in, uint8_t* out) {
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    const uint8_t* source = in + row * shape.stride + shape.row_bytes;
+    uint8_t* target = out + row * shape.stride;
+    for (int64_t left = shape.row_bytes; left > 0; left -= channels) {
+      source -= channels;
+      for (int64_t c = 0; c < channels; ++c) *target++ = source[c];
+    }
+  }
+}
+
+void ReverseRows(const Rectangle& shape, int64_t channels, const uint8_t* in, uint8_t* out) {
+  if (channels > 16 || shape.row_bytes < 16) return ReversePixelByPixel(shape, channels, in, out);
+  const GroupReversal reversal = MakeGroupReversal(channels);
+  kReverseRows[static_cast<int>(BestInstructionSet())]({.shape = shape, .reversal = reversal, .in = in, .out = out});
+}
 
 }  // namespace
 
@@ -87,9 +125,7 @@ void ApplyCropFlip(const CropFlip& crop, const ImageShape& shape, const uint8_t*
   const Rectangle visible{.rows = y_end - y_begin, .row_bytes = (x_end - x_begin) * shape.channels, .stride = stride};
   const uint8_t* source = in + (y_begin + down) * stride + (x_begin + right) * shape.channels;
   if (crop.flip == CropFlip::Flip::kYes) {
-    uint8_t* target = out + y_begin * stride + (shape.width - x_end) * shape.channels;
-    kReverseRows[static_cast<int>(BestInstructionSet())](
-        {.shape = visible, .channels = shape.channels, .in = source, .out = target});
+    ReverseRows(visible, shape.channels, source, out + y_begin * stride + (shape.width - x_end) * shape.channels);
   } else {
     CopyRows(visible, source, out + y_begin * stride + x_begin * shape.channels);
   }

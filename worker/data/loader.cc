@@ -12,7 +12,6 @@
 #include "common/limits.h"
 #include "common/status.h"
 #include "worker/data/crop_flip.h"
-#include "worker/data/parallel_ranges.h"
 #include "worker/data/pixel_normalizer.h"
 #include "worker/data/prefetcher.h"
 
@@ -20,6 +19,18 @@ namespace starring {
 namespace {
 
 constexpr size_t kAlignmentBytes = 64;
+
+// Samples lie anywhere in memory, and the processor's own prefetching only starts inside an image. They are asked for
+// into the second-level cache: the first has too few outstanding misses for whole images (measured: 200 ns of 600 for
+// an image of 3072 bytes, where prefetching into the first level saved 70).
+constexpr size_t kImagesAhead = 3;
+constexpr int64_t kCacheLineBytes = 64;
+
+void PrefetchBytes(const uint8_t* bytes, int64_t count) {
+  constexpr int kForReading = 0;
+  constexpr int kSecondLevel = 1;
+  for (int64_t i = 0; i < count; i += kCacheLineBytes) __builtin_prefetch(bytes + i, kForReading, kSecondLevel);
+}
 
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
@@ -39,6 +50,7 @@ struct Slot {
   Batch batch;
   AlignedArray<float> images;
   AlignedArray<int32_t> labels;
+  AlignedArray<uint8_t> augmented;  // one image, before it is normalised
 };
 
 absl::Status CheckRange(absl::string_view what, int value, int min, int max) {
@@ -52,28 +64,23 @@ class PrefetchingLoader : public Loader {
       : dataset_(*options.dataset),
         seed_(options.sampler.seed),
         augment_(options.augment),
-        threads_(options.threads),
         sampler_(options.sampler),
         normalizer_(options.normalization),
-        slots_(static_cast<size_t>(Prefetcher::SlotCount(options.prefetch_depth))),
-        scratch_(static_cast<size_t>(options.threads)) {}
+        slots_(static_cast<size_t>(Prefetcher::SlotCount(options.prefetch_depth))) {}
 
   absl::Status Start(const Options& options);
   absl::StatusOr<const Batch*> Next() override;
 
  private:
-  void Fill(Slot& slot, int64_t step);
-  void FillRange(const BatchPlan& plan, int64_t begin, int64_t end, uint8_t* scratch, Slot& slot) const;
+  void Fill(Slot& slot) const;
 
   const Dataset& dataset_;
   const uint64_t seed_;
   const Augment augment_;
-  const int threads_;
-  Sampler sampler_;
+  Sampler sampler_;  // of the prefetcher's plan callback
   const PixelNormalizer normalizer_;
   std::vector<Slot> slots_;
-  std::vector<AlignedArray<uint8_t>> scratch_;  // one augmented image for each thread
-  std::unique_ptr<Prefetcher> prefetcher_;      // last: its destructor stops what uses the rest
+  std::unique_ptr<Prefetcher> prefetcher_;  // last: its destructor stops what uses the rest
 };
 
 absl::Status PrefetchingLoader::Start(const Options& options) {
@@ -81,24 +88,27 @@ absl::Status PrefetchingLoader::Start(const Options& options) {
   for (Slot& slot : slots_) {
     slot.images = AllocateAligned<float>(image_values);
     slot.labels = AllocateAligned<int32_t>(sampler_.local_batch_max());
-    if (slot.images == nullptr || slot.labels == nullptr) {
+    slot.augmented = AllocateAligned<uint8_t>(dataset_.image_bytes());
+    if (slot.images == nullptr || slot.labels == nullptr || slot.augmented == nullptr) {
       return absl::ResourceExhaustedError(absl::StrCat("no memory for ", slots_.size(), " batches of ",
-                                                       image_values * sizeof(float),
+                                                       image_values * static_cast<int64_t>(sizeof(float)),
                                                        " bytes: give a smaller --global_batch"));
     }
   }
-  for (AlignedArray<uint8_t>& image : scratch_) {
-    image = AllocateAligned<uint8_t>(dataset_.image_bytes());
-    if (image == nullptr) return absl::ResourceExhaustedError("no memory for one image");
-  }
+  const auto plan = [this](int slot, int64_t step) {
+    slots_[static_cast<size_t>(slot)].batch.plan = sampler_.Plan(step);
+  };
+  const auto fill = [this](int slot, int64_t) {
+    Fill(slots_[static_cast<size_t>(slot)]);
+    return absl::OkStatus();
+  };
   ASSIGN_OR_RETURN(prefetcher_, Prefetcher::Create({.depth = options.prefetch_depth,
+                                                    .filler_count = options.threads,
                                                     .first_step = options.first_step,
                                                     .end_step = options.end_step,
                                                     .deadline = options.deadline,
-                                                    .fill = [this](int slot, int64_t step) {
-                                                      Fill(slots_[static_cast<size_t>(slot)], step);
-                                                      return absl::OkStatus();
-                                                    }}));
+                                                    .plan = plan,
+                                                    .fill = fill}));
   return absl::OkStatus();
 }
 
@@ -107,30 +117,24 @@ absl::StatusOr<const Batch*> PrefetchingLoader::Next() {
   return &slots_[static_cast<size_t>(slot)].batch;
 }
 
-void PrefetchingLoader::Fill(Slot& slot, int64_t step) {
-  Batch& batch = slot.batch;
-  batch.plan = sampler_.Plan(step);
-  const size_t count = batch.plan.samples.size();
-  batch.images = {slot.images.get(), count * static_cast<size_t>(dataset_.image_bytes())};
-  batch.labels = {slot.labels.get(), count};
-  ParallelRanges(threads_, static_cast<int64_t>(count), [&](int part, int64_t begin, int64_t end) {
-    FillRange(batch.plan, begin, end, scratch_[static_cast<size_t>(part)].get(), slot);
-  });
-}
-
-void PrefetchingLoader::FillRange(const BatchPlan& plan, int64_t begin, int64_t end, uint8_t* scratch,
-                                  Slot& slot) const {
+void PrefetchingLoader::Fill(Slot& slot) const {
+  const std::vector<int64_t>& samples = slot.batch.plan.samples;
   const int64_t image_bytes = dataset_.image_bytes();
   const ImageShape shape{.height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels};
-  for (int64_t i = begin; i < end; ++i) {
-    const int64_t sample = plan.samples[static_cast<size_t>(i)];
-    const uint8_t* pixels = dataset_.images.data() + sample * image_bytes;
-    if (augment_ == Augment::kCropFlip) {
-      ApplyCropFlip(DrawCropFlip(seed_, plan.epoch, sample), shape, pixels, scratch);
-      pixels = scratch;
+  slot.batch.images = {slot.images.get(), samples.size() * static_cast<size_t>(image_bytes)};
+  slot.batch.labels = {slot.labels.get(), samples.size()};
+  float* out = slot.images.get();
+  for (size_t i = 0; i < samples.size(); ++i, out += image_bytes) {
+    const uint8_t* pixels = dataset_.images.data() + samples[i] * image_bytes;
+    if (i + kImagesAhead < samples.size()) {
+      PrefetchBytes(dataset_.images.data() + samples[i + kImagesAhead] * image_bytes, image_bytes);
     }
-    normalizer_.Run(pixels, image_bytes, slot.images.get() + i * image_bytes);
-    slot.labels[static_cast<size_t>(i)] = dataset_.labels[static_cast<size_t>(sample)];
+    if (augment_ == Augment::kCropFlip) {
+      ApplyCropFlip(DrawCropFlip(seed_, slot.batch.plan.epoch, samples[i]), shape, pixels, slot.augmented.get());
+      pixels = slot.augmented.get();
+    }
+    normalizer_.Run(pixels, image_bytes, out);
+    slot.labels[i] = dataset_.labels[static_cast<size_t>(samples[i])];
   }
 }
 

@@ -1,12 +1,12 @@
-// Turns plans into batches: gathers, augments, normalises; OpenMP threads inside, a few batches ahead of the trainer.
+// Turns plans into batches: gathers, augments, normalises, a few batches ahead of the trainer.
 //
 // The same batch comes out whatever the number of threads and the depth: the augmentation of a sample is decided by
 // Philox (crop_flip.h), everything else is a function of its pixels.
 //
-// How to set it: one thread fills some millions of MNIST samples a second (bench/loader_bench.cc), more than a model
-// on the same core can use. So `threads` above 1 is for large images. With prefetch_depth 0 there is no thread of the
-// loader's at all and Next fills the batch on the caller's: best where the trainer has a single core, on which a
-// second thread would only take turns with it, and the batch is then still in the cache when the model reads it.
+// How to set it: one thread fills millions of MNIST samples a second (bench/loader_bench.cc), more than a model on the
+// same core can use, so `threads` above 1 is for large images. With prefetch_depth 0 the loader has no thread at all
+// and Next fills the batch on the caller's: best where the trainer has a single core, on which a second thread would
+// only take turns with it; and the batch is then still in the cache when the model reads it.
 // Evaluation: Sampler::Order::kSequential, Augment::kNone, steps [0, sampler's steps_per_epoch).
 //
 // Thread safety: one thread calls Next.
@@ -39,8 +39,8 @@ class Loader {
     Sampler::Options sampler;          // seed also decides the augmentation
     Normalization normalization;
     Augment augment = Augment::kNone;
-    int threads = 1;         // OpenMP threads that fill one batch
-    int prefetch_depth = 3;  // batches ready ahead of Next; 0: filled by Next
+    int threads = 1;         // an OpenMP team, each member of which fills whole batches; at most prefetch_depth work
+    int prefetch_depth = 3;  // batches ready or being filled ahead of Next; 0: filled by Next, whatever `threads`
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
     absl::Duration deadline = absl::Seconds(60);
@@ -52,7 +52,7 @@ class Loader {
   // REQUIRES: dataset; sampler.sample_count <= dataset->count.
   static absl::StatusOr<std::unique_ptr<Loader>> Create(const Options& options);
 
-  // Stops at any moment, filling or not, within the time of filling one batch.
+  // At any moment: waits for the batches being filled and no longer.
   virtual ~Loader() = default;
 
   // The batch of the next step, in order. It is valid until the next call. OutOfRange after end_step - 1;

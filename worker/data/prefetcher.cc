@@ -1,6 +1,6 @@
 #include "worker/data/prefetcher.h"
 
-#include <chrono>
+#include <algorithm>
 #include <system_error>
 #include <utility>
 
@@ -13,16 +13,21 @@ namespace starring {
 Prefetcher::Prefetcher(Options options)
     : options_(std::move(options)),
       taken_end_(options_.first_step),
-      filled_end_(options_.first_step),
-      released_end_(options_.first_step) {}
+      begun_end_(options_.first_step),
+      released_end_(options_.first_step),
+      begin_limit_(options_.end_step),
+      slot_step_(static_cast<size_t>(SlotCount(options_.depth)), -1),
+      failed_step_(options_.end_step) {}
 
 absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(Options options) {
   CHECK_GE(options.depth, 0);
-  CHECK(options.fill != nullptr);
+  CHECK_GE(options.filler_count, 1);
+  CHECK_GE(options.first_step, 0);
+  CHECK(options.plan != nullptr && options.fill != nullptr);
   std::unique_ptr<Prefetcher> prefetcher(new Prefetcher(std::move(options)));
   if (prefetcher->options_.depth == 0) return prefetcher;
   try {
-    prefetcher->producer_ = std::thread(&Prefetcher::Produce, prefetcher.get());
+    prefetcher->first_filler_ = std::thread(&Prefetcher::RunFillers, prefetcher.get());
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(absl::StrCat("no thread for the loader: ", error.what()));
   }
@@ -32,67 +37,83 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(Options options) 
 Prefetcher::~Prefetcher() {
   {
     const std::lock_guard lock(mutex_);
-    stop_ = true;
+    begin_limit_ = 0;
   }
-  released_.notify_one();
-  if (producer_.joinable()) producer_.join();
+  released_.notify_all();
+  if (first_filler_.joinable()) first_filler_.join();
 }
 
 int Prefetcher::SlotOf(int64_t step) const {
   return static_cast<int>((step - options_.first_step) % SlotCount(options_.depth));
 }
 
+bool Prefetcher::IsFilled(int64_t step) const { return slot_step_[static_cast<size_t>(SlotOf(step))] == step; }
+
 absl::StatusOr<int> Prefetcher::Next() {
-  if (taken_end_ >= options_.end_step) {
+  const int64_t step = taken_end_;
+  if (step >= options_.end_step) {
     return absl::OutOfRangeError(absl::StrCat("there is no batch behind step ", options_.end_step - 1));
   }
   if (options_.depth == 0) return FillAndTake();
-  const int64_t step = taken_end_;
   std::unique_lock lock(mutex_);
   if (released_end_ != step) {
     released_end_ = step;
     released_.notify_one();
   }
-  if (!ready_.wait_for(lock, absl::ToChronoNanoseconds(options_.deadline),
-                       [&] { return filled_end_ > step || !error_.ok(); })) {
+  if (!filled_.wait_for(lock, absl::ToChronoNanoseconds(options_.deadline),
+                        [&] { return IsFilled(step) || failed_step_ <= step; })) {
     return absl::DeadlineExceededError(absl::StrCat("the loader did not fill the batch of step ", step, " within ",
                                                     absl::FormatDuration(options_.deadline),
-                                                    ": give it more --loader_threads, or a free core"));
+                                                    ": its threads get no core, or the machine was suspended"));
   }
-  if (filled_end_ <= step) return error_;
+  if (failed_step_ <= step) return error_;
   ++taken_end_;
   return SlotOf(step);
 }
 
 absl::StatusOr<int> Prefetcher::FillAndTake() {
-  if (error_.ok()) error_ = options_.fill(0, taken_end_);
+  RETURN_IF_ERROR(error_);
+  options_.plan(0, taken_end_);
+  error_ = options_.fill(0, taken_end_);
   RETURN_IF_ERROR(error_);
   ++taken_end_;
   return 0;
 }
 
-// Waits without a deadline for the consumer: how long a step may take is the trainer's affair, and the destructor ends
-// the wait.
-void Prefetcher::Produce() {
+// The pragma starts threads that ThreadSanitizer sees being created, and the end of the team is followed by the end of
+// this thread; all else goes through mutex_. So nothing depends on libgomp's own synchronisation, which ThreadSanitizer
+// cannot see. A team may turn out smaller than asked for (OMP_THREAD_LIMIT): each member works until there is nothing
+// left.
+void Prefetcher::RunFillers() {
+  const int fillers = std::min(options_.filler_count, options_.depth);
+  if (fillers == 1) return RunFiller();
+#pragma omp parallel num_threads(fillers)
+  RunFiller();
+}
+
+// Waits without a deadline for a slot: how long a step may take is the trainer's affair, and the destructor ends the
+// wait.
+void Prefetcher::RunFiller() {
   const int slots = SlotCount(options_.depth);
-  for (int64_t step = options_.first_step; step < options_.end_step; ++step) {
-    {
-      std::unique_lock lock(mutex_);
-      released_.wait(lock, [&] { return stop_ || step - released_end_ < slots; });
-      if (stop_) return;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    released_.wait(lock, [&] { return begun_end_ >= begin_limit_ || begun_end_ - released_end_ < slots; });
+    if (begun_end_ >= begin_limit_) return;
+    const int64_t step = begun_end_++;
+    const int slot = SlotOf(step);
+    options_.plan(slot, step);
+    lock.unlock();
+    absl::Status status = options_.fill(slot, step);
+    lock.lock();
+    if (status.ok()) {
+      slot_step_[static_cast<size_t>(slot)] = step;
+    } else if (step < failed_step_) {
+      failed_step_ = step;
+      error_ = std::move(status);
+      begin_limit_ = 0;
+      released_.notify_all();
     }
-    absl::Status status = options_.fill(SlotOf(step), step);
-    {
-      const std::lock_guard lock(mutex_);
-      if (status.ok()) {
-        filled_end_ = step + 1;
-      } else {
-        error_ = std::move(status);
-      }
-    }
-    ready_.notify_one();
-    // Only this thread writes error_.
-    if (filled_end_ != step + 1) return;
+    filled_.notify_one();
   }
 }
 

@@ -1,10 +1,12 @@
-// Runs a producer of numbered batches some steps ahead of their consumer.
+// Runs fillers of numbered batches some steps ahead of their consumer.
 //
-// There are depth + 1 slots: one is the consumer's, up to `depth` are ready or being filled. Step s lives in slot
-// (s - first_step) mod slot_count.
+// There are depth + 1 slots: one is the consumer's, `depth` are ready or being filled. Step s lives in slot
+// (s - first_step) mod slot count. The fillers are an OpenMP team that lives as long as the prefetcher, each thread of
+// which takes whole batches: a team that split every batch would fork and join more often than a batch of small images
+// is worth, and libgomp spins while it waits. Here everybody waits on a condition variable, so idle fillers take no
+// core from the trainer.
 //
-// Thread safety: Next belongs to one thread. `fill` is called by one thread of the prefetcher's own or, with depth 0,
-// by Next on the caller's.
+// Thread safety: Next belongs to one thread.
 #ifndef STARRING_WORKER_DATA_PREFETCHER_H_
 #define STARRING_WORKER_DATA_PREFETCHER_H_
 
@@ -14,6 +16,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,46 +27,53 @@ namespace starring {
 class Prefetcher {
  public:
   struct Options {
-    int depth = 0;  // 0: no thread; Next fills
+    int depth = 0;         // 0: no thread but the caller's; Next fills
+    int filler_count = 1;  // more than `depth` are of no use
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
     absl::Duration deadline = absl::Seconds(60);
-    // Fills `slot` with the batch of `step`; called for every step once, in ascending order, never for a slot that the
-    // consumer holds. After an error it is not called again.
+    // Two callbacks for every step, the second behind the first, on one thread; never for a slot that the consumer
+    // holds. `plan` is called in ascending order of steps and never by two threads at once; `fill` by up to
+    // filler_count threads. After an error no step is begun.
+    std::function<void(int slot, int64_t step)> plan;
     std::function<absl::Status(int slot, int64_t step)> fill;
   };
 
   // ResourceExhausted when the system gives no thread.
   static absl::StatusOr<std::unique_ptr<Prefetcher>> Create(Options options);
 
-  // Waits for the call of `fill` under way, not for more.
+  // Waits for the batches being filled, not for more.
   ~Prefetcher();
 
   static int SlotCount(int depth) { return depth + 1; }
 
-  // The slot of the next step; it is the caller's until the next call. Steps filled before an error are still handed
-  // out; then, and from then on: the error of `fill`, or OutOfRange behind the last step. DeadlineExceeded, naming the
-  // step, when it is not ready in time; the next call waits again.
+  // The slot of the next step; it is the caller's until the next call. Steps before one that failed are still handed
+  // out; then, and from then on: its error, or OutOfRange behind the last step. DeadlineExceeded, naming the step, when
+  // it is not ready in time; the next call waits for it again.
   absl::StatusOr<int> Next();
 
  private:
   explicit Prefetcher(Options options);
   absl::StatusOr<int> FillAndTake();
-  void Produce();
+  void RunFillers();
+  void RunFiller();
+  bool IsFilled(int64_t step) const;
   int SlotOf(int64_t step) const;
 
   const Options options_;
   int64_t taken_end_;  // steps below were handed out; the consumer's thread only
 
   std::mutex mutex_;
-  std::condition_variable ready_;     // filled_end_ or error_ has changed
-  std::condition_variable released_;  // released_end_ or stop_ has changed
-  int64_t filled_end_;                // steps below are filled
-  int64_t released_end_;              // steps below have been given back
-  absl::Status error_;                // of `fill` for step filled_end_
-  bool stop_ = false;
+  std::condition_variable filled_;    // a step was filled, or failed
+  std::condition_variable released_;  // a slot was given back, or begun_end_ is final
+  int64_t begun_end_;                 // steps below are filled or being filled
+  int64_t released_end_;              // steps below were given back
+  int64_t begin_limit_;               // no step from here on is begun: end_step, or lower after an error or a stop
+  std::vector<int64_t> slot_step_;    // the step that a slot holds, filled; -1 before the first
+  int64_t failed_step_;               // lowest that failed; end_step if none
+  absl::Status error_;                // of failed_step_
 
-  std::thread producer_;  // not joinable with depth 0
+  std::thread first_filler_;  // leads the team; not joinable with depth 0
 };
 
 }  // namespace starring

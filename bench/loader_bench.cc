@@ -1,0 +1,156 @@
+// Samples per second of worker/data, and the limits it is judged by. bench/ddp/dataloader.py is PyTorch's side.
+//
+//   bazel run //bench:loader_bench -- --benchmark_filter=Loader
+//
+// Every data set has 60000 images, so that samples come from memory and not from the cache. A batch is 64 samples.
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "common/check.h"
+#include "common/instruction_set.h"
+#include "worker/data/crop_flip.h"
+#include "worker/data/dataset.h"
+#include "worker/data/loader.h"
+#include "worker/data/normalization.h"
+#include "worker/data/pixel_normalizer.h"
+#include "worker/data/sampler.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kBatch = 64;
+
+const Dataset& Mnist() {
+  static const Dataset* const dataset = [] {
+    DatasetOptions options{.name = "synthetic", .synthetic_test_count = 1};
+    return new Dataset(std::move(LoadDataset(options)->train));
+  }();
+  return *dataset;
+}
+
+const Dataset& Cifar() {
+  static const Dataset* const dataset = [] {
+    DatasetOptions options{.name = "synthetic", .synthetic_test_count = 1};
+    options.synthetic_height = 32;
+    options.synthetic_width = 32;
+    options.synthetic_channels = 3;
+    return new Dataset(std::move(LoadDataset(options)->train));
+  }();
+  return *dataset;
+}
+
+Normalization NormalizationOf(const Dataset& dataset) {
+  return NormalizationFromSums(PixelSums(dataset, 0, dataset.count));
+}
+
+void CountSamples(benchmark::State& state, const Dataset& dataset) {
+  const int64_t samples = state.iterations() * kBatch;
+  state.SetItemsProcessed(samples);
+  // What must move: a pixel is read, a float is written.
+  state.SetBytesProcessed(samples * dataset.image_bytes() * 5);
+}
+
+void RunLoader(benchmark::State& state, const Dataset& dataset, Loader::Augment augment) {
+  auto loader = Loader::Create({.dataset = &dataset,
+                                .sampler = {.sample_count = dataset.count, .global_batch = kBatch},
+                                .normalization = NormalizationOf(dataset),
+                                .augment = augment,
+                                .threads = static_cast<int>(state.range(0)),
+                                .prefetch_depth = static_cast<int>(state.range(1)),
+                                .end_step = int64_t{1} << 40});
+  CHECK_OK(loader.status());
+  for (auto _ : state) benchmark::DoNotOptimize((*loader)->Next().value()->images.data());
+  CountSamples(state, dataset);
+}
+
+void BM_LoaderMnist(benchmark::State& state) { RunLoader(state, Mnist(), Loader::Augment::kNone); }
+void BM_LoaderCifarCropFlip(benchmark::State& state) { RunLoader(state, Cifar(), Loader::Augment::kCropFlip); }
+BENCHMARK(BM_LoaderMnist)->ArgNames({"threads", "depth"})->Args({1, 0})->Args({1, 3})->Args({2, 0})->UseRealTime();
+BENCHMARK(BM_LoaderCifarCropFlip)
+    ->ArgNames({"threads", "depth"})
+    ->Args({1, 0})
+    ->Args({1, 3})
+    ->Args({2, 0})
+    ->UseRealTime();
+
+// The limit: as many bytes as a batch of float32 has, copied from memory into the same buffer again and again.
+void RunMemcpy(benchmark::State& state, const Dataset& dataset) {
+  const int64_t bytes = kBatch * dataset.image_bytes() * 4;
+  std::vector<uint8_t> batch(static_cast<size_t>(bytes));
+  int64_t from = 0;
+  for (auto _ : state) {
+    std::memcpy(batch.data(), dataset.images.data() + from, batch.size());
+    benchmark::DoNotOptimize(batch.data());
+    benchmark::ClobberMemory();
+    from += bytes;
+    if (from + bytes > std::ssize(dataset.images)) from = 0;
+  }
+  CountSamples(state, dataset);
+}
+void BM_MemcpyOfMnistBatch(benchmark::State& state) { RunMemcpy(state, Mnist()); }
+void BM_MemcpyOfCifarBatch(benchmark::State& state) { RunMemcpy(state, Cifar()); }
+BENCHMARK(BM_MemcpyOfMnistBatch);
+BENCHMARK(BM_MemcpyOfCifarBatch);
+
+void BM_Normalize(benchmark::State& state) {
+  if (state.range(0) > static_cast<int64_t>(BestInstructionSet())) return state.SkipWithError("not on this CPU");
+  const PixelNormalizer normalizer(NormalizationOf(Cifar()), static_cast<InstructionSet>(state.range(0)));
+  std::vector<float> out(static_cast<size_t>(Cifar().image_bytes()));
+  for (auto _ : state) {
+    normalizer.Run(Cifar().images.data(), Cifar().image_bytes(), out.data());
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations());
+}
+BENCHMARK(BM_Normalize)->ArgName("instruction_set")->DenseRange(0, kInstructionSetCount - 1);
+
+// What PixelNormalizer does not do: a table of 256 values for each channel.
+void BM_NormalizeByTable(benchmark::State& state) {
+  std::vector<float> table(3 * 256);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<float>(i);
+  const uint8_t* pixels = Cifar().images.data();
+  std::vector<float> out(static_cast<size_t>(Cifar().image_bytes()));
+  for (auto _ : state) {
+    for (size_t i = 0; i < out.size(); i += 3) {
+      out[i] = table[pixels[i]];
+      out[i + 1] = table[256 + pixels[i + 1]];
+      out[i + 2] = table[512 + pixels[i + 2]];
+    }
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations());
+}
+BENCHMARK(BM_NormalizeByTable);
+
+void BM_CropFlip(benchmark::State& state) {
+  const CropFlip crop{
+      .top = state.range(0), .left = state.range(1), .flip = static_cast<CropFlip::Flip>(state.range(2))};
+  const ImageShape shape{.height = 32, .width = 32, .channels = 3};
+  std::vector<uint8_t> out(static_cast<size_t>(Cifar().image_bytes()));
+  for (auto _ : state) {
+    ApplyCropFlip(crop, shape, Cifar().images.data(), out.data());
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations());
+}
+BENCHMARK(BM_CropFlip)->ArgNames({"top", "left", "flip"})->ArgsProduct({{2, 4}, {2, 4}, {0, 1}});
+
+void BM_PixelSums(benchmark::State& state) {
+  const Dataset& dataset = state.range(0) == 1 ? Mnist() : Cifar();
+  for (auto _ : state) benchmark::DoNotOptimize(PixelSums(dataset, 0, dataset.count));
+  state.SetBytesProcessed(state.iterations() * std::ssize(dataset.images));
+}
+BENCHMARK(BM_PixelSums)->ArgName("channels")->Arg(1)->Arg(3)->Unit(benchmark::kMillisecond);
+
+void BM_Permutation(benchmark::State& state) {
+  int64_t epoch = 0;
+  for (auto _ : state) benchmark::DoNotOptimize(Sampler::Permutation(60000, 0, epoch++).data());
+  state.SetItemsProcessed(state.iterations() * 60000);
+}
+BENCHMARK(BM_Permutation)->Unit(benchmark::kMicrosecond);
+
+}  // namespace
+}  // namespace starring
