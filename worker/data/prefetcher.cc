@@ -41,6 +41,9 @@ Prefetcher::~Prefetcher() {
   }
   released_.notify_all();
   if (first_filler_.joinable()) first_filler_.join();
+  // Behind the last unlock of every filler: the join says so of the first alone, libgomp's barrier of the others, but
+  // not where ThreadSanitizer could see it.
+  const std::lock_guard lock(mutex_);
 }
 
 int Prefetcher::SlotOf(int64_t step) const {
@@ -80,10 +83,9 @@ absl::StatusOr<int> Prefetcher::FillAndTake() {
   return 0;
 }
 
-// The pragma starts threads that ThreadSanitizer sees being created, and the end of the team is followed by the end of
-// this thread; all else goes through mutex_. So nothing depends on libgomp's own synchronisation, which ThreadSanitizer
-// cannot see. A team may turn out smaller than asked for (OMP_THREAD_LIMIT): each member works until there is nothing
-// left.
+// Nothing depends on libgomp's own synchronisation, which ThreadSanitizer cannot see: the team is forked once, by
+// threads that it sees being created, and all else goes through mutex_. A team may turn out smaller than asked for
+// (OMP_THREAD_LIMIT): each member works until there is nothing left.
 void Prefetcher::RunFillers() {
   const int fillers = std::min(options_.filler_count, options_.depth);
   if (fillers == 1) return RunFiller();
