@@ -129,7 +129,8 @@ std::shared_ptr<SealedSlice> ParameterShard::Bucket::FreeBuffer() {
   for (const std::shared_ptr<SealedSlice>& buffer : buffers) {
     if (buffer.use_count() != 1) continue;
     // use_count is a relaxed load: it tells that the last reader is gone, yet orders nothing. Taking a reference and
-    // dropping it is an acquire on the same counter, after which that reader's loads lie before our stores.
+    // dropping it is an acquire on the same counter, after which that reader's loads lie before our stores. (In
+    // libstdc++ the copy that is returned would do, in libc++ it would not.)
     std::shared_ptr<SealedSlice>(buffer).reset();
     return buffer;
   }
