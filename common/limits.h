@@ -62,6 +62,22 @@ inline constexpr int64_t kImageChannelsMax = 256;
 inline constexpr int kLoaderThreadsMax = 256;
 inline constexpr int kPrefetchDepthMax = 64;
 
+// Lanes (streams, each with a connection of its own) between one worker and one shard. Two to four fill a loopback or a
+// 10 Gbit/s link; every lane costs buffers on both sides.
+inline constexpr int kLanesMax = 16;
+
+// Requests of one lane that are sent and not yet answered; further ones wait at the worker. With slices of 1 MB this
+// bounds what a server holds of a worker that is ahead of the others.
+inline constexpr int kLaneRequestsMax = 8;
+
+// Answers that wait at the server to be written to one lane: more than a worker may have asked for, so a lane beyond it
+// is broken or hostile, and is cut.
+inline constexpr int kLaneAnswersMax = 4 * kLaneRequestsMax;
+
+// The fields of an exchange message without its payload: numbers and at most one status text.
+inline constexpr int64_t kMessageFieldsBytesMax = 64 << 10;
+inline constexpr int64_t kStatusTextBytesMax = 8 << 10;
+
 // Operations that the ring has in flight at a time (sends and receives, at 4 a reduction block for two ranks): enough
 // to hide a message's latency behind the additions. Every poll looks at all of them.
 inline constexpr int kRingOperationsInFlightMax = 48;

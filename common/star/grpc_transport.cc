@@ -1,0 +1,100 @@
+#include "common/star/grpc_transport.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+
+#include "absl/strings/string_view.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+void ReleaseKeeper(void* keeper) { delete static_cast<std::shared_ptr<const void>*>(keeper); }
+
+// A protobuf string must be UTF-8, or the peer refuses the whole message; a status may quote any file name.
+std::string PrintableAscii(absl::string_view text) {
+  std::string result(text.substr(0, kStatusTextBytesMax));
+  std::replace_if(
+      result.begin(), result.end(), [](char c) { return c < ' ' && c != '\n' && c != '\t'; }, '?');
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, int>> TransportArguments() {
+  return {
+      // The largest message is a slice, which BucketMap bounds; gRPC's own limit would be 4 MB.
+      {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, -1},
+      {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
+      // A message is to arrive in few, large slices: large frames, read in large chunks, and never throttled by
+      // HTTP/2's
+      // windows. How much is in flight is limited by the exchange.
+      {"grpc.experimental.tcp_read_chunk_size", 4 << 20},
+      {"grpc.experimental.tcp_min_read_chunk_size", 1 << 20},
+      {"grpc.experimental.tcp_max_read_chunk_size", 8 << 20},
+      {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 4 << 20},
+      {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 20},
+      {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 << 20},
+      {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+      // Messages are sent again by the exchange, which knows what was answered; gRPC's retries would only hold copies.
+      {GRPC_ARG_ENABLE_RETRIES, 0},
+      {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+      {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
+      // A connection that died without a word (power, cable, firewall) is found by pings.
+      {GRPC_ARG_KEEPALIVE_TIME_MS, 20'000},
+      {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000},
+      {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+      {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+      {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000},
+  };
+}
+
+grpc::ByteBuffer MakeByteBuffer(const v1::ExchangeMessage& fields, std::span<const std::byte> payload,
+                                std::shared_ptr<const void> keeper) {
+  grpc::Slice slices[2] = {grpc::Slice(EncodeBeforePayload(fields, static_cast<int64_t>(payload.size()))),
+                           grpc::Slice()};
+  if (payload.empty()) return grpc::ByteBuffer(slices, 1);
+  CHECK(keeper != nullptr);
+  // gRPC takes void* and reads only.
+  slices[1] = grpc::Slice(const_cast<std::byte*>(payload.data()), payload.size(), ReleaseKeeper,
+                          new std::shared_ptr<const void>(std::move(keeper)));
+  return grpc::ByteBuffer(slices, 2);
+}
+
+absl::StatusOr<ReceivedMessage> DecodeByteBuffer(const grpc::ByteBuffer& buffer) {
+  auto slices = std::make_shared<std::vector<grpc::Slice>>();
+  if (const grpc::Status status = buffer.Dump(slices.get()); !status.ok()) return FromGrpcStatus(status);
+  std::vector<BytePiece> pieces;
+  pieces.reserve(slices->size());
+  for (const grpc::Slice& slice : *slices) {
+    pieces.emplace_back(reinterpret_cast<const std::byte*>(slice.begin()), slice.size());
+  }
+  ASSIGN_OR_RETURN(ReceivedMessage message, DecodeMessage(pieces));
+  message.keeper = std::move(slices);
+  return message;
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), PrintableAscii(status.message()));
+}
+
+void SetStatusFields(const absl::Status& status, v1::ExchangeMessage* fields) {
+  fields->set_code(static_cast<int>(status.code()));
+  fields->set_text(PrintableAscii(status.message()));
+}
+
+absl::Status GetStatusFields(const v1::ExchangeMessage& fields) {
+  const bool known = fields.code() > 0 && fields.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(known ? static_cast<absl::StatusCode>(fields.code()) : absl::StatusCode::kUnknown, fields.text());
+}
+
+}  // namespace starring

@@ -1,0 +1,110 @@
+#include "server/exchange_lane.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+
+namespace starring {
+
+void ExchangeLane::Accept(RawParameterServerService* service, grpc::ServerCompletionQueue* queue) {
+  service->RequestExchange(&context_, &stream_, queue, queue, &accept_tag_);
+}
+
+void ExchangeLane::OnAccept(bool ok) {
+  if (!ok) {  // the server is shutting down
+    events_.on_gone(this, End::kBroken);
+    return;
+  }
+  events_.on_accepted(this);
+  reading_ = true;
+  stream_.Read(&incoming_, &read_tag_);
+}
+
+void ExchangeLane::OnRead(bool ok) {
+  reading_ = false;
+  if (!ok) {  // the worker has closed its side, or the connection broke
+    Close(absl::OkStatus());
+    GoneIfDone();
+    return;
+  }
+  if (!closing_) {
+    absl::StatusOr<ReceivedMessage> message = DecodeByteBuffer(incoming_);
+    incoming_.Clear();
+    if (message.ok()) {
+      events_.on_message(this, *message);
+    } else {
+      Close(message.status());
+    }
+  }
+  // Also while closing: only a read tells when the worker is gone.
+  if (finishing_) return;
+  reading_ = true;
+  stream_.Read(&incoming_, &read_tag_);
+}
+
+void ExchangeLane::Send(Answer answer) {
+  if (closing_) return;
+  if (outgoing_.size() >= kLaneAnswersMax) {
+    Cancel();
+    return;
+  }
+  outgoing_.push_back(MakeByteBuffer(answer.fields, answer.payload, std::move(answer.keeper)));
+  if (!writing_) Write();
+}
+
+void ExchangeLane::Write() {
+  writing_ = true;
+  const grpc::ByteBuffer next = std::move(outgoing_.front());
+  outgoing_.pop_front();
+  stream_.Write(next, &write_tag_);
+}
+
+void ExchangeLane::OnWrite(bool ok) {
+  writing_ = false;
+  if (!ok) {
+    end_ = End::kBroken;
+    outgoing_.clear();
+    Close(absl::UnavailableError("the connection broke"));
+    return;
+  }
+  if (!outgoing_.empty()) {
+    Write();
+  } else {
+    FinishIfDrained();
+  }
+}
+
+void ExchangeLane::Close(const absl::Status& status) {
+  if (!closing_) {
+    closing_ = true;
+    close_status_ = status;
+  }
+  FinishIfDrained();
+}
+
+void ExchangeLane::Cancel() {
+  end_ = End::kBroken;
+  outgoing_.clear();
+  Close(absl::CancelledError("replaced or refused"));
+  context_.TryCancel();
+}
+
+void ExchangeLane::FinishIfDrained() {
+  if (!closing_ || writing_ || !outgoing_.empty() || finishing_) return;
+  finishing_ = true;
+  stream_.Finish(ToGrpcStatus(close_status_), &finish_tag_);
+}
+
+void ExchangeLane::OnFinish(bool ok) {
+  finished_ = true;
+  if (!ok) end_ = End::kBroken;
+  GoneIfDone();
+}
+
+// A read that is pending when the stream ends comes back a little later.
+void ExchangeLane::GoneIfDone() {
+  if (finished_ && !reading_) events_.on_gone(this, end_);
+}
+
+}  // namespace starring

@@ -1,0 +1,83 @@
+// One Exchange stream at the server: reads messages as gRPC's own slices, writes answers that refer to memory of ours.
+//
+// Life: Accept asks gRPC for the next stream; on_accepted when a worker opened it; on_message for each message;
+// on_gone when the stream is over and nothing of it is left in the completion queue: only then may it be destroyed.
+//
+// Thread safety: one thread, that which polls the completion queue.
+#ifndef STARRING_SERVER_EXCHANGE_LANE_H_
+#define STARRING_SERVER_EXCHANGE_LANE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <deque>
+#include <functional>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "common/star/grpc_transport.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
+#include "server/collective_wait.h"
+#include "server/shard_job.h"
+
+namespace starring {
+
+// Join and GetStatus as protobuf messages, Exchange as bytes.
+using RawParameterServerService = v1::ParameterServer::WithRawMethod_Exchange<v1::ParameterServer::WithAsyncMethod_Join<
+    v1::ParameterServer::WithAsyncMethod_GetStatus<v1::ParameterServer::Service>>>;
+
+class ExchangeLane {
+ public:
+  enum class End { kOrderly, kBroken };
+  struct Events {
+    std::function<void(ExchangeLane*)> on_accepted;
+    std::function<void(ExchangeLane*, const ReceivedMessage&)> on_message;
+    // May destroy the lane. kOrderly: the worker got everything that was sent.
+    std::function<void(ExchangeLane*, End)> on_gone;
+  };
+  // `events` outlives the lane.
+  explicit ExchangeLane(const Events* events) : events_(*events) {}
+
+  void Accept(RawParameterServerService* service, grpc::ServerCompletionQueue* queue);
+
+  // Queues an answer. No effect on a lane that is closing.
+  void Send(Answer answer);
+
+  // Writes what is queued, then ends the stream with `status`.
+  void Close(const absl::Status& status);
+  // Ends the stream now; the peer sees a broken connection.
+  void Cancel();
+
+  // The worker's name for this lane, once HELLO came. Kept here for whoever owns the lanes.
+  std::optional<LaneId> id;
+
+ private:
+  void OnAccept(bool ok);
+  void OnRead(bool ok);
+  void OnWrite(bool ok);
+  void OnFinish(bool ok);
+  void Write();
+  void FinishIfDrained();
+  void GoneIfDone();
+
+  const Events& events_;
+  grpc::ServerContext context_;
+  grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> stream_{&context_};
+  CompletionTag accept_tag_{[this](bool ok) { OnAccept(ok); }};
+  CompletionTag read_tag_{[this](bool ok) { OnRead(ok); }};
+  CompletionTag write_tag_{[this](bool ok) { OnWrite(ok); }};
+  CompletionTag finish_tag_{[this](bool ok) { OnFinish(ok); }};
+
+  grpc::ByteBuffer incoming_;
+  std::deque<grpc::ByteBuffer> outgoing_;
+  bool reading_ = false;
+  bool writing_ = false;
+  bool closing_ = false;
+  bool finishing_ = false;
+  bool finished_ = false;
+  End end_ = End::kOrderly;
+  absl::Status close_status_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_EXCHANGE_LANE_H_

@@ -1,0 +1,55 @@
+// One shard of the parameter server, for one job: workers join, exchange, finish; then the server is done.
+//
+// A single thread polls gRPC, reads, sums, applies the optimizer and answers. More shards, not more threads, use more
+// cores.
+//
+// Thread safety: any thread may call any method.
+#ifndef STARRING_SERVER_PARAMETER_SERVER_H_
+#define STARRING_SERVER_PARAMETER_SERVER_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace starring {
+
+class ParameterServer {
+ public:
+  struct Options {
+    std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one
+    int shard = 0;
+    int shard_count = 1;
+    absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
+    std::function<void(const std::string&)> log;              // lines for people; called by the server's thread
+  };
+  // Fails with InvalidArgument on a wrong option or an address that cannot be listened on.
+  static absl::StatusOr<std::unique_ptr<ParameterServer>> Start(Options options);
+
+  // Stops serving at once.
+  ~ParameterServer();
+
+  // host:port with the port that was bound.
+  const std::string& address() const;
+
+  // Blocks until the server is done. OK: all workers have finished, or Interrupt came before there was a job. Else why
+  // the job failed; the workers have been told. DeadlineExceeded: not all workers joined.
+  absl::Status Wait();
+
+  // Asks to stop: at once if no job has begun, else when the workers have finished.
+  void Interrupt();
+
+ private:
+  class Core;
+
+  explicit ParameterServer(std::unique_ptr<Core> core);
+
+  const std::unique_ptr<Core> core_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_PARAMETER_SERVER_H_

@@ -1,0 +1,96 @@
+#include "server/rendezvous.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status.h"
+
+namespace starring {
+
+absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
+  if (request.shard() != shard_ || request.shard_count() != shard_count_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("this server is shard ", shard_, " of ", shard_count_, ", rank ", request.rank(),
+                     " takes it for shard ", request.shard(), " of ", request.shard_count(),
+                     ": give every worker all servers in --servers, in the order of their --shard"));
+  }
+  if (!anybody()) RETURN_IF_ERROR(Found(request));
+  if (const absl::Status status = Compare(request); !status.ok()) {
+    if (request.rank() >= 0 && request.rank() < static_cast<int>(members_.size()) && !members_[request.rank()].joined) {
+      members_[request.rank()].refusal = std::string(status.message());
+    }
+    return status;
+  }
+  Member& member = members_[request.rank()];
+  if (!member.joined) {
+    member = {.joined = true, .worker_id = request.worker_id()};
+    ++joined_count_;
+  }
+  exchange_deadline_ms_ = std::max(exchange_deadline_ms_, request.exchange_deadline_ms());
+  complete_ = complete_ || joined_count_ == static_cast<int>(members_.size());
+  return absl::OkStatus();
+}
+
+// The first worker says what job this is.
+absl::Status Rendezvous::Found(const v1::JoinRequest& request) {
+  ASSIGN_OR_RETURN(Agreement agreement, ParseAgreement(request.agreement()), "rank ", request.rank());
+  if (request.rank() < 0 || request.rank() >= agreement.world_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", request.rank(), " is not below the world size ", agreement.world_size));
+  }
+  members_.assign(agreement.world_size, {});
+  first_rank_ = request.rank();
+  agreement_bytes_ = request.agreement();
+  agreement_ = std::move(agreement);
+  run_id_ = request.run_id();
+  exchange_deadline_ms_ = 0;
+  return absl::OkStatus();
+}
+
+absl::Status Rendezvous::Compare(const v1::JoinRequest& request) const {
+  if (request.run_id() != run_id_) {
+    return absl::FailedPreconditionError(absl::StrCat("this server serves run \"", run_id_, "\", rank ", request.rank(),
+                                                      " belongs to run \"", request.run_id(),
+                                                      "\": start servers of its own for every run"));
+  }
+  RETURN_IF_ERROR(CompareAgreements(request.rank(), request.agreement(), first_rank_, agreement_bytes_));
+  if (request.rank() < 0 || request.rank() >= static_cast<int>(members_.size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", request.rank(), " is not below the world size ", members_.size()));
+  }
+  const Member& member = members_[request.rank()];
+  if (member.joined && member.worker_id != request.worker_id()) {
+    if (complete_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("this server's job has begun, with another process as rank ", request.rank(),
+                       ": start servers of its own for every run, and again for a restart"));
+    }
+    return absl::AlreadyExistsError(
+        absl::StrCat("another process has joined as rank ", request.rank(), ": give every worker its own --rank"));
+  }
+  return absl::OkStatus();
+}
+
+void Rendezvous::Leave(int rank, uint64_t worker_id) {
+  if (complete_ || !Joined(rank) || members_[rank].worker_id != worker_id) return;
+  members_[rank].joined = false;
+  --joined_count_;
+}
+
+std::string Rendezvous::DescribeMissing() const {
+  if (members_.empty()) return "no worker has joined";
+  std::vector<std::string> missing;
+  std::string refusals;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (members_[rank].joined) continue;
+    missing.push_back(absl::StrCat(rank));
+    if (!members_[rank].refusal.empty()) {
+      absl::StrAppend(&refusals, " (rank ", rank, " was refused: ", members_[rank].refusal, ")");
+    }
+  }
+  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), " of ", members_.size(),
+                      missing.size() == 1 ? " has" : " have", " not joined", refusals);
+}
+
+}  // namespace starring

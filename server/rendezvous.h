@@ -1,0 +1,69 @@
+// Who has joined the job of this server. The first worker's agreement is what the others are compared with; the job
+// begins when all ranks are there. Knows nothing of gRPC.
+//
+// A worker that leaves before the job begins is forgotten, so that it can come back with other flags; afterwards the
+// membership is fixed.
+//
+// Thread safety: one thread.
+#ifndef STARRING_SERVER_RENDEZVOUS_H_
+#define STARRING_SERVER_RENDEZVOUS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/job_spec.h"
+#include "proto/starring/v1/parameter_server.pb.h"
+
+namespace starring {
+
+class Rendezvous {
+ public:
+  // REQUIRES: 0 <= shard < shard_count.
+  Rendezvous(int shard, int shard_count) : shard_(shard), shard_count_(shard_count) {}
+
+  // Takes the worker in, or refuses it: InvalidArgument (wrong shard, bad rank, agreements that differ), AlreadyExists
+  // (another process has this rank), FailedPrecondition (another run). A repeated Join of one worker is taken in again.
+  absl::Status Join(const v1::JoinRequest& request);
+
+  // The worker gave up before the job began. No effect afterwards.
+  void Leave(int rank, uint64_t worker_id);
+
+  bool anybody() const { return joined_count_ > 0; }
+  bool complete() const { return complete_; }
+  bool Joined(int rank) const { return rank < static_cast<int>(members_.size()) && members_[rank].joined; }
+
+  // "rank 1 of 4 has not joined", with the reason if its last attempt was refused. REQUIRES: !complete().
+  std::string DescribeMissing() const;
+
+  // Of the job; meaningful while anybody().
+  const Agreement& agreement() const { return agreement_; }
+  const std::string& run_id() const { return run_id_; }
+  int64_t exchange_deadline_ms() const { return exchange_deadline_ms_; }
+
+ private:
+  struct Member {
+    bool joined = false;
+    uint64_t worker_id = 0;
+    std::string refusal;  // of the last attempt for this rank that was refused
+  };
+
+  absl::Status Compare(const v1::JoinRequest& request) const;
+  absl::Status Found(const v1::JoinRequest& request);
+
+  const int shard_;
+  const int shard_count_;
+  std::vector<Member> members_;
+  int joined_count_ = 0;
+  bool complete_ = false;
+  int first_rank_ = 0;  // whose agreement counts
+  std::string agreement_bytes_;
+  Agreement agreement_;
+  std::string run_id_;
+  int64_t exchange_deadline_ms_ = 0;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_RENDEZVOUS_H_

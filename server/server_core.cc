@@ -1,0 +1,318 @@
+#include "server/server_core.h"
+
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// How often deadlines and signals are looked at.
+constexpr std::chrono::milliseconds kTick(100);
+// How long a server whose job is over waits for workers that have not taken their last answers.
+constexpr std::chrono::seconds kLinger(5);
+
+// Not a random choice that could change results: it tells this server process from another at the same address.
+uint64_t DrawId() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+}  // namespace
+
+ParameterServer::Core::Core(Options options)
+    : options_(std::move(options)),
+      join_events_{[this](JoinCall* call) { OnJoin(call); }, [this](JoinCall* call) { OnJoinGone(call); }},
+      status_events_{[this](StatusCall* call) { OnStatus(call); },
+                     [this](StatusCall* call) { status_calls_.erase(call); }},
+      lane_events_{[this](ExchangeLane*) { ListenForLane(); },
+                   [this](ExchangeLane* lane, const ReceivedMessage& message) { OnLaneMessage(lane, message); },
+                   [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
+      rendezvous_(options_.shard, options_.shard_count),
+      job_id_(DrawId()) {}
+
+ParameterServer::Core::~Core() {
+  if (!thread_.joinable()) return;
+  // The polling thread takes the events that this causes.
+  server_->Shutdown(std::chrono::system_clock::now());
+  queue_->Shutdown();
+  thread_.join();
+}
+
+absl::Status ParameterServer::Core::Start() {
+  if (options_.shard_count < 1 || options_.shard_count > kShardCountMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard count ", options_.shard_count, " is not between 1 and ", kShardCountMax));
+  }
+  if (options_.shard < 0 || options_.shard >= options_.shard_count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard ", options_.shard, " is not below the shard count ", options_.shard_count));
+  }
+  const size_t colon = options_.listen.rfind(':');
+  if (colon == std::string::npos || colon == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen address \"", options_.listen, "\" is not host:port, for instance 127.0.0.1:7077"));
+  }
+  grpc::ServerBuilder builder;
+  for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
+  // Else a second server on a taken port would silently get half of the workers.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxSendMessageSize(-1);
+  int port = 0;
+  builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service_);
+  queue_ = builder.AddCompletionQueue();
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    if (server_ != nullptr) server_->Shutdown();
+    queue_->Shutdown();
+    void* tag;
+    bool ok;
+    while (queue_->Next(&tag, &ok)) {
+    }
+    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", options_.listen,
+                                                   ": is the port taken, or is the host not this machine's? "
+                                                   "port 0 takes a free one"));
+  }
+  address_ = absl::StrCat(options_.listen.substr(0, colon), ":", port);
+  thread_ = std::thread([this] { Run(); });
+  return absl::OkStatus();
+}
+
+absl::Status ParameterServer::Core::Wait() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ended_.wait(lock, [this] { return result_.has_value(); });
+  return *result_;
+}
+
+void ParameterServer::Core::Run() {
+  ListenForJoin();
+  ListenForStatus();
+  ListenForLane();
+  Clock::time_point next_tick = Clock::now() + kTick;
+  while (true) {
+    void* tag;
+    bool ok;
+    const auto wait = std::chrono::duration_cast<std::chrono::microseconds>(next_tick - Clock::now());
+    const auto event = queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::now() + wait);
+    if (event == grpc::CompletionQueue::SHUTDOWN) break;
+    if (event == grpc::CompletionQueue::GOT_EVENT) static_cast<CompletionTag*>(tag)->Run(ok);
+    if (const auto now = Clock::now(); now >= next_tick) {
+      next_tick = now + kTick;
+      Tick(now);
+    }
+  }
+  End(absl::CancelledError("the server was stopped"));
+}
+
+void ParameterServer::Core::Tick(Clock::time_point now) {
+  std::vector<JoinCall*> expired;
+  for (const auto& [call, pending] : pending_joins_) {
+    if (now >= pending.expires) expired.push_back(call);
+  }
+  for (JoinCall* call : expired) {
+    const auto deadline = pending_joins_[call].deadline;
+    pending_joins_.erase(call);
+    const std::string missing = rendezvous_.DescribeMissing();
+    rendezvous_.Leave(call->request().rank(), call->request().worker_id());
+    call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", deadline.count() / 1000.0, " s")));
+  }
+  if (job_ != nullptr) {
+    job_->CheckDeadlines(now);
+    EndIfTold(now);
+    return;
+  }
+  absl::Status result;
+  if (interrupted_) {
+    result = absl::OkStatus();
+  } else if (absl::FromChrono(now - started_) >= options_.join_deadline) {
+    result = absl::DeadlineExceededError(
+        absl::StrCat(rendezvous_.DescribeMissing(), " within ", absl::FormatDuration(options_.join_deadline)));
+  } else {
+    return;
+  }
+  const absl::Status refusal = result.ok() ? absl::UnavailableError("the server was asked to stop") : result;
+  for (const auto& [call, pending] : pending_joins_) call->Refuse(refusal);
+  pending_joins_.clear();
+  End(result);
+}
+
+void ParameterServer::Core::End(absl::Status result) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!result_.has_value()) result_ = std::move(result);
+  ended_.notify_all();
+}
+
+void ParameterServer::Core::ListenForJoin() {
+  auto call =
+      std::make_unique<JoinCall>(&join_events_, [this](auto* context, auto* request, auto* responder, void* tag) {
+        service_.RequestJoin(context, request, responder, queue_.get(), queue_.get(), tag);
+      });
+  join_calls_.emplace(call.get(), std::move(call));
+}
+
+void ParameterServer::Core::ListenForStatus() {
+  auto call =
+      std::make_unique<StatusCall>(&status_events_, [this](auto* context, auto* request, auto* responder, void* tag) {
+        service_.RequestGetStatus(context, request, responder, queue_.get(), queue_.get(), tag);
+      });
+  status_calls_.emplace(call.get(), std::move(call));
+}
+
+void ParameterServer::Core::ListenForLane() {
+  auto lane = std::make_unique<ExchangeLane>(&lane_events_);
+  lane->Accept(&service_, queue_.get());
+  lanes_.emplace(lane.get(), std::move(lane));
+}
+
+void ParameterServer::Core::OnJoin(JoinCall* call) {
+  ListenForJoin();
+  const bool had_begun = rendezvous_.complete();
+  const v1::JoinRequest& request = call->request();
+  if (const absl::Status status = rendezvous_.Join(request); !status.ok()) {
+    Log(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())));
+    call->Refuse(status);
+    return;
+  }
+  if (had_begun) {
+    v1::JoinReply reply;
+    reply.set_job_id(job_id_);
+    call->Answer(reply);
+    return;
+  }
+  const std::chrono::milliseconds deadline(request.join_deadline_ms());
+  pending_joins_[call] = {.expires = Clock::now() + deadline, .deadline = deadline};
+  if (rendezvous_.complete()) {
+    BeginJob();
+  } else {
+    Log(absl::StrCat("rank ", request.rank(), " joined; ", rendezvous_.DescribeMissing()));
+  }
+}
+
+void ParameterServer::Core::OnJoinGone(JoinCall* call) {
+  if (pending_joins_.erase(call) > 0) rendezvous_.Leave(call->request().rank(), call->request().worker_id());
+  join_calls_.erase(call);
+}
+
+void ParameterServer::Core::BeginJob() {
+  const Agreement& agreement = rendezvous_.agreement();
+  absl::StatusOr<std::unique_ptr<ShardJob>> job =
+      ShardJob::Create({.agreement = agreement,
+                        .shard = options_.shard,
+                        .shard_count = options_.shard_count,
+                        .exchange_deadline = std::chrono::milliseconds(rendezvous_.exchange_deadline_ms()),
+                        .send =
+                            [this](Answer answer) {
+                              const auto found = lanes_by_id_.find(answer.to);
+                              if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
+                            },
+                        .now = Clock::now()});
+  v1::JoinReply reply;
+  reply.set_job_id(job_id_);
+  for (const auto& [call, pending] : pending_joins_) {
+    if (job.ok()) {
+      call->Answer(reply);
+    } else {
+      call->Refuse(job.status());
+    }
+  }
+  pending_joins_.clear();
+  if (!job.ok()) {
+    End(job.status());
+    return;
+  }
+  job_ = *std::move(job);
+  Log(absl::StrCat("all ", agreement.world_size, " workers joined: ", agreement.buckets.element_count(),
+                   " elements in ", agreement.buckets.bucket_count(), " buckets, from step ", agreement.first_step));
+}
+
+void ParameterServer::Core::OnStatus(StatusCall* call) {
+  ListenForStatus();
+  v1::GetStatusReply reply;
+  if (job_ != nullptr) {
+    job_->Describe(&reply);
+  } else {
+    reply.set_message(rendezvous_.DescribeMissing());
+    if (rendezvous_.anybody()) {
+      reply.set_world_size(rendezvous_.agreement().world_size);
+      reply.set_first_step(rendezvous_.agreement().first_step);
+      for (int rank = 0; rank < reply.world_size(); ++rank) {
+        v1::GetStatusReply::Worker* worker = reply.add_workers();
+        worker->set_rank(rank);
+        worker->set_joined(rendezvous_.Joined(rank));
+      }
+    }
+  }
+  reply.set_run_id(rendezvous_.run_id());
+  reply.set_shard(options_.shard);
+  reply.set_shard_count(options_.shard_count);
+  reply.set_uptime_seconds(std::chrono::duration<double>(Clock::now() - started_).count());
+  call->Answer(reply);
+}
+
+void ParameterServer::Core::OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message) {
+  if (message.fields.kind() == v1::ExchangeMessage::HELLO) {
+    OnHello(lane, message.fields);
+  } else if (!lane->id.has_value()) {
+    lane->Close(absl::FailedPreconditionError("the first message of a lane must be HELLO"));
+  } else {
+    job_->OnMessage(*lane->id, message, Clock::now());
+  }
+}
+
+void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello) {
+  if (job_ == nullptr || hello.job_id() != job_id_ || lane->id.has_value()) {
+    lane->Close(absl::FailedPreconditionError(
+        absl::StrCat("the server of shard ", options_.shard, " does not know this job: has it been restarted?")));
+    return;
+  }
+  if (hello.rank() < 0 || hello.rank() >= job_->world_size() || hello.lane() < 0 || hello.lane() >= kLanesMax) {
+    lane->Close(absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank(), ", lane ", hello.lane(), ": at most ",
+                                                        job_->world_size(), " ranks and ", kLanesMax, " lanes")));
+    return;
+  }
+  const LaneId id{.rank = hello.rank(), .lane = hello.lane()};
+  lane->id = id;
+  ExchangeLane*& current = lanes_by_id_[id];
+  ExchangeLane* const replaced = std::exchange(current, lane);
+  if (replaced != nullptr) {
+    // The worker has a new connection and this server has not noticed that the old one is dead. What may still come
+    // from the old one is not listened to.
+    replaced->id.reset();
+    replaced->Cancel();
+  }
+  job_->OnLaneOpen(id);
+}
+
+void ParameterServer::Core::OnLaneGone(ExchangeLane* lane, ExchangeLane::End end) {
+  if (lane->id.has_value()) {
+    lanes_by_id_.erase(*lane->id);
+    job_->OnLaneClosed(*lane->id, Clock::now());
+    if (end == ExchangeLane::End::kOrderly && job_->state() != ShardJob::State::kRunning) told_.insert(lane->id->rank);
+  }
+  lanes_.erase(lane);
+  if (job_ != nullptr) EndIfTold(Clock::now());
+}
+
+void ParameterServer::Core::EndIfTold(Clock::time_point now) {
+  if (job_->state() == ShardJob::State::kRunning) return;
+  if (!job_over_since_.has_value()) {
+    job_over_since_ = now;
+    Log(job_->status().ok() ? std::string("all workers have finished")
+                            : absl::StrCat("the job failed: ", std::string(job_->status().message())));
+  }
+  const bool all_told = lanes_by_id_.empty() && static_cast<int>(told_.size()) == job_->world_size();
+  if (all_told || now - *job_over_since_ > kLinger) End(job_->status());
+}
+
+void ParameterServer::Core::Log(const std::string& line) const {
+  if (options_.log != nullptr) options_.log(line);
+}
+
+}  // namespace starring

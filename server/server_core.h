@@ -1,0 +1,102 @@
+// The state of a parameter server, behind its handle ParameterServer: gRPC's objects, the rendezvous, the job.
+//
+// Everything but Start, Wait, Interrupt and Stop runs on the one thread that polls the completion queue, and what that
+// thread owns needs no lock.
+#ifndef STARRING_SERVER_SERVER_CORE_H_
+#define STARRING_SERVER_SERVER_CORE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "server/exchange_lane.h"
+#include "server/parameter_server.h"
+#include "server/rendezvous.h"
+#include "server/shard_job.h"
+#include "server/unary_call.h"
+
+namespace starring {
+
+class ParameterServer::Core {
+ public:
+  explicit Core(Options options);
+  ~Core();
+
+  absl::Status Start();
+  const std::string& address() const { return address_; }
+  absl::Status Wait();
+  void Interrupt() { interrupted_ = true; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using JoinCall = UnaryCall<v1::JoinRequest, v1::JoinReply>;
+  using StatusCall = UnaryCall<v1::GetStatusRequest, v1::GetStatusReply>;
+
+  // Asks gRPC for one more call of each kind.
+  void ListenForJoin();
+  void ListenForStatus();
+  void ListenForLane();
+
+  void Run();
+  void Tick(Clock::time_point now);
+  void End(absl::Status result);
+
+  void OnJoin(JoinCall* call);
+  void OnJoinGone(JoinCall* call);
+  void BeginJob();
+  void OnStatus(StatusCall* call);
+  void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
+  void OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello);
+  void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
+  // The job is over: ends when every worker has taken its last answers, or the time to linger has passed.
+  void EndIfTold(Clock::time_point now);
+  void Log(const std::string& line) const;
+
+  const Options options_;
+  const Clock::time_point started_ = Clock::now();
+  std::string address_;
+  RawParameterServerService service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> server_;
+  std::thread thread_;
+  std::atomic<bool> interrupted_ = false;
+
+  // ---- Of the polling thread.
+  struct PendingJoin {
+    Clock::time_point expires;
+    std::chrono::milliseconds deadline;
+  };
+  const JoinCall::Events join_events_;
+  const StatusCall::Events status_events_;
+  const ExchangeLane::Events lane_events_;
+  std::map<JoinCall*, std::unique_ptr<JoinCall>> join_calls_;
+  std::map<StatusCall*, std::unique_ptr<StatusCall>> status_calls_;
+  std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
+  std::map<JoinCall*, PendingJoin> pending_joins_;
+  std::map<LaneId, ExchangeLane*> lanes_by_id_;
+  Rendezvous rendezvous_;
+  const uint64_t job_id_;
+  std::unique_ptr<ShardJob> job_;
+  std::set<int> told_;  // ranks that have taken their last answers
+  std::optional<Clock::time_point> job_over_since_;
+  bool shutting_down_ = false;
+
+  // ---- Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::optional<absl::Status> result_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_SERVER_CORE_H_

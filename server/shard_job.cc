@@ -1,0 +1,323 @@
+#include "server/shard_job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/optimizer.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+using v1::ExchangeMessage;
+
+// The fields of an answer: those that named the request.
+ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind kind) {
+  ExchangeMessage fields;
+  fields.set_kind(kind);
+  fields.set_step(request.step());
+  fields.set_bucket(request.bucket());
+  fields.set_vector(request.vector());
+  return fields;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
+  const Agreement& agreement = options.agreement;
+  ParameterShard::Options shard_options{.element_count = agreement.buckets.element_count(),
+                                        .world_size = agreement.world_size,
+                                        .first_step = agreement.first_step,
+                                        .optimizer = agreement.optimizer,
+                                        .schedule = agreement.schedule};
+  for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
+    const ElementRange slice = agreement.buckets.ShardSlice(b, options.shard, options.shard_count);
+    shard_options.slices.emplace_back();
+    if (slice.size() > 0) shard_options.slices.back().push_back(slice);
+  }
+  ASSIGN_OR_RETURN(auto shard, ParameterShard::Create(std::move(shard_options)));
+  return std::unique_ptr<ShardJob>(new ShardJob(std::move(options), std::move(shard)));
+}
+
+ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
+    : options_(std::move(options)),
+      shard_(std::move(shard)),
+      buckets_(shard_->bucket_count(),
+               Bucket{.gradients = CollectiveWait(world_size()), .fetches = CollectiveWait(world_size())}),
+      workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now}),
+      summands_(world_size()),
+      sum_wait_(world_size()),
+      finish_wait_(world_size()) {}
+
+void ShardJob::OnLaneOpen(LaneId lane) {
+  CHECK(lane.rank >= 0 && lane.rank < world_size()) << lane.rank;
+  workers_[lane.rank].lanes_open.insert(lane.lane);
+  if (state_ == State::kFailed) SendError(lane);
+}
+
+void ShardJob::SendError(LaneId lane) {
+  ExchangeMessage error;
+  error.set_kind(ExchangeMessage::ERROR);
+  error.set_code(static_cast<int>(status_.code()));
+  error.set_text(std::string(status_.message()));
+  Send(lane, std::move(error));
+}
+
+void ShardJob::OnLaneClosed(LaneId lane, Time now) {
+  Worker& worker = workers_[lane.rank];
+  if (worker.lanes_open.erase(lane.lane) > 0 && worker.lanes_open.empty()) worker.alone_since = now;
+}
+
+void ShardJob::OnMessage(LaneId from, const ReceivedMessage& message, Time now) {
+  bytes_received_ += message.payload_bytes;
+  if (state_ == State::kFailed) return;
+  if (const absl::Status status = Handle(from, message, now); !status.ok()) {
+    Fail(Annotate(status, absl::StrCat("shard ", options_.shard, " got a wrong message from rank ", from.rank)));
+  }
+}
+
+absl::Status ShardJob::Handle(LaneId from, const ReceivedMessage& message, Time now) {
+  switch (message.fields.kind()) {
+    case ExchangeMessage::INITIAL_PARAMETERS:
+      return TakeInitialParameters(from, message);
+    case ExchangeMessage::INITIAL_STATE:
+      return TakeInitialState(from, message);
+    case ExchangeMessage::FETCH_PARAMETERS:
+      return FetchParameters(from, message, now);
+    case ExchangeMessage::GRADIENT:
+      return TakeGradient(from, message, now);
+    case ExchangeMessage::FETCH_STATE:
+      return FetchState(from, message);
+    case ExchangeMessage::SUM:
+      return TakeSum(from, message, now);
+    case ExchangeMessage::FINISH:
+      return TakeFinish(from, message, now);
+    case ExchangeMessage::ABORT:
+      Fail(absl::AbortedError(absl::StrCat("rank ", from.rank, " gave up: ", message.fields.text())));
+      return absl::OkStatus();
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("a message of kind ", message.fields.kind(), " is no request"));
+  }
+}
+
+absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage& message) {
+  RETURN_IF_ERROR(CheckBucket(message.fields));
+  const int b = message.fields.bucket();
+  // A repeat that comes after the first contribution: the answer was on its way already.
+  const auto sealed = shard_->Parameters(b);
+  if (sealed == nullptr) {
+    RETURN_IF_ERROR(shard_->SetParameters(b, message.payload));
+    for (const LaneId lane : buckets_[b].fetches.Take()) SendParameters(lane, b, shard_->Parameters(b));
+  }
+  Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::TakeInitialState(LaneId from, const ReceivedMessage& message) {
+  RETURN_IF_ERROR(CheckBucket(message.fields));
+  RETURN_IF_ERROR(CheckVector(message.fields));
+  RETURN_IF_ERROR(shard_->SetState(message.fields.bucket(), message.fields.vector(), message.payload));
+  Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::FetchParameters(LaneId from, const ReceivedMessage& message, Time now) {
+  RETURN_IF_ERROR(CheckBucket(message.fields));
+  const int b = message.fields.bucket();
+  auto sealed = shard_->Parameters(b);
+  if (sealed == nullptr) {
+    buckets_[b].fetches.Add(from, now);
+  } else if (sealed->step() == options_.agreement.first_step - 1) {
+    SendParameters(from, b, std::move(sealed));
+  }  // else a late repeat: the worker has contributed since, so it has the answer
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message, Time now) {
+  RETURN_IF_ERROR(CheckBucket(message.fields));
+  const int b = message.fields.bucket();
+  const int64_t step = message.fields.step();
+  // A repeat of a step that is over for everybody, for instance from a connection that was thought lost.
+  if (const auto newest = shard_->Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(
+      ContributeResult result,
+      shard_->Contribute(
+          {.worker = from.rank, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper}));
+  if (result.fate != ContributionFate::kDuplicate) ++workers_[from.rank].contributions;
+  if (result.fate == ContributionFate::kDuplicate && result.sealed != nullptr) {
+    SendParameters(from, b, std::move(result.sealed));
+    return absl::OkStatus();
+  }
+  buckets_[b].gradients.Add(from, now);
+  if (result.fate != ContributionFate::kSealed) return absl::OkStatus();
+  for (const LaneId lane : buckets_[b].gradients.Take()) SendParameters(lane, b, result.sealed);
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
+  RETURN_IF_ERROR(CheckBucket(message.fields));
+  RETURN_IF_ERROR(CheckVector(message.fields));
+  const int b = message.fields.bucket();
+  auto state = std::make_shared<std::vector<float>>(shard_->slice_element_count(b));
+  shard_->CopyState(b, message.fields.vector(), *state);
+  const auto bytes = std::as_bytes(std::span<const float>(*state));
+  Send(from, AnswerTo(message.fields, ExchangeMessage::STATE), bytes, std::move(state));
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::TakeSum(LaneId from, const ReceivedMessage& message, Time now) {
+  const int64_t number = message.fields.step();
+  if (message.payload_bytes % sizeof(double) != 0 ||
+      message.payload_bytes > kSumValuesMax * static_cast<int64_t>(sizeof(double))) {
+    return absl::InvalidArgumentError(absl::StrCat("a sum over ", message.payload_bytes, " bytes: up to ",
+                                                   kSumValuesMax, " float64 values are allowed"));
+  }
+  if (number > next_sum_) {
+    return absl::FailedPreconditionError(absl::StrCat("sum ", number, ", expected sum ", next_sum_));
+  }
+  // A repeat of the last sum is answered again; an older one has been answered, or the worker would not have gone on.
+  if (number < next_sum_) {
+    if (number == next_sum_ - 1) {
+      Send(from, AnswerTo(message.fields, ExchangeMessage::SUM_RESULT), std::as_bytes(std::span(*last_sum_)),
+           last_sum_);
+    }
+    return absl::OkStatus();
+  }
+  std::vector<double> values(message.payload_bytes / sizeof(double));
+  CopyPieces(message.payload, std::as_writable_bytes(std::span(values)));
+  if (!sum_wait_.Add(from, now)) return absl::OkStatus();
+  summands_[from.rank] = std::move(values);
+  if (!sum_wait_.complete()) return absl::OkStatus();
+
+  std::vector<double> sum = summands_[0];
+  for (int rank = 1; rank < world_size(); ++rank) {
+    if (summands_[rank].size() != sum.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("sum ", number, ": rank ", rank, " adds ", summands_[rank].size(),
+                                                     " values, rank 0 adds ", sum.size()));
+    }
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += summands_[rank][i];
+  }
+  last_sum_ = std::make_shared<const std::vector<double>>(std::move(sum));
+  ++next_sum_;
+  for (const LaneId lane : sum_wait_.Take()) {
+    Send(lane, AnswerTo(message.fields, ExchangeMessage::SUM_RESULT), std::as_bytes(std::span(*last_sum_)), last_sum_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::TakeFinish(LaneId from, const ReceivedMessage& message, Time now) {
+  finish_wait_.Add(from, now);
+  if (state_ == State::kFinished) {
+    Send(from, AnswerTo(message.fields, ExchangeMessage::FINISHED));
+    return absl::OkStatus();
+  }
+  if (!finish_wait_.complete()) return absl::OkStatus();
+  state_ = State::kFinished;
+  for (const LaneId lane : finish_wait_.Waiting()) Send(lane, AnswerTo(message.fields, ExchangeMessage::FINISHED));
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::CheckBucket(const ExchangeMessage& fields) const {
+  if (fields.bucket() >= 0 && fields.bucket() < shard_->bucket_count()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("bucket ", fields.bucket(), " is not below the bucket count ", shard_->bucket_count()));
+}
+
+absl::Status ShardJob::CheckVector(const ExchangeMessage& fields) const {
+  const int count = StateVectorCount(options_.agreement.optimizer);
+  if (fields.vector() >= 0 && fields.vector() < count) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("state vector ", fields.vector(), " is not below ", count, ", the number that the optimizer has"));
+}
+
+void ShardJob::SendParameters(LaneId to, int bucket, std::shared_ptr<const SealedSlice> sealed) {
+  ExchangeMessage fields;
+  fields.set_kind(ExchangeMessage::PARAMETERS);
+  fields.set_step(sealed->step());
+  fields.set_bucket(bucket);
+  const auto bytes = std::as_bytes(sealed->parameters());
+  Send(to, std::move(fields), bytes, std::move(sealed));
+}
+
+void ShardJob::Send(LaneId to, ExchangeMessage fields, std::span<const std::byte> payload,
+                    std::shared_ptr<const void> keeper) {
+  bytes_sent_ += static_cast<int64_t>(payload.size());
+  options_.send({.to = to, .fields = std::move(fields), .payload = payload, .keeper = std::move(keeper)});
+}
+
+void ShardJob::Fail(const absl::Status& why) {
+  CHECK(!why.ok());
+  if (state_ != State::kRunning) return;
+  state_ = State::kFailed;
+  status_ = why;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    const std::set<int> lanes = workers_[rank].lanes_open;  // a copy: a send may close a lane
+    for (const int lane : lanes) SendError({rank, lane});
+  }
+}
+
+void ShardJob::CheckDeadlines(Time now) {
+  for (int b = 0; b < shard_->bucket_count(); ++b) {
+    FailIfLate(buckets_[b].gradients, now, [&] {
+      return absl::StrCat("not contributed bucket ", b, " of step ", shard_->Parameters(b)->step() + 1);
+    });
+    const CollectiveWait& fetches = buckets_[b].fetches;
+    if (!fetches.empty() && now - fetches.since() > options_.exchange_deadline) {
+      Fail(absl::DeadlineExceededError(
+          absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b, " within ", Deadline())));
+    }
+  }
+  FailIfLate(sum_wait_, now, [&] { return absl::StrCat("not joined in sum ", next_sum_); });
+  if (state_ != State::kRunning) return;
+  FailIfLate(finish_wait_, now, [] { return "not finished"; });
+  for (int rank = 0; rank < world_size() && state_ == State::kRunning; ++rank) {
+    const Worker& worker = workers_[rank];
+    if (!worker.lanes_open.empty() || now - worker.alone_since <= options_.exchange_deadline) continue;
+    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it has had no connection to shard ",
+                                             options_.shard, " for ", Deadline())));
+  }
+}
+
+void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> has_not_done) {
+  if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
+  std::string gone;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) {
+      absl::StrAppend(&gone, ", rank ", rank, " has no connection to shard ", options_.shard, " any more");
+    }
+  }
+  Fail(absl::DeadlineExceededError(
+      absl::StrCat(wait.DescribeMissing(), " has ", has_not_done(), " within ", Deadline(), gone)));
+}
+
+std::string ShardJob::Deadline() const { return absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s"); }
+
+void ShardJob::Describe(v1::GetStatusReply* reply) const {
+  reply->set_state(state_ == State::kRunning    ? v1::GetStatusReply::RUNNING
+                   : state_ == State::kFinished ? v1::GetStatusReply::FINISHED
+                                                : v1::GetStatusReply::FAILED);
+  reply->set_message(std::string(status_.message()));
+  reply->set_world_size(world_size());
+  reply->set_first_step(options_.agreement.first_step);
+  reply->set_steps_complete(shard_->step());
+  reply->set_bytes_received(bytes_received_);
+  reply->set_bytes_sent(bytes_sent_);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    v1::GetStatusReply::Worker* worker = reply->add_workers();
+    worker->set_rank(rank);
+    worker->set_joined(true);
+    worker->set_lanes_open(static_cast<int>(workers_[rank].lanes_open.size()));
+    worker->set_finished(finish_wait_.Has(rank));
+    worker->set_contributions(workers_[rank].contributions);
+    for (const Bucket& bucket : buckets_) {
+      if (!bucket.gradients.empty() && !bucket.gradients.Has(rank)) {
+        worker->set_buckets_missing(worker->buckets_missing() + 1);
+      }
+    }
+  }
+}
+
+}  // namespace starring

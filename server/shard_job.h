@@ -1,0 +1,126 @@
+// What one server does for its job once all workers have joined: takes their messages, feeds the parameter shard and
+// answers. Knows nothing of gRPC: messages come in and answers go out as plain structs, and the time is passed in.
+//
+// A request is answered on the lane that it last came by. Requests whose answer needs all workers (gradients, sums, the
+// end) wait here; who is late is named when the exchange deadline, counted from the first arrival, has passed.
+//
+// Thread safety: one thread.
+#ifndef STARRING_SERVER_SHARD_JOB_H_
+#define STARRING_SERVER_SHARD_JOB_H_
+
+#include <chrono>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/job_spec.h"
+#include "common/parameter_shard.h"
+#include "common/star/exchange_message.h"
+#include "server/collective_wait.h"
+
+namespace starring {
+
+// Where an answer goes.
+struct Answer {
+  LaneId to;
+  v1::ExchangeMessage fields;  // without payload
+  std::span<const std::byte> payload;
+  std::shared_ptr<const void> keeper;  // of the payload; shared with the parameter shard and other workers' answers
+};
+
+class ShardJob {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  struct Options {
+    Agreement agreement;
+    int shard = 0;
+    int shard_count = 1;
+    std::chrono::milliseconds exchange_deadline{60'000};
+    // Called from inside the methods below, in the order of the answers. An answer to a lane that is gone is dropped.
+    std::function<void(Answer)> send;
+    Time now;
+  };
+  static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
+
+  // REQUIRES: 0 <= lane.rank < world size.
+  void OnLaneOpen(LaneId lane);
+  void OnLaneClosed(LaneId lane, Time now);
+
+  // A message of an open lane other than HELLO. A message that no correct worker sends fails the job.
+  void OnMessage(LaneId from, const ReceivedMessage& message, Time now);
+
+  void CheckDeadlines(Time now);
+
+  // The job cannot go on: every worker is told. The first call counts.
+  void Fail(const absl::Status& why);
+
+  // kFailed: status() says why. kFinished: every worker has been told so.
+  enum class State { kRunning, kFinished, kFailed };
+  State state() const { return state_; }
+  const absl::Status& status() const { return status_; }
+
+  int world_size() const { return options_.agreement.world_size; }
+  void Describe(v1::GetStatusReply* reply) const;
+
+ private:
+  struct Worker {
+    std::set<int> lanes_open;
+    Time alone_since;  // when its last lane closed; meaningful while none is open
+    int64_t contributions = 0;
+  };
+  struct Bucket {
+    CollectiveWait gradients;  // for the step in progress
+    CollectiveWait fetches;    // of the initial parameters
+  };
+
+  ShardJob(Options options, std::unique_ptr<ParameterShard> shard);
+
+  absl::Status Handle(LaneId from, const ReceivedMessage& message, Time now);
+  absl::Status TakeInitialParameters(LaneId from, const ReceivedMessage& message);
+  absl::Status TakeInitialState(LaneId from, const ReceivedMessage& message);
+  absl::Status FetchParameters(LaneId from, const ReceivedMessage& message, Time now);
+  absl::Status TakeGradient(LaneId from, const ReceivedMessage& message, Time now);
+  absl::Status FetchState(LaneId from, const ReceivedMessage& message);
+  absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
+  absl::Status TakeFinish(LaneId from, const ReceivedMessage& message, Time now);
+
+  absl::Status CheckBucket(const v1::ExchangeMessage& fields) const;
+  absl::Status CheckVector(const v1::ExchangeMessage& fields) const;
+
+  void SendParameters(LaneId to, int bucket, std::shared_ptr<const SealedSlice> sealed);
+  void Send(LaneId to, v1::ExchangeMessage fields, std::span<const std::byte> payload = {},
+            std::shared_ptr<const void> keeper = nullptr);
+  void SendError(LaneId to);
+  // Fails the job if `wait` is older than the deadline: "RANKS `has_not_done` within 60 s".
+  void FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> has_not_done);
+  std::string Deadline() const;
+
+  const Options options_;
+  const std::unique_ptr<ParameterShard> shard_;
+  std::vector<Bucket> buckets_;
+  std::vector<Worker> workers_;
+
+  int64_t next_sum_ = 0;
+  std::vector<std::vector<double>> summands_;            // of next_sum_, by rank
+  std::shared_ptr<const std::vector<double>> last_sum_;  // shared with answers on their way
+  CollectiveWait sum_wait_;
+  CollectiveWait finish_wait_;
+
+  State state_ = State::kRunning;
+  absl::Status status_;
+  int64_t bytes_received_ = 0;
+  int64_t bytes_sent_ = 0;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_SHARD_JOB_H_

@@ -1,0 +1,82 @@
+// One unary call at the server, answered now or later.
+//
+// Life: the constructor asks gRPC for the next call; on_request when one came; Answer once, or never if the client went
+// away; on_gone when the call is over and nothing of it is left in the completion queue: only then may it be destroyed.
+//
+// Thread safety: one thread, that which polls the completion queue.
+#ifndef STARRING_SERVER_UNARY_CALL_H_
+#define STARRING_SERVER_UNARY_CALL_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <functional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "common/star/grpc_transport.h"
+
+namespace starring {
+
+template <typename Request, typename Reply>
+class UnaryCall {
+ public:
+  using Responder = grpc::ServerAsyncResponseWriter<Reply>;
+  struct Events {
+    std::function<void(UnaryCall*)> on_request;
+    std::function<void(UnaryCall*)> on_gone;  // may destroy the call
+  };
+  // What asks gRPC for the next call of one method.
+  using Listen = std::function<void(grpc::ServerContext*, Request*, Responder*, void* tag)>;
+
+  // `events` outlives the call.
+  UnaryCall(const Events* events, const Listen& listen) : events_(*events) {
+    context_.AsyncNotifyWhenDone(&done_tag_);
+    listen(&context_, &request_, &responder_, &request_tag_);
+  }
+
+  const Request& request() const { return request_; }
+  bool answered() const { return answering_ || answered_ || done_; }
+
+  // REQUIRES: !answered().
+  void Answer(const Reply& reply) {
+    answering_ = true;
+    responder_.Finish(reply, grpc::Status::OK, &answer_tag_);
+  }
+  void Refuse(const absl::Status& status) {
+    answering_ = true;
+    responder_.FinishWithError(ToGrpcStatus(status), &answer_tag_);
+  }
+
+ private:
+  void OnRequest(bool ok) {
+    if (ok) {
+      events_.on_request(this);
+    } else {  // the server is shutting down, and the done tag will not come
+      events_.on_gone(this);
+    }
+  }
+  void OnAnswered() {
+    answering_ = false;
+    answered_ = true;
+    if (done_) events_.on_gone(this);
+  }
+  void OnDone() {
+    done_ = true;
+    if (!answering_) events_.on_gone(this);
+  }
+
+  const Events& events_;
+  grpc::ServerContext context_;
+  Request request_;
+  Responder responder_{&context_};
+  CompletionTag request_tag_{[this](bool ok) { OnRequest(ok); }};
+  CompletionTag answer_tag_{[this](bool) { OnAnswered(); }};
+  CompletionTag done_tag_{[this](bool) { OnDone(); }};
+  bool answering_ = false;
+  bool answered_ = false;
+  bool done_ = false;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_UNARY_CALL_H_

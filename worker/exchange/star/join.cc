@@ -1,0 +1,70 @@
+#include "worker/exchange/star/join.h"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/star/grpc_transport.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
+
+namespace starring {
+namespace {
+
+constexpr absl::Duration kRetryPause = absl::Milliseconds(50);
+// The server says who is missing when the deadline has passed: its answer needs a little longer than that.
+constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
+
+// Not a random choice that could change results: it tells this process from another with the same rank.
+uint64_t DrawWorkerId() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest request, absl::Time deadline,
+                                 absl::Duration join_deadline) {
+  const std::string server = absl::StrCat("server ", target.address, " (shard ", request.shard(), ")");
+  const auto stub = v1::ParameterServer::NewStub(target.channel);
+  while (true) {
+    request.set_join_deadline_ms(std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 0));
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline + kAnswerGrace));
+    v1::JoinReply reply;
+    const grpc::Status status = stub->Join(&context, request, &reply);
+    if (status.ok()) return reply.job_id();
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
+      return absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message()));
+    }
+    if (absl::Now() + kRetryPause >= deadline) {
+      return absl::UnavailableError(absl::StrCat(server, " cannot be reached within ",
+                                                 absl::FormatDuration(join_deadline), ": ", status.error_message(),
+                                                 ": start it, or correct --servers"));
+    }
+    absl::SleepFor(kRetryPause);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::string& run_id,
+                                              const std::vector<JoinTarget>& targets) {
+  const absl::Time deadline = absl::Now() + job.join_deadline;
+  v1::JoinRequest request;
+  request.set_run_id(run_id);
+  request.set_rank(job.rank);
+  request.set_worker_id(DrawWorkerId());
+  request.set_shard_count(static_cast<int>(targets.size()));
+  request.set_agreement(SerializeAgreement(job));
+  request.set_exchange_deadline_ms(absl::ToInt64Milliseconds(job.exchange_deadline));
+  std::vector<uint64_t> job_ids;
+  for (const JoinTarget& target : targets) {
+    request.set_shard(static_cast<int>(job_ids.size()));
+    absl::StatusOr<uint64_t> job_id = JoinOne(target, request, deadline, job.join_deadline);
+    if (!job_id.ok()) return job_id.status();
+    job_ids.push_back(*job_id);
+  }
+  return job_ids;
+}
+
+}  // namespace starring

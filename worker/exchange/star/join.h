@@ -1,0 +1,31 @@
+// A worker's way into a job: Join on one shard after the other.
+#ifndef STARRING_WORKER_EXCHANGE_STAR_JOIN_H_
+#define STARRING_WORKER_EXCHANGE_STAR_JOIN_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/job_spec.h"
+
+namespace starring {
+
+struct JoinTarget {
+  std::string address;
+  std::shared_ptr<grpc::Channel> channel;  // shared: gRPC's way
+};
+
+// Returns the job's number at each shard. Shard 0 comes first, so that workers which disagree meet there and nowhere
+// else. A server that is not up yet is tried again until the join deadline, which counts for all shards together.
+// Unavailable, naming the address, if a server cannot be reached; DeadlineExceeded, naming the ranks, if workers are
+// missing; else what the server refuses the worker for.
+absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::string& run_id,
+                                              const std::vector<JoinTarget>& targets);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_STAR_JOIN_H_

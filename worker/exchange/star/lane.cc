@@ -1,0 +1,237 @@
+#include "worker/exchange/star/lane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+
+namespace starring {
+namespace {
+
+using v1::ExchangeMessage;
+
+constexpr char kMethod[] = "/starring.v1.ParameterServer/Exchange";
+constexpr std::chrono::milliseconds kBackoffMin(20);
+constexpr std::chrono::milliseconds kBackoffMax(1000);
+
+ExchangeMessage::Kind AnswerKind(ExchangeMessage::Kind request) {
+  switch (request) {
+    case ExchangeMessage::INITIAL_PARAMETERS:
+    case ExchangeMessage::INITIAL_STATE:
+      return ExchangeMessage::ACCEPTED;
+    case ExchangeMessage::FETCH_PARAMETERS:
+    case ExchangeMessage::GRADIENT:
+      return ExchangeMessage::PARAMETERS;
+    case ExchangeMessage::FETCH_STATE:
+      return ExchangeMessage::STATE;
+    case ExchangeMessage::SUM:
+      return ExchangeMessage::SUM_RESULT;
+    case ExchangeMessage::FINISH:
+      return ExchangeMessage::FINISHED;
+    default:
+      return ExchangeMessage::UNKNOWN;
+  }
+}
+
+bool Answers(const ExchangeMessage& answer, const ExchangeMessage& request) {
+  return answer.kind() == AnswerKind(request.kind()) && answer.step() == request.step() &&
+         answer.bucket() == request.bucket() && answer.vector() == request.vector();
+}
+
+// The server is there and does not want this lane: opening it again cannot help.
+bool IsRefusal(const grpc::Status& status) {
+  return status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
+         status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
+         status.error_code() == grpc::StatusCode::UNIMPLEMENTED;
+}
+
+}  // namespace
+
+Lane::Lane(Options options) : options_(std::move(options)), stub_(options_.channel), backoff_(kBackoffMin) {}
+
+void Lane::Post(std::unique_ptr<StarRequest> request) {
+  if (closing_) return;
+  request->since = std::chrono::steady_clock::now();
+  waiting_.push_back(std::move(request));
+  WriteNext();
+}
+
+void Lane::PostAbort(const absl::Status& why) {
+  if (closing_ || abort_.has_value()) return;
+  abort_ = why;
+  WriteNext();
+}
+
+void Lane::Tick(Time now) {
+  if (state_ == State::kDown && now >= open_at_) Open();
+}
+
+const StarRequest* Lane::oldest() const {
+  if (!sent_.empty()) return sent_.front().get();
+  return waiting_.empty() ? nullptr : waiting_.front().get();
+}
+
+void Lane::Open() {
+  state_ = State::kStarting;
+  hello_sent_ = abort_sent_ = writes_done_ = false;
+  context_ = std::make_unique<grpc::ClientContext>();
+  stream_ = stub_.PrepareCall(context_.get(), kMethod, options_.queue);
+  stream_->StartCall(&start_tag_);
+}
+
+void Lane::OnStart(bool ok) {
+  if (state_ != State::kStarting || !ok) {
+    EndCall();
+    return;
+  }
+  state_ = State::kOpen;
+  while (!sent_.empty()) {  // on the stream before
+    waiting_.push_front(std::move(sent_.back()));
+    sent_.pop_back();
+  }
+  reading_ = true;
+  stream_->Read(&incoming_, &read_tag_);
+  WriteNext();
+}
+
+void Lane::WriteNext() {
+  if (state_ != State::kOpen || writing_) return;
+  if (!hello_sent_) {
+    hello_sent_ = true;
+    ExchangeMessage hello;
+    hello.set_kind(ExchangeMessage::HELLO);
+    hello.set_rank(options_.rank);
+    hello.set_lane(options_.lane);
+    hello.set_job_id(options_.job_id);
+    Write(hello, {}, nullptr);
+  } else if (abort_.has_value() && !abort_sent_) {
+    abort_sent_ = true;
+    ExchangeMessage message;
+    message.set_kind(ExchangeMessage::ABORT);
+    SetStatusFields(*abort_, &message);
+    Write(message, {}, nullptr);
+  } else if (closing_) {
+    if (std::exchange(writes_done_, true)) return;
+    writing_ = true;
+    stream_->WritesDone(&write_tag_);
+  } else if (!waiting_.empty() && sent_.size() < kLaneRequestsMax) {
+    std::unique_ptr<StarRequest>& request = waiting_.front();
+    if (!std::exchange(request->was_sent, true)) request->since = std::chrono::steady_clock::now();
+    Write(request->fields, request->payload, request->payload_use);
+    payload_bytes_sent_ += static_cast<int64_t>(request->payload.size());
+    sent_.push_back(std::move(request));
+    waiting_.pop_front();
+  }
+}
+
+void Lane::Write(const ExchangeMessage& fields, std::span<const std::byte> payload,
+                 std::shared_ptr<const void> keeper) {
+  writing_ = true;
+  stream_->Write(MakeByteBuffer(fields, payload, std::move(keeper)), &write_tag_);
+}
+
+void Lane::OnWrite(bool ok) {
+  writing_ = false;
+  if (!ok || state_ != State::kOpen) {
+    EndCall();
+    return;
+  }
+  if (abort_sent_) abort_.reset();
+  WriteNext();
+}
+
+void Lane::OnRead(bool ok) {
+  reading_ = false;
+  if (!ok || state_ != State::kOpen) {
+    EndCall();
+    return;
+  }
+  connection_ = absl::OkStatus();
+  backoff_ = kBackoffMin;
+  if (const absl::StatusOr<ReceivedMessage> message = DecodeByteBuffer(incoming_); message.ok()) {
+    incoming_.Clear();
+    TakeAnswer(*message);
+  } else {
+    options_.on_failure(message.status());
+  }
+  if (state_ != State::kOpen) {
+    EndCall();
+    return;
+  }
+  reading_ = true;
+  stream_->Read(&incoming_, &read_tag_);
+}
+
+void Lane::TakeAnswer(const ReceivedMessage& message) {
+  payload_bytes_received_ += message.payload_bytes;
+  if (closing_) return;
+  if (message.fields.kind() == ExchangeMessage::ERROR) {
+    options_.on_failure(GetStatusFields(message.fields));
+    return;
+  }
+  const auto found =
+      std::find_if(sent_.begin(), sent_.end(), [&](const auto& sent) { return Answers(message.fields, sent->fields); });
+  if (found == sent_.end()) return;  // a second answer to a request that was repeated
+  std::unique_ptr<StarRequest> request = std::move(*found);
+  sent_.erase(found);
+  if (message.payload_bytes != static_cast<int64_t>(request->destination.size())) {
+    options_.on_failure(absl::InternalError(
+        absl::StrCat("shard ", options_.shard, " answered ", ExchangeMessage::Kind_Name(request->fields.kind()),
+                     " with ", message.payload_bytes, " bytes, expected ", request->destination.size())));
+    return;
+  }
+  CopyPieces(message.payload, request->destination);
+  options_.on_answer(std::move(request));
+  WriteNext();
+}
+
+std::vector<std::unique_ptr<StarRequest>> Lane::TakeRequests() {
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  for (auto* queue : {&sent_, &waiting_}) {
+    requests.insert(requests.end(), std::make_move_iterator(queue->begin()), std::make_move_iterator(queue->end()));
+    queue->clear();
+  }
+  return requests;
+}
+
+void Lane::Close(Urgency urgency) {
+  closing_ = true;
+  if (state_ == State::kDown) {
+    state_ = State::kClosed;
+  } else if (urgency == Urgency::kNow) {
+    abort_.reset();
+    if (context_ != nullptr) context_->TryCancel();
+  } else {
+    WriteNext();
+  }
+}
+
+void Lane::EndCall() {
+  if (state_ == State::kClosed || state_ == State::kDown) return;
+  state_ = State::kEnding;
+  // A read and a write of a broken stream both come back by themselves.
+  if (reading_ || writing_ || std::exchange(finishing_, true)) return;
+  stream_->Finish(&final_status_, &finish_tag_);
+}
+
+void Lane::OnFinish() {
+  finishing_ = false;
+  stream_.reset();
+  context_.reset();
+  incoming_.Clear();
+  if (closing_) {
+    state_ = State::kClosed;
+    return;
+  }
+  state_ = State::kDown;
+  if (connection_.ok() || !final_status_.ok()) {
+    connection_ = absl::UnavailableError(final_status_.error_message());
+  }
+  open_at_ = std::chrono::steady_clock::now() + backoff_;
+  backoff_ = std::min(2 * backoff_, kBackoffMax);
+  if (IsRefusal(final_status_)) options_.on_failure(FromGrpcStatus(final_status_));
+}
+
+}  // namespace starring

@@ -1,0 +1,114 @@
+// One stream of a worker to a shard, with a connection of its own: sends requests in order, a bounded number
+// unanswered, and after a broken connection opens the stream again and repeats what was not answered.
+//
+// Thread safety: one thread, that which polls the completion queue.
+#ifndef STARRING_WORKER_EXCHANGE_STAR_LANE_H_
+#define STARRING_WORKER_EXCHANGE_STAR_LANE_H_
+
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/star/grpc_transport.h"
+#include "worker/exchange/star/star_request.h"
+
+namespace starring {
+
+class Lane {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  struct Options {
+    std::shared_ptr<grpc::Channel> channel;  // shared: gRPC's way
+    grpc::CompletionQueue* queue = nullptr;  // outlives the lane's last event
+    int rank = 0;
+    int shard = 0;
+    int lane = 0;
+    uint64_t job_id = 0;
+    // `request` has its answer, which is copied to its destination.
+    std::function<void(std::unique_ptr<StarRequest> request)> on_answer;
+    // The job has failed, or this lane cannot go on: nothing will be answered any more.
+    std::function<void(const absl::Status&)> on_failure;
+  };
+  explicit Lane(Options options);
+
+  // Sends `request` when the connection is there and the requests before it leave room.
+  void Post(std::unique_ptr<StarRequest> request);
+  // Overtakes everything and has no answer.
+  void PostAbort(const absl::Status& why);
+
+  // Opens the stream when it is time to.
+  void Tick(Time now);
+
+  // Gives up all requests.
+  std::vector<std::unique_ptr<StarRequest>> TakeRequests();
+  // Ends the stream: kOrderly after what is being written and an abort, kNow at once. REQUIRES: no requests.
+  enum class Urgency { kOrderly, kNow };
+  void Close(Urgency urgency);
+  bool closed() const { return state_ == State::kClosed; }
+  bool open() const { return state_ == State::kOpen; }
+
+  // The oldest request without an answer, or null.
+  const StarRequest* oldest() const;
+  // Why there is no connection, or OK.
+  const absl::Status& connection() const { return connection_; }
+
+  int64_t payload_bytes_sent() const { return payload_bytes_sent_; }
+  int64_t payload_bytes_received() const { return payload_bytes_received_; }
+
+ private:
+  enum class State { kDown, kStarting, kOpen, kEnding, kClosed };
+
+  void Open();
+  void OnStart(bool ok);
+  void OnRead(bool ok);
+  void OnWrite(bool ok);
+  void OnFinish();
+  void WriteNext();
+  void Write(const v1::ExchangeMessage& fields, std::span<const std::byte> payload, std::shared_ptr<const void> keeper);
+  void TakeAnswer(const ReceivedMessage& message);
+  // Ends a stream that is of no use any more, once gRPC has given back its events.
+  void EndCall();
+
+  const Options options_;
+  grpc::GenericStub stub_;
+  CompletionTag start_tag_{[this](bool ok) { OnStart(ok); }};
+  CompletionTag read_tag_{[this](bool ok) { OnRead(ok); }};
+  CompletionTag write_tag_{[this](bool ok) { OnWrite(ok); }};
+  CompletionTag finish_tag_{[this](bool) { OnFinish(); }};
+
+  std::deque<std::unique_ptr<StarRequest>> waiting_;
+  std::deque<std::unique_ptr<StarRequest>> sent_;
+  std::optional<absl::Status> abort_;
+
+  State state_ = State::kDown;
+  bool closing_ = false;
+  absl::Status connection_ = absl::UnavailableError("not connected yet");
+  Time open_at_;  // in kDown
+  std::chrono::milliseconds backoff_;
+  int64_t payload_bytes_sent_ = 0;
+  int64_t payload_bytes_received_ = 0;
+
+  // Of the current stream. The stream refers to the context and goes first.
+  std::unique_ptr<grpc::ClientContext> context_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  grpc::ByteBuffer incoming_;
+  grpc::Status final_status_;
+  bool hello_sent_ = false;
+  bool abort_sent_ = false;
+  bool writes_done_ = false;
+  bool reading_ = false;
+  bool writing_ = false;
+  bool finishing_ = false;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_STAR_LANE_H_

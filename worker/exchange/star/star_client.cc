@@ -1,0 +1,254 @@
+#include "worker/exchange/star/star_client.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace starring {
+namespace {
+
+// How often deadlines and lanes that are down are looked at.
+constexpr std::chrono::milliseconds kTick(50);
+// The same while gRPC holds memory of a request that is over, which should not last.
+constexpr std::chrono::milliseconds kDrainTick(1);
+// The server names who is missing when the deadline has passed; only if it does not, this side gives up.
+constexpr std::chrono::seconds kVerdictGrace(2);
+// For telling the shards that this worker gives up.
+constexpr std::chrono::seconds kAbortPatience(1);
+constexpr std::chrono::seconds kClosePatience(5);
+
+std::string DescribeRequest(const v1::ExchangeMessage& fields) {
+  switch (fields.kind()) {
+    case v1::ExchangeMessage::GRADIENT:
+      return absl::StrCat("bucket ", fields.bucket(), " of step ", fields.step());
+    case v1::ExchangeMessage::SUM:
+      return absl::StrCat("sum ", fields.step());
+    case v1::ExchangeMessage::FINISH:
+      return "the end of the job";
+    default:
+      return absl::StrCat(v1::ExchangeMessage::Kind_Name(fields.kind()), " of bucket ", fields.bucket());
+  }
+}
+
+}  // namespace
+
+StarClient::StarClient(Options options) : options_(std::move(options)) {
+  for (size_t s = 0; s < options_.shards.size(); ++s) {
+    const Shard& shard = options_.shards[s];
+    lanes_.emplace_back();
+    for (size_t l = 0; l < shard.lanes.size(); ++l) {
+      lanes_.back().push_back(std::make_unique<Lane>(
+          Lane::Options{.channel = shard.lanes[l],
+                        .queue = &queue_,
+                        .rank = options_.rank,
+                        .shard = static_cast<int>(s),
+                        .lane = static_cast<int>(l),
+                        .job_id = shard.job_id,
+                        .on_answer = [this](std::unique_ptr<StarRequest> request) { OnAnswer(std::move(request)); },
+                        .on_failure =
+                            [this, s](const absl::Status& why) {
+                              Fail(absl::Status(why.code(), absl::StrCat("server ", options_.shards[s].address, ": ",
+                                                                         std::string(why.message()))),
+                                   Tell::kNobody);
+                            }}));
+    }
+  }
+  thread_ = std::thread([this] { Run(); });
+}
+
+StarClient::~StarClient() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stop_asked_ = true;
+    Wake();
+  }
+  thread_.join();
+}
+
+void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (std::unique_ptr<StarRequest>& request : requests) {
+    ++*request->pending;
+    inbox_.push_back(std::move(request));
+  }
+  Wake();
+}
+
+absl::Status StarClient::Wait(const int& pending) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  awaited_ = &pending;
+  changed_.wait(lock, [&] { return pending == 0 || !status_.ok(); });
+  awaited_ = nullptr;
+  return status_;
+}
+
+void StarClient::Abort(const absl::Status& why) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  abort_asked_ = why;
+  Wake();
+  changed_.wait_for(lock, kAbortPatience, [this] { return lanes_closed_; });
+}
+
+void StarClient::Close() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  close_asked_ = true;
+  Wake();
+  changed_.wait_for(lock, kClosePatience, [this] { return lanes_closed_; });
+}
+
+void StarClient::Wake() {
+  if (std::exchange(wake_set_, true)) return;
+  alarm_.Set(&queue_, std::chrono::system_clock::now(), &wake_tag_);
+}
+
+void StarClient::Run() {
+  Tick(Clock::now());
+  Clock::time_point next_tick = Clock::now() + kTick;
+  while (true) {
+    auto wait = std::chrono::duration_cast<std::chrono::microseconds>(next_tick - Clock::now());
+    if (!draining_.empty()) wait = std::min<std::chrono::microseconds>(wait, kDrainTick);
+    void* tag;
+    bool ok;
+    const auto event = queue_.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + wait);
+    if (event == grpc::CompletionQueue::SHUTDOWN) return;
+    if (event == grpc::CompletionQueue::GOT_EVENT) static_cast<CompletionTag*>(tag)->Run(ok);
+    const Clock::time_point now = Clock::now();
+    EndDrained();
+    if (now >= next_tick) {
+      next_tick = now + kTick;
+      Tick(now);
+    }
+    UpdateCounters();
+    if (!closing_ || !AllLanesClosed()) continue;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!std::exchange(lanes_closed_, true)) changed_.notify_all();
+    // No alarm may be set after the shutdown. None will: only the destructor asks to stop.
+    if (stop_asked_ && !wake_set_ && draining_.empty()) queue_.Shutdown();
+  }
+}
+
+void StarClient::TakeInbox() {
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  std::optional<absl::Status> abort;
+  bool close;
+  bool stop;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    wake_set_ = false;
+    requests.swap(inbox_);
+    abort.swap(abort_asked_);
+    close = close_asked_;
+    stop = stop_asked_;
+  }
+  for (std::unique_ptr<StarRequest>& request : requests) {
+    if (closing_) break;  // the exchange has failed, and the trainer will be told so
+    lanes_[request->shard][request->lane]->Post(std::move(request));
+  }
+  if (abort.has_value()) Fail(*abort, Tell::kShards);
+  if (close) CloseLanes(Lane::Urgency::kOrderly);
+  if (stop) {
+    Fail(absl::CancelledError("the exchange is being destroyed"), Tell::kNobody);
+    CloseLanes(Lane::Urgency::kNow);
+  }
+}
+
+void StarClient::Tick(Clock::time_point now) {
+  for (const auto& shard : lanes_) {
+    for (const auto& lane : shard) lane->Tick(now);
+  }
+  if (!failure_.has_value()) {
+    CheckDeadlines(now);
+  } else if (now - failed_at_ > kAbortPatience) {
+    CloseLanes(Lane::Urgency::kNow);
+  }
+}
+
+void StarClient::CheckDeadlines(Clock::time_point now) {
+  for (const auto& shard : lanes_) {
+    for (const auto& lane : shard) {
+      const StarRequest* request = lane->oldest();
+      if (request == nullptr || failure_.has_value()) continue;
+      const auto age = now - request->since;
+      const std::string server =
+          absl::StrCat("server ", options_.shards[request->shard].address, " (shard ", request->shard, ")");
+      const std::string deadline = absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s");
+      if (!lane->connection().ok() && age > options_.exchange_deadline) {
+        Fail(absl::UnavailableError(absl::StrCat(server, " cannot be reached for ", deadline, ", ",
+                                                 DescribeRequest(request->fields), " of rank ", options_.rank,
+                                                 " is not answered: ", std::string(lane->connection().message()))),
+             Tell::kShards);
+      } else if (age > options_.exchange_deadline + kVerdictGrace) {
+        Fail(absl::DeadlineExceededError(absl::StrCat(server, " has not answered ", DescribeRequest(request->fields),
+                                                      " of rank ", options_.rank, " within ", deadline)),
+             Tell::kShards);
+      }
+    }
+  }
+}
+
+void StarClient::OnAnswer(std::unique_ptr<StarRequest> request) { draining_.push_back(std::move(request)); }
+
+void StarClient::Fail(const absl::Status& why, Tell tell) {
+  if (failure_.has_value()) return;
+  failure_ = why;
+  failed_at_ = Clock::now();
+  for (const auto& shard : lanes_) {
+    for (const auto& lane : shard) {
+      for (std::unique_ptr<StarRequest>& request : lane->TakeRequests()) draining_.push_back(std::move(request));
+    }
+    if (tell == Tell::kNobody) continue;
+    const auto open = std::find_if(shard.begin(), shard.end(), [](const auto& lane) { return lane->open(); });
+    if (open != shard.end()) (*open)->PostAbort(why);
+  }
+  CloseLanes(Lane::Urgency::kOrderly);
+}
+
+void StarClient::CloseLanes(Lane::Urgency urgency) {
+  closing_ = true;
+  for (const auto& shard : lanes_) {
+    for (const auto& lane : shard) lane->Close(urgency);
+  }
+}
+
+bool StarClient::AllLanesClosed() const {
+  return std::all_of(lanes_.begin(), lanes_.end(), [](const auto& shard) {
+    return std::all_of(shard.begin(), shard.end(), [](const auto& lane) { return lane->closed(); });
+  });
+}
+
+void StarClient::EndDrained() {
+  if (draining_.empty() && !failure_.has_value()) return;
+  const auto in_use = [](const std::unique_ptr<StarRequest>& request) { return request->payload_use.use_count() > 1; };
+  const auto drained = std::partition(draining_.begin(), draining_.end(), in_use);
+  if (drained == draining_.end() && !failure_.has_value()) return;
+  // With the last slice's release: what gRPC read happened before what the trainer will write.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (auto request = drained; request != draining_.end(); ++request) {
+    int* const pending = (*request)->pending;
+    if (--*pending == 0 && awaited_ == pending) changed_.notify_all();
+  }
+  draining_.erase(drained, draining_.end());
+  if (failure_.has_value() && draining_.empty() && status_.ok()) {
+    status_ = *failure_;
+    changed_.notify_all();
+  }
+}
+
+void StarClient::UpdateCounters() {
+  int64_t sent = 0;
+  int64_t received = 0;
+  for (const auto& shard : lanes_) {
+    for (const auto& lane : shard) {
+      sent += lane->payload_bytes_sent();
+      received += lane->payload_bytes_received();
+    }
+  }
+  payload_bytes_sent_ = sent;
+  payload_bytes_received_ = received;
+}
+
+}  // namespace starring

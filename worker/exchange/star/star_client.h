@@ -1,0 +1,108 @@
+// The exchange thread of a star: owns the lanes to all shards, sends the trainer's requests and tells it when they are
+// over.
+//
+// Thread safety: Post, Wait, Abort, Close and the counters may be called by one other thread, the trainer's.
+#ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_CLIENT_H_
+#define STARRING_WORKER_EXCHANGE_STAR_STAR_CLIENT_H_
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/exchange/star/lane.h"
+#include "worker/exchange/star/star_request.h"
+
+namespace starring {
+
+class StarClient {
+ public:
+  struct Shard {
+    std::string address;
+    uint64_t job_id = 0;
+    std::vector<std::shared_ptr<grpc::Channel>> lanes;  // shared: gRPC's way
+  };
+  struct Options {
+    int rank = 0;
+    std::vector<Shard> shards;
+    std::chrono::milliseconds exchange_deadline{60'000};
+  };
+  explicit StarClient(Options options);
+  // Gives up what is in flight. Afterwards gRPC refers to no memory of the caller.
+  ~StarClient();
+
+  // Hands over requests. Each counts its `pending`, which the caller has not touched since, up by one now and down by
+  // one when it is over.
+  void Post(std::vector<std::unique_ptr<StarRequest>> requests);
+  // Until `pending` is 0 or the exchange has failed: then why.
+  absl::Status Wait(const int& pending);
+
+  // Tells every shard. Returns when they know, or a moment later.
+  void Abort(const absl::Status& why);
+  // Ends all lanes in good order. REQUIRES: nothing is pending.
+  void Close();
+
+  int64_t payload_bytes_sent() const { return payload_bytes_sent_; }
+  int64_t payload_bytes_received() const { return payload_bytes_received_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // ---- The exchange thread.
+  void Run();
+  void TakeInbox();
+  void Tick(Clock::time_point now);
+  void CheckDeadlines(Clock::time_point now);
+  void OnAnswer(std::unique_ptr<StarRequest> request);
+  enum class Tell { kShards, kNobody };
+  void Fail(const absl::Status& why, Tell tell);
+  void CloseLanes(Lane::Urgency urgency);
+  bool AllLanesClosed() const;
+  // Ends requests whose payload gRPC has let go of, and publishes a failure when there are no others.
+  void EndDrained();
+  void UpdateCounters();
+
+  // Wakes the exchange thread. REQUIRES: mutex_ is held.
+  void Wake();
+
+  const Options options_;
+  grpc::CompletionQueue queue_;
+  std::thread thread_;
+  std::atomic<int64_t> payload_bytes_sent_ = 0;
+  std::atomic<int64_t> payload_bytes_received_ = 0;
+
+  // ---- Of the exchange thread.
+  std::vector<std::vector<std::unique_ptr<Lane>>> lanes_;  // by shard
+  std::vector<std::unique_ptr<StarRequest>> draining_;     // answered or given up, payload in use
+  std::optional<absl::Status> failure_;
+  Clock::time_point failed_at_;
+  bool closing_ = false;
+
+  // ---- Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<StarRequest>> inbox_;
+  std::optional<absl::Status> abort_asked_;
+  bool close_asked_ = false;
+  bool stop_asked_ = false;
+  bool wake_set_ = false;
+  bool lanes_closed_ = false;
+  const int* awaited_ = nullptr;
+  absl::Status status_;  // of the exchange, once gRPC has let go of the trainer's memory
+  grpc::Alarm alarm_;
+  CompletionTag wake_tag_{[this](bool) { TakeInbox(); }};
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_STAR_STAR_CLIENT_H_

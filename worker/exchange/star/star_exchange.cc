@@ -1,0 +1,240 @@
+#include "worker/exchange/star/star_exchange.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/optimizer.h"
+#include "common/star/grpc_transport.h"
+#include "common/status.h"
+#include "worker/exchange/star/join.h"
+#include "worker/exchange/star/star_client.h"
+
+namespace starring {
+namespace {
+
+using v1::ExchangeMessage;
+
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+class StarExchange final : public GradientExchange {
+ public:
+  explicit StarExchange(StarOptions options) : options_(std::move(options)) {}
+
+  ~StarExchange() override {
+    if (client_ != nullptr && !over_) client_->Abort(absl::CancelledError("it ended before the job was finished"));
+  }
+
+  absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  absl::Status Await(int64_t step, int bucket) override;
+  absl::Status Sum(std::span<double> values) override;
+  absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
+  void Abort(const absl::Status& why) override;
+  absl::Status Finish() override;
+  ExchangeCounters counters() const override;
+
+ private:
+  int shard_count() const { return static_cast<int>(options_.addresses.size()); }
+  // Calls visit(shard, range of the parameter vector) for the shards that own something of `bucket`.
+  template <typename Visit>
+  void ForEachSlice(int bucket, Visit visit) const {
+    for (int shard = 0; shard < shard_count(); ++shard) {
+      const ElementRange slice = job_.buckets.ShardSlice(bucket, shard, shard_count());
+      if (slice.size() > 0) visit(shard, slice);
+    }
+  }
+  std::unique_ptr<StarRequest> MakeRequest(ExchangeMessage::Kind kind, int shard, int64_t step, int bucket) const;
+  absl::Status DistributeParameters();
+
+  const StarOptions options_;
+  JobSpec job_;
+  std::span<float> parameters_;
+  std::vector<int> pending_;        // by bucket: slices not answered; guarded by the client
+  std::vector<int64_t> submitted_;  // by bucket: the step
+  int group_pending_ = 0;           // likewise, of requests other than gradients
+  int64_t next_sum_ = 0;
+  bool over_ = false;
+  std::unique_ptr<StarClient> client_;
+};
+
+std::span<const std::byte> BytesOf(std::span<const float> values, ElementRange range) {
+  return std::as_bytes(values.subspan(range.begin, range.size()));
+}
+
+std::span<std::byte> BytesOf(std::span<float> values, ElementRange range) {
+  return std::as_writable_bytes(values.subspan(range.begin, range.size()));
+}
+
+std::unique_ptr<StarRequest> StarExchange::MakeRequest(ExchangeMessage::Kind kind, int shard, int64_t step,
+                                                       int bucket) const {
+  auto request = std::make_unique<StarRequest>();
+  request->shard = shard;
+  // Always the same lane for a bucket: every lane has its buckets in ascending order on every worker, so a full lane
+  // never waits for a bucket that another worker's full lane holds back.
+  request->lane = bucket % options_.lanes;
+  request->fields.set_kind(kind);
+  request->fields.set_step(step);
+  request->fields.set_bucket(bucket);
+  return request;
+}
+
+absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters) {
+  CHECK(client_ == nullptr) << "Start is called once";
+  CHECK_EQ(static_cast<int64_t>(parameters.size()), job.buckets.element_count());
+  job_ = job;
+  parameters_ = parameters;
+  pending_.assign(job.buckets.bucket_count(), 0);
+  submitted_.assign(job.buckets.bucket_count(), job.first_step - 1);
+
+  StarClient::Options client{
+      .rank = job.rank,
+      .shards = {},
+      .exchange_deadline = std::chrono::milliseconds(absl::ToInt64Milliseconds(job.exchange_deadline))};
+  std::vector<JoinTarget> targets;
+  for (const std::string& address : options_.addresses) {
+    client.shards.push_back({.address = address, .job_id = 0, .lanes = {}});
+    for (int lane = 0; lane < options_.lanes; ++lane) client.shards.back().lanes.push_back(OpenChannel(address));
+    targets.push_back({.address = address, .channel = client.shards.back().lanes[0]});
+  }
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> job_ids, JoinAll(job, options_.run_id, targets));
+  for (size_t shard = 0; shard < job_ids.size(); ++shard) client.shards[shard].job_id = job_ids[shard];
+  client_ = std::make_unique<StarClient>(std::move(client));
+  const absl::Status status = DistributeParameters();
+  job_.optimizer_state.clear();  // the caller's spans need not outlive Start
+  return status;
+}
+
+// Rank 0 sends its parameters and optimizer state, the others fetch the parameters.
+absl::Status StarExchange::DistributeParameters() {
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  const int64_t step = job_.first_step - 1;
+  for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
+    ForEachSlice(b, [&](int shard, ElementRange slice) {
+      if (job_.rank != 0) {
+        requests.push_back(MakeRequest(ExchangeMessage::FETCH_PARAMETERS, shard, step, b));
+        requests.back()->destination = BytesOf(parameters_, slice);
+        return;
+      }
+      // The state first: others may contribute as soon as they have the parameters.
+      for (size_t i = 0; i < job_.optimizer_state.size(); ++i) {
+        requests.push_back(MakeRequest(ExchangeMessage::INITIAL_STATE, shard, step, b));
+        requests.back()->fields.set_vector(static_cast<int>(i));
+        requests.back()->payload = BytesOf(job_.optimizer_state[i], slice);
+      }
+      requests.push_back(MakeRequest(ExchangeMessage::INITIAL_PARAMETERS, shard, step, b));
+      requests.back()->payload = BytesOf(std::span<const float>(parameters_), slice);
+    });
+  }
+  for (const auto& request : requests) request->pending = &group_pending_;
+  client_->Post(std::move(requests));
+  return client_->Wait(group_pending_);
+}
+
+void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  const ElementRange range = job_.buckets.bucket(bucket);
+  CHECK_EQ(static_cast<int64_t>(gradient.size()), range.size());
+  CHECK_EQ(step, submitted_[bucket] + 1) << "bucket " << bucket;
+  submitted_[bucket] = step;
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  ForEachSlice(bucket, [&](int shard, ElementRange slice) {
+    requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, step, bucket));
+    requests.back()->payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
+    requests.back()->destination = BytesOf(parameters_, slice);
+    requests.back()->pending = &pending_[bucket];
+  });
+  client_->Post(std::move(requests));
+}
+
+absl::Status StarExchange::Await(int64_t step, int bucket) {
+  CHECK_EQ(step, submitted_[bucket]) << "bucket " << bucket;
+  return client_->Wait(pending_[bucket]);
+}
+
+absl::Status StarExchange::Sum(std::span<double> values) {
+  CHECK_LE(static_cast<int64_t>(values.size()), kSumValuesMax);
+  const std::vector<double> mine(values.begin(), values.end());
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  requests.push_back(MakeRequest(ExchangeMessage::SUM, 0, next_sum_++, 0));
+  requests.back()->payload = std::as_bytes(std::span(mine));
+  requests.back()->destination = std::as_writable_bytes(values);
+  requests.back()->pending = &group_pending_;
+  client_->Post(std::move(requests));
+  return client_->Wait(group_pending_);
+}
+
+absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
+  // The shards' state stands still: no step can be completed without rank 0, which has no bucket in flight.
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  if (job_.rank == 0) {
+    CHECK_EQ(static_cast<int>(state.size()), StateVectorCount(job_.optimizer));
+    for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
+      ForEachSlice(b, [&](int shard, ElementRange slice) {
+        for (size_t i = 0; i < state.size(); ++i) {
+          requests.push_back(MakeRequest(ExchangeMessage::FETCH_STATE, shard, 0, b));
+          requests.back()->fields.set_vector(static_cast<int>(i));
+          requests.back()->destination = BytesOf(state[i], slice);
+          requests.back()->pending = &group_pending_;
+        }
+      });
+    }
+  }
+  client_->Post(std::move(requests));
+  return client_->Wait(group_pending_);
+}
+
+void StarExchange::Abort(const absl::Status& why) {
+  if (client_ == nullptr || std::exchange(over_, true)) return;
+  client_->Abort(why);
+}
+
+absl::Status StarExchange::Finish() {
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  for (int shard = 0; shard < shard_count(); ++shard) {
+    requests.push_back(MakeRequest(ExchangeMessage::FINISH, shard, 0, 0));
+    requests.back()->pending = &group_pending_;
+  }
+  client_->Post(std::move(requests));
+  RETURN_IF_ERROR(client_->Wait(group_pending_));
+  over_ = true;
+  client_->Close();
+  return absl::OkStatus();
+}
+
+ExchangeCounters StarExchange::counters() const {
+  if (client_ == nullptr) return {};
+  return {.bytes_sent = client_->payload_bytes_sent(), .bytes_received = client_->payload_bytes_received()};
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStarExchange(const StarOptions& options) {
+  if (options.addresses.empty() || static_cast<int>(options.addresses.size()) > kShardCountMax) {
+    return absl::InvalidArgumentError(absl::StrCat(options.addresses.size(), " servers: give --servers between 1 and ",
+                                                   kShardCountMax, " addresses, host:port, separated by commas"));
+  }
+  for (const std::string& address : options.addresses) {
+    if (address.find(':') == std::string::npos) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("server address \"", address, "\" is not host:port, for instance 127.0.0.1:7077"));
+    }
+  }
+  if (options.lanes < 1 || options.lanes > kLanesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(options.lanes, " lanes: between 1 and ", kLanesMax, " are allowed"));
+  }
+  return std::make_unique<StarExchange>(options);
+}
+
+}  // namespace starring

@@ -1,0 +1,32 @@
+// The star: gradients go to the shards of a parameter server, which sum, apply the optimizer and send the new
+// parameters back. Every bucket is split evenly over all shards.
+//
+// Cost per step and worker: the parameter vector once to the servers and once back, in slices of
+// bucket_bytes / (number of servers), all in flight together.
+//
+// Threads: one of its own polls gRPC, sends, receives, and writes received parameters to their place. The trainer's
+// calls hand it work and wait.
+#ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
+#define STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/exchange/gradient_exchange.h"
+
+namespace starring {
+
+struct StarOptions {
+  std::vector<std::string> addresses;  // host:port of shard 0, 1, ...
+  int lanes = 2;                       // connections to every shard
+  std::string run_id;                  // equal on all workers of a run; may be empty
+};
+
+// Connects in Start. Fails with InvalidArgument on a wrong option.
+absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStarExchange(const StarOptions& options);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_

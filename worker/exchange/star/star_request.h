@@ -1,0 +1,30 @@
+// One request of a worker to one shard, from the trainer's call to the answer.
+#ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_REQUEST_H_
+#define STARRING_WORKER_EXCHANGE_STAR_STAR_REQUEST_H_
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "common/star/exchange_message.h"
+
+namespace starring {
+
+struct StarRequest {
+  int shard = 0;
+  int lane = 0;
+  v1::ExchangeMessage fields;
+  std::span<const std::byte> payload;  // sent from where it lies
+  std::span<std::byte> destination;    // where the answer's payload goes; it must have this length
+  int* pending = nullptr;              // counts down when the request is over; guarded by the exchange's mutex
+
+  // Every slice that gRPC holds of `payload` shares this: while the count is above 1, gRPC may still read there.
+  std::shared_ptr<const void> payload_use = std::make_shared<char>();
+  std::chrono::steady_clock::time_point since;  // posted, or first sent
+  bool was_sent = false;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_STAR_STAR_REQUEST_H_
