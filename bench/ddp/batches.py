@@ -5,6 +5,7 @@ of an epoch is kept.
 """
 
 import numpy as np
+import philox
 import torch
 from torch.utils.data import DataLoader
 
@@ -21,12 +22,15 @@ class Sampler:
         return -(-self.sample_count // self.global_batch)
 
     def epoch(self, epoch):
-        """Yields (samples in the global batch, this rank's indices) for every step of the epoch."""
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.sample_count)
+        """(samples in the global batch, this rank's indices) for every step of the epoch."""
+        order = philox.permutation(self.sample_count, self.seed, epoch)
+        plans = []
         for begin in range(0, self.sample_count, self.global_batch):
             batch = order[begin:begin + self.global_batch]
             count = len(batch)
-            yield count, batch[count * self.rank // self.world_size:count * (self.rank + 1) // self.world_size]
+            plans.append((count, batch[count * self.rank // self.world_size:
+                                       count * (self.rank + 1) // self.world_size]))
+        return plans
 
 
 def normalized(images, mean, deviation):
@@ -36,17 +40,15 @@ def normalized(images, mean, deviation):
     return images.sub_(torch.from_numpy(mean).view(shape)).div_(torch.from_numpy(deviation).view(shape))
 
 
-def crop_flip(images, generator):
-    """Pads a uint8 batch by 4 zeros, crops each image to its size at a random place, flips every other one."""
+def crop_flip(images, top, left, flip):
+    """Pads a uint8 batch by 4 zeros, crops each image to its size from (top, left), mirrors it where `flip`."""
     count, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
-    top = torch.randint(0, 9, (count, 1), generator=generator)
-    left = torch.randint(0, 9, (count, 1), generator=generator)
     columns = torch.arange(width).expand(count, width)
-    flip = torch.randint(0, 2, (count, 1), generator=generator).bool()
-    columns = torch.where(flip, width - 1 - columns, columns) + left
-    rows = torch.arange(height) + top
-    # Two advanced indices around a slice: the channel axis comes last.
+    columns = torch.where(torch.from_numpy(flip)[:, None], width - 1 - columns, columns)
+    columns = columns + torch.from_numpy(left)[:, None]
+    rows = torch.arange(height) + torch.from_numpy(top)[:, None]
+    # Advanced indices around a slice: the channel axis comes last.
     picked = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return picked.permute(0, 3, 1, 2)
 
@@ -65,64 +67,68 @@ class RamBatches:
             self.images = normalized(dataset.train_images, self.mean, self.deviation)
 
     def epoch(self, epoch):
-        """Yields (samples in the global batch, images, labels)."""
-        generator = torch.Generator().manual_seed(self.sampler.seed * 1000003 + epoch * 1009 + self.sampler.rank)
-        for count, indices in self.sampler.epoch(epoch):
-            indices = torch.from_numpy(indices)
+        """Iterates over (samples in the global batch, images, labels); the order is drawn before it returns."""
+        return self._batches(epoch, self.sampler.epoch(epoch))
+
+    def _batches(self, epoch, plans):
+        for count, samples in plans:
+            indices = torch.from_numpy(samples)
             images = self.images[indices]
             if self.augment:
-                images = normalized(crop_flip(images, generator).numpy(), self.mean, self.deviation)
+                crops = philox.crops(samples, self.sampler.seed, epoch)
+                images = normalized(crop_flip(images, *crops).numpy(), self.mean, self.deviation)
             yield count, images, self.labels[indices]
 
 
 class _Samples(torch.utils.data.Dataset):
-    """One sample at a time, as torchvision's data sets and transforms work."""
+    """One sample at a time, as torchvision's data sets and transforms work. A key is (epoch, sample)."""
 
-    def __init__(self, dataset, augment):
+    def __init__(self, dataset, augment, seed):
         self.images = torch.from_numpy(np.array(dataset.train_images))
         self.labels = dataset.train_labels
         mean, deviation = dataset.normalization()
         self.mean = torch.from_numpy(mean).view(-1, 1, 1)
         self.deviation = torch.from_numpy(deviation).view(-1, 1, 1)
         self.augment = augment == "crop_flip"
+        self.seed = seed
 
     def __len__(self):
         return len(self.labels)
 
-    def __getitem__(self, index):
-        image = self.images[index]
+    def __getitem__(self, key):
+        epoch, sample = key
+        image = self.images[sample]
         if self.augment:
-            top, left, flip = torch.randint(0, 9, (1,)).item(), torch.randint(0, 9, (1,)).item(), torch.rand(1) < 0.5
-            _, height, width = image.shape
-            image = torch.nn.functional.pad(image, (4, 4, 4, 4))[:, top:top + height, left:left + width]
-            image = image.flip(2) if flip else image
-        return image.float().div(255).sub_(self.mean).div_(self.deviation), self.labels[index]
+            crops = philox.crops(np.array([sample]), self.seed, epoch)
+            image = crop_flip(image[None], *crops)[0]
+        return image.float().div(255).sub_(self.mean).div_(self.deviation), self.labels[sample]
 
 
-class _BatchIndices:
-    """A batch_sampler: this rank's indices of every step; remembers the sizes of the global batches."""
+class _BatchKeys:
+    """DataLoader's batch_sampler: the keys of this rank's samples, step by step."""
 
-    def __init__(self, sampler):
-        self.sampler = sampler
-        self.current_epoch = 0
+    def __init__(self):
+        self.epoch = 0
+        self.plans = []
 
     def __iter__(self):
-        for _, indices in self.sampler.epoch(self.current_epoch):
-            yield indices.tolist()
+        for _, samples in self.plans:
+            yield [(self.epoch, sample) for sample in samples.tolist()]
 
     def __len__(self):
-        return self.sampler.steps_per_epoch()
+        return len(self.plans)
 
 
 class DataLoaderBatches:
     def __init__(self, dataset, sampler, augment, workers):
         self.sampler = sampler
-        self.indices = _BatchIndices(sampler)
-        self.loader = DataLoader(_Samples(dataset, augment), batch_sampler=self.indices, num_workers=workers,
-                                 persistent_workers=workers > 0)
+        self.keys = _BatchKeys()
+        self.loader = DataLoader(_Samples(dataset, augment, sampler.seed), batch_sampler=self.keys,
+                                 num_workers=workers, persistent_workers=workers > 0)
 
     def epoch(self, epoch):
-        self.indices.current_epoch = epoch
-        counts = (count for count, _ in self.sampler.epoch(epoch))
-        for count, (images, labels) in zip(counts, self.loader):
-            yield count, images, labels
+        """As RamBatches.epoch."""
+        self.keys.epoch = epoch
+        self.keys.plans = self.sampler.epoch(epoch)
+        counts = [count for count, _ in self.keys.plans]
+        return ((count, images, labels) for count, (images, labels) in zip(counts, self.loader))

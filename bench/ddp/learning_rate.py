@@ -11,6 +11,7 @@ def learning_rate_at(config, step):
     if config["schedule"] == "step":
         return base * config["decay_gamma"] ** (step // config["decay_steps"])
     if config["schedule"] == "cosine":
-        span = max(1, config["total_steps"] - warmup)
-        return base * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / span)))
+        if step >= config["total_steps"]:
+            return 0.0
+        return base * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (config["total_steps"] - warmup)))
     return base

@@ -3,9 +3,10 @@
     python3 train.py --model=lenet5 --dataset=fashion-mnist --epochs=2 --world_size=2 --record=ddp.json
     torchrun --nproc_per_node=2 train.py ...
 
-Flags have the names and meaning of the worker's; the run record has the same schema. Data, batches, mean over the
-global batch and optimizer are Starring's; the rest is PyTorch as it comes: eager, DDP's defaults. With --data=ram (the
-default) the normalised data set lies in RAM and a batch costs one gather: the kinder setting for PyTorch.
+Flags have the names and meaning of the worker's; the run record has the same schema. Data, order of the samples,
+augmentation, first weights, mean over the global batch and optimizer are Starring's; the rest is PyTorch as it comes:
+eager, DDP's defaults. With --data=ram (the default) the normalised data set lies in RAM and a batch costs one gather:
+the kinder setting for PyTorch.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 
 import data as data_files
 import models
+import philox
 import run_record
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from learning_rate import learning_rate_at
 from torch.nn import functional as F
 
 EVALUATION_BATCH = 1000
+WARMUP_STEPS_MAX = 10  # no timing counts them; as worker/trainer.cc
 PROBE_STEPS = 30  # see exposed_exchange_seconds
 
 
@@ -68,7 +71,6 @@ def parse_flags():
     add("--pin", type=boolean, nargs="?", const=True, default=True, help="spread the processes over the allowed cores")
     add("--data", default="ram", choices=["ram", "dataloader"])
     add("--loader_workers", type=int, default=2, help="with --data=dataloader: its worker processes")
-    add("--measure_after", type=int, default=20, help="steps at the start that no timing counts")
     add("--deadline_s", type=positive, default=60, help="for a peer to answer")
     add("--record", default="")
     flags = parser.parse_args()
@@ -121,8 +123,8 @@ class Trainer:
         else:
             self.batches = DataLoaderBatches(self.dataset, self.sampler, flags.augment, flags.loader_workers)
         self._prepare_test_images()
-        torch.manual_seed(flags.seed)
         self.model = models.create(flags.model, *self.dataset.train_images.shape[1:], self.dataset.classes)
+        philox.initialize(self.model, flags.seed)
         torch.manual_seed(flags.seed * 7919 + rank)  # dropout differs between ranks
         self.replica = self.model
         if world_size > 1:
@@ -131,6 +133,7 @@ class Trainer:
         self.steps_total = self.sampler.steps_per_epoch() * flags.epochs
         if flags.max_steps > 0:
             self.steps_total = min(self.steps_total, flags.max_steps)
+        self.warmup_steps = min(WARMUP_STEPS_MAX, self.steps_total // 2)
         self.config = make_config(flags, self.dataset, world_size, self.steps_total)
         self.step = 0
         self.step_seconds = []
@@ -165,13 +168,14 @@ class Trainer:
     def _train_epoch(self, epoch):
         """Returns (summed loss of this rank, samples of the global batches, seconds)."""
         loss_sum, samples = 0.0, 0
+        batches = self.batches.epoch(epoch)
         started = step_started = time.perf_counter()
-        for global_count, images, labels in self.batches.epoch(epoch):
+        for global_count, images, labels in batches:
             data_wait = time.perf_counter() - step_started
             step_loss, forward, backward, optimizer = self._train_step(global_count, images, labels)
             loss_sum += step_loss
             samples += global_count
-            if self.step >= self.flags.measure_after:
+            if self.step >= self.warmup_steps:
                 for part, seconds in zip(self.parts, (data_wait, forward, backward, optimizer)):
                     self.parts[part] += seconds
                 self.step_seconds.append(time.perf_counter() - step_started)

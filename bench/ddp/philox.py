@@ -1,0 +1,66 @@
+"""Starring's random numbers in NumPy: common/philox.h and what is drawn from it.
+
+With them the peer visits the samples in the same order, augments them alike and starts from the same weights, so that
+two loss curves differ by rounding alone (and by dropout's masks, which stay PyTorch's own).
+"""
+
+import math
+
+import numpy as np
+import torch
+
+INIT, SHUFFLE, AUGMENT = 1, 2, 3  # RandomPurpose
+_MASK = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+
+
+def words(seed, purpose, stream, epoch, elements):
+    """RandomKey{seed, purpose, stream, epoch}.At(element) for each element: (len(elements), 4) uint32."""
+    elements = np.asarray(elements, np.uint64)
+    constant = np.zeros_like(elements)
+    counter = [elements & _MASK, elements >> _HALF, constant + np.uint64(epoch),
+               constant + np.uint64(purpose << 24 | stream)]
+    key = [seed & 0xFFFFFFFF, seed >> 32]
+    for _ in range(10):
+        product0 = np.uint64(0xD2511F53) * counter[0]
+        product1 = np.uint64(0xCD9E8D57) * counter[2]
+        counter = [(product1 >> _HALF) ^ counter[1] ^ np.uint64(key[0]), product1 & _MASK,
+                   (product0 >> _HALF) ^ counter[3] ^ np.uint64(key[1]), product0 & _MASK]
+        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return np.stack(counter, axis=1).astype(np.uint32)
+
+
+def permutation(sample_count, seed, epoch):
+    """The order in which `epoch` visits the samples: worker/data/sampler.h."""
+    draws = words(seed, SHUFFLE, 0, epoch, np.arange((sample_count + 3) // 4)).reshape(-1)[:sample_count]
+    targets = (draws.astype(np.uint64) * np.arange(1, sample_count + 1, dtype=np.uint64) >> _HALF).tolist()
+    order = list(range(sample_count))
+    for i in range(sample_count - 1, 0, -1):
+        j = targets[i]
+        order[i], order[j] = order[j], order[i]
+    return np.array(order)
+
+
+def crops(samples, seed, epoch):
+    """(top, left, flip) of each sample: worker/data/crop_flip.h."""
+    drawn = words(seed, AUGMENT, 0, epoch, samples).astype(np.uint64)
+    top, left = (drawn[:, :2] * np.uint64(9) >> _HALF).astype(np.int64).T
+    return top, left, drawn[:, 2] >= 2**31
+
+
+def initialize(model, seed):
+    """The first values of a model's parameters: worker/model/parameter_init.h."""
+    parameters = list(model.named_parameters())
+    fan_in = {}
+    for number, (name, tensor) in enumerate(parameters):
+        module = name.rsplit(".", 1)[0]
+        if isinstance(model.get_submodule(module), torch.nn.BatchNorm2d):
+            continue  # PyTorch's 1 and 0 are ours
+        if name.endswith(".weight"):
+            fan_in[module] = tensor[0].numel()
+        count = tensor.numel()
+        drawn = words(seed, INIT, number, 0, np.arange((count + 3) // 4)).reshape(-1)[:count]
+        unit = (drawn >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+        values = (np.float32(2) * unit - np.float32(1)) * np.float32(1 / math.sqrt(fan_in[module]))
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(values).view(tensor.shape))
