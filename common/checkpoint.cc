@@ -1,25 +1,21 @@
 #include "common/checkpoint.h"
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <span>
 #include <system_error>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "common/atomic_file.h"
+#include "common/check.h"
+#include "common/checkpoint_folders.h"
 #include "common/limits.h"
 #include "common/safetensors.h"
 #include "common/sha256.h"
@@ -35,7 +31,6 @@ namespace fs = std::filesystem;
 constexpr char kManifest[] = "manifest.json";
 constexpr char kModel[] = "model.safetensors";
 constexpr char kOptimizer[] = "optimizer.safetensors";
-constexpr char kPrefix[] = "step-";
 constexpr char kRunningMean[] = ".running_mean";
 constexpr char kBatchesTracked[] = ".num_batches_tracked";
 
@@ -43,20 +38,7 @@ uint32_t Crc32(const std::string& content) {
   return static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size()));
 }
 
-absl::Status FlushFolder(const std::string& path) {
-  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
-  const int result = fsync(folder);
-  const int error = errno;
-  close(folder);
-  return result == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
-}
-
-absl::Status FileSystemError(const std::error_code& error, absl::string_view what, const std::string& path) {
-  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot ", what, " ", path));
-}
-
-const std::vector<int64_t> TorchShape(const TensorSpec& spec) {
+std::vector<int64_t> TorchShape(const TensorSpec& spec) {
   if (!spec.torch_shape.empty()) return spec.torch_shape;
   if (spec.torch_axes.empty()) return spec.dims;
   std::vector<int64_t> shape;
@@ -138,76 +120,90 @@ absl::Status WriteFolder(const std::string& folder, const Layout& layout, const 
   std::string json;
   const auto printed = google::protobuf::util::MessageToJsonString(manifest, &json, print);
   if (!printed.ok()) return absl::InternalError(absl::StrCat("manifest: ", std::string(printed.message())));
-  RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/", kManifest), json));
-  return FlushFolder(folder);
+  return WriteFileAtomically(absl::StrCat(folder, "/", kManifest), json);
 }
 
-// Names of DIR's checkpoint folders, newest first.
-std::vector<std::string> ListFolders(const std::string& dir) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (const fs::directory_entry& entry : fs::directory_iterator(dir, error)) {
-    const std::string name = entry.path().filename().string();
-    if (absl::StartsWith(name, kPrefix) && entry.is_directory(error)) names.push_back(name);
-  }
-  std::sort(names.rbegin(), names.rend());
-  return names;
-}
-
+// The whole file. Memory is asked for by the file's size, never by what a manifest claims.
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::DataLossError(absl::StrCat(path, " is missing"));
-  std::string content{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad()) return absl::DataLossError(absl::StrCat(path, " cannot be read"));
+  if (!file) return absl::DataLossError(absl::StrCat(path, " is missing or cannot be opened"));
+  std::error_code error;
+  const uintmax_t size = fs::file_size(path, error);
+  if (error) return absl::DataLossError(absl::StrCat(path, " has no size: ", error.message()));
+  std::string content(size, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(size));
+  if (!file) return absl::DataLossError(absl::StrCat(path, " cannot be read to its end"));
   return content;
 }
 
-struct CheckpointFiles {
+absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
+  const std::string path = absl::StrCat(folder, "/", kManifest);
+  ASSIGN_OR_RETURN(const std::string json, ReadFile(path));
   v1::CheckpointManifest manifest;
-  std::map<std::string, std::string> content;  // by name
-};
-
-// DataLoss if anything is missing or differs from the manifest.
-absl::StatusOr<CheckpointFiles> ReadVerified(const std::string& folder) {
-  CheckpointFiles files;
-  ASSIGN_OR_RETURN(const std::string json, ReadFile(absl::StrCat(folder, "/", kManifest)));
-  const auto parsed = google::protobuf::util::JsonStringToMessage(json, &files.manifest);
+  const auto parsed = google::protobuf::util::JsonStringToMessage(json, &manifest);
   if (!parsed.ok()) {
+    return absl::DataLossError(absl::StrCat(path, " does not parse: ", std::string(parsed.message())));
+  }
+  if (manifest.step() < 0 || manifest.epoch() < 0) {
     return absl::DataLossError(
-        absl::StrCat(folder, "/", kManifest, " does not parse: ", std::string(parsed.message())));
+        absl::StrCat(path, " has step ", manifest.step(), " and epoch ", manifest.epoch(), ", expected 0 or more"));
   }
-  for (const v1::CheckpointFile& file : files.manifest.files()) {
-    const std::string path = absl::StrCat(folder, "/", file.name());
-    ASSIGN_OR_RETURN(std::string content, ReadFile(path));
-    if (static_cast<int64_t>(content.size()) != file.size_bytes()) {
-      return absl::DataLossError(absl::StrCat(path, " has ", content.size(), " bytes, expected ", file.size_bytes()));
-    }
-    if (const uint32_t crc = Crc32(content); crc != file.crc32()) {
-      return absl::DataLossError(absl::StrFormat("%s has CRC %08x, expected %08x", path, crc, file.crc32()));
-    }
-    files.content[file.name()] = std::move(content);
-  }
-  for (const char* name : {kModel, kOptimizer}) {
-    if (!files.content.contains(name)) return absl::DataLossError(absl::StrCat(folder, " does not list ", name));
-  }
-  return files;
+  return manifest;
 }
 
-absl::StatusOr<TensorView> FindTensor(const std::map<std::string, TensorView>& tensors, const std::string& name,
-                                      const std::vector<int64_t>& shape) {
-  const auto found = tensors.find(name);
-  if (found == tensors.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the checkpoint has no tensor ", name, ": resume with the --model and --optimizer that wrote it"));
+// One of the manifest's files, with the size and the CRC that it says.
+absl::StatusOr<std::string> ReadVerified(const std::string& folder, const v1::CheckpointManifest& manifest,
+                                         const std::string& name) {
+  const auto& files = manifest.files();
+  const auto file = std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.name() == name; });
+  if (file == files.end()) return absl::DataLossError(absl::StrCat(folder, "/", kManifest, " does not list ", name));
+  const std::string path = absl::StrCat(folder, "/", name);
+  ASSIGN_OR_RETURN(std::string content, ReadFile(path));
+  if (static_cast<int64_t>(content.size()) != file->size_bytes()) {
+    return absl::DataLossError(absl::StrCat(path, " has ", content.size(), " bytes, expected ", file->size_bytes()));
   }
-  if (found->second.type != TensorType::kFloat32 || found->second.shape != shape) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", name, " has shape [",
-                                                   absl::StrJoin(found->second.shape, ", "),
-                                                   "] in the checkpoint, the model needs [", absl::StrJoin(shape, ", "),
-                                                   "]: resume with the --model that wrote it"));
+  if (const uint32_t crc = Crc32(content); crc != file->crc32()) {
+    return absl::DataLossError(absl::StrFormat("%s has CRC %08x, expected %08x", path, crc, file->crc32()));
   }
-  return found->second;
+  return content;
 }
+
+// The tensors of a file, each to be taken once.
+class TensorSource {
+ public:
+  explicit TensorSource(std::map<std::string, TensorView> tensors) : tensors_(std::move(tensors)) {}
+
+  // InvalidArgument if it is not there, or is of another type or shape.
+  absl::StatusOr<TensorView> Take(const std::string& name, TensorType type, const std::vector<int64_t>& shape) {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("the checkpoint has no tensor ", name,
+                                                     ": resume with the --model and --optimizer that wrote it"));
+    }
+    const TensorView tensor = found->second;
+    if (tensor.type != type || tensor.shape != shape) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "tensor ", name, " has type and shape ", ToString(tensor.type, tensor.shape),
+          " in the checkpoint, the model needs ", ToString(type, shape), ": resume with the --model that wrote it"));
+    }
+    tensors_.erase(found);
+    return tensor;
+  }
+
+  absl::Status CheckAllTaken() const {
+    if (tensors_.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat("the checkpoint has tensor ", tensors_.begin()->first,
+                                                   ", which neither the model nor the optimizer ",
+                                                   "has: resume with the --model and --optimizer that wrote it"));
+  }
+
+ private:
+  static std::string ToString(TensorType type, const std::vector<int64_t>& shape) {
+    return absl::StrCat(type == TensorType::kFloat32 ? "F32" : "I64", " [", absl::StrJoin(shape, ", "), "]");
+  }
+
+  std::map<std::string, TensorView> tensors_;
+};
 
 std::vector<float> Floats(const TensorView& tensor) {
   std::vector<float> values(tensor.bytes.size() / sizeof(float));
@@ -215,81 +211,84 @@ std::vector<float> Floats(const TensorView& tensor) {
   return values;
 }
 
-absl::StatusOr<std::vector<float>> ReadVector(const std::map<std::string, TensorView>& tensors, const Layout& layout,
-                                              absl::string_view suffix) {
+absl::StatusOr<std::vector<float>> TakeVector(TensorSource* source, const Layout& layout, absl::string_view suffix) {
   std::vector<float> vector(layout.element_count(), 0.0f);
   for (const Tensor& tensor : layout.tensors()) {
-    ASSIGN_OR_RETURN(const TensorView view,
-                     FindTensor(tensors, absl::StrCat(tensor.spec.name, suffix), TorchShape(tensor.spec)));
+    ASSIGN_OR_RETURN(const TensorView view, source->Take(absl::StrCat(tensor.spec.name, suffix), TensorType::kFloat32,
+                                                         TorchShape(tensor.spec)));
     FromTorchOrder(tensor.spec, Floats(view), std::span(vector).subspan(tensor.range.begin, tensor.range.size()));
   }
   return vector;
 }
 
-absl::StatusOr<Checkpoint> Decode(const CheckpointFiles& files, const Layout& layout,
-                                  const std::vector<std::string>& state_names,
-                                  const std::map<std::string, int64_t>& buffer_sizes) {
-  Checkpoint checkpoint;
-  checkpoint.step = files.manifest.step();
-  checkpoint.epoch = files.manifest.epoch();
-  checkpoint.config.insert(files.manifest.config().begin(), files.manifest.config().end());
-  ASSIGN_OR_RETURN(const auto model, ParseSafetensors(files.content.at(kModel)), kModel);
-  ASSIGN_OR_RETURN(checkpoint.parameters, ReadVector(model, layout, ""));
+absl::Status TakeModel(const std::string& file, const Layout& layout,
+                       const std::map<std::string, int64_t>& buffer_sizes, Checkpoint* checkpoint) {
+  ASSIGN_OR_RETURN(auto tensors, ParseSafetensors(file));
+  TensorSource source(std::move(tensors));
+  ASSIGN_OR_RETURN(checkpoint->parameters, TakeVector(&source, layout, ""));
   for (const auto& [name, size] : buffer_sizes) {
-    ASSIGN_OR_RETURN(const TensorView view, FindTensor(model, name, {size}));
-    checkpoint.buffers[name] = Floats(view);
+    ASSIGN_OR_RETURN(const TensorView view, source.Take(name, TensorType::kFloat32, {size}));
+    checkpoint->buffers[name] = Floats(view);
+    absl::string_view module = name;
+    if (!absl::ConsumeSuffix(&module, kRunningMean)) continue;
+    RETURN_IF_ERROR(source.Take(absl::StrCat(module, kBatchesTracked), TensorType::kInt64, {}).status());
   }
-  ASSIGN_OR_RETURN(const auto optimizer, ParseSafetensors(files.content.at(kOptimizer)), kOptimizer);
-  checkpoint.state_names = state_names;
+  return source.CheckAllTaken();
+}
+
+absl::Status TakeOptimizer(const std::string& file, const Layout& layout, const std::vector<std::string>& state_names,
+                           Checkpoint* checkpoint) {
+  ASSIGN_OR_RETURN(auto tensors, ParseSafetensors(file));
+  TensorSource source(std::move(tensors));
+  checkpoint->state_names = state_names;
   for (const std::string& name : state_names) {
-    ASSIGN_OR_RETURN(checkpoint.state.emplace_back(), ReadVector(optimizer, layout, absl::StrCat(".", name)));
+    ASSIGN_OR_RETURN(checkpoint->state.emplace_back(), TakeVector(&source, layout, absl::StrCat(".", name)));
   }
-  return checkpoint;
+  return source.CheckAllTaken();
 }
 
 }  // namespace
 
 absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
-  std::error_code error;
-  fs::create_directories(dir, error);
-  if (error) return FileSystemError(error, "create", dir);
-  const std::string name = absl::StrFormat("%s%09d", kPrefix, checkpoint.step);
-  const std::string target = absl::StrCat(dir, "/", name);
-  const std::string temporary = absl::StrCat(dir, "/.writing-", name, "-", getpid());
-  const std::string replaced = absl::StrCat(dir, "/.replaced-", name, "-", getpid());
-  const absl::Cleanup remove_leftovers = [&] {
-    std::error_code ignored;
-    fs::remove_all(temporary, ignored);
-    fs::remove_all(replaced, ignored);
-  };
-  fs::create_directory(temporary, error);
-  if (error) return FileSystemError(error, "create", temporary);
-  RETURN_IF_ERROR(WriteFolder(temporary, layout, checkpoint));
-  if (fs::exists(target, error)) {
-    fs::rename(target, replaced, error);
-    if (error) return FileSystemError(error, "replace", target);
-  }
-  fs::rename(temporary, target, error);
-  if (error) return FileSystemError(error, "rename to", target);
-  RETURN_IF_ERROR(FlushFolder(dir));
-  const std::vector<std::string> names = ListFolders(dir);
-  for (size_t i = kCheckpointsKept; i < names.size(); ++i) fs::remove_all(absl::StrCat(dir, "/", names[i]), error);
+  CHECK_EQ(std::ssize(checkpoint.parameters), layout.element_count());
+  CHECK_EQ(checkpoint.state.size(), checkpoint.state_names.size());
+  for (const std::vector<float>& state : checkpoint.state) CHECK_EQ(std::ssize(state), layout.element_count());
+  const auto fill = [&](const std::string& folder) { return WriteFolder(folder, layout, checkpoint); };
+  RETURN_IF_ERROR(PublishFolder(dir, checkpoint.step, fill));
+  RemoveOldFolders(dir, checkpoint.step, kCheckpointsKept);
   return absl::OkStatus();
+}
+
+absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layout& layout,
+                                          const std::vector<std::string>& state_names,
+                                          const std::map<std::string, int64_t>& buffer_sizes) {
+  ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest, ReadManifest(folder));
+  // Both before anything is decoded: a damaged folder is damaged, whatever model it may be of.
+  ASSIGN_OR_RETURN(const std::string model, ReadVerified(folder, manifest, kModel));
+  ASSIGN_OR_RETURN(const std::string optimizer, ReadVerified(folder, manifest, kOptimizer));
+  Checkpoint checkpoint;
+  checkpoint.step = manifest.step();
+  checkpoint.epoch = manifest.epoch();
+  checkpoint.config.insert(manifest.config().begin(), manifest.config().end());
+  RETURN_IF_ERROR(TakeModel(model, layout, buffer_sizes, &checkpoint), folder, "/", kModel);
+  RETURN_IF_ERROR(TakeOptimizer(optimizer, layout, state_names, &checkpoint), folder, "/", kOptimizer);
+  return checkpoint;
 }
 
 absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(
     const std::string& dir, const Layout& layout, const std::vector<std::string>& state_names,
     const std::map<std::string, int64_t>& buffer_sizes) {
   FoundCheckpoint found;
-  for (const std::string& name : ListFolders(dir)) {
-    found.folder = absl::StrCat(dir, "/", name);
-    const absl::StatusOr<CheckpointFiles> files = ReadVerified(found.folder);
-    if (!files.ok()) {
+  for (const CheckpointFolder& folder : ListCheckpointFolders(dir)) {
+    absl::StatusOr<Checkpoint> checkpoint = ReadCheckpoint(folder.path, layout, state_names, buffer_sizes);
+    if (absl::IsDataLoss(checkpoint.status())) {
       found.warnings.push_back(
-          absl::StrCat(found.folder, " is damaged and passed over: ", std::string(files.status().message())));
+          absl::StrCat(folder.path, " is damaged and passed over: ", std::string(checkpoint.status().message())));
       continue;
     }
-    ASSIGN_OR_RETURN(found.checkpoint, Decode(*files, layout, state_names, buffer_sizes), found.folder);
+    RETURN_IF_ERROR(checkpoint.status());
+    found.folder = folder.path;
+    found.checkpoint = *std::move(checkpoint);
     return found;
   }
   if (!found.warnings.empty()) {
@@ -299,6 +298,6 @@ absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(
   return std::nullopt;
 }
 
-bool HasCheckpoint(const std::string& dir) { return !ListFolders(dir).empty(); }
+bool HasCheckpoint(const std::string& dir) { return !ListCheckpointFolders(dir).empty(); }
 
 }  // namespace starring

@@ -6,9 +6,10 @@
 //
 // A folder is written under another name, flushed to the disk and renamed, so a crash or a full disk at any moment
 // leaves the complete ones as they were. What a reader takes has a manifest, every file of it with its size and CRC,
-// and every tensor of the layout with its shape; the number of owners that wrote it does not matter.
+// and exactly the tensors that the run needs, each with its type and shape; the number of owners that wrote it does not
+// matter, nor does the way our memory was laid out.
 //
-// Thread safety: functions may run at the same time on different DIRs.
+// Thread safety: functions may run at the same time on different DIRs. One process at a time writes to a DIR.
 #ifndef STARRING_COMMON_CHECKPOINT_H_
 #define STARRING_COMMON_CHECKPOINT_H_
 
@@ -35,18 +36,26 @@ struct Checkpoint {
   std::vector<std::vector<ElementRange>> owner_ranges;  // by owner; for people, a reader ignores it
 };
 
-// Writes DIR/step-..., replacing one of the same step, then deletes all but the newest limits.h kCheckpointsKept.
-// ResourceExhausted when the disk is full; DIR's complete checkpoints stay and no part of the new one is left.
+// Writes DIR/step-..., replacing one of the same step, then deletes all but the newest limits.h kCheckpointsKept up to
+// that step. PyTorch's batch norm also saves how many batches it has seen: NAME.num_batches_tracked is written as
+// `step` beside each NAME.running_mean. ResourceExhausted when the disk is full; DIR's complete checkpoints stay and no
+// part of the new one is left. REQUIRES: vectors as long as said above.
 absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const Checkpoint& checkpoint);
+
+// The checkpoint in `folder` (DIR/step-...). `state_names` and `buffer_sizes` say what the run needs beside the layout.
+// DataLoss when a file is missing or not what the manifest says, naming file, expected and found. InvalidArgument when
+// the checkpoint is complete but of another model or optimizer, naming the tensor and both values.
+absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layout& layout,
+                                          const std::vector<std::string>& state_names,
+                                          const std::map<std::string, int64_t>& buffer_sizes);
 
 struct FoundCheckpoint {
   Checkpoint checkpoint;
   std::string folder;
   std::vector<std::string> warnings;  // about newer folders that are damaged and were passed over
 };
-// The newest complete checkpoint of DIR; nullopt if DIR has none or does not exist. `state_names` and `buffer_sizes`
-// say what the run needs. InvalidArgument when a complete one does not fit the layout, the optimizer or the buffers,
-// naming the tensor and both values.
+// The newest complete checkpoint of DIR; nullopt if DIR has none or does not exist. DataLoss if it has some and all are
+// damaged: to begin again is for a person to decide. InvalidArgument as ReadCheckpoint.
 absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::string& dir, const Layout& layout,
                                                                     const std::vector<std::string>& state_names,
                                                                     const std::map<std::string, int64_t>& buffer_sizes);

@@ -13,6 +13,7 @@
 #include "common/status.h"
 #include "google/protobuf/struct.pb.h"
 #include "google/protobuf/util/json_util.h"
+#include "proto/starring/v1/checkpoint.pb.h"
 
 namespace starring {
 namespace {
@@ -29,6 +30,21 @@ const char* TypeName(TensorType type) { return type == TensorType::kFloat32 ? "F
 int64_t TypeBytes(TensorType type) { return type == TensorType::kFloat32 ? 4 : 8; }
 
 absl::Status Damaged(absl::string_view what) { return absl::DataLossError(absl::StrCat("safetensors: ", what)); }
+
+Value StringValue(const std::string& text) {
+  Value value;
+  value.set_string_value(text);
+  return value;
+}
+
+std::string ToJson(const google::protobuf::Message& message) {
+  google::protobuf::util::JsonPrintOptions print;
+  print.always_print_primitive_fields = true;  // a scalar's empty shape
+  print.preserve_proto_field_names = true;
+  std::string json;
+  CHECK(google::protobuf::util::MessageToJsonString(message, &json, print).ok());
+  return json;
+}
 
 // A JSON number that must be a count or an offset: exact in a double.
 absl::StatusOr<int64_t> WholeNumber(const Value& value, absl::string_view name) {
@@ -104,30 +120,30 @@ absl::Status CheckCover(const std::map<std::string, TensorView>& tensors, absl::
 }  // namespace
 
 std::string SerializeSafetensors(const std::map<std::string, TensorView>& tensors) {
-  Struct header;
+  // Entry by entry: protobuf writes the members of a whole Struct in an order that changes from run to run.
+  std::string header = absl::StrCat("{", ToJson(StringValue(kMetadata)), ":{\"format\":\"pt\"}");
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
+    CHECK(name != kMetadata);
     int64_t bytes = TypeBytes(tensor.type);
     for (int64_t size : tensor.shape) bytes *= size;
     CHECK_EQ(bytes, tensor.bytes.size()) << name;
-    Struct& entry = *(*header.mutable_fields())[name].mutable_struct_value();
-    (*entry.mutable_fields())["dtype"].set_string_value(TypeName(tensor.type));
-    ListValue& shape = *(*entry.mutable_fields())["shape"].mutable_list_value();
-    for (int64_t size : tensor.shape) shape.add_values()->set_number_value(static_cast<double>(size));
-    ListValue& offsets = *(*entry.mutable_fields())["data_offsets"].mutable_list_value();
-    offsets.add_values()->set_number_value(static_cast<double>(offset));
-    offsets.add_values()->set_number_value(static_cast<double>(offset + bytes));
+    v1::SafetensorsEntry entry;
+    entry.set_dtype(TypeName(tensor.type));
+    for (int64_t size : tensor.shape) entry.add_shape(static_cast<double>(size));
+    entry.add_data_offsets(static_cast<double>(offset));
+    entry.add_data_offsets(static_cast<double>(offset + bytes));
+    absl::StrAppend(&header, ",", ToJson(StringValue(name)), ":", ToJson(entry));
     offset += bytes;
   }
-  std::string json;
-  CHECK(google::protobuf::util::MessageToJsonString(header, &json).ok());
-  while ((kLengthBytes + json.size()) % kAlignment != 0) json += ' ';
+  header += "}";
+  while ((kLengthBytes + header.size()) % kAlignment != 0) header += ' ';
   std::string file(kLengthBytes, '\0');
-  const uint64_t length = json.size();
+  const uint64_t length = header.size();
   static_assert(std::endian::native == std::endian::little);
   std::memcpy(file.data(), &length, kLengthBytes);
-  file.reserve(kLengthBytes + json.size() + static_cast<size_t>(offset));
-  file += json;
+  file.reserve(kLengthBytes + header.size() + static_cast<size_t>(offset));
+  file += header;
   for (const auto& [name, tensor] : tensors) {
     file.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
   }

@@ -1,13 +1,19 @@
 #include "common/checkpoint.h"
 
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -113,14 +119,152 @@ TEST_F(CheckpointTest, ADamagedFolderIsPassedOverWithAWarning) {
   }
 }
 
+void ExpectRefused(const absl::Status& status, const std::string& why) {
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr(why));
+}
+
 TEST_F(CheckpointTest, AnotherModelIsRefusedWithBothShapes) {
   ASSERT_TRUE(WriteCheckpoint(dir_, SmallLayout(3), Filled(SmallLayout(3), 1)).ok());
-  const auto found = Read(SmallLayout(7));
-  EXPECT_EQ(found.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(found.status().message()),
-              HasSubstr("fc.weight has shape [3, 20] in the checkpoint, the model needs [7, 20]"));
-  const auto other_optimizer = ReadNewestCheckpoint(dir_, SmallLayout(3), {"exp_avg"}, {});
-  EXPECT_THAT(std::string(other_optimizer.status().message()), HasSubstr("conv.weight.exp_avg"));
+  ExpectRefused(Read(SmallLayout(7)).status(),
+                "tensor fc.weight has type and shape F32 [3, 20] in the checkpoint, the model needs F32 [7, 20]");
+  const Layout fewer = *Layout::Create({{.name = "fc.bias", .dims = {3}}});
+  ExpectRefused(Read(fewer).status(), "the checkpoint has tensor conv.weight, which neither the model");
+  const Layout other = *Layout::Create({{.name = "fc.scale", .dims = {3}}});
+  ExpectRefused(Read(other).status(), "the checkpoint has no tensor fc.scale");
+}
+
+TEST_F(CheckpointTest, AnotherOptimizerOrOtherBuffersAreRefused) {
+  const Layout layout = SmallLayout();
+  ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 1)).ok());
+  const auto read = [&](const std::vector<std::string>& state, const std::map<std::string, int64_t>& buffers) {
+    return ReadNewestCheckpoint(dir_, layout, state, buffers).status();
+  };
+  ExpectRefused(read({"exp_avg"}, {{"bn.running_mean", 2}}), "the checkpoint has no tensor conv.weight.exp_avg");
+  ExpectRefused(read({}, {{"bn.running_mean", 2}}), "the checkpoint has tensor conv.weight.momentum_buffer");
+  ExpectRefused(read({"momentum_buffer"}, {}), "the checkpoint has tensor bn.num_batches_tracked");
+  ExpectRefused(read({"momentum_buffer"}, {{"bn.running_mean", 3}}),
+                "F32 [2] in the checkpoint, the model needs F32 [3]");
+  ExpectRefused(read({"momentum_buffer"}, {{"bn.num_batches_tracked", 1}}),
+                "tensor bn.num_batches_tracked has type and shape I64 [] in the checkpoint, the model needs F32 [1]");
+}
+
+// The file's order is PyTorch's, so another memory order of ours reads it.
+TEST_F(CheckpointTest, OurMemoryOrderMayChange) {
+  const Layout layout =
+      *Layout::Create({{.name = "w", .dims = {2, 3, 5}, .torch_axes = {0, 2, 1}, .torch_shape = {2, 15}}});
+  const Layout plain = *Layout::Create({{.name = "w", .dims = {2, 15}}});
+  Checkpoint written;
+  written.parameters.assign(layout.element_count(), 0.0f);
+  std::iota(written.parameters.begin(), written.parameters.begin() + 30, 1.0f);
+  ASSERT_TRUE(WriteCheckpoint(dir_, layout, written).ok());
+  const auto read = ReadNewestCheckpoint(dir_, plain, {}, {});
+  ASSERT_TRUE(read.ok()) << read.status();
+  std::vector<float> expected(plain.element_count(), 0.0f);
+  ToTorchOrder(layout.tensors()[0].spec, std::span(written.parameters).first(30), std::span(expected).first(30));
+  EXPECT_EQ((*read)->checkpoint.parameters, expected);
+}
+
+TEST_F(CheckpointTest, SameStateSameFiles) {
+  const Layout layout = SmallLayout();
+  ASSERT_TRUE(WriteCheckpoint(dir_ + "/a", layout, Filled(layout, 7)).ok());
+  ASSERT_TRUE(WriteCheckpoint(dir_ + "/b", layout, Filled(layout, 7)).ok());
+  for (const char* file : {"model.safetensors", "optimizer.safetensors"}) {
+    const auto content = [&](const std::string& run) {
+      std::ifstream in(dir_ + "/" + run + "/step-000000007/" + file, std::ios::binary);
+      return std::string{std::istreambuf_iterator<char>(in), {}};
+    };
+    EXPECT_EQ(content("a"), content("b")) << file;
+  }
+}
+
+TEST_F(CheckpointTest, OneGivenFolderIsRead) {
+  const Layout layout = SmallLayout();
+  for (int64_t step : {10, 20}) ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, step)).ok());
+  const auto read = ReadCheckpoint(dir_ + "/step-000000010", layout, {"momentum_buffer"}, {{"bn.running_mean", 2}});
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->step, 10);
+  EXPECT_EQ(ReadCheckpoint(dir_, layout, {}, {}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(CheckpointTest, AllDamagedIsAnErrorAndNotABeginning) {
+  const Layout layout = SmallLayout();
+  for (int64_t step : {10, 20}) {
+    ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, step)).ok());
+    fs::remove(dir_ + "/step-0000000" + std::to_string(step) + "/model.safetensors");
+  }
+  const auto found = Read(layout);
+  EXPECT_EQ(found.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(found.status().message()), HasSubstr("step-000000020/model.safetensors is missing"));
+}
+
+// A run that resumed from step 10 because 20 and 30 are damaged writes 12: that one must stay.
+TEST_F(CheckpointTest, DamagedLaterFoldersDoNotPushOutWholeOnes) {
+  const Layout layout = SmallLayout();
+  for (int64_t step : {10, 20, 30}) fs::create_directories(dir_ + "/step-0000000" + std::to_string(step));
+  for (int64_t step : {10, 12, 14}) ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, step)).ok());
+  const auto found = Read(layout);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ((*found)->checkpoint.step, 14);
+  EXPECT_EQ((*found)->warnings.size(), 2);
+  EXPECT_THAT(Names(), testing::ElementsAre("step-000000012", "step-000000014", "step-000000020", "step-000000030"));
+}
+
+TEST_F(CheckpointTest, AManifestCannotNameOtherFilesOrNegativeSteps) {
+  const Layout layout = SmallLayout();
+  ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 1)).ok());
+  const std::string path = dir_ + "/step-000000001/manifest.json";
+  std::ifstream in(path);
+  const std::string json{std::istreambuf_iterator<char>(in), {}};
+  const auto damage = [&](const std::string& from, const std::string& to) {
+    std::string text = json;
+    text.replace(text.find(from), from.size(), to);
+    std::ofstream(path) << text;
+    const absl::Status status = Read(layout).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    return std::string(status.message());
+  };
+  EXPECT_THAT(damage("\"model.safetensors\"", "\"../x\""), HasSubstr("does not list model.safetensors"));
+  EXPECT_THAT(damage("\"step\": \"1\"", "\"step\": \"-1\""), HasSubstr("step -1"));
+  EXPECT_THAT(damage("\"size_bytes\": \"", "\"size_bytes\": \"99999999999999"),
+              HasSubstr("bytes, expected 99999999999999"));
+}
+
+// A process that dies at any moment leaves a whole checkpoint, at least as new as the last one it has told of.
+TEST_F(CheckpointTest, AKilledWriterLeavesAWholeCheckpoint) {
+  const Layout layout = SmallLayout();
+  std::mt19937 random(1);
+  int64_t told = 0;
+  for (int round = 0; round < 20; ++round) {
+    int pipe_ends[2];
+    ASSERT_EQ(pipe(pipe_ends), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      for (int64_t step = told + 1;; ++step) {
+        // Each step twice: the second takes the first one's place.
+        if (!WriteCheckpoint(dir_, layout, Filled(layout, step)).ok()) _exit(1);
+        if (!WriteCheckpoint(dir_, layout, Filled(layout, step)).ok()) _exit(1);
+        if (write(pipe_ends[1], &step, sizeof step) != sizeof step) _exit(1);
+      }
+    }
+    close(pipe_ends[1]);
+    ASSERT_EQ(read(pipe_ends[0], &told, sizeof told), static_cast<ssize_t>(sizeof told)) << "the writer failed";
+    usleep(random() % 4000);  // no synchronisation: the moment of the kill is the random variable
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    while (read(pipe_ends[0], &told, sizeof told) == sizeof told) {
+    }
+    close(pipe_ends[0]);
+    const auto found = Read(layout);
+    ASSERT_TRUE(found.ok()) << found.status();
+    ASSERT_TRUE(found->has_value());
+    EXPECT_GE((*found)->checkpoint.step, told);
+    EXPECT_THAT((*found)->warnings, testing::IsEmpty());
+    EXPECT_EQ((*found)->checkpoint.parameters, Filled(layout, (*found)->checkpoint.step).parameters);
+  }
+  ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, told + 10)).ok());
+  EXPECT_EQ(Names().size(), 2) << "what the dead left is cleared away";
 }
 
 TEST_F(CheckpointTest, AFullDiskKeepsTheLastCompleteOneAndLeavesNothing) {
@@ -137,6 +281,39 @@ TEST_F(CheckpointTest, AFullDiskKeepsTheLastCompleteOneAndLeavesNothing) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(Names(), testing::ElementsAre("step-000000010"));
   EXPECT_EQ((*Read(layout))->checkpoint.step, 10);
+}
+
+// A real full disk, in a file system of 320 KiB that only a child process sees.
+TEST_F(CheckpointTest, ARealFullDiskKeepsTheLastCompleteOneAndLeavesNothing) {
+  constexpr int kNoMount = 77;
+  const Layout layout = *Layout::Create({{.name = "w", .dims = {20, 1000}}});
+  Checkpoint checkpoint = {.parameters = std::vector<float>(layout.element_count(), 1.0f)};
+  fs::create_directories(dir_);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) _exit(kNoMount);
+    mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+    if (mount("tmpfs", dir_.c_str(), "tmpfs", 0, "size=320k") != 0) _exit(kNoMount);
+    // 92 KB each: two are kept while a third is written, and the fourth does not fit beside a ballast.
+    for (checkpoint.step = 1; checkpoint.step <= 3; ++checkpoint.step) {
+      if (!WriteCheckpoint(dir_, layout, checkpoint).ok()) _exit(1);
+    }
+    std::ofstream(dir_ + "/ballast") << std::string(100000, 'x');
+    if (WriteCheckpoint(dir_, layout, checkpoint).code() != absl::StatusCode::kResourceExhausted) _exit(2);
+    if (Names() != std::vector<std::string>{"ballast", "step-000000002", "step-000000003"}) _exit(3);
+    const auto found = ReadNewestCheckpoint(dir_, layout, {}, {});
+    if (!found.ok() || !found->has_value() || (*found)->checkpoint.step != 3) _exit(4);
+    fs::remove(dir_ + "/ballast");
+    _exit(WriteCheckpoint(dir_, layout, checkpoint).ok() ? 0 : 5);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kNoMount) {
+    GTEST_SKIP() << "this process may not mount a file system: ENOSPC was not tested, EFBIG was";
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <bit>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,37 @@ TEST(SafetensorsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(std::memcmp(tensors->at("count").bytes.data(), &count, 8), 0);
 }
 
+TEST(SafetensorsTest, HeaderIsTheSameEveryTimeAndHasPlainNumbers) {
+  const std::vector<float> values(3);
+  const std::map<std::string, TensorView> tensors = {
+      {"b\"\\", {.shape = {3, 1}, .bytes = std::as_bytes(std::span(values))}},
+      {"a", {.shape = {}, .bytes = std::as_bytes(std::span(values).first(1))}}};
+  const std::string file = SerializeSafetensors(tensors);
+  const std::string header = R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                             R"("b\"\\":{"dtype":"F32","shape":[3,1],"data_offsets":[4,16]}})";
+  EXPECT_EQ(file.substr(8, header.size()), header);
+  EXPECT_EQ((file.size() - 16) % 64, 0) << "data begins on a 64-byte boundary";
+  EXPECT_EQ(SerializeSafetensors(tensors), file);
+  ASSERT_TRUE(ParseSafetensors(file).ok());
+}
+
+TEST(SafetensorsTest, EveryTruncationAndFlipIsMetWithoutACrash) {
+  const std::vector<float> values(5);
+  const std::string file = SerializeSafetensors({{"a", {.shape = {5}, .bytes = std::as_bytes(std::span(values))}}});
+  for (size_t length = 0; length < file.size(); ++length) {
+    EXPECT_FALSE(ParseSafetensors(absl::string_view(file).substr(0, length)).ok()) << length;
+  }
+  for (size_t i = 0; i < file.size(); ++i) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string damaged = file;
+      damaged[i] = static_cast<char>(damaged[i] ^ (1 << bit));
+      const auto parsed = ParseSafetensors(damaged);
+      if (!parsed.ok()) continue;
+      for (const auto& [name, tensor] : *parsed) EXPECT_LE(tensor.bytes.size(), sizeof(float) * 5);
+    }
+  }
+}
+
 TEST(SafetensorsTest, TakesMetadataAndForeignKeyOrder) {
   const auto tensors = ParseSafetensors(
       WithHeader(R"({"__metadata__":{"format":"pt"},"b":{"shape":[1],"data_offsets":[4,8],"dtype":"F32"},)"
@@ -57,6 +89,11 @@ TEST(SafetensorsTest, RefusesEveryLie) {
   ExpectDamaged("1234", "expected at least 8 bytes, found 4");
   ExpectDamaged(std::string(8, '\xff'), "the header claims");
   ExpectDamaged(WithHeader("{", ""), "no JSON object");
+  ExpectDamaged(WithHeader("", ""), "no JSON object");
+  ExpectDamaged(WithHeader("[]", ""), "no JSON object");
+  ExpectDamaged(WithHeader(std::string(1 << 16, '['), ""), "no JSON object");
+  ExpectDamaged(WithHeader("{\"t\":" + std::string(1 << 16, '['), ""), "no JSON object");
+  ExpectDamaged(WithHeader("{\"\xff\xfe\":{}}", ""), "safetensors: ");
   const auto entry = [](const std::string& dtype, const std::string& shape, const std::string& offsets) {
     return "{\"t\":{\"dtype\":\"" + dtype + "\",\"shape\":" + shape + ",\"data_offsets\":" + offsets + "}}";
   };

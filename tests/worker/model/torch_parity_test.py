@@ -29,6 +29,7 @@ def load_safetensors(path):
     """What safetensors.torch.load_file does, for the types that we write."""
     with open(path, "rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        header.pop("__metadata__", None)
         data = bytearray(file.read())
     tensors = {}
     for name, entry in header.items():
