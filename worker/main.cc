@@ -20,6 +20,7 @@
 #include "worker/exchange/ring/mpi_exchange.h"
 #include "worker/exchange/ring/mpi_runtime.h"
 #include "worker/exchange/ring/ring_exchange.h"
+#include "worker/exchange/star/star_exchange.h"
 #include "worker/launcher_environment.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
@@ -43,7 +44,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
     case Sync::kLocal:
       return CreateLocalExchange();
     case Sync::kStar:
-      return absl::UnimplementedError("the star is not linked in yet");
+      return CreateStarExchange({.addresses = options.servers, .lanes = options.lanes});
     case Sync::kRing:
       return CreateRingExchange(mpi);
     case Sync::kMpi:

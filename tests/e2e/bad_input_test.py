@@ -1,0 +1,129 @@
+"""Wrong flags, files and peers: refused before training, with both values and the way out."""
+
+import gzip
+import os
+import struct
+import unittest
+
+from tests.e2e.jobs import JobTest, LAUNCH, SERVER, SMALL_JOB, WORKER
+
+REFUSED = 2
+PEER_MISSING = 3
+
+
+class BadInputTest(JobTest):
+
+    def assert_refused(self, flags, *words, code=REFUSED):
+        done = self.run_to_end([WORKER, *flags], deadline_s=60)
+        self.assertEqual(done.returncode, code, done.output)
+        for word in words:
+            self.assertIn(word, done.output)
+
+    def test_unknown_flag(self):
+        self.assert_refused(["--epoch=3"], "unknown flag --epoch", "did you mean --epochs?")
+        done = self.run_to_end([SERVER, "--listem=127.0.0.1:0"], deadline_s=60)
+        self.assertEqual(done.returncode, REFUSED, done.output)
+        self.assertIn("--listem", done.output)
+        done = self.run_to_end([LAUNCH, "--sink=star"], deadline_s=60)
+        self.assertEqual(done.returncode, REFUSED, done.output)
+        self.assertIn("--sink", done.output)
+
+    def test_values_and_contradictions(self):
+        self.assert_refused(["--epochs=0"], "--epochs", '"0"', "at least 1")
+        self.assert_refused(["--sync=star"], "--servers")
+        self.assert_refused(["--sync=ring", "--servers=127.0.0.1:1"], "--servers", "ring")
+        self.assert_refused(["--optimizer=adam"], '"adam"', "sgd, adamw")
+        self.assert_refused(["--resume"], "--checkpoint_dir")
+        self.assert_refused(["--rank=2", "--world_size=2", "--servers=127.0.0.1:1"], "rank", '"2"')
+        self.assert_refused(["--device=cuda"], "cuda")
+        self.assert_refused(["--dataset=imagenet"], "imagenet", "fashion-mnist")
+
+    def test_layer_file(self):
+        self.assert_refused(["--model=lenet"], "lenet5")
+        path = self.path("broken.textproto")
+        with open(path, "w") as file:
+            file.write('name: "broken"\nlayer {\n  name: "fc"\n  dense { unts: 10 }\n}\n')
+        self.assert_refused(["--model=" + path], path + ":4", "unts")
+
+    def idx(self, name, magic, dims, data):
+        with gzip.open(self.path(name), "wb") as file:
+            file.write(struct.pack(">I", magic) + b"".join(struct.pack(">I", d) for d in dims) + data)
+
+    def mnist(self, images=6, labels=6, magic=0x803, pixels=None):
+        for part in ("train", "t10k"):
+            self.idx(part + "-images-idx3-ubyte.gz", magic, (images, 28, 28),
+                     bytes(images * 784 if pixels is None else pixels))
+            self.idx(part + "-labels-idx1-ubyte.gz", 0x801, (labels,), bytes(labels))
+        return ["--dataset=mnist", "--data_dir=" + self.folder, "--epochs=1"]
+
+    def test_files_that_are_right_train(self):
+        done = self.run_to_end([WORKER, *self.mnist()])
+        self.assertEqual(done.returncode, 0, done.output)
+
+    def test_truncated_file(self):
+        self.assert_refused(self.mnist(pixels=5 * 784), "train-images-idx3-ubyte", "4704", "3920")
+
+    def test_wrong_magic(self):
+        self.assert_refused(self.mnist(magic=0x804), "train-images-idx3-ubyte")
+
+    def test_counts_that_disagree(self):
+        self.assert_refused(self.mnist(labels=5), "6", "5")
+
+    def test_missing_files(self):
+        self.assert_refused(["--dataset=mnist", "--data_dir=" + self.path("nowhere")], self.path("nowhere"))
+
+
+class BadPeerTest(JobTest):
+
+    def server(self, *flags):
+        port_file = self.path("port.%d" % len(self.processes))
+        process = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file,
+                              *flags])
+        self.wait_for_output(process, "127.0.0.1:", deadline_s=60)
+        with open(port_file) as file:
+            return process, "127.0.0.1:" + file.read().strip().rpartition(":")[2]
+
+    def worker(self, rank, address, *flags):
+        return self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2", *SMALL_JOB, *flags])
+
+    def test_a_worker_that_never_comes_is_named(self):
+        _, address = self.server()
+        done = self.finish(self.worker(0, address, "--join_deadline_s=2"), deadline_s=60)
+        self.assertEqual(done.returncode, PEER_MISSING, done.output)
+        self.assertIn("rank 1", done.output)
+
+    def test_a_server_that_never_comes_is_named(self):
+        done = self.finish(self.worker(0, "127.0.0.1:1", "--join_deadline_s=2"), deadline_s=60)
+        self.assertEqual(done.returncode, PEER_MISSING, done.output)
+        self.assertIn("127.0.0.1:1", done.output)
+
+    def test_a_taken_port_is_refused(self):
+        _, address = self.server()
+        done = self.run_to_end([SERVER, "--listen=" + address, "--shard=0", "--shard_count=1"], deadline_s=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn(address.rpartition(":")[2], done.output)
+
+    def test_star_workers_with_different_flags(self):
+        for flag, first, second in (("seed", "1", "2"), ("model", "lenet5", "mlp"), ("learning_rate", "0.05", "0.01"),
+                                    ("global_batch", "33", "34")):
+            _, address = self.server()
+            flags = [f for f in SMALL_JOB if not f.startswith("--" + flag)]
+            workers = [self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2",
+                                   "--join_deadline_s=20", *flags, "--%s=%s" % (flag, value)])
+                       for rank, value in ((0, first), (1, second))]
+            done = [self.finish(worker, deadline_s=60) for worker in workers]
+            refused = [d for d in done if d.returncode == REFUSED]
+            self.assertTrue(refused, done[0].output + done[1].output)
+            for word in (first, second) if flag != "learning_rate" else ("0.05", "0.01"):
+                self.assertIn(word, refused[0].output)
+
+    def test_ring_workers_with_different_flags(self):
+        command = ["mpirun", "--oversubscribe", "-np", "1", WORKER, *SMALL_JOB, "--seed=1",
+                   ":", "-np", "1", WORKER, *SMALL_JOB, "--seed=2"]
+        done = self.run_to_end(command, deadline_s=90)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("seed", done.output)
+
+
+if __name__ == "__main__":
+    unittest.main()

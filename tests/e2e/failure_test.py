@@ -1,0 +1,187 @@
+"""Processes that die, connections that break, numbers that explode and disks that fill, in real jobs."""
+
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import threading
+import unittest
+
+from tests.e2e.jobs import JobTest, SERVER, SMALL_JOB, WORKER
+
+ENDLESS = ["--dataset=synthetic", "--synthetic_train_count=600", "--synthetic_test_count=50", "--global_batch=32",
+           "--model=lenet5", "--epochs=100000", "--progress=plain", "--exchange_deadline_s=10"]
+
+
+def children_named(folder, name):
+    """Process ids of this test's processes whose program is `name`."""
+    lines = subprocess.run(["pgrep", "-f", "^[^ ]*/%s .*%s" % (name, folder)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in lines.stdout.split()]
+
+
+class CuttingProxy:
+    """Passes bytes between a worker and a server and breaks the connection every `cut_bytes`, `cuts` times."""
+
+    def __init__(self, target, cut_bytes, cuts):
+        self.target, self.cut_bytes, self.cuts_left = target, cut_bytes, cuts
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.lock = threading.Lock()
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(self.target)
+            threading.Thread(target=self.forward, args=(client, server), daemon=True).start()
+
+    def forward(self, client, server):
+        passed = 0
+        with client, server:
+            while True:
+                ready, _, _ = select.select([client, server], [], [])
+                for source in ready:
+                    try:
+                        data = source.recv(65536)
+                        if not data:
+                            return
+                        (server if source is client else client).sendall(data)
+                    except OSError:
+                        return
+                    passed += len(data)
+                with self.lock:
+                    if passed >= self.cut_bytes and self.cuts_left > 0:
+                        self.cuts_left -= 1
+                        return
+
+    def close(self):
+        self.listener.close()
+
+
+class FailureTest(JobTest):
+
+    def test_a_worker_killed_in_a_star_ends_the_job(self):
+        self.killed_worker("star")
+
+    def test_a_worker_killed_in_a_ring_ends_the_job(self):
+        self.killed_worker("ring")
+
+    def killed_worker(self, sync):
+        job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, "--checkpoint_dir=" + self.path("none")]))
+        self.wait_for_output(job, "epoch 1/100000")
+        victims = children_named(self.folder, "worker")
+        self.assertGreaterEqual(len(victims), 2)
+        os.kill(victims[-1], signal.SIGKILL)
+        done = self.finish(job, deadline_s=60)
+        self.assertNotEqual(done.returncode, 0, done.output)
+        self.assert_nothing_runs()
+
+    def test_survivors_without_launch_name_the_dead_rank(self):
+        port_file = self.path("port")
+        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file])
+        self.wait_for_output(server, "127.0.0.1:")
+        with open(port_file) as file:
+            address = "127.0.0.1:" + file.read().strip().rpartition(":")[2]
+        workers = [self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2", *ENDLESS])
+                   for rank in range(2)]
+        self.wait_for_output(workers[0], "epoch 1/100000")
+        os.kill(workers[1].pid, signal.SIGKILL)
+        done = self.finish(workers[0], deadline_s=60)
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("rank 1", done.output)
+        self.assertNotEqual(self.finish(server, deadline_s=60).returncode, 0)
+
+    def test_a_killed_server_ends_the_job_and_is_named(self):
+        job = self.start(self.job_command("star", 2, 2, [*ENDLESS, "--checkpoint_dir=" + self.path("none")]))
+        self.wait_for_output(job, "epoch 1/100000")
+        servers = subprocess.run(["pgrep", "-P", str(job.pid), "-f", "server/server"], capture_output=True, text=True,
+                                 check=False).stdout.split()
+        self.assertEqual(len(servers), 2)
+        os.kill(int(servers[0]), signal.SIGKILL)
+        done = self.finish(job, deadline_s=60)
+        self.assertNotEqual(done.returncode, 0, done.output)
+        self.assert_nothing_runs()
+
+    def test_restart_goes_on_to_the_same_bits(self):
+        flags = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=50", "--global_batch=32",
+                 "--model=lenet5", "--epochs=40", "--progress=plain", "--checkpoint_every_epochs=2",
+                 "--exchange_deadline_s=10"]
+        whole = self.digest("star", 2, 2, flags)
+        record = self.path("restarted.json")
+        folder = self.path("checkpoints")
+        job = self.start(self.job_command("star", 2, 2, [*flags, "--checkpoint_dir=" + folder, "--record=" + record],
+                                          ["--restarts=1"]))
+        self.wait_for_output(job, "epoch 5/40")
+        os.kill(children_named(self.folder, "worker")[-1], signal.SIGKILL)
+        done = self.finish(job)
+        self.assertEqual(done.returncode, 0, done.output)
+        with open(record) as file:
+            self.assertIn(whole, file.read())
+
+    def test_broken_connections_change_nothing(self):
+        flags = [*SMALL_JOB, "--model=lenet5"]
+        whole = self.digest("star", 1, 1, flags)
+        port_file = self.path("port")
+        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file])
+        self.wait_for_output(server, "127.0.0.1:")
+        with open(port_file) as file:
+            port = int(file.read().strip().rpartition(":")[2])
+        proxy = CuttingProxy(("127.0.0.1", port), cut_bytes=700_001, cuts=6)
+        self.addCleanup(proxy.close)
+        record = self.path("cut.json")
+        done = self.run_to_end([WORKER, "--servers=" + proxy.address, "--rank=0", "--world_size=1", *flags,
+                                "--record=" + record])
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertEqual(proxy.cuts_left, 0)
+        with open(record) as file:
+            self.assertIn(whole, file.read())
+        self.assertEqual(self.finish(server, deadline_s=60).returncode, 0)
+
+    def test_a_gradient_that_explodes_is_refused_by_name(self):
+        for sync in ("local", "star", "ring"):
+            folder = self.path("exploded." + sync)
+            flags = [*SMALL_JOB, "--model=lenet5", "--checkpoint_dir=" + folder, "--checkpoint_every_epochs=1"]
+            workers = 1 if sync == "local" else 2
+            self.train(sync, workers, 1, flags)
+            before = sorted(os.listdir(folder))
+            flags[flags.index("--epochs=2")] = "--epochs=9"
+            done = self.run_to_end(self.job_command(sync, workers, 1, [*flags, "--resume", "--learning_rate=1e30"]))
+            self.assertNotEqual(done.returncode, 0, done.output)
+            self.assertRegex(done.output, r"rank \d, step \d+: the gradient of tensor \w+\.\w+ is -?(nan|inf)")
+            self.assertEqual(sorted(os.listdir(folder)), before)
+
+    def test_a_full_disk_costs_a_warning_and_no_checkpoint(self):
+        folder = self.path("checkpoints")
+        flags = [*SMALL_JOB, "--model=lenet5", "--checkpoint_dir=" + folder, "--checkpoint_every_epochs=1", "--resume"]
+        self.train("local", flags=flags)
+        before = sorted(os.listdir(folder))
+        flags[flags.index("--epochs=2")] = "--epochs=4"
+
+        def limit_files():
+            # A limit on a file's size meets the same code as a full disk, and needs no file system of our own.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+        done = self.run_to_end([WORKER, *flags], preexec_fn=limit_files)
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertIn("no space left", done.output)
+        self.assertEqual(sorted(os.listdir(folder)), before)
+        self.assertEqual(self.train("local", flags=flags)["steps"], 14)
+
+    def test_a_second_signal_ends_the_process_now(self):
+        worker = self.start([WORKER, *ENDLESS])
+        self.wait_for_output(worker, "epoch 1/100000")
+        os.kill(worker.pid, signal.SIGSTOP)  # both signals are then pending before a step can end
+        os.kill(worker.pid, signal.SIGINT)
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGCONT)
+        done = self.finish(worker, deadline_s=30)
+        self.assertEqual(done.returncode, 130, done.output)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,69 @@
+"""Star, ring and local give the same parameters, to the bit, whatever the number of shards and the size of a bucket."""
+
+import unittest
+
+from tests.e2e.jobs import JobTest, SMALL_JOB
+
+# 1.9 million parameters in buckets of one or two reduction blocks: a hundred buckets.
+MLP = [*SMALL_JOB, "--model=mlp", "--bucket_bytes=65536"]
+
+
+class SameBitsTest(JobTest):
+
+    def test_two_workers(self):
+        ring = self.digest("ring", workers=2, flags=MLP)
+        for servers in (1, 2, 3):
+            self.assertEqual(self.digest("star", workers=2, servers=servers, flags=MLP), ring)
+
+    def test_three_workers(self):
+        ring = self.digest("ring", workers=3, flags=MLP)
+        for servers in (1, 2, 3):
+            self.assertEqual(self.digest("star", workers=3, servers=servers, flags=MLP), ring)
+
+    def test_four_workers(self):
+        ring = self.digest("ring", workers=4, flags=MLP)
+        for servers in (1, 2, 3):
+            self.assertEqual(self.digest("star", workers=4, servers=servers, flags=MLP), ring)
+
+    def test_a_second_run_gives_the_same(self):
+        flags = [*SMALL_JOB, "--model=lenet5"]
+        self.assertEqual(self.digest("ring", workers=2, flags=flags), self.digest("ring", workers=2, flags=flags))
+        self.assertEqual(self.digest("star", workers=2, servers=2, flags=flags),
+                         self.digest("star", workers=2, servers=2, flags=flags))
+
+    def test_local_is_a_ring_of_one_is_a_star_of_one(self):
+        flags = [*SMALL_JOB, "--model=lenet5"]
+        local = self.digest("local", flags=flags)
+        self.assertEqual(self.digest("ring", workers=1, flags=flags), local)
+        self.assertEqual(self.digest("star", workers=1, servers=1, flags=flags), local)
+
+    def test_the_size_of_a_bucket_and_the_lanes_change_nothing(self):
+        flags = [*SMALL_JOB, "--model=mlp", "--epochs=1"]
+        flags.remove("--epochs=2")
+        one = self.digest("ring", workers=3, flags=[*flags, "--bucket_bytes=100000000"])
+        self.assertEqual(self.digest("ring", workers=3, flags=[*flags, "--bucket_bytes=1"]), one)
+        self.assertEqual(self.digest("star", workers=3, servers=2, flags=[*flags, "--bucket_bytes=300000", "--lanes=1"]), one)
+        self.assertEqual(self.digest("star", workers=3, servers=2, flags=[*flags, "--bucket_bytes=1", "--lanes=3"]), one)
+
+    def test_another_seed_gives_other_bits(self):
+        flags = [*SMALL_JOB, "--model=lenet5"]
+        self.assertNotEqual(self.digest("local", flags=flags), self.digest("local", flags=[*flags, "--seed=2"]))
+
+    def test_mpi_trains_too(self):
+        flags = [*SMALL_JOB, "--model=lenet5"]
+        record = self.train("mpi", workers=2, flags=flags)
+        self.assertEqual(record["config"]["sync"], "mpi")
+        # Two contributions have one sum, in whatever order.
+        self.assertEqual(record["parameter_sha256"], self.digest("ring", workers=2, flags=flags))
+
+    def test_adamw_batch_norm_and_augmentation(self):
+        flags = ["--model=resnet20", "--dataset=synthetic", "--synthetic_size=32", "--synthetic_channels=3",
+                 "--synthetic_train_count=40", "--synthetic_test_count=12", "--global_batch=16", "--epochs=1",
+                 "--optimizer=adamw", "--learning_rate=0.001", "--weight_decay=0.01", "--augment=crop_flip",
+                 "--schedule=cosine", "--warmup_steps=1"]
+        self.assertEqual(self.digest("star", workers=2, servers=2, flags=flags),
+                         self.digest("ring", workers=2, flags=flags))
+
+
+if __name__ == "__main__":
+    unittest.main()
