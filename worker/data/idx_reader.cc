@@ -22,6 +22,7 @@ struct Expected {
   uint32_t magic;
   int dimensions;
   const char* what;  // "images"
+  int64_t header_bytes() const { return 4 * (1 + dimensions); }
 };
 
 struct IdxFile {
@@ -43,18 +44,19 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
         absl::StrFormat("%s says that it holds %d bytes of %s, the limit is %d (common/limits.h)", stream.path(),
                         promised, expected.what, kDatasetBytesMax));
   }
-  if (promised > stream.size_bytes_max()) {
-    return absl::DataLossError(
-        absl::StrFormat("%s is truncated: expected %d bytes of %s, but a file of its size holds %d at most: copy or "
-                        "download it again",
-                        stream.path(), promised, expected.what, stream.size_bytes_max()));
+  const int64_t possible = stream.size_bytes_max() - expected.header_bytes();
+  if (promised > possible) {
+    return absl::DataLossError(absl::StrFormat(
+        "%s is truncated: expected %d bytes of %s behind the header, found %d at most: copy or download it "
+        "again",
+        stream.path(), promised, expected.what, possible));
   }
   return absl::OkStatus();
 }
 
 absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& file) {
   std::array<uint8_t, 16> header{};
-  const int64_t header_bytes = 4 * (1 + expected.dimensions);
+  const int64_t header_bytes = expected.header_bytes();
   ASSIGN_OR_RETURN(const int64_t read, stream.Read(std::span(header).first(static_cast<size_t>(header_bytes))));
   const auto word = [&header](int i) {
     return uint32_t{header[4 * i]} << 24 | uint32_t{header[4 * i + 1]} << 16 | uint32_t{header[4 * i + 2]} << 8 |

@@ -123,8 +123,8 @@ TEST(LoaderTest, TheSameBatchesWhateverThreadsAndDepth) {
   options.augment = Loader::Augment::kCropFlip;
   options.prefetch_depth = 0;
   const auto expected = AllValues(options, 12);
-  for (const int threads : {1, 2, 3, 8, 32}) {
-    for (const int depth : {0, 1, 2, 3, 7}) {
+  for (const int threads : {1, 2, 8}) {
+    for (const int depth : {0, 1, 2, 7}) {
       options.threads = threads;
       options.prefetch_depth = depth;
       EXPECT_EQ(AllValues(options, 12), expected) << threads << " threads, depth " << depth;
@@ -207,7 +207,7 @@ TEST(LoaderTest, MayBeDestroyedAtAnyMoment) {
   const Dataset dataset = MakeDataset(64, 3);
   Loader::Options options = MakeOptions(dataset, 32);
   options.augment = Loader::Augment::kCropFlip;
-  for (int round = 0; round < 100; ++round) {
+  for (int round = 0; round < 40; ++round) {
     options.threads = 1 + round % 3;
     options.prefetch_depth = round % 5;
     const auto loader = MakeLoader(options);

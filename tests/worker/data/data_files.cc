@@ -1,0 +1,79 @@
+#include "tests/worker/data/data_files.h"
+
+#include <zlib.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "common/check.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+
+namespace fs = std::filesystem;
+
+std::string MakeFolder(std::string_view name) {
+  const fs::path folder = fs::path(::testing::TempDir()) / name;
+  fs::remove_all(folder);
+  CHECK(fs::create_directories(folder));
+  return folder.string();
+}
+
+std::string WriteFile(const std::string& folder, std::string_view name, std::string_view content) {
+  const fs::path path = fs::path(folder) / name;
+  fs::create_directories(path.parent_path());
+  std::ofstream file(path, std::ios::binary);
+  file << content;
+  file.close();
+  CHECK(file.good());
+  return path.string();
+}
+
+std::string Gzip(std::string_view content) {
+  z_stream stream{};
+  CHECK_EQ(deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  std::string zipped(deflateBound(&stream, content.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
+  stream.avail_in = static_cast<uInt>(content.size());
+  stream.next_out = reinterpret_cast<Bytef*>(zipped.data());
+  stream.avail_out = static_cast<uInt>(zipped.size());
+  CHECK_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  zipped.resize(stream.total_out);
+  deflateEnd(&stream);
+  return zipped;
+}
+
+std::string Idx(uint32_t magic, const std::vector<uint32_t>& sizes, std::string_view body) {
+  std::string bytes;
+  const auto append = [&bytes](uint32_t word) {
+    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<char>(word >> shift));
+  };
+  append(magic);
+  for (const uint32_t size : sizes) append(size);
+  return bytes.append(body);
+}
+
+std::string IdxImages(uint32_t count, uint32_t rows, uint32_t columns, int first) {
+  std::string pixels;
+  for (uint32_t i = 0; i < count * rows * columns; ++i) pixels.push_back(static_cast<char>((first + i) % 251));
+  return Idx(0x803, {count, rows, columns}, pixels);
+}
+
+std::string IdxLabels(uint32_t count) {
+  std::string labels;
+  for (uint32_t i = 0; i < count; ++i) labels.push_back(static_cast<char>(i % 10));
+  return Idx(0x801, {count}, labels);
+}
+
+std::string CifarRecords(int64_t count, int64_t first) {
+  std::string records;
+  for (int64_t i = first; i < first + count; ++i) {
+    records.push_back(static_cast<char>(i % 10));
+    for (int64_t channel = 0; channel < 3; ++channel) {
+      for (int64_t p = 0; p < 1024; ++p) records.push_back(static_cast<char>(i + p + 80 * channel));
+    }
+  }
+  return records;
+}
+
+}  // namespace starring

@@ -1,0 +1,33 @@
+// Small data files for tests: bytes, gzip, IDX, CIFAR records.
+#ifndef STARRING_TESTS_WORKER_DATA_DATA_FILES_H_
+#define STARRING_TESTS_WORKER_DATA_DATA_FILES_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace starring {
+
+// A fresh folder of the running test; its path.
+std::string MakeFolder(std::string_view name);
+
+// Writes `content` to folder/name, makes folders on the way, and returns the path.
+std::string WriteFile(const std::string& folder, std::string_view name, std::string_view content);
+
+// One gzip member.
+std::string Gzip(std::string_view content);
+
+// Magic number, sizes, all big-endian, then `body`.
+std::string Idx(uint32_t magic, const std::vector<uint32_t>& sizes, std::string_view body);
+
+// `count` images of rows x columns with pixels 0, 1, 2, ... mod 251 from `first`, and labels 0, 1, ... mod 10.
+std::string IdxImages(uint32_t count, uint32_t rows, uint32_t columns, int first = 0);
+std::string IdxLabels(uint32_t count);
+
+// `count` records: label i mod 10 for record i from `first`; pixel p of plane c is (i + p + 80 c) mod 256.
+std::string CifarRecords(int64_t count, int64_t first = 0);
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_WORKER_DATA_DATA_FILES_H_

@@ -1,0 +1,101 @@
+#include "worker/data/normalization.h"
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/data/synthetic.h"
+
+namespace starring {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+
+Dataset MakeDataset(int64_t count, int64_t height, int64_t width, int64_t channels) {
+  DatasetOptions options;
+  options.synthetic_train_count = count;
+  options.synthetic_test_count = 1;
+  options.synthetic_height = height;
+  options.synthetic_width = width;
+  options.synthetic_channels = channels;
+  return std::move(MakeSynthetic(options)->train);
+}
+
+std::vector<double> ReferenceSums(const Dataset& dataset, int64_t begin, int64_t end) {
+  const int64_t channels = dataset.channels;
+  std::vector<double> sums(static_cast<size_t>(2 * channels + 1));
+  for (int64_t i = begin * dataset.image_bytes(); i < end * dataset.image_bytes(); ++i) {
+    const double pixel = dataset.images[i];
+    sums[i % channels] += pixel;
+    sums[channels + i % channels] += pixel * pixel;
+    if (i % channels == 0) ++sums[2 * channels];
+  }
+  return sums;
+}
+
+TEST(NormalizationTest, SumsAreExact) {
+  for (const int64_t channels : {1, 2, 3, 4, 7}) {
+    for (const int64_t width : {1, 5, 28, 67}) {
+      const Dataset dataset = MakeDataset(37, 11, width, channels);
+      for (const auto& [begin, end] : {std::pair{0, 37}, {0, 0}, {36, 37}, {5, 20}}) {
+        EXPECT_EQ(PixelSums(dataset, begin, end), ReferenceSums(dataset, begin, end))
+            << channels << " channels, width " << width << ", images " << begin << " to " << end;
+      }
+    }
+  }
+}
+
+// So many pixels of 255 that 32-bit sums of squares run over: more than 66051 rows of 64 pixels.
+TEST(NormalizationTest, SumsDoNotOverflow) {
+  Dataset dataset;
+  dataset.count = 67000;
+  dataset.height = 8;
+  dataset.width = 8;
+  dataset.channels = 1;
+  dataset.images.assign(67000 * 64, 255);
+  const double count = 67000 * 64;
+  EXPECT_THAT(PixelSums(dataset, 0, dataset.count), ElementsAre(255 * count, 255.0 * 255 * count, count));
+}
+
+TEST(NormalizationTest, DoesNotDependOnHowTheImagesAreCut) {
+  const Dataset dataset = MakeDataset(100, 9, 9, 3);
+  const auto whole = PixelSums(dataset, 0, 100);
+  for (const int ranks : {2, 3, 7}) {
+    std::vector<double> added(whole.size());
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto part = PixelSums(dataset, 100 * rank / ranks, 100 * (rank + 1) / ranks);
+      for (size_t i = 0; i < added.size(); ++i) added[i] += part[i];
+    }
+    EXPECT_EQ(added, whole);
+  }
+}
+
+TEST(NormalizationTest, MeanAndDeviationOfKnownPixels) {
+  // Channel 0: 0, 255, 0, 255; channel 1: 51 everywhere but one 102.
+  Dataset dataset;
+  dataset.count = 1;
+  dataset.height = 2;
+  dataset.width = 2;
+  dataset.channels = 2;
+  dataset.images = {0, 51, 255, 51, 0, 51, 255, 102};
+  const Normalization normalization = NormalizationFromSums(PixelSums(dataset, 0, 1));
+  EXPECT_THAT(normalization.mean, ElementsAre(0.5f, 0.25f));
+  EXPECT_THAT(normalization.deviation, ElementsAre(0.5f, static_cast<float>(0.2 * std::sqrt(3.0) / 4)));
+}
+
+TEST(NormalizationTest, AConstantChannelGetsDeviationOne) {
+  Dataset dataset = MakeDataset(1000, 28, 28, 1);
+  for (const uint8_t pixel : {0, 1, 77, 255}) {
+    dataset.images.assign(dataset.images.size(), pixel);
+    EXPECT_THAT(NormalizationFromSums(PixelSums(dataset, 0, 1000)).deviation, Each(1.0f)) << int{pixel};
+  }
+  // One pixel that differs is not constant.
+  dataset.images[12345] = 254;
+  EXPECT_LT(NormalizationFromSums(PixelSums(dataset, 0, 1000)).deviation[0], 1e-4);
+}
+
+}  // namespace
+}  // namespace starring
