@@ -66,7 +66,8 @@ def main():
     parser.add_argument("--data_dir", default="")
     flags = parser.parse_args()
     jobs = flags.jobs.split(",")
-    print("%-10s %-6s %12s %9s %9s %12s %8s" % ("model", "job", "samples/s", "(spread)", "p50 ms", "exposed ms", "ratio"))
+    print("%-10s %-6s %12s %9s %9s %12s %8s" %
+          ("model", "job", "samples/s", "(spread)", "p50 ms", "exposed ms", "ratio"))
     for model in flags.models.split(","):
         records = {job: [] for job in jobs}
         for _ in range(flags.repeats):

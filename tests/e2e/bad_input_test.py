@@ -77,8 +77,8 @@ class BadPeerTest(JobTest):
 
     def server(self, *flags):
         port_file = self.path("port.%d" % len(self.processes))
-        process = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file,
-                              *flags])
+        process = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1",
+                              "--port_file=" + port_file, *flags])
         self.wait_for_output(process, "127.0.0.1:", deadline_s=60)
         with open(port_file) as file:
             return process, "127.0.0.1:" + file.read().strip().rpartition(":")[2]

@@ -17,7 +17,8 @@ ENDLESS = ["--dataset=synthetic", "--synthetic_train_count=600", "--synthetic_te
 
 def children_named(folder, name):
     """Process ids of this test's processes whose program is `name`."""
-    lines = subprocess.run(["pgrep", "-f", "^[^ ]*/%s .*%s" % (name, folder)], capture_output=True, text=True, check=False)
+    command = ["pgrep", "-f", "^[^ ]*/%s .*%s" % (name, folder)]
+    lines = subprocess.run(command, capture_output=True, text=True, check=False)
     return [int(pid) for pid in lines.stdout.split()]
 
 
@@ -83,7 +84,8 @@ class FailureTest(JobTest):
 
     def test_survivors_without_launch_name_the_dead_rank(self):
         port_file = self.path("port")
-        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file])
+        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1",
+                             "--port_file=" + port_file])
         self.wait_for_output(server, "127.0.0.1:")
         with open(port_file) as file:
             address = "127.0.0.1:" + file.read().strip().rpartition(":")[2]
@@ -108,8 +110,8 @@ class FailureTest(JobTest):
         self.assert_nothing_runs()
 
     def test_restart_goes_on_to_the_same_bits(self):
-        flags = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=50", "--global_batch=32",
-                 "--model=lenet5", "--epochs=40", "--progress=plain", "--checkpoint_every_epochs=2",
+        flags = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=50",
+                 "--global_batch=32", "--model=lenet5", "--epochs=40", "--progress=plain", "--checkpoint_every_epochs=2",
                  "--exchange_deadline_s=10"]
         whole = self.digest("star", 2, 2, flags)
         record = self.path("restarted.json")
@@ -127,7 +129,8 @@ class FailureTest(JobTest):
         flags = [*SMALL_JOB, "--model=lenet5"]
         whole = self.digest("star", 1, 1, flags)
         port_file = self.path("port")
-        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file])
+        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1",
+                             "--port_file=" + port_file])
         self.wait_for_output(server, "127.0.0.1:")
         with open(port_file) as file:
             port = int(file.read().strip().rpartition(":")[2])
