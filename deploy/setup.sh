@@ -11,7 +11,7 @@ PACKAGES=(
   libopenmpi-dev openmpi-bin libdnnl-dev zlib1g-dev libssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev                 # the tests
   python3 python3-numpy python3-grpcio python3-protobuf
-  clang-format clang-tidy
+  clang-format clang-tidy procps
   curl ca-certificates                                       # deploy/get_data.sh
   dataset-fashion-mnist                                      # the images that //worker trains on by default
 )

@@ -111,8 +111,8 @@ class FailureTest(JobTest):
 
     def test_restart_goes_on_to_the_same_bits(self):
         flags = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=50",
-                 "--global_batch=32", "--model=lenet5", "--epochs=40", "--progress=plain", "--checkpoint_every_epochs=2",
-                 "--exchange_deadline_s=10"]
+                 "--global_batch=32", "--model=lenet5", "--epochs=40", "--progress=plain",
+                 "--checkpoint_every_epochs=2", "--exchange_deadline_s=10"]
         whole = self.digest("star", 2, 2, flags)
         record = self.path("restarted.json")
         folder = self.path("checkpoints")
