@@ -43,8 +43,8 @@ class Conv2d {
  public:
   virtual ~Conv2d() = default;
   virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
-  // dy is used as scratch: with kRelu it is masked in place by y > 0. dx is null when the spec says kNotNeeded; dbias
-  // is null with Bias::kNone.
+  // With kRelu dy is scratch: it is masked in place by y > 0. With kNone it is only read: it may be the gradient of a
+  // second tensor too. dx is null when the spec says kNotNeeded; dbias is null with Bias::kNone.
   virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                         float* dbias) = 0;
 };
@@ -106,7 +106,7 @@ class BatchNorm {
   // Evaluation: normalises by the running mean and variance.
   virtual void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
                      const float* running_variance, float* y) = 0;
-  // After Forward. dy is scratch (masked by y > 0 with kRelu).
+  // After Forward. With kRelu dy is scratch (masked by y > 0), with kNone it is only read.
   virtual void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
                         float* dbeta) = 0;
 };

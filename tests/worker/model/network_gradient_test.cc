@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/worker/model/network_cases.h"
 #include "tests/worker/model/reference_device.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
@@ -25,17 +26,10 @@ constexpr float kGap = 7;  // in front: what backward must leave alone
 constexpr double kStep = 4e-3;
 constexpr double kTolerance = 1e-3;
 
-struct Case {
-  const char* name;
-  const char* layers;
-  int64_t height, width, channels, classes, batch;
-};
-void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
-
-class NetworkGradientTest : public testing::TestWithParam<Case> {
+class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
  protected:
   void SetUp() override {
-    const Case& c = GetParam();
+    const NetworkCase& c = GetParam();
     absl::StatusOr<LayerFile> file = LayerFile::Parse(c.layers, c.name);
     ASSERT_TRUE(file.ok()) << file.status();
     absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(*file,
@@ -141,118 +135,9 @@ TEST_P(NetworkGradientTest, LeavesGapsAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Chains, NetworkGradientTest,
-    testing::Values(
-        Case{"Dense", "layer { name: \"fc\" dense { units: 3 } }", 1, 5, 1, 3, 4},
-        Case{"DenseReluLast", "layer { name: \"fc\" dense { units: 3 relu: true } }", 3, 1, 2, 3, 7},
-        Case{"DenseWithoutBias",
-             "layer { name: \"a\" dense { units: 5 relu: true no_bias: true } } layer { name: \"fc\" dense { units: 3 "
-             "} }",
-             2, 3, 1, 3, 5},
-        Case{"ConvPoolDense",
-             "layer { name: \"c\" conv2d { out_channels: 3 kernel: 3 padding: 1 relu: true } }"
-             "layer { name: \"p\" max_pool { kernel: 2 } } layer { name: \"fc\" dense { units: 3 } }",
-             7, 5, 2, 3, 3},
-        Case{"ConvStrideFlatten",
-             "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 stride: 2 no_bias: true } }"
-             "layer { name: \"r\" relu {} } layer { name: \"f\" flatten {} } layer { name: \"fc\" dense { units: 4 } }",
-             8, 7, 3, 4, 3},
-        Case{"ConvConv",
-             "layer { name: \"c\" conv2d { out_channels: 2 kernel: 2 padding: 2 stride: 3 relu: true } }"
-             "layer { name: \"d\" conv2d { out_channels: 3 kernel: 1 } } layer { name: \"fc\" dense { units: 2 } }",
-             5, 5, 1, 2, 4},
-        Case{"OverlappingPool",
-             "layer { name: \"c\" conv2d { out_channels: 2 kernel: 1 } }"
-             "layer { name: \"p\" max_pool { kernel: 3 stride: 2 padding: 1 } } layer { name: \"fc\" dense { units: 2 "
-             "} }",
-             5, 7, 2, 2, 3},
-        Case{
-            "AverageAndNorm",
-            "layer { name: \"c\" conv2d { out_channels: 3 kernel: 3 } } layer { name: \"n\" batch_norm { relu: true } }"
-            "layer { name: \"g\" global_average_pool {} } layer { name: \"fc\" dense { units: 3 } }",
-            5, 6, 2, 3, 4},
-        Case{"NormFirst",
-             "layer { name: \"n\" batch_norm {} } layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 } }"
-             "layer { name: \"fc\" dense { units: 3 } }",
-             4, 4, 2, 3, 5},
-        Case{"NormOfUnits",
-             "layer { name: \"a\" dense { units: 5 no_bias: true } } layer { name: \"n\" batch_norm {} }"
-             "layer { name: \"r\" relu {} } layer { name: \"fc\" dense { units: 3 } }",
-             2, 2, 1, 3, 6},
-        Case{"DropoutInPlace",
-             "layer { name: \"a\" dense { units: 7 relu: true } } layer { name: \"d\" dropout { rate: 0.4 } }"
-             "layer { name: \"e\" dropout { rate: 0.25 } } layer { name: \"fc\" dense { units: 3 } }",
-             3, 3, 1, 3, 6},
-        Case{"DropoutOfTheImage",
-             "layer { name: \"d\" dropout { rate: 0.3 } } layer { name: \"r\" relu {} }"
-             "layer { name: \"fc\" dense { units: 3 } }",
-             3, 3, 1, 3, 5},
-        Case{"NothingToTrainBelow",
-             "layer { name: \"p\" max_pool { kernel: 2 } } layer { name: \"f\" flatten {} } layer { name: \"r\" relu "
-             "{} }"
-             "layer { name: \"fc\" dense { units: 3 } }",
-             4, 4, 3, 3, 5}),
-    [](const testing::TestParamInfo<Case>& c) { return c.param.name; });
-
-#define CONV "conv2d { out_channels: 2 kernel: 3 padding: 1 no_bias: true }"
-#define END "layer { name: \"g\" global_average_pool {} } layer { name: \"fc\" dense { units: 3 } }"
-
-INSTANTIATE_TEST_SUITE_P(
-    Joins, NetworkGradientTest,
-    testing::Values(
-        Case{"ResidualBlock",
-             "layer { name: \"c0\" " CONV " } layer { name: \"n0\" batch_norm { relu: true } }"
-             "layer { name: \"c1\" " CONV " } layer { name: \"n1\" batch_norm { relu: true } }"
-             "layer { name: \"c2\" " CONV " } layer { name: \"n2\" batch_norm {} }"
-             "layer { name: \"a\" input: \"n2\" input: \"n0\" add { relu: true } }" END,
-             4, 5, 2, 3, 3},
-        Case{"ProjectedBlock",
-             "layer { name: \"c0\" " CONV " } layer { name: \"n0\" batch_norm { relu: true } }"
-             "layer { name: \"c1\" conv2d { out_channels: 3 kernel: 3 stride: 2 padding: 1 } }"
-             "layer { name: \"n1\" batch_norm {} }"
-             "layer { name: \"s0\" input: \"n0\" conv2d { out_channels: 3 kernel: 1 stride: 2 no_bias: true } }"
-             "layer { name: \"s1\" batch_norm {} }"
-             "layer { name: \"a\" input: \"n1\" input: \"s1\" add { relu: true } }" END,
-             5, 4, 2, 3, 4},
-        Case{"AddOfTheSame",
-             "layer { name: \"c\" " CONV " } layer { name: \"a\" input: \"c\" input: \"c\" add {} }" END, 4, 4, 2, 3,
-             3},
-        // Both readers of the shared gradient want to mask it in place.
-        Case{"AddOfTwoFusedRelus",
-             "layer { name: \"c\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"
-             "layer { name: \"d\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"
-             "layer { name: \"a\" input: \"c\" input: \"d\" add {} }" END,
-             3, 4, 2, 3, 4},
-        Case{"AddOfReluAndDropout",
-             "layer { name: \"c\" " CONV " } layer { name: \"r\" input: \"c\" relu {} }"
-             "layer { name: \"d\" input: \"c\" dropout { rate: 0.3 } }"
-             "layer { name: \"a\" input: \"r\" input: \"d\" add {} }" END,
-             4, 4, 2, 3, 4},
-        Case{"AddOfTheImage",
-             "layer { name: \"c\" " CONV
-             " } layer { name: \"a\" input: \"input\" input: \"c\" add { relu: true } }" END,
-             4, 4, 2, 3, 3},
-        Case{"AddFollowsAdd",
-             "layer { name: \"c\" " CONV " } layer { name: \"d\" " CONV " } layer { name: \"e\" " CONV " }"
-             "layer { name: \"a\" input: \"c\" input: \"e\" add {} } layer { name: \"b\" input: \"a\" input: \"d\" add "
-             "{} }"
-             "layer { name: \"f\" input: \"b\" input: \"c\" add { relu: true } }" END,
-             4, 3, 2, 3, 3},
-        // The flattened view and the image are one storage: neither may be written in place.
-        Case{"FlattenShared",
-             "layer { name: \"c\" conv2d { out_channels: 1 kernel: 1 } } layer { name: \"f\" input: \"c\" flatten {} }"
-             "layer { name: \"r\" input: \"f\" relu {} } layer { name: \"u\" input: \"r\" dense { units: 3 } }"
-             "layer { name: \"v\" input: \"c\" dense { units: 3 } } layer { name: \"a\" input: \"u\" input: \"v\" add "
-             "{} }",
-             2, 3, 2, 3, 5},
-        Case{"ThreeReaders",
-             "layer { name: \"a\" dense { units: 3 relu: true } } layer { name: \"b\" input: \"a\" dense { units: 3 } }"
-             "layer { name: \"c\" input: \"a\" dense { units: 3 relu: true } }"
-             "layer { name: \"d\" input: \"a\" input: \"b\" add {} } layer { name: \"e\" input: \"d\" input: \"c\" add "
-             "{} }",
-             2, 2, 1, 3, 5}),
-    [](const testing::TestParamInfo<Case>& c) { return c.param.name; });
+const auto kName = [](const testing::TestParamInfo<NetworkCase>& c) { return c.param.name; };
+INSTANTIATE_TEST_SUITE_P(Chains, NetworkGradientTest, testing::ValuesIn(kChainCases), kName);
+INSTANTIATE_TEST_SUITE_P(Joins, NetworkGradientTest, testing::ValuesIn(kJoinCases), kName);
 
 }  // namespace
 }  // namespace starring

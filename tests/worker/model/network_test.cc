@@ -13,6 +13,8 @@
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/allocation_count.h"
+#include "tests/worker/model/idle_device.h"
 #include "tests/worker/model/reference_device.h"
 #include "worker/model/layer_file.h"
 
@@ -284,6 +286,29 @@ TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {
   // Evaluation keeps an input and an output.
   options.evaluation_batch_max = 100 * options.batch_max;
   EXPECT_LE(MakeNetwork(&device, text, options)->arena_bytes(), 100 * 3 * activation_bytes);
+}
+
+TEST(NetworkMemoryTest, AllocatesNothingOnceABatchSizeIsKnown) {
+  IdleDevice device;
+  const NetworkOptions options = {.height = 16, .width = 16, .channels = 3, .classes = 10, .batch_max = 4};
+  for (const char* name : {"lenet5", "mnist_cnn", "resnet20"}) {
+    std::unique_ptr<Network> network = LoadNetwork(&device, name, options);
+    std::vector<float> images(4 * 16 * 16 * 3), parameters(network->layout().element_count()), gradients(parameters);
+    std::vector<int32_t> labels(4);
+    const auto run = [&](int64_t batch) {
+      const int64_t before = AllocationCount();
+      const Network::TrainStep step = {.input = {.images = images.data(), .labels = labels.data(), .batch = batch},
+                                       .parameters = parameters,
+                                       .gradients = gradients};
+      EXPECT_TRUE(network->Forward(step, Nothing).ok());
+      EXPECT_TRUE(network->Backward(step, Nothing).ok());
+      EXPECT_TRUE(network->Evaluate(step.input, parameters).ok());
+      network->Result();
+      return AllocationCount() - before;
+    };
+    for (const int64_t batch : {4, 3, 0}) EXPECT_GT(run(batch), 0) << "the first step of " << batch;
+    for (const int64_t batch : {4, 3, 0, 3, 4}) EXPECT_EQ(run(batch), 0) << name << " batch " << batch;
+  }
 }
 
 TEST(NetworkMemoryTest, ShippedModels) {

@@ -1,14 +1,14 @@
 // One side of torch_parity_test.py: trains a shipped model for a few steps of SGD with momentum and leaves everything
 // that PyTorch needs to do the same, and to compare, in a folder:
 //
-//   parity_run MODEL HEIGHT WIDTH CHANNELS FOLDER
+//   parity_run reference|cpu MODEL HEIGHT WIDTH CHANNELS FOLDER
 //   FOLDER/initial/step-*      a checkpoint before the first step: the weights that PyTorch starts from
 //   FOLDER/final/step-*        one after the last step
 //   FOLDER/run.safetensors     images (steps, batch, channels, height, width), labels (steps, batch), losses (steps),
 //                              evaluation (2): loss and correct answers of the last batch after the last step,
 //                              gradient.NAME: of the first step, in PyTorch's order
 // Dropout is off: its masks are not PyTorch's.
-#include <cstdio>
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -19,10 +19,12 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/aligned_floats.h"
 #include "common/check.h"
 #include "common/checkpoint.h"
 #include "common/optimizer.h"
 #include "common/safetensors.h"
+#include "kernels/cpu/cpu_device.h"
 #include "tests/worker/model/reference_device.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
@@ -51,19 +53,21 @@ LayerFile LoadWithoutDropout(const std::string& name) {
 
 class ParityRun {
  public:
-  ParityRun(const std::string& model, const NetworkOptions& options, const std::string& folder)
+  ParityRun(Device* device, const std::string& model, const NetworkOptions& options, const std::string& folder)
       : options_(options), folder_(folder) {
-    absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(LoadWithoutDropout(model), options, &device_);
+    absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(LoadWithoutDropout(model), options, device);
     CHECK_OK(network);
     network_ = *std::move(network);
-    parameters_.resize(network_->layout().element_count());
-    gradients_ = momentum_ = parameters_;
-    network_->InitializeParameters(1, parameters_);
+    parameters_ = AlignedFloats(network_->layout().element_count());
+    gradients_ = AlignedFloats(network_->layout().element_count());
+    momentum_.resize(network_->layout().element_count());
+    network_->InitializeParameters(1, parameters_.span());
     // Batch norm begins as identity; other values show more.
     std::normal_distribution<float> normal;
     for (const Tensor& tensor : network_->layout().tensors()) {
-      for (int64_t e = tensor.range.begin; e < tensor.range.end; ++e) parameters_[e] += 0.03f * normal(random_);
+      for (int64_t e = tensor.range.begin; e < tensor.range.end; ++e) parameters_.span()[e] += 0.03f * normal(random_);
     }
+    batch_ = AlignedFloats(kBatch * image_elements());
     images_.resize(kSteps * kBatch * options.height * options.width * options.channels);
     for (float& value : images_) value = normal(random_);
     labels_.resize(kSteps * kBatch);
@@ -74,7 +78,7 @@ class ParityRun {
     Save("initial", 0);
     for (int64_t step = 0; step < kSteps; ++step) Train(step);
     Save("final", kSteps);
-    CHECK_OK(network_->Evaluate(Input(kSteps - 1), parameters_));
+    CHECK_OK(network_->Evaluate(Input(kSteps - 1), parameters_.span()));
     evaluation_ = {static_cast<float>(network_->Result().loss_sum / kBatch),
                    static_cast<float>(network_->Result().correct)};
     WriteRun();
@@ -83,34 +87,35 @@ class ParityRun {
  private:
   int64_t image_elements() const { return options_.height * options_.width * options_.channels; }
 
-  NetworkInput Input(int64_t step) const {
-    return {.images = images_.data() + step * kBatch * image_elements(),
-            .labels = labels_.data() + step * kBatch,
-            .batch = kBatch};
+  NetworkInput Input(int64_t step) {
+    std::copy_n(images_.begin() + step * kBatch * image_elements(), batch_.size(), batch_.data());
+    return {.images = batch_.data(), .labels = labels_.data() + step * kBatch, .batch = kBatch};
   }
 
   void Train(int64_t step) {
     const Network::TrainStep train = {.input = Input(step),
                                       .step = step,
                                       .loss_scale = 1.0f / kBatch,
-                                      .parameters = parameters_,
-                                      .gradients = gradients_};
+                                      .parameters = parameters_.span(),
+                                      .gradients = gradients_.span()};
     const auto nothing = [](int) { return absl::OkStatus(); };
     CHECK_OK(network_->Forward(train, nothing));
     losses_.push_back(static_cast<float>(network_->Result().loss_sum / kBatch));
     CHECK_OK(network_->Backward(train, nothing));
-    if (step == 0) first_gradients_ = gradients_;
+    if (step == 0) first_gradients_.assign(gradients_.span().begin(), gradients_.span().end());
     const std::span<float> state[] = {momentum_};
     ApplyOptimizer(kOptimizer, {.learning_rate = kLearningRate,
                                 .update = step + 1,
-                                .gradient = gradients_,
-                                .parameters_in = parameters_,
-                                .parameters_out = parameters_,
+                                .gradient = gradients_.span(),
+                                .parameters_in = parameters_.span(),
+                                .parameters_out = parameters_.span(),
                                 .state = state});
   }
 
   void Save(const std::string& name, int64_t step) {
-    Checkpoint checkpoint = {.step = step, .parameters = parameters_, .state_names = {"momentum_buffer"}};
+    Checkpoint checkpoint = {.step = step,
+                             .parameters = {parameters_.span().begin(), parameters_.span().end()},
+                             .state_names = {"momentum_buffer"}};
     checkpoint.state = {momentum_};
     for (const NetworkBuffer& buffer : network_->buffers()) {
       checkpoint.buffers[buffer.name].assign(buffer.values.begin(), buffer.values.end());
@@ -154,10 +159,9 @@ class ParityRun {
   const NetworkOptions options_;
   const std::string folder_;
   std::mt19937 random_{1};
-  ReferenceDevice device_;
   std::unique_ptr<Network> network_;
-  std::vector<float> parameters_, gradients_, momentum_, first_gradients_;
-  std::vector<float> images_, losses_, evaluation_;
+  AlignedFloats parameters_, gradients_, batch_;
+  std::vector<float> momentum_, first_gradients_, images_, losses_, evaluation_;
   std::vector<int32_t> labels_;
 };
 
@@ -165,12 +169,18 @@ class ParityRun {
 }  // namespace starring
 
 int main(int argc, char** argv) {
-  CHECK_EQ(argc, 6) << "MODEL HEIGHT WIDTH CHANNELS FOLDER";
-  const starring::NetworkOptions options = {.height = std::atoi(argv[2]),
-                                            .width = std::atoi(argv[3]),
-                                            .channels = std::atoi(argv[4]),
+  CHECK_EQ(argc, 7) << "reference|cpu MODEL HEIGHT WIDTH CHANNELS FOLDER";
+  const starring::NetworkOptions options = {.height = std::atoi(argv[3]),
+                                            .width = std::atoi(argv[4]),
+                                            .channels = std::atoi(argv[5]),
                                             .classes = 10,
                                             .batch_max = 5};
-  starring::ParityRun(argv[1], options, argv[5]).Run();
+  std::unique_ptr<starring::Device> device = std::make_unique<starring::ReferenceDevice>();
+  if (std::string(argv[1]) == "cpu") {
+    auto cpu = starring::CreateCpuDevice(1);
+    CHECK_OK(cpu);
+    device = *std::move(cpu);
+  }
+  starring::ParityRun(device.get(), argv[2], options, argv[6]).Run();
   return 0;
 }

@@ -1,0 +1,65 @@
+// A device whose operations do nothing, for counting what the network itself allocates and calls.
+#ifndef STARRING_TESTS_WORKER_MODEL_IDLE_DEVICE_H_
+#define STARRING_TESTS_WORKER_MODEL_IDLE_DEVICE_H_
+
+#include <memory>
+
+#include "tests/worker/model/reference_device.h"
+
+namespace starring {
+
+// Memory and copies are the reference device's.
+class IdleDevice : public ReferenceDevice {
+ public:
+  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec&) override {
+    return std::make_unique<Idle<Conv2d>>();
+  }
+  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec&) override {
+    return std::make_unique<Idle<Dense>>();
+  }
+  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec&) override {
+    return std::make_unique<IdlePool<MaxPool2d>>();
+  }
+  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(const GlobalAveragePoolSpec&) override {
+    return std::make_unique<IdlePool<GlobalAveragePool>>();
+  }
+  absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec&) override {
+    return std::make_unique<IdleBatchNorm>();
+  }
+  absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec&) override {
+    return std::make_unique<IdleDropout>();
+  }
+  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
+      const SoftmaxCrossEntropySpec&) override {
+    return std::make_unique<IdleLoss>();
+  }
+
+ private:
+  template <typename Operation>
+  class Idle : public Operation {
+    void Forward(const float*, const float*, const float*, float*) override {}
+    void Backward(const float*, const float*, const float*, float*, float*, float*, float*) override {}
+  };
+  template <typename Operation>
+  class IdlePool : public Operation {
+    void Forward(const float*, float*) override {}
+    void Backward(const float*, float*) override {}
+  };
+  class IdleBatchNorm : public BatchNorm {
+    void Forward(const float*, const float*, const float*, float*, float*, float*) override {}
+    void Infer(const float*, const float*, const float*, const float*, const float*, float*) override {}
+    void Backward(const float*, const float*, const float*, float*, float*, float*, float*) override {}
+  };
+  class IdleDropout : public Dropout {
+    void Forward(const float*, int64_t, int64_t, float*) override {}
+    void Backward(const float*, float*) override {}
+  };
+  class IdleLoss : public SoftmaxCrossEntropy {
+    void Run(const float*, const int32_t*, float, float*) override {}
+    LossResult Result() override { return {}; }
+  };
+};
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_WORKER_MODEL_IDLE_DEVICE_H_

@@ -1,0 +1,136 @@
+// Networks of odd shapes that reach every rule of worker/model/network_program.h: chains, and joins of residual kinds.
+#ifndef STARRING_TESTS_WORKER_MODEL_NETWORK_CASES_H_
+#define STARRING_TESTS_WORKER_MODEL_NETWORK_CASES_H_
+
+#include <cstdint>
+#include <ostream>
+
+namespace starring {
+
+struct NetworkCase {
+  const char* name;
+  const char* layers;
+  int64_t height, width, channels, classes, batch;
+};
+inline void PrintTo(const NetworkCase& c, std::ostream* out) { *out << c.name; }
+
+inline constexpr NetworkCase kChainCases[] = {
+    NetworkCase{"Dense", "layer { name: \"fc\" dense { units: 3 } }", 1, 5, 1, 3, 4},
+    NetworkCase{"DenseReluLast", "layer { name: \"fc\" dense { units: 3 relu: true } }", 3, 1, 2, 3, 7},
+    NetworkCase{
+        "DenseWithoutBias",
+        "layer { name: \"a\" dense { units: 5 relu: true no_bias: true } } layer { name: \"fc\" dense { units: 3 "
+        "} }",
+        2, 3, 1, 3, 5},
+    NetworkCase{"ConvPoolDense",
+                "layer { name: \"c\" conv2d { out_channels: 3 kernel: 3 padding: 1 relu: true } }"
+                "layer { name: \"p\" max_pool { kernel: 2 } } layer { name: \"fc\" dense { units: 3 } }",
+                7, 5, 2, 3, 3},
+    NetworkCase{
+        "ConvStrideFlatten",
+        "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 stride: 2 no_bias: true } }"
+        "layer { name: \"r\" relu {} } layer { name: \"f\" flatten {} } layer { name: \"fc\" dense { units: 4 } }",
+        8, 7, 3, 4, 3},
+    NetworkCase{"ConvConv",
+                "layer { name: \"c\" conv2d { out_channels: 2 kernel: 2 padding: 2 stride: 3 relu: true } }"
+                "layer { name: \"d\" conv2d { out_channels: 3 kernel: 1 } } layer { name: \"fc\" dense { units: 2 } }",
+                5, 5, 1, 2, 4},
+    NetworkCase{
+        "OverlappingPool",
+        "layer { name: \"c\" conv2d { out_channels: 2 kernel: 1 } }"
+        "layer { name: \"p\" max_pool { kernel: 3 stride: 2 padding: 1 } } layer { name: \"fc\" dense { units: 2 "
+        "} }",
+        5, 7, 2, 2, 3},
+    NetworkCase{
+        "AverageAndNorm",
+        "layer { name: \"c\" conv2d { out_channels: 3 kernel: 3 } } layer { name: \"n\" batch_norm { relu: true } }"
+        "layer { name: \"g\" global_average_pool {} } layer { name: \"fc\" dense { units: 3 } }",
+        5, 6, 2, 3, 4},
+    NetworkCase{"NormFirst",
+                "layer { name: \"n\" batch_norm {} } layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 } }"
+                "layer { name: \"fc\" dense { units: 3 } }",
+                4, 4, 2, 3, 5},
+    NetworkCase{"NormOfUnits",
+                "layer { name: \"a\" dense { units: 5 no_bias: true } } layer { name: \"n\" batch_norm {} }"
+                "layer { name: \"r\" relu {} } layer { name: \"fc\" dense { units: 3 } }",
+                2, 2, 1, 3, 6},
+    NetworkCase{"DropoutInPlace",
+                "layer { name: \"a\" dense { units: 7 relu: true } } layer { name: \"d\" dropout { rate: 0.4 } }"
+                "layer { name: \"e\" dropout { rate: 0.25 } } layer { name: \"fc\" dense { units: 3 } }",
+                3, 3, 1, 3, 6},
+    NetworkCase{"DropoutOfTheImage",
+                "layer { name: \"d\" dropout { rate: 0.3 } } layer { name: \"r\" relu {} }"
+                "layer { name: \"fc\" dense { units: 3 } }",
+                3, 3, 1, 3, 5},
+    NetworkCase{
+        "NothingToTrainBelow",
+        "layer { name: \"p\" max_pool { kernel: 2 } } layer { name: \"f\" flatten {} } layer { name: \"r\" relu "
+        "{} }"
+        "layer { name: \"fc\" dense { units: 3 } }",
+        4, 4, 3, 3, 5}};
+
+#define CONV "conv2d { out_channels: 2 kernel: 3 padding: 1 no_bias: true }"
+#define END "layer { name: \"g\" global_average_pool {} } layer { name: \"fc\" dense { units: 3 } }"
+
+inline constexpr NetworkCase kJoinCases[] = {
+    NetworkCase{"ResidualBlock",
+                "layer { name: \"c0\" " CONV " } layer { name: \"n0\" batch_norm { relu: true } }"
+                "layer { name: \"c1\" " CONV " } layer { name: \"n1\" batch_norm { relu: true } }"
+                "layer { name: \"c2\" " CONV " } layer { name: \"n2\" batch_norm {} }"
+                "layer { name: \"a\" input: \"n2\" input: \"n0\" add { relu: true } }" END,
+                4, 5, 2, 3, 3},
+    NetworkCase{"ProjectedBlock",
+                "layer { name: \"c0\" " CONV " } layer { name: \"n0\" batch_norm { relu: true } }"
+                "layer { name: \"c1\" conv2d { out_channels: 3 kernel: 3 stride: 2 padding: 1 } }"
+                "layer { name: \"n1\" batch_norm {} }"
+                "layer { name: \"s0\" input: \"n0\" conv2d { out_channels: 3 kernel: 1 stride: 2 no_bias: true } }"
+                "layer { name: \"s1\" batch_norm {} }"
+                "layer { name: \"a\" input: \"n1\" input: \"s1\" add { relu: true } }" END,
+                5, 4, 2, 3, 4},
+    NetworkCase{"AddOfTheSame",
+                "layer { name: \"c\" " CONV " } layer { name: \"a\" input: \"c\" input: \"c\" add {} }" END, 4, 4, 2, 3,
+                3},
+    // Both readers of the shared gradient want to mask it in place.
+    NetworkCase{"AddOfTwoFusedRelus",
+                "layer { name: \"c\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"
+                "layer { name: \"d\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"
+                "layer { name: \"a\" input: \"c\" input: \"d\" add {} }" END,
+                3, 4, 2, 3, 4},
+    NetworkCase{"AddOfReluAndDropout",
+                "layer { name: \"c\" " CONV " } layer { name: \"r\" input: \"c\" relu {} }"
+                "layer { name: \"d\" input: \"c\" dropout { rate: 0.3 } }"
+                "layer { name: \"a\" input: \"r\" input: \"d\" add {} }" END,
+                4, 4, 2, 3, 4},
+    NetworkCase{"AddOfTheImage",
+                "layer { name: \"c\" " CONV
+                " } layer { name: \"a\" input: \"input\" input: \"c\" add { relu: true } }" END,
+                4, 4, 2, 3, 3},
+    NetworkCase{
+        "AddFollowsAdd",
+        "layer { name: \"c\" " CONV " } layer { name: \"d\" " CONV " } layer { name: \"e\" " CONV " }"
+        "layer { name: \"a\" input: \"c\" input: \"e\" add {} } layer { name: \"b\" input: \"a\" input: \"d\" add "
+        "{} }"
+        "layer { name: \"f\" input: \"b\" input: \"c\" add { relu: true } }" END,
+        4, 3, 2, 3, 3},
+    // The flattened view and the image are one storage: neither may be written in place.
+    NetworkCase{
+        "FlattenShared",
+        "layer { name: \"c\" conv2d { out_channels: 1 kernel: 1 } } layer { name: \"f\" input: \"c\" flatten {} }"
+        "layer { name: \"r\" input: \"f\" relu {} } layer { name: \"u\" input: \"r\" dense { units: 3 } }"
+        "layer { name: \"v\" input: \"c\" dense { units: 3 } } layer { name: \"a\" input: \"u\" input: \"v\" add "
+        "{} }",
+        2, 3, 2, 3, 5},
+    NetworkCase{
+        "ThreeReaders",
+        "layer { name: \"a\" dense { units: 3 relu: true } } layer { name: \"b\" input: \"a\" dense { units: 3 } }"
+        "layer { name: \"c\" input: \"a\" dense { units: 3 relu: true } }"
+        "layer { name: \"d\" input: \"a\" input: \"b\" add {} } layer { name: \"e\" input: \"d\" input: \"c\" add "
+        "{} }",
+        2, 2, 1, 3, 5}};
+
+#undef CONV
+#undef END
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_WORKER_MODEL_NETWORK_CASES_H_
