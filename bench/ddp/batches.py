@@ -50,7 +50,7 @@ def crop_flip(images, top, left, flip):
     rows = torch.arange(height) + torch.from_numpy(top)[:, None]
     # Advanced indices around a slice: the channel axis comes last.
     picked = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-    return picked.permute(0, 3, 1, 2)
+    return picked.permute(0, 3, 1, 2).contiguous()
 
 
 class RamBatches:

@@ -3,15 +3,14 @@
 import math
 
 
-def learning_rate_at(config, step):
-    base = config["learning_rate"]
-    warmup = config["warmup_steps"]
-    if step < warmup:
-        return base * (step + 1) / warmup
-    if config["schedule"] == "step":
-        return base * config["decay_gamma"] ** (step // config["decay_steps"])
-    if config["schedule"] == "cosine":
-        if step >= config["total_steps"]:
+def learning_rate_at(flags, cosine_steps, step):
+    if step < flags.warmup_steps:
+        return flags.learning_rate * (step + 1) / flags.warmup_steps
+    if flags.schedule == "step":
+        return flags.learning_rate * flags.decay_gamma ** (step // flags.decay_steps)
+    if flags.schedule == "cosine":
+        if step >= cosine_steps:
             return 0.0
-        return base * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (config["total_steps"] - warmup)))
-    return base
+        progress = (step - flags.warmup_steps) / (cosine_steps - flags.warmup_steps)
+        return flags.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    return flags.learning_rate

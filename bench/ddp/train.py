@@ -64,6 +64,7 @@ def parse_flags():
     add("--warmup_steps", type=int, default=0)
     add("--decay_steps", type=int, default=0)
     add("--decay_gamma", type=float, default=0.1)
+    add("--total_steps", type=int, default=0, help="schedule cosine: step of rate 0; 0: the end of --epochs")
     add("--augment", default="none", choices=["none", "crop_flip"])
     add("--seed", type=int, default=1)
     add("--threads", type=positive, default=1, help="compute threads per process")
@@ -131,6 +132,7 @@ class Trainer:
             self.replica = torch.nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = make_optimizer(flags, self.model.parameters())
         self.steps_total = self.sampler.steps_per_epoch() * flags.epochs
+        self.cosine_steps = flags.total_steps or self.steps_total
         if flags.max_steps > 0:
             self.steps_total = min(self.steps_total, flags.max_steps)
         self.warmup_steps = min(WARMUP_STEPS_MAX, self.steps_total // 2)
@@ -155,7 +157,7 @@ class Trainer:
         """Returns this rank's summed loss and the seconds of forward, backward and optimizer."""
         started = time.perf_counter()
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate_at(self.config, self.step)
+            group["lr"] = learning_rate_at(self.flags, self.cosine_steps, self.step)
         self.optimizer.zero_grad(set_to_none=True)
         loss_sum, loss = self._loss(self.replica, images, labels, global_count)
         after_forward = time.perf_counter()
@@ -292,9 +294,9 @@ def train(rank, flags, world_size, init_method):
                                 timeout=datetime.timedelta(seconds=flags.deadline_s))
     record = Trainer(flags, rank, world_size).run()
     if rank == 0:
-        print_summary(record)
         if flags.record:
             run_record.write(flags.record, record)
+        print_summary(record)
     if world_size > 1:
         dist.destroy_process_group()
 

@@ -1,5 +1,6 @@
 """The PyTorch peer on small files: readers, sampler, digest order, one process against two, the record's schema."""
 
+import argparse
 import gzip
 import json
 import os
@@ -98,9 +99,8 @@ class BatchesTest(unittest.TestCase):
         np.testing.assert_array_equal(cropped[1], padded[1, :, 8:16, 4:12][:, :, ::-1])
 
     def test_schedules(self):
-        config = {"learning_rate": 1.0, "warmup_steps": 2, "schedule": "cosine", "total_steps": 6, "decay_steps": 2,
-                  "decay_gamma": 0.1}
-        rates = [learning_rate.learning_rate_at(config, step) for step in range(7)]
+        flags = argparse.Namespace(learning_rate=1.0, warmup_steps=2, schedule="cosine")
+        rates = [learning_rate.learning_rate_at(flags, 6, step) for step in range(7)]
         np.testing.assert_allclose(rates, [0.5, 1.0, 1.0, 0.853553, 0.5, 0.146447, 0.0], atol=1e-6)
 
 
