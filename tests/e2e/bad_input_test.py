@@ -75,19 +75,11 @@ class BadInputTest(JobTest):
 
 class BadPeerTest(JobTest):
 
-    def server(self, *flags):
-        port_file = self.path("port.%d" % len(self.processes))
-        process = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1",
-                              "--port_file=" + port_file, *flags])
-        self.wait_for_output(process, "127.0.0.1:", deadline_s=60)
-        with open(port_file) as file:
-            return process, "127.0.0.1:" + file.read().strip().rpartition(":")[2]
-
     def worker(self, rank, address, *flags):
         return self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2", *SMALL_JOB, *flags])
 
     def test_a_worker_that_never_comes_is_named(self):
-        _, address = self.server()
+        _, address = self.start_server()
         done = self.finish(self.worker(0, address, "--join_deadline_s=2"), deadline_s=60)
         self.assertEqual(done.returncode, PEER_MISSING, done.output)
         self.assertIn("rank 1", done.output)
@@ -98,7 +90,7 @@ class BadPeerTest(JobTest):
         self.assertIn("127.0.0.1:1", done.output)
 
     def test_a_taken_port_is_refused(self):
-        _, address = self.server()
+        _, address = self.start_server()
         done = self.run_to_end([SERVER, "--listen=" + address, "--shard=0", "--shard_count=1"], deadline_s=60)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn(address.rpartition(":")[2], done.output)
@@ -106,10 +98,10 @@ class BadPeerTest(JobTest):
     def test_star_workers_with_different_flags(self):
         for flag, first, second in (("seed", "1", "2"), ("model", "lenet5", "mlp"), ("learning_rate", "0.05", "0.01"),
                                     ("global_batch", "33", "34")):
-            _, address = self.server()
+            _, address = self.start_server()
             flags = [f for f in SMALL_JOB if not f.startswith("--" + flag)]
             workers = [self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2",
-                                   "--join_deadline_s=20", *flags, "--%s=%s" % (flag, value)])
+                                   "--join_deadline_s=5", *flags, "--%s=%s" % (flag, value)])
                        for rank, value in ((0, first), (1, second))]
             done = [self.finish(worker, deadline_s=60) for worker in workers]
             refused = [d for d in done if d.returncode == REFUSED]

@@ -9,7 +9,7 @@ import subprocess
 import threading
 import unittest
 
-from tests.e2e.jobs import JobTest, SERVER, SMALL_JOB, WORKER
+from tests.e2e.jobs import JobTest, SMALL_JOB, WORKER
 
 ENDLESS = ["--dataset=synthetic", "--synthetic_train_count=600", "--synthetic_test_count=50", "--global_batch=32",
            "--model=lenet5", "--epochs=100000", "--progress=plain", "--exchange_deadline_s=10"]
@@ -83,12 +83,7 @@ class FailureTest(JobTest):
         self.assert_nothing_runs()
 
     def test_survivors_without_launch_name_the_dead_rank(self):
-        port_file = self.path("port")
-        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1",
-                             "--port_file=" + port_file])
-        self.wait_for_output(server, "127.0.0.1:")
-        with open(port_file) as file:
-            address = "127.0.0.1:" + file.read().strip().rpartition(":")[2]
+        server, address = self.start_server()
         workers = [self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2", *ENDLESS])
                    for rank in range(2)]
         self.wait_for_output(workers[0], "epoch 1/100000")
@@ -128,12 +123,8 @@ class FailureTest(JobTest):
     def test_broken_connections_change_nothing(self):
         flags = [*SMALL_JOB, "--model=lenet5"]
         whole = self.digest("star", 1, 1, flags)
-        port_file = self.path("port")
-        server = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1",
-                             "--port_file=" + port_file])
-        self.wait_for_output(server, "127.0.0.1:")
-        with open(port_file) as file:
-            port = int(file.read().strip().rpartition(":")[2])
+        server, address = self.start_server()
+        port = int(address.rpartition(":")[2])
         proxy = CuttingProxy(("127.0.0.1", port), cut_bytes=700_001, cuts=6)
         self.addCleanup(proxy.close)
         record = self.path("cut.json")

@@ -86,6 +86,19 @@ class JobTest(unittest.TestCase):
     def run_to_end(self, command, deadline_s=JOB_SECONDS_MAX, **kwargs):
         return self.finish(self.start(command, **kwargs), deadline_s)
 
+    def start_server(self):
+        """A server of a star of one shard, and its address."""
+        port_file = self.path("port.%d" % len(self.processes))
+        process = self.start(
+            [SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file])
+        end = time.monotonic() + 60
+        while not os.path.exists(port_file):  # appears whole, by a rename
+            if process.poll() is not None or time.monotonic() > end:
+                self.fail("the server does not listen:\n" + self.output_of(process))
+            time.sleep(0.02)  # polls a file: there is nothing to be woken by
+        with open(port_file) as file:
+            return process, "127.0.0.1:" + file.read().strip().rpartition(":")[2]
+
     def job_command(self, sync, workers=1, servers=1, flags=(), launch_flags=()):
         command = [LAUNCH, "--sync=" + sync, "--workers=%d" % workers, *launch_flags]
         if sync == "star":
