@@ -27,6 +27,7 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
     member = {.joined = true, .worker_id = request.worker_id()};
     ++joined_count_;
   }
+  join_deadline_ms_ = std::max(join_deadline_ms_, request.join_deadline_ms());
   exchange_deadline_ms_ = std::max(exchange_deadline_ms_, request.exchange_deadline_ms());
   complete_ = complete_ || joined_count_ == static_cast<int>(members_.size());
   return absl::OkStatus();
@@ -44,7 +45,7 @@ absl::Status Rendezvous::Found(const v1::JoinRequest& request) {
   agreement_bytes_ = request.agreement();
   agreement_ = std::move(agreement);
   run_id_ = request.run_id();
-  exchange_deadline_ms_ = 0;
+  join_deadline_ms_ = exchange_deadline_ms_ = 0;
   return absl::OkStatus();
 }
 

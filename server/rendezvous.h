@@ -40,6 +40,8 @@ class Rendezvous {
   // Of the job; meaningful while anybody().
   const Agreement& agreement() const { return agreement_; }
   const std::string& run_id() const { return run_id_; }
+  // The longest that any worker asked for.
+  int64_t join_deadline_ms() const { return join_deadline_ms_; }
   int64_t exchange_deadline_ms() const { return exchange_deadline_ms_; }
 
  private:
@@ -61,6 +63,7 @@ class Rendezvous {
   std::string agreement_bytes_;
   Agreement agreement_;
   std::string run_id_;
+  int64_t join_deadline_ms_ = 0;
   int64_t exchange_deadline_ms_ = 0;
 };
 

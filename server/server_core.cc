@@ -207,6 +207,7 @@ void ParameterServer::Core::BeginJob() {
                         .shard = options_.shard,
                         .shard_count = options_.shard_count,
                         .exchange_deadline = std::chrono::milliseconds(rendezvous_.exchange_deadline_ms()),
+                        .join_deadline = std::chrono::milliseconds(rendezvous_.join_deadline_ms()),
                         .send =
                             [this](Answer answer) {
                               const auto found = lanes_by_id_.find(answer.to);

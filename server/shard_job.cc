@@ -47,7 +47,7 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
       shard_(std::move(shard)),
       buckets_(shard_->bucket_count(),
                Bucket{.gradients = CollectiveWait(world_size()), .fetches = CollectiveWait(world_size())}),
-      workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now}),
+      workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now + options_.join_deadline}),
       summands_(world_size()),
       sum_wait_(world_size()),
       finish_wait_(world_size()) {}
@@ -275,7 +275,7 @@ void ShardJob::CheckDeadlines(Time now) {
   FailIfLate(finish_wait_, now, [] { return "not finished"; });
   for (int rank = 0; rank < world_size() && state_ == State::kRunning; ++rank) {
     const Worker& worker = workers_[rank];
-    if (!worker.lanes_open.empty() || now - worker.alone_since <= options_.exchange_deadline) continue;
+    if (!worker.lanes_open.empty() || now <= worker.alone_since + options_.exchange_deadline) continue;
     Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it has had no connection to shard ",
                                              options_.shard, " for ", Deadline())));
   }

@@ -45,6 +45,8 @@ class ShardJob {
     int shard = 0;
     int shard_count = 1;
     std::chrono::milliseconds exchange_deadline{60'000};
+    // A worker opens its lanes when it has joined at every shard, which may take as long as that.
+    std::chrono::milliseconds join_deadline{60'000};
     // Called from inside the methods below, in the order of the answers. An answer to a lane that is gone is dropped.
     std::function<void(Answer)> send;
     Time now;

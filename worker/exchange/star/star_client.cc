@@ -101,7 +101,8 @@ void StarClient::Close() {
 
 void StarClient::Wake() {
   if (std::exchange(wake_set_, true)) return;
-  alarm_.Set(&queue_, std::chrono::system_clock::now(), &wake_tag_);
+  // A time long past: gRPC rounds "now" up to the next millisecond and would wait for it.
+  alarm_.Set(&queue_, std::chrono::system_clock::time_point(), &wake_tag_);
 }
 
 void StarClient::Run() {

@@ -7,48 +7,16 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/check.h"
-#include "common/job_spec.h"
-#include "common/parameter_shard.h"
 #include "server/parameter_server.h"
+#include "tests/worker/exchange/star/star_job.h"
 #include "worker/exchange/star/star_exchange.h"
 
 namespace starring {
-
-inline JobSpec MakeJob(int rank, int world_size, int64_t elements, int64_t bucket_bytes) {
-  JobSpec job{.rank = rank, .world_size = world_size};
-  auto layout = Layout::Create({{.name = "weight", .dims = {elements}, .torch_axes = {}, .torch_shape = {}}});
-  CHECK_OK(layout);
-  job.layout = *std::move(layout);
-  auto buckets = BucketMap::Create(
-      {.element_count = job.layout.element_count(), .bucket_bytes = bucket_bytes, .world_size = world_size});
-  CHECK_OK(buckets);
-  job.buckets = *std::move(buckets);
-  job.optimizer.momentum = 0.9f;
-  job.schedule.base = 0.125;
-  job.join_deadline = absl::Seconds(20);
-  job.exchange_deadline = absl::Seconds(20);
-  return job;
-}
-
-// Gradients that are small integers: every order of summation gives the same sum.
-inline float GradientAt(int rank, int64_t step, int64_t element) {
-  return static_cast<float>((element * 7 + step * 13 + rank * 29) % 17 - 8);
-}
-
-// Any floats, for comparing bits.
-inline float RoughGradientAt(int rank, int64_t step, int64_t element) {
-  return GradientAt(rank, step, element) / 3.0f + 1e-3f * static_cast<float>(element % 101);
-}
-
-inline std::vector<float> InitialParameters(int64_t count) {
-  std::vector<float> parameters(count);
-  for (int64_t i = 0; i < count; ++i) parameters[i] = static_cast<float>(i % 23) / 16.0f;
-  return parameters;
-}
 
 class Servers {
  public:
@@ -82,8 +50,6 @@ inline std::unique_ptr<GradientExchange> MakeStar(const std::vector<std::string>
   return *std::move(exchange);
 }
 
-using GradientFunction = float (*)(int rank, int64_t step, int64_t element);
-
 // One worker's part of a training run: submits all buckets, awaits them in the order of a forward pass.
 inline absl::Status TrainSteps(GradientExchange* exchange, const JobSpec& job, int64_t steps,
                                GradientFunction gradient) {
@@ -99,45 +65,6 @@ inline absl::Status TrainSteps(GradientExchange* exchange, const JobSpec& job, i
     }
   }
   return absl::OkStatus();
-}
-
-// The same run by one parameter shard that owns everything, without a network.
-inline std::vector<float> ReferenceRun(const JobSpec& job, int64_t steps, GradientFunction gradient) {
-  ParameterShard::Options options{.element_count = job.layout.element_count(),
-                                  .world_size = job.world_size,
-                                  .first_step = job.first_step,
-                                  .optimizer = job.optimizer,
-                                  .schedule = job.schedule};
-  for (int b = 0; b < job.buckets.bucket_count(); ++b) options.slices.push_back({job.buckets.bucket(b)});
-  auto shard = ParameterShard::Create(std::move(options));
-  CHECK_OK(shard);
-  std::vector<float> parameters = InitialParameters(job.layout.element_count());
-  const auto bytes = [](const std::vector<float>& values, ElementRange range) {
-    return std::as_bytes(std::span<const float>(values).subspan(range.begin, range.size()));
-  };
-  for (int b = 0; b < job.buckets.bucket_count(); ++b) {
-    const std::span<const std::byte> piece = bytes(parameters, job.buckets.bucket(b));
-    CHECK_OK((*shard)->SetParameters(b, {&piece, 1}));
-  }
-  for (int64_t step = job.first_step; step < job.first_step + steps; ++step) {
-    for (int rank = 0; rank < job.world_size; ++rank) {
-      auto values = std::make_shared<std::vector<float>>(parameters.size());
-      for (size_t i = 0; i < values->size(); ++i) (*values)[i] = gradient(rank, step, static_cast<int64_t>(i));
-      for (int b = 0; b < job.buckets.bucket_count(); ++b) {
-        CHECK_OK((*shard)->Contribute({.worker = rank,
-                                       .step = step,
-                                       .bucket = b,
-                                       .pieces = {bytes(*values, job.buckets.bucket(b))},
-                                       .keeper = values}));
-      }
-    }
-  }
-  for (int b = 0; b < job.buckets.bucket_count(); ++b) {
-    const auto sealed = (*shard)->Parameters(b);
-    std::copy(sealed->parameters().begin(), sealed->parameters().end(),
-              parameters.begin() + job.buckets.bucket(b).begin);
-  }
-  return parameters;
 }
 
 }  // namespace starring

@@ -1,0 +1,179 @@
+// Latency, throughput and CPU time of the star, Submit of all buckets to Await of all, in real processes on this
+// machine:
+//
+//   bazel-bin/bench/star_bench                              2 workers, 2 servers, 4 KB to 64 MB
+//   bazel-bin/bench/star_bench --workers=2 --servers=1 --lanes=4 --bytes=7600000 --bucket_bytes=1048576
+//
+// GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
+// on any core, `switches` their context switches. The servers apply SGD with momentum.
+#include <malloc.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "absl/strings/numbers.h"
+#include "common/check.h"
+#include "common/job_spec.h"
+#include "server/parameter_server.h"
+#include "worker/exchange/star/star_exchange.h"
+
+ABSL_FLAG(std::vector<std::string>, bytes,
+          std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),
+          "sizes of the parameter vector");
+ABSL_FLAG(int64_t, bucket_bytes, 1 << 20, "as --bucket_bytes of the worker");
+ABSL_FLAG(int, workers, 2, "worker processes");
+ABSL_FLAG(int, servers, 2, "server processes");
+ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
+ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
+ABSL_FLAG(double, momentum, 0.9, "of SGD");
+
+namespace starring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void Pin(int process) {
+  if (!absl::GetFlag(FLAGS_pin)) return;
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(process % std::max(1u, std::thread::hardware_concurrency()), &cores);
+  sched_setaffinity(0, sizeof(cores), &cores);
+}
+
+// Prints one row; of the whole job when rank 0 has waited for everybody.
+struct Row {
+  double p50_ms = 0;
+  double p95_ms = 0;
+  int64_t steps = 0;
+};
+
+int ServerProcess(int shard, int address_pipe) {
+  Pin(shard);
+  auto server = ParameterServer::Start({.listen = "127.0.0.1:0",
+                                        .shard = shard,
+                                        .shard_count = absl::GetFlag(FLAGS_servers),
+                                        .join_deadline = absl::Seconds(60),
+                                        .log = nullptr});
+  CHECK_OK(server);
+  const std::string address = (*server)->address() + "\n";
+  CHECK_EQ(write(address_pipe, address.data(), address.size()), static_cast<ssize_t>(address.size()));
+  const absl::Status status = (*server)->Wait();
+  CHECK_OK(status);
+  return 0;
+}
+
+int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addresses, Row* row) {
+  Pin(rank);
+  JobSpec job{.rank = rank, .world_size = absl::GetFlag(FLAGS_workers)};
+  auto layout = Layout::Create(
+      {{.name = "weight", .dims = {std::max<int64_t>(bytes / 4, 1)}, .torch_axes = {}, .torch_shape = {}}});
+  CHECK_OK(layout);
+  job.layout = *std::move(layout);
+  auto buckets = BucketMap::Create({.element_count = job.layout.element_count(),
+                                    .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
+                                    .world_size = job.world_size});
+  CHECK_OK(buckets);
+  job.buckets = *std::move(buckets);
+  job.optimizer.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum));
+  auto exchange = CreateStarExchange({.addresses = addresses, .lanes = absl::GetFlag(FLAGS_lanes), .run_id = ""});
+  CHECK_OK(exchange);
+  std::vector<float> parameters(job.layout.element_count(), 1.0f);
+  const std::vector<float> gradient(job.layout.element_count(), 1e-6f);
+  CHECK_OK((*exchange)->Start(job, parameters));
+
+  const int64_t steps = std::clamp<int64_t>((int64_t{1} << 30) / bytes, 20, 3000);
+  std::vector<double> times_ms;
+  for (int64_t step = 0; step < steps; ++step) {
+    const Clock::time_point start = Clock::now();
+    for (int b = 0; b < job.buckets.bucket_count(); ++b) {
+      const ElementRange range = job.buckets.bucket(b);
+      (*exchange)->Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+    }
+    for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK((*exchange)->Await(step, b));
+    times_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
+  }
+  CHECK_OK((*exchange)->Finish());
+  std::sort(times_ms.begin(), times_ms.end());
+  *row = {.p50_ms = times_ms[times_ms.size() / 2], .p95_ms = times_ms[times_ms.size() * 95 / 100], .steps = steps};
+  return 0;
+}
+
+template <typename Body>
+void Fork(Body body) {
+  const pid_t pid = fork();
+  CHECK_GE(pid, 0);
+  if (pid == 0) _exit(body());
+}
+
+void Measure(int64_t bytes) {
+  Row* const row =
+      static_cast<Row*>(mmap(nullptr, sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  CHECK(row != MAP_FAILED);
+  rusage before;
+  getrusage(RUSAGE_CHILDREN, &before);
+  std::vector<std::string> addresses;
+  for (int shard = 0; shard < absl::GetFlag(FLAGS_servers); ++shard) {
+    int fds[2];
+    CHECK_EQ(pipe(fds), 0);
+    Fork([&] { return ServerProcess(shard, fds[1]); });
+    close(fds[1]);
+    char text[64] = {};
+    CHECK_GE(read(fds[0], text, sizeof(text) - 1), 1);
+    close(fds[0]);
+    addresses.emplace_back(text, std::string(text).find('\n'));
+  }
+  for (int rank = 0; rank < absl::GetFlag(FLAGS_workers); ++rank) {
+    Fork([&] {
+      Row own;
+      return WorkerProcess(rank, bytes, addresses, rank == 0 ? row : &own);
+    });
+  }
+  int status = 0;
+  while (wait(&status) > 0) CHECK_EQ(status, 0);
+  rusage after;
+  getrusage(RUSAGE_CHILDREN, &after);
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
+  const double steps = static_cast<double>(row->steps);
+  std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f %10.1f\n", static_cast<long long>(bytes), row->p50_ms,
+              row->p95_ms, 2e-6 * static_cast<double>(bytes) / row->p50_ms,
+              1e3 * (seconds(after.ru_utime) - seconds(before.ru_utime)) / steps,
+              1e3 * (seconds(after.ru_stime) - seconds(before.ru_stime)) / steps,
+              static_cast<double>(after.ru_nvcsw - before.ru_nvcsw + after.ru_nivcsw - before.ru_nivcsw) / steps);
+  std::fflush(stdout);
+  munmap(row, sizeof(Row));
+}
+
+int Main(int argc, char** argv) {
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  absl::ParseCommandLine(argc, argv);
+  std::printf("%12s %10s %10s %8s %10s %10s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s", "cpu user", "cpu system",
+              "switches");
+  std::fflush(stdout);
+  for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
+    int64_t bytes;
+    CHECK(absl::SimpleAtoi(text, &bytes)) << text;
+    Measure(bytes);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace starring
+
+int main(int argc, char** argv) { return starring::Main(argc, argv); }

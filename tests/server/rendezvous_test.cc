@@ -1,0 +1,161 @@
+#include "server/rendezvous.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/star/star_job.h"
+
+namespace starring {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+v1::JoinRequest Request(const JobSpec& job, uint64_t worker_id) {
+  v1::JoinRequest request;
+  request.set_rank(job.rank);
+  request.set_worker_id(worker_id);
+  request.set_shard(0);
+  request.set_shard_count(1);
+  request.set_agreement(SerializeAgreement(job));
+  request.set_join_deadline_ms(20'000);
+  request.set_exchange_deadline_ms(30'000);
+  return request;
+}
+
+JobSpec Job(int rank, int world_size) {
+  JobSpec job = MakeJob(rank, world_size, 100'000, 32 << 10);
+  job.agreed_flags = {{"seed", "1"}};
+  return job;
+}
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
+  Rendezvous rendezvous(0, 1);
+  EXPECT_FALSE(rendezvous.anybody());
+  EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 11)).ok());
+  EXPECT_TRUE(rendezvous.anybody());
+  EXPECT_FALSE(rendezvous.complete());
+  EXPECT_EQ(rendezvous.DescribeMissing(), "rank 0 of 2 has not joined");
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
+  EXPECT_TRUE(rendezvous.complete());
+  EXPECT_EQ(rendezvous.agreement().world_size, 2);
+  EXPECT_EQ(rendezvous.exchange_deadline_ms(), 30'000);
+  EXPECT_EQ(rendezvous.join_deadline_ms(), 20'000);
+}
+
+TEST(RendezvousTest, ARepeatedJoinCountsOnce) {
+  Rendezvous rendezvous(0, 1);
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
+  EXPECT_FALSE(rendezvous.complete());
+  EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 11)).ok());
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());  // its answer was lost
+}
+
+TEST(RendezvousTest, RefusesASecondProcessOfARank) {
+  Rendezvous rendezvous(0, 1);
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
+  const absl::Status taken = rendezvous.Join(Request(Job(0, 2), 99));
+  EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(Message(taken), HasSubstr("rank 0"));
+  EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 11)).ok());
+  EXPECT_EQ(rendezvous.Join(Request(Job(0, 2), 99)).code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(RendezvousTest, RefusesAnotherRun) {
+  Rendezvous rendezvous(0, 1);
+  v1::JoinRequest first = Request(Job(0, 2), 10);
+  first.set_run_id("monday");
+  EXPECT_TRUE(rendezvous.Join(first).ok());
+  v1::JoinRequest second = Request(Job(1, 2), 11);
+  second.set_run_id("tuesday");
+  const absl::Status status = rendezvous.Join(second);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("monday"), HasSubstr("tuesday")));
+}
+
+TEST(RendezvousTest, RefusesAWorkerThatMistakesTheShard) {
+  Rendezvous rendezvous(1, 2);
+  v1::JoinRequest request = Request(Job(0, 1), 10);
+  request.set_shard(0);
+  request.set_shard_count(2);
+  const absl::Status status = rendezvous.Join(request);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("shard 1 of 2"), HasSubstr("shard 0 of 2"), HasSubstr("--servers")));
+  request.set_shard(1);
+  request.set_shard_count(3);
+  EXPECT_THAT(Message(rendezvous.Join(request)), HasSubstr("shard 1 of 3"));
+}
+
+TEST(RendezvousTest, RefusesWhatIsNoJob) {
+  Rendezvous rendezvous(0, 1);
+  v1::JoinRequest request = Request(Job(0, 2), 10);
+  request.set_agreement("no agreement");
+  EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kInvalidArgument);
+  request = Request(Job(0, 2), 10);
+  for (const int rank : {-1, 2}) {
+    request.set_rank(rank);
+    EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kInvalidArgument) << rank;
+  }
+  EXPECT_FALSE(rendezvous.anybody());
+  request.set_rank(0);
+  EXPECT_TRUE(rendezvous.Join(request).ok());
+  request.set_rank(2);
+  EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kInvalidArgument);
+}
+
+// Each case changes one field of rank 1's job.
+TEST(RendezvousTest, RefusesEveryFieldThatDiffersWithBothValues) {
+  struct Case {
+    const char* name;
+    void (*change)(JobSpec*);
+    std::vector<std::string> expected;
+  };
+  const Case cases[] = {
+      {"seed", [](JobSpec* job) { job->agreed_flags[0].second = "2"; }, {"--seed=2", "--seed=1"}},
+      {"world size", [](JobSpec* job) { *job = Job(1, 3); }, {"3", "2"}},
+      {"layout",
+       [](JobSpec* job) { job->layout = *Layout::Create({{.name = "other", .dims = {100'000}}}); },
+       {"layout"}},
+      {"first step", [](JobSpec* job) { job->first_step = 7; }, {"7", "0"}},
+      {"momentum", [](JobSpec* job) { job->optimizer.momentum = 0.5f; }, {"momentum=0.5"}},
+      {"optimizer", [](JobSpec* job) { job->optimizer.kind = OptimizerKind::kAdamW; }, {"ADAMW", "SGD"}},
+      {"rate", [](JobSpec* job) { job->schedule.base = 0.25; }, {"0.25", "0.125"}},
+      {"buckets", [](JobSpec* job) { job->buckets = MakeJob(1, 2, 100'000, 64 << 10).buckets; }, {"bucket_bytes"}},
+  };
+  for (const Case& c : cases) {
+    Rendezvous rendezvous(0, 1);
+    EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
+    JobSpec other = Job(1, 2);
+    c.change(&other);
+    const absl::Status status = rendezvous.Join(Request(other, 11));
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.name;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 1"), HasSubstr("rank 0"))) << c.name;
+    for (const std::string& value : c.expected) EXPECT_THAT(Message(status), HasSubstr(value)) << c.name;
+    EXPECT_THAT(rendezvous.DescribeMissing(), HasSubstr("rank 1 was refused")) << c.name;
+    EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 12)).ok()) << c.name;  // the corrected worker
+  }
+}
+
+TEST(RendezvousTest, AWorkerThatLeftCanComeBackWithOtherFlags) {
+  Rendezvous rendezvous(0, 1);
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
+  rendezvous.Leave(0, 99);  // not the one who joined
+  EXPECT_TRUE(rendezvous.Joined(0));
+  rendezvous.Leave(0, 10);
+  EXPECT_FALSE(rendezvous.anybody());
+  EXPECT_TRUE(rendezvous.Join(Request(Job(1, 3), 12)).ok());
+  EXPECT_EQ(rendezvous.agreement().world_size, 3);
+}
+
+TEST(RendezvousTest, NobodyLeavesAJobThatHasBegun) {
+  Rendezvous rendezvous(0, 1);
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 1), 10)).ok());
+  rendezvous.Leave(0, 10);
+  EXPECT_TRUE(rendezvous.complete());
+  EXPECT_TRUE(rendezvous.Joined(0));
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,419 @@
+#include "server/shard_job.h"
+
+#include <numeric>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/star/star_job.h"
+
+namespace starring {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using v1::ExchangeMessage;
+
+// A job of `world_size` workers at one shard that owns everything, and all answers so far.
+class Shard {
+ public:
+  explicit Shard(int world_size, int64_t elements = 100'000, int64_t bucket_bytes = 64 << 10) {
+    spec = MakeJob(0, world_size, elements, bucket_bytes);
+    auto agreement = ParseAgreement(SerializeAgreement(spec));
+    CHECK_OK(agreement);
+    auto created = ShardJob::Create({.agreement = *std::move(agreement),
+                                     .shard = 0,
+                                     .shard_count = 1,
+                                     .exchange_deadline = seconds(10),
+                                     .join_deadline = seconds(5),
+                                     .send = [this](Answer answer) { answers.push_back(std::move(answer)); },
+                                     .now = now});
+    CHECK_OK(created);
+    job = *std::move(created);
+    for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
+  }
+
+  void Send(LaneId from, ExchangeMessage fields, std::span<const std::byte> payload = {}) {
+    auto kept = std::make_shared<std::vector<std::byte>>(payload.begin(), payload.end());
+    ReceivedMessage message{.fields = std::move(fields),
+                            .payload = {},
+                            .payload_bytes = static_cast<int64_t>(kept->size()),
+                            .keeper = kept};
+    if (!kept->empty()) message.payload.push_back(*kept);
+    job->OnMessage(from, message, now);
+  }
+
+  void SendInitialParameters() {
+    const std::vector<float> parameters = InitialParameters(spec.layout.element_count());
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+      Send({0, 0}, Fields(ExchangeMessage::INITIAL_PARAMETERS, -1, b), Slice(parameters, b));
+    }
+  }
+
+  void SendGradient(LaneId from, int64_t step, int bucket, GradientFunction gradient = RoughGradientAt) {
+    std::vector<float> values(spec.layout.element_count());
+    for (size_t i = 0; i < values.size(); ++i) values[i] = gradient(from.rank, step, static_cast<int64_t>(i));
+    Send(from, Fields(ExchangeMessage::GRADIENT, step, bucket), Slice(values, bucket));
+  }
+
+  void SendSum(LaneId from, int64_t number, const std::vector<double>& values) {
+    Send(from, Fields(ExchangeMessage::SUM, number, 0), std::as_bytes(std::span(values)));
+  }
+
+  static ExchangeMessage Fields(ExchangeMessage::Kind kind, int64_t step, int bucket, int vector = 0) {
+    ExchangeMessage fields;
+    fields.set_kind(kind);
+    fields.set_step(step);
+    fields.set_bucket(bucket);
+    fields.set_vector(vector);
+    return fields;
+  }
+
+  std::span<const std::byte> Slice(const std::vector<float>& whole, int bucket) const {
+    const ElementRange range = spec.buckets.bucket(bucket);
+    return std::as_bytes(std::span(whole).subspan(range.begin, range.size()));
+  }
+
+  std::vector<Answer> TakeAnswers() { return std::exchange(answers, {}); }
+
+  JobSpec spec;
+  ShardJob::Time now{seconds(1000)};
+  std::vector<Answer> answers;
+  std::unique_ptr<ShardJob> job;
+};
+
+template <typename T>
+std::vector<T> Values(const Answer& answer) {
+  std::vector<T> values(answer.payload.size() / sizeof(T));
+  std::copy(answer.payload.begin(), answer.payload.end(), reinterpret_cast<std::byte*>(values.data()));
+  return values;
+}
+
+TEST(ShardJobTest, SumsAndAnswersEverybodyOnceAllAreThere) {
+  Shard shard(2);
+  shard.SendInitialParameters();
+  EXPECT_EQ(shard.TakeAnswers().size(), static_cast<size_t>(shard.spec.buckets.bucket_count()));
+  shard.SendGradient({1, 0}, 0, 2);
+  EXPECT_TRUE(shard.answers.empty());
+  shard.SendGradient({0, 0}, 0, 2);
+  const std::vector<Answer> answers = shard.TakeAnswers();
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(answers[0].to, (LaneId{0, 0}));
+  EXPECT_EQ(answers[1].to, (LaneId{1, 0}));
+  const std::vector<float> expected = ReferenceRun(shard.spec, 1, RoughGradientAt);
+  const ElementRange range = shard.spec.buckets.bucket(2);
+  for (const Answer& answer : answers) {
+    EXPECT_EQ(answer.fields.kind(), ExchangeMessage::PARAMETERS);
+    EXPECT_EQ(answer.fields.step(), 0);
+    EXPECT_EQ(answer.fields.bucket(), 2);
+    EXPECT_EQ(Values<float>(answer), std::vector<float>(expected.begin() + range.begin, expected.begin() + range.end));
+    EXPECT_EQ(answer.payload.data(), answers[0].payload.data());  // one memory for all
+  }
+}
+
+// Doubled, late and out of order, from every lane: the sum stays exact.
+TEST(ShardJobTest, DuplicatesChangeNothing) {
+  constexpr int kSteps = 5;
+  Shard shard(3);
+  const int bucket_count = shard.spec.buckets.bucket_count();
+  shard.SendInitialParameters();
+  for (int64_t step = 0; step < kSteps; ++step) {
+    for (int i = 0; i < bucket_count; ++i) {
+      const int b = static_cast<int>((i * 3 + step) % bucket_count);
+      shard.SendGradient({2, 0}, step, b);
+      shard.SendGradient({2, 1}, step, b);
+      if (step > 0) shard.SendGradient({1, 0}, step - 1, b);  // late: that step is sealed
+      shard.SendGradient({0, 0}, step, b);
+      shard.SendGradient({2, 0}, step, b);
+      if (step > 1) shard.SendGradient({0, 0}, step - 2, b);  // so late that nobody waits
+      shard.SendGradient({1, 0}, step, b);
+      shard.SendGradient({1, 0}, step, b);
+    }
+  }
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning) << shard.job->status();
+  const std::vector<float> expected = ReferenceRun(shard.spec, kSteps, RoughGradientAt);
+  shard.TakeAnswers();
+  for (int b = 0; b < bucket_count; ++b) {
+    shard.SendGradient({0, 0}, kSteps - 1, b);  // asks again for the last answer
+    ASSERT_EQ(shard.answers.size(), 1u);
+    const ElementRange range = shard.spec.buckets.bucket(b);
+    EXPECT_EQ(Values<float>(shard.TakeAnswers()[0]),
+              std::vector<float>(expected.begin() + range.begin, expected.begin() + range.end));
+  }
+}
+
+TEST(ShardJobTest, ARepeatedGradientIsAnsweredWhereItCameFromLast) {
+  Shard shard(2);
+  shard.SendInitialParameters();
+  shard.SendGradient({1, 0}, 0, 0);
+  shard.job->OnLaneClosed({1, 0}, shard.now);
+  shard.job->OnLaneOpen({1, 3});
+  shard.SendGradient({1, 3}, 0, 0);
+  shard.TakeAnswers();
+  shard.SendGradient({0, 0}, 0, 0);
+  const std::vector<Answer> answers = shard.TakeAnswers();
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(answers[1].to, (LaneId{1, 3}));
+}
+
+TEST(ShardJobTest, AnAnswerKeepsItsBytesWhileLaterStepsGoOn) {
+  Shard shard(1);
+  shard.SendInitialParameters();
+  shard.TakeAnswers();
+  shard.SendGradient({0, 0}, 0, 0);
+  const Answer slow = shard.TakeAnswers().at(0);
+  const std::vector<float> before = Values<float>(slow);
+  for (int64_t step = 1; step < 6; ++step) shard.SendGradient({0, 0}, step, 0);
+  EXPECT_EQ(Values<float>(slow), before);
+}
+
+TEST(ShardJobTest, FetchesWaitForTheInitialParameters) {
+  Shard shard(2);
+  shard.Send({1, 0}, Shard::Fields(ExchangeMessage::FETCH_PARAMETERS, -1, 1));
+  EXPECT_TRUE(shard.answers.empty());
+  shard.SendInitialParameters();
+  shard.Send({1, 0}, Shard::Fields(ExchangeMessage::FETCH_PARAMETERS, -1, 1));  // once more
+  int parameters = 0;
+  for (const Answer& answer : shard.TakeAnswers()) {
+    if (answer.fields.kind() != ExchangeMessage::PARAMETERS) continue;
+    ++parameters;
+    EXPECT_EQ(answer.fields.step(), -1);
+    EXPECT_EQ(answer.to, (LaneId{1, 0}));
+    EXPECT_EQ(answer.payload.size(), static_cast<size_t>(shard.spec.buckets.bucket(1).size() * 4));
+  }
+  EXPECT_EQ(parameters, 2);
+}
+
+TEST(ShardJobTest, KeepsTheOptimizersState) {
+  Shard shard(1);
+  const std::vector<float> state = InitialParameters(shard.spec.layout.element_count());
+  shard.Send({0, 0}, Shard::Fields(ExchangeMessage::INITIAL_STATE, -1, 1), shard.Slice(state, 1));
+  EXPECT_EQ(shard.TakeAnswers().at(0).fields.kind(), ExchangeMessage::ACCEPTED);
+  shard.Send({0, 0}, Shard::Fields(ExchangeMessage::FETCH_STATE, 0, 1));
+  const Answer answer = shard.TakeAnswers().at(0);
+  EXPECT_EQ(answer.fields.kind(), ExchangeMessage::STATE);
+  const ElementRange range = shard.spec.buckets.bucket(1);
+  EXPECT_EQ(Values<float>(answer), std::vector<float>(state.begin() + range.begin, state.begin() + range.end));
+}
+
+TEST(ShardJobTest, SumsDoublesInRankOrder) {
+  Shard shard(3);
+  // In rank order this is 1: the large values cancel first.
+  shard.SendSum({2, 0}, 0, {1.0, 3});
+  shard.SendSum({1, 0}, 0, {-1e300, 2});
+  shard.SendSum({1, 1}, 0, {-1e300, 2});
+  EXPECT_TRUE(shard.answers.empty());
+  shard.SendSum({0, 0}, 0, {1e300, 1});
+  std::vector<Answer> answers = shard.TakeAnswers();
+  ASSERT_EQ(answers.size(), 3u);
+  for (const Answer& answer : answers) EXPECT_THAT(Values<double>(answer), ElementsAre(1.0, 6));
+  EXPECT_EQ(answers[1].to, (LaneId{1, 1}));
+  // Rank 1's answer was lost, rank 0 is in the next sum already.
+  shard.SendSum({0, 0}, 1, {5});
+  shard.SendSum({1, 0}, 0, {-1e300, 2});
+  answers = shard.TakeAnswers();
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].fields.step(), 0);
+  EXPECT_THAT(Values<double>(answers[0]), ElementsAre(1.0, 6));
+}
+
+TEST(ShardJobTest, ASumOfNothingIsABarrier) {
+  Shard shard(2);
+  shard.SendSum({0, 0}, 0, {});
+  EXPECT_TRUE(shard.answers.empty());
+  shard.SendSum({1, 0}, 0, {});
+  EXPECT_EQ(shard.TakeAnswers().size(), 2u);
+}
+
+TEST(ShardJobTest, FinishesWhenAllHave) {
+  Shard shard(2);
+  const ExchangeMessage finish = Shard::Fields(ExchangeMessage::FINISH, 0, 0);
+  shard.Send({0, 0}, finish);
+  shard.Send({0, 0}, finish);
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.Send({1, 0}, finish);
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kFinished);
+  EXPECT_EQ(shard.TakeAnswers().size(), 2u);
+  shard.Send({1, 0}, finish);  // the answer was lost
+  EXPECT_EQ(shard.TakeAnswers().at(0).fields.kind(), ExchangeMessage::FINISHED);
+}
+
+TEST(ShardJobTest, AnAbortReachesEveryWorkerAndThoseWhoComeBackLater) {
+  Shard shard(3);
+  ExchangeMessage abort = Shard::Fields(ExchangeMessage::ABORT, 0, 0);
+  abort.set_text("the gradient of fc1.weight is NaN");
+  shard.Send({1, 0}, abort);
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
+  std::vector<Answer> answers = shard.TakeAnswers();
+  ASSERT_EQ(answers.size(), 3u);
+  for (const Answer& answer : answers) {
+    EXPECT_EQ(answer.fields.kind(), ExchangeMessage::ERROR);
+    EXPECT_EQ(answer.fields.code(), static_cast<int>(absl::StatusCode::kAborted));
+    EXPECT_THAT(answer.fields.text(), AllOf(HasSubstr("rank 1"), HasSubstr("fc1.weight")));
+  }
+  shard.job->OnLaneOpen({2, 1});
+  EXPECT_EQ(shard.TakeAnswers().at(0).fields.kind(), ExchangeMessage::ERROR);
+  shard.SendGradient({0, 0}, 0, 0);  // too late to matter
+  EXPECT_TRUE(shard.answers.empty());
+}
+
+TEST(ShardJobTest, ALateContributionNamesRankBucketAndStep) {
+  Shard shard(3);
+  shard.SendInitialParameters();
+  for (int rank = 0; rank < 3; ++rank) shard.SendGradient({rank, 0}, 0, 1);
+  shard.now += seconds(100);
+  shard.SendGradient({0, 0}, 1, 1);
+  shard.SendGradient({2, 0}, 1, 1);
+  shard.TakeAnswers();
+  shard.now += seconds(10);
+  shard.job->CheckDeadlines(shard.now);
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.now += milliseconds(1);
+  shard.job->CheckDeadlines(shard.now);
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
+  EXPECT_EQ(shard.job->status(),
+            absl::DeadlineExceededError("rank 1 has not contributed bucket 1 of step 1 within 10 s"));
+  EXPECT_EQ(shard.TakeAnswers().size(), 3u);
+}
+
+TEST(ShardJobTest, ALateContributionOfAWorkerThatIsGoneSaysSo) {
+  Shard shard(2);
+  shard.SendInitialParameters();
+  shard.SendGradient({0, 0}, 0, 0);
+  shard.job->OnLaneClosed({1, 0}, shard.now);
+  shard.now += milliseconds(10'001);
+  shard.job->CheckDeadlines(shard.now);
+  EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("rank 1 has no connection to shard 0 any more"));
+}
+
+TEST(ShardJobTest, ALateSumInitialParameterOrEndNamesTheRank) {
+  Shard sum(2);
+  sum.SendSum({0, 0}, 0, {1});
+  sum.job->CheckDeadlines(sum.now + milliseconds(10'001));
+  EXPECT_EQ(sum.job->status(), absl::DeadlineExceededError("rank 1 has not joined in sum 0 within 10 s"));
+
+  Shard fetch(2);
+  fetch.Send({1, 0}, Shard::Fields(ExchangeMessage::FETCH_PARAMETERS, -1, 0));
+  fetch.job->CheckDeadlines(fetch.now + milliseconds(10'001));
+  EXPECT_THAT(std::string(fetch.job->status().message()), AllOf(HasSubstr("rank 0"), HasSubstr("bucket 0")));
+
+  Shard finish(2);
+  finish.Send({1, 0}, Shard::Fields(ExchangeMessage::FINISH, 0, 0));
+  finish.job->CheckDeadlines(finish.now + milliseconds(10'001));
+  EXPECT_EQ(finish.job->status(), absl::DeadlineExceededError("rank 0 has not finished within 10 s"));
+}
+
+TEST(ShardJobTest, AWorkerThatDoesNotComeBackIsNamed) {
+  Shard shard(2);
+  shard.job->OnLaneOpen({1, 1});
+  shard.job->OnLaneClosed({1, 1}, shard.now);
+  shard.job->CheckDeadlines(shard.now + seconds(1000));  // the other lane is open
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.job->OnLaneClosed({1, 0}, shard.now);
+  shard.job->CheckDeadlines(shard.now + seconds(10));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.job->OnLaneOpen({1, 0});  // back in time
+  shard.job->CheckDeadlines(shard.now + seconds(11));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.job->OnLaneClosed({1, 0}, shard.now);
+  shard.job->CheckDeadlines(shard.now + milliseconds(10'001));
+  EXPECT_EQ(shard.job->status(),
+            absl::UnavailableError("rank 1 is gone: it has had no connection to shard 0 for 10 s"));
+}
+
+TEST(ShardJobTest, AWrongMessageFailsTheJobNamingTheRank) {
+  struct Case {
+    const char* name;
+    std::function<void(Shard*)> send;
+    std::string expected;
+  };
+  const std::vector<float> few(10);
+  const auto bytes = std::as_bytes(std::span(few));
+  const Case cases[] = {
+      {"bucket",
+       [&](Shard* s) {
+         s->Send({1, 0}, Shard::Fields(ExchangeMessage::GRADIENT, 0, 99), bytes);
+       },
+       "99"},
+      {"negative",
+       [&](Shard* s) {
+         s->Send({1, 0}, Shard::Fields(ExchangeMessage::GRADIENT, 0, -1), bytes);
+       },
+       "-1"},
+      {"length",
+       [&](Shard* s) {
+         s->Send({1, 0}, Shard::Fields(ExchangeMessage::GRADIENT, 0, 0), bytes);
+       },
+       "40"},
+      {"step",
+       [](Shard* s) {
+         s->SendGradient({1, 0}, 3, 0);
+       },
+       "3"},
+      {"vector",
+       [&](Shard* s) {
+         s->Send({1, 0}, Shard::Fields(ExchangeMessage::FETCH_STATE, 0, 0, 1));
+       },
+       "vector 1"},
+      {"sum number",
+       [](Shard* s) {
+         s->SendSum({1, 0}, 2, {1.0});
+       },
+       "sum 2"},
+      {"sum size",
+       [](Shard* s) {
+         s->SendSum({1, 0}, 0, std::vector<double>(5000));
+       },
+       "40000"},
+      {"sum bytes",
+       [&](Shard* s) {
+         s->Send({1, 0}, Shard::Fields(ExchangeMessage::SUM, 0, 0), bytes.subspan(1));
+       },
+       "39"},
+      {"sums differ",
+       [](Shard* s) {
+         s->SendSum({0, 0}, 0, {1.0});
+         s->SendSum({1, 0}, 0, {1.0, 2.0});
+       },
+       "2 values"},
+      {"kind",
+       [](Shard* s) {
+         s->Send({1, 0}, Shard::Fields(ExchangeMessage::PARAMETERS, 0, 0));
+       },
+       "17"},
+  };
+  for (const Case& c : cases) {
+    Shard shard(2);
+    shard.SendInitialParameters();
+    shard.TakeAnswers();
+    c.send(&shard);
+    EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed) << c.name;
+    EXPECT_THAT(std::string(shard.job->status().message()), AllOf(HasSubstr("rank 1"), HasSubstr(c.expected)))
+        << c.name;
+  }
+}
+
+TEST(ShardJobTest, DescribesItself) {
+  Shard shard(2);
+  shard.SendInitialParameters();
+  for (int rank = 0; rank < 2; ++rank) shard.SendGradient({rank, 0}, 0, 0);
+  shard.SendGradient({0, 0}, 0, 1);
+  v1::GetStatusReply reply;
+  shard.job->Describe(&reply);
+  EXPECT_EQ(reply.state(), v1::GetStatusReply::RUNNING);
+  EXPECT_EQ(reply.world_size(), 2);
+  EXPECT_EQ(reply.steps_complete(), 0);
+  ASSERT_EQ(reply.workers_size(), 2);
+  EXPECT_EQ(reply.workers(0).contributions(), 2);
+  EXPECT_EQ(reply.workers(0).buckets_missing(), 0);
+  EXPECT_EQ(reply.workers(1).contributions(), 1);
+  EXPECT_EQ(reply.workers(1).buckets_missing(), 1);
+  EXPECT_EQ(reply.workers(1).lanes_open(), 1);
+  EXPECT_GT(reply.bytes_received(), 0);
+  EXPECT_GT(reply.bytes_sent(), 0);
+}
+
+}  // namespace
+}  // namespace starring
