@@ -34,7 +34,7 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
 void AllreduceMachine::OnCompletion(Transport::Token token) {
   const int bucket = static_cast<int>(token);
   const auto found =
-      std::find_if(submitted_.begin(), submitted_.end(), [&](const Submitted& s) { return s.bucket == bucket; });
+      std::find_if(submitted_.begin(), submitted_.end(), [&](const InFlight& s) { return s.bucket == bucket; });
   CHECK(found != submitted_.end());
   const ElementRange range = buckets_.bucket(bucket);
   Apply(*found, std::span<const float>(sum_).subspan(range.begin, range.size()));
@@ -42,7 +42,7 @@ void AllreduceMachine::OnCompletion(Transport::Token token) {
   in_flight_[bucket] = false;
 }
 
-void AllreduceMachine::Apply(const Submitted& submitted, std::span<const float> sum) {
+void AllreduceMachine::Apply(const InFlight& submitted, std::span<const float> sum) {
   const ElementRange range = buckets_.bucket(submitted.bucket);
   const auto start = std::chrono::steady_clock::now();
   shard_.Apply({.step = submitted.step,
@@ -53,9 +53,9 @@ void AllreduceMachine::Apply(const Submitted& submitted, std::span<const float> 
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-BucketMachine::Missing AllreduceMachine::OldestMissing() const {
+BucketMachine::InFlight AllreduceMachine::Oldest() const {
   CHECK(!submitted_.empty());
-  return {.rank = -1, .step = submitted_.front().step, .bucket = submitted_.front().bucket};
+  return submitted_.front();
 }
 
 }  // namespace starring

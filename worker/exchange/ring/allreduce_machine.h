@@ -30,25 +30,20 @@ class AllreduceMachine final : public BucketMachine {
   void OnCompletion(Transport::Token token) override;
   bool IsReady(int bucket) const override { return !in_flight_[bucket]; }
   bool IsIdle() const override { return submitted_.empty(); }
-  Missing OldestMissing() const override;
+  InFlight Oldest() const override;
   // What the cheapest allreduce must move; what the library does move it does not tell.
   ExchangeCounters counters() const override { return counters_; }
 
  private:
-  struct Submitted {
-    int64_t step = 0;
-    int bucket = 0;
-  };
-
-  void Apply(const Submitted& submitted, std::span<const float> sum);
+  void Apply(const InFlight& submitted, std::span<const float> sum);
 
   const BucketMap& buckets_;
   ParameterShard& shard_;
   const std::span<float> parameters_;
   Transport& transport_;
-  std::vector<float> sum_;           // as long as the parameter vector
-  std::vector<bool> in_flight_;      // by bucket
-  std::deque<Submitted> submitted_;  // in flight, oldest first; at most one entry a bucket
+  std::vector<float> sum_;          // as long as the parameter vector
+  std::vector<bool> in_flight_;     // by bucket
+  std::deque<InFlight> submitted_;  // oldest first; at most one entry a bucket
   ExchangeCounters counters_;
 };
 

@@ -33,13 +33,12 @@ class BucketMachine {
   // True when nothing is in flight.
   virtual bool IsIdle() const = 0;
 
-  // What the oldest unfinished bucket waits for. REQUIRES: !IsIdle().
-  struct Missing {
-    int rank = -1;  // who has not sent its part; -1: cannot tell
+  // The bucket that has been in flight longest. REQUIRES: !IsIdle().
+  struct InFlight {
     int64_t step = 0;
     int bucket = 0;
   };
-  virtual Missing OldestMissing() const = 0;
+  virtual InFlight Oldest() const = 0;
 
   virtual ExchangeCounters counters() const = 0;
 };

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"
@@ -22,31 +21,18 @@ absl::Duration DeadlineOf(const MessagePump& pump, const CollectiveOptions& opti
   return pump.rank() == 0 ? options.deadline : options.deadline + kVerdictGrace;
 }
 
-// Waits for operations with the given peers (tokens[i] with peers[i]) and names those that did not come.
-absl::Status WaitForPeers(MessagePump& pump, std::span<const Token> tokens, std::span<const int> peers,
-                          const CollectiveOptions& options) {
+// Waits for operations, and says who is missing if they take too long.
+absl::Status WaitFor(MessagePump& pump, std::span<const Token> tokens, const CollectiveOptions& options) {
   const auto is_complete = [&](Token token) { return pump.IsComplete(token); };
   const absl::Duration deadline = DeadlineOf(pump, options);
   const absl::Status status =
       pump.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); }, DeadlineAfter(deadline));
   if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
-  std::vector<int> missing;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (!is_complete(tokens[i])) missing.push_back(peers[i]);
-  }
+  ASSIGN_OR_RETURN(const std::string missing, pump.FindMissing());
   const absl::Status late = absl::DeadlineExceededError(
-      absl::StrCat(options.what, ": rank", missing.size() == 1 ? " " : "s ", absl::StrJoin(missing, ", "), " of ",
-                   pump.world_size(), " missing after ", absl::FormatDuration(deadline)));
+      absl::StrCat(options.what, " did not end within ", absl::FormatDuration(deadline), ": ", missing));
   pump.Abort(late);
   return late;
-}
-
-std::vector<int> PeersOf(const MessagePump& pump) {
-  std::vector<int> peers;
-  for (int rank = 0; rank < pump.world_size(); ++rank) {
-    if (rank != pump.rank()) peers.push_back(rank);
-  }
-  return peers;
 }
 
 // One part of `all` for each rank, `sizes[rank]` long, back to back; the caller's own is in place.
@@ -58,14 +44,13 @@ absl::Status ReceiveFromPeers(MessagePump& pump, ControlTag tag, std::span<std::
     if (rank != pump.rank()) tokens.push_back(pump.ReceiveInto(rank, tag, all.subspan(begin, sizes[rank])));
     begin += sizes[rank];
   }
-  return WaitForPeers(pump, tokens, PeersOf(pump), options);
+  return WaitFor(pump, tokens, options);
 }
 
 absl::Status SendToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> data,
                         const CollectiveOptions& options) {
   const Token token = pump.SendFrom(0, tag, data);
-  const int root = 0;
-  return WaitForPeers(pump, {&token, 1}, {&root, 1}, options);
+  return WaitFor(pump, {&token, 1}, options);
 }
 
 }  // namespace
@@ -83,13 +68,11 @@ absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte
                           const CollectiveOptions& options) {
   if (pump.rank() != 0) {
     const Token token = pump.ReceiveInto(0, tag, data);
-    const int root = 0;
-    return WaitForPeers(pump, {&token, 1}, {&root, 1}, options);
+    return WaitFor(pump, {&token, 1}, options);
   }
-  const std::vector<int> peers = PeersOf(pump);
   std::vector<Token> tokens;
-  for (const int peer : peers) tokens.push_back(pump.SendFrom(peer, tag, data));
-  return WaitForPeers(pump, tokens, peers, options);
+  for (int peer = 1; peer < pump.world_size(); ++peer) tokens.push_back(pump.SendFrom(peer, tag, data));
+  return WaitFor(pump, tokens, options);
 }
 
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options) {
@@ -102,15 +85,15 @@ absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, con
         data.subspan(begin, std::min<size_t>(kBroadcastSegmentBytes, data.size() - begin));
     if (from >= 0) {
       const Token token = pump.ReceiveInto(from, ControlTag::kBroadcast, segment);
-      RETURN_IF_ERROR(WaitForPeers(pump, {&token, 1}, {&from, 1}, options));
+      RETURN_IF_ERROR(WaitFor(pump, {&token, 1}, options));
     }
     if (to == pump.world_size()) continue;
-    if (is_sent[i % 2]) RETURN_IF_ERROR(WaitForPeers(pump, {&sent[i % 2], 1}, {&to, 1}, options));
+    if (is_sent[i % 2]) RETURN_IF_ERROR(WaitFor(pump, {&sent[i % 2], 1}, options));
     sent[i % 2] = pump.SendFrom(to, ControlTag::kBroadcast, segment);
     is_sent[i % 2] = true;
   }
   for (int i = 0; i < 2; ++i) {
-    if (is_sent[i]) RETURN_IF_ERROR(WaitForPeers(pump, {&sent[i], 1}, {&to, 1}, options));
+    if (is_sent[i]) RETURN_IF_ERROR(WaitFor(pump, {&sent[i], 1}, options));
   }
   return absl::OkStatus();
 }
@@ -152,7 +135,7 @@ absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data,
   const int peer = sends ? route.to : route.from;
   const Token token =
       sends ? pump.SendFrom(peer, ControlTag::kState, data) : pump.ReceiveInto(peer, ControlTag::kState, data);
-  return WaitForPeers(pump, {&token, 1}, {&peer, 1}, options);
+  return WaitFor(pump, {&token, 1}, options);
 }
 
 absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options) {

@@ -1,9 +1,9 @@
-// The few collective operations of the exchange's start and end, over a message pump. All go through rank 0, which is
-// how an expired deadline can say who is missing. Cost: O(world_size) messages at rank 0, or O(bytes) on every link for
-// BroadcastFromRoot: none of them belongs in a step's path but a Sum now and then.
+// The few collective operations of the exchange's start and end, over a message pump. All go through rank 0. Cost:
+// O(world_size) messages at rank 0, or O(bytes) on every link for BroadcastFromRoot: none of them belongs in a step's
+// path but a Sum now and then.
 //
-// The deadline is the caller's; the other ranks give rank 0 kVerdictGrace more, so that its message, which names who is
-// missing, comes first.
+// An expired deadline is DeadlineExceeded, names who is missing, and is told to the peers. Ranks other than 0 wait a
+// little longer, since they wait for rank 0, which may wait for somebody else.
 #ifndef STARRING_WORKER_EXCHANGE_RING_COLLECTIVES_H_
 #define STARRING_WORKER_EXCHANGE_RING_COLLECTIVES_H_
 
@@ -20,7 +20,7 @@
 
 namespace starring {
 
-// What a collective is called in errors ("join", "sum over all ranks") and how long it may take.
+// What a collective is called in errors ("joining", "a sum over all ranks") and how long it may take.
 struct CollectiveOptions {
   std::string what;
   absl::Duration deadline = absl::InfiniteDuration();

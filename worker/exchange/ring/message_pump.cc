@@ -2,12 +2,14 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <array>
-#include <cstring>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"
@@ -21,10 +23,17 @@ constexpr int kHardPolls = 64;
 constexpr std::chrono::milliseconds kYieldingFor{20};
 constexpr std::chrono::microseconds kSleep{50};
 
-// Listening for a peer's end costs as much as a poll: only every so many.
+// Listening for notices costs as much as a poll: only every so many.
 constexpr int kRoundsPerListening = 64;
 
 constexpr std::chrono::seconds kAbortNoticeDeadline{2};
+
+constexpr absl::Duration kRollCallPatience = absl::Seconds(1);
+constexpr int64_t kSilent = -1;
+
+std::string Ranks(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
 
 }  // namespace
 
@@ -56,7 +65,7 @@ MessagePump::Token MessagePump::ReceiveInto(int peer, ControlTag tag, std::span<
   return token;
 }
 
-absl::StatusOr<MessagePump::Progress> MessagePump::Pump() {
+absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
   if (!failure_.ok()) return failure_;
   completed_.clear();
   if (absl::Status status = transport_->Poll(completed_); !status.ok()) return Fail(std::move(status));
@@ -68,9 +77,9 @@ absl::StatusOr<MessagePump::Progress> MessagePump::Pump() {
       send_data_.erase(token);
     }
   }
-  if (--rounds_until_listening_ <= 0) {
+  if (--rounds_until_listening_ <= 0 || listening == Listening::kAlways) {
     rounds_until_listening_ = kRoundsPerListening;
-    RETURN_IF_ERROR(ListenForAbort());
+    RETURN_IF_ERROR(Listen());
   }
   return completed_.empty() ? Progress::kNothing : Progress::kSome;
 }
@@ -102,24 +111,72 @@ absl::Status MessagePump::Fail(absl::Status status) {
   return failure_;
 }
 
-absl::Status MessagePump::ListenForAbort() {
+// A notice is its kind, then a text.
+absl::Status MessagePump::Listen() {
   std::array<std::byte, kAbortNoticeBytesMax> notice;
-  const auto received = transport_->TryReceive(static_cast<int>(ControlTag::kAbort), notice);
+  const auto received = transport_->TryReceive(static_cast<int>(ControlTag::kNotice), notice);
   if (!received.has_value()) return absl::OkStatus();
-  peers_know_ = true;
-  const std::string why(reinterpret_cast<const char*>(notice.data()), received->bytes);
-  return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", why)));
+  CHECK_GE(received->bytes, 1);
+  rounds_until_listening_ = 0;  // there may be more
+  const std::string text(reinterpret_cast<const char*>(notice.data()) + 1, received->bytes - 1);
+  switch (static_cast<NoticeKind>(notice[0])) {
+    case NoticeKind::kAbort:
+      peers_know_ = true;
+      return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", text)));
+    case NoticeKind::kRollCall:
+      SendNotice(received->peer, NoticeKind::kHere, absl::StrCat(call_count_));
+      break;
+    case NoticeKind::kHere:
+      // An answer that comes after the roll call is over is of no use.
+      if (!roll_.empty()) CHECK(absl::SimpleAtoi(text, &roll_[received->peer]));
+      break;
+  }
+  return absl::OkStatus();
+}
+
+void MessagePump::SendNotice(int peer, NoticeKind kind, std::string_view text) {
+  std::string notice(1, static_cast<char>(kind));
+  notice.append(text.substr(0, kAbortNoticeBytesMax - 1));
+  Send(peer, ControlTag::kNotice, notice);
+}
+
+absl::StatusOr<std::string> MessagePump::FindMissing() {
+  roll_.assign(world_size(), kSilent);
+  roll_[rank()] = call_count_;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank()) SendNotice(peer, NoticeKind::kRollCall, "");
+  }
+  const auto is_complete = [&] { return std::find(roll_.begin(), roll_.end(), kSilent) == roll_.end(); };
+  const absl::Status status = PumpUntil(is_complete, DeadlineAfter(kRollCallPatience));
+  const std::vector<int64_t> roll = std::exchange(roll_, {});
+  if (!failure_.ok()) return failure_;
+  if (!status.ok()) {
+    std::vector<int> silent;
+    for (int peer = 0; peer < world_size(); ++peer) {
+      if (roll[peer] == kSilent) silent.push_back(peer);
+    }
+    return absl::StrCat(Ranks(silent), silent.size() == 1 ? " does" : " do", " not answer");
+  }
+  const int64_t fewest = *std::min_element(roll.begin(), roll.end());
+  if (fewest == call_count_) return std::string("all ranks answer, and wait too");
+  std::vector<int> behind;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (roll[peer] == fewest) behind.push_back(peer);
+  }
+  return absl::StrCat(Ranks(behind), behind.size() == 1 ? " lives but is" : " live but are", " ", call_count_ - fewest,
+                      " calls behind: raise the deadline if it computes that long");
 }
 
 void MessagePump::Abort(const absl::Status& why) {
   CHECK(!why.ok());
   if (failure_.ok()) failure_ = why;
   if (std::exchange(peers_know_, true)) return;
-  const std::string notice(why.message().substr(0, kAbortNoticeBytesMax));
-  std::unordered_set<Token> leaving;
+  const uint64_t first = next_token_;
   for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer != rank()) leaving.insert(Send(peer, ControlTag::kAbort, notice));
+    if (peer != rank()) SendNotice(peer, NoticeKind::kAbort, std::string(why.message()));
   }
+  std::unordered_set<Token> leaving;
+  for (uint64_t i = first; i < next_token_; ++i) leaving.insert(BucketMachine::kTokenEnd + i);
   const Clock::time_point deadline = Clock::now() + kAbortNoticeDeadline;
   while (!leaving.empty() && Clock::now() < deadline) {
     completed_.clear();

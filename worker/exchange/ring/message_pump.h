@@ -1,6 +1,11 @@
 // Drives a transport: hands completions to the bucket machine, keeps the buffers of the few control messages beside it,
-// listens for a peer that gives up, and waits with a deadline. A *control message* is anything that is no gradient and
-// no parameter of a step: agreements, sums, the end.
+// waits with a deadline, and exchanges notices. A *control message* is anything that is no gradient and no parameter of
+// a step: agreements, sums, the end. A *notice* is a control message that nobody waits for: a rank gives up and says
+// why, or calls the roll.
+//
+// Roll call. In a ring, everybody soon waits for somebody who waits; who is late himself cannot tell whose fault it is.
+// So a rank whose deadline expires asks all peers how far they are. Who waits, or has nothing to do, answers at once;
+// who does not answer is gone, and whoever has made the fewest calls is behind.
 //
 // After a failure nothing works but Abort; every call returns the first one.
 //
@@ -30,7 +35,7 @@ namespace starring {
 
 // What a control message is for.
 enum class ControlTag : int {
-  kAbort,
+  kNotice,
   kAgreementSize,
   kAgreement,
   kVerdictSize,
@@ -67,23 +72,34 @@ class MessagePump {
   Token ReceiveInto(int peer, ControlTag tag, std::span<std::byte> data);
   bool IsComplete(Token token) const { return !pending_.contains(token); }
 
-  // One round: polls, dispatches. `kNothing` when no operation completed.
+  // One round: polls, dispatches, and looks for notices (kNowAndThen: in one of many rounds). `kNothing` when no
+  // operation completed.
   enum class Progress { kNothing, kSome };
-  absl::StatusOr<Progress> Pump();
+  enum class Listening { kNowAndThen, kAlways };
+  absl::StatusOr<Progress> Pump(Listening listening = Listening::kNowAndThen);
 
   // Pumps until `done`. DeadlineExceeded (no message; the caller knows what is missing) when it takes longer.
   absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline);
 
+  // One more call of the exchange that all ranks make in the same order; the roll call compares these counts.
+  void CountCall() { ++call_count_; }
+
+  // Calls the roll and says what came out: "rank 2 does not answer". For the message of an expired deadline; takes up
+  // to kRollCallPatience. The failure instead, if somebody else was first to give up.
+  absl::StatusOr<std::string> FindMissing();
+
   // OK, or why nothing works any more.
   const absl::Status& failure() const { return failure_; }
 
-  // Gives up: remembers `why` and tells all peers, unless they know. Waits at most kAbortNoticeDeadline for the notices
-  // to leave.
+  // Gives up: remembers `why` and tells all peers, unless they know. Waits a moment for the notices to leave.
   void Abort(const absl::Status& why);
 
  private:
+  enum class NoticeKind : char { kAbort = 'A', kRollCall = 'R', kHere = 'H' };
+
   absl::Status Fail(absl::Status status);
-  absl::Status ListenForAbort();
+  absl::Status Listen();
+  void SendNotice(int peer, NoticeKind kind, std::string_view text);
   Token NextToken() { return BucketMachine::kTokenEnd + next_token_++; }
 
   std::unique_ptr<Transport> transport_;
@@ -96,6 +112,9 @@ class MessagePump {
   std::unordered_set<Token> pending_;                 // control operations
   std::unordered_map<Token, std::string> send_data_;  // of Send, by token
   int rounds_until_listening_ = 0;
+
+  int64_t call_count_ = 0;
+  std::vector<int64_t> roll_;  // by rank: its call count, or kSilent
 };
 
 MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration);

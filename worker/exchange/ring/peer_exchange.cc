@@ -21,6 +21,9 @@ namespace {
 constexpr std::chrono::microseconds kPauseMin{20};
 constexpr std::chrono::microseconds kPauseMax{320};
 
+// With nothing in flight it looks now and then whether somebody calls the roll.
+constexpr std::chrono::milliseconds kRollCallInterval{200};
+
 }  // namespace
 
 class PeerExchange::TrainerDrives {
@@ -77,7 +80,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
 
 // Rank 0 compares everybody's agreement with its own and tells all the outcome; an empty verdict is agreement.
 absl::Status PeerExchange::Agree() {
-  const CollectiveOptions join = {.what = "join", .deadline = job_.join_deadline};
+  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
   const std::string mine = SerializeAgreement(job_);
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
   std::string verdict;
@@ -105,7 +108,7 @@ absl::Status PeerExchange::CreateOwner() {
 
 // Rank 0's parameters to everybody, and its optimizer state, of which each rank keeps what it owns.
 absl::Status PeerExchange::ShareStart() {
-  const CollectiveOptions join = {.what = "broadcast of rank 0's parameters", .deadline = job_.join_deadline};
+  const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
   std::byte has_state{!job_.optimizer_state.empty()};
   RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
@@ -138,6 +141,7 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   TrainerDrives drive(*this);
   CHECK(machine_ != nullptr) << "Submit before Start";
   if (!pump_.failure().ok()) return;  // Await says so
+  pump_.CountCall();
   machine_->Submit(step, bucket, gradient);
   (void)pump_.Pump();  // an error stays in the pump
   if (background_sleeps_ && !machine_->IsIdle()) submitted_.notify_one();
@@ -145,20 +149,29 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {
   TrainerDrives drive(*this);
-  const absl::Status status =
-      pump_.PumpUntil([&] { return machine_->IsReady(bucket); }, DeadlineAfter(job_.exchange_deadline));
-  if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
-  const BucketMachine::Missing missing = machine_->OldestMissing();
-  return Fail(absl::DeadlineExceededError(absl::StrCat(
-      "step ", step, ", bucket ", bucket, " did not come within ", absl::FormatDuration(job_.exchange_deadline), ": ",
-      missing.rank < 0 ? std::string("some rank") : absl::StrCat("rank ", missing.rank), " has sent nothing for step ",
-      missing.step, ", bucket ", missing.bucket)));
+  return WaitUntil([&] { return machine_->IsReady(bucket); }, absl::StrCat("step ", step, ", bucket ", bucket));
+}
+
+// Not only until the trainer may go on: parameters may still be on their way to the right neighbour then.
+absl::Status PeerExchange::Drain() {
+  return WaitUntil([&] { return machine_->IsIdle(); }, "the last step");
+}
+
+absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
+  const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline));
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  const BucketMachine::InFlight oldest = machine_->Oldest();
+  ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
+  return Fail(absl::DeadlineExceededError(
+      absl::StrCat(what, " did not come within ", absl::FormatDuration(job_.exchange_deadline),
+                   " (oldest in flight: step ", oldest.step, ", bucket ", oldest.bucket, "): ", missing)));
 }
 
 absl::Status PeerExchange::Sum(std::span<double> values) {
   CHECK_LE(values.size(), kSumValuesMax);
   TrainerDrives drive(*this);
-  const CollectiveOptions options = {.what = "sum over all ranks", .deadline = job_.exchange_deadline};
+  pump_.CountCall();
+  const CollectiveOptions options = {.what = "a sum over all ranks", .deadline = job_.exchange_deadline};
   std::vector<double> all(pump_.rank() == 0 ? values.size() * pump_.world_size() : 0);
   RETURN_IF_ERROR(
       GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(values), std::as_writable_bytes(std::span(all)), options));
@@ -169,17 +182,6 @@ absl::Status PeerExchange::Sum(std::span<double> values) {
     }
   }
   return SendFromRoot(pump_, ControlTag::kSumResult, std::as_writable_bytes(values), options);
-}
-
-// Parameters may still be on their way to the right neighbour when Await has returned.
-absl::Status PeerExchange::Drain() {
-  const absl::Status status =
-      pump_.PumpUntil([&] { return machine_->IsIdle(); }, DeadlineAfter(job_.exchange_deadline));
-  if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
-  const BucketMachine::Missing missing = machine_->OldestMissing();
-  return Fail(absl::DeadlineExceededError(absl::StrCat("rank ", missing.rank, " did not take step ", missing.step,
-                                                       ", bucket ", missing.bucket, " within ",
-                                                       absl::FormatDuration(job_.exchange_deadline))));
 }
 
 absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
@@ -234,7 +236,7 @@ absl::Status PeerExchange::Finish() {
   {
     TrainerDrives drive(*this);
     RETURN_IF_ERROR(Drain());
-    RETURN_IF_ERROR(Barrier(pump_, {.what = "end of the job", .deadline = job_.exchange_deadline}));
+    RETURN_IF_ERROR(Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
   }
   StopBackground();
   return absl::OkStatus();
@@ -253,14 +255,13 @@ void PeerExchange::DriveInBackground() {
   while (!stopping_) {
     if (machine_->IsIdle() || !pump_.failure().ok()) {
       background_sleeps_ = true;
-      submitted_.wait(lock);
+      submitted_.wait_for(lock, kRollCallInterval);
       background_sleeps_ = false;
       pause = kPauseMin;
-    } else {
-      const absl::StatusOr<MessagePump::Progress> progress = pump_.Pump();
-      const bool some = progress.ok() && *progress == MessagePump::Progress::kSome;
-      pause = some ? kPauseMin : std::min(2 * pause, kPauseMax);
     }
+    const absl::StatusOr<MessagePump::Progress> progress = pump_.Pump(MessagePump::Listening::kAlways);
+    const bool some = progress.ok() && *progress == MessagePump::Progress::kSome;
+    pause = some ? kPauseMin : std::min(2 * pause, kPauseMax);
     lock.unlock();
     // Not asking for the lock while the trainer has it saves it a system call when it lets go.
     do {

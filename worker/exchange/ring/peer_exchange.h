@@ -5,8 +5,8 @@
 // mutex. That is the trainer's own thread in every call that it makes, Await above all: nobody else needs its core
 // then, and no result waits for a thread to wake up. Between those calls, while the trainer computes, a background
 // thread looks after the messages in flight in short visits, and sleeps in between, less when something arrives and
-// longer when nothing does; with nothing in flight it sleeps until the next Submit. (Open MPI makes no progress by
-// itself.)
+// longer when nothing does; with nothing in flight it sleeps until the next Submit, but for a glance five times a
+// second. (Open MPI makes no progress by itself.)
 //
 // After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_RING_PEER_EXCHANGE_H_
@@ -22,6 +22,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "common/parameter_shard.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/ring/bucket_machine.h"
@@ -55,6 +56,7 @@ class PeerExchange final : public GradientExchange {
   absl::Status ShareStart();
   std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
   absl::Status Drain();
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what);
   absl::Status GatherStateVector(int vector, std::span<float> whole);
   absl::Status Fail(const absl::Status& status);
   void DriveInBackground();

@@ -40,7 +40,6 @@ RingMachine::RingMachine(const Options& options)
   CHECK_EQ(buckets_.element_count(), parameters_.size());
   for (Active& active : active_) {
     active.sum.resize(kChunkElements);
-    active.received.resize(2 * static_cast<size_t>(world_size_ - 1));
   }
 }
 
@@ -92,7 +91,6 @@ void RingMachine::StartBlock(Active& active) {
   // Ready needs every receive, and the one send that reads the gradient.
   active.before_ready = 2 * hops + 1;
   active.before_free = 4 * hops;
-  std::fill(active.received.begin(), active.received.end(), false);
   for (int hop = 0; hop < hops; ++hop) {
     const ElementRange range = Chunk(active, Left(2 + hop));
     const bool owned = hop == hops - 1;
@@ -137,7 +135,6 @@ void RingMachine::OnCompletion(Transport::Token token) {
 }
 
 void RingMachine::OnReduceReceived(Active& active, int hop) {
-  active.received[hop] = true;
   const int hops = world_size_ - 1;
   const ElementRange range = Chunk(active, Left(2 + hop));
   if (hop < hops - 1) {
@@ -153,7 +150,6 @@ void RingMachine::OnReduceReceived(Active& active, int hop) {
 
 void RingMachine::OnGatherReceived(Active& active, int hop) {
   const int hops = world_size_ - 1;
-  active.received[hops + hop] = true;
   // The last hop's chunk belongs to the right neighbour.
   if (hop < hops - 1) Send(active, Phase::kGatherSend, hop + 1, Parameters(Chunk(active, Left(1 + hop))));
 }
@@ -165,20 +161,13 @@ void RingMachine::Apply(int64_t step, int bucket, ElementRange owned, std::span<
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-BucketMachine::Missing RingMachine::OldestMissing() const {
+BucketMachine::InFlight RingMachine::Oldest() const {
   const Active* oldest = nullptr;
   for (const Active& active : active_) {
     if (active.used && (oldest == nullptr || active.sequence < oldest->sequence)) oldest = &active;
   }
   CHECK(oldest != nullptr);
-  // Reduce hop h brings what rank - 1 - h was the first to send, gather hop h what rank - 1 - h owns. All nearer ranks'
-  // own messages are here, so the chain broke at the origin of the first hop that is missing.
-  const int hops = world_size_ - 1;
-  int suspect = (rank_ + 1) % world_size_;  // everything came: the right neighbour does not take what we send
-  for (int i = 2 * hops - 1; i >= 0; --i) {
-    if (!oldest->received[i]) suspect = Left(1 + i % hops);
-  }
-  return {.rank = suspect, .step = oldest->step, .bucket = oldest->bucket};
+  return {.step = oldest->step, .bucket = oldest->bucket};
 }
 
 ElementRange RingMachine::Chunk(const Active& active, int chunk) const {

@@ -53,7 +53,7 @@ class RingMachine final : public BucketMachine {
   void OnCompletion(Transport::Token token) override;
   bool IsReady(int bucket) const override { return unready_blocks_[bucket] == 0; }
   bool IsIdle() const override { return active_count_ == 0 && queue_.empty(); }
-  Missing OldestMissing() const override;
+  InFlight Oldest() const override;
   ExchangeCounters counters() const override { return counters_; }
 
  private:
@@ -78,7 +78,6 @@ class RingMachine final : public BucketMachine {
     std::vector<float> sum;           // scratch for the owned chunk
     int before_ready = 0;             // operations that must complete before the trainer may go on
     int before_free = 0;              // operations not complete yet
-    std::vector<bool> received;       // by hop: reduce, then gather
   };
 
   ElementRange Chunk(const Active& active, int chunk) const;

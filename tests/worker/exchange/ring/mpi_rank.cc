@@ -21,9 +21,10 @@
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::string, sync, "ring", "ring or mpi");
-ABSL_FLAG(std::string, fault, "", "of --faulty_rank: seed, abort, die, stop, late");
+ABSL_FLAG(std::string, fault, "", "of --faulty_rank: seed, abort, die, stop, slow, late");
 ABSL_FLAG(int, faulty_rank, 1, "who misbehaves");
 ABSL_FLAG(int64_t, steps, 5, "how many steps");
+ABSL_FLAG(std::string, marker, "", "not used: what a test finds the process by");
 ABSL_FLAG(int, deadline_ms, 20'000, "for joining and for any one bucket");
 
 namespace starring {
@@ -64,7 +65,8 @@ absl::Status Train(GradientExchange& exchange, const ExampleJob& job, int rank) 
   RETURN_IF_ERROR(exchange.Start(spec, parameters));
   for (int64_t step = 0; step < absl::GetFlag(FLAGS_steps); ++step) {
     if (step == 2 && HasFault("die", rank)) raise(SIGKILL);
-    if (step == 2 && HasFault("stop", rank)) pause();
+    if (step == 2 && HasFault("stop", rank)) raise(SIGSTOP);
+    if (step == 2 && HasFault("slow", rank)) pause();
     if (step == 2 && HasFault("abort", rank)) {
       const absl::Status why = absl::InternalError("gradient of fc1.weight is NaN at step 2");
       exchange.Abort(why);

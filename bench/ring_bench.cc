@@ -1,0 +1,173 @@
+// Latency and bus bandwidth of one exchange, Submit to Await of everything, for ring, mpi, and a bare MPI_Allreduce as
+// the base line (which applies no optimizer):
+//
+//   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench
+//   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --compute_us=2000     a trainer that computes meanwhile
+//
+// Bus bandwidth is 2 (N - 1) / N * bytes / time: what every link must carry at least, whatever the algorithm.
+// With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it.
+#include <mpi.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "common/check.h"
+#include "common/job_spec.h"
+#include "worker/exchange/ring/mpi_exchange.h"
+#include "worker/exchange/ring/mpi_runtime.h"
+#include "worker/exchange/ring/ring_exchange.h"
+#include "worker/launcher_environment.h"
+
+ABSL_FLAG(std::vector<std::string>, bytes,
+          std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),
+          "sizes of the parameter vector");
+ABSL_FLAG(int64_t, bucket_bytes, 1 << 30, "as --bucket_bytes of the worker; default: one bucket");
+ABSL_FLAG(int64_t, compute_us, 0, "how long each step computes between its Submits and its Awaits");
+ABSL_FLAG(double, momentum, 0.9, "of SGD");
+
+namespace starring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double MicrosecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
+}
+
+// Adds for as long as it takes, as a trainer would: never in the kernel, so that a stolen core shows.
+class Computation {
+ public:
+  // Calibrates: how many rounds take one microsecond with nothing else to do.
+  Computation() {
+    double best = 0;
+    for (int i = 0; i < 5; ++i) {
+      const Clock::time_point start = Clock::now();
+      Rounds(200'000);
+      best = std::max(best, 200'000 / MicrosecondsSince(start));
+    }
+    rounds_per_us_ = best;
+  }
+  void Run(double us) { Rounds(static_cast<int64_t>(us * rounds_per_us_)); }
+
+ private:
+  void Rounds(int64_t count) {
+    volatile double sum = 0;
+    for (int64_t i = 0; i < count; ++i) sum = sum + 1.0;
+  }
+  double rounds_per_us_ = 1;
+};
+
+struct Result {
+  double p50_us = 0;
+  double p95_us = 0;
+};
+
+int RepetitionsFor(int64_t bytes) { return static_cast<int>(std::clamp<int64_t>((256 << 20) / bytes, 10, 2000)); }
+
+// `step` runs between barriers; the first fifth is warm-up. A step takes as long as on its slowest rank.
+template <typename Step>
+Result Measure(int64_t bytes, Step step) {
+  const int repetitions = RepetitionsFor(bytes);
+  std::vector<double> times;
+  for (int i = 0; i < repetitions + repetitions / 5; ++i) {
+    MPI_Barrier(MPI_COMM_WORLD);
+    const Clock::time_point start = Clock::now();
+    step(i);
+    double us = MicrosecondsSince(start);
+    double slowest = 0;
+    MPI_Allreduce(&us, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    if (i >= repetitions / 5) times.push_back(slowest);
+  }
+  std::sort(times.begin(), times.end());
+  return {.p50_us = times[times.size() / 2], .p95_us = times[times.size() * 95 / 100]};
+}
+
+JobSpec SpecFor(int64_t bytes, const MpiRuntime& mpi) {
+  JobSpec job;
+  job.rank = mpi.rank();
+  job.world_size = mpi.world_size();
+  job.optimizer.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum));
+  auto layout = Layout::Create({{.name = "weight", .dims = {bytes / 4}, .torch_axes = {}, .torch_shape = {}}});
+  CHECK_OK(layout);
+  job.layout = *std::move(layout);
+  auto buckets = BucketMap::Create({.element_count = job.layout.element_count(),
+                                    .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
+                                    .world_size = job.world_size});
+  CHECK_OK(buckets);
+  job.buckets = *std::move(buckets);
+  return job;
+}
+
+Result MeasureExchange(GradientExchange& exchange, int64_t bytes, const MpiRuntime& mpi, Computation& computation) {
+  const JobSpec job = SpecFor(bytes, mpi);
+  std::vector<float> parameters(job.layout.element_count(), 0.5f);
+  const std::vector<float> gradient(job.layout.element_count(), 1e-3f);
+  CHECK_OK(exchange.Start(job, parameters));
+  const int buckets = job.buckets.bucket_count();
+  const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
+  const Result result = Measure(bytes, [&](int64_t step) {
+    for (int b = 0; b < buckets; ++b) {
+      const ElementRange range = job.buckets.bucket(b);
+      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+      if (compute_us > 0) computation.Run(compute_us / buckets);
+    }
+    for (int b = buckets - 1; b >= 0; --b) CHECK_OK(exchange.Await(step, b));
+  });
+  CHECK_OK(exchange.Finish());
+  return result;
+}
+
+Result MeasureLibrary(int64_t bytes, Computation& computation) {
+  const std::vector<float> gradient(bytes / 4, 1e-3f);
+  std::vector<float> sum(bytes / 4);
+  const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
+  return Measure(bytes, [&](int64_t) {
+    if (compute_us > 0) computation.Run(compute_us);
+    MPI_Allreduce(gradient.data(), sum.data(), static_cast<int>(bytes / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  });
+}
+
+void Print(const char* name, int64_t bytes, int world_size, const Result& result) {
+  const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
+  const double exposed_us = result.p50_us - compute_us;
+  const double bus_bytes = 2.0 * (world_size - 1) / world_size * static_cast<double>(bytes);
+  std::printf("%-8s %10lld %12.1f %12.1f %12.1f %10.2f\n", name, static_cast<long long>(bytes), result.p50_us,
+              result.p95_us, exposed_us, bus_bytes / exposed_us / 1e3);
+  std::fflush(stdout);
+}
+
+int Main() {
+  auto runtime = MpiRuntime::Start(ReadLauncherEnvironment(getenv));
+  CHECK_OK(runtime);
+  MpiRuntime& mpi = **runtime;
+  Computation computation;
+  if (mpi.rank() == 0) {
+    std::printf("%-8s %10s %12s %12s %12s %10s\n", "what", "bytes", "p50 us", "p95 us", "exposed us", "bus GB/s");
+  }
+  for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
+    const int64_t bytes = std::stoll(text);
+    const Result library = MeasureLibrary(bytes, computation);
+    const Result ring = MeasureExchange(*CreateRingExchange(&mpi), bytes, mpi, computation);
+    const Result control = MeasureExchange(*CreateMpiExchange(&mpi), bytes, mpi, computation);
+    if (mpi.rank() != 0) continue;
+    Print("library", bytes, mpi.world_size(), library);
+    Print("ring", bytes, mpi.world_size(), ring);
+    Print("mpi", bytes, mpi.world_size(), control);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace starring
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return starring::Main();
+}

@@ -1,0 +1,304 @@
+#include "worker/exchange/ring/peer_exchange.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/check.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/ring/example_job.h"
+#include "tests/worker/exchange/ring/in_memory_transport.h"
+#include "worker/exchange/local/local_exchange.h"
+
+namespace starring {
+namespace {
+
+using Algorithm = PeerExchange::Algorithm;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// What one rank holds at the end.
+struct Outcome {
+  absl::Status status;
+  std::vector<float> parameters;
+  std::vector<std::vector<float>> state;  // rank 0
+  ExchangeCounters counters;
+};
+
+// One rank's training, like the trainer's: submits all buckets of a step, then awaits them in the opposite order.
+struct Training {
+  ExampleJob job;
+  int64_t step_count = 3;
+  int64_t first_step = 0;
+  std::vector<float> start;               // rank 0's parameters; empty: the job's
+  std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
+  std::function<void(int rank, JobSpec& spec)> change_spec = [](int, JobSpec&) {};
+  // Called before each step; an error ends the rank's training by Abort.
+  std::function<absl::Status(int rank, int64_t step)> before_step = [](int, int64_t) { return absl::OkStatus(); };
+};
+
+absl::Status RunRank(const Training& training, GradientExchange& exchange, int rank, Outcome& outcome,
+                     std::vector<float>& gradient) {
+  const ExampleJob& job = training.job;
+  JobSpec spec = job.Spec(rank);
+  spec.first_step = training.first_step;
+  for (const std::vector<float>& vector : training.state) {
+    if (rank == 0) spec.optimizer_state.push_back(vector);
+  }
+  training.change_spec(rank, spec);
+  outcome.parameters.assign(job.element_count, -7.0f);
+  if (rank == 0) outcome.parameters = training.start.empty() ? job.InitialParameters() : training.start;
+  RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
+  for (int64_t step = training.first_step; step < training.first_step + training.step_count; ++step) {
+    if (absl::Status status = training.before_step(rank, step); !status.ok()) {
+      exchange.Abort(status);
+      return status;
+    }
+    gradient = job.Gradient(rank, step);
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+      const ElementRange range = spec.buckets.bucket(b);
+      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+    }
+    std::vector<double> values = {1.0, static_cast<double>(rank)};
+    RETURN_IF_ERROR(exchange.Sum(values));  // buckets are in flight
+    const std::vector<double> expected = {1.0 * job.world_size, job.world_size * (job.world_size - 1) / 2.0};
+    if (values != expected) return absl::InternalError("wrong sum");
+    for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
+  }
+  outcome.state.assign(StateVectorCount(job.optimizer), std::vector<float>(rank == 0 ? job.element_count : 0));
+  const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
+  RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
+  RETURN_IF_ERROR(exchange.Finish());
+  outcome.counters = exchange.counters();
+  return absl::OkStatus();
+}
+
+std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint64_t seed) {
+  const int world_size = training.job.world_size;
+  InMemoryNetwork network(world_size, seed);
+  std::vector<Outcome> outcomes(world_size);
+  // Outlives the exchanges: after an error it belongs to the transport.
+  std::vector<std::vector<float>> gradients(world_size);
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  for (int rank = 0; rank < world_size; ++rank) {
+    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), algorithm));
+  }
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+class PeerExchangeRanks : public testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5));
+
+TEST_P(PeerExchangeRanks, RingGivesTheReferencesBits) {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    for (const int64_t element_count : {16, 8208, 90'000}) {
+      const uint64_t seed = element_count + GetParam();
+      SCOPED_TRACE(testing::Message() << element_count << " elements, seed " << seed);
+      Training training = {.job = {.element_count = element_count, .bucket_bytes = 70'000, .world_size = GetParam()}};
+      training.job.optimizer.kind = kind;
+      std::vector<std::vector<float>> state;
+      const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+      const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kRing, seed);
+      for (const Outcome& outcome : outcomes) {
+        ASSERT_EQ(outcome.status, absl::OkStatus());
+        EXPECT_EQ(outcome.parameters, expected);
+      }
+      EXPECT_EQ(outcomes[0].state, state);
+    }
+  }
+}
+
+TEST_P(PeerExchangeRanks, AllreduceGivesTheSameOnIntegers) {
+  const Training training = {.job = {.element_count = 20'000,
+                                     .bucket_bytes = 30'000,
+                                     .world_size = GetParam(),
+                                     .values = GradientValues::kIntegers}};
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+  const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kAllreduce, 3);
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.parameters, expected);
+  }
+  EXPECT_EQ(outcomes[0].state, state);
+}
+
+// Two steps, state gathered, a new job from there, two more: the bits of four steps.
+TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
+  Training training = {.job = {.element_count = 30'000,
+                               .bucket_bytes = 40'000,
+                               .world_size = GetParam(),
+                               .optimizer = {.kind = OptimizerKind::kAdamW}},
+                       .step_count = 2};
+  const std::vector<Outcome> half = RunAll(training, Algorithm::kRing, 5);
+  ASSERT_EQ(half[0].status, absl::OkStatus());
+  training.first_step = 2;
+  training.start = half[0].parameters;
+  training.state = half[0].state;
+  const std::vector<float> expected = training.job.Reference(4);
+  for (const Outcome& outcome : RunAll(training, Algorithm::kRing, 6)) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.parameters, expected);
+  }
+}
+
+TEST(PeerExchange, LocalIsARingOfOne) {
+  const Training training = {.job = {.element_count = 20'000, .bucket_bytes = 30'000, .world_size = 1}};
+  const std::vector<Outcome> ring = RunAll(training, Algorithm::kRing, 1);
+  ASSERT_EQ(ring[0].status, absl::OkStatus());
+  const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
+  Outcome local;
+  std::vector<float> gradient;
+  ASSERT_EQ(RunRank(training, *exchange, 0, local, gradient), absl::OkStatus());
+  EXPECT_EQ(local.parameters, ring[0].parameters);
+  EXPECT_EQ(local.state, ring[0].state);
+}
+
+TEST(PeerExchange, CountsGradientsAndParametersOnly) {
+  const Training training = {.job = {.element_count = 16'384, .bucket_bytes = 1, .world_size = 2}, .step_count = 3};
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
+    for (const Outcome& outcome : RunAll(training, algorithm, 2)) {
+      EXPECT_EQ(outcome.counters.bytes_sent, 3 * 16'384 * 4);
+      EXPECT_EQ(outcome.counters.bytes_received, 3 * 16'384 * 4);
+      EXPECT_GT(outcome.counters.optimizer_seconds, 0);
+    }
+  }
+}
+
+TEST(PeerExchange, RefusesDifferentFlagsOnAllRanks) {
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3}};
+  training.change_spec = [](int rank, JobSpec& spec) {
+    if (rank == 2) spec.agreed_flags = {{"seed", "2"}};
+  };
+  for (const Outcome& outcome : RunAll(training, Algorithm::kRing, 1)) {
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(outcome.status.message()),
+                AllOf(HasSubstr("rank 2"), HasSubstr("seed=2"), HasSubstr("seed=1")));
+  }
+}
+
+TEST(PeerExchange, RefusesARankThatTheLauncherDidNotGive) {
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 1}};
+  training.change_spec = [](int, JobSpec& spec) { spec.rank = 1; };
+  const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kRing, 1);
+  EXPECT_EQ(outcomes[0].status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
+    Training training = {.job = {.element_count = 50'000, .bucket_bytes = 1, .world_size = 4}, .step_count = 5};
+    training.before_step = [](int rank, int64_t step) {
+      return rank == 2 && step == 3 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
+    };
+    const std::vector<Outcome> outcomes = RunAll(training, algorithm, 9);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == 2) continue;
+      EXPECT_EQ(outcomes[rank].status.code(), absl::StatusCode::kUnavailable) << outcomes[rank].status;
+      EXPECT_THAT(std::string(outcomes[rank].status.message()),
+                  HasSubstr("rank 2 gave up: gradient of fc1.weight is NaN"));
+    }
+  }
+}
+
+// A rank that stops without a word: the first to notice says who it is, and everybody's message names it.
+TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
+  for (const int silent : {0, 1, 2}) {
+    Training training = {.job = {.element_count = 50'000, .bucket_bytes = 1, .world_size = 3}, .step_count = 5};
+    training.change_spec = [](int, JobSpec& spec) { spec.exchange_deadline = absl::Milliseconds(500); };
+    InMemoryNetwork network(3, 4);
+    std::vector<Outcome> outcomes(3);
+    std::vector<std::vector<float>> gradients(3);
+    std::vector<std::unique_ptr<PeerExchange>> exchanges;
+    for (int rank = 0; rank < 3; ++rank) {
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+    }
+    training.before_step = [&](int rank, int64_t step) {
+      if (rank != silent || step != 2) return absl::OkStatus();
+      network.Disconnect(silent);
+      return absl::CancelledError("gone");
+    };
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == silent) continue;
+      EXPECT_TRUE(absl::IsDeadlineExceeded(outcomes[rank].status) || absl::IsUnavailable(outcomes[rank].status))
+          << outcomes[rank].status;
+      EXPECT_THAT(std::string(outcomes[rank].status.message()),
+                  HasSubstr("rank " + std::to_string(silent) + " does not answer"));
+    }
+  }
+}
+
+TEST(PeerExchange, ARankThatNeverStartsIsNamedAtTheJoinDeadline) {
+  InMemoryNetwork network(3, 1);
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3};
+  std::vector<absl::Status> statuses(3);
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  for (int rank = 0; rank < 3; ++rank) {
+    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+  }
+  std::vector<std::vector<float>> parameters(3, job.InitialParameters());
+  std::vector<std::thread> threads;
+  for (const int rank : {0, 2}) {
+    threads.emplace_back([&, rank] {
+      JobSpec spec = job.Spec(rank);
+      spec.join_deadline = absl::Milliseconds(300);
+      statuses[rank] = exchanges[rank]->Start(spec, parameters[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("rank 1 does not answer"));
+  EXPECT_EQ(statuses[2].code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(statuses[2].message()), HasSubstr("rank 1 does not answer"));
+}
+
+// Await's fast path, and the background thread: a bucket gets through while the trainer is busy elsewhere.
+TEST(PeerExchange, GetsOnWhileTheTrainerComputes) {
+  const ExampleJob job = {.element_count = 40'000, .bucket_bytes = 1 << 20, .world_size = 2};
+  InMemoryNetwork network(2, 8);
+  std::vector<std::thread> threads;
+  std::atomic<int> idle_ranks = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      PeerExchange exchange(network.CreateTransport(rank), Algorithm::kRing);
+      std::vector<float> parameters = job.InitialParameters();
+      const std::vector<float> gradient = job.Gradient(rank, 0);
+      CHECK_OK(exchange.Start(job.Spec(rank), parameters));
+      exchange.Submit(0, 0, gradient);
+      // No call until the background threads have done all the work.
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (exchange.counters().bytes_sent < job.element_count * 4 && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::yield();
+      }
+      EXPECT_GE(exchange.counters().bytes_sent, job.element_count * 4);
+      CHECK_OK(exchange.Await(0, 0));
+      EXPECT_EQ(parameters, job.Reference(1));
+      CHECK_OK(exchange.Finish());
+      ++idle_ranks;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(idle_ranks, 2);
+}
+
+}  // namespace
+}  // namespace starring
