@@ -32,40 +32,47 @@ bool Exists(const std::string& path) {
   return fs::exists(path, ignored);
 }
 
-std::optional<std::string> FindFile(const std::vector<std::string>& folders, absl::string_view stem) {
-  for (const std::string& folder : folders) {
-    for (const absl::string_view suffix : {"", ".gz"}) {
-      std::string path = absl::StrCat(folder, "/", stem, suffix);
-      if (Exists(path)) return path;
-    }
+std::optional<std::string> FindFile(const std::string& folder, absl::string_view stem) {
+  for (const absl::string_view suffix : {"", ".gz"}) {
+    std::string path = absl::StrCat(folder, "/", stem, suffix);
+    if (Exists(path)) return path;
   }
   return std::nullopt;
 }
 
 absl::Status NotFound(const DatasetOptions& options, const std::vector<std::string>& folders, absl::string_view files,
-                      absl::string_view source) {
-  return absl::NotFoundError(
-      absl::StrCat("--dataset=", options.name, " needs ", files, ", each plain or with .gz behind it",
-                   folders.empty() ? "" : absl::StrCat(": not found in ", absl::StrJoin(folders, ", ")),
-                   ": get them from ", source, " (deploy/get_data.sh does) and give their folder as --data_dir"));
+                      absl::string_view cure) {
+  const std::string where = absl::StrCat(", not found in ", absl::StrJoin(folders, ", "));
+  return absl::NotFoundError(absl::StrCat("--dataset=", options.name, " needs ", files,
+                                          " (each plain or with .gz behind it)", folders.empty() ? "" : where, ": ",
+                                          cure, ", and give their folder as --data_dir"));
+}
+
+// data_dir itself, a folder in it named after the data set (deploy/get_data.sh makes it), and `other` in it.
+std::vector<std::string> Folders(const DatasetOptions& options, absl::string_view other) {
+  if (options.data_dir.empty()) return {};
+  return {options.data_dir, absl::StrCat(options.data_dir, "/", options.name),
+          absl::StrCat(options.data_dir, "/", other)};
 }
 
 absl::StatusOr<Dataset> ReadIdxSet(const DatasetOptions& options, const std::vector<std::string>& folders,
-                                   absl::string_view prefix, absl::string_view source) {
-  const auto images = FindFile(folders, absl::StrCat(prefix, "-images-idx3-ubyte"));
-  const auto labels = FindFile(folders, absl::StrCat(prefix, "-labels-idx1-ubyte"));
-  if (!images || !labels) {
-    return NotFound(options, folders, absl::StrCat(prefix, "-images-idx3-ubyte and ", prefix, "-labels-idx1-ubyte"),
-                    source);
+                                   absl::string_view prefix, absl::string_view cure) {
+  const std::string images = absl::StrCat(prefix, "-images-idx3-ubyte");
+  const std::string labels = absl::StrCat(prefix, "-labels-idx1-ubyte");
+  // Both from one folder: images of one data set with labels of another would train.
+  for (const std::string& folder : folders) {
+    const auto images_path = FindFile(folder, images);
+    const auto labels_path = FindFile(folder, labels);
+    if (images_path && labels_path) return ReadIdx({.images = *images_path, .labels = *labels_path});
   }
-  return ReadIdx({.images = *images, .labels = *labels});
+  return NotFound(options, folders, absl::StrCat(images, " and ", labels), cure);
 }
 
 absl::StatusOr<TrainAndTest> LoadIdx(const DatasetOptions& options, const std::vector<std::string>& folders,
-                                     absl::string_view source) {
+                                     absl::string_view cure) {
   TrainAndTest sets;
-  ASSIGN_OR_RETURN(sets.train, ReadIdxSet(options, folders, "train", source));
-  ASSIGN_OR_RETURN(sets.test, ReadIdxSet(options, folders, "t10k", source));
+  ASSIGN_OR_RETURN(sets.train, ReadIdxSet(options, folders, "train", cure));
+  ASSIGN_OR_RETURN(sets.test, ReadIdxSet(options, folders, "t10k", cure));
   const auto size = [](const Dataset& set) { return absl::StrCat(set.height, " x ", set.width); };
   if (size(sets.train) != size(sets.test)) {
     return absl::DataLossError(absl::StrCat("training images have ", size(sets.train), " pixels, test images ",
@@ -73,11 +80,6 @@ absl::StatusOr<TrainAndTest> LoadIdx(const DatasetOptions& options, const std::v
                                             absl::StrJoin(folders, ", ")));
   }
   return sets;
-}
-
-std::vector<std::string> IdxFolders(const std::string& data_dir, absl::string_view torchvision_folder) {
-  if (data_dir.empty()) return {};
-  return {data_dir, absl::StrCat(data_dir, "/", torchvision_folder, "/raw")};
 }
 
 // Every data_batch_N.bin[.gz] of a folder in the order of N; of a plain and a gzipped one with the same N the plain
@@ -103,37 +105,33 @@ std::vector<std::string> FindTrainingBatches(const std::string& folder) {
 }
 
 absl::StatusOr<TrainAndTest> LoadCifar10(const DatasetOptions& options) {
-  std::vector<std::string> folders;
-  if (!options.data_dir.empty()) {
-    folders = {options.data_dir, absl::StrCat(options.data_dir, "/cifar-10-batches-bin")};
-  }
-  CifarFiles train;
+  const std::vector<std::string> folders = Folders(options, "cifar-10-batches-bin");
   for (const std::string& folder : folders) {
-    train.paths = FindTrainingBatches(folder);
-    if (!train.paths.empty()) break;
+    const std::vector<std::string> train = FindTrainingBatches(folder);
+    const auto test = FindFile(folder, "test_batch.bin");
+    if (train.empty() || !test) continue;
+    TrainAndTest sets;
+    ASSIGN_OR_RETURN(sets.train, ReadCifar10({.paths = train}));
+    ASSIGN_OR_RETURN(sets.test, ReadCifar10({.paths = {*test}}));
+    return sets;
   }
-  const auto test = FindFile(folders, "test_batch.bin");
-  if (train.paths.empty() || !test) {
-    return NotFound(options, folders, "data_batch_1.bin to data_batch_5.bin (fewer will do) and test_batch.bin",
-                    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz");
-  }
-  TrainAndTest sets;
-  ASSIGN_OR_RETURN(sets.train, ReadCifar10(train));
-  ASSIGN_OR_RETURN(sets.test, ReadCifar10({.paths = {*test}}));
-  return sets;
+  return NotFound(options, folders, "data_batch_1.bin to data_batch_5.bin (fewer will do) and test_batch.bin",
+                  "fetch them with deploy/get_data.sh cifar10");
 }
 
 }  // namespace
 
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   if (options.name == "mnist") {
-    return LoadIdx(options, IdxFolders(options.data_dir, "MNIST"), "https://ossci-datasets.s3.amazonaws.com/mnist");
+    return LoadIdx(options, Folders(options, "MNIST/raw"), "fetch them with deploy/get_data.sh mnist");
   }
   if (options.name == "fashion-mnist") {
-    auto folders = IdxFolders(options.data_dir, "FashionMNIST");
+    auto folders = Folders(options, "FashionMNIST/raw");
     if (folders.empty()) folders = {std::string(kDebianFashionMnist)};
-    return LoadIdx(options, folders,
-                   "Debian's package dataset-fashion-mnist, or https://github.com/zalandoresearch/fashion-mnist");
+    return LoadIdx(
+        options, folders,
+        "install Debian's package dataset-fashion-mnist (deploy/setup.sh does) and give no --data_dir, or get "
+        "them from https://github.com/zalandoresearch/fashion-mnist");
   }
   if (options.name == "cifar10") return LoadCifar10(options);
   if (options.name == "synthetic") return MakeSynthetic(options);

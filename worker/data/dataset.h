@@ -32,10 +32,11 @@ struct DatasetOptions {
   uint64_t seed = 0;
 };
 
-// Files are looked for in data_dir, then in the folders that the data sets' own archives and torchvision make inside it
-// (cifar-10-batches-bin, MNIST/raw, FashionMNIST/raw). An empty data_dir is enough for fashion-mnist, which is then
-// taken from where Debian's package dataset-fashion-mnist puts it, and for synthetic. Plain and gzipped files are
-// found, the plain one first; CIFAR-10's training set is every data_batch_N.bin there is, in the order of N.
+// Files are looked for in data_dir, in a folder in it that is named after the data set (deploy/get_data.sh makes it),
+// and in the one that torchvision or the data set's own archive makes: MNIST/raw, FashionMNIST/raw,
+// cifar-10-batches-bin. An empty data_dir is enough for synthetic, and for fashion-mnist, which is then taken from
+// where Debian's package dataset-fashion-mnist puts it; a data_dir that is given is the only place. Plain and gzipped
+// files are found, the plain one first; CIFAR-10's training set is every data_batch_N.bin there is, in the order of N.
 //
 // InvalidArgument for an unknown name or an impossible synthetic size; NotFound says which files were looked for,
 // where, and how to get them; DataLoss names file, expected and found.

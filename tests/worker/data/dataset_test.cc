@@ -48,6 +48,14 @@ TEST(DatasetTest, FindsWhatTorchvisionDownloaded) {
   EXPECT_EQ(LoadDataset({.name = "fashion-mnist", .data_dir = folder})->train.count, 7);
 }
 
+TEST(DatasetTest, FindsAFolderNamedAfterTheDataSet) {
+  const std::string folder = MakeFolder("named");
+  WriteIdxSet(folder + "/mnist", 5, 2);
+  WriteIdxSet(folder + "/fashion-mnist", 7, 2);
+  EXPECT_EQ(LoadDataset({.name = "mnist", .data_dir = folder})->train.count, 5);
+  EXPECT_EQ(LoadDataset({.name = "fashion-mnist", .data_dir = folder})->train.count, 7);
+}
+
 TEST(DatasetTest, ThePlainFileComesBeforeTheZippedOne) {
   const std::string folder = MakeFolder("both");
   WriteIdxSet(folder, 6, 3);
@@ -65,7 +73,7 @@ TEST(DatasetTest, TrainingAndTestImagesMustHaveOneSize) {
 }
 
 TEST(DatasetTest, ReadsCifarBatchesInTheOrderOfTheirNumbers) {
-  for (const std::string place : {"", "/cifar-10-batches-bin"}) {
+  for (const std::string place : {"", "/cifar10", "/cifar-10-batches-bin"}) {
     const std::string folder = MakeFolder("cifar");
     WriteFile(folder + place, "data_batch_10.bin", CifarRecords(1, 10));
     WriteFile(folder + place, "data_batch_9.bin.gz", Gzip(CifarRecords(2, 8)));
@@ -91,7 +99,8 @@ TEST(DatasetTest, NotFoundSaysWhatWhereAndHow) {
   };
   EXPECT_THAT(message("mnist", folder),
               AllOf(HasSubstr("--dataset=mnist needs train-images-idx3-ubyte and train-labels-idx1-ubyte"),
-                    HasSubstr("not found in " + folder + ", " + folder + "/MNIST/raw"), HasSubstr("--data_dir")));
+                    HasSubstr("not found in " + folder + ", " + folder + "/mnist, " + folder + "/MNIST/raw"),
+                    HasSubstr("deploy/get_data.sh mnist"), HasSubstr("--data_dir")));
   EXPECT_THAT(message("cifar10", folder), AllOf(HasSubstr("data_batch_1.bin"), HasSubstr("test_batch.bin"),
                                                 HasSubstr("not found in " + folder), HasSubstr("--data_dir")));
   EXPECT_THAT(message("mnist", ""), HasSubstr("--data_dir"));
@@ -109,6 +118,13 @@ TEST(DatasetTest, OneSetWithoutTheOtherIsNotFound) {
   const std::string cifar = MakeFolder("half_cifar");
   WriteFile(cifar, "data_batch_1.bin", CifarRecords(1));
   EXPECT_EQ(LoadDataset({.name = "cifar10", .data_dir = cifar}).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(DatasetTest, ImagesAndLabelsComeFromOneFolder) {
+  const std::string folder = MakeFolder("mixed");
+  WriteIdxSet(folder + "/mnist", 5, 2);
+  WriteFile(folder, "train-images-idx3-ubyte", "images of something else");
+  EXPECT_TRUE(LoadDataset({.name = "mnist", .data_dir = folder}).ok());
 }
 
 TEST(DatasetTest, PassesAReadersErrorOn) {
