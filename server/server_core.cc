@@ -1,5 +1,6 @@
 #include "server/server_core.h"
 
+#include <cmath>
 #include <random>
 #include <utility>
 #include <vector>
@@ -38,9 +39,10 @@ ParameterServer::Core::Core(Options options)
 
 ParameterServer::Core::~Core() {
   if (!thread_.joinable()) return;
-  // The polling thread takes the events that this causes.
+  // The polling thread takes the events that this causes, and shuts the queue down when nothing is left that could ask
+  // it for another.
   server_->Shutdown(std::chrono::system_clock::now());
-  queue_->Shutdown();
+  server_is_down_ = true;
   thread_.join();
 }
 
@@ -95,6 +97,7 @@ void ParameterServer::Core::Run() {
   ListenForJoin();
   ListenForStatus();
   ListenForLane();
+  bool queue_is_down = false;
   Clock::time_point next_tick = Clock::now() + kTick;
   while (true) {
     void* tag;
@@ -106,6 +109,10 @@ void ParameterServer::Core::Run() {
     if (const auto now = Clock::now(); now >= next_tick) {
       next_tick = now + kTick;
       Tick(now);
+    }
+    if (server_is_down_ && join_calls_.empty() && status_calls_.empty() && lanes_.empty() && !queue_is_down) {
+      queue_is_down = true;
+      queue_->Shutdown();
     }
   }
   End(absl::CancelledError("the server was stopped"));
@@ -121,7 +128,9 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
     pending_joins_.erase(call);
     const std::string missing = rendezvous_.DescribeMissing();
     rendezvous_.Leave(call->request().rank(), call->request().worker_id());
-    call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", deadline.count() / 1000.0, " s")));
+    // Rounded: what was left of the worker's deadline when it called.
+    const double seconds = std::round(static_cast<double>(deadline.count()) / 100.0) / 10.0;
+    call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", seconds, " s")));
   }
   if (job_ != nullptr) {
     job_->CheckDeadlines(now);

@@ -70,6 +70,7 @@ class ParameterServer::Core {
   std::unique_ptr<grpc::Server> server_;
   std::thread thread_;
   std::atomic<bool> interrupted_ = false;
+  std::atomic<bool> server_is_down_ = false;
 
   // ---- Of the polling thread.
   struct PendingJoin {
@@ -89,7 +90,6 @@ class ParameterServer::Core {
   std::unique_ptr<ShardJob> job_;
   std::set<int> told_;  // ranks that have taken their last answers
   std::optional<Clock::time_point> job_over_since_;
-  bool shutting_down_ = false;
 
   // ---- Guarded by mutex_.
   std::mutex mutex_;

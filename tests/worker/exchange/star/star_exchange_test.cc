@@ -1,15 +1,15 @@
 #include "worker/exchange/star/star_exchange.h"
 
+#include <algorithm>
 #include <tuple>
 
-#include "gmock/gmock.h"
+#include "common/limits.h"
+#include "common/optimizer.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 
 namespace starring {
 namespace {
-
-using ::testing::HasSubstr;
 
 class StarShapeTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 
@@ -48,6 +48,132 @@ INSTANTIATE_TEST_SUITE_P(Shapes, StarShapeTest,
                                             ::testing::Values(2)));
 INSTANTIATE_TEST_SUITE_P(Lanes, StarShapeTest,
                          ::testing::Combine(::testing::Values(2), ::testing::Values(2), ::testing::Values(1, 4)));
+
+// Integers add up to the same in any order: the sum can be checked without knowing the order.
+TEST(StarExchangeTest, IntegerGradientsGiveTheExactSum) {
+  constexpr int kWorkers = 3;
+  Servers servers(2);
+  RunWorkers(kWorkers, [&](int rank) {
+    JobSpec job = MakeJob(rank, kWorkers, 50'000, 32 << 10);
+    job.optimizer.momentum = 0;
+    job.schedule.base = 1;
+    std::vector<float> parameters(job.layout.element_count(), 0.0f);
+    auto exchange = MakeStar(servers.addresses);
+    ASSERT_TRUE(exchange->Start(job, parameters).ok());
+    ASSERT_TRUE(TrainSteps(exchange.get(), job, 3, GradientAt).ok());
+    ASSERT_TRUE(exchange->Finish().ok());
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      float sum = 0;
+      for (int r = 0; r < kWorkers; ++r) {
+        for (int64_t step = 0; step < 3; ++step) sum += GradientAt(r, step, static_cast<int64_t>(i));
+      }
+      ASSERT_EQ(parameters[i], -sum) << i;
+    }
+  });
+}
+
+TEST(StarExchangeTest, SumsInRankOrderOnEveryWorker) {
+  constexpr int kWorkers = 3;
+  Servers servers(2);
+  RunWorkers(kWorkers, [&](int rank) {
+    const JobSpec job = MakeJob(rank, kWorkers, 1000, 32 << 10);
+    std::vector<float> parameters(job.layout.element_count());
+    auto exchange = MakeStar(servers.addresses);
+    ASSERT_TRUE(exchange->Start(job, parameters).ok());
+    for (int i = 0; i < 20; ++i) {
+      // Left to right from rank 0 the large values cancel before the small one comes.
+      std::vector<double> values = {rank == 0 ? 1e300 : rank == 1 ? -1e300 : 1.5, static_cast<double>(rank + i)};
+      ASSERT_TRUE(exchange->Sum(values).ok());
+      EXPECT_EQ(values[0], 1.5);
+      EXPECT_EQ(values[1], 3.0 + 3 * i);
+    }
+    ASSERT_TRUE(exchange->Sum({}).ok());
+    ASSERT_TRUE(exchange->Finish().ok());
+  });
+}
+
+// Saved after 3 steps by a star of 2 shards and taken up by one of 3: as if nothing had happened.
+TEST(StarExchangeTest, OptimizerStateTravelsThroughACheckpoint) {
+  constexpr int kWorkers = 2;
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    const auto make_job = [&](int rank) {
+      JobSpec job = MakeJob(rank, kWorkers, 30'000, 32 << 10);
+      job.optimizer.kind = kind;
+      if (kind == OptimizerKind::kAdamW) job.optimizer.momentum = 0;
+      return job;
+    };
+    std::vector<float> parameters[kWorkers];
+    std::vector<std::vector<float>> state(StateVectorCount(make_job(0).optimizer));
+    {
+      Servers servers(2);
+      RunWorkers(kWorkers, [&](int rank) {
+        const JobSpec job = make_job(rank);
+        parameters[rank] = InitialParameters(job.layout.element_count());
+        auto exchange = MakeStar(servers.addresses);
+        ASSERT_TRUE(exchange->Start(job, parameters[rank]).ok());
+        ASSERT_TRUE(TrainSteps(exchange.get(), job, 3, RoughGradientAt).ok());
+        std::vector<std::span<float>> spans;
+        if (rank == 0) {
+          for (std::vector<float>& vector : state) {
+            vector.assign(job.layout.element_count(), -1.0f);
+            spans.emplace_back(vector);
+          }
+        }
+        const absl::Status gathered = exchange->GatherOptimizerState(spans);
+        ASSERT_TRUE(gathered.ok()) << gathered;
+        ASSERT_TRUE(exchange->Finish().ok());
+      });
+    }
+    Servers servers(3);
+    RunWorkers(kWorkers, [&](int rank) {
+      JobSpec job = make_job(rank);
+      job.first_step = 3;
+      std::vector<float> saved(parameters[0]);
+      if (rank == 0) {
+        for (const std::vector<float>& vector : state) job.optimizer_state.emplace_back(vector);
+      } else {
+        std::fill(saved.begin(), saved.end(), 0.0f);
+      }
+      auto exchange = MakeStar(servers.addresses);
+      const absl::Status started = exchange->Start(job, saved);
+      ASSERT_TRUE(started.ok()) << started;
+      ASSERT_TRUE(TrainSteps(exchange.get(), job, 2, RoughGradientAt).ok());
+      ASSERT_TRUE(exchange->Finish().ok());
+      EXPECT_EQ(saved, ReferenceRun(make_job(rank), 5, RoughGradientAt));
+    });
+  }
+}
+
+// More slices than a lane may have unanswered, submitted at different speed: nobody waits for ever.
+TEST(StarExchangeTest, ManyBucketsOnOneLane) {
+  constexpr int kWorkers = 3;
+  Servers servers(2);
+  std::vector<std::vector<float>> parameters(kWorkers);
+  RunWorkers(kWorkers, [&](int rank) {
+    const JobSpec job = MakeJob(rank, kWorkers, 2'000'000, 4);
+    EXPECT_GT(job.buckets.bucket_count(), 4 * kLaneRequestsMax);
+    parameters[rank] = InitialParameters(job.layout.element_count());
+    auto exchange = MakeStar(servers.addresses, 1);
+    ASSERT_TRUE(exchange->Start(job, parameters[rank]).ok());
+    ASSERT_TRUE(TrainSteps(exchange.get(), job, 2, RoughGradientAt).ok());
+    ASSERT_TRUE(exchange->Finish().ok());
+  });
+  EXPECT_EQ(parameters[0], ReferenceRun(MakeJob(0, kWorkers, 2'000'000, 4), 2, RoughGradientAt));
+  EXPECT_EQ(parameters[1], parameters[0]);
+}
+
+// A bucket of fewer 64-byte lines than there are shards leaves some shards without a slice.
+TEST(StarExchangeTest, ShardsWithoutASlice) {
+  Servers servers(3);
+  const JobSpec job = MakeJob(0, 1, 5, 4);
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar(servers.addresses);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  ASSERT_TRUE(TrainSteps(exchange.get(), job, 2, RoughGradientAt).ok());
+  ASSERT_TRUE(exchange->Finish().ok());
+  EXPECT_EQ(parameters, ReferenceRun(job, 2, RoughGradientAt));
+  for (const auto& server : servers.servers) EXPECT_TRUE(server->Wait().ok());
+}
 
 }  // namespace
 }  // namespace starring

@@ -1,0 +1,349 @@
+// What the star does when something breaks: connections, servers, workers, promises.
+#include <future>
+#include <optional>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/star/star_fixture.h"
+#include "tests/worker/exchange/star/tcp_proxy.h"
+
+namespace starring {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kElements = 100'003;
+constexpr int64_t kBucketBytes = 64 << 10;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+JobSpec Job(int rank, int world_size, absl::Duration join_deadline, absl::Duration exchange_deadline) {
+  JobSpec job = MakeJob(rank, world_size, kElements, kBucketBytes);
+  job.join_deadline = join_deadline;
+  job.exchange_deadline = exchange_deadline;
+  return job;
+}
+
+// Two workers, each behind a proxy of its own to each of two servers.
+class CutTest : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(CutTest, TheResultIsTheSameWhenConnectionsBreakInTheMiddleOfMessages) {
+  constexpr int kSteps = 8;
+  constexpr int kWorkers = 2;
+  constexpr int kCuts = 5;  // per proxy
+  Servers servers(2);
+  std::vector<std::unique_ptr<TcpProxy>> proxies;
+  for (int rank = 0; rank < kWorkers; ++rank) {
+    for (const std::string& address : servers.addresses) {
+      proxies.push_back(std::make_unique<TcpProxy>(address));
+      proxies.back()->CutEvery(GetParam(), kCuts);
+    }
+  }
+  std::vector<std::vector<float>> parameters(kWorkers);
+  RunWorkers(kWorkers, [&](int rank) {
+    const JobSpec job = Job(rank, kWorkers, absl::Seconds(20), absl::Seconds(20));
+    parameters[rank] = InitialParameters(job.layout.element_count());
+    auto exchange = MakeStar({proxies[2 * rank]->address(), proxies[2 * rank + 1]->address()});
+    const absl::Status started = exchange->Start(job, parameters[rank]);
+    ASSERT_TRUE(started.ok()) << started;
+    const absl::Status trained = TrainSteps(exchange.get(), job, kSteps, RoughGradientAt);
+    EXPECT_TRUE(trained.ok()) << trained;
+    std::vector<double> sum = {1.0 + rank};
+    const absl::Status summed = exchange->Sum(sum);
+    EXPECT_TRUE(summed.ok()) << summed;
+    EXPECT_EQ(sum[0], 3.0);
+    const absl::Status finished = exchange->Finish();
+    EXPECT_TRUE(finished.ok()) << finished;
+  });
+  for (const auto& server : servers.servers) {
+    const absl::Status status = server->Wait();
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  int cuts = 0;
+  for (const auto& proxy : proxies) cuts += proxy->cuts();
+  EXPECT_EQ(cuts, kCuts * static_cast<int>(proxies.size()));
+  const std::vector<float> expected =
+      ReferenceRun(MakeJob(0, kWorkers, kElements, kBucketBytes), kSteps, RoughGradientAt);
+  for (int rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(parameters[rank], expected) << "rank " << rank;
+}
+
+// Odd sizes: while joining, in a header, in a payload of the initial parameters, of gradients, of answers.
+INSTANTIATE_TEST_SUITE_P(Bytes, CutTest, ::testing::Values(100, 9'973, 50'021, 250'007));
+
+TEST(StarFaultTest, AServerThatIsUnreachableForAWhileIsWaitedFor) {
+  Servers servers(1);
+  TcpProxy proxy(servers.addresses[0]);
+  const JobSpec job = Job(0, 1, absl::Seconds(20), absl::Seconds(20));
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar({proxy.address()});
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  proxy.Set(TcpProxy::Door::kShut);
+  std::thread opener([&] {
+    absl::SleepFor(absl::Milliseconds(300));  // how long the door is shut, not for what to happen meanwhile
+    proxy.Set(TcpProxy::Door::kOpen);
+  });
+  const absl::Status trained = TrainSteps(exchange.get(), job, 2, RoughGradientAt);
+  opener.join();
+  EXPECT_TRUE(trained.ok()) << trained;
+  EXPECT_TRUE(exchange->Finish().ok());
+  EXPECT_EQ(parameters, ReferenceRun(job, 2, RoughGradientAt));
+}
+
+TEST(StarFaultTest, AServerThatIsNotThereIsNamedAtTheJoinDeadline) {
+  Servers servers(1);
+  std::string nobody;
+  {
+    const TcpProxy gone(servers.addresses[0]);
+    nobody = gone.address();
+  }
+  const JobSpec job = Job(0, 1, absl::Seconds(1), absl::Seconds(1));
+  std::vector<float> parameters(job.layout.element_count());
+  const absl::Time start = absl::Now();
+  const absl::Status status = MakeStar({nobody})->Start(job, parameters);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
+  EXPECT_THAT(Message(status), AllOf(HasSubstr(nobody), HasSubstr("shard 0"), HasSubstr("--servers")));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST(StarFaultTest, ServersInTheWrongOrderAreRefused) {
+  Servers servers(2);
+  const JobSpec job = Job(0, 1, absl::Seconds(5), absl::Seconds(5));
+  std::vector<float> parameters(job.layout.element_count());
+  const absl::Status status = MakeStar({servers.addresses[1], servers.addresses[0]})->Start(job, parameters);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(Message(status), AllOf(HasSubstr(servers.addresses[1]), HasSubstr("shard 1 of 2")));
+}
+
+TEST(StarFaultTest, AWorkerThatIsNotThereIsNamedAtTheJoinDeadline) {
+  Servers servers(2);
+  const JobSpec job = Job(0, 3, absl::Seconds(1), absl::Seconds(1));
+  std::vector<float> parameters(job.layout.element_count());
+  const absl::Status status = MakeStar(servers.addresses)->Start(job, parameters);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(Message(status), HasSubstr("ranks 1, 2 of 3 have not joined within 1 s"));
+}
+
+TEST(StarFaultTest, AServerWhoseWorkersDoNotComeEnds) {
+  Servers servers(1, absl::Seconds(1));
+  const JobSpec job = Job(0, 2, absl::Seconds(20), absl::Seconds(1));
+  std::vector<float> parameters(job.layout.element_count());
+  const absl::Status started = MakeStar(servers.addresses)->Start(job, parameters);
+  EXPECT_EQ(started.code(), absl::StatusCode::kDeadlineExceeded) << started;
+  EXPECT_THAT(Message(started), HasSubstr("rank 1 of 2 has not joined"));
+  const absl::Status status = servers.servers[0]->Wait();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+}
+
+TEST(StarFaultTest, AWorkerWithOtherFlagsIsRefusedAndMayCorrectThem) {
+  std::promise<void> first_joined;
+  auto server = ParameterServer::Start({.listen = "127.0.0.1:0",
+                                        .shard = 0,
+                                        .shard_count = 1,
+                                        .join_deadline = absl::Seconds(60),
+                                        .log = [&, once = false](const std::string& line) mutable {
+                                          if (line.find("rank 0 joined") != std::string::npos && !once) {
+                                            once = true;
+                                            first_joined.set_value();
+                                          }
+                                        }});
+  ASSERT_TRUE(server.ok());
+  const auto start = [&](int rank, const char* seed) {
+    JobSpec job = Job(rank, 2, absl::Seconds(20), absl::Seconds(20));
+    job.agreed_flags = {{"seed", seed}};
+    std::vector<float> parameters(job.layout.element_count());
+    auto exchange = MakeStar({(*server)->address()});
+    absl::Status status = exchange->Start(job, parameters);
+    if (status.ok()) status = exchange->Finish();
+    return status;
+  };
+  absl::Status first;
+  std::thread rank0([&] { first = start(0, "1"); });
+  first_joined.get_future().wait();
+  const absl::Status refused = start(1, "2");
+  const absl::Status corrected = start(1, "1");
+  rank0.join();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument) << refused;
+  EXPECT_THAT(Message(refused), AllOf(HasSubstr("--seed=2"), HasSubstr("--seed=1")));
+  EXPECT_TRUE(corrected.ok()) << corrected;
+  EXPECT_TRUE(first.ok()) << first;
+}
+
+// Runs `world_size` workers; `part(rank, exchange, job)` is what each does between Start and its end.
+using Part = std::function<void(int rank, GradientExchange* exchange, const JobSpec& job)>;
+void RunJob(const std::vector<std::string>& addresses, int world_size, absl::Duration exchange_deadline,
+            const Part& part) {
+  RunWorkers(world_size, [&](int rank) {
+    const JobSpec job = Job(rank, world_size, absl::Seconds(20), exchange_deadline);
+    std::vector<float> parameters = InitialParameters(job.layout.element_count());
+    auto exchange = MakeStar(addresses);
+    const absl::Status started = exchange->Start(job, parameters);
+    ASSERT_TRUE(started.ok()) << started;
+    part(rank, exchange.get(), job);
+  });
+}
+
+TEST(StarFaultTest, ALateWorkerIsNamedWithBucketAndStep) {
+  Servers servers(2);
+  absl::Status late;
+  RunJob(servers.addresses, 3, absl::Seconds(1), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
+    ASSERT_TRUE(TrainSteps(exchange, job, 2, GradientAt).ok());
+    absl::Status status;
+    if (rank == 1) {  // is there, and contributes nothing
+      std::vector<double> sum = {1};
+      status = exchange->Sum(sum);
+    } else {
+      JobSpec rest = job;
+      rest.first_step = 2;
+      status = TrainSteps(exchange, rest, 1, GradientAt);
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_THAT(Message(status),
+                AnyOf(AllOf(HasSubstr("rank 1 has not contributed bucket"), HasSubstr("of step 2 within 1 s")),
+                      HasSubstr("ranks 0, 2 has not joined in sum 0")));
+  });
+  for (const auto& server : servers.servers) {
+    EXPECT_THAT(server->Wait().code(), AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kAborted));
+  }
+}
+
+TEST(StarFaultTest, AnAbortReachesTheOthersAtOnceWithRankAndReason) {
+  Servers servers(2);
+  RunJob(servers.addresses, 3, absl::Seconds(60), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
+    ASSERT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
+    const absl::Time start = absl::Now();
+    if (rank == 1) {
+      exchange->Abort(absl::InvalidArgumentError("the gradient of fc1.weight is NaN in step 1"));
+      return;
+    }
+    absl::Status status;
+    if (rank == 0) {
+      JobSpec rest = job;
+      rest.first_step = 1;
+      status = TrainSteps(exchange, rest, 1, GradientAt);
+    } else {
+      std::vector<double> sum = {1};
+      status = exchange->Sum(sum);
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 1 gave up"), HasSubstr("fc1.weight is NaN")));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  });
+  for (const auto& server : servers.servers) {
+    const absl::Status status = server->Wait();
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+  }
+}
+
+TEST(StarFaultTest, AWorkerThatLeavesWithoutAWordIsReported) {
+  Servers servers(1);
+  RunJob(servers.addresses, 2, absl::Seconds(60), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
+    ASSERT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
+    if (rank == 1) return;  // destroyed without Finish, as after an error of the trainer's own
+    const absl::Status status = exchange->Finish();
+    EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
+    EXPECT_THAT(Message(status), HasSubstr("rank 1 gave up"));
+  });
+}
+
+TEST(StarFaultTest, AServerThatDiesIsNamedWithinTheDeadline) {
+  Servers servers(2);
+  RunJob(servers.addresses, 2, absl::Seconds(1), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
+    ASSERT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
+    std::vector<double> sum = {1};
+    ASSERT_TRUE(exchange->Sum(sum).ok());
+    if (rank == 0) servers.servers[1].reset();
+    JobSpec rest = job;
+    rest.first_step = 1;
+    const absl::Time start = absl::Now();
+    const absl::Status status = TrainSteps(exchange, rest, 3, GradientAt);
+    // Whoever notices first tells the other through server 0.
+    EXPECT_THAT(status.code(),
+                AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted, absl::StatusCode::kDeadlineExceeded))
+        << status;
+    EXPECT_THAT(Message(status), AllOf(HasSubstr(servers.addresses[1]), HasSubstr("of step ")));
+    EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  });
+}
+
+TEST(StarFaultTest, AServerThatHangsIsNamedWithinTheDeadline) {
+  Servers servers(1);
+  TcpProxy proxy(servers.addresses[0]);
+  const JobSpec job = Job(0, 1, absl::Seconds(20), absl::Seconds(1));
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar({proxy.address()});
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  proxy.Freeze();
+  const absl::Status status = TrainSteps(exchange.get(), job, 1, GradientAt);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_THAT(Message(status), AllOf(HasSubstr(proxy.address()), HasSubstr("of step 0"), HasSubstr("of rank 0")));
+}
+
+// A new server process at the old address knows nothing of the job: waiting for it would be in vain.
+TEST(StarFaultTest, ARestartedServerIsNotTakenForTheOldOne) {
+  std::optional<Servers> servers(std::in_place, 1);
+  const std::string address = servers->addresses[0];
+  const JobSpec job = Job(0, 1, absl::Seconds(20), absl::Seconds(20));
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar({address});
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  servers.reset();
+  auto second = ParameterServer::Start(
+      {.listen = address, .shard = 0, .shard_count = 1, .join_deadline = absl::Seconds(60), .log = nullptr});
+  ASSERT_TRUE(second.ok()) << second.status();
+  const absl::Status status = TrainSteps(exchange.get(), job, 1, GradientAt);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(Message(status), AllOf(HasSubstr(address), HasSubstr("restarted")));
+}
+
+TEST(StarFaultTest, ASecondJobIsRefused) {
+  Servers servers(1);
+  RunJob(servers.addresses, 1, absl::Seconds(20), [&](int, GradientExchange* exchange, const JobSpec& job) {
+    std::vector<float> parameters(job.layout.element_count());
+    const absl::Status second = MakeStar(servers.addresses)->Start(job, parameters);
+    EXPECT_EQ(second.code(), absl::StatusCode::kFailedPrecondition) << second;
+    EXPECT_THAT(Message(second), HasSubstr("job has begun"));
+    EXPECT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
+    EXPECT_TRUE(exchange->Finish().ok());
+  });
+}
+
+TEST(StarFaultTest, APortThatIsTakenIsRefused) {
+  Servers servers(1);
+  const auto second = ParameterServer::Start({.listen = servers.addresses[0],
+                                              .shard = 0,
+                                              .shard_count = 1,
+                                              .join_deadline = absl::Seconds(1),
+                                              .log = nullptr});
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(second.status()), HasSubstr(servers.addresses[0]));
+}
+
+TEST(StarFaultTest, WrongOptionsAreRefused) {
+  const auto code = [](const StarOptions& options) { return CreateStarExchange(options).status().code(); };
+  EXPECT_EQ(code({.addresses = {}, .lanes = 2, .run_id = ""}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.addresses = {"localhost"}, .lanes = 2, .run_id = ""}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.addresses = {"a:1"}, .lanes = 0, .run_id = ""}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.addresses = {"a:1"}, .lanes = 99, .run_id = ""}), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(StarFaultTest, InterruptEndsAServerWithoutAJobAtOnce) {
+  Servers servers(1);
+  servers.servers[0]->Interrupt();
+  EXPECT_TRUE(servers.servers[0]->Wait().ok());
+}
+
+TEST(StarFaultTest, InterruptLetsAJobFinish) {
+  Servers servers(1);
+  RunJob(servers.addresses, 1, absl::Seconds(20), [&](int, GradientExchange* exchange, const JobSpec& job) {
+    servers.servers[0]->Interrupt();
+    EXPECT_TRUE(TrainSteps(exchange, job, 3, GradientAt).ok());
+    EXPECT_TRUE(exchange->Finish().ok());
+  });
+  EXPECT_TRUE(servers.servers[0]->Wait().ok());
+}
+
+}  // namespace
+}  // namespace starring
