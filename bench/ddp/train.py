@@ -10,7 +10,6 @@ the kinder setting for PyTorch.
 """
 
 import argparse
-import contextlib
 import os
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from torch.nn import functional as F
 
 EVALUATION_BATCH = 1000
 WARMUP_STEPS_MAX = 10  # no timing counts them; as worker/trainer.cc
-PROBE_STEPS = 30  # see exposed_exchange_seconds
+TIMED_STEPS_EVERY = 5  # DDP clocks its allreduce in one step of so many
 
 
 def boolean(text):
@@ -130,6 +129,7 @@ class Trainer:
         self.replica = self.model
         if world_size > 1:
             self.replica = torch.nn.parallel.DistributedDataParallel(self.model)
+            self.replica._set_ddp_runtime_logging_sample_rate(TIMED_STEPS_EVERY)
         self.optimizer = make_optimizer(flags, self.model.parameters())
         self.steps_total = self.sampler.steps_per_epoch() * flags.epochs
         self.cosine_steps = flags.total_steps or self.steps_total
@@ -220,29 +220,11 @@ class Trainer:
         return self._record(run_record.parameter_sha256(self.model), self.exposed_exchange_seconds())
 
     def exposed_exchange_seconds(self):
-        """Mean time per step by which synchronisation prolongs backward: the same batches with and without it.
-
-        The parameters are not updated, but batch norm's statistics move: nothing may use the model afterwards.
-        """
+        """Mean per step: from the last gradient of backward to the end of the last allreduce, by DDP's own clock."""
         if self.world_size == 1:
             return 0.0
-        seconds = {True: [], False: []}
-        batches = []
-        for global_count, images, labels in self.batches.epoch(0):
-            batches.append((global_count, images, labels))
-            if len(batches) == PROBE_STEPS:
-                break
-        for synchronised in (True, False, True, False):
-            with contextlib.nullcontext() if synchronised else self.replica.no_sync():
-                for global_count, images, labels in batches:
-                    self.optimizer.zero_grad(set_to_none=True)
-                    _, loss = self._loss(self.replica, images, labels, global_count)
-                    started = time.perf_counter()
-                    loss.backward()
-                    seconds[synchronised].append(time.perf_counter() - started)
-            dist.barrier()
-        medians = {key: sorted(values)[len(values) // 2] for key, values in seconds.items()}
-        return max(0.0, medians[True] - medians[False])
+        nanoseconds = self.replica._get_ddp_logging_data()
+        return 1e-9 * (nanoseconds["avg_backward_comm_time"] - nanoseconds["avg_backward_compute_comm_overlap_time"])
 
     def _record(self, sha256, exposed):
         measured = max(1, len(self.step_seconds))

@@ -31,7 +31,7 @@ constexpr milliseconds kCulpritGrace{1000};
 // Between SIGTERM and SIGKILL when the job has failed. mpirun needs two seconds to end its ranks.
 constexpr seconds kTermGrace{4};
 // For servers to leave by themselves once the workers have.
-constexpr seconds kServerGrace{5};
+constexpr seconds kServerGrace{2};
 // A killed process is gone at once, unless the kernel is in trouble.
 constexpr seconds kKillDeadline{10};
 constexpr Clock::duration kForEver = std::chrono::hours(24 * 365);

@@ -174,6 +174,10 @@ class TrainTest(unittest.TestCase):
             self.assertAlmostEqual(one["epochs"][epoch]["train_loss"], two["epochs"][epoch]["train_loss"], places=4)
             self.assertAlmostEqual(one["epochs"][epoch]["test_loss"], two["epochs"][epoch]["test_loss"], places=4)
         self.assertEqual(one["parameter_sha256"], loaded["parameter_sha256"])
+        self.assertEqual(one["breakdown_ms"]["exposed_exchange"], 0)
+        self.assertGreater(two["breakdown_ms"]["exposed_exchange"], 0)
+        for record in (one, two):
+            self.assertAlmostEqual(sum(record["breakdown_ms"].values()), record["step_ms"]["mean"], places=6)
         self.assert_schema(one)
         self.assert_schema(two)
 

@@ -3,6 +3,7 @@
 //   --notes=FOLDER     writes NAME.start (pid, cores, chosen variables, flags) and NAME.saved; NAME is w0, s1, ...
 //   --wait             goes on until a signal; else the worker is done at once
 //   --exit=NAME:CODE   exits so, or dies of signal -CODE, once everybody in --everybody has started
+//   --after=NAME       --exit waits until NAME, whose start it has seen, is gone
 //   --resumed_exit     0: the flag above holds for a run without --resume only
 //   --stubborn=NAME    ignores SIGTERM, SIGINT and SIGUSR1
 //   --save_ms=N        time between a polite signal and exit code 0
@@ -62,7 +63,7 @@ std::string Cores() {
 
 void Note(const std::string& name, const std::string& what, int argc, char** argv) {
   std::ostringstream text;
-  text << "pid " << getpid() << "\ngroup " << getpgid(0) << "\ncores " << Cores() << "\n";
+  text << "pid " << getpid() << "\nparent " << getppid() << "\ngroup " << getpgid(0) << "\ncores " << Cores() << "\n";
   for (const char* variable : {"OMP_WAIT_POLICY", "OMP_NUM_THREADS", "STARRING_CORES_PER_WORKER",
                                "STARRING_CORES_PER_SERVER", "SLURM_PROCID", "OMPI_COMM_WORLD_SIZE"}) {
     text << variable << " " << Variable(variable) << "\n";
@@ -86,6 +87,15 @@ void AwaitEverybody() {
   }
 }
 
+// Until the launcher has noticed its end.
+void AwaitEndOf(const std::string& name) {
+  std::ifstream file(flags["notes"] + "/" + name + ".start");
+  std::string word;
+  pid_t pid = 0;
+  if (!(file >> word >> pid)) return;
+  while (kill(pid, 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -101,6 +111,7 @@ int main(int argc, char** argv) {
     if (!notes.empty()) flags["notes"] = notes;
     if (!Variable("FAKE_SERVER_EXIT").empty()) flags["exit"] = Variable("FAKE_SERVER_EXIT");
     flags["everybody"] = Variable("FAKE_EVERYBODY");
+    flags["after"] = Variable("FAKE_SERVER_AFTER");
   }
   std::string rank = flags.count("rank") != 0 ? flags["rank"] : Variable("OMPI_COMM_WORLD_RANK");
   if (rank.empty()) rank = "0";
@@ -121,6 +132,7 @@ int main(int argc, char** argv) {
   int code = 0;
   if (FlagFor("exit", name, &code) && !(flags.count("resumed_exit") != 0 && flags["resume"] == "true")) {
     AwaitEverybody();
+    if (!flags["after"].empty()) AwaitEndOf(flags["after"]);
     if (code < 0) raise(-code);
     return code;
   }
