@@ -118,6 +118,30 @@ bool Halves(const Pool2dSpec& s) {
          s.padding_height == 0 && s.padding_width == 0 && s.out_width() * s.channels >= kLanes;
 }
 
+// The greatest of four, and which. Scalars in a loop, not vector types: GCC takes a comparison of vectors apart before
+// it knows that the function will be inlined into a clone that has registers for it.
+[[gnu::always_inline]] inline void ChallengeLanes(const float* __restrict a, const float* __restrict b,
+                                                  const float* __restrict c, const float* __restrict d,
+                                                  float* __restrict y, uint8_t* __restrict winner) {
+  int32_t places[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) {
+    float best = a[lane];
+    int32_t place = 0;
+    const bool b_wins = (b[lane] > best) | (b[lane] != b[lane]);  // NaN wins, as in PyTorch
+    best = b_wins ? b[lane] : best;
+    place = b_wins ? 1 : place;
+    const bool c_wins = (c[lane] > best) | (c[lane] != c[lane]);
+    best = c_wins ? c[lane] : best;
+    place = c_wins ? 2 : place;
+    const bool d_wins = (d[lane] > best) | (d[lane] != d[lane]);
+    best = d_wins ? d[lane] : best;
+    place = d_wins ? 3 : place;
+    y[lane] = best;
+    places[lane] = place;
+  }
+  for (int lane = 0; lane < kLanes; ++lane) winner[lane] = static_cast<uint8_t>(places[lane]);
+}
+
 [[gnu::always_inline]] inline void HalvingForward(const Args<uint8_t>& g) {
   const Pool2dSpec& s = *g.spec;
   const int64_t channels = s.channels, out_width = s.out_width(), out_height = s.out_height();
@@ -131,19 +155,7 @@ bool Halves(const Pool2dSpec& s) {
       uint8_t* winner = g.winners + out;
       for (int64_t column = 0; column < out_width; ++column) {
         for (int64_t c = 0; c < channels; c += kLanes) {
-          Float16 best = Load(x + c);
-          Int16 place = {};
-          const auto challenge = [&](const float* p, int32_t k) __attribute__((always_inline)) {
-            const Float16 v = Load(p);
-            const Int16 wins = (v > best) | (v != v);
-            best = wins ? v : best;
-            place = wins ? Int16{} + k : place;
-          };
-          challenge(x + channels + c, 1);
-          challenge(x + in_row + c, 2);
-          challenge(x + in_row + channels + c, 3);
-          Store(best, y + c);
-          StoreBytes(place, winner + c);
+          ChallengeLanes(x + c, x + channels + c, x + in_row + c, x + in_row + channels + c, y + c, winner + c);
         }
         x += 2 * channels;
         y += channels;
@@ -154,18 +166,22 @@ bool Halves(const Pool2dSpec& s) {
   if (g.end > g.begin) ForwardRow(g, g.end - 1, out_height - 1);
 }
 
+// dy where the winner is `place`, else 0.
+[[gnu::always_inline]] inline void KeepLanes(const float* __restrict dy, const uint8_t* __restrict winner,
+                                             int32_t place, float* __restrict dx) {
+  for (int lane = 0; lane < kLanes; ++lane) dx[lane] = winner[lane] == place ? dy[lane] : 0.0f;
+}
+
 // One row of dx: where `winners` say `left` or `left + 1`. The column that an odd width leaves over gets zeros.
 [[gnu::always_inline]] inline void HalvingBackwardRow(const Pool2dSpec& s, const float* dy, const uint8_t* winner,
                                                       int32_t left, float* dx) {
   const int64_t channels = s.channels, out_width = s.out_width();
   for (int64_t column = 0; column < out_width; ++column) {
     for (int64_t c = 0; c < channels; c += kLanes) {
-      const Int16 place = LoadBytes(winner + c);
-      Store(place == left ? Load(dy + c) : Float16{}, dx + c);
+      KeepLanes(dy + c, winner + c, left, dx + c);
     }
     for (int64_t c = 0; c < channels; c += kLanes) {
-      const Int16 place = LoadBytes(winner + c);
-      Store(place == left + 1 ? Load(dy + c) : Float16{}, dx + channels + c);
+      KeepLanes(dy + c, winner + c, left + 1, dx + channels + c);
     }
     dy += channels;
     winner += channels;
