@@ -8,6 +8,7 @@
 #include "kernels/cpu/max_pool.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -120,9 +121,9 @@ bool Halves(const Pool2dSpec& s) {
 
 // The greatest of four, and which. Scalars in a loop, not vector types: GCC takes a comparison of vectors apart before
 // it knows that the function will be inlined into a clone that has registers for it.
-[[gnu::always_inline]] inline void ChallengeLanes(const float* __restrict a, const float* __restrict b,
-                                                  const float* __restrict c, const float* __restrict d,
-                                                  float* __restrict y, uint8_t* __restrict winner) {
+[[gnu::always_inline]] inline void ChallengeLanes(const float* a, const float* b, const float* c, const float* d,
+                                                  float* y, uint8_t* winner) {
+  float greatest[kLanes];
   int32_t places[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) {
     float best = a[lane];
@@ -136,10 +137,13 @@ bool Halves(const Pool2dSpec& s) {
     const bool d_wins = (d[lane] > best) | (d[lane] != d[lane]);
     best = d_wins ? d[lane] : best;
     place = d_wins ? 3 : place;
-    y[lane] = best;
+    greatest[lane] = best;
     places[lane] = place;
   }
-  for (int lane = 0; lane < kLanes; ++lane) winner[lane] = static_cast<uint8_t>(places[lane]);
+  uint8_t bytes[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) bytes[lane] = static_cast<uint8_t>(places[lane]);
+  std::memcpy(y, greatest, sizeof(greatest));
+  std::memcpy(winner, bytes, sizeof(bytes));
 }
 
 [[gnu::always_inline]] inline void HalvingForward(const Args<uint8_t>& g) {
@@ -167,9 +171,10 @@ bool Halves(const Pool2dSpec& s) {
 }
 
 // dy where the winner is `place`, else 0.
-[[gnu::always_inline]] inline void KeepLanes(const float* __restrict dy, const uint8_t* __restrict winner,
-                                             int32_t place, float* __restrict dx) {
-  for (int lane = 0; lane < kLanes; ++lane) dx[lane] = winner[lane] == place ? dy[lane] : 0.0f;
+[[gnu::always_inline]] inline void KeepLanes(const float* dy, const uint8_t* winner, int32_t place, float* dx) {
+  float kept[kLanes];  // stored as one: overlapping stores must stay in the order of the pixels
+  for (int lane = 0; lane < kLanes; ++lane) kept[lane] = winner[lane] == place ? dy[lane] : 0.0f;
+  std::memcpy(dx, kept, sizeof(kept));
 }
 
 // One row of dx: where `winners` say `left` or `left + 1`. The column that an odd width leaves over gets zeros.

@@ -1,0 +1,79 @@
+// One suite of tests for every device: the operations of kernels/device.h against tests/kernels/reference.h.
+//
+// A device's own test links //tests/kernels:device_test_suite and instantiates:
+//   INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTest, testing::Values(DeviceMaker{"cuda", [] { return CreateCudaDevice(); }}),
+//                            DeviceMaker::Name);
+#ifndef STARRING_TESTS_KERNELS_DEVICE_TEST_SUITE_H_
+#define STARRING_TESTS_KERNELS_DEVICE_TEST_SUITE_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "gtest/gtest.h"
+#include "kernels/device.h"
+#include "tests/kernels/reference.h"
+
+namespace starring {
+
+struct DeviceMaker {
+  std::string name;  // letters, digits, underscores
+  std::function<absl::StatusOr<std::unique_ptr<Device>>()> create;
+
+  friend void PrintTo(const DeviceMaker& maker, std::ostream* out) { *out << maker.name; }
+  static std::string Name(const testing::TestParamInfo<DeviceMaker>& info) { return info.param.name; }
+};
+
+// Numbers in device memory.
+class DeviceTensor {
+ public:
+  // `offset_lines`: how many 64-byte lines past the start of the allocation the tensor begins.
+  DeviceTensor(Device* device, const std::vector<float>& values, int offset_lines = 0);
+  // Filled with NaN: whatever an operation leaves unwritten shows.
+  DeviceTensor(Device* device, int64_t count, int offset_lines = 0);
+
+  float* data() { return buffer_->floats() + 16 * offset_lines_; }
+  std::vector<float> Host();
+
+ private:
+  Device* const device_;
+  const int64_t count_;
+  const int offset_lines_;
+  std::unique_ptr<DeviceBuffer> buffer_;
+};
+
+class DeviceTest : public testing::TestWithParam<DeviceMaker> {
+ public:
+  Device* device() { return device_.get(); }
+
+  // `count` numbers in [-1, 1), the same on every run; a new set for every call of a test.
+  std::vector<float> Random(int64_t count);
+
+ protected:
+  void SetUp() override;
+
+ private:
+  std::unique_ptr<Device> device_;
+  uint64_t draws_ = 0;
+};
+
+reference::Values ToDouble(const std::vector<float>& values);
+
+// Both as long as each other, and the largest difference at most `tolerance` times the larger of 1 and the largest
+// expected magnitude.
+testing::AssertionResult Near(const std::vector<float>& got, const reference::Values& want, double tolerance = 2e-5);
+
+// dy where the activation lets it through, given its output. With this and no activation in the loss, a finite
+// difference cannot step over a kink.
+reference::Values ThroughActivation(Activation activation, const std::vector<float>& y, const std::vector<float>& dy);
+
+// A few indices below `count`: the ends and some between.
+std::vector<int64_t> SampleOf(int64_t count);
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_KERNELS_DEVICE_TEST_SUITE_H_

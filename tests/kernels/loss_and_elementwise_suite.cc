@@ -1,0 +1,148 @@
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "tests/kernels/device_test_suite.h"
+
+namespace starring {
+namespace {
+
+using reference::Values;
+
+class LabelsOnDevice {
+ public:
+  LabelsOnDevice(Device* device, const std::vector<int32_t>& labels) {
+    const int64_t size_bytes = static_cast<int64_t>(labels.size() * sizeof(int32_t));
+    buffer_ = device->Allocate(size_bytes).value();
+    device->CopyToDevice(labels.data(), buffer_->data(), size_bytes);
+  }
+  const int32_t* data() { return static_cast<const int32_t*>(buffer_->data()); }
+
+ private:
+  std::unique_ptr<DeviceBuffer> buffer_;
+};
+
+TEST_P(DeviceTest, SoftmaxCrossEntropyMatchesTheReferenceAndFiniteDifferences) {
+  for (const SoftmaxCrossEntropySpec& spec : std::vector<SoftmaxCrossEntropySpec>{{.batch = 1, .classes = 1},
+                                                                                  {.batch = 63, .classes = 10},
+                                                                                  {.batch = 2, .classes = 17},
+                                                                                  {.batch = 130, .classes = 3},
+                                                                                  {.batch = 5, .classes = 1000}}) {
+    for (const float spread : {1.0f, 200.0f}) {
+      SCOPED_TRACE(absl::StrCat(spec.batch, "x", spec.classes, ", logits up to ", spread));
+      std::vector<float> logits_host = Random(spec.batch * spec.classes);
+      for (float& v : logits_host) v *= spread;
+      std::vector<int32_t> labels_host(spec.batch);
+      for (int64_t n = 0; n < spec.batch; ++n) labels_host[n] = static_cast<int32_t>(n * 7 % spec.classes);
+      auto loss = device()->CreateSoftmaxCrossEntropy(spec);
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      DeviceTensor logits(device(), logits_host), dlogits(device(), spec.batch * spec.classes);
+      LabelsOnDevice labels(device(), labels_host);
+      (*loss)->Run(logits.data(), labels.data(), 0.5f, dlogits.data());
+      const Values at = ToDouble(logits_host);
+      const auto total = [&](const Values& v) {
+        double sum = 0;
+        for (const double l : reference::CrossEntropy(spec, v, labels_host)) sum += l;
+        return sum;
+      };
+      const LossResult result = (*loss)->Result();
+      EXPECT_NEAR(result.loss_sum, total(at), 1e-5 * std::max(1.0, total(at)));
+      int64_t correct = 0;
+      for (int64_t n = 0; n < spec.batch; ++n) {
+        const float* const row = logits_host.data() + n * spec.classes;
+        correct += std::max_element(row, row + spec.classes) - row == labels_host[n] ? 1 : 0;
+      }
+      EXPECT_EQ(result.correct, correct);
+      const std::vector<float> gradient = dlogits.Host();
+      for (const int64_t i : SampleOf(spec.batch * spec.classes)) {
+        EXPECT_NEAR(gradient[i], 0.5 * reference::FiniteDifference(total, at, i), 1e-5) << "dlogits[" << i << "]";
+      }
+      // In place, and without a gradient.
+      (*loss)->Run(logits.data(), labels.data(), 0.5f, nullptr);
+      EXPECT_EQ((*loss)->Result().loss_sum, result.loss_sum);
+      (*loss)->Run(logits.data(), labels.data(), 0.5f, logits.data());
+      EXPECT_EQ(logits.Host(), gradient);
+      EXPECT_EQ((*loss)->Result().loss_sum, result.loss_sum);
+    }
+  }
+}
+
+TEST_P(DeviceTest, SoftmaxCrossEntropySurvivesLogitsThatOverflowAnExponential) {
+  auto loss = device()->CreateSoftmaxCrossEntropy({.batch = 3, .classes = 2});
+  ASSERT_TRUE(loss.ok()) << loss.status();
+  DeviceTensor logits(device(), {10000, 0, 0, 10000, -1e30f, -1e30f}), dlogits(device(), 6);
+  LabelsOnDevice labels(device(), {0, 0, 1});
+  (*loss)->Run(logits.data(), labels.data(), 1, dlogits.data());
+  EXPECT_THAT(dlogits.Host(), testing::ElementsAre(0, 0, -1, 1, 0.5f, -0.5f));
+  EXPECT_NEAR((*loss)->Result().loss_sum, 10000 + std::log(2.0), 1e-3);
+  EXPECT_EQ((*loss)->Result().correct, 1) << "of equal maxima the first counts";
+}
+
+TEST_P(DeviceTest, SoftmaxCrossEntropyRefusesShapesThatMakeNoSense) {
+  const absl::Status status = device()->CreateSoftmaxCrossEntropy({.batch = 1, .classes = 0}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("classes is 0"));
+}
+
+TEST_P(DeviceTest, ElementwiseOperationsAreExactInPlaceToo) {
+  for (const int64_t count : {0, 1, 15, 16, 17, 1000, 100'003}) {
+    SCOPED_TRACE(count);
+    const std::vector<float> a_host = Random(count), b_host = Random(count);
+    const auto expect = [&](DeviceTensor& got, auto value) {
+      std::vector<float> want(count);
+      for (int64_t i = 0; i < count; ++i) want[i] = value(a_host[i], b_host[i]);
+      EXPECT_EQ(got.Host(), want);
+    };
+    DeviceTensor a(device(), a_host), b(device(), b_host), y(device(), count);
+    device()->Relu(a.data(), y.data(), count);
+    expect(y, [](float p, float) { return p > 0 ? p : 0; });
+    device()->ReluBackward(a.data(), b.data(), y.data(), count);
+    expect(y, [](float p, float q) { return p > 0 ? q : 0; });
+    device()->Add(a.data(), b.data(), Activation::kNone, y.data(), count);
+    expect(y, [](float p, float q) { return p + q; });
+    device()->Add(a.data(), b.data(), Activation::kRelu, y.data(), count);
+    expect(y, [](float p, float q) { return p + q > 0 ? p + q : 0; });
+    device()->Accumulate(a.data(), b.data(), count);
+    expect(b, [](float p, float q) { return q + p; });
+
+    DeviceTensor in_place(device(), b_host);
+    device()->ReluBackward(a.data(), in_place.data(), in_place.data(), count);
+    expect(in_place, [](float p, float q) { return p > 0 ? q : 0; });
+    DeviceTensor sum(device(), b_host);
+    device()->Add(a.data(), sum.data(), Activation::kRelu, sum.data(), count);
+    expect(sum, [](float p, float q) { return p + q > 0 ? p + q : 0; });
+    device()->Relu(a.data(), a.data(), count);
+    expect(a, [](float p, float) { return p > 0 ? p : 0; });
+  }
+}
+
+TEST_P(DeviceTest, ReluLetsNanThrough) {
+  DeviceTensor x(device(), std::vector<float>(33, std::numeric_limits<float>::quiet_NaN())), y(device(), 33);
+  device()->Relu(x.data(), y.data(), 33);
+  EXPECT_THAT(y.Host(), testing::Each(testing::IsNan()));
+}
+
+TEST_P(DeviceTest, AllocateGivesZeroedAlignedMemory) {
+  for (const int64_t size_bytes : {0, 1, 100, 1 << 20}) {
+    auto buffer = device()->Allocate(size_bytes);
+    ASSERT_TRUE(buffer.ok()) << buffer.status();
+    EXPECT_EQ((*buffer)->size_bytes(), size_bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>((*buffer)->data()) % 64, 0u);
+    std::vector<char> host(size_bytes, 1);
+    device()->CopyToHost((*buffer)->data(), host.data(), size_bytes);
+    EXPECT_TRUE(device()->Synchronize().ok());
+    EXPECT_THAT(host, testing::Each(0));
+  }
+}
+
+TEST_P(DeviceTest, AllocateSaysHowMuchDidNotFit) {
+  const absl::Status status = device()->Allocate(int64_t{1} << 60).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("1152921504606846976"));
+}
+
+}  // namespace
+}  // namespace starring

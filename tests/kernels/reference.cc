@@ -1,0 +1,202 @@
+#include "tests/kernels/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "common/check.h"
+
+namespace starring::reference {
+namespace {
+
+// Calls visit(y index, x index, weight index) for every product of a convolution.
+template <typename Visit>
+void ForEachProduct(const Conv2dSpec& s, const Visit& visit) {
+  for (int64_t n = 0; n < s.batch; ++n) {
+    for (int64_t oh = 0; oh < s.out_height(); ++oh) {
+      for (int64_t ow = 0; ow < s.out_width(); ++ow) {
+        for (int64_t kh = 0; kh < s.kernel_height; ++kh) {
+          for (int64_t kw = 0; kw < s.kernel_width; ++kw) {
+            const int64_t ih = oh * s.stride_height + kh - s.padding_height;
+            const int64_t iw = ow * s.stride_width + kw - s.padding_width;
+            if (ih < 0 || ih >= s.in_height || iw < 0 || iw >= s.in_width) continue;
+            for (int64_t oc = 0; oc < s.out_channels; ++oc) {
+              for (int64_t ic = 0; ic < s.in_channels; ++ic) {
+                visit(((n * s.out_height() + oh) * s.out_width() + ow) * s.out_channels + oc,
+                      ((n * s.in_height + ih) * s.in_width + iw) * s.in_channels + ic,
+                      ((oc * s.kernel_height + kh) * s.kernel_width + kw) * s.in_channels + ic);
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+void Activate(Activation activation, Values& y) {
+  if (activation == Activation::kNone) return;
+  for (double& v : y) v = std::max(v, 0.0);
+}
+
+void Mask(Activation activation, const Values& y, Values& dy) {
+  if (activation == Activation::kNone) return;
+  for (size_t i = 0; i < dy.size(); ++i) {
+    if (!(y[i] > 0)) dy[i] = 0;
+  }
+}
+
+// Calls visit(y index, x indices of the window inside the input) in row-major window order.
+template <typename Visit>
+void ForEachWindow(const Pool2dSpec& s, const Visit& visit) {
+  int64_t y = 0;
+  for (int64_t n = 0; n < s.batch; ++n) {
+    for (int64_t oh = 0; oh < s.out_height(); ++oh) {
+      for (int64_t ow = 0; ow < s.out_width(); ++ow) {
+        for (int64_t c = 0; c < s.channels; ++c) {
+          std::vector<int64_t> window;
+          for (int64_t kh = 0; kh < s.kernel_height; ++kh) {
+            for (int64_t kw = 0; kw < s.kernel_width; ++kw) {
+              const int64_t ih = oh * s.stride_height + kh - s.padding_height;
+              const int64_t iw = ow * s.stride_width + kw - s.padding_width;
+              if (ih < 0 || ih >= s.in_height || iw < 0 || iw >= s.in_width) continue;
+              window.push_back(((n * s.in_height + ih) * s.in_width + iw) * s.channels + c);
+            }
+          }
+          visit(y++, window);
+        }
+      }
+    }
+  }
+}
+
+int64_t Winner(const Values& x, const std::vector<int64_t>& window) {
+  int64_t best = window.front();
+  for (const int64_t i : window) {
+    if (x[i] > x[best]) best = i;
+  }
+  return best;
+}
+
+}  // namespace
+
+Values Conv2d(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  Values y(s.batch * s.out_height() * s.out_width() * s.out_channels);
+  for (size_t i = 0; i < y.size(); ++i) y[i] = bias.empty() ? 0 : bias[i % s.out_channels];
+  ForEachProduct(s, [&](int64_t iy, int64_t ix, int64_t iw) { y[iy] += x[ix] * weight[iw]; });
+  Activate(s.activation, y);
+  return y;
+}
+
+Gradients Conv2dBackward(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& y, Values dy) {
+  Mask(s.activation, y, dy);
+  Gradients g{Values(x.size()), Values(weight.size()), Values(s.out_channels)};
+  ForEachProduct(s, [&](int64_t iy, int64_t ix, int64_t iw) {
+    g.dx[ix] += dy[iy] * weight[iw];
+    g.dweight[iw] += dy[iy] * x[ix];
+  });
+  for (size_t i = 0; i < dy.size(); ++i) g.dbias[i % s.out_channels] += dy[i];
+  return g;
+}
+
+Values Dense(const DenseSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  Values y(s.batch * s.out);
+  for (int64_t n = 0; n < s.batch; ++n) {
+    for (int64_t o = 0; o < s.out; ++o) {
+      double sum = bias.empty() ? 0 : bias[o];
+      for (int64_t i = 0; i < s.in; ++i) sum += x[n * s.in + i] * weight[o * s.in + i];
+      y[n * s.out + o] = sum;
+    }
+  }
+  Activate(s.activation, y);
+  return y;
+}
+
+Gradients DenseBackward(const DenseSpec& s, const Values& x, const Values& weight, const Values& y, Values dy) {
+  Mask(s.activation, y, dy);
+  Gradients g{Values(x.size()), Values(weight.size()), Values(s.out)};
+  for (int64_t n = 0; n < s.batch; ++n) {
+    for (int64_t o = 0; o < s.out; ++o) {
+      const double d = dy[n * s.out + o];
+      g.dbias[o] += d;
+      for (int64_t i = 0; i < s.in; ++i) {
+        g.dx[n * s.in + i] += d * weight[o * s.in + i];
+        g.dweight[o * s.in + i] += d * x[n * s.in + i];
+      }
+    }
+  }
+  return g;
+}
+
+Values MaxPool2d(const Pool2dSpec& s, const Values& x) {
+  Values y(s.batch * s.out_height() * s.out_width() * s.channels);
+  ForEachWindow(s, [&](int64_t iy, const std::vector<int64_t>& window) { y[iy] = x[Winner(x, window)]; });
+  return y;
+}
+
+Values MaxPool2dBackward(const Pool2dSpec& s, const Values& x, const Values& dy) {
+  Values dx(x.size());
+  ForEachWindow(s, [&](int64_t iy, const std::vector<int64_t>& window) { dx[Winner(x, window)] += dy[iy]; });
+  return dx;
+}
+
+Values GlobalAveragePool(const GlobalAveragePoolSpec& s, const Values& x) {
+  Values y(s.batch * s.channels);
+  const int64_t space = s.height * s.width;
+  for (int64_t i = 0; i < static_cast<int64_t>(x.size()); ++i) {
+    y[i / (space * s.channels) * s.channels + i % s.channels] += x[i] / static_cast<double>(space);
+  }
+  return y;
+}
+
+Moments BatchMoments(const BatchNormSpec& s, const Values& x) {
+  Moments m{Values(s.channels), Values(s.channels)};
+  const double rows = static_cast<double>(s.batch * s.height * s.width);
+  for (size_t i = 0; i < x.size(); ++i) m.mean[i % s.channels] += x[i] / rows;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double distance = x[i] - m.mean[i % s.channels];
+    m.variance[i % s.channels] += distance * distance / rows;
+  }
+  return m;
+}
+
+Values BatchNorm(const BatchNormSpec& s, const Values& x, const Values& gamma, const Values& beta,
+                 const Moments& moments) {
+  Values y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    const size_t c = i % s.channels;
+    y[i] = (x[i] - moments.mean[c]) / std::sqrt(moments.variance[c] + double{s.epsilon}) * gamma[c] + beta[c];
+  }
+  Activate(s.activation, y);
+  return y;
+}
+
+Values CrossEntropy(const SoftmaxCrossEntropySpec& s, const Values& logits, const std::vector<int32_t>& labels) {
+  Values loss(s.batch);
+  for (int64_t n = 0; n < s.batch; ++n) {
+    const double* const row = logits.data() + n * s.classes;
+    const double maximum = *std::max_element(row, row + s.classes);
+    double sum = 0;
+    for (int64_t c = 0; c < s.classes; ++c) sum += std::exp(row[c] - maximum);
+    loss[n] = std::log(sum) + maximum - row[labels[n]];
+  }
+  return loss;
+}
+
+double FiniteDifference(const std::function<double(const Values&)>& loss, Values at, int64_t index) {
+  constexpr double kStep = 1e-5;
+  const double value = at[index];
+  at[index] = value + kStep;
+  const double above = loss(at);
+  at[index] = value - kStep;
+  return (above - loss(at)) / (2 * kStep);
+}
+
+double Dot(const Values& a, const Values& b) {
+  CHECK_EQ(a.size(), b.size());
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+}  // namespace starring::reference

@@ -1,0 +1,51 @@
+// The operations of kernels/device.h as plain loops in double precision, to test devices against. Shapes and memory
+// orders are the contract's; each gradient follows from its forward by the chain rule and is itself tested by finite
+// differences.
+#ifndef STARRING_TESTS_KERNELS_REFERENCE_H_
+#define STARRING_TESTS_KERNELS_REFERENCE_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/device.h"
+
+namespace starring::reference {
+
+using Values = std::vector<double>;
+
+struct Gradients {
+  Values dx, dweight, dbias;
+};
+
+// An empty bias stands for none.
+Values Conv2d(const Conv2dSpec& spec, const Values& x, const Values& weight, const Values& bias);
+// `y` decides where the activation lets dy through.
+Gradients Conv2dBackward(const Conv2dSpec& spec, const Values& x, const Values& weight, const Values& y, Values dy);
+
+Values Dense(const DenseSpec& spec, const Values& x, const Values& weight, const Values& bias);
+Gradients DenseBackward(const DenseSpec& spec, const Values& x, const Values& weight, const Values& y, Values dy);
+
+Values MaxPool2d(const Pool2dSpec& spec, const Values& x);
+Values MaxPool2dBackward(const Pool2dSpec& spec, const Values& x, const Values& dy);
+
+Values GlobalAveragePool(const GlobalAveragePoolSpec& spec, const Values& x);
+
+struct Moments {
+  Values mean, variance;  // biased
+};
+Moments BatchMoments(const BatchNormSpec& spec, const Values& x);
+Values BatchNorm(const BatchNormSpec& spec, const Values& x, const Values& gamma, const Values& beta,
+                 const Moments& moments);
+
+// -log softmax(logits)[label], one per sample.
+Values CrossEntropy(const SoftmaxCrossEntropySpec& spec, const Values& logits, const std::vector<int32_t>& labels);
+
+// d loss / d at[index] by a central difference; exact to about 1e-8 where `loss` is smooth and of order 1.
+double FiniteDifference(const std::function<double(const Values&)>& loss, Values at, int64_t index);
+
+double Dot(const Values& a, const Values& b);
+
+}  // namespace starring::reference
+
+#endif  // STARRING_TESTS_KERNELS_REFERENCE_H_
