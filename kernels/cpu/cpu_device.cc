@@ -17,6 +17,8 @@
 #include "kernels/cpu/onednn_conv2d.h"
 #include "kernels/cpu/onednn_dense.h"
 #include "kernels/cpu/softmax_cross_entropy.h"
+#include "kernels/cpu/tiled_conv2d.h"
+#include "kernels/cpu/tiled_dense.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
@@ -34,7 +36,10 @@ class CpuBuffer : public DeviceBuffer {
 
 class CpuDevice : public Device {
  public:
-  explicit CpuDevice(int threads) { context_.threads = threads; }
+  explicit CpuDevice(const CpuDeviceOptions& options) {
+    context_.threads = options.threads;
+    context_.instruction_set = options.instruction_set;
+  }
 
   std::string name() const override {
     const dnnl_version_t* version = dnnl_version();
@@ -55,10 +60,14 @@ class CpuDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
     RETURN_IF_ERROR(CheckShape(spec));
+    if (context_.instruction_set == InstructionSet::kAvx512 && TiledConv2dPays(spec)) {
+      return CreateTiledConv2d(&context_, spec);
+    }
     return CreateOnednnConv2d(&context_, spec);
   }
   absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
     RETURN_IF_ERROR(CheckShape(spec));
+    if (context_.instruction_set == InstructionSet::kAvx512) return CreateTiledDense(&context_, spec);
     return CreateOnednnDense(&context_, spec);
   }
   absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
@@ -102,10 +111,13 @@ class CpuDevice : public Device {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads) {
-  CHECK_GE(threads, 1);
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads) { return CreateCpuDevice({.threads = threads}); }
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options) {
+  CHECK_GE(options.threads, 1);
+  CHECK_LE(options.instruction_set, BestInstructionSet());
   try {
-    return std::make_unique<CpuDevice>(threads);
+    return std::make_unique<CpuDevice>(options);
   } catch (const dnnl::error& error) {
     return absl::InternalError(absl::StrCat("oneDNN has no CPU engine here: ", error.what()));
   }

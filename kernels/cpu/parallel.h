@@ -29,25 +29,29 @@ class ThreadCountScope {
   const bool changed_;
 };
 
-// Calls loop(begin, end) for `shares` ranges that cover [0, count) in order and are multiples of `grain` long (the last
-// may be shorter); empty ones are left out. Each on its own thread; a single one on the caller's.
+// Calls loop(share, begin, end) for `shares` ranges that cover [0, count) in order and are multiples of `grain` long
+// (the last may be shorter); empty ones are left out. Each on its own thread; a single one on the caller's.
 template <typename Loop>
-void ParallelRanges(int shares, int64_t count, int64_t grain, const Loop& loop) {
+void ParallelShares(int shares, int64_t count, int64_t grain, const Loop& loop) {
   if (count <= 0) return;
   const int64_t grains = (count + grain - 1) / grain;
   const int used = static_cast<int>(std::min<int64_t>(shares, grains));
   if (used <= 1) {
-    loop(int64_t{0}, count);
+    loop(0, int64_t{0}, count);
     return;
   }
 #pragma omp parallel num_threads(used)
   {
     for (int share = omp_get_thread_num(); share < used; share += omp_get_num_threads()) {
-      const int64_t begin = grains * share / used * grain;
-      const int64_t end = std::min(count, grains * (share + 1) / used * grain);
-      loop(begin, end);
+      loop(share, grains * share / used * grain, std::min(count, grains * (share + 1) / used * grain));
     }
   }
+}
+
+// The same for a loop(begin, end) that keeps nothing per share.
+template <typename Loop>
+void ParallelRanges(int shares, int64_t count, int64_t grain, const Loop& loop) {
+  ParallelShares(shares, count, grain, [&](int, int64_t begin, int64_t end) { loop(begin, end); });
 }
 
 }  // namespace starring

@@ -173,6 +173,21 @@ TEST_F(CpuAllocationTest, ConvolutionsAllocateNothingLarge) {
   }
 }
 
+TEST_F(CpuAllocationTest, DenseLayersAllocateNothingLarge) {
+  for (const DenseSpec& spec : std::vector<DenseSpec>{{.batch = 64, .in = 784, .out = 1024},
+                                                      {.batch = 64, .in = 84, .out = 10},
+                                                      {.batch = 63, .in = 401, .out = 121}}) {
+    float *x = Floats(spec.batch * spec.in), *weight = Floats(spec.in * spec.out), *bias = Floats(spec.out);
+    float *dx = Floats(spec.batch * spec.in), *dweight = Floats(spec.in * spec.out), *dbias = Floats(spec.out);
+    float *y = Floats(spec.batch * spec.out), *dy = Floats(spec.batch * spec.out);
+    const auto dense = device_->CreateDense(spec).value();
+    ExpectOnlyArgumentMaps([&] {
+      dense->Forward(x, weight, bias, y);
+      dense->Backward(x, weight, y, dy, dx, dweight, dbias);
+    });
+  }
+}
+
 TEST_F(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNothing) {
   const int64_t count = 8 * 12 * 12 * 16;
   float *x = Floats(count), *y = Floats(count), *dy = Floats(count), *dx = Floats(count), *channels = Floats(16 * 6);

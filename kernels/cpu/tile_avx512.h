@@ -1,0 +1,86 @@
+// The inner loop of our own matrix products and convolutions: a tile of outputs held in AVX-512 registers.
+//
+// Words. A *tile* is `rows` times `vectors` vectors of 16 lanes. Lanes run along n, the fastest axis of B and C. For
+// every k, one row of B is loaded (`vectors` loads) and every row of the tile multiplies it with one element of A,
+// which is broadcast. With rows * vectors >= 8 the fused multiply-adds, one per cycle, are the bottleneck, whatever the
+// addresses: so the same tile serves dense layers, convolutions and their gradients, without im2col, by strides alone.
+//
+// Only on a CPU with AVX-512: REQUIRES BestInstructionSet() == kAvx512.
+#ifndef STARRING_KERNELS_CPU_TILE_AVX512_H_
+#define STARRING_KERNELS_CPU_TILE_AVX512_H_
+
+#include <cstdint>
+
+namespace starring {
+
+// C(m, n) = act(init(m, n) + sum over o < outer, i < inner, k < depth of A(o, i, m, k) * B(o, i, k, n)), for n below
+// 16 * vectors - 16 + the number of bits in last_mask. Strides count floats.
+//
+// Determinism: for each output, products are added in the order of o, i, k, each by one fused multiply-add.
+struct TileProblem {
+  const float* a = nullptr;
+  int64_t a_outer = 0, a_inner = 0, a_row = 0, a_k = 0;
+  const float* b = nullptr;
+  int64_t b_outer = 0, b_inner = 0, b_k = 0;
+  int64_t outer = 1, inner = 1, depth = 0;
+  const float* init = nullptr;      // null: 0, or row_init
+  int64_t init_row = 0;             // 0: one row for all (a bias per column)
+  const float* row_init = nullptr;  // one value for a whole row (a bias per row)
+  float* c = nullptr;
+  int64_t c_row = 0;
+  uint16_t last_mask = 0xffff;  // lanes of the last vector that exist in B, init and C
+  bool relu = false;
+};
+
+inline constexpr int kTileVectorsMax = 4;
+
+// The most rows a tile of `vectors` vectors may have: what fits in 32 registers.
+constexpr int TileRowsMax(int vectors) { return vectors == 1 ? 12 : vectors == 2 ? 12 : vectors == 3 ? 8 : 6; }
+
+// REQUIRES: 1 <= vectors <= kTileVectorsMax, 1 <= rows <= TileRowsMax(vectors).
+void RunTile(const TileProblem& problem, int rows, int vectors);
+
+// All of C, `rows` by `columns`, tile by tile; the tile's strides say where.
+void RunTiles(const TileProblem& problem, int64_t rows, int64_t columns);
+
+// out[c * out_row + r] = in[r * in_row + c] for r < rows, c < columns.
+void Transpose(const float* in, int64_t in_row, int64_t rows, int64_t columns, float* out, int64_t out_row);
+
+// sums(i, j, n mod 16) += sum over l < lines, n < width of A(i, l, n) * B(j, l, n): correlations along lanes, for
+// outputs too few to be lanes themselves. Adding up the 16 lanes of a sum is left to the caller: once, at the end.
+struct DotProblem {
+  const float* a = nullptr;
+  int64_t a_row = 0, a_line = 0;
+  const float* b = nullptr;
+  int64_t b_row = 0, b_line = 0;
+  int64_t a_rows = 0, b_rows = 0;
+  int64_t lines = 0, width = 0;  // floats in a line; 16 to a vector
+  float* sums = nullptr;         // (a_rows, b_rows, 16)
+};
+void RunDots(const DotProblem& problem);
+
+// out[j] = sum over w < windows of in(w, j + skip - w * step) where that lies in [0, width), for j < count: windows
+// that overlap, added up from left to right. Window w is at in + w * (width + 2 * kWindowMargin) + kWindowMargin; the
+// margins around it are zero.
+inline constexpr int64_t kWindowMargin = 16;
+struct WindowSum {
+  const float* in = nullptr;
+  int64_t windows = 0, width = 0, step = 0, skip = 0;
+  float* out = nullptr;
+  int64_t count = 0;
+};
+void AddWindows(const WindowSum& problem);
+
+// The sum of 16 floats, in a fixed order.
+float SumOfLanes(const float* lanes);
+
+// y = act(y + bias), y (rows, columns) with rows y_row apart; a null bias adds nothing.
+void AddBias(const float* bias, bool relu, int64_t rows, int64_t columns, float* y, int64_t y_row);
+
+// Column sums of dy (rows, columns) after masking it in place: dy = 0 where not y > 0. A null y masks nothing, null
+// sums are not taken. `sums` (columns) is added to.
+void MaskAndSum(const float* y, float* dy, int64_t rows, int64_t columns, float* sums);
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CPU_TILE_AVX512_H_
