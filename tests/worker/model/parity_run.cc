@@ -158,7 +158,8 @@ class ParityRun {
 
   const NetworkOptions options_;
   const std::string folder_;
-  std::mt19937 random_{1};
+  // A seed with which no output of a ReLU comes within 1e-6 of zero: there rounding would decide on a whole gradient.
+  std::mt19937 random_{2};
   std::unique_ptr<Network> network_;
   AlignedFloats parameters_, gradients_, batch_;
   std::vector<float> momentum_, first_gradients_, images_, losses_, evaluation_;
