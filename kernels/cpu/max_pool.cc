@@ -1,22 +1,16 @@
-// Two ways through a pool:
-//
-// Halving: 2 x 2 windows, stride 2, no padding, rows of at least 16 output elements. Runs on vectors of 16 channels
-// that may reach over the end of a pixel into the next ones, which are written later: so small channel counts (6 in
-// LeNet-5) cost one vector, not six scalars. Only the last row of a share is left to the general way.
-//
-// General: any window; its inner loop runs over channels.
+// Two ways through a pool: 2 x 2 windows with stride 2 have vectors of their own (kernels/cpu/halving_pool.h), for any
+// other window the inner loop runs over channels.
 #include "kernels/cpu/max_pool.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/instruction_set.h"
 #include "common/status.h"
 #include "kernels/cpu/aligned_memory.h"
+#include "kernels/cpu/halving_pool.h"
 #include "kernels/cpu/parallel.h"
-#include "kernels/cpu/vector16.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
@@ -114,109 +108,8 @@ template <typename Index>
   }
 }
 
-bool Halves(const Pool2dSpec& s) {
-  return s.kernel_height == 2 && s.kernel_width == 2 && s.stride_height == 2 && s.stride_width == 2 &&
-         s.padding_height == 0 && s.padding_width == 0 && s.out_width() * s.channels >= kLanes;
-}
-
-// The greatest of four, and which. Scalars in a loop, not vector types: GCC takes a comparison of vectors apart before
-// it knows that the function will be inlined into a clone that has registers for it.
-[[gnu::always_inline]] inline void ChallengeLanes(const float* a, const float* b, const float* c, const float* d,
-                                                  float* y, uint8_t* winner) {
-  float greatest[kLanes];
-  int32_t places[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) {
-    float best = a[lane];
-    int32_t place = 0;
-    const bool b_wins = (b[lane] > best) | (b[lane] != b[lane]);  // NaN wins, as in PyTorch
-    best = b_wins ? b[lane] : best;
-    place = b_wins ? 1 : place;
-    const bool c_wins = (c[lane] > best) | (c[lane] != c[lane]);
-    best = c_wins ? c[lane] : best;
-    place = c_wins ? 2 : place;
-    const bool d_wins = (d[lane] > best) | (d[lane] != d[lane]);
-    best = d_wins ? d[lane] : best;
-    place = d_wins ? 3 : place;
-    greatest[lane] = best;
-    places[lane] = place;
-  }
-  uint8_t bytes[kLanes];
-  for (int lane = 0; lane < kLanes; ++lane) bytes[lane] = static_cast<uint8_t>(places[lane]);
-  std::memcpy(y, greatest, sizeof(greatest));
-  std::memcpy(winner, bytes, sizeof(bytes));
-}
-
-[[gnu::always_inline]] inline void HalvingForward(const Args<uint8_t>& g) {
-  const Pool2dSpec& s = *g.spec;
-  const int64_t channels = s.channels, out_width = s.out_width(), out_height = s.out_height();
-  const int64_t in_row = s.in_width * channels;
-  for (int64_t image = g.begin; image < g.end; ++image) {
-    const int64_t rows = image + 1 == g.end ? out_height - 1 : out_height;
-    for (int64_t row = 0; row < rows; ++row) {
-      const float* x = g.in + (image * s.in_height + 2 * row) * in_row;
-      const int64_t out = (image * out_height + row) * out_width * channels;
-      float* y = g.out + out;
-      uint8_t* winner = g.winners + out;
-      for (int64_t column = 0; column < out_width; ++column) {
-        for (int64_t c = 0; c < channels; c += kLanes) {
-          ChallengeLanes(x + c, x + channels + c, x + in_row + c, x + in_row + channels + c, y + c, winner + c);
-        }
-        x += 2 * channels;
-        y += channels;
-        winner += channels;
-      }
-    }
-  }
-  if (g.end > g.begin) ForwardRow(g, g.end - 1, out_height - 1);
-}
-
-// dy where the winner is `place`, else 0.
-[[gnu::always_inline]] inline void KeepLanes(const float* dy, const uint8_t* winner, int32_t place, float* dx) {
-  float kept[kLanes];  // stored as one: overlapping stores must stay in the order of the pixels
-  for (int lane = 0; lane < kLanes; ++lane) kept[lane] = winner[lane] == place ? dy[lane] : 0.0f;
-  std::memcpy(dx, kept, sizeof(kept));
-}
-
-// One row of dx: where `winners` say `left` or `left + 1`. The column that an odd width leaves over gets zeros.
-[[gnu::always_inline]] inline void HalvingBackwardRow(const Pool2dSpec& s, const float* dy, const uint8_t* winner,
-                                                      int32_t left, float* dx) {
-  const int64_t channels = s.channels, out_width = s.out_width();
-  for (int64_t column = 0; column < out_width; ++column) {
-    for (int64_t c = 0; c < channels; c += kLanes) {
-      KeepLanes(dy + c, winner + c, left, dx + c);
-    }
-    for (int64_t c = 0; c < channels; c += kLanes) {
-      KeepLanes(dy + c, winner + c, left + 1, dx + channels + c);
-    }
-    dy += channels;
-    winner += channels;
-    dx += 2 * channels;
-  }
-  if (s.in_width % 2 != 0) std::fill_n(dx, channels, 0.0f);
-}
-
-[[gnu::always_inline]] inline void HalvingBackward(const Args<uint8_t>& g) {
-  const Pool2dSpec& s = *g.spec;
-  const int64_t out_height = s.out_height(), out_row = s.out_width() * s.channels, in_row = s.in_width * s.channels;
-  for (int64_t image = g.begin; image < g.end; ++image) {
-    const bool last = image + 1 == g.end;
-    float* const dx = g.out + image * s.in_height * in_row;
-    for (int64_t row = 0; row < (last ? out_height - 1 : out_height); ++row) {
-      const int64_t out = (image * out_height + row) * out_row;
-      HalvingBackwardRow(s, g.in + out, g.winners + out, 0, dx + 2 * row * in_row);
-      HalvingBackwardRow(s, g.in + out, g.winners + out, 2, dx + (2 * row + 1) * in_row);
-    }
-    // Zeros: the row that an odd height leaves over; on the last image also the rows of the last windows.
-    const int64_t done = 2 * (last ? out_height - 1 : out_height);
-    std::fill(dx + done * in_row, dx + s.in_height * in_row, 0.0f);
-    if (last) BackwardRow(g, image, out_height - 1);
-  }
-}
-
 using BytesArgs = Args<uint8_t>;
 using WordsArgs = Args<int32_t>;
-STARRING_DEFINE_CLONES(kHalvingForward, HalvingForward, BytesArgs);
-STARRING_DEFINE_CLONES(kHalvingBackward, HalvingBackward, BytesArgs);
 STARRING_DEFINE_CLONES(kBytesForward, GeneralForward<uint8_t>, BytesArgs);
 STARRING_DEFINE_CLONES(kBytesBackward, GeneralBackward<uint8_t>, BytesArgs);
 STARRING_DEFINE_CLONES(kWordsForward, GeneralForward<int32_t>, WordsArgs);
@@ -252,13 +145,59 @@ class CpuMaxPool2d : public MaxPool2d {
   const AlignedMemory winners_;  // of each output element: which element of its window
 };
 
+bool Halves(const Pool2dSpec& s) {
+  return s.kernel_height == 2 && s.kernel_width == 2 && s.stride_height == 2 && s.stride_width == 2 &&
+         s.padding_height == 0 && s.padding_width == 0;
+}
+
+HalvingPool HalvingPoolOf(const Pool2dSpec& s) {
+  return {.in_height = s.in_height, .in_width = s.in_width, .channels = s.channels};
+}
+
+class HalvingMaxPool2d : public MaxPool2d {
+ public:
+  HalvingMaxPool2d(const CpuContext* context, const Pool2dSpec& spec, AlignedMemory winners)
+      : context_(context), spec_(spec), pool_(HalvingPoolOf(spec)), winners_(std::move(winners)) {}
+
+  void Forward(const float* x, float* y) override {
+    ForImages([&](int64_t image, HalvingPool::Winners* winners) {
+      HalvingForward(pool_, x + image * InImage(), y + image * OutImage(), winners);
+    });
+  }
+  void Backward(const float* dy, float* dx) override {
+    ForImages([&](int64_t image, const HalvingPool::Winners* winners) {
+      HalvingBackward(pool_, dy + image * OutImage(), winners, dx + image * InImage());
+    });
+  }
+
+ private:
+  int64_t InImage() const { return spec_.in_height * spec_.in_width * spec_.channels; }
+  int64_t OutImage() const { return spec_.out_height() * spec_.out_width() * spec_.channels; }
+
+  template <typename Pass>
+  void ForImages(const Pass& pass) {
+    ParallelRanges(context_->threads, spec_.batch, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t image = begin; image < end; ++image) {
+        pass(image, reinterpret_cast<HalvingPool::Winners*>(winners_.data()) + image * pool_.winners_per_image());
+      }
+    });
+  }
+
+  const CpuContext* const context_;
+  const Pool2dSpec spec_;
+  const HalvingPool pool_;
+  const AlignedMemory winners_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCpuMaxPool2d(CpuContext* context, const Pool2dSpec& spec) {
   RETURN_IF_ERROR(CheckShape(spec));
   const bool bytes = spec.kernel_height * spec.kernel_width <= 256;
+  const bool halves = Halves(spec) && context->instruction_set == InstructionSet::kAvx512;
   const int64_t size_bytes =
-      spec.batch * spec.out_height() * spec.out_width() * spec.channels * static_cast<int64_t>(bytes ? 1 : 4);
+      halves ? spec.batch * HalvingPoolOf(spec).winners_per_image() * static_cast<int64_t>(sizeof(HalvingPool::Winners))
+             : spec.batch * spec.out_height() * spec.out_width() * spec.channels * static_cast<int64_t>(bytes ? 1 : 4);
   AlignedMemory winners(size_bytes);
   if (winners.data() == nullptr) {
     return absl::ResourceExhaustedError(absl::StrCat("max pool: no memory for ", size_bytes, " bytes"));
@@ -266,10 +205,7 @@ absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCpuMaxPool2d(CpuContext* contex
   if (!bytes) {
     return std::make_unique<CpuMaxPool2d<int32_t>>(context, spec, kWordsForward, kWordsBackward, std::move(winners));
   }
-  if (Halves(spec)) {
-    return std::make_unique<CpuMaxPool2d<uint8_t>>(context, spec, kHalvingForward, kHalvingBackward,
-                                                   std::move(winners));
-  }
+  if (halves) return std::make_unique<HalvingMaxPool2d>(context, spec, std::move(winners));
   return std::make_unique<CpuMaxPool2d<uint8_t>>(context, spec, kBytesForward, kBytesBackward, std::move(winners));
 }
 

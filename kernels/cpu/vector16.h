@@ -12,8 +12,6 @@ namespace starring {
 inline constexpr int64_t kLanes = 16;
 
 using Float16 = float __attribute__((vector_size(64)));
-using Int16 = int32_t __attribute__((vector_size(64)));
-using Byte16 = uint8_t __attribute__((vector_size(16)));
 
 [[gnu::always_inline]] inline Float16 Load(const float* p) {
   Float16 v;
@@ -22,18 +20,6 @@ using Byte16 = uint8_t __attribute__((vector_size(16)));
 }
 
 [[gnu::always_inline]] inline void Store(Float16 v, float* p) { std::memcpy(p, &v, sizeof(v)); }
-
-[[gnu::always_inline]] inline Int16 LoadBytes(const uint8_t* p) {
-  Byte16 bytes;
-  std::memcpy(&bytes, p, sizeof(bytes));
-  return __builtin_convertvector(bytes, Int16);
-}
-
-// The low byte of every lane.
-[[gnu::always_inline]] inline void StoreBytes(Int16 v, uint8_t* p) {
-  const Byte16 bytes = __builtin_convertvector(v, Byte16);
-  std::memcpy(p, &bytes, sizeof(bytes));
-}
 
 }  // namespace starring
 
