@@ -241,6 +241,104 @@ STARRING_AVX512 void AddWindows(const WindowSum& g) {
   }
 }
 
+namespace {
+
+// Sixteen pixels are `kChannels` vectors of pixels, or one vector of each plane. Every output vector gathers from every
+// input vector: kChannels permutations each, with tables that depend on kChannels only.
+template <int kChannels>
+struct PixelTables {
+  int32_t column[kChannels][16];              // pixel of float 16 * v + lane
+  uint16_t of_channel[kChannels][kChannels];  // [v][channel]: the lanes of vector v that hold this channel
+  int32_t lane[kChannels][16];                // [channel]: lane of its vector that holds pixel p
+  uint16_t in_vector[kChannels][kChannels];   // [channel][v]: the pixels whose channel lies in vector v
+};
+
+template <int kChannels>
+constexpr PixelTables<kChannels> MakePixelTables() {
+  PixelTables<kChannels> t = {};
+  for (int f = 0; f < 16 * kChannels; ++f) {
+    const int v = f / 16, l = f % 16, pixel = f / kChannels, channel = f % kChannels;
+    t.column[v][l] = pixel;
+    t.of_channel[v][channel] = static_cast<uint16_t>(t.of_channel[v][channel] | 1 << l);
+    t.lane[channel][pixel] = l;
+    t.in_vector[channel][v] = static_cast<uint16_t>(t.in_vector[channel][v] | 1 << pixel);
+  }
+  return t;
+}
+
+template <int kChannels>
+constexpr PixelTables<kChannels> kPixelTables = MakePixelTables<kChannels>();
+
+template <int kChannels>
+STARRING_AVX512 void ToPixels(const float* planes, int64_t plane, int64_t count, float* pixels) {
+  constexpr const PixelTables<kChannels>& t = kPixelTables<kChannels>;
+  for (int64_t p = 0; p < count; p += 16) {
+    const __mmask16 lanes = LanesBelow(count - p);
+    __m512 in[kChannels];
+#pragma GCC unroll 16
+    for (int c = 0; c < kChannels; ++c) in[c] = _mm512_maskz_loadu_ps(lanes, planes + c * plane + p);
+#pragma GCC unroll 16
+    for (int v = 0; v < kChannels; ++v) {
+      const int64_t left = (count - p) * kChannels - 16 * v;
+      if (left <= 0) break;
+      const __m512i column = _mm512_loadu_si512(t.column[v]);
+      __m512 out = _mm512_setzero_ps();
+#pragma GCC unroll 16
+      for (int c = 0; c < kChannels; ++c) out = _mm512_mask_permutexvar_ps(out, t.of_channel[v][c], column, in[c]);
+      _mm512_mask_storeu_ps(pixels + p * kChannels + 16 * v, LanesBelow(left), out);
+    }
+  }
+}
+
+template <int kChannels>
+STARRING_AVX512 void ToPlanes(const float* pixels, int64_t count, float* planes, int64_t plane) {
+  constexpr const PixelTables<kChannels>& t = kPixelTables<kChannels>;
+  for (int64_t p = 0; p < count; p += 16) {
+    const __mmask16 lanes = LanesBelow(count - p);
+    __m512 in[kChannels];
+#pragma GCC unroll 16
+    for (int v = 0; v < kChannels; ++v) {
+      const int64_t left = (count - p) * kChannels - 16 * v;
+      in[v] =
+          left <= 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(LanesBelow(left), pixels + p * kChannels + 16 * v);
+    }
+#pragma GCC unroll 16
+    for (int c = 0; c < kChannels; ++c) {
+      const __m512i lane = _mm512_loadu_si512(t.lane[c]);
+      __m512 out = _mm512_setzero_ps();
+#pragma GCC unroll 16
+      for (int v = 0; v < kChannels; ++v) out = _mm512_mask_permutexvar_ps(out, t.in_vector[c][v], lane, in[v]);
+      _mm512_mask_storeu_ps(planes + c * plane + p, lanes, out);
+    }
+  }
+}
+
+template <int... kIndex>
+void ToPixelsOf(std::integer_sequence<int, kIndex...>, const float* planes, int64_t plane, int64_t channels,
+                int64_t count, float* pixels) {
+  (void)((channels == kIndex + 1 && (ToPixels<kIndex + 1>(planes, plane, count, pixels), true)) || ...);
+}
+template <int... kIndex>
+void ToPlanesOf(std::integer_sequence<int, kIndex...>, const float* pixels, int64_t channels, int64_t count,
+                float* planes, int64_t plane) {
+  (void)((channels == kIndex + 1 && (ToPlanes<kIndex + 1>(pixels, count, planes, plane), true)) || ...);
+}
+
+// More channels than this fill a block of 16 x 16 well enough.
+constexpr int kPermutedChannelsMax = 8;
+
+}  // namespace
+
+void PlanesToPixels(const float* planes, int64_t plane, int64_t channels, int64_t count, float* pixels) {
+  if (channels > kPermutedChannelsMax) return Transpose(planes, plane, channels, count, pixels, channels);
+  ToPixelsOf(std::make_integer_sequence<int, kPermutedChannelsMax>(), planes, plane, channels, count, pixels);
+}
+
+void PixelsToPlanes(const float* pixels, int64_t channels, int64_t count, float* planes, int64_t plane) {
+  if (channels > kPermutedChannelsMax) return Transpose(pixels, channels, count, channels, planes, plane);
+  ToPlanesOf(std::make_integer_sequence<int, kPermutedChannelsMax>(), pixels, channels, count, planes, plane);
+}
+
 STARRING_AVX512 float SumOfLanes(const float* lanes) { return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes)); }
 
 STARRING_AVX512 void AddBias(const float* bias, bool relu, int64_t rows, int64_t columns, float* y, int64_t y_row) {

@@ -46,6 +46,11 @@ void RunTiles(const TileProblem& problem, int64_t rows, int64_t columns);
 // out[c * out_row + r] = in[r * in_row + c] for r < rows, c < columns.
 void Transpose(const float* in, int64_t in_row, int64_t rows, int64_t columns, float* out, int64_t out_row);
 
+// Transposition between few channels and planes, where a block of 16 x 16 would be mostly empty: `count` pixels of
+// `channels` floats, contiguous, and planes `plane` floats apart. REQUIRES: channels >= 1.
+void PlanesToPixels(const float* planes, int64_t plane, int64_t channels, int64_t count, float* pixels);
+void PixelsToPlanes(const float* pixels, int64_t channels, int64_t count, float* planes, int64_t plane);
+
 // sums(i, j, n mod 16) += sum over l < lines, n < width of A(i, l, n) * B(j, l, n): correlations along lanes, for
 // outputs too few to be lanes themselves. Adding up the 16 lanes of a sum is left to the caller: once, at the end.
 struct DotProblem {

@@ -139,8 +139,8 @@ const float* TiledConv2d::Padded(const float* x, const Share& share) const {
     return share.image;
   }
   for (int64_t h = 0; h < spec_.in_height; ++h) {
-    Transpose(x + h * row, spec_.in_channels, spec_.in_width, spec_.in_channels,
-              share.image + (h + spec_.padding_height) * width_ + spec_.padding_width, height_ * width_);
+    PixelsToPlanes(x + h * row, spec_.in_channels, spec_.in_width,
+                   share.image + (h + spec_.padding_height) * width_ + spec_.padding_width, height_ * width_);
   }
   return share.image;
 }
@@ -185,8 +185,7 @@ void TiledConv2d::ForwardColumns(const float* image, const float* weight, const 
               .c_row = out_width_,
               .relu = spec_.activation == Activation::kRelu},
              spec_.out_channels, out_width_);
-    Transpose(share.planes, out_width_, spec_.out_channels, out_width_, y + h * out_width_ * spec_.out_channels,
-              spec_.out_channels);
+    PlanesToPixels(share.planes, out_width_, spec_.out_channels, out_width_, y + h * out_width_ * spec_.out_channels);
   }
 }
 
@@ -234,7 +233,7 @@ void TiledConv2d::WeightGradientChannels(const float* image, const float* dy, co
 // dweight(in, kernel row, out, kernel column, lane) += products of dy and x, row by row.
 void TiledConv2d::WeightGradientColumns(const float* image, const float* dy, const Share& share) const {
   const int64_t plane = out_height_ * out_width_;
-  Transpose(dy, spec_.out_channels, plane, spec_.out_channels, share.planes, plane);
+  PixelsToPlanes(dy, spec_.out_channels, plane, share.planes, plane);
   for (int64_t ic = 0; ic < spec_.in_channels; ++ic) {
     for (int64_t kh = 0; kh < spec_.kernel_height; ++kh) {
       RunDots({.a = share.planes,
