@@ -1,0 +1,52 @@
+"""Server and worker processes for tests. Run from the root of the runfiles, as Bazel does."""
+import os
+import subprocess
+import tempfile
+
+SERVER = "server/server"
+WORKER = "tests/worker/exchange/star/star_worker"
+PATIENCE_S = 50  # for a process that should end by itself
+
+
+class Server:
+    """//server in a process of its own, on a free port."""
+
+    def __init__(self, *flags):
+        self.process = subprocess.Popen([SERVER, "--listen=127.0.0.1:0", *flags], stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+        line = self.process.stdout.readline()
+        assert line.startswith("listening on "), line + self.process.communicate()[1]
+        self.address = line[len("listening on "):].strip()
+
+    def wait(self):
+        """Exit code and what it wrote on stderr."""
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+
+
+def start_worker(servers, rank, world_size, *flags):
+    return subprocess.Popen(
+        [WORKER, "--servers=" + ",".join(server.address for server in servers), "--rank=%d" % rank,
+         "--world_size=%d" % world_size, *flags],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def digest_of(worker):
+    """Waits for a worker that should succeed: the SHA-256 of its parameters."""
+    output, errors = worker.communicate(timeout=PATIENCE_S)
+    assert worker.returncode == 0, errors
+    return output.strip()
+
+
+def agreement_bytes(world_size):
+    """What star_worker brings into a job, serialised."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "agreement")
+        subprocess.run([WORKER, "--world_size=%d" % world_size, "--agreement_file=" + path], check=True)
+        with open(path, "rb") as file:
+            return file.read()

@@ -1,0 +1,118 @@
+"""The server as a process: flags, exit codes, signals."""
+import os
+import signal
+import subprocess
+import tempfile
+import unittest
+
+from tests.server.server_process import PATIENCE_S, SERVER, Server, digest_of, start_worker
+
+
+def run_server(*flags):
+    return subprocess.run([SERVER, *flags], capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+class ServerProcessTest(unittest.TestCase):
+    def start(self, *flags):
+        server = Server(*flags)
+        self.addCleanup(server.stop)
+        return server
+
+    def start_worker(self, *arguments):
+        worker = start_worker(*arguments)
+        self.addCleanup(worker.communicate)
+        self.addCleanup(worker.kill)
+        return worker
+
+    def test_a_job_ends_with_0(self):
+        servers = [self.start("--shard=%d" % shard, "--shard_count=2") for shard in range(2)]
+        workers = [self.start_worker(servers, rank, 2) for rank in range(2)]
+        digests = {digest_of(worker) for worker in workers}
+        self.assertEqual(len(digests), 1)
+        for server in servers:
+            code, errors = server.wait()
+            self.assertEqual(code, 0, errors)
+            self.assertIn("all workers have finished", errors)
+
+    def test_unknown_flags_and_stray_words_are_refused(self):
+        for flag in ("--lisen=127.0.0.1:0", "--shard=x", "word"):
+            result = run_server(flag)
+            self.assertEqual(result.returncode, 2, flag)
+            self.assertIn("error: ", result.stderr)
+
+    def test_values_that_make_no_sense_are_refused(self):
+        for flags, expected in ((("--shard=2", "--shard_count=2"), "shard 2"), (("--shard=-1",), "shard -1"),
+                                (("--shard_count=0",), "shard count 0"), (("--listen=localhost",), "localhost"),
+                                (("--listen=192.0.2.1:7077",), "192.0.2.1:7077")):
+            result = run_server(*flags)
+            self.assertEqual(result.returncode, 2, flags)
+            self.assertIn(expected, result.stderr)
+
+    def test_a_taken_port_is_refused(self):
+        server = self.start()
+        result = run_server("--listen=" + server.address)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn(server.address, result.stderr)
+        self.assertIn("taken", result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)  # nothing of gRPC's own log
+
+    def test_the_port_file_holds_the_address(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "port")
+            server = self.start("--port_file=" + path)
+            while not os.path.exists(path):
+                self.assertIsNone(server.process.poll())
+            with open(path) as file:
+                self.assertEqual(file.read(), server.address + "\n")
+
+    def test_a_signal_before_a_job_ends_it_with_0(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            server = self.start()
+            server.process.send_signal(number)
+            code, errors = server.wait()
+            self.assertEqual(code, 0, errors)
+
+    def test_a_signal_during_a_job_lets_it_finish(self):
+        server = self.start()
+        workers = [self.start_worker([server], rank, 2, "--steps=3000") for rank in range(2)]
+        while "all 2 workers joined" not in server.process.stderr.readline():
+            self.assertIsNone(server.process.poll())
+        server.process.send_signal(signal.SIGTERM)
+        self.assertIn("asked to stop", server.process.stderr.readline())
+        self.assertEqual(digest_of(workers[0]), digest_of(workers[1]))
+        code, errors = server.wait()
+        self.assertEqual(code, 0, errors)
+
+    def test_a_second_signal_ends_it_at_once(self):
+        server = self.start()
+        self.start_worker([server], 0, 1, "--steps=100000000")
+        while "all 1 workers joined" not in server.process.stderr.readline():
+            self.assertIsNone(server.process.poll())
+        server.process.send_signal(signal.SIGINT)
+        while "asked to stop" not in server.process.stderr.readline():
+            self.assertIsNone(server.process.poll())
+        self.assertIsNone(server.process.poll())
+        server.process.send_signal(signal.SIGINT)
+        self.assertEqual(server.wait()[0], 130)
+
+    def test_nobody_comes(self):
+        result = run_server("--listen=127.0.0.1:0", "--join_deadline=300ms")
+        self.assertEqual(result.returncode, 3)
+        self.assertIn("no worker has joined within 300ms", result.stderr)
+
+    def test_a_killed_worker_fails_the_job_within_the_deadline(self):
+        server = self.start()
+        workers = [self.start_worker([server], rank, 2, "--steps=100000000", "--deadline=2s") for rank in range(2)]
+        while "all 2 workers joined" not in server.process.stderr.readline():
+            self.assertIsNone(server.process.poll())
+        workers[1].kill()
+        code, errors = server.wait()
+        self.assertEqual(code, 3, errors)
+        self.assertIn("rank 1", errors)
+        _, worker_errors = workers[0].communicate(timeout=PATIENCE_S)
+        self.assertNotEqual(workers[0].returncode, 0)
+        self.assertIn("rank 1", worker_errors)
+
+
+if __name__ == "__main__":
+    unittest.main()
