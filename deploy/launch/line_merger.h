@@ -22,7 +22,7 @@ enum class OutputStream { kOut, kErr };
 class LineMerger {
  public:
   // A line that is longer is cut here: a process that never ends its line must not fill the memory.
-  static constexpr size_t kLineBytesMax = 64 * 1024;
+  static constexpr size_t kLineBytesMax = 1 << 16;
 
   using Write = std::function<void(OutputStream, absl::string_view)>;
   explicit LineMerger(Write write) : write_(std::move(write)) {}

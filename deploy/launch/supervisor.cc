@@ -16,7 +16,7 @@
 namespace starring {
 namespace {
 
-constexpr size_t kReadBytes = 64 * 1024;
+constexpr size_t kReadBytes = 1 << 16;
 
 }  // namespace
 
