@@ -18,6 +18,8 @@ void* Allocate(size_t size, size_t alignment) {
 
 void* operator new(size_t size) { return Allocate(size, alignof(std::max_align_t)); }
 void* operator new(size_t size, std::align_val_t alignment) { return Allocate(size, static_cast<size_t>(alignment)); }
+// std::stable_sort asks this way, and AddressSanitizer has one of its own unless it is here.
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return Allocate(size, alignof(std::max_align_t)); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }

@@ -29,7 +29,10 @@ class Network::Impl {
 
   absl::Status Allocate() {
     ASSIGN_OR_RETURN(arena_, device_->Allocate(arena_bytes()), "activations and gradients of ", file_.file_name());
-    return AllocateStatistics();
+    RETURN_IF_ERROR(AllocateStatistics());
+    // What the device cannot do is said now, not when training has begun.
+    RETURN_IF_ERROR(PlanOf(NetworkPlan::Mode::kTraining, options_.batch_max).status());
+    return PlanOf(NetworkPlan::Mode::kEvaluation, options_.evaluation_batch_max).status();
   }
 
   const NetworkGraph& graph() const { return graph_; }

@@ -3,8 +3,9 @@
 // Parameters and gradients are flat vectors that follow `layout()`; layer l's tensors lie before layer l + 1's. So,
 // once backward has finished layer l, every gradient element from LayerRange(l).begin on is final.
 //
-// Each batch size has a plan of its own, made at its first use: that step allocates, later ones do not. At most
-// limits.h kNetworkPlansMax plans are kept, the one that was not used for longest goes. All share the arena.
+// Each batch size has a plan of its own, made at its first use (the largest: by Create): that step allocates, later
+// ones do not. At most limits.h kNetworkPlansMax plans are kept, the one that was not used for longest goes. All share
+// the arena.
 //
 // Device operations are enqueued; on the CPU they are done when a call returns. Result waits.
 //

@@ -306,7 +306,8 @@ TEST(NetworkMemoryTest, AllocatesNothingOnceABatchSizeIsKnown) {
       network->Result();
       return AllocationCount() - before;
     };
-    for (const int64_t batch : {4, 3, 0}) EXPECT_GT(run(batch), 0) << "the first step of " << batch;
+    EXPECT_EQ(run(4), 0) << "the largest batch is prepared by Create";
+    for (const int64_t batch : {3, 0}) EXPECT_GT(run(batch), 0) << "the first step of " << batch;
     for (const int64_t batch : {4, 3, 0, 3, 4}) EXPECT_EQ(run(batch), 0) << name << " batch " << batch;
   }
 }
@@ -335,6 +336,29 @@ TEST(NetworkErrorTest, ShapesThatDoNotFitAreRefusedWithTheirLine) {
   options = {.height = 6, .width = 6, .channels = 1, .classes = 10, .batch_max = 1};
   status = Network::Create(*file, options, &device).status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("layer conv2: kernel 5 is larger than its input, 3 x 3 x 6"));
+}
+
+class WithoutMaxPool : public ReferenceDevice {
+  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec&) override {
+    return absl::InvalidArgumentError("there is no max pool here");
+  }
+};
+class WithoutMemory : public ReferenceDevice {
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
+    return absl::ResourceExhaustedError(absl::StrCat(size_bytes, " bytes do not fit"));
+  }
+};
+
+TEST(NetworkErrorTest, WhatTheDeviceCannotDoIsSaidByCreate) {
+  absl::StatusOr<LayerFile> file = LayerFile::Parse(kSmall, "test.textproto");
+  WithoutMaxPool without_pool;
+  absl::Status status = Network::Create(*file, kSmallOptions, &without_pool).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(status.message(), "test.textproto:3:22: layer pool: there is no max pool here");
+  WithoutMemory without_memory;
+  status = Network::Create(*file, kSmallOptions, &without_memory).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("activations and gradients of test.textproto: "));
 }
 
 }  // namespace
