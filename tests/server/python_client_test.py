@@ -72,8 +72,8 @@ class PythonWorker:
         parameters = array.array("f", bytes(4 * self.element_count))
         end = self.element_count
         while end > 0:
-            answer = self.ask(self.pb.ExchangeMessage.PARAMETERS, kind=self.pb.ExchangeMessage.FETCH_PARAMETERS, step=-1,
-                              bucket=len(self.buckets))
+            answer = self.ask(self.pb.ExchangeMessage.PARAMETERS, kind=self.pb.ExchangeMessage.FETCH_PARAMETERS,
+                              step=-1, bucket=len(self.buckets))
             begin = end - len(answer.payload) // 4
             self.buckets.append((begin, end))
             parameters[begin:end] = array.array("f", answer.payload)

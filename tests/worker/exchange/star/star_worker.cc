@@ -19,8 +19,8 @@ namespace starring {
 namespace {
 
 absl::Status Work() {
-  JobSpec job = MakeJob(absl::GetFlag(FLAGS_rank), absl::GetFlag(FLAGS_world_size), absl::GetFlag(FLAGS_elements),
-                        32 << 10);
+  JobSpec job =
+      MakeJob(absl::GetFlag(FLAGS_rank), absl::GetFlag(FLAGS_world_size), absl::GetFlag(FLAGS_elements), 32 << 10);
   job.join_deadline = job.exchange_deadline = absl::GetFlag(FLAGS_deadline);
   if (const std::string path = absl::GetFlag(FLAGS_agreement_file); !path.empty()) {
     FILE* const file = std::fopen(path.c_str(), "wb");
