@@ -35,21 +35,23 @@ absl::Status WaitFor(MessagePump& pump, std::span<const Token> tokens, const Col
   return late;
 }
 
-// One part of `all` for each rank, `sizes[rank]` long, back to back; the caller's own is in place.
-absl::Status ReceiveFromPeers(MessagePump& pump, ControlTag tag, std::span<std::byte> all,
-                              std::span<const uint64_t> sizes, const CollectiveOptions& options) {
+// Rank 0 takes one part from each peer, `sizes[rank]` long; parts[0] stays empty.
+absl::StatusOr<std::vector<std::vector<std::byte>>> ReceiveParts(MessagePump& pump, ControlTag tag,
+                                                                 std::span<const uint64_t> sizes,
+                                                                 const CollectiveOptions& options) {
   std::vector<Token> tokens;
-  uint64_t begin = 0;
-  for (int rank = 0; rank < pump.world_size(); ++rank) {
-    if (rank != pump.rank()) tokens.push_back(pump.ReceiveInto(rank, tag, all.subspan(begin, sizes[rank])));
-    begin += sizes[rank];
+  for (int rank = 1; rank < pump.world_size(); ++rank) {
+    tokens.push_back(pump.Receive(rank, tag, static_cast<int64_t>(sizes[rank])));
   }
-  return WaitFor(pump, tokens, options);
+  RETURN_IF_ERROR(WaitFor(pump, tokens, options));
+  std::vector<std::vector<std::byte>> parts(1);
+  for (const Token token : tokens) parts.push_back(pump.Take(token));
+  return parts;
 }
 
 absl::Status SendToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> data,
                         const CollectiveOptions& options) {
-  const Token token = pump.SendFrom(0, tag, data);
+  const Token token = pump.Send(0, tag, data);
   return WaitFor(pump, {&token, 1}, options);
 }
 
@@ -61,18 +63,25 @@ absl::Status GatherToRoot(MessagePump& pump, ControlTag tag, std::span<const std
   CHECK_EQ(all.size(), mine.size() * pump.world_size());
   std::copy(mine.begin(), mine.end(), all.begin());
   const std::vector<uint64_t> sizes(pump.world_size(), mine.size());
-  return ReceiveFromPeers(pump, tag, all, sizes, options);
+  ASSIGN_OR_RETURN(const auto parts, ReceiveParts(pump, tag, sizes, options));
+  for (size_t rank = 1; rank < parts.size(); ++rank) {
+    std::copy(parts[rank].begin(), parts[rank].end(), all.begin() + rank * mine.size());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte> data,
                           const CollectiveOptions& options) {
-  if (pump.rank() != 0) {
-    const Token token = pump.ReceiveInto(0, tag, data);
-    return WaitFor(pump, {&token, 1}, options);
-  }
   std::vector<Token> tokens;
-  for (int peer = 1; peer < pump.world_size(); ++peer) tokens.push_back(pump.SendFrom(peer, tag, data));
-  return WaitFor(pump, tokens, options);
+  if (pump.rank() == 0) {
+    for (int peer = 1; peer < pump.world_size(); ++peer) tokens.push_back(pump.Send(peer, tag, data));
+    return WaitFor(pump, tokens, options);
+  }
+  tokens.push_back(pump.Receive(0, tag, static_cast<int64_t>(data.size())));
+  RETURN_IF_ERROR(WaitFor(pump, tokens, options));
+  const std::vector<std::byte> received = pump.Take(tokens[0]);
+  std::copy(received.begin(), received.end(), data.begin());
+  return absl::OkStatus();
 }
 
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options) {
@@ -109,16 +118,10 @@ absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std
     RETURN_IF_ERROR(SendToRoot(pump, ControlTag::kAgreement, std::as_bytes(std::span(mine)), options));
     return texts;
   }
-  uint64_t total = 0;
-  for (const uint64_t bytes : sizes) total += bytes;
-  std::string all(total, '\0');
-  mine.copy(all.data(), mine.size());
-  RETURN_IF_ERROR(
-      ReceiveFromPeers(pump, ControlTag::kAgreement, std::as_writable_bytes(std::span(all)), sizes, options));
-  uint64_t begin = 0;
-  for (const uint64_t bytes : sizes) {
-    texts.push_back(all.substr(begin, bytes));
-    begin += bytes;
+  ASSIGN_OR_RETURN(const auto parts, ReceiveParts(pump, ControlTag::kAgreement, sizes, options));
+  texts.emplace_back(mine);
+  for (size_t rank = 1; rank < parts.size(); ++rank) {
+    texts.emplace_back(reinterpret_cast<const char*>(parts[rank].data()), parts[rank].size());
   }
   return texts;
 }

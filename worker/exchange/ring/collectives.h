@@ -35,7 +35,8 @@ absl::Status GatherToRoot(MessagePump& pump, ControlTag tag, std::span<const std
 absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte> data,
                           const CollectiveOptions& options);
 
-// The same for much data: segments travel along the chain 0, 1, 2, ...
+// The same for much data: segments travel along the chain 0, 1, 2, ... After an error `data` belongs to the pump until
+// that is destroyed; so it does in Transfer.
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options);
 
 // GatherToRoot and SendFromRoot for texts, whose lengths may differ.

@@ -43,12 +43,31 @@ MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
 
 MessagePump::MessagePump(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
 
-MessagePump::Token MessagePump::Send(int peer, ControlTag tag, std::string_view data) {
+MessagePump::Token MessagePump::Send(int peer, ControlTag tag, std::span<const std::byte> data) {
   const Token token = NextToken();
-  const std::string& copy = send_data_.emplace(token, data).first->second;
+  std::vector<std::byte>& copy = sent_[token];
+  copy.assign(data.begin(), data.end());
   pending_.insert(token);
-  transport_->PostSend(peer, static_cast<int>(tag), std::as_bytes(std::span(copy)), token);
+  transport_->PostSend(peer, static_cast<int>(tag), copy, token);
   return token;
+}
+
+MessagePump::Token MessagePump::Receive(int peer, ControlTag tag, int64_t bytes) {
+  const Token token = NextToken();
+  std::vector<std::byte>& data = received_[token];
+  data.resize(bytes);
+  pending_.insert(token);
+  transport_->PostReceive(peer, static_cast<int>(tag), data, token);
+  return token;
+}
+
+std::vector<std::byte> MessagePump::Take(Token token) {
+  CHECK(IsComplete(token));
+  const auto found = received_.find(token);
+  CHECK(found != received_.end());
+  std::vector<std::byte> data = std::move(found->second);
+  received_.erase(found);
+  return data;
 }
 
 MessagePump::Token MessagePump::SendFrom(int peer, ControlTag tag, std::span<const std::byte> data) {
@@ -74,7 +93,7 @@ absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
       machine_->OnCompletion(token);
     } else {
       pending_.erase(token);
-      send_data_.erase(token);
+      sent_.erase(token);
     }
   }
   if (--rounds_until_listening_ <= 0 || listening == Listening::kAlways) {
@@ -137,7 +156,7 @@ absl::Status MessagePump::Listen() {
 void MessagePump::SendNotice(int peer, NoticeKind kind, std::string_view text) {
   std::string notice(1, static_cast<char>(kind));
   notice.append(text.substr(0, kAbortNoticeBytesMax - 1));
-  Send(peer, ControlTag::kNotice, notice);
+  Send(peer, ControlTag::kNotice, std::as_bytes(std::span(notice)));
 }
 
 absl::StatusOr<std::string> MessagePump::FindMissing() {

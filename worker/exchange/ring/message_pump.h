@@ -66,8 +66,12 @@ class MessagePump {
   // `machine` outlives the pump or is replaced; null: none.
   void set_machine(BucketMachine* machine) { machine_ = machine; }
 
-  // Control messages. Send copies `data`, the others lend it: until IsComplete, or for ever after a failure.
-  Token Send(int peer, ControlTag tag, std::string_view data);
+  // Control messages. Send and Receive use buffers of the pump's own: after a failure, the library may still read and
+  // write what has been posted. Take hands out what a Receive brought. REQUIRES: IsComplete(token); once.
+  Token Send(int peer, ControlTag tag, std::span<const std::byte> data);
+  Token Receive(int peer, ControlTag tag, int64_t bytes);
+  std::vector<std::byte> Take(Token token);
+  // The same for much data: `data` belongs to the pump until IsComplete, after a failure until it is destroyed.
   Token SendFrom(int peer, ControlTag tag, std::span<const std::byte> data);
   Token ReceiveInto(int peer, ControlTag tag, std::span<std::byte> data);
   bool IsComplete(Token token) const { return !pending_.contains(token); }
@@ -102,15 +106,17 @@ class MessagePump {
   void SendNotice(int peer, NoticeKind kind, std::string_view text);
   Token NextToken() { return BucketMachine::kTokenEnd + next_token_++; }
 
-  std::unique_ptr<Transport> transport_;
   BucketMachine* machine_ = nullptr;
   absl::Status failure_;
   bool peers_know_ = false;
 
   std::vector<Token> completed_;
   uint64_t next_token_ = 0;
-  std::unordered_set<Token> pending_;                 // control operations
-  std::unordered_map<Token, std::string> send_data_;  // of Send, by token
+  std::unordered_set<Token> pending_;                           // control operations in flight
+  std::unordered_map<Token, std::vector<std::byte>> sent_;      // the buffers of Send
+  std::unordered_map<Token, std::vector<std::byte>> received_;  // of Receive, until Take
+  // Goes before the buffers above, which it may still write into.
+  std::unique_ptr<Transport> transport_;
   int rounds_until_listening_ = 0;
 
   int64_t call_count_ = 0;

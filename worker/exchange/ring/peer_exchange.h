@@ -67,11 +67,11 @@ class PeerExchange final : public GradientExchange {
   std::span<float> parameters_;
 
   mutable std::mutex mutex_;
-  // Guarded by mutex_.
-  MessagePump pump_;
+  // Guarded by mutex_. The pump, and with it the transport, goes first: it may still write into the others' buffers.
   std::unique_ptr<ParameterShard> shard_;
   std::unique_ptr<BucketMachine> machine_;
   std::vector<float> scratch_;  // optimizer state on its way, at start and at checkpoints
+  MessagePump pump_;
   bool stopping_ = false;
   bool background_sleeps_ = false;  // until submitted_ is notified
 

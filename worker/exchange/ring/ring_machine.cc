@@ -7,7 +7,7 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/reduction_order.h"
-#include "worker/exchange/ring/add_into.h"
+#include "common/sum_in_order.h"
 
 namespace starring {
 namespace {
@@ -22,6 +22,11 @@ int BlocksInFlightMax(int blocks_in_flight_max, int world_size) {
   if (blocks_in_flight_max > 0) return blocks_in_flight_max;
   const int operations_per_block = 4 * std::max(1, world_size - 1);
   return std::max(2, kRingOperationsInFlightMax / operations_per_block);
+}
+
+void AddInto(std::span<float> sum, std::span<const float> own) {
+  const std::byte* const inputs[] = {std::as_bytes(sum).data(), std::as_bytes(own).data()};
+  SumInOrder(inputs, sum);
 }
 
 }  // namespace
