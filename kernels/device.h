@@ -43,8 +43,8 @@ class Conv2d {
  public:
   virtual ~Conv2d() = default;
   virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
-  // With kRelu dy is scratch: it is masked in place by y > 0. With kNone it is only read: it may be the gradient of a
-  // second tensor too. dx is null when the spec says kNotNeeded; dbias is null with Bias::kNone.
+  // With kRelu dy is scratch: it may be masked in place by y > 0. With kNone it is only read: it may be the gradient of
+  // a second tensor too. dx is null when the spec says kNotNeeded; dbias is null with Bias::kNone.
   virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                         float* dbias) = 0;
 };

@@ -22,33 +22,29 @@ STARRING_AVX512 void Tile(const TileProblem& p) {
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      if (p.init != nullptr) {
-        const float* const init = p.init + r * p.init_row + 16 * v;
-        sum[r][v] = v == kLast ? _mm512_maskz_loadu_ps(mask, init) : _mm512_loadu_ps(init);
-      } else {
-        sum[r][v] = p.row_init != nullptr ? _mm512_set1_ps(p.row_init[r]) : _mm512_setzero_ps();
-      }
+      sum[r][v] = _mm512_setzero_ps();
+      if (p.init == nullptr) continue;
+      const float* const init = p.init + r * p.init_row + 16 * v;
+      sum[r][v] = v == kLast ? _mm512_maskz_loadu_ps(mask, init) : _mm512_loadu_ps(init);
     }
   }
-  for (int64_t o = 0; o < p.outer; ++o) {
-    for (int64_t i = 0; i < p.inner; ++i) {
-      const float* a = p.a + o * p.a_outer + i * p.a_inner;
-      const float* b = p.b + o * p.b_outer + i * p.b_inner;
-      for (int64_t k = 0; k < p.depth; ++k) {
-        __m512 row[kVectors];
+  for (int64_t i = 0; i < p.inner; ++i) {
+    const float* a = p.a + i * p.a_inner;
+    const float* b = p.b + i * p.b_inner;
+    for (int64_t k = 0; k < p.depth; ++k) {
+      __m512 row[kVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          row[v] = v == kLast ? _mm512_maskz_loadu_ps(mask, b + 16 * v) : _mm512_loadu_ps(b + 16 * v);
-        }
-#pragma GCC unroll 12
-        for (int r = 0; r < kRows; ++r) {
-          const __m512 factor = _mm512_set1_ps(a[r * p.a_row]);
-#pragma GCC unroll 4
-          for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm512_fmadd_ps(factor, row[v], sum[r][v]);
-        }
-        a += p.a_k;
-        b += p.b_k;
+      for (int v = 0; v < kVectors; ++v) {
+        row[v] = v == kLast ? _mm512_maskz_loadu_ps(mask, b + 16 * v) : _mm512_loadu_ps(b + 16 * v);
       }
+#pragma GCC unroll 12
+      for (int r = 0; r < kRows; ++r) {
+        const __m512 factor = _mm512_set1_ps(a[r * p.a_row]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = _mm512_fmadd_ps(factor, row[v], sum[r][v]);
+      }
+      a += p.a_k;
+      b += p.b_k;
     }
   }
 #pragma GCC unroll 12
@@ -106,7 +102,6 @@ void RunTiles(const TileProblem& problem, int64_t rows, int64_t columns) {
       p.a = problem.a + m * problem.a_row;
       p.b = problem.b + n;
       if (problem.init != nullptr) p.init = problem.init + m * problem.init_row + n;
-      if (problem.row_init != nullptr) p.row_init = problem.row_init + m;
       p.c = problem.c + m * problem.c_row + n;
       RunTile(p, static_cast<int>(end - m), vectors);
     }
@@ -153,79 +148,7 @@ STARRING_AVX512 void TransposeBlock(const float* in, int64_t in_row, float* out,
   }
 }
 
-template <int kA, int kB>
-STARRING_AVX512 void Dots(const DotProblem& p) {
-  __m512 sum[kA][kB];
-#pragma GCC unroll 4
-  for (int i = 0; i < kA; ++i) {
-#pragma GCC unroll 6
-    for (int j = 0; j < kB; ++j) sum[i][j] = _mm512_loadu_ps(p.sums + (i * p.b_rows + j) * 16);
-  }
-  for (int64_t l = 0; l < p.lines; ++l) {
-    for (int64_t n = 0; n < p.width; n += 16) {
-      const __mmask16 mask = LanesBelow(p.width - n);
-      const float* const a = p.a + l * p.a_line + n;
-      const float* const b = p.b + l * p.b_line + n;
-      __m512 row[kB];
-#pragma GCC unroll 6
-      for (int j = 0; j < kB; ++j) row[j] = _mm512_maskz_loadu_ps(mask, b + j * p.b_row);
-#pragma GCC unroll 4
-      for (int i = 0; i < kA; ++i) {
-        const __m512 factor = _mm512_maskz_loadu_ps(mask, a + i * p.a_row);
-#pragma GCC unroll 6
-        for (int j = 0; j < kB; ++j) sum[i][j] = _mm512_fmadd_ps(factor, row[j], sum[i][j]);
-      }
-    }
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < kA; ++i) {
-#pragma GCC unroll 6
-    for (int j = 0; j < kB; ++j) _mm512_storeu_ps(p.sums + (i * p.b_rows + j) * 16, sum[i][j]);
-  }
-}
-
-using DotsFunction = void (*)(const DotProblem&);
-constexpr int kDotsAMax = 4, kDotsBMax = 6;
-template <int kA, int... kB>
-constexpr auto DotsOf(std::integer_sequence<int, kB...>) {
-  struct Table {
-    DotsFunction b[sizeof...(kB)];
-  };
-  return Table{{Dots<kA, kB + 1>...}};
-}
-template <int kA>
-constexpr auto kDots = DotsOf<kA>(std::make_integer_sequence<int, kDotsBMax>());
-
-void RunDotsTile(const DotProblem& problem, int a, int b) {
-  switch (a) {
-    case 1:
-      return kDots<1>.b[b - 1](problem);
-    case 2:
-      return kDots<2>.b[b - 1](problem);
-    case 3:
-      return kDots<3>.b[b - 1](problem);
-    default:
-      return kDots<4>.b[b - 1](problem);
-  }
-}
-
 }  // namespace
-
-void RunDots(const DotProblem& problem) {
-  const int64_t a_tiles = (problem.a_rows + kDotsAMax - 1) / kDotsAMax;
-  const int64_t b_tiles = (problem.b_rows + kDotsBMax - 1) / kDotsBMax;
-  for (int64_t s = 0; s < a_tiles; ++s) {
-    const int64_t i = problem.a_rows * s / a_tiles, i_end = problem.a_rows * (s + 1) / a_tiles;
-    for (int64_t t = 0; t < b_tiles; ++t) {
-      const int64_t j = problem.b_rows * t / b_tiles, j_end = problem.b_rows * (t + 1) / b_tiles;
-      DotProblem p = problem;
-      p.a += i * p.a_row;
-      p.b += j * p.b_row;
-      p.sums += (i * p.b_rows + j) * 16;
-      RunDotsTile(p, static_cast<int>(i_end - i), static_cast<int>(j_end - j));
-    }
-  }
-}
 
 STARRING_AVX512 void AddWindows(const WindowSum& g) {
   const int64_t pitch = g.width + 2 * kWindowMargin;
@@ -240,106 +163,6 @@ STARRING_AVX512 void AddWindows(const WindowSum& g) {
     _mm512_mask_storeu_ps(g.out + j, LanesBelow(g.count - j), sum);
   }
 }
-
-namespace {
-
-// Sixteen pixels are `kChannels` vectors of pixels, or one vector of each plane. Every output vector gathers from every
-// input vector: kChannels permutations each, with tables that depend on kChannels only.
-template <int kChannels>
-struct PixelTables {
-  int32_t column[kChannels][16];              // pixel of float 16 * v + lane
-  uint16_t of_channel[kChannels][kChannels];  // [v][channel]: the lanes of vector v that hold this channel
-  int32_t lane[kChannels][16];                // [channel]: lane of its vector that holds pixel p
-  uint16_t in_vector[kChannels][kChannels];   // [channel][v]: the pixels whose channel lies in vector v
-};
-
-template <int kChannels>
-constexpr PixelTables<kChannels> MakePixelTables() {
-  PixelTables<kChannels> t = {};
-  for (int f = 0; f < 16 * kChannels; ++f) {
-    const int v = f / 16, l = f % 16, pixel = f / kChannels, channel = f % kChannels;
-    t.column[v][l] = pixel;
-    t.of_channel[v][channel] = static_cast<uint16_t>(t.of_channel[v][channel] | 1 << l);
-    t.lane[channel][pixel] = l;
-    t.in_vector[channel][v] = static_cast<uint16_t>(t.in_vector[channel][v] | 1 << pixel);
-  }
-  return t;
-}
-
-template <int kChannels>
-constexpr PixelTables<kChannels> kPixelTables = MakePixelTables<kChannels>();
-
-template <int kChannels>
-STARRING_AVX512 void ToPixels(const float* planes, int64_t plane, int64_t count, float* pixels) {
-  constexpr const PixelTables<kChannels>& t = kPixelTables<kChannels>;
-  for (int64_t p = 0; p < count; p += 16) {
-    const __mmask16 lanes = LanesBelow(count - p);
-    __m512 in[kChannels];
-#pragma GCC unroll 16
-    for (int c = 0; c < kChannels; ++c) in[c] = _mm512_maskz_loadu_ps(lanes, planes + c * plane + p);
-#pragma GCC unroll 16
-    for (int v = 0; v < kChannels; ++v) {
-      const int64_t left = (count - p) * kChannels - 16 * v;
-      if (left <= 0) break;
-      const __m512i column = _mm512_loadu_si512(t.column[v]);
-      __m512 out = _mm512_setzero_ps();
-#pragma GCC unroll 16
-      for (int c = 0; c < kChannels; ++c) out = _mm512_mask_permutexvar_ps(out, t.of_channel[v][c], column, in[c]);
-      _mm512_mask_storeu_ps(pixels + p * kChannels + 16 * v, LanesBelow(left), out);
-    }
-  }
-}
-
-template <int kChannels>
-STARRING_AVX512 void ToPlanes(const float* pixels, int64_t count, float* planes, int64_t plane) {
-  constexpr const PixelTables<kChannels>& t = kPixelTables<kChannels>;
-  for (int64_t p = 0; p < count; p += 16) {
-    const __mmask16 lanes = LanesBelow(count - p);
-    __m512 in[kChannels];
-#pragma GCC unroll 16
-    for (int v = 0; v < kChannels; ++v) {
-      const int64_t left = (count - p) * kChannels - 16 * v;
-      in[v] =
-          left <= 0 ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(LanesBelow(left), pixels + p * kChannels + 16 * v);
-    }
-#pragma GCC unroll 16
-    for (int c = 0; c < kChannels; ++c) {
-      const __m512i lane = _mm512_loadu_si512(t.lane[c]);
-      __m512 out = _mm512_setzero_ps();
-#pragma GCC unroll 16
-      for (int v = 0; v < kChannels; ++v) out = _mm512_mask_permutexvar_ps(out, t.in_vector[c][v], lane, in[v]);
-      _mm512_mask_storeu_ps(planes + c * plane + p, lanes, out);
-    }
-  }
-}
-
-template <int... kIndex>
-void ToPixelsOf(std::integer_sequence<int, kIndex...>, const float* planes, int64_t plane, int64_t channels,
-                int64_t count, float* pixels) {
-  (void)((channels == kIndex + 1 && (ToPixels<kIndex + 1>(planes, plane, count, pixels), true)) || ...);
-}
-template <int... kIndex>
-void ToPlanesOf(std::integer_sequence<int, kIndex...>, const float* pixels, int64_t channels, int64_t count,
-                float* planes, int64_t plane) {
-  (void)((channels == kIndex + 1 && (ToPlanes<kIndex + 1>(pixels, count, planes, plane), true)) || ...);
-}
-
-// More channels than this fill a block of 16 x 16 well enough.
-constexpr int kPermutedChannelsMax = 8;
-
-}  // namespace
-
-void PlanesToPixels(const float* planes, int64_t plane, int64_t channels, int64_t count, float* pixels) {
-  if (channels > kPermutedChannelsMax) return Transpose(planes, plane, channels, count, pixels, channels);
-  ToPixelsOf(std::make_integer_sequence<int, kPermutedChannelsMax>(), planes, plane, channels, count, pixels);
-}
-
-void PixelsToPlanes(const float* pixels, int64_t channels, int64_t count, float* planes, int64_t plane) {
-  if (channels > kPermutedChannelsMax) return Transpose(pixels, channels, count, channels, planes, plane);
-  ToPlanesOf(std::make_integer_sequence<int, kPermutedChannelsMax>(), pixels, channels, count, planes, plane);
-}
-
-STARRING_AVX512 float SumOfLanes(const float* lanes) { return _mm512_reduce_add_ps(_mm512_loadu_ps(lanes)); }
 
 STARRING_AVX512 void AddBias(const float* bias, bool relu, int64_t rows, int64_t columns, float* y, int64_t y_row) {
   for (int64_t r = 0; r < rows; ++r) {

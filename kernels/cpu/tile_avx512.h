@@ -13,19 +13,18 @@
 
 namespace starring {
 
-// C(m, n) = act(init(m, n) + sum over o < outer, i < inner, k < depth of A(o, i, m, k) * B(o, i, k, n)), for n below
-// 16 * vectors - 16 + the number of bits in last_mask. Strides count floats.
+// C(m, n) = act(init(m, n) + sum over i < inner, k < depth of A(i, m, k) * B(i, k, n)), for n below 16 * vectors - 16 +
+// the number of bits in last_mask. Strides count floats.
 //
-// Determinism: for each output, products are added in the order of o, i, k, each by one fused multiply-add.
+// Determinism: for each output, products are added in the order of i, k, each by one fused multiply-add.
 struct TileProblem {
   const float* a = nullptr;
-  int64_t a_outer = 0, a_inner = 0, a_row = 0, a_k = 0;
+  int64_t a_inner = 0, a_row = 0, a_k = 0;
   const float* b = nullptr;
-  int64_t b_outer = 0, b_inner = 0, b_k = 0;
-  int64_t outer = 1, inner = 1, depth = 0;
-  const float* init = nullptr;      // null: 0, or row_init
-  int64_t init_row = 0;             // 0: one row for all (a bias per column)
-  const float* row_init = nullptr;  // one value for a whole row (a bias per row)
+  int64_t b_inner = 0, b_k = 0;
+  int64_t inner = 1, depth = 0;
+  const float* init = nullptr;  // null: 0
+  int64_t init_row = 0;         // 0: one row for all (a bias per column)
   float* c = nullptr;
   int64_t c_row = 0;
   uint16_t last_mask = 0xffff;  // lanes of the last vector that exist in B, init and C
@@ -46,24 +45,6 @@ void RunTiles(const TileProblem& problem, int64_t rows, int64_t columns);
 // out[c * out_row + r] = in[r * in_row + c] for r < rows, c < columns.
 void Transpose(const float* in, int64_t in_row, int64_t rows, int64_t columns, float* out, int64_t out_row);
 
-// Transposition between few channels and planes, where a block of 16 x 16 would be mostly empty: `count` pixels of
-// `channels` floats, contiguous, and planes `plane` floats apart. REQUIRES: channels >= 1.
-void PlanesToPixels(const float* planes, int64_t plane, int64_t channels, int64_t count, float* pixels);
-void PixelsToPlanes(const float* pixels, int64_t channels, int64_t count, float* planes, int64_t plane);
-
-// sums(i, j, n mod 16) += sum over l < lines, n < width of A(i, l, n) * B(j, l, n): correlations along lanes, for
-// outputs too few to be lanes themselves. Adding up the 16 lanes of a sum is left to the caller: once, at the end.
-struct DotProblem {
-  const float* a = nullptr;
-  int64_t a_row = 0, a_line = 0;
-  const float* b = nullptr;
-  int64_t b_row = 0, b_line = 0;
-  int64_t a_rows = 0, b_rows = 0;
-  int64_t lines = 0, width = 0;  // floats in a line; 16 to a vector
-  float* sums = nullptr;         // (a_rows, b_rows, 16)
-};
-void RunDots(const DotProblem& problem);
-
 // out[j] = sum over w < windows of in(w, j + skip - w * step) where that lies in [0, width), for j < count: windows
 // that overlap, added up from left to right. Window w is at in + w * (width + 2 * kWindowMargin) + kWindowMargin; the
 // margins around it are zero.
@@ -75,9 +56,6 @@ struct WindowSum {
   int64_t count = 0;
 };
 void AddWindows(const WindowSum& problem);
-
-// The sum of 16 floats, in a fixed order.
-float SumOfLanes(const float* lanes);
 
 // y = act(y + bias), y (rows, columns) with rows y_row apart; a null bias adds nothing.
 void AddBias(const float* bias, bool relu, int64_t rows, int64_t columns, float* y, int64_t y_row);

@@ -4,8 +4,7 @@
 //
 // Lanes run along one of two axes:
 //   kChannels  output channels. Good from 16 of them on; 6 would leave 10 of 16 lanes empty.
-//   kColumns   output columns, for few channels and stride 1: x is taken apart into planes, outputs are transposed
-//   back.
+//   kRow       columns and channels of an output row (kernels/cpu/row_lanes_avx512.h), for few channels and stride 1.
 // dx always has lanes along window rows: for every input row the window rows of all output columns are computed and
 // then added up where they overlap.
 //
@@ -14,22 +13,48 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/row_lanes_avx512.h"
 #include "kernels/cpu/tile_avx512.h"
 
 namespace starring {
 namespace {
 
-enum class Lanes { kChannels, kColumns };
+enum class Lanes { kChannels, kRow };
 
-// Per 16 outputs, what a tile computes for nothing; the transposition of kColumns costs about as much as 15 % of it.
+// What is computed for nothing, per useful output; for kRow also the permutation that every kernel row shares.
 Lanes ChooseLanes(const Conv2dSpec& s) {
-  if (s.stride_width != 1) return Lanes::kChannels;
-  const double channels = static_cast<double>(RoundUp(s.out_channels, 16)) / static_cast<double>(s.out_channels);
-  const double columns = static_cast<double>(RoundUp(s.out_width(), 16)) / static_cast<double>(s.out_width());
-  return channels <= 1.15 * columns ? Lanes::kChannels : Lanes::kColumns;
+  if (s.stride_width != 1 || s.stride_height != 1) return Lanes::kChannels;
+  const auto waste = [](int64_t count) { return static_cast<double>(RoundUp(count, 16)) / static_cast<double>(count); };
+  const double rows = static_cast<double>(std::min<int64_t>(s.kernel_height, kRowPartMax));
+  const double row = waste(s.out_width() * s.out_channels) * (1 + 0.5 / rows);
+  return waste(s.out_channels) <= row ? Lanes::kChannels : Lanes::kRow;
+}
+
+// Kernel rows and columns from kh and kw on, of one input channel.
+struct KernelPart {
+  int64_t channel, kh, kw;
+  int kernel_height, kernel_width;
+};
+
+// Cuts the kernel in parts of at most kRowPartMax rows and columns, as evenly as it goes.
+std::vector<KernelPart> PartsOf(const Conv2dSpec& s) {
+  std::vector<KernelPart> parts;
+  const int64_t down = (s.kernel_height + kRowPartMax - 1) / kRowPartMax;
+  const int64_t across = (s.kernel_width + kRowPartMax - 1) / kRowPartMax;
+  for (int64_t channel = 0; channel < s.in_channels; ++channel) {
+    for (int64_t i = 0; i < down; ++i) {
+      const int64_t kh = s.kernel_height * i / down, kh_end = s.kernel_height * (i + 1) / down;
+      for (int64_t j = 0; j < across; ++j) {
+        const int64_t kw = s.kernel_width * j / across, kw_end = s.kernel_width * (j + 1) / across;
+        parts.push_back({channel, kh, kw, static_cast<int>(kh_end - kh), static_cast<int>(kw_end - kw)});
+      }
+    }
+  }
+  return parts;
 }
 
 // Lays regions of floats out one after another.
@@ -57,15 +82,14 @@ class TiledConv2d : public Conv2d {
  private:
   // The scratch of one share, in floats from its start.
   struct Plan {
-    int64_t image = 0;    // x with padding: NHWC for kChannels, planes for kColumns
-    int64_t planes = 0;   // kColumns: dy as planes; forward: one row of y as (channel, column)
+    int64_t image = 0;    // x with padding; kRow: channel by channel, padded to the sides only
     int64_t windows = 0;  // dx: window rows of one input row
-    int64_t dweight = 0;  // kChannels: (kernel, in, out padded); kColumns: lanes of Dots
-    int64_t dbias = 0;
-    int64_t floats = 0;  // of one share
+    int64_t dweight = 0;  // kChannels: (kernel, in, out padded); kRow: (part, phase, kernel element, lane)
+    int64_t dbias = 0;    // kChannels: (out); kRow: (phase, lane)
+    int64_t floats = 0;   // of one share
   };
   struct Share {
-    float *image, *planes, *windows, *dweight, *dbias;
+    float *image, *windows, *dweight, *dbias;
   };
   Share ShareAt(int share) const;
   // Zeroes the padding, which Padded then leaves alone.
@@ -73,13 +97,19 @@ class TiledConv2d : public Conv2d {
 
   // `x` of one image with its padding; x itself where there is nothing to do.
   const float* Padded(const float* x, const Share& share) const;
+  void SeparateChannels(const float* x, float* image) const;
+
+  // kRow: weights (part, kernel element, out) and then the bias, each with its channels repeated.
+  void RepeatChannels(const float* weight, const float* bias, float* packed) const;
+  RowPart PartOf(const KernelPart& part, const float* image) const;
 
   void ForwardChannels(const float* image, const float* packed, const float* bias, float* y) const;
-  void ForwardColumns(const float* image, const float* weight, const float* bias, const Share& share, float* y) const;
+  void ForwardRow(const float* image, const float* packed, float* y) const;
   void WeightGradientChannels(const float* image, const float* dy, const Share& share) const;
-  void WeightGradientColumns(const float* image, const float* dy, const Share& share) const;
+  void WeightGradientRow(const float* image, const float* y, const float* dy, const Share& share) const;
   void InputGradientOf(const float* weight, const float* dy, const Share& share, float* dx) const;
-  void FinishWeightGradient(int shares, float* dweight) const;
+  void FinishChannels(float* dweight, float* dbias) const;
+  void FinishRow(float* dweight, float* dbias) const;
 
   CpuContext* const context_;
   const Conv2dSpec spec_;
@@ -89,7 +119,12 @@ class TiledConv2d : public Conv2d {
   const int64_t window_row_;         // kernel_width * in_channels
   const int64_t kernel_;             // kernel_height * window_row
   const int64_t x_image_, y_image_;  // elements
-  const int64_t sums_;               // floats of a share's dweight
+  const int64_t x_row_;              // kRow: floats from row to row of one channel of the image
+  const int64_t image_floats_;
+  const int64_t phases_;    // kRow
+  const int64_t repeated_;  // kRow: floats of out_channels, repeated
+  const std::vector<KernelPart> parts_;
+  const int64_t weight_sums_, bias_sums_;  // floats of a share's dweight and dbias
   Plan plan_;
 };
 
@@ -106,43 +141,82 @@ TiledConv2d::TiledConv2d(CpuContext* context, const Conv2dSpec& spec)
       kernel_(spec.kernel_height * window_row_),
       x_image_(spec.in_height * spec.in_width * spec.in_channels),
       y_image_(out_height_ * out_width_ * spec.out_channels),
-      sums_(lanes_ == Lanes::kChannels ? kernel_ * out_padded_ : kernel_ * spec.out_channels * 16) {
+      x_row_(RoundUp(width_ + 15, 16)),
+      image_floats_(spec.in_channels * (lanes_ == Lanes::kRow ? spec.in_height * x_row_ : height_ * width_)),
+      phases_(RowPhases(spec.out_channels)),
+      repeated_(spec.out_channels + 15),
+      parts_(lanes_ == Lanes::kRow ? PartsOf(spec) : std::vector<KernelPart>()),
+      weight_sums_(kernel_ * (lanes_ == Lanes::kRow ? phases_ * 16 : out_padded_)),
+      bias_sums_(lanes_ == Lanes::kRow ? phases_ * 16 : spec.out_channels) {
   Regions regions;
-  plan_.image = regions.Add(height_ * width_ * spec.in_channels);
-  plan_.planes = regions.Add(lanes_ == Lanes::kColumns ? y_image_ : 0);
+  plan_.image = regions.Add(image_floats_);
   plan_.windows = regions.Add(out_width_ * (window_row_ + 2 * kWindowMargin));
-  plan_.dweight = regions.Add(sums_);
-  plan_.dbias = regions.Add(spec.out_channels);
+  plan_.dweight = regions.Add(weight_sums_);
+  plan_.dbias = regions.Add(bias_sums_);
   plan_.floats = regions.floats();
-  // After the shares: weights packed for kChannels.
-  context->scratch.Reserve(static_cast<int64_t>(sizeof(float)) *
-                           (plan_.floats * context->threads + kernel_ * out_padded_));
+  // After the shares: packed weights.
+  const int64_t packed = lanes_ == Lanes::kRow ? (kernel_ + 1) * repeated_ : kernel_ * out_padded_;
+  context->scratch.Reserve(static_cast<int64_t>(sizeof(float)) * (plan_.floats * context->threads + packed));
 }
 
 TiledConv2d::Share TiledConv2d::ShareAt(int share) const {
   float* const base = reinterpret_cast<float*>(context_->scratch.data()) + plan_.floats * share;
-  return {base + plan_.image, base + plan_.planes, base + plan_.windows, base + plan_.dweight, base + plan_.dbias};
+  return {base + plan_.image, base + plan_.windows, base + plan_.dweight, base + plan_.dbias};
 }
 
-void TiledConv2d::ClearImage(const Share& share) const {
-  std::fill_n(share.image, height_ * width_ * spec_.in_channels, 0.0f);
+void TiledConv2d::ClearImage(const Share& share) const { std::fill_n(share.image, image_floats_, 0.0f); }
+
+void TiledConv2d::SeparateChannels(const float* x, float* image) const {
+  for (int64_t c = 0; c < spec_.in_channels; ++c) {
+    for (int64_t h = 0; h < spec_.in_height; ++h) {
+      const float* const from = x + h * spec_.in_width * spec_.in_channels + c;
+      float* const to = image + (c * spec_.in_height + h) * x_row_ + spec_.padding_width;
+      if (spec_.in_channels == 1) {
+        std::memcpy(to, from, static_cast<size_t>(spec_.in_width) * sizeof(float));
+      } else {
+        for (int64_t w = 0; w < spec_.in_width; ++w) to[w] = from[w * spec_.in_channels];
+      }
+    }
+  }
 }
 
 const float* TiledConv2d::Padded(const float* x, const Share& share) const {
-  const int64_t row = spec_.in_width * spec_.in_channels;
-  if (lanes_ == Lanes::kChannels || spec_.in_channels == 1) {
-    if (spec_.padding_height == 0 && spec_.padding_width == 0) return x;
-    for (int64_t h = 0; h < spec_.in_height; ++h) {
-      std::memcpy(share.image + ((h + spec_.padding_height) * width_ + spec_.padding_width) * spec_.in_channels,
-                  x + h * row, static_cast<size_t>(row) * sizeof(float));
-    }
+  if (lanes_ == Lanes::kRow) {
+    SeparateChannels(x, share.image);
     return share.image;
   }
+  if (spec_.padding_height == 0 && spec_.padding_width == 0) return x;
+  const int64_t row = spec_.in_width * spec_.in_channels;
   for (int64_t h = 0; h < spec_.in_height; ++h) {
-    PixelsToPlanes(x + h * row, spec_.in_channels, spec_.in_width,
-                   share.image + (h + spec_.padding_height) * width_ + spec_.padding_width, height_ * width_);
+    std::memcpy(share.image + ((h + spec_.padding_height) * width_ + spec_.padding_width) * spec_.in_channels,
+                x + h * row, static_cast<size_t>(row) * sizeof(float));
   }
   return share.image;
+}
+
+void TiledConv2d::RepeatChannels(const float* weight, const float* bias, float* packed) const {
+  for (const KernelPart& part : parts_) {
+    for (int64_t kh = part.kh; kh < part.kh + part.kernel_height; ++kh) {
+      for (int64_t kw = part.kw; kw < part.kw + part.kernel_width; ++kw, packed += repeated_) {
+        const float* const from = weight + (kh * spec_.kernel_width + kw) * spec_.in_channels + part.channel;
+        for (int64_t c = 0; c < spec_.out_channels; ++c) packed[c] = from[c * kernel_];
+        for (int64_t c = spec_.out_channels; c < repeated_; ++c) packed[c] = packed[c - spec_.out_channels];
+      }
+    }
+  }
+  for (int64_t c = 0; c < repeated_; ++c) packed[c] = bias == nullptr ? 0.0f : bias[c % spec_.out_channels];
+}
+
+RowPart TiledConv2d::PartOf(const KernelPart& part, const float* image) const {
+  return {.out_height = out_height_,
+          .out_width = out_width_,
+          .channels = spec_.out_channels,
+          .x = image + part.channel * spec_.in_height * x_row_ + part.kw,
+          .x_row = x_row_,
+          .x_height = spec_.in_height,
+          .top = spec_.padding_height - part.kh,
+          .kernel_height = part.kernel_height,
+          .kernel_width = part.kernel_width};
 }
 
 void TiledConv2d::ForwardChannels(const float* image, const float* packed, const float* bias, float* y) const {
@@ -165,34 +239,24 @@ void TiledConv2d::ForwardChannels(const float* image, const float* packed, const
   }
 }
 
-void TiledConv2d::ForwardColumns(const float* image, const float* weight, const float* bias, const Share& share,
-                                 float* y) const {
-  for (int64_t h = 0; h < out_height_; ++h) {
-    RunTiles({.a = weight,
-              .a_outer = 1,
-              .a_inner = window_row_,
-              .a_row = kernel_,
-              .a_k = spec_.in_channels,
-              .b = image + h * spec_.stride_height * width_,
-              .b_outer = height_ * width_,
-              .b_inner = width_,
-              .b_k = 1,
-              .outer = spec_.in_channels,
-              .inner = spec_.kernel_height,
-              .depth = spec_.kernel_width,
-              .row_init = bias,
-              .c = share.planes,
-              .c_row = out_width_,
-              .relu = spec_.activation == Activation::kRelu},
-             spec_.out_channels, out_width_);
-    PlanesToPixels(share.planes, out_width_, spec_.out_channels, out_width_, y + h * out_width_ * spec_.out_channels);
+void TiledConv2d::ForwardRow(const float* image, const float* packed, float* y) const {
+  const float* const bias = packed + kernel_ * repeated_;
+  for (const KernelPart& part : parts_) {
+    const bool is_first = &part == &parts_.front(), is_last = &part == &parts_.back();
+    RunRowForward(PartOf(part, image), {.weight = packed,
+                                        .init = is_first ? bias : nullptr,
+                                        .relu = is_last && spec_.activation == Activation::kRelu,
+                                        .y = y});
+    packed += part.kernel_height * part.kernel_width * repeated_;
   }
 }
 
 void TiledConv2d::Forward(const float* x, const float* weight, const float* bias, float* y) {
-  float* const packed = ShareAt(context_->threads).image;  // (kernel, out padded)
+  float* const packed = ShareAt(context_->threads).image;
   if (lanes_ == Lanes::kChannels) {
     Transpose(weight, kernel_, spec_.out_channels, kernel_, packed, out_padded_);
+  } else {
+    RepeatChannels(weight, bias, packed);
   }
   ParallelShares(context_->threads, spec_.batch, 1, [&](int index, int64_t begin, int64_t end) {
     const Share share = ShareAt(index);
@@ -202,7 +266,7 @@ void TiledConv2d::Forward(const float* x, const float* weight, const float* bias
       if (lanes_ == Lanes::kChannels) {
         ForwardChannels(image, packed, bias, y + n * y_image_);
       } else {
-        ForwardColumns(image, weight, bias, share, y + n * y_image_);
+        ForwardRow(image, packed, y + n * y_image_);
       }
     }
   });
@@ -230,24 +294,13 @@ void TiledConv2d::WeightGradientChannels(const float* image, const float* dy, co
   }
 }
 
-// dweight(in, kernel row, out, kernel column, lane) += products of dy and x, row by row.
-void TiledConv2d::WeightGradientColumns(const float* image, const float* dy, const Share& share) const {
-  const int64_t plane = out_height_ * out_width_;
-  PixelsToPlanes(dy, spec_.out_channels, plane, share.planes, plane);
-  for (int64_t ic = 0; ic < spec_.in_channels; ++ic) {
-    for (int64_t kh = 0; kh < spec_.kernel_height; ++kh) {
-      RunDots({.a = share.planes,
-               .a_row = plane,
-               .a_line = out_width_,
-               .b = image + (ic * height_ + kh) * width_,
-               .b_row = 1,
-               .b_line = spec_.stride_height * width_,
-               .a_rows = spec_.out_channels,
-               .b_rows = spec_.kernel_width,
-               .lines = out_height_,
-               .width = out_width_,
-               .sums = share.dweight + (ic * spec_.kernel_height + kh) * spec_.out_channels * spec_.kernel_width * 16});
-    }
+void TiledConv2d::WeightGradientRow(const float* image, const float* y, const float* dy, const Share& share) const {
+  float* sums = share.dweight;
+  for (const KernelPart& part : parts_) {
+    const bool is_first = &part == &parts_.front();
+    RunRowGradient(PartOf(part, image),
+                   {.y = y, .dy = dy, .sums = sums, .bias_sums = is_first ? share.dbias : nullptr});
+    sums += phases_ * part.kernel_height * part.kernel_width * 16;
   }
 }
 
@@ -289,56 +342,73 @@ void TiledConv2d::InputGradientOf(const float* weight, const float* dy, const Sh
   }
 }
 
-void TiledConv2d::FinishWeightGradient(int shares, float* dweight) const {
-  const Share first = ShareAt(0);
-  for (int s = 1; s < shares; ++s) {
-    const Share next = ShareAt(s);
-    for (int64_t i = 0; i < sums_; ++i) first.dweight[i] += next.dweight[i];
-  }
-  if (lanes_ == Lanes::kChannels) {
-    Transpose(first.dweight, out_padded_, kernel_, spec_.out_channels, dweight, kernel_);
-    return;
-  }
-  const float* sums = first.dweight;
-  for (int64_t ic = 0; ic < spec_.in_channels; ++ic) {
-    for (int64_t kh = 0; kh < spec_.kernel_height; ++kh) {
-      for (int64_t oc = 0; oc < spec_.out_channels; ++oc) {
-        for (int64_t kw = 0; kw < spec_.kernel_width; ++kw, sums += 16) {
-          dweight[oc * kernel_ + kh * window_row_ + kw * spec_.in_channels + ic] = SumOfLanes(sums);
+void TiledConv2d::FinishChannels(float* dweight, float* dbias) const {
+  const Share sums = ShareAt(0);
+  Transpose(sums.dweight, out_padded_, kernel_, spec_.out_channels, dweight, kernel_);
+  if (dbias != nullptr) std::copy_n(sums.dbias, spec_.out_channels, dbias);
+}
+
+void TiledConv2d::FinishRow(float* dweight, float* dbias) const {
+  const float* sums = ShareAt(0).dweight;
+  std::fill_n(dweight, kernel_ * spec_.out_channels, 0.0f);
+  for (const KernelPart& part : parts_) {
+    for (int64_t phase = 0; phase < phases_; ++phase) {
+      for (int64_t kh = part.kh; kh < part.kh + part.kernel_height; ++kh) {
+        for (int64_t kw = part.kw; kw < part.kw + part.kernel_width; ++kw, sums += 16) {
+          float* const to = dweight + (kh * spec_.kernel_width + kw) * spec_.in_channels + part.channel;
+          int64_t channel = 16 * phase % spec_.out_channels;
+          for (int64_t l = 0; l < 16; ++l) {
+            to[channel * kernel_] += sums[l];
+            if (++channel == spec_.out_channels) channel = 0;
+          }
         }
       }
     }
   }
+  if (dbias == nullptr) return;
+  std::fill_n(dbias, spec_.out_channels, 0.0f);
+  for (int64_t f = 0; f < bias_sums_; ++f) dbias[f % spec_.out_channels] += ShareAt(0).dbias[f];
 }
 
 void TiledConv2d::Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                            float* dbias) {
-  const bool masks = spec_.activation == Activation::kRelu;
+  if (spec_.activation == Activation::kNone) y = nullptr;
+  const bool needs_dx = spec_.input_gradient == InputGradient::kNeeded;
+  // One part can mask on the fly: nobody else reads dy.
+  const bool masks_in_place = lanes_ == Lanes::kChannels || needs_dx || parts_.size() > 1;
   ParallelShares(context_->threads, spec_.batch, 1, [&](int index, int64_t begin, int64_t end) {
     const Share share = ShareAt(index);
     ClearImage(share);
     std::fill_n(share.windows, out_width_ * (window_row_ + 2 * kWindowMargin), 0.0f);
-    std::fill_n(share.dweight, sums_, 0.0f);
-    std::fill_n(share.dbias, spec_.out_channels, 0.0f);
+    std::fill_n(share.dweight, weight_sums_, 0.0f);
+    std::fill_n(share.dbias, bias_sums_, 0.0f);
     for (int64_t n = begin; n < end; ++n) {
+      const float* const y_image = y == nullptr ? nullptr : y + n * y_image_;
       float* const dy_image = dy + n * y_image_;
-      MaskAndSum(masks ? y + n * y_image_ : nullptr, dy_image, out_height_ * out_width_, spec_.out_channels,
-                 dbias == nullptr ? nullptr : share.dbias);
+      if (masks_in_place) {
+        MaskAndSum(y_image, dy_image, out_height_ * out_width_, spec_.out_channels,
+                   dbias == nullptr || lanes_ == Lanes::kRow ? nullptr : share.dbias);
+      }
       const float* const image = Padded(x + n * x_image_, share);
       if (lanes_ == Lanes::kChannels) {
         WeightGradientChannels(image, dy_image, share);
       } else {
-        WeightGradientColumns(image, dy_image, share);
+        WeightGradientRow(image, masks_in_place ? nullptr : y_image, dy_image, share);
       }
-      if (spec_.input_gradient == InputGradient::kNeeded) InputGradientOf(weight, dy_image, share, dx + n * x_image_);
+      if (needs_dx) InputGradientOf(weight, dy_image, share, dx + n * x_image_);
     }
   });
   const int shares = static_cast<int>(std::min<int64_t>(context_->threads, spec_.batch));
-  FinishWeightGradient(shares, dweight);
-  if (dbias == nullptr) return;
-  std::fill_n(dbias, spec_.out_channels, 0.0f);
-  for (int s = 0; s < shares; ++s) {
-    for (int64_t c = 0; c < spec_.out_channels; ++c) dbias[c] += ShareAt(s).dbias[c];
+  const Share first = ShareAt(0);
+  for (int s = 1; s < shares; ++s) {
+    const Share next = ShareAt(s);
+    for (int64_t i = 0; i < weight_sums_; ++i) first.dweight[i] += next.dweight[i];
+    for (int64_t i = 0; i < bias_sums_; ++i) first.dbias[i] += next.dbias[i];
+  }
+  if (lanes_ == Lanes::kChannels) {
+    FinishChannels(dweight, dbias);
+  } else {
+    FinishRow(dweight, dbias);
   }
 }
 

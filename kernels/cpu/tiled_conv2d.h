@@ -1,9 +1,9 @@
 // Convolutions by our own tiles (kernels/cpu/tile_avx512.h), for few input channels, where oneDNN's vectors are mostly
 // empty.
 //
-// Measured at one thread on Zen 4 (2026-11-21, busy machine), batch 64, microseconds forward and backward, where
+// Measured at one thread on Zen 4 (2026-11-21), batch 64, microseconds forward and backward, where
 // oneDNN's backward has no ReLU mask to apply yet:
-//   1 -> 6, 5x5, 28x28, padding 2, no dx: oneDNN 535, 497; this 255, 285
+//   1 -> 6, 5x5, 28x28, padding 2, no dx: oneDNN 535, 497; this 158, 164
 //   6 -> 16, 5x5, 14x14:                  oneDNN 321, 993; this 305, 654
 //   1 -> 32, 3x3, 28x28, no dx:           oneDNN 409, 514; this 335, 452
 //   3 -> 16, 3x3, 32x32, padding 1, no dx: oneDNN 648, 731; this 622, 688
