@@ -30,6 +30,7 @@ struct LauncherEnvironment {
   // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
   std::string cores_per_worker;
   std::string cores_per_server;
+  bool output_is_ours = true;  // a terminal behind stdout is the person's own, not one that mpirun or srun made up
 };
 
 // Never fails: a variable that is missing or no number counts as not set, and a launcher whose rank and world size do

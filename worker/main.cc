@@ -58,8 +58,7 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
   switch (options.progress) {
     case ProgressStyle::kAuto:
       // mpirun gives its ranks a terminal even when its own output goes to a file.
-      return launcher.launcher == Launcher::kNone && isatty(STDOUT_FILENO) != 0 ? Progress::Style::kLive
-                                                                                : Progress::Style::kPlain;
+      return launcher.output_is_ours && isatty(STDOUT_FILENO) != 0 ? Progress::Style::kLive : Progress::Style::kPlain;
     case ProgressStyle::kLive:
       return Progress::Style::kLive;
     case ProgressStyle::kPlain:

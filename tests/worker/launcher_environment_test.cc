@@ -90,5 +90,13 @@ TEST(LauncherEnvironment, CoresAsDeployLaunchPinnedThem) {
   EXPECT_EQ(environment.cores_per_server, "2,3");
 }
 
+TEST(LauncherEnvironment, OutputIsOursUnlessMpirunOrSrunStandsBetween) {
+  EXPECT_TRUE(Read({}).output_is_ours);
+  EXPECT_FALSE(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).output_is_ours);
+  EXPECT_TRUE(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"STARRING_CORES_PER_WORKER", "0;1"}})
+                  .output_is_ours)
+      << "deploy/launch connects the ranks to its own terminal";
+}
+
 }  // namespace
 }  // namespace starring

@@ -1,0 +1,68 @@
+"""What a person sees of a run: one live line on a terminal, plain lines in a file, whoever starts the workers."""
+
+import errno
+import os
+import pty
+import select
+import subprocess
+import time
+import unittest
+
+from tests.e2e import jobs
+
+# An epoch lasts long enough to be watched: the live line changes ten times a second.
+FLAGS = ["--dataset=synthetic", "--synthetic_train_count=8000", "--synthetic_test_count=50", "--epochs=2"]
+
+
+class ProgressTest(jobs.JobTest):
+    def on_a_terminal(self, command):
+        """Runs `command` on a terminal of its own; what appeared there."""
+        master, slave = pty.openpty()
+        self.addCleanup(os.close, master)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE, text=True,
+                                   start_new_session=True)
+        self.addCleanup(process.stderr.close)
+        self.processes.append(process)
+        os.close(slave)
+        seen = b""
+        end = time.monotonic() + jobs.JOB_SECONDS_MAX
+        while time.monotonic() < end:
+            if not select.select([master], [], [], 0.1)[0]:
+                continue
+            try:
+                seen += os.read(master, 4096)
+            except OSError as error:  # how a terminal says that nobody is left to write
+                self.assertEqual(error.errno, errno.EIO)
+                break
+        self.assertEqual(process.wait(timeout=30), 0, seen.decode(errors="replace") + process.stderr.read())
+        return seen.decode(errors="replace")
+
+    def check_live(self, seen):
+        for text in ("\repoch 1/2 [", "samples/s  ETA", "\x1b[K", "test accuracy"):
+            self.assertIn(text, seen)
+
+    def check_plain(self, seen):
+        self.assertIn("epoch 2/2", seen)
+        for text in ("ETA", "\x1b"):
+            self.assertNotIn(text, seen)
+
+    def test_one_process(self):
+        self.check_live(self.on_a_terminal([jobs.WORKER, *FLAGS]))
+        self.check_plain(self.run_to_end([jobs.WORKER, *FLAGS]).output)
+
+    def test_star_and_ring_by_launch(self):
+        for sync in ("star", "ring"):
+            with self.subTest(sync=sync):
+                command = self.job_command(sync, workers=2, flags=FLAGS)
+                self.check_live(self.on_a_terminal(command))
+                self.check_plain(self.run_to_end(command).output)
+
+    def test_mpirun_by_hand_is_plain(self):
+        # mpirun gives its ranks a terminal even when its own output goes to a file.
+        command = ["mpirun", "--oversubscribe", "-np", "2", jobs.WORKER, *FLAGS]
+        self.check_plain(self.on_a_terminal(command))
+        self.check_plain(self.run_to_end(command).output)
+
+
+if __name__ == "__main__":
+    unittest.main()
