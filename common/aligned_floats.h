@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 
+#include "common/aligned_allocation.h"
 #include "common/check.h"
 
 namespace starring {
@@ -18,9 +19,8 @@ class AlignedFloats {
   // REQUIRES: size >= 0.
   explicit AlignedFloats(int64_t size) : size_(size) {
     CHECK_GE(size, 0);
-    const size_t bytes = std::max<size_t>((size * sizeof(float) + 63) / 64 * 64, 64);
-    values_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    CHECK(values_ != nullptr) << "out of memory at " << bytes << " bytes";
+    values_.reset(static_cast<float*>(AllocateAligned(size * sizeof(float))));
+    CHECK(values_ != nullptr) << "out of memory at " << size * sizeof(float) << " bytes";
     std::fill_n(values_.get(), size, 0.0f);
   }
 

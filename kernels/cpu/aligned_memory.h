@@ -1,4 +1,4 @@
-// Zeroed memory on a 64-byte boundary, freed by the destructor.
+// Zeroed memory on a 64-byte boundary (common/aligned_allocation.h), freed by the destructor.
 #ifndef STARRING_KERNELS_CPU_ALIGNED_MEMORY_H_
 #define STARRING_KERNELS_CPU_ALIGNED_MEMORY_H_
 
