@@ -13,8 +13,17 @@ inline __mmask16 LanesBelow(int64_t count) {
   return count >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << count) - 1);
 }
 
-template <int kRows, int kVectors>
-STARRING_AVX512 void Tile(const TileProblem& p) {
+// kFull: all lanes of the last vector exist. A masked load of it would cost a tenth of a narrow tile's speed.
+enum class Lanes { kFull, kMasked };
+
+template <Lanes kLanes>
+STARRING_AVX512 inline __m512 LoadLast(__mmask16 mask, const float* p) {
+  return kLanes == Lanes::kFull ? _mm512_loadu_ps(p) : _mm512_maskz_loadu_ps(mask, p);
+}
+
+template <int kRows, int kVectors, Lanes kLanes>
+STARRING_AVX512 void Tile(const TileProblem& problem) {
+  const TileProblem p = problem;  // so that no store to C may change it
   constexpr int kLast = kVectors - 1;
   const __mmask16 mask = p.last_mask;
   __m512 sum[kRows][kVectors];
@@ -25,17 +34,20 @@ STARRING_AVX512 void Tile(const TileProblem& p) {
       sum[r][v] = _mm512_setzero_ps();
       if (p.init == nullptr) continue;
       const float* const init = p.init + r * p.init_row + 16 * v;
-      sum[r][v] = v == kLast ? _mm512_maskz_loadu_ps(mask, init) : _mm512_loadu_ps(init);
+      sum[r][v] = v == kLast ? LoadLast<kLanes>(mask, init) : _mm512_loadu_ps(init);
     }
   }
   for (int64_t i = 0; i < p.inner; ++i) {
     const float* a = p.a + i * p.a_inner;
     const float* b = p.b + i * p.b_inner;
+    const float* fetch = p.fetch_from == nullptr ? b : p.fetch_from + i * p.b_inner;
     for (int64_t k = 0; k < p.depth; ++k) {
       __m512 row[kVectors];
+      // Beside 24 multiply-adds one more load is free, even of a line that is there already.
+      if (kVectors == kTileVectorsMax) _mm_prefetch(fetch, _MM_HINT_T1);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        row[v] = v == kLast ? _mm512_maskz_loadu_ps(mask, b + 16 * v) : _mm512_loadu_ps(b + 16 * v);
+        row[v] = v == kLast ? LoadLast<kLanes>(mask, b + 16 * v) : _mm512_loadu_ps(b + 16 * v);
       }
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
@@ -45,6 +57,7 @@ STARRING_AVX512 void Tile(const TileProblem& p) {
       }
       a += p.a_k;
       b += p.b_k;
+      fetch += p.b_k;
     }
   }
 #pragma GCC unroll 12
@@ -54,7 +67,7 @@ STARRING_AVX512 void Tile(const TileProblem& p) {
       // The second operand comes through when one is NaN: a NaN survives.
       if (p.relu) sum[r][v] = _mm512_max_ps(_mm512_setzero_ps(), sum[r][v]);
       float* const c = p.c + r * p.c_row + 16 * v;
-      if (v == kLast) {
+      if (v == kLast && kLanes == Lanes::kMasked) {
         _mm512_mask_storeu_ps(c, mask, sum[r][v]);
       } else {
         _mm512_storeu_ps(c, sum[r][v]);
@@ -64,46 +77,53 @@ STARRING_AVX512 void Tile(const TileProblem& p) {
 }
 
 using TileFunction = void (*)(const TileProblem&);
-template <int kVectors, int... kRows>
+template <int kVectors, Lanes kLanes, int... kRows>
 constexpr auto TilesOf(std::integer_sequence<int, kRows...>) {
   struct Table {
     TileFunction rows[sizeof...(kRows)];
   };
-  return Table{{Tile<kRows + 1, kVectors>...}};
+  return Table{{Tile<kRows + 1, kVectors, kLanes>...}};
 }
-template <int kVectors>
-constexpr auto kTiles = TilesOf<kVectors>(std::make_integer_sequence<int, TileRowsMax(kVectors)>());
+template <int kVectors, Lanes kLanes>
+constexpr auto kTiles = TilesOf<kVectors, kLanes>(std::make_integer_sequence<int, TileRowsMax(kVectors)>());
+
+template <Lanes kLanes>
+void RunTileOf(const TileProblem& problem, int rows, int vectors) {
+  switch (vectors) {
+    case 1:
+      return kTiles<1, kLanes>.rows[rows - 1](problem);
+    case 2:
+      return kTiles<2, kLanes>.rows[rows - 1](problem);
+    case 3:
+      return kTiles<3, kLanes>.rows[rows - 1](problem);
+    default:
+      return kTiles<4, kLanes>.rows[rows - 1](problem);
+  }
+}
 
 }  // namespace
 
 void RunTile(const TileProblem& problem, int rows, int vectors) {
-  switch (vectors) {
-    case 1:
-      return kTiles<1>.rows[rows - 1](problem);
-    case 2:
-      return kTiles<2>.rows[rows - 1](problem);
-    case 3:
-      return kTiles<3>.rows[rows - 1](problem);
-    default:
-      return kTiles<4>.rows[rows - 1](problem);
-  }
+  if (problem.last_mask == 0xffff) return RunTileOf<Lanes::kFull>(problem, rows, vectors);
+  RunTileOf<Lanes::kMasked>(problem, rows, vectors);
 }
 
 void RunTiles(const TileProblem& problem, int64_t rows, int64_t columns) {
-  for (int64_t n = 0; n < columns; n += 16 * kTileVectorsMax) {
-    const int64_t width = columns - n < 16 * kTileVectorsMax ? columns - n : 16 * kTileVectorsMax;
-    const int vectors = static_cast<int>((width + 15) / 16);
-    const int rows_max = TileRowsMax(vectors);
+  constexpr int64_t kWidth = 16 * kTileVectorsMax;
+  TileProblem p = problem;
+  for (int64_t n = 0; n < columns; n += kWidth) {
+    const int64_t width = columns - n < kWidth ? columns - n : kWidth;
+    const int rows_max = TileRowsMax(static_cast<int>((width + 15) / 16));
     const int64_t tiles = (rows + rows_max - 1) / rows_max;
-    TileProblem p = problem;
-    p.last_mask = static_cast<uint16_t>(0xffff >> (16 * vectors - width));
+    p.b = problem.b + n;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t m = rows * t / tiles, end = rows * (t + 1) / tiles;
       p.a = problem.a + m * problem.a_row;
-      p.b = problem.b + n;
       if (problem.init != nullptr) p.init = problem.init + m * problem.init_row + n;
       p.c = problem.c + m * problem.c_row + n;
-      RunTile(p, static_cast<int>(end - m), vectors);
+      const bool fetches = problem.fetch == Fetch::kNextColumns && t < kTileVectorsMax && n + kWidth + 16 * t < columns;
+      p.fetch_from = fetches ? p.b + kWidth + 16 * t : nullptr;
+      RunTileOfWidth(&p, static_cast<int>(end - m), width);
     }
   }
 }
@@ -178,11 +198,19 @@ STARRING_AVX512 void AddBias(const float* bias, bool relu, int64_t rows, int64_t
 }
 
 void Transpose(const float* in, int64_t in_row, int64_t rows, int64_t columns, float* out, int64_t out_row) {
-  for (int64_t r = 0; r < rows; r += 16) {
-    const int height = static_cast<int>(rows - r < 16 ? rows - r : 16);
+  const auto block = [&](int64_t r, int64_t c) {
+    TransposeBlock(in + r * in_row + c, in_row, out + c * out_row + r, out_row,
+                   static_cast<int>(rows - r < 16 ? rows - r : 16),
+                   static_cast<int>(columns - c < 16 ? columns - c : 16));
+  };
+  // Along the rows of the side whose rows are longer: sixteen streams for the prefetchers.
+  if (in_row >= out_row) {
+    for (int64_t r = 0; r < rows; r += 16) {
+      for (int64_t c = 0; c < columns; c += 16) block(r, c);
+    }
+  } else {
     for (int64_t c = 0; c < columns; c += 16) {
-      const int width = static_cast<int>(columns - c < 16 ? columns - c : 16);
-      TransposeBlock(in + r * in_row + c, in_row, out + c * out_row + r, out_row, height, width);
+      for (int64_t r = 0; r < rows; r += 16) block(r, c);
     }
   }
 }
@@ -215,27 +243,33 @@ STARRING_AVX512 void MaskAndSumNarrow(const float* y, float* dy, int64_t count, 
   }
 }
 
+// Eight rows at a time, from left to right: as many streams as the prefetchers follow, and one pass over `sums`.
+template <int kRows>
+STARRING_AVX512 void MaskAndSumRows(const float* y, float* dy, int64_t columns, float* sums) {
+  for (int64_t c = 0; c < columns; c += 16) {
+    const __mmask16 lanes = LanesBelow(columns - c);
+    __m512 v[kRows];
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) v[r] = MaskedAt(y, dy, r * columns + c, lanes);
+    if (sums == nullptr) continue;
+#pragma GCC unroll 3
+    for (int step = kRows / 2; step > 0; step /= 2) {
+#pragma GCC unroll 4
+      for (int r = 0; r < step; ++r) v[r] = _mm512_add_ps(v[r], v[r + step]);
+    }
+    _mm512_mask_storeu_ps(sums + c, lanes, _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, sums + c), v[0]));
+  }
+}
+
 }  // namespace
 
 STARRING_AVX512 void MaskAndSum(const float* y, float* dy, int64_t rows, int64_t columns, float* sums) {
   if (y == nullptr && sums == nullptr) return;
   if (columns < 16) return MaskAndSumNarrow(y, dy, rows * columns, columns, sums);
-  for (int64_t c = 0; c < columns; c += 16) {
-    const __mmask16 lanes = LanesBelow(columns - c);
-    // Four sums hide the latency of an addition.
-    __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-    int64_t r = 0;
-    for (; r + 4 <= rows; r += 4) {
-#pragma GCC unroll 4
-      for (int64_t j = 0; j < 4; ++j) {
-        sum[j] = _mm512_add_ps(sum[j], MaskedAt(y, dy, (r + j) * columns + c, lanes));
-      }
-    }
-    for (; r < rows; ++r) sum[0] = _mm512_add_ps(sum[0], MaskedAt(y, dy, r * columns + c, lanes));
-    if (sums == nullptr) continue;
-    const __m512 total = _mm512_add_ps(_mm512_add_ps(sum[0], sum[1]), _mm512_add_ps(sum[2], sum[3]));
-    _mm512_mask_storeu_ps(sums + c, lanes, _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, sums + c), total));
-  }
+  const auto y_row = [&](int64_t r) { return y == nullptr ? nullptr : y + r * columns; };
+  int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) MaskAndSumRows<8>(y_row(r), dy + r * columns, columns, sums);
+  for (; r < rows; ++r) MaskAndSumRows<1>(y_row(r), dy + r * columns, columns, sums);
 }
 
 }  // namespace starring

@@ -17,6 +17,10 @@ namespace starring {
 // the number of bits in last_mask. Strides count floats.
 //
 // Determinism: for each output, products are added in the order of i, k, each by one fused multiply-add.
+//
+// kNextColumns: the next columns of B are prefetched meanwhile. For a B whose rows lie so far apart that the hardware
+// sees no stream.
+enum class Fetch { kNothing, kNextColumns };
 struct TileProblem {
   const float* a = nullptr;
   int64_t a_inner = 0, a_row = 0, a_k = 0;
@@ -29,6 +33,8 @@ struct TileProblem {
   int64_t c_row = 0;
   uint16_t last_mask = 0xffff;  // lanes of the last vector that exist in B, init and C
   bool relu = false;
+  Fetch fetch = Fetch::kNothing;      // RunTiles
+  const float* fetch_from = nullptr;  // RunTile of 4 vectors: one line per k, b_k apart, from here on; null: none
 };
 
 inline constexpr int kTileVectorsMax = 4;
@@ -38,6 +44,13 @@ constexpr int TileRowsMax(int vectors) { return vectors == 1 ? 12 : vectors == 2
 
 // REQUIRES: 1 <= vectors <= kTileVectorsMax, 1 <= rows <= TileRowsMax(vectors).
 void RunTile(const TileProblem& problem, int rows, int vectors);
+
+// Of `columns` columns, at most 16 * kTileVectorsMax: sets last_mask and runs.
+inline void RunTileOfWidth(TileProblem* problem, int rows, int64_t columns) {
+  const int vectors = static_cast<int>((columns + 15) / 16);
+  problem->last_mask = static_cast<uint16_t>(0xffff >> (16 * vectors - columns));
+  RunTile(*problem, rows, vectors);
+}
 
 // All of C, `rows` by `columns`, tile by tile; the tile's strides say where.
 void RunTiles(const TileProblem& problem, int64_t rows, int64_t columns);
