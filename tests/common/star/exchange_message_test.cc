@@ -123,10 +123,11 @@ TEST(ExchangeMessageTest, DecodesFieldsBehindThePayloadAndTheLastOfTwoPayloads) 
 }
 
 TEST(ExchangeMessageTest, SkipsFieldsOfALaterVersion) {
-  const std::string unknown = {'\x50', '\x05', '\x5a', '\x02', 'a', 'b'};  // field 10: varint 5, field 11: "ab"
+  const std::string unknown = {'\x50', '\x05', '\x72', '\x02', 'a', 'b'};  // field 10: varint 5, field 14: "ab"
   ExchangeMessage whole = Gradient();
   whole.set_payload("payload");
-  const auto message = Decode(unknown + whole.SerializeAsString());
+  const std::string bytes = unknown + whole.SerializeAsString();  // outlives the message, which refers to it
+  const auto message = Decode(bytes);
   ASSERT_TRUE(message.ok()) << message.status();
   EXPECT_EQ(message->fields.bucket(), 300);
   EXPECT_EQ(Join(message->payload), "payload");
