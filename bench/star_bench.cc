@@ -38,6 +38,7 @@ ABSL_FLAG(int, workers, 2, "worker processes");
 ABSL_FLAG(int, servers, 2, "server processes");
 ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
 ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
+ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(double, momentum, 0.9, "of SGD");
 
 namespace starring {
@@ -88,11 +89,19 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
   CHECK_OK(buckets);
   job.buckets = *std::move(buckets);
   job.optimizer.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum));
-  auto exchange = CreateStarExchange({.addresses = addresses, .lanes = absl::GetFlag(FLAGS_lanes), .run_id = ""});
+  auto exchange =
+      CreateStarExchange({.addresses = addresses,
+                          .lanes = absl::GetFlag(FLAGS_lanes),
+                          .run_id = "",
+                          .same_host = absl::GetFlag(FLAGS_shared_memory) ? StarOptions::SameHost::kSharedMemory
+                                                                          : StarOptions::SameHost::kSocket});
   CHECK_OK(exchange);
   std::vector<float> parameters(job.layout.element_count(), 1.0f);
-  const std::vector<float> gradient(job.layout.element_count(), 1e-6f);
+  std::vector<float> own(job.layout.element_count());
   CHECK_OK((*exchange)->Start(job, parameters));
+  const std::span<float> memory = (*exchange)->gradient_memory();
+  const std::span<float> gradient = memory.empty() ? std::span<float>(own) : memory;
+  std::ranges::fill(gradient, 1e-6f);
 
   const int64_t steps = std::clamp<int64_t>((int64_t{1} << 30) / bytes, 20, 3000);
   std::vector<double> times_ms;
@@ -100,7 +109,7 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
     const Clock::time_point start = Clock::now();
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      (*exchange)->Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+      (*exchange)->Submit(step, b, gradient.subspan(range.begin, range.size()));
     }
     for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK((*exchange)->Await(step, b));
     times_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());

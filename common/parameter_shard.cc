@@ -108,6 +108,7 @@ struct ParameterShard::Bucket {
   PieceSum sum;
   std::shared_ptr<const SealedSlice> sealed;
   std::vector<std::shared_ptr<SealedSlice>> buffers;  // the sealed one among them; at most kSliceBuffersMax
+  std::shared_ptr<SealedSlice> in_place;              // if not null, it is sealed, and there are no buffers
 
   // Ring and local.
   int64_t applied_count = 0;  // elements of the step in progress
@@ -126,8 +127,9 @@ int64_t ParameterShard::Bucket::OffsetOf(ElementRange piece) const {
   return piece.end <= owned.end ? offsets[&owned - ranges.data()] + piece.begin - owned.begin : -1;
 }
 
-// A buffer that nobody but this bucket holds.
+// A buffer that nobody but this bucket holds, or the memory to update in place.
 std::shared_ptr<SealedSlice> ParameterShard::Bucket::FreeBuffer() {
+  if (in_place != nullptr) return in_place;
   for (const std::shared_ptr<SealedSlice>& buffer : buffers) {
     if (buffer.use_count() != 1) continue;
     // use_count is a relaxed load: it tells that the last reader is gone, yet orders nothing. Taking a reference and
@@ -220,7 +222,7 @@ absl::Status ParameterShard::SetParameters(int bucket, BytePieces parameters) {
     b.buffers.reserve(kSliceBuffersMax);
   }
   const std::shared_ptr<SealedSlice> buffer = b.FreeBuffer();
-  Gather(parameters, buffer->values_.span());
+  Gather(parameters, buffer->values_);
   buffer->step_ = options_.first_step - 1;
   b.sealed = buffer;
   return absl::OkStatus();
@@ -306,6 +308,18 @@ std::shared_ptr<const SealedSlice> ParameterShard::Parameters(int bucket) const 
   CHECK_OK(CheckBucket(bucket));
   std::lock_guard lock(buckets_[bucket]->mutex);
   return buckets_[bucket]->sealed;
+}
+
+void ParameterShard::UpdateInPlace(int bucket, std::span<float> memory, std::shared_ptr<const void> keeper) {
+  CHECK_OK(CheckBucket(bucket));
+  Bucket& b = *buckets_[bucket];
+  CHECK_EQ(std::ssize(memory), b.element_count);
+  std::lock_guard lock(b.mutex);
+  CHECK(b.sealed != nullptr) << "bucket " << bucket << " has no parameters yet";
+  b.in_place = std::make_shared<SealedSlice>(memory, std::move(keeper));
+  b.in_place->step_ = b.sealed->step();
+  b.sealed = b.in_place;
+  b.buffers.clear();
 }
 
 MissingRanks ParameterShard::Missing(int64_t step, int bucket) const {

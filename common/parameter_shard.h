@@ -120,6 +120,13 @@ class ParameterShard {
   // The newest sealed slice of `bucket`; null before SetParameters.
   std::shared_ptr<const SealedSlice> Parameters(int bucket) const;
 
+  // From now on the newest parameters of `bucket` lie in `memory`, where they are already: every update overwrites the
+  // one before, whoever holds what Contribute and Parameters return. So it is for readers that have done with a step's
+  // parameters when they contribute to the next step; it saves them a copy, and the shard its buffers.
+  // REQUIRES: SetParameters was called; `memory` has the slice's length, holds the values of Parameters(bucket), and is
+  // written to by nobody else; `keeper` keeps it alive.
+  void UpdateInPlace(int bucket, std::span<float> memory, std::shared_ptr<const void> keeper);
+
   // Who has not contributed to `step` of `bucket` yet, and since when the others wait: what the message of an expired
   // deadline says. Nobody is missing from a step that is sealed; everybody is from a future one.
   MissingRanks Missing(int64_t step, int bucket) const;

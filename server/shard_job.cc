@@ -46,11 +46,15 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
     : options_(std::move(options)),
       shard_(std::move(shard)),
       buckets_(shard_->bucket_count(),
-               Bucket{.gradients = CollectiveWait(world_size()), .fetches = CollectiveWait(world_size())}),
+               Bucket{.slice = {}, .gradients = CollectiveWait(world_size()), .fetches = CollectiveWait(world_size())}),
       workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now + options_.join_deadline}),
       summands_(world_size()),
       sum_wait_(world_size()),
-      finish_wait_(world_size()) {}
+      finish_wait_(world_size()) {
+  for (int b = 0; b < shard_->bucket_count(); ++b) {
+    buckets_[b].slice = options_.agreement.buckets.ShardSlice(b, options_.shard, options_.shard_count);
+  }
+}
 
 void ShardJob::OnLaneOpen(LaneId lane) {
   CHECK(lane.rank >= 0 && lane.rank < world_size()) << lane.rank;
@@ -93,6 +97,9 @@ absl::Status ShardJob::Handle(LaneId from, const ReceivedMessage& message, Time 
       return FetchState(from, message);
     case ExchangeMessage::SUM:
       return TakeSum(from, message, now);
+    case ExchangeMessage::SHARE:
+      TakeShare(from, message);
+      return absl::OkStatus();
     case ExchangeMessage::FINISH:
       return TakeFinish(from, message, now);
     case ExchangeMessage::ABORT:
@@ -110,6 +117,7 @@ absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage&
   const auto sealed = shard_->Parameters(b);
   if (sealed == nullptr) {
     RETURN_IF_ERROR(shard_->SetParameters(b, message.payload));
+    Publish(b);
     for (const LaneId lane : buckets_[b].fetches.Take()) SendParameters(lane, b, shard_->Parameters(b));
   }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
@@ -127,6 +135,7 @@ absl::Status ShardJob::TakeInitialState(LaneId from, const ReceivedMessage& mess
 absl::Status ShardJob::FetchParameters(LaneId from, const ReceivedMessage& message, Time now) {
   RETURN_IF_ERROR(CheckBucket(message.fields));
   const int b = message.fields.bucket();
+  RETURN_IF_ERROR(NoteSharing(from.rank, message.fields));
   auto sealed = shard_->Parameters(b);
   if (sealed == nullptr) {
     buckets_[b].fetches.Add(from, now);
@@ -142,17 +151,25 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   const int64_t step = message.fields.step();
   // A repeat of a step that is over for everybody, for instance from a connection that was thought lost.
   if (const auto newest = shard_->Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
-  ASSIGN_OR_RETURN(
-      ContributeResult result,
-      shard_->Contribute(
-          {.worker = from.rank, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper}));
-  if (result.fate != ContributionFate::kDuplicate) ++workers_[from.rank].contributions;
+  RETURN_IF_ERROR(NoteSharing(from.rank, message.fields));
+  Worker& worker = workers_[from.rank];
+  Contribution contribution{
+      .worker = from.rank, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper};
+  if (message.fields.shared()) {
+    contribution.pieces = {BytesOf(worker.gradients->values(), buckets_[b].slice)};
+    contribution.keeper = worker.gradients;
+    bytes_received_ += static_cast<int64_t>(contribution.pieces[0].size());
+  }
+  UpdateInPlaceIfAllShare(b);
+  ASSIGN_OR_RETURN(ContributeResult result, shard_->Contribute(std::move(contribution)));
+  if (result.fate != ContributionFate::kDuplicate) ++worker.contributions;
   if (result.fate == ContributionFate::kDuplicate && result.sealed != nullptr) {
     SendParameters(from, b, std::move(result.sealed));
     return absl::OkStatus();
   }
   buckets_[b].gradients.Add(from, now);
   if (result.fate != ContributionFate::kSealed) return absl::OkStatus();
+  Publish(b);
   for (const LaneId lane : buckets_[b].gradients.Take()) SendParameters(lane, b, result.sealed);
   return absl::OkStatus();
 }
@@ -165,6 +182,59 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
   shard_->CopyState(b, message.fields.vector(), *state);
   const auto bytes = std::as_bytes(std::span<const float>(*state));
   Send(from, AnswerTo(message.fields, ExchangeMessage::STATE), bytes, std::move(state));
+  return absl::OkStatus();
+}
+
+void ShardJob::TakeShare(LaneId from, const ReceivedMessage& message) {
+  ExchangeMessage answer = AnswerTo(message.fields, ExchangeMessage::SHARED);
+  auto gradients = SharedMemory::Open(message.fields.gradient_memory(), options_.agreement.buckets.element_count(),
+                                      SharedMemory::Access::kRead);
+  if (gradients.ok() && OpenMemory(message.fields).ok()) {
+    workers_[from.rank].gradients = *std::move(gradients);
+    *answer.mutable_parameter_memory() = memory_->where();
+  }  // else the worker is elsewhere, and stays with the socket
+  Send(from, std::move(answer));
+}
+
+absl::Status ShardJob::OpenMemory(const ExchangeMessage& request) {
+  if (memory_ != nullptr) {
+    if (!request.has_parameter_memory() || request.parameter_memory().nonce() == memory_->where().nonce()) {
+      return absl::OkStatus();
+    }
+    return absl::UnavailableError("other workers have another memory for parameters");
+  }
+  const int64_t element_count = options_.agreement.buckets.element_count();
+  if (request.has_parameter_memory()) {
+    ASSIGN_OR_RETURN(memory_,
+                     SharedMemory::Open(request.parameter_memory(), element_count, SharedMemory::Access::kReadWrite));
+  } else {
+    ASSIGN_OR_RETURN(memory_, SharedMemory::Create(element_count));
+  }
+  for (int b = 0; b < shard_->bucket_count(); ++b) Publish(b);
+  return absl::OkStatus();
+}
+
+void ShardJob::UpdateInPlaceIfAllShare(int bucket) {
+  Bucket& b = buckets_[bucket];
+  const auto shares = [](const Worker& worker) { return worker.shares; };
+  if (b.in_place || !std::ranges::all_of(workers_, shares) || shard_->Parameters(bucket) == nullptr) return;
+  b.in_place = true;
+  shard_->UpdateInPlace(bucket, memory_->writable_values().subspan(b.slice.begin, b.slice.size()), memory_);
+}
+
+void ShardJob::Publish(int bucket) {
+  Bucket& b = buckets_[bucket];
+  const auto sealed = shard_->Parameters(bucket);
+  if (memory_ == nullptr || sealed == nullptr || b.published == sealed->step()) return;
+  if (!b.in_place) std::ranges::copy(sealed->parameters(), memory_->writable_values().begin() + b.slice.begin);
+  b.published = sealed->step();
+}
+
+absl::Status ShardJob::NoteSharing(int rank, const ExchangeMessage& request) {
+  if (request.shared() && workers_[rank].gradients == nullptr) {
+    return absl::FailedPreconditionError("a request refers to shared memory, and none is shared");
+  }
+  workers_[rank].shares = request.shared();
   return absl::OkStatus();
 }
 
@@ -239,6 +309,13 @@ void ShardJob::SendParameters(LaneId to, int bucket, std::shared_ptr<const Seale
   fields.set_step(sealed->step());
   fields.set_bucket(bucket);
   const auto bytes = std::as_bytes(sealed->parameters());
+  if (workers_[to.rank].shares) {
+    CHECK_EQ(buckets_[bucket].published, sealed->step());
+    fields.set_shared(true);
+    bytes_sent_ += static_cast<int64_t>(bytes.size());
+    Send(to, std::move(fields));
+    return;
+  }
   Send(to, std::move(fields), bytes, std::move(sealed));
 }
 

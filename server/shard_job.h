@@ -25,6 +25,7 @@
 #include "common/job_spec.h"
 #include "common/parameter_shard.h"
 #include "common/star/exchange_message.h"
+#include "common/star/shared_memory.h"
 #include "server/collective_wait.h"
 
 namespace starring {
@@ -78,10 +79,15 @@ class ShardJob {
     std::set<int> lanes_open;
     Time alone_since;  // when its last lane closed; meaningful while none is open
     int64_t contributions = 0;
+    std::shared_ptr<const SharedMemory> gradients;  // shared with contributions that lie there; null: it has none
+    bool shares = false;                            // its last request asked for parameters in shared memory
   };
   struct Bucket {
+    ElementRange slice;        // what the shard owns of it
     CollectiveWait gradients;  // for the step in progress
     CollectiveWait fetches;    // of the initial parameters
+    int64_t published = -2;    // the step whose parameters memory_ holds
+    bool in_place = false;     // the parameter shard writes them there itself
   };
 
   ShardJob(Options options, std::unique_ptr<ParameterShard> shard);
@@ -93,6 +99,14 @@ class ShardJob {
   absl::Status TakeGradient(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
+  void TakeShare(LaneId from, const ReceivedMessage& message);
+  // FailedPrecondition if the worker has shared no memory and asks as if it had.
+  absl::Status NoteSharing(int rank, const v1::ExchangeMessage& request);
+  absl::Status OpenMemory(const v1::ExchangeMessage& request);
+  // When all workers read parameters in memory_, the parameter shard needs no buffers of its own.
+  void UpdateInPlaceIfAllShare(int bucket);
+  // Writes the newest parameters to memory_. Not while a worker may read the bucket's: see parameter_server.proto.
+  void Publish(int bucket);
   absl::Status TakeFinish(LaneId from, const ReceivedMessage& message, Time now);
 
   absl::Status CheckBucket(const v1::ExchangeMessage& fields) const;
@@ -109,6 +123,8 @@ class ShardJob {
   const Options options_;
   const std::unique_ptr<ParameterShard> shard_;
   std::vector<Bucket> buckets_;
+  // For parameters; null until a worker shares its own for gradients. Shared with slices that lie there.
+  std::shared_ptr<SharedMemory> memory_;
   std::vector<Worker> workers_;
 
   int64_t next_sum_ = 0;

@@ -44,7 +44,12 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
     case Sync::kLocal:
       return CreateLocalExchange();
     case Sync::kStar:
-      return CreateStarExchange({.addresses = options.servers, .lanes = options.lanes});
+      return CreateStarExchange({.addresses = options.servers,
+                                 .lanes = options.lanes,
+                                 .run_id = "",
+                                 .same_host = options.same_host == SameHost::kSharedMemory
+                                                  ? StarOptions::SameHost::kSharedMemory
+                                                  : StarOptions::SameHost::kSocket});
     case Sync::kRing:
       return CreateRingExchange(mpi);
     case Sync::kMpi:

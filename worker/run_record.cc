@@ -64,6 +64,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_loader_threads(options.loader_threads);
   config.set_bucket_bytes(static_cast<int>(facts.result->bucket_bytes));
   config.set_lanes(options.sync == Sync::kStar ? options.lanes : 0);
+  config.set_same_host(options.sync == Sync::kStar ? SameHostName(options.same_host) : "");
   for (const std::string& server : options.servers) config.add_servers(server);
   config.set_checkpoint_dir(options.checkpoint_dir);
   config.set_checkpoint_every_epochs(static_cast<int>(options.checkpoint_every_epochs));
@@ -112,6 +113,7 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
   breakdown.set_other(part(StepPart::kOther));
   record.mutable_exchange()->set_bytes_sent(static_cast<double>(result.exchange.bytes_sent));
   record.mutable_exchange()->set_bytes_received(static_cast<double>(result.exchange.bytes_received));
+  record.mutable_exchange()->set_shared_memory(result.exchange.shared_memory);
   record.set_parameter_sha256(result.parameter_sha256);
 }
 

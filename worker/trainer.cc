@@ -63,8 +63,14 @@ class TrainerImpl final : public Trainer {
   absl::Status AverageBuffers();
   absl::Status CheckRanksAgree();
 
-  std::span<float> parameters() { return {parameters_->floats(), static_cast<size_t>(layout().element_count())}; }
-  std::span<float> gradients() { return {gradients_->floats(), static_cast<size_t>(layout().element_count())}; }
+  // The parameters; until the exchange has started, the memory that it gets them from.
+  std::span<const float> parameters() const {
+    return parameters_ == nullptr ? exchange_.parameter_memory() : WholeOf(*parameters_);
+  }
+  std::span<float> gradients() { return gradients_ == nullptr ? exchange_.gradient_memory() : WholeOf(*gradients_); }
+  std::span<float> WholeOf(DeviceBuffer& buffer) const {
+    return {buffer.floats(), static_cast<size_t>(layout().element_count())};
+  }
   const Layout& layout() const { return network_.layout(); }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that was just finished
 
@@ -76,6 +82,7 @@ class TrainerImpl final : public Trainer {
   const std::function<bool()> stop_requested_;
   const Progress::Style style_;
 
+  // Null if the exchange has such memory.
   std::unique_ptr<DeviceBuffer> parameters_;
   std::unique_ptr<DeviceBuffer> gradients_;
   BucketMap buckets_;
@@ -121,7 +128,7 @@ absl::StatusOr<TrainResult> TrainerImpl::Run() {
 }
 
 absl::Status TrainerImpl::StartExchange() {
-  network_.InitializeParameters(worker_.seed, parameters());
+  network_.InitializeParameters(worker_.seed, WholeOf(*parameters_));
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
                                                         .network = &network_,
                                                         .buckets = &buckets_,
@@ -145,11 +152,14 @@ absl::Status TrainerImpl::StartExchange() {
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
   if (worker_.resume) {
-    ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters(), &state));
+    ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(WholeOf(*parameters_), &state));
     job.optimizer_state.assign(state.begin(), state.end());
   }
   step_ = job.first_step;
-  return exchange_.Start(job, parameters());
+  RETURN_IF_ERROR(exchange_.Start(job, WholeOf(*parameters_)));
+  if (!exchange_.parameter_memory().empty()) parameters_.reset();
+  if (!exchange_.gradient_memory().empty()) gradients_.reset();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Normalization> TrainerImpl::MeasurePixels() {

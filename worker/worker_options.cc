@@ -17,6 +17,9 @@ ABSL_FLAG(int, rank, -1, "number of this worker, from 0; under mpirun and srun t
 ABSL_FLAG(int, world_size, 0, "number of workers; under mpirun and srun the launcher says it");
 ABSL_FLAG(std::string, servers, "", "star: host:port of every server shard, in shard order, separated by commas");
 ABSL_FLAG(int, lanes, 2, "star: streams to each server");
+ABSL_FLAG(std::string, same_host, "shared_memory",
+          "star, if all servers are on this machine: arrays go through shared_memory, or through a socket as to any "
+          "other machine; does not change the bits");
 ABSL_FLAG(std::string, model, "lenet5", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file");
 ABSL_FLAG(std::string, dataset, "fashion-mnist", "mnist, fashion-mnist, cifar10 or synthetic");
 ABSL_FLAG(std::string, data_dir, "", "folder of the data set's files; fashion-mnist is found by itself on Debian");
@@ -241,6 +244,10 @@ const char* SyncName(Sync sync) {
   return "unknown";
 }
 
+const char* SameHostName(SameHost same_host) {
+  return same_host == SameHost::kSharedMemory ? "shared_memory" : "socket";
+}
+
 const char* ScheduleName(ScheduleKind kind) {
   switch (kind) {
     case ScheduleKind::kConstant:
@@ -272,6 +279,9 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   WorkerOptions options;
   options.seed = absl::GetFlag(FLAGS_seed);
   options.lanes = absl::GetFlag(FLAGS_lanes);
+  ASSIGN_OR_RETURN(options.same_host,
+                   (Choose<SameHost>("same_host", absl::GetFlag(FLAGS_same_host),
+                                     {{"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}})));
   RETURN_IF_ERROR(ReadTopology(launcher, options));
   RETURN_IF_ERROR(ReadRun(launcher, options));
   RETURN_IF_ERROR(ReadData(options));

@@ -19,6 +19,9 @@ namespace starring {
 
 enum class Sync { kLocal, kStar, kRing, kMpi };
 const char* SyncName(Sync sync);
+// How a star's arrays travel between a worker and the servers of its own machine.
+enum class SameHost { kSharedMemory, kSocket };
+const char* SameHostName(SameHost same_host);
 const char* ScheduleName(ScheduleKind kind);
 
 enum class ProgressStyle { kAuto, kLive, kPlain, kNone };
@@ -29,6 +32,7 @@ struct WorkerOptions {
   int world_size = 1;
   std::vector<std::string> servers;  // star: one address per shard, in shard order
   int lanes = 2;                     // star: streams per server
+  SameHost same_host = SameHost::kSharedMemory;
 
   std::string model;
   DatasetOptions dataset;

@@ -100,9 +100,9 @@ def make_config(flags, dataset, world_size, steps_total):
         "decay_steps": flags.decay_steps, "decay_gamma": flags.decay_gamma, "total_steps": steps_total,
         "device": "cpu", "threads": flags.threads,
         "loader_threads": flags.loader_workers if flags.data == "dataloader" else 0,
-        "bucket_bytes": 25 * 1024 * 1024 if world_size > 1 else 0, "lanes": 0, "servers": [], "checkpoint_dir": "",
-        "checkpoint_every_epochs": 0, "resume": False, "record": flags.record, "join_deadline_s": flags.deadline_s,
-        "exchange_deadline_s": flags.deadline_s,
+        "bucket_bytes": 25 * 1024 * 1024 if world_size > 1 else 0, "lanes": 0, "same_host": "", "servers": [],
+        "checkpoint_dir": "", "checkpoint_every_epochs": 0, "resume": False, "record": flags.record,
+        "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s,
     }
 
 
@@ -244,7 +244,8 @@ class Trainer:
             "breakdown_ms": {"data_wait": breakdown["data_wait"], "h2d": 0.0, "forward": breakdown["forward"],
                              "backward": breakdown["backward"], "exposed_exchange": exposed_ms,
                              "optimizer": breakdown["optimizer"], "other": breakdown["other"]},
-            "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged}, "parameter_sha256": sha256,
+            "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False},
+            "parameter_sha256": sha256,
         }
 
 

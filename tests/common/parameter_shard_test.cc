@@ -240,6 +240,22 @@ TEST(ParameterShardTest, ASteadyStepAllocatesNothing) {
   }
 }
 
+TEST(ParameterShardTest, UpdatesInPlaceWithTheSameBits) {
+  const auto shard = MakeStarted(SgdOptions(1));
+  MustContribute(*shard, Constant(0, 0, 0, 0.5f, 16));
+  const auto memory = std::make_shared<std::vector<float>>(16, -0.5f);
+  shard->UpdateInPlace(0, *memory, memory);
+  EXPECT_EQ(shard->Parameters(0)->step(), 0);
+  EXPECT_EQ(shard->Parameters(0)->parameters().data(), memory->data());
+  // A repeat of the step before is answered from there too.
+  EXPECT_EQ(MustContribute(*shard, Constant(0, 0, 0, 9, 16)).sealed, shard->Parameters(0));
+  for (int64_t step = 1; step < 4; ++step) {
+    const ContributeResult result = MustContribute(*shard, Constant(0, step, 0, 1, 16));
+    EXPECT_EQ(result.sealed->step(), step);
+    EXPECT_EQ(*memory, std::vector<float>(16, -0.5f - static_cast<float>(step)));
+  }
+}
+
 TEST(ParameterShardTest, AnEmptySliceTakesPartWithNoBytes) {
   ParameterShard::Options options = SgdOptions(2);
   options.slices = {{}, {{0, 16}}};

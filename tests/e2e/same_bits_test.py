@@ -25,6 +25,15 @@ class SameBitsTest(JobTest):
         for servers in (1, 2, 3):
             self.assertEqual(self.digest("star", workers=4, servers=servers, flags=MLP), ring)
 
+    def test_arrays_through_a_socket(self):
+        flags = [*SMALL_JOB, "--model=mlp", "--epochs=1"]
+        flags.remove("--epochs=2")
+        shared = self.train("star", workers=2, servers=2, flags=flags)
+        socket = self.train("star", workers=2, servers=2, flags=[*flags, "--same_host=socket"])
+        self.assertTrue(shared["exchange"]["shared_memory"])
+        self.assertFalse(socket["exchange"]["shared_memory"])
+        self.assertEqual(shared["parameter_sha256"], socket["parameter_sha256"])
+
     def test_a_second_run_gives_the_same(self):
         flags = [*SMALL_JOB, "--model=lenet5"]
         self.assertEqual(self.digest("ring", workers=2, flags=flags), self.digest("ring", workers=2, flags=flags))

@@ -52,6 +52,12 @@ TEST(WorkerOptionsTest, AutoChoosesTheTopology) {
   EXPECT_EQ(Parse({"--sync=mpi"}, MpirunOf(1, 2))->sync, Sync::kMpi);
 }
 
+TEST(WorkerOptionsTest, SameHost) {
+  EXPECT_EQ(Parse({"--servers=a:1"})->same_host, SameHost::kSharedMemory);
+  EXPECT_EQ(Parse({"--servers=a:1", "--same_host=socket"})->same_host, SameHost::kSocket);
+  EXPECT_THAT(Refusal({"--servers=a:1", "--same_host=pigeon"}), HasSubstr("shared_memory, socket"));
+}
+
 TEST(WorkerOptionsTest, RefusesContradictions) {
   EXPECT_THAT(Refusal({"--sync=star"}), HasSubstr("--servers"));
   EXPECT_THAT(Refusal({"--sync=ring", "--servers=a:1"}), HasSubstr("drop one of the two"));

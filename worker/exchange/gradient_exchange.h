@@ -19,6 +19,7 @@ namespace starring {
 struct ExchangeCounters {
   int64_t bytes_sent = 0;        // gradients and parameters, this worker, since Start
   int64_t bytes_received = 0;    // likewise
+  bool shared_memory = false;    // these bytes went through no socket
   double optimizer_seconds = 0;  // spent in this process applying the optimizer (0 in a star: the servers do it)
 };
 
@@ -31,6 +32,13 @@ class GradientExchange {
   // there. Fails when layouts, hyperparameters or world sizes disagree, naming the rank that differs; or when somebody
   // is missing at the deadline, naming who.
   virtual absl::Status Start(const JobSpec& job, std::span<float> parameters) = 0;
+
+  // Memory of the exchange's own that spares it copying, each array as long as the parameter vector; empty if it has
+  // none. It begins with the return of Start and ends with the exchange.
+  // Gradients should lie here, each bucket at its place, when they are submitted; they may lie elsewhere.
+  virtual std::span<float> gradient_memory() { return {}; }
+  // Unless empty, parameters are here from Start on, and not in what Start was given.
+  virtual std::span<const float> parameter_memory() const { return {}; }
 
   // `gradient` (the bucket's elements) is complete for `step`. Returns at once. Buckets are submitted in ascending
   // order, every bucket once a step.

@@ -30,6 +30,8 @@ ExchangeMessage::Kind AnswerKind(ExchangeMessage::Kind request) {
       return ExchangeMessage::SUM_RESULT;
     case ExchangeMessage::FINISH:
       return ExchangeMessage::FINISHED;
+    case ExchangeMessage::SHARE:
+      return ExchangeMessage::SHARED;
     default:
       return ExchangeMessage::UNKNOWN;
   }
@@ -119,7 +121,11 @@ void Lane::WriteNext() {
   } else if (!waiting_.empty() && sent_.size() < kLaneRequestsMax) {
     std::unique_ptr<StarRequest>& request = waiting_.front();
     if (!std::exchange(request->was_sent, true)) request->since = std::chrono::steady_clock::now();
-    Write(request->fields, request->payload, request->payload_use);
+    if (request->fields.shared()) {
+      Write(request->fields, {}, nullptr);
+    } else {
+      Write(request->fields, request->payload, request->payload_use);
+    }
     payload_bytes_sent_ += static_cast<int64_t>(request->payload.size());
     sent_.push_back(std::move(request));
     waiting_.pop_front();
@@ -176,13 +182,21 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
   if (found == sent_.end()) return;  // a second answer to a request that was repeated
   std::unique_ptr<StarRequest> request = std::move(*found);
   sent_.erase(found);
-  if (message.payload_bytes != static_cast<int64_t>(request->destination.size())) {
+  const bool shared = request->fields.shared();
+  const int64_t expected = shared ? 0 : std::ssize(request->destination);
+  if (message.payload_bytes != expected || message.fields.shared() != shared) {
     options_.on_failure(absl::InternalError(
         absl::StrCat("shard ", options_.shard, " answered ", ExchangeMessage::Kind_Name(request->fields.kind()),
-                     " with ", message.payload_bytes, " bytes, expected ", request->destination.size())));
+                     " with ", message.payload_bytes, " bytes", message.fields.shared() ? " in shared memory" : "",
+                     ", expected ", expected, shared ? " in shared memory" : "")));
     return;
   }
-  CopyPieces(message.payload, request->destination);
+  if (shared) {
+    payload_bytes_received_ += request->shared_answer_bytes;
+  } else {
+    CopyPieces(message.payload, request->destination);
+  }
+  if (request->parameter_memory != nullptr) *request->parameter_memory = message.fields.parameter_memory();
   options_.on_answer(std::move(request));
   WriteNext();
 }

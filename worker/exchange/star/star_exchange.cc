@@ -11,6 +11,7 @@
 #include "common/limits.h"
 #include "common/optimizer.h"
 #include "common/star/grpc_transport.h"
+#include "common/star/shared_memory.h"
 #include "common/status.h"
 #include "worker/exchange/star/join.h"
 #include "worker/exchange/star/star_client.h"
@@ -38,6 +39,12 @@ class StarExchange final : public GradientExchange {
   }
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
+  std::span<float> gradient_memory() override {
+    return gradient_memory_ == nullptr ? std::span<float>() : gradient_memory_->writable_values();
+  }
+  std::span<const float> parameter_memory() const override {
+    return parameter_memory_ == nullptr ? std::span<const float>() : parameter_memory_->values();
+  }
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
   absl::Status Sum(std::span<double> values) override;
@@ -57,26 +64,25 @@ class StarExchange final : public GradientExchange {
     }
   }
   std::unique_ptr<StarRequest> MakeRequest(ExchangeMessage::Kind kind, int shard, int64_t step, int bucket) const;
+  // The answer to `request` will be the parameters of `slice`.
+  void ExpectParameters(ElementRange slice, StarRequest* request);
+  absl::Status ShareMemory();
+  // One SHARE to shards [begin, end). Returns their answers.
+  absl::StatusOr<std::vector<v1::SharedMemory>> AskToShare(int begin, int end, const v1::ExchangeMessage& fields);
   absl::Status DistributeParameters();
 
   const StarOptions options_;
   JobSpec job_;
   std::span<float> parameters_;
-  std::vector<int> pending_;        // by bucket: slices not answered; guarded by the client
-  std::vector<int64_t> submitted_;  // by bucket: the step
-  int group_pending_ = 0;           // likewise, of requests other than gradients
+  std::vector<int> pending_;                       // by bucket: slices not answered; guarded by the client
+  std::vector<int64_t> submitted_;                 // by bucket: the step
+  int group_pending_ = 0;                          // likewise, of requests other than gradients
+  std::unique_ptr<SharedMemory> gradient_memory_;  // both are there, or neither
+  std::unique_ptr<SharedMemory> parameter_memory_;
   int64_t next_sum_ = 0;
   bool over_ = false;
   std::unique_ptr<StarClient> client_;
 };
-
-std::span<const std::byte> BytesOf(std::span<const float> values, ElementRange range) {
-  return std::as_bytes(values.subspan(range.begin, range.size()));
-}
-
-std::span<std::byte> BytesOf(std::span<float> values, ElementRange range) {
-  return std::as_writable_bytes(values.subspan(range.begin, range.size()));
-}
 
 std::unique_ptr<StarRequest> StarExchange::MakeRequest(ExchangeMessage::Kind kind, int shard, int64_t step,
                                                        int bucket) const {
@@ -112,9 +118,44 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   ASSIGN_OR_RETURN(const std::vector<uint64_t> job_ids, JoinAll(job, options_.run_id, targets));
   for (size_t shard = 0; shard < job_ids.size(); ++shard) client.shards[shard].job_id = job_ids[shard];
   client_ = std::make_unique<StarClient>(std::move(client));
+  if (options_.same_host == StarOptions::SameHost::kSharedMemory) RETURN_IF_ERROR(ShareMemory());
   const absl::Status status = DistributeParameters();
   job_.optimizer_state.clear();  // the caller's spans need not outlive Start
   return status;
+}
+
+// Memory that cannot be shared with every shard is no error: arrays then go through the socket.
+absl::Status StarExchange::ShareMemory() {
+  const int64_t element_count = job_.buckets.element_count();
+  auto gradients = SharedMemory::Create(element_count);
+  if (!gradients.ok()) return absl::OkStatus();
+  ExchangeMessage fields;
+  *fields.mutable_gradient_memory() = (*gradients)->where();
+  ASSIGN_OR_RETURN(const std::vector<v1::SharedMemory> first, AskToShare(0, 1, fields));
+  auto parameters = SharedMemory::Open(first[0], element_count, SharedMemory::Access::kRead);
+  if (!parameters.ok()) return absl::OkStatus();
+  *fields.mutable_parameter_memory() = first[0];
+  ASSIGN_OR_RETURN(const std::vector<v1::SharedMemory> others, AskToShare(1, shard_count(), fields));
+  const auto agrees = [&](const v1::SharedMemory& other) { return other.nonce() == first[0].nonce(); };
+  if (!std::ranges::all_of(others, agrees)) return absl::OkStatus();
+  gradient_memory_ = *std::move(gradients);
+  parameter_memory_ = *std::move(parameters);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<v1::SharedMemory>> StarExchange::AskToShare(int begin, int end,
+                                                                       const ExchangeMessage& fields) {
+  std::vector<v1::SharedMemory> answers(end - begin);
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  for (int shard = begin; shard < end; ++shard) {
+    requests.push_back(MakeRequest(ExchangeMessage::SHARE, shard, 0, 0));
+    requests.back()->fields.MergeFrom(fields);
+    requests.back()->parameter_memory = &answers[shard - begin];
+    requests.back()->pending = &group_pending_;
+  }
+  client_->Post(std::move(requests));
+  RETURN_IF_ERROR(client_->Wait(group_pending_));
+  return answers;
 }
 
 // Rank 0 sends its parameters and optimizer state, the others fetch the parameters.
@@ -125,7 +166,7 @@ absl::Status StarExchange::DistributeParameters() {
     ForEachSlice(b, [&](int shard, ElementRange slice) {
       if (job_.rank != 0) {
         requests.push_back(MakeRequest(ExchangeMessage::FETCH_PARAMETERS, shard, step, b));
-        requests.back()->destination = BytesOf(parameters_, slice);
+        ExpectParameters(slice, requests.back().get());
         return;
       }
       // The state first: others may contribute as soon as they have the parameters.
@@ -143,16 +184,29 @@ absl::Status StarExchange::DistributeParameters() {
   return client_->Wait(group_pending_);
 }
 
+void StarExchange::ExpectParameters(ElementRange slice, StarRequest* request) {
+  if (parameter_memory_ == nullptr) {
+    request->destination = BytesOf(parameters_, slice);
+  } else {
+    request->fields.set_shared(true);
+    request->shared_answer_bytes = slice.size() * static_cast<int64_t>(sizeof(float));
+  }
+}
+
 void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
   const ElementRange range = job_.buckets.bucket(bucket);
   CHECK_EQ(static_cast<int64_t>(gradient.size()), range.size());
   CHECK_EQ(step, submitted_[bucket] + 1) << "bucket " << bucket;
   submitted_[bucket] = step;
+  if (const std::span<float> memory = gradient_memory(); !memory.empty()) {
+    const std::span<float> place = memory.subspan(range.begin, range.size());
+    if (gradient.data() != place.data()) std::ranges::copy(gradient, place.begin());
+  }
   std::vector<std::unique_ptr<StarRequest>> requests;
   ForEachSlice(bucket, [&](int shard, ElementRange slice) {
     requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, step, bucket));
     requests.back()->payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
-    requests.back()->destination = BytesOf(parameters_, slice);
+    ExpectParameters(slice, requests.back().get());
     requests.back()->pending = &pending_[bucket];
   });
   client_->Post(std::move(requests));
@@ -215,7 +269,9 @@ absl::Status StarExchange::Finish() {
 
 ExchangeCounters StarExchange::counters() const {
   if (client_ == nullptr) return {};
-  return {.bytes_sent = client_->payload_bytes_sent(), .bytes_received = client_->payload_bytes_received()};
+  return {.bytes_sent = client_->payload_bytes_sent(),
+          .bytes_received = client_->payload_bytes_received(),
+          .shared_memory = parameter_memory_ != nullptr};
 }
 
 }  // namespace

@@ -2,7 +2,9 @@
 // parameters back. Every bucket is split evenly over all shards.
 //
 // Cost per step and worker: the parameter vector once to the servers and once back, in slices of
-// bucket_bytes / (number of servers), all in flight together.
+// bucket_bytes / (number of servers), all in flight together. If all servers are on this machine, they read gradients
+// and write parameters in memory that they share with the worker: nothing is copied if the trainer uses
+// gradient_memory(), and only small messages go through the socket.
 //
 // Threads: one of its own polls gRPC, sends, receives, and writes received parameters to their place. The trainer's
 // calls hand it work and wait.
@@ -22,6 +24,9 @@ struct StarOptions {
   std::vector<std::string> addresses;  // host:port of shard 0, 1, ...
   int lanes = 2;                       // connections to every shard
   std::string run_id;                  // equal on all workers of a run; may be empty
+  // How arrays travel if all servers are on this machine. Elsewhere, and if memory cannot be shared: by socket.
+  enum class SameHost { kSharedMemory, kSocket };
+  SameHost same_host = SameHost::kSharedMemory;
 };
 
 // Connects in Start. Fails with InvalidArgument on a wrong option.

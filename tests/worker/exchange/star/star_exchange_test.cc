@@ -11,21 +11,21 @@
 namespace starring {
 namespace {
 
-class StarShapeTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
+class StarShapeTest : public ::testing::TestWithParam<std::tuple<int, int, int, SameHost>> {};
 
 TEST_P(StarShapeTest, HasTheBitsOfOneShardWithoutANetwork) {
-  const auto [world_size, server_count, lanes] = GetParam();
+  const auto [world_size, server_count, lanes, same_host] = GetParam();
   constexpr int64_t kElements = 100'003;
   constexpr int64_t kSteps = 4;
   Servers servers(server_count);
   std::vector<std::vector<float>> parameters(world_size);
-  RunWorkers(world_size, [&, world = world_size, lane_count = lanes](int rank) {
+  RunWorkers(world_size, [&, world = world_size, lane_count = lanes, mode = same_host](int rank) {
     const JobSpec job = MakeJob(rank, world, kElements, 64 << 10);
     parameters[rank] = rank == 0 ? InitialParameters(job.layout.element_count())
                                  : std::vector<float>(job.layout.element_count(), -1.0f);
-    auto exchange = MakeStar(servers.addresses, lane_count);
+    auto exchange = MakeStar(servers.addresses, lane_count, mode);
     ASSERT_TRUE(exchange->Start(job, parameters[rank]).ok());
-    EXPECT_EQ(parameters[rank], InitialParameters(job.layout.element_count()));
+    EXPECT_EQ(ParametersOf(*exchange, parameters[rank]), InitialParameters(job.layout.element_count()));
     const absl::Status trained = TrainSteps(exchange.get(), job, kSteps, RoughGradientAt);
     EXPECT_TRUE(trained.ok()) << trained;
     const absl::Status finished = exchange->Finish();
@@ -33,6 +33,8 @@ TEST_P(StarShapeTest, HasTheBitsOfOneShardWithoutANetwork) {
     const int64_t bytes = kSteps * job.layout.element_count() * 4;
     EXPECT_GE(exchange->counters().bytes_sent, bytes);
     EXPECT_GE(exchange->counters().bytes_received, bytes);
+    EXPECT_EQ(exchange->counters().shared_memory, mode == SameHost::kSharedMemory);
+    parameters[rank] = ParametersOf(*exchange, parameters[rank]);
   });
   for (const auto& server : servers.servers) {
     const absl::Status status = server->Wait();
@@ -45,9 +47,51 @@ TEST_P(StarShapeTest, HasTheBitsOfOneShardWithoutANetwork) {
 
 INSTANTIATE_TEST_SUITE_P(Shapes, StarShapeTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Values(1, 2, 3),
-                                            ::testing::Values(2)));
+                                            ::testing::Values(2),
+                                            ::testing::Values(SameHost::kSharedMemory, SameHost::kSocket)));
 INSTANTIATE_TEST_SUITE_P(Lanes, StarShapeTest,
-                         ::testing::Combine(::testing::Values(2), ::testing::Values(2), ::testing::Values(1, 4)));
+                         ::testing::Combine(::testing::Values(2), ::testing::Values(2), ::testing::Values(1, 4),
+                                            ::testing::Values(SameHost::kSharedMemory, SameHost::kSocket)));
+
+// The servers answer each worker the way it asks: those that share memory read there what the others get by socket.
+TEST(StarExchangeTest, SomeWorkersShareMemoryAndOthersDoNot) {
+  constexpr int kWorkers = 4;
+  constexpr int64_t kSteps = 4;
+  for (const int first : {0, 1}) {  // rank 0 is the one that brings the parameters
+    Servers servers(2);
+    std::vector<std::vector<float>> parameters(kWorkers);
+    RunWorkers(kWorkers, [&](int rank) {
+      const JobSpec job = MakeJob(rank, kWorkers, 50'000, 32 << 10);
+      parameters[rank] = InitialParameters(job.layout.element_count());
+      auto exchange = MakeStar(servers.addresses, 2, rank % 2 == first ? SameHost::kSharedMemory : SameHost::kSocket);
+      ASSERT_TRUE(exchange->Start(job, parameters[rank]).ok());
+      EXPECT_EQ(exchange->counters().shared_memory, rank % 2 == first);
+      ASSERT_TRUE(TrainSteps(exchange.get(), job, kSteps, RoughGradientAt).ok());
+      ASSERT_TRUE(exchange->Finish().ok());
+      parameters[rank] = ParametersOf(*exchange, parameters[rank]);
+    });
+    const std::vector<float> expected = ReferenceRun(MakeJob(0, kWorkers, 50'000, 32 << 10), kSteps, RoughGradientAt);
+    for (int rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(parameters[rank], expected) << "rank " << rank;
+  }
+}
+
+TEST(StarExchangeTest, AGradientMayLieOutsideTheSharedMemory) {
+  Servers servers(2);
+  const JobSpec job = MakeJob(0, 1, 50'000, 32 << 10);
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar(servers.addresses);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  ASSERT_FALSE(exchange->gradient_memory().empty());
+  std::vector<float> gradient(job.layout.element_count());
+  for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = RoughGradientAt(0, 0, static_cast<int64_t>(i));
+  for (int b = 0; b < job.buckets.bucket_count(); ++b) {
+    const ElementRange range = job.buckets.bucket(b);
+    exchange->Submit(0, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+    ASSERT_TRUE(exchange->Await(0, b).ok());
+  }
+  ASSERT_TRUE(exchange->Finish().ok());
+  EXPECT_EQ(ParametersOf(*exchange, parameters), ReferenceRun(job, 1, RoughGradientAt));
+}
 
 // Integers add up to the same in any order: the sum can be checked without knowing the order.
 TEST(StarExchangeTest, IntegerGradientsGiveTheExactSum) {
@@ -62,6 +106,7 @@ TEST(StarExchangeTest, IntegerGradientsGiveTheExactSum) {
     ASSERT_TRUE(exchange->Start(job, parameters).ok());
     ASSERT_TRUE(TrainSteps(exchange.get(), job, 3, GradientAt).ok());
     ASSERT_TRUE(exchange->Finish().ok());
+    parameters = ParametersOf(*exchange, parameters);
     for (size_t i = 0; i < parameters.size(); ++i) {
       float sum = 0;
       for (int r = 0; r < kWorkers; ++r) {
@@ -122,6 +167,7 @@ TEST(StarExchangeTest, OptimizerStateTravelsThroughACheckpoint) {
         const absl::Status gathered = exchange->GatherOptimizerState(spans);
         ASSERT_TRUE(gathered.ok()) << gathered;
         ASSERT_TRUE(exchange->Finish().ok());
+        parameters[rank] = ParametersOf(*exchange, parameters[rank]);
       });
     }
     Servers servers(3);
@@ -139,7 +185,7 @@ TEST(StarExchangeTest, OptimizerStateTravelsThroughACheckpoint) {
       ASSERT_TRUE(started.ok()) << started;
       ASSERT_TRUE(TrainSteps(exchange.get(), job, 2, RoughGradientAt).ok());
       ASSERT_TRUE(exchange->Finish().ok());
-      EXPECT_EQ(saved, ReferenceRun(make_job(rank), 5, RoughGradientAt));
+      EXPECT_EQ(ParametersOf(*exchange, saved), ReferenceRun(make_job(rank), 5, RoughGradientAt));
     });
   }
 }
@@ -157,6 +203,7 @@ TEST(StarExchangeTest, ManyBucketsOnOneLane) {
     ASSERT_TRUE(exchange->Start(job, parameters[rank]).ok());
     ASSERT_TRUE(TrainSteps(exchange.get(), job, 2, RoughGradientAt).ok());
     ASSERT_TRUE(exchange->Finish().ok());
+    parameters[rank] = ParametersOf(*exchange, parameters[rank]);
   });
   EXPECT_EQ(parameters[0], ReferenceRun(MakeJob(0, kWorkers, 2'000'000, 4), 2, RoughGradientAt));
   EXPECT_EQ(parameters[1], parameters[0]);
@@ -171,7 +218,7 @@ TEST(StarExchangeTest, ShardsWithoutASlice) {
   ASSERT_TRUE(exchange->Start(job, parameters).ok());
   ASSERT_TRUE(TrainSteps(exchange.get(), job, 2, RoughGradientAt).ok());
   ASSERT_TRUE(exchange->Finish().ok());
-  EXPECT_EQ(parameters, ReferenceRun(job, 2, RoughGradientAt));
+  EXPECT_EQ(ParametersOf(*exchange, parameters), ReferenceRun(job, 2, RoughGradientAt));
   for (const auto& server : servers.servers) EXPECT_TRUE(server->Wait().ok());
 }
 

@@ -44,21 +44,31 @@ inline void RunWorkers(int world_size, const std::function<void(int rank)>& work
   for (std::thread& thread : threads) thread.join();
 }
 
-inline std::unique_ptr<GradientExchange> MakeStar(const std::vector<std::string>& addresses, int lanes = 2) {
-  auto exchange = CreateStarExchange({.addresses = addresses, .lanes = lanes, .run_id = ""});
+using SameHost = StarOptions::SameHost;
+
+inline std::unique_ptr<GradientExchange> MakeStar(const std::vector<std::string>& addresses, int lanes = 2,
+                                                  SameHost same_host = SameHost::kSharedMemory) {
+  auto exchange = CreateStarExchange({.addresses = addresses, .lanes = lanes, .run_id = "", .same_host = same_host});
   CHECK_OK(exchange);
   return *std::move(exchange);
+}
+
+// The parameters of a worker that gave `given` to Start.
+inline std::vector<float> ParametersOf(const GradientExchange& exchange, const std::vector<float>& given) {
+  const std::span<const float> shared = exchange.parameter_memory();
+  return shared.empty() ? given : std::vector<float>(shared.begin(), shared.end());
 }
 
 // One worker's part of a training run: submits all buckets, awaits them in the order of a forward pass.
 inline absl::Status TrainSteps(GradientExchange* exchange, const JobSpec& job, int64_t steps,
                                GradientFunction gradient) {
-  std::vector<float> values(job.layout.element_count());
+  std::vector<float> own(job.layout.element_count());
+  const std::span<float> values = exchange->gradient_memory().empty() ? std::span(own) : exchange->gradient_memory();
   for (int64_t step = job.first_step; step < job.first_step + steps; ++step) {
     for (size_t i = 0; i < values.size(); ++i) values[i] = gradient(job.rank, step, static_cast<int64_t>(i));
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange->Submit(step, b, std::span<const float>(values).subspan(range.begin, range.size()));
+      exchange->Submit(step, b, values.subspan(range.begin, range.size()));
     }
     for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) {
       if (absl::Status status = exchange->Await(step, b); !status.ok()) return status;

@@ -36,6 +36,7 @@ absl::Status Work() {
   absl::Status status = exchange->Start(job, parameters);
   if (status.ok()) status = TrainSteps(exchange.get(), job, absl::GetFlag(FLAGS_steps), GradientAt);
   if (status.ok()) status = exchange->Finish();
+  parameters = ParametersOf(*exchange, parameters);
   if (status.ok()) std::printf("%s\n", Sha256Hex(std::span<const float>(parameters)).c_str());
   return status;
 }
