@@ -8,65 +8,162 @@ namespace starring {
 namespace {
 
 #define STARRING_AVX512 __attribute__((target("avx512f")))
+#define STARRING_AVX512_INLINE __attribute__((target("avx512f"), always_inline)) inline
 
 inline __mmask16 LanesBelow(int64_t count) {
   return count >= 16 ? __mmask16{0xffff} : static_cast<__mmask16>((1u << count) - 1);
 }
 
 // Where `v` beats `best`: greater, or NaN (PyTorch's rule).
-STARRING_AVX512 inline __mmask16 Beats(__m512 v, __m512 best) {
+STARRING_AVX512_INLINE __mmask16 Beats(__m512 v, __m512 best) {
   return _mm512_cmp_ps_mask(v, best, _CMP_GT_OQ) | _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
 }
 
-}  // namespace
+// Of four vectors, in the order of the window.
+STARRING_AVX512_INLINE __m512 MaximumOf(__m512 v0, __m512 v1, __m512 v2, __m512 v3, HalvingPool::Winners* winners) {
+  const __mmask16 wins1 = Beats(v1, v0);
+  const __m512 best1 = _mm512_mask_mov_ps(v0, wins1, v1);
+  const __mmask16 wins2 = Beats(v2, best1);
+  const __m512 best2 = _mm512_mask_mov_ps(best1, wins2, v2);
+  const __mmask16 wins3 = Beats(v3, best2);
+  const uint32_t low = wins3 | (wins1 & ~wins2), high = wins2 | wins3;
+  *winners = low | high << 16;
+  return _mm512_mask_mov_ps(best2, wins3, v3);
+}
 
-STARRING_AVX512 void HalvingForward(const HalvingPool& pool, const float* x, float* y, HalvingPool::Winners* winners) {
-  const int64_t channels = pool.channels, row = pool.in_width * channels;
-  for (int64_t h = 0; h < pool.out_height(); ++h) {
+// dy for each of the four places of a window, zero where another one won.
+struct Shares {
+  __m512 v[4];
+};
+STARRING_AVX512_INLINE Shares SharesOf(__m512 dy, HalvingPool::Winners winners) {
+  const uint32_t low = winners, high = winners >> 16;
+  const auto only = [](uint32_t mask) { return static_cast<__mmask16>(mask); };
+  return {{_mm512_maskz_mov_ps(only(~high & ~low), dy), _mm512_maskz_mov_ps(only(~high & low), dy),
+           _mm512_maskz_mov_ps(only(high & ~low), dy), _mm512_maskz_mov_ps(only(high & low), dy)}};
+}
+
+// Several output pixels a vector: their inputs are at most 32 neighbouring floats of two rows. Lane numbers of 16 and
+// above are lanes of a second vector.
+struct Neighbours {
+  __m512i left, right;    // of each output, its input in the window's left and right column
+  __m512i first, second;  // of each of the 32 inputs, its output; from 16 on: of those in the right column
+};
+
+STARRING_AVX512 Neighbours NeighboursOf(int64_t channels) {
+  alignas(64) int32_t left[16] = {}, right[16] = {}, inputs[32] = {};
+  for (int32_t l = 0; l < 16 / channels * channels; ++l) {
+    const int32_t c = static_cast<int32_t>(channels), at = l / c * 2 * c + l % c;
+    left[l] = at;
+    right[l] = at + c;
+    inputs[at] = l;
+    inputs[at + c] = 16 + l;
+  }
+  return {_mm512_load_si512(left), _mm512_load_si512(right), _mm512_load_si512(inputs), _mm512_load_si512(inputs + 16)};
+}
+
+// Which lanes of a vector of `pixels` outputs exist, and which of its inputs.
+struct Extent {
+  __mmask16 outputs, first, second;
+};
+STARRING_AVX512_INLINE Extent ExtentOf(int64_t pixels, int64_t channels) {
+  const int64_t outputs = pixels * channels;
+  return {LanesBelow(outputs), LanesBelow(2 * outputs), 2 * outputs > 16 ? LanesBelow(2 * outputs - 16) : __mmask16{0}};
+}
+
+STARRING_AVX512 void ForwardNarrow(HalvingPool pool, const float* x, float* y, HalvingPool::Winners* winners) {
+  const Neighbours lanes = NeighboursOf(pool.channels);
+  const int64_t row = pool.in_width * pool.channels, out_width = pool.out_width(), out_height = pool.out_height();
+  const int64_t pixels = pool.pixels_per_vector(), outputs = pixels * pool.channels;
+  for (int64_t h = 0; h < out_height; ++h) {
     const float* in = x + 2 * h * row;
-    for (int64_t w = 0; w < pool.out_width(); ++w, in += 2 * channels, y += channels) {
-      for (int64_t c = 0; c < channels; c += 16) {
-        const __mmask16 lanes = LanesBelow(channels - c);
-        const __m512 v0 = _mm512_maskz_loadu_ps(lanes, in + c);
-        const __m512 v1 = _mm512_maskz_loadu_ps(lanes, in + channels + c);
-        const __m512 v2 = _mm512_maskz_loadu_ps(lanes, in + row + c);
-        const __m512 v3 = _mm512_maskz_loadu_ps(lanes, in + row + channels + c);
-        const __mmask16 wins1 = Beats(v1, v0);
-        const __m512 best1 = _mm512_mask_mov_ps(v0, wins1, v1);
-        const __mmask16 wins2 = Beats(v2, best1);
-        const __m512 best2 = _mm512_mask_mov_ps(best1, wins2, v2);
-        const __mmask16 wins3 = Beats(v3, best2);
-        _mm512_mask_storeu_ps(y + c, lanes, _mm512_mask_mov_ps(best2, wins3, v3));
-        winners->low = static_cast<uint16_t>(wins3 | (wins1 & ~wins2));
-        winners->high = static_cast<uint16_t>(wins2 | wins3);
-        ++winners;
+    float* out = y + h * out_width * pool.channels;
+    Extent extent = ExtentOf(pixels, pool.channels);
+    for (int64_t w = 0; w < out_width; w += pixels, in += 2 * outputs, out += outputs) {
+      if (w + pixels > out_width) extent = ExtentOf(out_width - w, pool.channels);
+      const __m512 top = _mm512_maskz_loadu_ps(extent.first, in);
+      const __m512 top2 = _mm512_maskz_loadu_ps(extent.second, in + 16);
+      const __m512 low = _mm512_maskz_loadu_ps(extent.first, in + row);
+      const __m512 low2 = _mm512_maskz_loadu_ps(extent.second, in + row + 16);
+      const __m512 best = MaximumOf(
+          _mm512_permutex2var_ps(top, lanes.left, top2), _mm512_permutex2var_ps(top, lanes.right, top2),
+          _mm512_permutex2var_ps(low, lanes.left, low2), _mm512_permutex2var_ps(low, lanes.right, low2), winners++);
+      _mm512_mask_storeu_ps(out, extent.outputs, best);
+    }
+  }
+}
+
+STARRING_AVX512 void BackwardNarrow(HalvingPool pool, const float* dy, const HalvingPool::Winners* winners, float* dx) {
+  const Neighbours lanes = NeighboursOf(pool.channels);
+  const int64_t row = pool.in_width * pool.channels, out_width = pool.out_width(), out_height = pool.out_height();
+  const int64_t pixels = pool.pixels_per_vector(), outputs = pixels * pool.channels;
+  for (int64_t h = 0; h < out_height; ++h) {
+    const float* in = dy + h * out_width * pool.channels;
+    float* out = dx + 2 * h * row;
+    Extent extent = ExtentOf(pixels, pool.channels);
+    for (int64_t w = 0; w < out_width; w += pixels, in += outputs, out += 2 * outputs) {
+      if (w + pixels > out_width) extent = ExtentOf(out_width - w, pool.channels);
+      const Shares shares = SharesOf(_mm512_maskz_loadu_ps(extent.outputs, in), *winners++);
+#pragma GCC unroll 2
+      for (int r = 0; r < 2; ++r) {
+        const __m512 left = shares.v[2 * r], right = shares.v[2 * r + 1];
+        _mm512_mask_storeu_ps(out + r * row, extent.first, _mm512_permutex2var_ps(left, lanes.first, right));
+        _mm512_mask_storeu_ps(out + r * row + 16, extent.second, _mm512_permutex2var_ps(left, lanes.second, right));
       }
     }
   }
 }
 
-STARRING_AVX512 void HalvingBackward(const HalvingPool& pool, const float* dy, const HalvingPool::Winners* winners,
-                                     float* dx) {
+STARRING_AVX512 void BackwardWide(HalvingPool pool, const float* dy, const HalvingPool::Winners* winners, float* dx) {
   const int64_t channels = pool.channels, row = pool.in_width * channels;
   for (int64_t h = 0; h < pool.out_height(); ++h) {
     float* out = dx + 2 * h * row;
     for (int64_t w = 0; w < pool.out_width(); ++w, out += 2 * channels, dy += channels) {
       for (int64_t c = 0; c < channels; c += 16) {
         const __mmask16 lanes = LanesBelow(channels - c);
-        const __m512 v = _mm512_maskz_loadu_ps(lanes, dy + c);
-        const uint32_t low = winners->low, high = winners->high;
-        ++winners;
-        const auto only = [](uint32_t mask) { return static_cast<__mmask16>(mask); };
-        _mm512_mask_storeu_ps(out + c, lanes, _mm512_maskz_mov_ps(only(~high & ~low), v));
-        _mm512_mask_storeu_ps(out + channels + c, lanes, _mm512_maskz_mov_ps(only(~high & low), v));
-        _mm512_mask_storeu_ps(out + row + c, lanes, _mm512_maskz_mov_ps(only(high & ~low), v));
-        _mm512_mask_storeu_ps(out + row + channels + c, lanes, _mm512_maskz_mov_ps(only(high & low), v));
+        const Shares shares = SharesOf(_mm512_maskz_loadu_ps(lanes, dy + c), *winners++);
+        _mm512_mask_storeu_ps(out + c, lanes, shares.v[0]);
+        _mm512_mask_storeu_ps(out + channels + c, lanes, shares.v[1]);
+        _mm512_mask_storeu_ps(out + row + c, lanes, shares.v[2]);
+        _mm512_mask_storeu_ps(out + row + channels + c, lanes, shares.v[3]);
       }
     }
-    if (pool.in_width % 2 != 0) {
-      std::fill_n(out, channels, 0.0f);
-      std::fill_n(out + row, channels, 0.0f);
+  }
+}
+
+STARRING_AVX512 void ForwardWide(HalvingPool pool, const float* x, float* y, HalvingPool::Winners* winners) {
+  const int64_t channels = pool.channels, row = pool.in_width * channels;
+  for (int64_t h = 0; h < pool.out_height(); ++h) {
+    const float* in = x + 2 * h * row;
+    for (int64_t w = 0; w < pool.out_width(); ++w, in += 2 * channels, y += channels) {
+      for (int64_t c = 0; c < channels; c += 16) {
+        const __mmask16 lanes = LanesBelow(channels - c);
+        const __m512 best =
+            MaximumOf(_mm512_maskz_loadu_ps(lanes, in + c), _mm512_maskz_loadu_ps(lanes, in + channels + c),
+                      _mm512_maskz_loadu_ps(lanes, in + row + c), _mm512_maskz_loadu_ps(lanes, in + row + channels + c),
+                      winners++);
+        _mm512_mask_storeu_ps(y + c, lanes, best);
+      }
     }
+  }
+}
+
+}  // namespace
+
+void HalvingForward(const HalvingPool& pool, const float* x, float* y, HalvingPool::Winners* winners) {
+  if (pool.pixels_per_vector() > 1) return ForwardNarrow(pool, x, y, winners);
+  ForwardWide(pool, x, y, winners);
+}
+
+void HalvingBackward(const HalvingPool& pool, const float* dy, const HalvingPool::Winners* winners, float* dx) {
+  if (pool.pixels_per_vector() > 1) {
+    BackwardNarrow(pool, dy, winners, dx);
+  } else {
+    BackwardWide(pool, dy, winners, dx);
+  }
+  // An odd last row or column lies in no window.
+  const int64_t row = pool.in_width * pool.channels;
+  if (pool.in_width % 2 != 0) {
+    for (int64_t h = 0; h < pool.in_height; ++h) std::fill_n(dx + (h + 1) * row - pool.channels, pool.channels, 0.0f);
   }
   if (pool.in_height % 2 != 0) std::fill_n(dx + (pool.in_height - 1) * row, row, 0.0f);
 }

@@ -1,5 +1,6 @@
-// Max pooling by 2 x 2 windows with stride 2 and no padding, in AVX-512: 16 channels a vector, and of every output two
-// bits that say which of the four inputs won. Backward is then two masks and four masked stores per vector.
+// Max pooling by 2 x 2 windows with stride 2 and no padding, in AVX-512: 16 channels a vector, or, where there are at
+// most 8, as many neighbouring pixels as fit. Of every output two bits say which of the four inputs won. Backward is
+// then two masks and four masked stores per vector.
 #ifndef STARRING_KERNELS_CPU_HALVING_POOL_H_
 #define STARRING_KERNELS_CPU_HALVING_POOL_H_
 
@@ -9,14 +10,16 @@ namespace starring {
 
 struct HalvingPool {
   int64_t in_height = 0, in_width = 0, channels = 0;
-  // Bits 0 and 1 of the winner's number of 16 channels, for every output pixel and vector of channels.
-  struct Winners {
-    uint16_t low, high;
-  };
-  int64_t vectors() const { return (channels + 15) / 16; }
+  // For every vector of outputs, a bit per lane twice: the lower and the upper bit of the winner's number.
+  using Winners = uint32_t;
   int64_t out_height() const { return in_height / 2; }
   int64_t out_width() const { return in_width / 2; }
-  int64_t winners_per_image() const { return out_height() * out_width() * vectors(); }
+  int64_t pixels_per_vector() const { return channels <= 8 ? 16 / channels : 1; }
+  int64_t vectors_per_row() const {
+    const int64_t pixels = pixels_per_vector();
+    return pixels > 1 ? (out_width() + pixels - 1) / pixels : out_width() * ((channels + 15) / 16);
+  }
+  int64_t winners_per_image() const { return out_height() * vectors_per_row(); }
 };
 
 // One image each. REQUIRES: a CPU with AVX-512.
