@@ -1,7 +1,7 @@
 // One side of torch_parity_test.py: trains a shipped model for a few steps of SGD with momentum and leaves everything
 // that PyTorch needs to do the same, and to compare, in a folder:
 //
-//   parity_run reference|cpu MODEL HEIGHT WIDTH CHANNELS FOLDER
+//   parity_run reference|cpu MODEL HEIGHT WIDTH CHANNELS SEED FOLDER
 //   FOLDER/initial/step-*      a checkpoint before the first step: the weights that PyTorch starts from
 //   FOLDER/final/step-*        one after the last step
 //   FOLDER/run.safetensors     images (steps, batch, channels, height, width), labels (steps, batch), losses (steps),
@@ -53,8 +53,9 @@ LayerFile LoadWithoutDropout(const std::string& name) {
 
 class ParityRun {
  public:
-  ParityRun(Device* device, const std::string& model, const NetworkOptions& options, const std::string& folder)
-      : options_(options), folder_(folder) {
+  ParityRun(Device* device, const std::string& model, const NetworkOptions& options, uint32_t seed,
+            const std::string& folder)
+      : options_(options), folder_(folder), random_(seed) {
     absl::StatusOr<std::unique_ptr<Network>> network = Network::Create(LoadWithoutDropout(model), options, device);
     CHECK_OK(network);
     network_ = *std::move(network);
@@ -158,8 +159,7 @@ class ParityRun {
 
   const NetworkOptions options_;
   const std::string folder_;
-  // A seed with which no output of a ReLU comes within 1e-6 of zero: there rounding would decide on a whole gradient.
-  std::mt19937 random_{2};
+  std::mt19937 random_;
   std::unique_ptr<Network> network_;
   AlignedFloats parameters_, gradients_, batch_;
   std::vector<float> momentum_, first_gradients_, images_, losses_, evaluation_;
@@ -170,7 +170,7 @@ class ParityRun {
 }  // namespace starring
 
 int main(int argc, char** argv) {
-  CHECK_EQ(argc, 7) << "reference|cpu MODEL HEIGHT WIDTH CHANNELS FOLDER";
+  CHECK_EQ(argc, 8) << "reference|cpu MODEL HEIGHT WIDTH CHANNELS SEED FOLDER";
   const starring::NetworkOptions options = {.height = std::atoi(argv[3]),
                                             .width = std::atoi(argv[4]),
                                             .channels = std::atoi(argv[5]),
@@ -182,6 +182,6 @@ int main(int argc, char** argv) {
     CHECK_OK(cpu);
     device = *std::move(cpu);
   }
-  starring::ParityRun(device.get(), argv[2], options, argv[6]).Run();
+  starring::ParityRun(device.get(), argv[2], options, static_cast<uint32_t>(std::atoi(argv[6])), argv[7]).Run();
   return 0;
 }
