@@ -79,8 +79,9 @@ inline constexpr int64_t kMessageFieldsBytesMax = 64 << 10;
 inline constexpr int64_t kStatusTextBytesMax = 8 << 10;
 
 // Operations that the ring has in flight at a time (sends and receives, at 4 a reduction block for two ranks): enough
-// to hide a message's latency behind the additions. Every poll looks at all of them.
-inline constexpr int kRingOperationsInFlightMax = 48;
+// to hide a message's latency behind the additions. Every poll looks at all of them, and every block has a chunk of
+// scratch memory, which together should fit a core's L2 cache.
+inline constexpr int kRingOperationsInFlightMax = 24;
 
 // One message when rank 0's parameters travel from rank to rank at the start.
 inline constexpr int64_t kBroadcastSegmentBytes = int64_t{1} << 20;

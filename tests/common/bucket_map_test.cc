@@ -49,13 +49,15 @@ TEST(BucketMapTest, BucketsAreWholeBlocksAndCoverTheVector) {
 // Flags that cut alike must agree when processes compare them.
 TEST(BucketMapTest, EqualCutsHaveEqualBucketBytes) {
   const auto bytes = [](int64_t bucket_bytes) {
-    return BucketMap::Create({.element_count = 100000, .bucket_bytes = bucket_bytes, .world_size = 2})
+    return BucketMap::Create(
+               {.element_count = 4 * ReductionBlockElements(2), .bucket_bytes = bucket_bytes, .world_size = 2})
         .value()
         .bucket_bytes();
   };
-  EXPECT_EQ(bytes(1), bytes(32768));
-  EXPECT_EQ(bytes(400000), bytes(INT64_MAX));
-  EXPECT_NE(bytes(32768), bytes(32769));
+  const int64_t block_bytes = ReductionBlockElements(2) * 4;
+  EXPECT_EQ(bytes(1), bytes(block_bytes));
+  EXPECT_EQ(bytes(4 * block_bytes), bytes(INT64_MAX));
+  EXPECT_NE(bytes(block_bytes), bytes(block_bytes + 1));
 }
 
 TEST(BucketMapTest, ShardSlicesAreAlignedEvenAndCoverTheBucket) {

@@ -23,7 +23,7 @@ v1::JoinRequest Request(const JobSpec& job, uint64_t worker_id) {
 }
 
 JobSpec Job(int rank, int world_size) {
-  JobSpec job = MakeJob(rank, world_size, 100'000, 32 << 10);
+  JobSpec job = MakeJob(rank, world_size, 200'000, 256 << 10);
   job.agreed_flags = {{"seed", "1"}};
   return job;
 }
@@ -122,7 +122,7 @@ TEST(RendezvousTest, RefusesEveryFieldThatDiffersWithBothValues) {
       {"momentum", [](JobSpec* job) { job->optimizer.momentum = 0.5f; }, {"momentum=0.5"}},
       {"optimizer", [](JobSpec* job) { job->optimizer.kind = OptimizerKind::kAdamW; }, {"ADAMW", "SGD"}},
       {"rate", [](JobSpec* job) { job->schedule.base = 0.25; }, {"0.25", "0.125"}},
-      {"buckets", [](JobSpec* job) { job->buckets = MakeJob(1, 2, 100'000, 64 << 10).buckets; }, {"bucket_bytes"}},
+      {"buckets", [](JobSpec* job) { job->buckets = MakeJob(1, 2, 200'000, 512 << 10).buckets; }, {"bucket_bytes"}},
   };
   for (const Case& c : cases) {
     Rendezvous rendezvous(0, 1);

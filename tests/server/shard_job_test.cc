@@ -20,7 +20,7 @@ using v1::ExchangeMessage;
 // A job of `world_size` workers at one shard that owns everything, and all answers so far.
 class Shard {
  public:
-  explicit Shard(int world_size, int64_t elements = 100'000, int64_t bucket_bytes = 64 << 10) {
+  explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1) {
     spec = MakeJob(0, world_size, elements, bucket_bytes);
     auto agreement = ParseAgreement(SerializeAgreement(spec));
     CHECK_OK(agreement);

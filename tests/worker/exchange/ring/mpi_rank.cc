@@ -102,8 +102,8 @@ int Main() {
   MpiRuntime& mpi = **runtime;
   const bool ring = absl::GetFlag(FLAGS_sync) == "ring";
   // The library's order of summation is its own: integers only.
-  const ExampleJob job = {.element_count = 50'000,
-                          .bucket_bytes = 70'000,
+  const ExampleJob job = {.element_count = 200'000,
+                          .bucket_bytes = 1,
                           .world_size = mpi.world_size(),
                           .values = ring ? GradientValues::kAny : GradientValues::kIntegers};
   std::unique_ptr<GradientExchange> exchange = ring ? CreateRingExchange(&mpi) : CreateMpiExchange(&mpi);

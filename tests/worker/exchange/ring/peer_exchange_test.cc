@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/reduction_order.h"
 #include "common/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -104,10 +105,11 @@ INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5
 
 TEST_P(PeerExchangeRanks, RingGivesTheReferencesBits) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
-    for (const int64_t element_count : {16, 8208, 90'000}) {
+    const int64_t block = ReductionBlockElements(GetParam());
+    for (const int64_t element_count : {int64_t{16}, 3 * block / 2}) {
       const uint64_t seed = element_count + GetParam();
       SCOPED_TRACE(testing::Message() << element_count << " elements, seed " << seed);
-      Training training = {.job = {.element_count = element_count, .bucket_bytes = 70'000, .world_size = GetParam()}};
+      Training training = {.job = {.element_count = element_count, .bucket_bytes = 1, .world_size = GetParam()}};
       training.job.optimizer.kind = kind;
       std::vector<std::vector<float>> state;
       const std::vector<float> expected = training.job.Reference(training.step_count, &state);
@@ -122,10 +124,9 @@ TEST_P(PeerExchangeRanks, RingGivesTheReferencesBits) {
 }
 
 TEST_P(PeerExchangeRanks, AllreduceGivesTheSameOnIntegers) {
-  const Training training = {.job = {.element_count = 20'000,
-                                     .bucket_bytes = 30'000,
-                                     .world_size = GetParam(),
-                                     .values = GradientValues::kIntegers}};
+  const Training training = {
+      .job = {
+          .element_count = 200'000, .bucket_bytes = 1, .world_size = GetParam(), .values = GradientValues::kIntegers}};
   std::vector<std::vector<float>> state;
   const std::vector<float> expected = training.job.Reference(training.step_count, &state);
   const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kAllreduce, 3);
@@ -138,8 +139,8 @@ TEST_P(PeerExchangeRanks, AllreduceGivesTheSameOnIntegers) {
 
 // Two steps, state gathered, a new job from there, two more: the bits of four steps.
 TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
-  Training training = {.job = {.element_count = 30'000,
-                               .bucket_bytes = 40'000,
+  Training training = {.job = {.element_count = 3 * ReductionBlockElements(GetParam()) / 2,
+                               .bucket_bytes = 1,
                                .world_size = GetParam(),
                                .optimizer = {.kind = OptimizerKind::kAdamW}},
                        .step_count = 2};
@@ -199,7 +200,7 @@ TEST(PeerExchange, RefusesARankThatTheLauncherDidNotGive) {
 
 TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
-    Training training = {.job = {.element_count = 50'000, .bucket_bytes = 1, .world_size = 4}, .step_count = 5};
+    Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 4}, .step_count = 5};
     training.before_step = [](int rank, int64_t step) {
       return rank == 2 && step == 3 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
     };
@@ -216,7 +217,7 @@ TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
 // A rank that stops without a word: the first to notice says who it is, and everybody's message names it.
 TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
   for (const int silent : {0, 1, 2}) {
-    Training training = {.job = {.element_count = 50'000, .bucket_bytes = 1, .world_size = 3}, .step_count = 5};
+    Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3}, .step_count = 5};
     training.change_spec = [](int, JobSpec& spec) { spec.exchange_deadline = absl::Milliseconds(500); };
     InMemoryNetwork network(3, 4);
     std::vector<Outcome> outcomes(3);
@@ -273,7 +274,7 @@ TEST(PeerExchange, ARankThatNeverStartsIsNamedAtTheJoinDeadline) {
 
 // Await's fast path, and the background thread: a bucket gets through while the trainer is busy elsewhere.
 TEST(PeerExchange, GetsOnWhileTheTrainerComputes) {
-  const ExampleJob job = {.element_count = 40'000, .bucket_bytes = 1 << 20, .world_size = 2};
+  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1 << 20, .world_size = 2};
   InMemoryNetwork network(2, 8);
   std::vector<std::thread> threads;
   std::atomic<int> idle_ranks = 0;

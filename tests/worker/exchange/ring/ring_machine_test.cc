@@ -7,6 +7,7 @@
 
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/reduction_order.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/ring/example_job.h"
@@ -119,9 +120,8 @@ class Ring {
   std::vector<std::unique_ptr<RingMachine>> machines_;
 };
 
-void ExpectReference(const ExampleJob& job, const Ring& ring, int64_t step_count) {
-  const std::vector<float> expected = job.Reference(step_count);
-  for (int rank = 0; rank < job.world_size; ++rank) {
+void ExpectParameters(const std::vector<float>& expected, const Ring& ring, int world_size) {
+  for (int rank = 0; rank < world_size; ++rank) {
     ASSERT_EQ(ring.parameters(rank), expected) << "rank " << rank;  // bit by bit: no NaN is among them
   }
 }
@@ -132,20 +132,22 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RingMachineSizes, testing::Values(1, 2, 3, 4, 5)
 
 TEST_P(RingMachineSizes, GivesTheBitsOfTheReductionOrder) {
   const int world_size = GetParam();
-  for (const int64_t element_count : {1, 3, 4, 5, 16, 1023, 8192, 8193, 50'001, 100'003}) {
-    for (uint64_t seed = 1; seed <= 3; ++seed) {
+  const int64_t block = ReductionBlockElements(world_size);
+  for (const int64_t element_count : {int64_t{1}, int64_t{3}, int64_t{4}, int64_t{5}, int64_t{16}, int64_t{1023}, block,
+                                      block + 1, 3 * block / 2 + 1233}) {
+    for (uint64_t seed = 1; seed <= (element_count < block ? 3 : 1); ++seed) {
       SCOPED_TRACE(testing::Message() << element_count << " elements, seed " << seed);
       const ExampleJob job = {
-          .element_count = element_count, .bucket_bytes = 40'000, .world_size = world_size, .seed = seed};
+          .element_count = element_count, .bucket_bytes = 1, .world_size = world_size, .seed = seed};
       Ring ring(job, seed);
       ring.Run(3);
-      ExpectReference(job, ring, 3);
+      ExpectParameters(job.Reference(3), ring, world_size);
     }
   }
 }
 
 TEST_P(RingMachineSizes, SumsIntegersExactly) {
-  const ExampleJob job = {.element_count = 30'000,
+  const ExampleJob job = {.element_count = 3 * ReductionBlockElements(GetParam()) / 2,
                           .bucket_bytes = 1,
                           .world_size = GetParam(),
                           .values = GradientValues::kIntegers,
@@ -163,32 +165,37 @@ TEST_P(RingMachineSizes, SumsIntegersExactly) {
 }
 
 TEST_P(RingMachineSizes, SameBitsWhateverTheBucketAndTheWindow) {
-  for (const int64_t bucket_bytes : {1, 100'000, 10'000'000}) {
-    for (const int blocks_in_flight_max : {1, 2, 7}) {
-      SCOPED_TRACE(testing::Message() << bucket_bytes << " bytes a bucket, window " << blocks_in_flight_max);
-      const ExampleJob job = {.element_count = 120'000,
-                              .bucket_bytes = bucket_bytes,
-                              .world_size = GetParam(),
-                              .optimizer = {.kind = OptimizerKind::kAdamW, .weight_decay = 0.01f}};
-      Ring ring(job, 3, blocks_in_flight_max);
-      ring.Run(2);
-      ExpectReference(job, ring, 2);
-    }
+  const int64_t block = ReductionBlockElements(GetParam());
+  struct Cut {
+    int64_t bucket_bytes;
+    int blocks_in_flight_max;
+  };
+  ExampleJob job = {.element_count = 5 * block / 2,
+                    .bucket_bytes = 1,
+                    .world_size = GetParam(),
+                    .optimizer = {.kind = OptimizerKind::kAdamW, .weight_decay = 0.01f}};
+  const std::vector<float> expected = job.Reference(2);
+  for (const Cut& cut : {Cut{1, 1}, Cut{1, 7}, Cut{2 * block * 4, 2}, Cut{1 << 30, 1}, Cut{1 << 30, 2}}) {
+    SCOPED_TRACE(testing::Message() << cut.bucket_bytes << " bytes a bucket, window " << cut.blocks_in_flight_max);
+    job.bucket_bytes = cut.bucket_bytes;
+    Ring ring(job, 3, cut.blocks_in_flight_max);
+    ring.Run(2);
+    ExpectParameters(expected, ring, GetParam());
   }
 }
 
 TEST(RingMachine, KeepsOperationsInFlightBounded) {
-  const ExampleJob job = {.element_count = 400'000, .bucket_bytes = 1, .world_size = 2};
+  const ExampleJob job = {.element_count = 12 * ReductionBlockElements(2), .bucket_bytes = 1, .world_size = 2};
   Ring ring(job, 5);
   ring.Run(2);
   EXPECT_LE(ring.network().operations_in_flight_max(), kRingOperationsInFlightMax);
 }
 
 TEST(RingMachine, CountsTheBytesOfAReduceScatterAndAnAllgather) {
-  const ExampleJob job = {.element_count = 49'152, .bucket_bytes = 1, .world_size = 3};
+  const ExampleJob job = {.element_count = 4 * ReductionBlockElements(3), .bucket_bytes = 1, .world_size = 3};
   Ring ring(job, 5);
   ring.Run(2);
-  const int64_t bytes = 2 * (2 * 49'152 * 4 / 3 * 2);  // steps * 2 (N - 1) / N of the vector
+  const int64_t bytes = 2 * (2 * job.element_count * 4 / 3 * 2);  // steps * 2 (N - 1) / N of the vector
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(ring.machine(rank).counters().bytes_sent, bytes);
     EXPECT_EQ(ring.machine(rank).counters().bytes_received, bytes);
@@ -197,7 +204,7 @@ TEST(RingMachine, CountsTheBytesOfAReduceScatterAndAnAllgather) {
 }
 
 TEST(RingMachine, TellsTheOldestBucketInFlight) {
-  const ExampleJob job = {.element_count = 30'000, .bucket_bytes = 1, .world_size = 3};
+  const ExampleJob job = {.element_count = 2 * ReductionBlockElements(3), .bucket_bytes = 1, .world_size = 3};
   Ring ring(job, 11);
   const std::vector<float> gradient = job.Gradient(0, 0);
   for (int b = 0; b < ring.bucket_count(); ++b) {

@@ -17,8 +17,8 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kElements = 100'003;
-constexpr int64_t kBucketBytes = 64 << 10;
+constexpr int64_t kElements = 200'003;
+constexpr int64_t kBucketBytes = 1;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 

@@ -10,7 +10,7 @@
 ABSL_FLAG(std::vector<std::string>, servers, {}, "as //worker's");
 ABSL_FLAG(int, rank, 0, "as //worker's");
 ABSL_FLAG(int, world_size, 1, "as //worker's");
-ABSL_FLAG(int64_t, elements, 20'000, "length of the parameter vector");
+ABSL_FLAG(int64_t, elements, 150'000, "length of the parameter vector");
 ABSL_FLAG(int64_t, steps, 3, "number of steps");
 ABSL_FLAG(absl::Duration, deadline, absl::Seconds(30), "for joining and for every bucket");
 ABSL_FLAG(std::string, agreement_file, "", "write the agreement there and do nothing else");
@@ -19,8 +19,7 @@ namespace starring {
 namespace {
 
 absl::Status Work() {
-  JobSpec job =
-      MakeJob(absl::GetFlag(FLAGS_rank), absl::GetFlag(FLAGS_world_size), absl::GetFlag(FLAGS_elements), 32 << 10);
+  JobSpec job = MakeJob(absl::GetFlag(FLAGS_rank), absl::GetFlag(FLAGS_world_size), absl::GetFlag(FLAGS_elements), 1);
   job.join_deadline = job.exchange_deadline = absl::GetFlag(FLAGS_deadline);
   if (const std::string path = absl::GetFlag(FLAGS_agreement_file); !path.empty()) {
     FILE* const file = std::fopen(path.c_str(), "wb");
