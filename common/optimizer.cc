@@ -10,7 +10,7 @@ namespace starring {
 namespace {
 
 // Parameters in and out may be one array: an element's inputs are read before its output is written, which is what the
-// ivdep below promises the compiler.
+// ivdep below promises the compiler. Read once: after a store to another array it would be loaded again.
 struct SgdArgs {
   int64_t count;
   const float* gradient;
@@ -30,9 +30,10 @@ struct SgdArgs {
   const auto [count, gradient, in, out, buffer, rate, momentum, decay] = args;
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    const float direction = momentum * buffer[i] + (gradient[i] + decay * in[i]);
+    const float parameter = in[i];
+    const float direction = momentum * buffer[i] + (gradient[i] + decay * parameter);
     buffer[i] = direction;
-    out[i] = in[i] - rate * direction;
+    out[i] = parameter - rate * direction;
   }
 }
 
@@ -40,10 +41,11 @@ struct SgdArgs {
   const auto [count, gradient, in, out, buffer, rate, momentum, decay] = args;
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    const float decayed = gradient[i] + decay * in[i];
+    const float parameter = in[i];
+    const float decayed = gradient[i] + decay * parameter;
     const float velocity = momentum * buffer[i] + decayed;
     buffer[i] = velocity;
-    out[i] = in[i] - rate * (decayed + momentum * velocity);
+    out[i] = parameter - rate * (decayed + momentum * velocity);
   }
 }
 
@@ -64,12 +66,13 @@ struct AdamWArgs {
               square_correction, epsilon] = args;
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
+    const float parameter = in[i];
     const float g = gradient[i];
     const float m = beta1 * mean[i] + one_minus_beta1 * g;
     const float v = beta2 * square[i] + one_minus_beta2 * g * g;
     mean[i] = m;
     square[i] = v;
-    out[i] = keep * in[i] - step_size * m / (std::sqrt(v) / square_correction + epsilon);
+    out[i] = keep * parameter - step_size * m / (std::sqrt(v) / square_correction + epsilon);
   }
 }
 

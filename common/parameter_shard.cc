@@ -13,6 +13,7 @@
 #include "common/piece_sum.h"
 #include "common/reduction_order.h"
 #include "common/status.h"
+#include "common/sum_in_order.h"
 
 namespace starring {
 namespace {
@@ -339,6 +340,7 @@ MissingRanks ParameterShard::Missing(int64_t step, int bucket) const {
 void ParameterShard::Apply(const ApplyArgs& args) {
   CHECK_OK(CheckBucket(args.bucket));
   CHECK_EQ(args.sum.size(), args.range.size());
+  if (!args.last.empty()) CHECK_EQ(args.last.size(), args.range.size());
   CHECK_EQ(args.parameters.size(), args.range.size());
   Bucket& b = *buckets_[args.bucket];
   std::lock_guard lock(b.mutex);
@@ -346,7 +348,19 @@ void ParameterShard::Apply(const ApplyArgs& args) {
   const int64_t offset = b.OffsetOf(args.range);
   CHECK_GE(offset, 0) << "[" << args.range.begin << ", " << args.range.end << ") is not owned in bucket "
                       << args.bucket;
-  Update(b, offset, args.sum, args.parameters.data(), args.parameters.data());
+  float* const parameters = args.parameters.data();
+  if (args.last.empty()) {
+    Update(b, offset, args.sum, parameters, parameters);
+  } else {
+    alignas(64) float sum[kPassElements];
+    for (int64_t begin = 0; begin < args.range.size(); begin += kPassElements) {
+      const std::span<float> part(sum, std::min(kPassElements, args.range.size() - begin));
+      const std::byte* const inputs[] = {std::as_bytes(args.sum.subspan(begin)).data(),
+                                         std::as_bytes(args.last.subspan(begin)).data()};
+      SumInOrder(inputs, part);
+      Update(b, offset + begin, part, parameters + begin, parameters + begin);
+    }
+  }
   b.applied_count += args.range.size();
   CHECK_LE(b.applied_count, b.element_count) << "a piece of bucket " << args.bucket << " was applied twice";
   if (b.applied_count == b.element_count) b.CloseStep();

@@ -4,8 +4,8 @@
 // One class, two ways in, because the sum is made in two places:
 //   Contribute  star: whole contributions arrive in any order; when the last worker's is there the shard adds them in
 //               reduction order and applies the optimizer in the same pass over memory, into a buffer of its own.
-//   Apply       ring and local: the sum is already made (by the ring, or there is one worker); the caller lends the
-//               parameters, which are updated in place.
+//   Apply       ring and local: the sum is already made (by the ring, but for the owner's own contribution, or there is
+//               one worker); the caller lends the parameters, which are updated in place.
 // A shard is used in one of the two ways for its whole life.
 //
 // Every bucket advances by itself: there is no barrier over buckets. A bucket's *step in progress* is the one whose
@@ -66,7 +66,8 @@ struct ApplyArgs {
   int64_t step = 0;
   int bucket = 0;
   ElementRange range;           // of the parameter vector; inside one range that the shard owns of `bucket`
-  std::span<const float> sum;   // range.size() elements: the gradient, summed over all workers
+  std::span<const float> sum;   // range.size() elements: the gradient, summed over all workers, but for `last`
+  std::span<const float> last;  // empty, or range.size() elements to be added to `sum` in the same pass over memory
   std::span<float> parameters;  // range.size() elements, updated in place
 };
 

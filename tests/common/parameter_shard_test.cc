@@ -297,6 +297,24 @@ TEST(ParameterShardTest, ApplyUpdatesPiecesInPlaceAndClosesTheStepWithTheLast) {
       "a piece of bucket 0 was applied twice");
 }
 
+TEST(ParameterShardTest, ApplyAddsTheLastContributionToTheSum) {
+  for (const int64_t count : {1, 1023, 1024, 1025, 5000}) {
+    ParameterShard::Options options = SgdOptions(2);
+    options.slices = {{{0, count}}};
+    options.element_count = count;
+    auto shard = MakeShard(std::move(options));
+    std::vector<float> parameters(count, 10), sum(count), last(count), expected(count);
+    for (int64_t e = 0; e < count; ++e) {
+      sum[e] = static_cast<float>(e % 7);
+      last[e] = static_cast<float>(e % 5);
+      expected[e] = 10 - (sum[e] + last[e]);
+    }
+    shard->Apply({.step = 0, .bucket = 0, .range = {0, count}, .sum = sum, .last = last, .parameters = parameters});
+    EXPECT_EQ(parameters, expected) << count;
+    EXPECT_EQ(shard->step(), 1);
+  }
+}
+
 TEST(ParameterShardTest, StateGoesInAndOutByBucketAndWhole) {
   ParameterShard::Options options = SgdOptions(1);
   options.slices = {{{32, 40}, {44, 48}}, {{3, 20}}};

@@ -52,7 +52,7 @@ void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradie
   const ElementRange range = buckets_.bucket(bucket);
   CHECK_EQ(gradient.size(), range.size());
   CHECK_EQ(unready_blocks_[bucket], 0) << "bucket " << bucket << " submitted twice without Await";
-  if (world_size_ == 1) return Apply(step, bucket, range, gradient);
+  if (world_size_ == 1) return Apply(step, bucket, {.owned = range, .sum = gradient, .last = {}});
   const int64_t block_elements = ReductionBlockElements(world_size_);
   unready_blocks_[bucket] = (range.size() + block_elements - 1) / block_elements;
   queue_.push_back({.step = step, .bucket = bucket, .gradient = gradient, .next_begin = range.begin});
@@ -148,8 +148,7 @@ void RingMachine::OnReduceReceived(Active& active, int hop) {
     return;
   }
   const std::span<float> sum = std::span<float>(active.sum).first(range.size());
-  AddInto(sum, Gradient(active, range));
-  Apply(active.step, active.bucket, range, sum);
+  Apply(active.step, active.bucket, {.owned = range, .sum = sum, .last = Gradient(active, range)});
   Send(active, Phase::kGatherSend, 0, Parameters(range));
 }
 
@@ -159,10 +158,15 @@ void RingMachine::OnGatherReceived(Active& active, int hop) {
   if (hop < hops - 1) Send(active, Phase::kGatherSend, hop + 1, Parameters(Chunk(active, Left(1 + hop))));
 }
 
-void RingMachine::Apply(int64_t step, int bucket, ElementRange owned, std::span<const float> sum) {
-  if (owned.size() == 0) return;
+void RingMachine::Apply(int64_t step, int bucket, const Update& update) {
+  if (update.owned.size() == 0) return;
   const auto start = std::chrono::steady_clock::now();
-  shard_.Apply({.step = step, .bucket = bucket, .range = owned, .sum = sum, .parameters = Parameters(owned)});
+  shard_.Apply({.step = step,
+                .bucket = bucket,
+                .range = update.owned,
+                .sum = update.sum,
+                .last = update.last,
+                .parameters = Parameters(update.owned)});
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -4,9 +4,9 @@
 // is cut in N ring chunks (common/reduction_order.h); chunk c is owned by rank c. A *hop* is one message of one chunk.
 //
 //   reduce   chunk c starts at rank c + 1 with that rank's gradient and travels right; whoever receives the partial sum
-//            adds its own gradient and passes it on. After N - 1 hops rank c has the whole sum: contributions c + 1,
-//            c + 2, ..., c added left to right, which is the order that reduction_order.h states.
-//   apply    rank c applies the optimizer to chunk c at once, in place.
+//            adds its own gradient and passes it on. N - 1 hops bring it to rank c: contributions c + 1, c + 2, ..., c
+//            are added left to right, which is the order that reduction_order.h states.
+//   apply    rank c adds its own, the last, and applies the optimizer in the same pass over memory, in place.
 //   gather   the new parameters of chunk c travel right from rank c, N - 1 hops.
 //
 // Rank r receives in reduce hop h chunk r - 2 - h (and sends r - 1 - h), in gather hop h chunk r - 1 - h (and sends
@@ -80,6 +80,13 @@ class RingMachine final : public BucketMachine {
     int before_free = 0;              // operations not complete yet
   };
 
+  // What the owner of a chunk does to it; the spans are as in ApplyArgs.
+  struct Update {
+    ElementRange owned;
+    std::span<const float> sum;
+    std::span<const float> last;
+  };
+
   ElementRange Chunk(const Active& active, int chunk) const;
   std::span<float> Parameters(ElementRange range) const;
   std::span<const float> Gradient(const Active& active, ElementRange range) const;
@@ -96,7 +103,7 @@ class RingMachine final : public BucketMachine {
   void Send(const Active& active, Phase phase, int hop, std::span<const float> data);
   void Receive(const Active& active, Phase phase, int hop, std::span<float> data);
   void OnReduceReceived(Active& active, int hop);
-  void Apply(int64_t step, int bucket, ElementRange owned, std::span<const float> sum);
+  void Apply(int64_t step, int bucket, const Update& update);
   void OnGatherReceived(Active& active, int hop);
 
   const BucketMap& buckets_;
