@@ -128,8 +128,8 @@ class FailureTest(JobTest):
         proxy = CuttingProxy(("127.0.0.1", port), cut_bytes=700_001, cuts=6)
         self.addCleanup(proxy.close)
         record = self.path("cut.json")
-        done = self.run_to_end([WORKER, "--servers=" + proxy.address, "--rank=0", "--world_size=1", *flags,
-                                "--record=" + record])
+        done = self.run_to_end([WORKER, "--servers=" + proxy.address, "--rank=0", "--world_size=1",
+                                "--same_host=socket", *flags, "--record=" + record])
         self.assertEqual(done.returncode, 0, done.output)
         self.assertEqual(proxy.cuts_left, 0)
         with open(record) as file:
