@@ -1,6 +1,9 @@
 #include "worker/worker_options.h"
 
+#include <algorithm>
+
 #include "absl/flags/flag.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
@@ -50,8 +53,9 @@ ABSL_FLAG(int, loader_threads, 1, "threads that fill a batch; the batch does not
 ABSL_FLAG(int, prefetch_depth, -1,
           "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3");
 ABSL_FLAG(std::string, device, "auto", "auto, cpu or cuda");
-ABSL_FLAG(int64_t, bucket_bytes, 1 << 20,
-          "unit of exchange, rounded up to whole reduction blocks; does not change the bits");
+ABSL_FLAG(int64_t, bucket_bytes, 0,
+          "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
+          "servers have loopback addresses and share memory, else 1 MiB");
 ABSL_FLAG(std::string, checkpoint_dir, "", "folder for checkpoints; empty: none are written");
 ABSL_FLAG(int64_t, checkpoint_every_epochs, 5, "epochs between checkpoints");
 ABSL_FLAG(bool, resume, false, "continue from the newest complete checkpoint in --checkpoint_dir, if there is one");
@@ -191,6 +195,19 @@ absl::Status ReadData(WorkerOptions& options) {
   return absl::OkStatus();
 }
 
+bool IsLoopback(absl::string_view address) {
+  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
+         absl::StartsWith(address, "[::1]:");
+}
+
+// Where arrays travel, small buckets overlap better. In shared memory a bucket is just a message to every server and
+// one back, and on few cores these cost more than the overlap gains.
+int64_t DefaultBucketBytes(const WorkerOptions& options) {
+  const bool shares = options.sync == Sync::kStar && options.same_host == SameHost::kSharedMemory &&
+                      std::all_of(options.servers.begin(), options.servers.end(), IsLoopback);
+  return shares ? 4 << 20 : 1 << 20;
+}
+
 absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options) {
   options.model = absl::GetFlag(FLAGS_model);
   options.epochs = absl::GetFlag(FLAGS_epochs);
@@ -201,6 +218,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.prefetch_depth = absl::GetFlag(FLAGS_prefetch_depth);
   if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;
   options.bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes);
+  if (options.bucket_bytes == 0) options.bucket_bytes = DefaultBucketBytes(options);
   options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
   options.checkpoint_every_epochs = absl::GetFlag(FLAGS_checkpoint_every_epochs);
   options.resume = absl::GetFlag(FLAGS_resume);
@@ -212,7 +230,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("global_batch", options.global_batch, 1));
   RETURN_IF_ERROR(RequireAtLeast("threads", options.threads, 1));
   RETURN_IF_ERROR(RequireAtLeast("loader_threads", options.loader_threads, 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("bucket_bytes", options.bucket_bytes, 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("bucket_bytes", options.bucket_bytes, 0));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("checkpoint_every_epochs", options.checkpoint_every_epochs, 1));
   RETURN_IF_ERROR(RequireAtLeast("join_deadline_s", absl::GetFlag(FLAGS_join_deadline_s), 1));
   RETURN_IF_ERROR(RequireAtLeast("exchange_deadline_s", absl::GetFlag(FLAGS_exchange_deadline_s), 1));

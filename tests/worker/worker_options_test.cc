@@ -58,6 +58,16 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_THAT(Refusal({"--servers=a:1", "--same_host=pigeon"}), HasSubstr("shared_memory, socket"));
 }
 
+TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {
+  const auto bytes = [](std::vector<const char*> words) { return Parse(std::move(words))->bucket_bytes; };
+  EXPECT_EQ(bytes({"--servers=127.0.0.1:1,localhost:2,[::1]:3"}), 4 << 20);
+  EXPECT_EQ(bytes({"--servers=127.0.0.1:1,node7:2"}), 1 << 20);
+  EXPECT_EQ(bytes({"--servers=127.0.0.1:1", "--same_host=socket"}), 1 << 20);
+  EXPECT_EQ(bytes({"--servers=127.0.0.1:1", "--bucket_bytes=5"}), 5);
+  EXPECT_EQ(bytes({}), 1 << 20);
+  EXPECT_THAT(Refusal({"--bucket_bytes=-1"}), HasSubstr("bucket_bytes"));
+}
+
 TEST(WorkerOptionsTest, RefusesContradictions) {
   EXPECT_THAT(Refusal({"--sync=star"}), HasSubstr("--servers"));
   EXPECT_THAT(Refusal({"--sync=ring", "--servers=a:1"}), HasSubstr("drop one of the two"));
