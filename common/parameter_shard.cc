@@ -13,6 +13,7 @@
 #include "common/piece_sum.h"
 #include "common/reduction_order.h"
 #include "common/status.h"
+#include "common/stream_copy.h"
 #include "common/sum_in_order.h"
 
 namespace starring {
@@ -276,13 +277,19 @@ void ParameterShard::SumAndUpdate(Bucket& b) {
   const float* in = b.sealed->values_.data();
   float* out = buffer->values_.data();
   alignas(64) float sum[kPassElements];
+  alignas(64) float updated[kPassElements];
   int64_t offset = 0;
   for (const ElementRange& range : b.ranges) {
     ForEachRun(range, options_.element_count, options_.world_size, [&](ElementRange run, int first_rank) {
       for (int64_t begin = run.begin; begin < run.end; begin += kPassElements) {
         const std::span<float> part(sum, std::min(kPassElements, run.end - begin));
         b.sum.Next(first_rank, part);
-        Update(b, offset, part, in + offset, out + offset);
+        if (b.in_place == nullptr) {
+          Update(b, offset, part, in + offset, out + offset);
+        } else {
+          Update(b, offset, part, in + offset, updated);
+          StreamCopy({updated, part.size()}, {out + offset, part.size()});
+        }
         offset += std::ssize(part);
       }
     });

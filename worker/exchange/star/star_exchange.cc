@@ -13,6 +13,7 @@
 #include "common/star/grpc_transport.h"
 #include "common/star/shared_memory.h"
 #include "common/status.h"
+#include "common/stream_copy.h"
 #include "worker/exchange/star/join.h"
 #include "worker/exchange/star/star_client.h"
 
@@ -200,7 +201,7 @@ void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   submitted_[bucket] = step;
   if (const std::span<float> memory = gradient_memory(); !memory.empty()) {
     const std::span<float> place = memory.subspan(range.begin, range.size());
-    if (gradient.data() != place.data()) std::ranges::copy(gradient, place.begin());
+    if (gradient.data() != place.data()) StreamCopy(gradient, place);
   }
   std::vector<std::unique_ptr<StarRequest>> requests;
   ForEachSlice(bucket, [&](int shard, ElementRange slice) {
