@@ -218,12 +218,17 @@ void Transpose(const float* in, int64_t in_row, int64_t rows, int64_t columns, f
 namespace {
 
 // dy at offset i, masked by y > 0 in memory too.
+template <Lanes kLanes>
 STARRING_AVX512 inline __m512 MaskedAt(const float* y, float* dy, int64_t i, __mmask16 lanes) {
-  const __m512 v = _mm512_maskz_loadu_ps(lanes, dy + i);
+  const __m512 v = LoadLast<kLanes>(lanes, dy + i);
   if (y == nullptr) return v;
-  const __m512 out = _mm512_maskz_loadu_ps(lanes, y + i);
+  const __m512 out = LoadLast<kLanes>(lanes, y + i);
   const __m512 masked = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(out, _mm512_setzero_ps(), _CMP_GT_OQ), v);
-  _mm512_mask_storeu_ps(dy + i, lanes, masked);
+  if (kLanes == Lanes::kFull) {
+    _mm512_storeu_ps(dy + i, masked);
+  } else {
+    _mm512_mask_storeu_ps(dy + i, lanes, masked);
+  }
   return masked;
 }
 
@@ -232,7 +237,7 @@ STARRING_AVX512 void MaskAndSumNarrow(const float* y, float* dy, int64_t count, 
   __m512 sum[16];
   for (int64_t v = 0; v < columns; ++v) sum[v] = _mm512_setzero_ps();
   for (int64_t i = 0, v = 0; i < count; i += 16) {
-    sum[v] = _mm512_add_ps(sum[v], MaskedAt(y, dy, i, LanesBelow(count - i)));
+    sum[v] = _mm512_add_ps(sum[v], MaskedAt<Lanes::kMasked>(y, dy, i, LanesBelow(count - i)));
     if (++v == columns) v = 0;
   }
   if (sums == nullptr) return;
@@ -243,22 +248,32 @@ STARRING_AVX512 void MaskAndSumNarrow(const float* y, float* dy, int64_t count, 
   }
 }
 
+template <int kRows, Lanes kLanes>
+STARRING_AVX512 inline void MaskAndSumVector(const float* y, float* dy, int64_t columns, __mmask16 lanes, float* sums) {
+  __m512 v[kRows];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r) {
+    v[r] = MaskedAt<kLanes>(y == nullptr ? nullptr : y + r * columns, dy + r * columns, 0, lanes);
+  }
+  if (sums == nullptr) return;
+#pragma GCC unroll 3
+  for (int step = kRows / 2; step > 0; step /= 2) {
+#pragma GCC unroll 4
+    for (int r = 0; r < step; ++r) v[r] = _mm512_add_ps(v[r], v[r + step]);
+  }
+  _mm512_mask_storeu_ps(sums, lanes, _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, sums), v[0]));
+}
+
 // Eight rows at a time, from left to right: as many streams as the prefetchers follow, and one pass over `sums`.
 template <int kRows>
 STARRING_AVX512 void MaskAndSumRows(const float* y, float* dy, int64_t columns, float* sums) {
-  for (int64_t c = 0; c < columns; c += 16) {
-    const __mmask16 lanes = LanesBelow(columns - c);
-    __m512 v[kRows];
-#pragma GCC unroll 8
-    for (int64_t r = 0; r < kRows; ++r) v[r] = MaskedAt(y, dy, r * columns + c, lanes);
-    if (sums == nullptr) continue;
-#pragma GCC unroll 3
-    for (int step = kRows / 2; step > 0; step /= 2) {
-#pragma GCC unroll 4
-      for (int r = 0; r < step; ++r) v[r] = _mm512_add_ps(v[r], v[r + step]);
-    }
-    _mm512_mask_storeu_ps(sums + c, lanes, _mm512_add_ps(_mm512_maskz_loadu_ps(lanes, sums + c), v[0]));
+  const auto at = [](auto* p, int64_t c) { return p == nullptr ? nullptr : p + c; };
+  int64_t c = 0;
+  for (; c + 16 <= columns; c += 16) {
+    MaskAndSumVector<kRows, Lanes::kFull>(at(y, c), dy + c, columns, 0xffff, at(sums, c));
   }
+  if (c == columns) return;
+  MaskAndSumVector<kRows, Lanes::kMasked>(at(y, c), dy + c, columns, LanesBelow(columns - c), at(sums, c));
 }
 
 }  // namespace
