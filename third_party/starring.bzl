@@ -59,13 +59,30 @@ _PROCESS_DEPS = select({
     "//conditions:default": [],
 })
 
+# A program of a bundle (//deploy:bundle) finds its libraries beside itself, in ../lib: before LD_LIBRARY_PATH, and also
+# those that its libraries need (a RUNPATH, the linker's default, does neither). Elsewhere there is no such folder.
+_PROCESS_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
+
 def starring_cc_library(name, copts = [], **kwargs):
     native.cc_library(name = name, copts = _COPTS + copts, **kwargs)
 
-def starring_cc_binary(name, copts = [], deps = [], **kwargs):
-    native.cc_binary(name = name, copts = _COPTS + copts, deps = deps + _PROCESS_DEPS, **kwargs)
+def starring_cc_binary(name, copts = [], deps = [], linkopts = [], **kwargs):
+    native.cc_binary(
+        name = name,
+        copts = _COPTS + copts,
+        linkopts = _PROCESS_LINKOPTS + linkopts,
+        deps = deps + _PROCESS_DEPS,
+        **kwargs
+    )
 
-def starring_cc_test(name, size, copts = [], deps = [], main = "//third_party/gtest:gtest_main", **kwargs):
+def starring_cc_test(
+        name,
+        size,
+        copts = [],
+        deps = [],
+        linkopts = [],
+        main = "//third_party/gtest:gtest_main",
+        **kwargs):
     """A GoogleTest binary.
 
     Args:
@@ -73,6 +90,7 @@ def starring_cc_test(name, size, copts = [], deps = [], main = "//third_party/gt
       size: small, medium, large or enormous: 1, 5, 15 or 60 minutes at most.
       copts: after ours.
       deps: what is tested.
+      linkopts: after ours.
       main: the target with main(); "//third_party/gtest" for a test that writes its own.
       **kwargs: as for cc_test.
     """
@@ -80,6 +98,7 @@ def starring_cc_test(name, size, copts = [], deps = [], main = "//third_party/gt
         name = name,
         size = size,
         copts = _COPTS + copts,
+        linkopts = _PROCESS_LINKOPTS + linkopts,
         deps = deps + [main] + _PROCESS_DEPS,
         **kwargs
     )
