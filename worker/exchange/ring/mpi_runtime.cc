@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/bundled_open_mpi.h"
 #include "common/limits.h"
 
 namespace starring {
@@ -75,6 +76,8 @@ absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher)
 absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvironment& launcher,
                                                               absl::Duration join_deadline) {
   AvoidForbiddenSingleCopy();
+  // mpirun of the bundle has said so to us already; srun has not.
+  if (const std::string bundle = BundleFolder(); !bundle.empty()) UseBundledOpenMpi(bundle);
   int granted = MPI_THREAD_SINGLE;
   {
     Watchdog watchdog(join_deadline,
