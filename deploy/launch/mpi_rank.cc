@@ -58,6 +58,18 @@ pid_t ParentOf(pid_t pid) {
   return 0;
 }
 
+// In our own folder, where a bundle has it, which was made for the worker beside it; else the first on PATH, or empty.
+std::string FindMpirun(absl::string_view own_folder) {
+  const char* const path = getenv("PATH");
+  std::vector<absl::string_view> folders = absl::StrSplit(path == nullptr ? "/usr/bin" : path, ':', absl::SkipEmpty());
+  folders.insert(folders.begin(), own_folder);
+  for (const absl::string_view folder : folders) {
+    std::string program = absl::StrCat(folder, "/mpirun");
+    if (access(program.c_str(), X_OK) == 0) return program;
+  }
+  return "";
+}
+
 [[noreturn]] void GiveUp(int rank, absl::string_view what) {
   fprintf(stderr, "launch: rank %d: %.*s: %s\n", rank, static_cast<int>(what.size()), what.data(), strerror(errno));
   _exit(1);
@@ -75,22 +87,18 @@ std::string RankPath(const std::string& folder, int rank, const std::string& wha
 }
 
 absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec) {
-  const char* const path = getenv("PATH");
-  for (const absl::string_view folder : absl::StrSplit(path == nullptr ? "/usr/bin" : path, ':')) {
-    spec.program = absl::StrCat(folder, "/mpirun");
-    if (!folder.empty() && access(spec.program.c_str(), X_OK) == 0) break;
-    spec.program.clear();
-  }
+  char buffer[4096];
+  const ssize_t length = readlink("/proc/self/exe", buffer, sizeof(buffer));
+  if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
+  const absl::string_view self(buffer, static_cast<size_t>(length));
+  spec.program = FindMpirun(self.substr(0, self.rfind('/')));
   if (spec.program.empty()) {
     return absl::NotFoundError("mpirun is not on PATH: install Open MPI (Debian: openmpi-bin) or use --sync=star");
   }
-  char self[4096];
-  const ssize_t length = readlink("/proc/self/exe", self, sizeof(self));
-  if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
   // Open MPI would count cores itself, refuse more ranks than it likes, and bind them: the plan is ours. argv[0] is no
   // path: from one it derives where it is installed, wrongly for /bin/mpirun.
   spec.argv = {"mpirun", "--oversubscribe", "--bind-to", "none", "-np", absl::StrCat(job.rank_count)};
-  spec.argv.emplace_back(self, static_cast<size_t>(length));
+  spec.argv.emplace_back(self);
   spec.argv.push_back(absl::StrCat(kRankFlag, job.folder));
   spec.argv.push_back(absl::StrCat(kCoresFlag, CoreListsText(job.cores)));
   spec.argv.emplace_back("--");

@@ -26,7 +26,7 @@ struct MpiJob {
 // Where rank's "out", "err" or "pid" is.
 std::string RankPath(const std::string& folder, int rank, const std::string& what);
 
-// Program and argv of mpirun for this job. NotFound when mpirun is not on PATH.
+// Program and argv of mpirun for this job. NotFound when mpirun is neither in the folder of this program nor on PATH.
 absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec);
 
 // What Open MPI needs to know about this machine and user; only where the user has not said otherwise.
