@@ -1,0 +1,50 @@
+// mpirun and orted of a bundle (//deploy:bundle): tells Open MPI where the bundle is, then becomes the real program of
+// the same name, which lies in libexec. orted is what mpirun starts on other nodes, as <folder of mpirun>/orted.
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <sstream>
+#include <string>
+
+#include "common/bundled_open_mpi.h"
+
+namespace {
+
+bool IsOnPath(const std::string& program) {
+  const char* const path = getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (access(folder.append("/").append(program).c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
+// Open MPI's way to other nodes by ssh refuses to start where there is none, even for ranks on this machine alone. With
+// this it does without.
+void AllowForNoSsh() {
+  if (getenv("OMPI_MCA_plm_rsh_agent") != nullptr || IsOnPath("ssh") || IsOnPath("rsh")) return;
+  setenv("OMPI_MCA_plm", "^rsh", /*replace=*/0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  char self[PATH_MAX] = "";
+  const std::string folder = starring::BundleFolder();
+  if (argc < 1 || folder.empty() || readlink("/proc/self/exe", self, sizeof(self) - 1) <= 0) {
+    std::fprintf(stderr, "%s: no bundle around this program: run it from where the bundle was unpacked\n", argv[0]);
+    return 1;
+  }
+  starring::UseBundledOpenMpi(folder);
+  AllowForNoSsh();
+  // From an absolute name mpirun derives the folder of orted on other nodes.
+  argv[0] = self;
+  const std::string program = folder + "/libexec" + strrchr(self, '/');
+  execv(program.c_str(), argv);
+  std::fprintf(stderr, "%s: cannot start %s: %s\n", self, program.c_str(), strerror(errno));
+  return 1;
+}
