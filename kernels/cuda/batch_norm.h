@@ -1,0 +1,91 @@
+// Batch normalisation of a (rows, channels) matrix, with the ReLU behind it in the same passes.
+//
+// Words and tiles: column_tiles.h. Statistics are taken tile by tile while the tile is in registers: sum, then squared
+// distances from the tile's own mean, in float; then all tiles are merged in double (Chan, Golub, LeVeque 1983, as the
+// CPU does). One read of memory, no cancellation. Forward reads x twice and writes y; backward reads x, dy and, with
+// ReLU, y twice and writes dx.
+#ifndef STARRING_KERNELS_CUDA_BATCH_NORM_H_
+#define STARRING_KERNELS_CUDA_BATCH_NORM_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/bias_gradient.h"
+
+namespace starring::cuda {
+
+struct BatchNormShape {
+  int64_t rows = 0, channels = 0;  // rows * channels < 2^31
+  Mask activation = Mask::kNone;
+  float epsilon = 0, momentum = 0;
+};
+
+// Device memory of one operation, between its kernels.
+struct BatchNormMemory {
+  float* sums = nullptr;  // BatchNormSumsFloats(shape); may be used by others between operations
+  float* mean = nullptr;  // (channels), of the last forward; so is the next
+  float* inverse_deviation = nullptr;
+  float* scale = nullptr;  // (channels); so are the next two; may be used by others between operations
+  float* shift = nullptr;
+  float* slope = nullptr;
+};
+
+int64_t BatchNormSumsFloats(const BatchNormShape& shape);
+
+// y = act((x - mean) * gamma / sqrt(variance + epsilon) + beta) by the batch's mean and biased variance, and
+// running = (1 - momentum) * running + momentum * batch, with the unbiased variance; of one row, the variance stays.
+// Shapes:      x, y: (rows, channels); gamma, beta, running_*: (channels), float32.
+// Writes:      y, mean and inverse_deviation of `memory` (=); running_* in place.
+// Launch:      statistics: one block of 256 threads per tile, 1 KiB of shared memory; merge: one block per 32 channels,
+//              2 KiB; normalise: one thread per 4 elements.
+// Requires:    16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both tested).
+// Cost:        12 bytes moved per element: bandwidth-bound.
+// Determinism: bitwise, by trees of fixed shape. Reference: double, tolerance 2e-5.
+struct BatchNormForwardArgs {
+  const float* x = nullptr;
+  const float* gamma = nullptr;
+  const float* beta = nullptr;
+  float* running_mean = nullptr;
+  float* running_variance = nullptr;
+  float* y = nullptr;
+};
+cudaError_t BatchNormForward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
+                             const BatchNormForwardArgs& args);
+
+// y = act((x - running_mean) * gamma / sqrt(running_variance + epsilon) + beta). Only scale of `memory` is used;
+// otherwise as BatchNormForward; 8 bytes moved per element.
+struct BatchNormInferArgs {
+  const float* x = nullptr;
+  const float* gamma = nullptr;
+  const float* beta = nullptr;
+  const float* running_mean = nullptr;
+  const float* running_variance = nullptr;
+  float* y = nullptr;
+};
+cudaError_t BatchNormInfer(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
+                           const BatchNormInferArgs& args);
+
+// With g = dy where the activation let y through: dbeta = sum g, dgamma = sum g * xhat,
+// dx = gamma / deviation * (g - mean of g - xhat * mean of g * xhat).
+// Shapes:      x, y, dy, dx: (rows, channels); gamma, dgamma, dbeta: (channels), float32; dx may alias dy.
+// Writes:      dx, dgamma, dbeta are overwritten (=).
+// Launch:      as BatchNormForward.
+// Requires:    after BatchNormForward with the same `memory`; y only with kRelu.
+// Cost:        20 bytes moved per element, 28 with kRelu: bandwidth-bound.
+// Determinism: bitwise. Reference: finite differences in double, tolerance 2e-4.
+struct BatchNormBackwardArgs {
+  const float* x = nullptr;
+  const float* gamma = nullptr;
+  const float* y = nullptr;
+  const float* dy = nullptr;
+  float* dx = nullptr;
+  float* dgamma = nullptr;
+  float* dbeta = nullptr;
+};
+cudaError_t BatchNormBackward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
+                              const BatchNormBackwardArgs& args);
+
+}  // namespace starring::cuda
+
+#endif  // STARRING_KERNELS_CUDA_BATCH_NORM_H_

@@ -1,0 +1,52 @@
+// What is left of a dense layer or a convolution beside its products.
+#ifndef STARRING_KERNELS_CUDA_BIAS_GRADIENT_H_
+#define STARRING_KERNELS_CUDA_BIAS_GRADIENT_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace starring::cuda {
+
+enum class Mask { kNone, kRelu };
+
+struct BiasGradientArgs {
+  Mask mask = Mask::kNone;
+  int64_t rows = 0, channels = 0;
+  const float* y = nullptr;  // kRelu
+  float* dy = nullptr;
+  float* dbias = nullptr;
+  float* partial = nullptr;  // BiasGradientPartialFloats(rows, channels); no other operation writes between the kernels
+};
+
+// Floats of temporary memory.
+int64_t BiasGradientPartialFloats(int64_t rows, int64_t channels);
+
+// dbias[c] = sum over rows of dy[row, c]; with kRelu dy = dy where y > 0, else 0, first and in the same pass.
+// Shapes:      y, dy: (rows, channels); dbias: (channels), float32.
+// Writes:      dbias is overwritten (=); dy too with kRelu, otherwise it is only read.
+// Launch:      256 threads a block, one block per tile of column_tiles.h, 1 KiB of shared memory; then, where there are
+//              several tiles along the rows, one block per 32 channels adds their sums up in double.
+// Requires:    rows, channels >= 1.
+// Cost:        4 bytes read per element, 12 moved with kRelu: bandwidth-bound.
+// Determinism: bitwise, by trees of fixed shape; no atomics. Reference: double sums, tolerance 2e-5.
+cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);
+
+// y += bias, then ReLU with kRelu: where cuBLAS has no epilogue for it.
+// Shapes:      y: (rows, channels); bias: (channels), float32.
+// Writes:      y in place.
+// Launch:      256 threads a block, one thread per element, no shared memory.
+// Requires:    rows * channels < 2^31.
+// Cost:        8 bytes moved per element: bandwidth-bound.
+// Determinism: bitwise. Reference: the dense suite without epilogues.
+struct AddBiasArgs {
+  Mask activation = Mask::kNone;
+  int64_t rows = 0, channels = 0;
+  const float* bias = nullptr;  // null: none
+  float* y = nullptr;
+};
+cudaError_t AddBias(cudaStream_t stream, const AddBiasArgs& args);
+
+}  // namespace starring::cuda
+
+#endif  // STARRING_KERNELS_CUDA_BIAS_GRADIENT_H_

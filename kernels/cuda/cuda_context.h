@@ -1,0 +1,43 @@
+// What the operations of one CUDA device share.
+//
+// Thread safety: one thread.
+#ifndef STARRING_KERNELS_CUDA_CUDA_CONTEXT_H_
+#define STARRING_KERNELS_CUDA_CUDA_CONTEXT_H_
+
+#include <cublasLt.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "kernels/cuda/cublaslt_library.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/step_values.h"
+
+namespace starring {
+
+struct CudaContext {
+  // What NVIDIA advises for Hopper. One size for every product: the choice of an algorithm depends on it.
+  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+
+  cudaStream_t stream = nullptr;
+  CublasLtLibrary cublaslt;
+  cublasLtHandle_t cublaslt_handle = nullptr;
+  CudaMath math = CudaMath::kFp32;
+  int64_t columns_bytes_max = 0;
+  CudaMemory workspace;  // of matrix products
+  CudaScratch scratch;
+  const CudaStepValues* bound = nullptr;  // device memory, or null
+  absl::Status first_error;
+
+  // Operations return nothing: their first error waits here for Synchronize.
+  void Keep(const absl::Status& status) { first_error.Update(status); }
+  void Keep(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) Keep(CudaStatus(error, what));
+  }
+};
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CUDA_CUDA_CONTEXT_H_

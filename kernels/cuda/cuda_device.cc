@@ -1,0 +1,288 @@
+#include "kernels/cuda/cuda_device.h"
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "kernels/cuda/cuda_context.h"
+#include "kernels/cuda/cuda_layers.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_operations.h"
+#include "kernels/cuda/cuda_stream.h"
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/pinned_memory.h"
+#include "kernels/cuda/pixels.h"
+
+namespace starring {
+namespace {
+
+constexpr int kComputeMajorMin = 8;
+
+const char* Name(CudaMath math) {
+  switch (math) {
+    case CudaMath::kTf32:
+      return "tf32";
+    case CudaMath::kBf16:
+      return "bf16";
+    case CudaMath::kFp32:
+      break;
+  }
+  return "fp32";
+}
+
+class CudaBuffer : public DeviceBuffer {
+ public:
+  explicit CudaBuffer(CudaMemory memory) : memory_(std::move(memory)) {}
+  void* data() override { return memory_.data(); }
+  int64_t size_bytes() const override { return memory_.size_bytes(); }
+
+ private:
+  CudaMemory memory_;
+};
+
+class CudaPinnedBuffer : public PinnedBuffer {
+ public:
+  explicit CudaPinnedBuffer(PinnedMemory memory) : memory_(std::move(memory)) {}
+  void* data() override { return memory_.data(); }
+  int64_t size_bytes() const override { return memory_.size_bytes(); }
+
+ private:
+  PinnedMemory memory_;
+};
+
+class ExecutableGraph : public CudaGraph {
+ public:
+  ExecutableGraph(cudaGraphExec_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {}
+  ~ExecutableGraph() override { cudaGraphExecDestroy(graph_); }
+  absl::Status Launch() override { return CudaStatus(cudaGraphLaunch(graph_, stream_), "launching a graph"); }
+
+ private:
+  const cudaGraphExec_t graph_;
+  const cudaStream_t stream_;
+};
+
+cuda::Update UpdateOf(const OptimizerConfig& config) {
+  if (config.kind == OptimizerKind::kAdamW) return cuda::Update::kAdamW;
+  if (StateVectorCount(config) == 0) return cuda::Update::kSgd;
+  return config.nesterov ? cuda::Update::kNesterov : cuda::Update::kMomentum;
+}
+
+class CudaDeviceOnCublasLt : public CudaDevice {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const CudaDeviceInfo& info,
+                                                            const CudaDeviceOptions& options) {
+    ASSIGN_OR_RETURN(auto stream, OwnedCudaStream::Create(info.ordinal));
+    auto device = absl::WrapUnique(new CudaDeviceOnCublasLt(info, std::move(stream)));
+    CudaContext& context = device->context_;
+    context.math = options.math;
+    context.columns_bytes_max = options.columns_bytes_max;
+    ASSIGN_OR_RETURN(context.cublaslt, CublasLtLibrary::Load());
+    if (const cublasStatus_t status = context.cublaslt.create(&context.cublaslt_handle);
+        status != CUBLAS_STATUS_SUCCESS) {
+      return absl::InternalError(absl::StrCat("cublasLtCreate: ", context.cublaslt.get_status_string(status)));
+    }
+    ASSIGN_OR_RETURN(context.workspace, CudaMemory::Create(CudaContext::kWorkspaceBytes), "cuBLAS's workspace");
+    return device;
+  }
+
+  ~CudaDeviceOnCublasLt() override {
+    cudaStreamSynchronize(context_.stream);
+    if (context_.cublaslt_handle != nullptr) context_.cublaslt.destroy(context_.cublaslt_handle);
+  }
+
+  std::string name() const override {
+    const size_t version = context_.cublaslt.get_version();
+    return absl::StrCat("cuda:", info_.ordinal, " (", info_.name, ", sm_", info_.compute_major, info_.compute_minor,
+                        ", cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100, ", ",
+                        Name(context_.math), ")");
+  }
+  const CudaDeviceInfo& info() const override { return info_; }
+  CudaStream* stream() override { return stream_.get(); }
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
+    ASSIGN_OR_RETURN(CudaMemory memory, CudaMemory::Create(size_bytes));
+    if (size_bytes > 0) {
+      RETURN_IF_ERROR(
+          CudaStatus(cudaMemsetAsync(memory.data(), 0, static_cast<size_t>(size_bytes), context_.stream), "zeroing"));
+      // Copies of other streams may follow at once.
+      RETURN_IF_ERROR(stream_->Synchronize());
+    }
+    return std::make_unique<CudaBuffer>(std::move(memory));
+  }
+
+  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
+    return CreateCudaConv2d(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
+    return CreateCudaDense(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
+    return CreateCudaMaxPool2d(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
+      const GlobalAveragePoolSpec& spec) override {
+    return CreateCudaGlobalAveragePool(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override {
+    return CreateCudaBatchNorm(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override {
+    return CreateCudaDropout(&context_, spec);
+  }
+  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
+      const SoftmaxCrossEntropySpec& spec) override {
+    return CreateCudaSoftmaxCrossEntropy(&context_, spec);
+  }
+
+  void Relu(const float* x, float* y, int64_t count) override {
+    context_.Keep(cuda::Relu(context_.stream, x, y, count), "relu");
+  }
+  void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override {
+    context_.Keep(cuda::ReluBackward(context_.stream, y, dy, dx, count), "relu backward");
+  }
+  void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override {
+    const auto add = activation == Activation::kRelu ? cuda::AddRelu : cuda::Add;
+    context_.Keep(add(context_.stream, a, b, y, count), "add");
+  }
+  void Accumulate(const float* x, float* y, int64_t count) override {
+    context_.Keep(cuda::Accumulate(context_.stream, x, y, count), "accumulate");
+  }
+  void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override;
+  void NormalizePixels(const Pixels& p) override {
+    context_.Keep(cuda::NormalizePixels(context_.stream, {.count = p.count,
+                                                          .channels = p.channels,
+                                                          .pixels = p.pixels,
+                                                          .offset = p.offset,
+                                                          .scale = p.scale,
+                                                          .out = p.out}),
+                  "normalize pixels");
+  }
+
+  void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
+    context_.Keep(stream_->CopyToDevice(host, device, size_bytes));
+  }
+  void CopyToHost(const void* device, void* host, int64_t size_bytes) override {
+    context_.Keep(stream_->CopyToHost(device, host, size_bytes));
+  }
+  absl::Status Synchronize() override {
+    context_.Keep(stream_->Synchronize());
+    return context_.first_error;
+  }
+
+  absl::StatusOr<std::unique_ptr<CudaStream>> CreateStream() override {
+    ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, OwnedCudaStream::Create(info_.ordinal));
+    return stream;
+  }
+  absl::StatusOr<std::unique_ptr<CudaEvent>> CreateEvent() override { return CreateCudaEvent(info_.ordinal); }
+  absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(int64_t size_bytes) override {
+    ASSIGN_OR_RETURN(PinnedMemory memory, PinnedMemory::Create(size_bytes));
+    return std::make_unique<CudaPinnedBuffer>(std::move(memory));
+  }
+
+  absl::Status BeginCapture() override { return stream_->BeginCapture(); }
+  absl::StatusOr<std::unique_ptr<CudaGraph>> EndCapture() override {
+    ASSIGN_OR_RETURN(const cudaGraph_t graph, stream_->EndCapture());
+    const absl::Cleanup destroy = [graph] { cudaGraphDestroy(graph); };
+    // An operation that failed is missing in the graph.
+    RETURN_IF_ERROR(context_.first_error, "capturing a graph");
+    cudaGraphExec_t executable = nullptr;
+    RETURN_IF_ERROR(CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph"));
+    return std::make_unique<ExecutableGraph>(executable, context_.stream);
+  }
+
+  void BindStepValues(const CudaStepValues* values) override { context_.bound = values; }
+
+ private:
+  CudaDeviceOnCublasLt(const CudaDeviceInfo& info, std::unique_ptr<OwnedCudaStream> stream)
+      : info_(info), stream_(std::move(stream)) {
+    context_.stream = stream_->get();
+  }
+
+  const CudaDeviceInfo info_;
+  const std::unique_ptr<OwnedCudaStream> stream_;
+  CudaContext context_;
+};
+
+void CudaDeviceOnCublasLt::ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) {
+  const int64_t count = std::ssize(args.gradient);
+  CHECK_EQ(args.parameters_in.size(), count);
+  CHECK_EQ(args.parameters_out.size(), count);
+  CHECK_EQ(args.state.size(), StateVectorCount(config));
+  for (const std::span<float> state : args.state) CHECK_EQ(state.size(), count);
+  CHECK_GE(args.update, 1);
+  const cuda::OptimizerArgs optimizer = {.update = UpdateOf(config),
+                                         .count = count,
+                                         .gradient = args.gradient.data(),
+                                         .parameters_in = args.parameters_in.data(),
+                                         .parameters_out = args.parameters_out.data(),
+                                         .first = args.state.empty() ? nullptr : args.state[0].data(),
+                                         .second = args.state.size() < 2 ? nullptr : args.state[1].data(),
+                                         .scalars = MakeCudaOptimizerScalars(config, args.learning_rate, args.update),
+                                         .bound = context_.bound};
+  context_.Keep(cuda::ApplyUpdate(context_.stream, optimizer), "optimizer");
+}
+
+// 13010 is 13.1.
+std::string Version(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
+
+absl::Status NoDriver(cudaError_t error) {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  if (driver == 0) {
+    return absl::UnavailableError(
+        absl::StrCat("there is no CUDA driver (libcuda.so.1): this build needs one of CUDA ", Version(runtime)));
+  }
+  return absl::UnavailableError(absl::StrCat("the driver is one of CUDA ", Version(driver), ", this build needs ",
+                                             Version(runtime), ": ", cudaGetErrorString(error)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  cudaGetLastError();  // it is told here, not by the next call
+  if (error == cudaErrorInsufficientDriver) return NoDriver(error);
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
+    return absl::NotFoundError("the CUDA driver shows no GPU");
+  }
+  RETURN_IF_ERROR(CudaStatus(error, "counting GPUs"));
+  std::vector<CudaDeviceInfo> devices;
+  for (int ordinal = 0; ordinal < count; ++ordinal) {
+    cudaDeviceProp properties = {};
+    RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "asking a GPU for its properties"));
+    devices.push_back({.ordinal = ordinal,
+                       .name = properties.name,
+                       .compute_major = properties.major,
+                       .compute_minor = properties.minor,
+                       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)});
+  }
+  return devices;
+}
+
+absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions& options) {
+  ASSIGN_OR_RETURN(const std::vector<CudaDeviceInfo> devices, FindCudaDevices());
+  if (options.ordinal < 0 || options.ordinal >= std::ssize(devices)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("GPU ", options.ordinal, " does not exist: the driver shows ", devices.size(), ", from 0"));
+  }
+  const CudaDeviceInfo& info = devices[static_cast<size_t>(options.ordinal)];
+  if (info.compute_major < kComputeMajorMin) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("GPU ", info.ordinal, " (", info.name, ") has compute capability ", info.compute_major, ".",
+                     info.compute_minor, ": at least ", kComputeMajorMin, ".0 is needed"));
+  }
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.ordinal), "cudaSetDevice"), "GPU ", info.ordinal);
+  ASSIGN_OR_RETURN(auto device, CudaDeviceOnCublasLt::Create(info, options), "GPU ", info.ordinal, " (", info.name,
+                   ")");
+  return device;
+}
+
+}  // namespace starring

@@ -1,0 +1,141 @@
+// The GPU side of kernels/device.h: cuBLASLt for matrix products, kernels of our own for the rest; and what a trainer
+// needs beside a Device: streams, events, pinned memory, graphs.
+//
+// The header knows no CUDA, so that callers compile without it. In a build without a CUDA toolkit both functions at the
+// end fail with Unavailable, saying so.
+//
+// Operations run on the device's own stream. Their errors (a launch that is refused, a kernel that fails) are kept, and
+// Synchronize returns the first of them, Internal with the library's own text; what follows an error is not to be used.
+//
+// Bits: the same inputs and shapes give the same bits on every run on GPUs of one model with one version of cuBLASLt:
+// algorithms are chosen by shape once, the workspace has one size, and nothing sums by atomics. (cuBLAS documents this:
+// "Results reproducibility"; its workspace and stream are ours alone.)
+//
+// Thread safety: a device, its operations and its graphs are used by one thread, the one that created it. A CudaStream
+// other than stream() may be used by one other thread, an event and pinned memory by any.
+#ifndef STARRING_KERNELS_CUDA_CUDA_DEVICE_H_
+#define STARRING_KERNELS_CUDA_CUDA_DEVICE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/optimizer.h"
+#include "kernels/cuda/step_values.h"
+#include "kernels/device.h"
+
+namespace starring {
+
+// What matrix products round their inputs to: fp32 not at all, tf32 to 10 bits of mantissa, bf16 to 7. Sums are
+// float32, and so is all that is stored.
+enum class CudaMath { kFp32, kTf32, kBf16 };
+
+struct CudaDeviceOptions {
+  int ordinal = 0;  // CUDA's number of the GPU
+  CudaMath math = CudaMath::kFp32;
+  // Of temporary memory for the columns of one convolution (kernels/cuda/im2col.h). More images than fit in it, or
+  // than four, are treated in chunks. Half would keep the columns in an H100's cache but leave multiprocessors idle in
+  // small layers: enough for any layer of the shipped models at batch 512 in few chunks.
+  int64_t columns_bytes_max = int64_t{256} << 20;
+};
+
+struct CudaDeviceInfo {
+  int ordinal = 0;
+  std::string name;  // "NVIDIA H100 80GB HBM3"
+  int compute_major = 0, compute_minor = 0;
+  int64_t memory_bytes = 0;
+};
+
+// A point in a stream. Recorded again, it is the newer point.
+class CudaEvent {
+ public:
+  virtual ~CudaEvent() = default;
+  // Blocks this thread until the last Record was reached; at once if there was none.
+  virtual absl::Status Wait() = 0;
+};
+
+// A queue of copies and waits, in order.
+class CudaStream {
+ public:
+  virtual ~CudaStream() = default;  // waits for what is queued
+  // In a capture of this stream, Record and Wait become nodes of the graph that act whenever it is launched; so can one
+  // captured bucket be known as complete while the rest of the graph still runs.
+  virtual absl::Status Record(CudaEvent* event) = 0;
+  virtual absl::Status Wait(CudaEvent* event) = 0;  // what is queued from now on, not this thread
+  // Asynchronous only where `host` is pinned: then it must stay, unchanged, until the stream was there.
+  virtual absl::Status CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
+  virtual absl::Status CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
+  virtual absl::Status Synchronize() = 0;
+};
+
+// Host memory that the GPU reads and writes directly; 64-byte aligned, not initialised, freed by the destructor.
+class PinnedBuffer {
+ public:
+  virtual ~PinnedBuffer() = default;
+  virtual void* data() = 0;
+  virtual int64_t size_bytes() const = 0;
+};
+
+// Captured work that one call launches.
+class CudaGraph {
+ public:
+  virtual ~CudaGraph() = default;  // before its device
+  // Enqueues all of it on the device's stream.
+  virtual absl::Status Launch() = 0;
+};
+
+class CudaDevice : public Device {
+ public:
+  virtual const CudaDeviceInfo& info() const = 0;
+  virtual CudaStream* stream() = 0;  // where operations run
+
+  virtual absl::StatusOr<std::unique_ptr<CudaStream>> CreateStream() = 0;
+  virtual absl::StatusOr<std::unique_ptr<CudaEvent>> CreateEvent() = 0;
+  // ResourceExhausted with the number of bytes when there is no such memory.
+  virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(int64_t size_bytes) = 0;
+
+  // What is called on stream() between the two is not run but kept. Allocate, Create..., Synchronize and Result must
+  // not be called between; operations allocate nothing, wherever they are called.
+  // Everything a graph refers to, its operations too, must live as long as the graph.
+  virtual absl::Status BeginCapture() = 0;
+  virtual absl::StatusOr<std::unique_ptr<CudaGraph>> EndCapture() = 0;
+
+  // From now on Dropout, SoftmaxCrossEntropy and ApplyOptimizer read their step, first sample, loss scale and factors
+  // from `values`, device memory, when they run on the GPU, and not from their arguments: a captured graph serves every
+  // step. Null: from their arguments. What is bound when a graph is captured stays bound in it. Dropout's backward
+  // reads it too: the values must not change between forward and backward.
+  virtual void BindStepValues(const CudaStepValues* values) = 0;
+
+  // common/optimizer.h's ApplyOptimizer over spans of device memory, to the same bits.
+  virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
+
+  // out = (pixel - offset[channel]) * scale[channel], as worker/data/pixel_normalizer.h. All device memory;
+  // `channels` interleaved, `count` values in all, below 2^31.
+  struct Pixels {
+    const uint8_t* pixels = nullptr;
+    int64_t count = 0, channels = 0;
+    const float* offset = nullptr;  // (channels)
+    const float* scale = nullptr;   // (channels)
+    float* out = nullptr;
+  };
+  virtual void NormalizePixels(const Pixels& pixels) = 0;
+};
+
+// For CudaStepValues::optimizer: the factors of update number `update` (from 1).
+CudaOptimizerScalars MakeCudaOptimizerScalars(const OptimizerConfig& config, float learning_rate, int64_t update);
+
+// The GPUs that the driver shows, in its order. Unavailable, with the versions, where there is no driver or it is too
+// old for this build; NotFound where the driver shows none.
+absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices();
+
+// As FindCudaDevices; and InvalidArgument for an ordinal that does not exist, FailedPrecondition for a GPU older than
+// compute capability 8.0, ResourceExhausted with the numbers where its memory is too full, Unavailable where cuBLASLt
+// cannot be loaded.
+absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions& options);
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CUDA_CUDA_DEVICE_H_

@@ -1,0 +1,180 @@
+// A convolution is a dense layer over columns: im2col, product; backward, products and col2im.
+//
+// The columns are kernel_height * kernel_width times as large as x. So they are made in chunks of images that fit in
+// columns_bytes_max; the weight gradient adds the chunks up in order. A chunk is a multiple of four images: then its
+// part of every tensor begins on 16 bytes, whatever the shape. Where the columns are x itself, nothing is copied: 1 x 1
+// kernels with stride 1, and kernels that see the whole image.
+#include "kernels/cuda/cuda_layers.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "kernels/cuda/im2col.h"
+#include "kernels/cuda/matrix_layer.h"
+#include "kernels/shape_checks.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+constexpr int64_t kImagesMultiple = 4;
+
+class CudaDense : public Dense {
+ public:
+  CudaDense(CudaContext* context, const DenseSpec& spec, MatrixLayer layer)
+      : context_(context), spec_(spec), layer_(std::move(layer)) {}
+
+  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+    layer_.Forward(x, weight, bias, y);
+  }
+
+  void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                float* dbias) override {
+    ActivationGradient(
+        context_,
+        {.rows = spec_.batch, .channels = spec_.out, .activation = spec_.activation, .y = y, .dy = dy, .dbias = dbias});
+    layer_.WeightGradient(x, dy, dweight, Write::kOverwrite);
+    if (dx != nullptr) layer_.InputGradientOf(dy, weight, dx);
+  }
+
+ private:
+  CudaContext* const context_;
+  const DenseSpec spec_;
+  MatrixLayer layer_;
+};
+
+cuda::PatchShape PatchesOf(const Conv2dSpec& s, int64_t images) {
+  return {.images = images,
+          .in_height = s.in_height,
+          .in_width = s.in_width,
+          .channels = s.in_channels,
+          .out_height = s.out_height(),
+          .out_width = s.out_width(),
+          .kernel_height = s.kernel_height,
+          .kernel_width = s.kernel_width,
+          .stride_height = s.stride_height,
+          .stride_width = s.stride_width,
+          .padding_height = s.padding_height,
+          .padding_width = s.padding_width};
+}
+
+bool ColumnsAreInput(const Conv2dSpec& s) {
+  if (s.padding_height != 0 || s.padding_width != 0) return false;
+  const bool pointwise = s.kernel_height == 1 && s.kernel_width == 1 && s.stride_height == 1 && s.stride_width == 1;
+  return pointwise || (s.kernel_height == s.in_height && s.kernel_width == s.in_width);
+}
+
+class CudaConv2d : public Conv2d {
+ public:
+  static absl::StatusOr<std::unique_ptr<CudaConv2d>> Create(CudaContext* context, const Conv2dSpec& s,
+                                                            int64_t chunk_images) {
+    auto conv = std::make_unique<CudaConv2d>(context, s, chunk_images);
+    ASSIGN_OR_RETURN(conv->chunk_, conv->CreateLayer(chunk_images));
+    if (const int64_t rest = s.batch % chunk_images; rest != 0) {
+      ASSIGN_OR_RETURN(conv->rest_, conv->CreateLayer(rest));
+    }
+    return conv;
+  }
+
+  CudaConv2d(CudaContext* context, const Conv2dSpec& spec, int64_t chunk_images)
+      : context_(context), spec_(spec), chunk_images_(chunk_images), columns_are_input_(ColumnsAreInput(spec)) {}
+
+  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+    ForChunks([&](MatrixLayer& layer, int64_t first, int64_t images) {
+      layer.Forward(Columns(x, first, images), weight, bias, y + first * OutImage());
+    });
+  }
+
+  void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                float* dbias) override {
+    ActivationGradient(context_, {.rows = spec_.batch * spec_.out_height() * spec_.out_width(),
+                                  .channels = spec_.out_channels,
+                                  .activation = spec_.activation,
+                                  .y = y,
+                                  .dy = dy,
+                                  .dbias = dbias});
+    ForChunks([&](MatrixLayer& layer, int64_t first, int64_t images) {
+      const float* const chunk_dy = dy + first * OutImage();
+      layer.WeightGradient(Columns(x, first, images), chunk_dy, dweight, first == 0 ? Write::kOverwrite : Write::kAdd);
+      if (dx == nullptr) return;
+      float* const chunk_dx = dx + first * InImage();
+      if (columns_are_input_) return layer.InputGradientOf(chunk_dy, weight, chunk_dx);
+      float* const columns = context_->scratch.floats();
+      layer.InputGradientOf(chunk_dy, weight, columns);
+      context_->Keep(cuda::Col2im(context_->stream, PatchesOf(spec_, images), columns, chunk_dx), "col2im");
+    });
+  }
+
+ private:
+  absl::StatusOr<MatrixLayer> CreateLayer(int64_t images) const {
+    const cuda::PatchShape patches = PatchesOf(spec_, images);
+    return MatrixLayer::Create(context_, {.rows = patches.rows(),
+                                          .in = patches.patch(),
+                                          .out = spec_.out_channels,
+                                          .bias = spec_.bias,
+                                          .activation = spec_.activation,
+                                          .input_gradient = spec_.input_gradient});
+  }
+
+  template <typename Visit>
+  void ForChunks(const Visit& visit) {
+    for (int64_t first = 0; first < spec_.batch; first += chunk_images_) {
+      const int64_t images = std::min(chunk_images_, spec_.batch - first);
+      visit(images == chunk_images_ ? *chunk_ : *rest_, first, images);
+    }
+  }
+
+  const float* Columns(const float* x, int64_t first, int64_t images) {
+    if (columns_are_input_) return x + first * InImage();
+    float* const columns = context_->scratch.floats();
+    context_->Keep(cuda::Im2col(context_->stream, PatchesOf(spec_, images), x + first * InImage(), columns), "im2col");
+    return columns;
+  }
+
+  int64_t InImage() const { return spec_.in_height * spec_.in_width * spec_.in_channels; }
+  int64_t OutImage() const { return spec_.out_height() * spec_.out_width() * spec_.out_channels; }
+
+  CudaContext* const context_;
+  const Conv2dSpec spec_;
+  const int64_t chunk_images_;
+  const bool columns_are_input_;
+  std::optional<MatrixLayer> chunk_, rest_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Dense>> CreateCudaDense(CudaContext* context, const DenseSpec& s) {
+  RETURN_IF_ERROR(CheckShape(s));
+  ASSIGN_OR_RETURN(MatrixLayer layer, MatrixLayer::Create(context, {.rows = s.batch,
+                                                                    .in = s.in,
+                                                                    .out = s.out,
+                                                                    .bias = s.bias,
+                                                                    .activation = s.activation,
+                                                                    .input_gradient = s.input_gradient}));
+  RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch, s.out), "dense");
+  return std::make_unique<CudaDense>(context, s, std::move(layer));
+}
+
+absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, const Conv2dSpec& s) {
+  RETURN_IF_ERROR(CheckShape(s));
+  RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch * s.out_height() * s.out_width(), s.out_channels),
+                  "conv2d");
+  if (ColumnsAreInput(s)) return CudaConv2d::Create(context, s, s.batch);
+  const cuda::PatchShape image = PatchesOf(s, 1);
+  // In floats: rows and patch are below 2^31 each.
+  const int64_t image_floats = image.rows() * image.patch();
+  const int64_t fitting = context->columns_bytes_max / kFloatBytes / image_floats / kImagesMultiple * kImagesMultiple;
+  const int64_t images = std::min(s.batch, std::max(fitting, kImagesMultiple));
+  if (image_floats > kTensorElementsMax / images) {
+    return absl::InvalidArgumentError(absl::StrCat("conv2d: the columns of ", images, " images have ", images, " x ",
+                                                   image_floats, " elements: at most ", kTensorElementsMax,
+                                                   " are possible"));
+  }
+  RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * images * image_floats), "conv2d");
+  return CudaConv2d::Create(context, s, images);
+}
+
+}  // namespace starring

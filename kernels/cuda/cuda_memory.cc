@@ -1,0 +1,45 @@
+#include "kernels/cuda/cuda_memory.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+
+namespace starring {
+
+absl::Status CudaStatus(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(what, ": ", cudaGetErrorString(error), " (CUDA error ", static_cast<int>(error), ")"));
+}
+
+absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes) {
+  if (size_bytes < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("a buffer of ", size_bytes, " bytes: must be at least 0"));
+  }
+  void* data = nullptr;
+  const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // else the next launch would report it
+    size_t free_bytes = 0, total_bytes = 0;
+    cudaMemGetInfo(&free_bytes, &total_bytes);
+    return absl::ResourceExhaustedError(absl::StrCat("no GPU memory for a buffer of ", size_bytes,
+                                                     " bytes: ", free_bytes, " of ", total_bytes, " are free"));
+  }
+  RETURN_IF_ERROR(CudaStatus(error, "cudaMalloc"));
+  CudaMemory memory;
+  memory.data_.reset(data);
+  memory.size_bytes_ = size_bytes;
+  return memory;
+}
+
+absl::Status CudaScratch::Reserve(int64_t size_bytes) {
+  const int64_t have_bytes = blocks_.empty() ? 0 : blocks_.back().size_bytes();
+  if (size_bytes <= have_bytes) return absl::OkStatus();
+  ASSIGN_OR_RETURN(CudaMemory block, CudaMemory::Create(size_bytes), "temporary memory");
+  blocks_.push_back(std::move(block));
+  return absl::OkStatus();
+}
+
+}  // namespace starring

@@ -1,0 +1,57 @@
+// Memory of the GPU, owned.
+//
+// Thread safety: one thread.
+#ifndef STARRING_KERNELS_CUDA_CUDA_MEMORY_H_
+#define STARRING_KERNELS_CUDA_CUDA_MEMORY_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace starring {
+
+// Internal with CUDA's own text and `what` was tried; OK for cudaSuccess.
+absl::Status CudaStatus(cudaError_t error, const char* what);
+
+class CudaMemory {
+ public:
+  // Not initialised, 256-byte aligned. ResourceExhausted with the number of bytes, and those that are free, when it
+  // does not fit.
+  static absl::StatusOr<CudaMemory> Create(int64_t size_bytes);
+  CudaMemory() = default;
+  CudaMemory(CudaMemory&&) = default;
+  CudaMemory& operator=(CudaMemory&&) = default;
+
+  void* data() const { return data_.get(); }
+  float* floats() const { return static_cast<float*>(data()); }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  struct Free {
+    void operator()(void* data) const { cudaFree(data); }
+  };
+  std::unique_ptr<void, Free> data_;
+  int64_t size_bytes_ = 0;
+};
+
+// Temporary memory that the operations of one device share: each uses it between the start of a call and its end, and
+// the stream keeps calls in order.
+class CudaScratch {
+ public:
+  // Grows to `size_bytes`. What was there stays allocated: a captured graph may hold its address.
+  absl::Status Reserve(int64_t size_bytes);
+  // At most what was reserved.
+  float* floats() const { return blocks_.empty() ? nullptr : blocks_.back().floats(); }
+
+ private:
+  std::vector<CudaMemory> blocks_;  // each larger than the one before
+};
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CUDA_CUDA_MEMORY_H_

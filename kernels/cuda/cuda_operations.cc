@@ -1,0 +1,234 @@
+#include "kernels/cuda/cuda_operations.h"
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "common/check.h"
+#include "common/status.h"
+#include "kernels/cuda/batch_norm.h"
+#include "kernels/cuda/dropout.h"
+#include "kernels/cuda/pinned_memory.h"
+#include "kernels/cuda/pool.h"
+#include "kernels/cuda/softmax_cross_entropy.h"
+#include "kernels/shape_checks.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+
+class CudaMaxPool2d : public MaxPool2d {
+ public:
+  CudaMaxPool2d(CudaContext* context, const cuda::PatchShape& window, CudaMemory winners)
+      : context_(context), window_(window), winners_(std::move(winners)) {}
+  void Forward(const float* x, float* y) override {
+    context_->Keep(cuda::MaxPoolForward(context_->stream, window_, x, y, winners_.data()), "max pool");
+  }
+  void Backward(const float* dy, float* dx) override {
+    context_->Keep(cuda::MaxPoolBackward(context_->stream, window_, dy, winners_.data(), dx), "max pool backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::PatchShape window_;
+  const CudaMemory winners_;
+};
+
+class CudaGlobalAveragePool : public GlobalAveragePool {
+ public:
+  CudaGlobalAveragePool(CudaContext* context, const GlobalAveragePoolSpec& s)
+      : context_(context), shape_{.images = s.batch, .pixels = s.height * s.width, .channels = s.channels} {}
+  void Forward(const float* x, float* y) override {
+    context_->Keep(cuda::AveragePoolForward(context_->stream, shape_, x, y), "global average pool");
+  }
+  void Backward(const float* dy, float* dx) override {
+    context_->Keep(cuda::AveragePoolBackward(context_->stream, shape_, dy, dx), "global average pool backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::AveragePoolShape shape_;
+};
+
+class CudaBatchNorm : public BatchNorm {
+ public:
+  // `statistics` holds mean and inverse deviation, each padded to whole packs of four.
+  CudaBatchNorm(CudaContext* context, const cuda::BatchNormShape& shape, CudaMemory statistics)
+      : context_(context), shape_(shape), statistics_(std::move(statistics)) {}
+
+  static int64_t PaddedChannels(int64_t channels) { return (channels + 3) / 4 * 4; }
+  static int64_t StatisticsBytes(const cuda::BatchNormShape& s) { return kFloatBytes * 2 * PaddedChannels(s.channels); }
+  static int64_t ScratchBytes(const cuda::BatchNormShape& s) {
+    return kFloatBytes * (3 * PaddedChannels(s.channels) + cuda::BatchNormSumsFloats(s));
+  }
+
+  void Forward(const float* x, const float* gamma, const float* beta, float* running_mean, float* running_variance,
+               float* y) override {
+    context_->Keep(cuda::BatchNormForward(context_->stream, shape_, Memory(),
+                                          {.x = x,
+                                           .gamma = gamma,
+                                           .beta = beta,
+                                           .running_mean = running_mean,
+                                           .running_variance = running_variance,
+                                           .y = y}),
+                   "batch norm");
+  }
+
+  void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
+             const float* running_variance, float* y) override {
+    context_->Keep(cuda::BatchNormInfer(context_->stream, shape_, Memory(),
+                                        {.x = x,
+                                         .gamma = gamma,
+                                         .beta = beta,
+                                         .running_mean = running_mean,
+                                         .running_variance = running_variance,
+                                         .y = y}),
+                   "batch norm inference");
+  }
+
+  void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
+                float* dbeta) override {
+    context_->Keep(
+        cuda::BatchNormBackward(context_->stream, shape_, Memory(),
+                                {.x = x, .gamma = gamma, .y = y, .dy = dy, .dx = dx, .dgamma = dgamma, .dbeta = dbeta}),
+        "batch norm backward");
+  }
+
+ private:
+  cuda::BatchNormMemory Memory() const {
+    const int64_t channels = PaddedChannels(shape_.channels);
+    float* const scratch = context_->scratch.floats();
+    return {.sums = scratch + 3 * channels,
+            .mean = statistics_.floats(),
+            .inverse_deviation = statistics_.floats() + channels,
+            .scale = scratch,
+            .shift = scratch + channels,
+            .slope = scratch + 2 * channels};
+  }
+
+  CudaContext* const context_;
+  const cuda::BatchNormShape shape_;
+  const CudaMemory statistics_;
+};
+
+class CudaDropout : public Dropout {
+ public:
+  CudaDropout(CudaContext* context, const DropoutSpec& s)
+      : context_(context),
+        args_{.count = s.batch * s.sample_elements,
+              .sample_elements = s.sample_elements,
+              .seed = s.seed,
+              .stream = s.stream,
+              .threshold = static_cast<uint32_t>(std::ceil(double{s.rate} * 0x1.0p24)),
+              .scale = 1.0f / (1.0f - s.rate)} {}
+
+  void Forward(const float* x, int64_t step, int64_t first_sample, float* y) override {
+    CHECK(step >= 0 && step <= std::numeric_limits<uint32_t>::max()) << "step " << step;
+    CHECK_GE(first_sample, 0);
+    args_.values.step = step;
+    args_.values.first_sample = first_sample;
+    args_.bound = context_->bound;
+    context_->Keep(cuda::ApplyDropout(context_->stream, args_, x, y), "dropout");
+  }
+  void Backward(const float* dy, float* dx) override {
+    context_->Keep(cuda::ApplyDropout(context_->stream, args_, dy, dx), "dropout backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  cuda::DropoutArgs args_;  // of the last Forward
+};
+
+class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
+ public:
+  // `sums` holds one for each sample, then the total.
+  CudaSoftmaxCrossEntropy(CudaContext* context, const SoftmaxCrossEntropySpec& s, CudaMemory sums, PinnedMemory result)
+      : context_(context), spec_(s), sums_(std::move(sums)), result_(std::move(result)) {}
+
+  void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) override {
+    auto* const samples = static_cast<cuda::LossSums*>(sums_.data());
+    context_->Keep(cuda::SoftmaxCrossEntropy(context_->stream, {.batch = spec_.batch,
+                                                                .classes = spec_.classes,
+                                                                .logits = logits,
+                                                                .labels = labels,
+                                                                .dlogits = dlogits,
+                                                                .samples = samples,
+                                                                .total = samples + spec_.batch,
+                                                                .loss_scale = scale,
+                                                                .bound = context_->bound}),
+                   "softmax cross entropy");
+    context_->Keep(cudaMemcpyAsync(result_.data(), samples + spec_.batch, sizeof(cuda::LossSums),
+                                   cudaMemcpyDeviceToHost, context_->stream),
+                   "copying the loss");
+  }
+
+  // After an error the loss is NaN, so that nobody takes the last one for this one; Synchronize has the error.
+  LossResult Result() override {
+    context_->Keep(cudaStreamSynchronize(context_->stream), "waiting for the loss");
+    if (!context_->first_error.ok()) return {.loss_sum = std::numeric_limits<double>::quiet_NaN()};
+    const auto* const total = static_cast<const cuda::LossSums*>(result_.data());
+    return {.loss_sum = total->loss, .correct = total->correct};
+  }
+
+ private:
+  CudaContext* const context_;
+  const SoftmaxCrossEntropySpec spec_;
+  const CudaMemory sums_;
+  const PinnedMemory result_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context, const Pool2dSpec& s) {
+  RETURN_IF_ERROR(CheckShape(s));
+  const cuda::PatchShape window = {.images = s.batch,
+                                   .in_height = s.in_height,
+                                   .in_width = s.in_width,
+                                   .channels = s.channels,
+                                   .out_height = s.out_height(),
+                                   .out_width = s.out_width(),
+                                   .kernel_height = s.kernel_height,
+                                   .kernel_width = s.kernel_width,
+                                   .stride_height = s.stride_height,
+                                   .stride_width = s.stride_width,
+                                   .padding_height = s.padding_height,
+                                   .padding_width = s.padding_width};
+  ASSIGN_OR_RETURN(CudaMemory winners, CudaMemory::Create(cuda::WinnerBytes(window)), "max pool");
+  return std::make_unique<CudaMaxPool2d>(context, window, std::move(winners));
+}
+
+absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCudaGlobalAveragePool(CudaContext* context,
+                                                                               const GlobalAveragePoolSpec& s) {
+  RETURN_IF_ERROR(CheckShape(s));
+  return std::make_unique<CudaGlobalAveragePool>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& s) {
+  RETURN_IF_ERROR(CheckShape(s));
+  const cuda::BatchNormShape shape = {
+      .rows = s.batch * s.height * s.width,
+      .channels = s.channels,
+      .activation = s.activation == Activation::kRelu ? cuda::Mask::kRelu : cuda::Mask::kNone,
+      .epsilon = s.epsilon,
+      .momentum = s.momentum};
+  RETURN_IF_ERROR(context->scratch.Reserve(CudaBatchNorm::ScratchBytes(shape)), "batch norm");
+  ASSIGN_OR_RETURN(CudaMemory statistics, CudaMemory::Create(CudaBatchNorm::StatisticsBytes(shape)), "batch norm");
+  return std::make_unique<CudaBatchNorm>(context, shape, std::move(statistics));
+}
+
+absl::StatusOr<std::unique_ptr<Dropout>> CreateCudaDropout(CudaContext* context, const DropoutSpec& s) {
+  RETURN_IF_ERROR(CheckShape(s));
+  return std::make_unique<CudaDropout>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntropy(CudaContext* context,
+                                                                                   const SoftmaxCrossEntropySpec& s) {
+  RETURN_IF_ERROR(CheckShape(s));
+  const int64_t sums_bytes = static_cast<int64_t>(sizeof(cuda::LossSums)) * (s.batch + 1);
+  ASSIGN_OR_RETURN(CudaMemory sums, CudaMemory::Create(sums_bytes), "softmax cross entropy");
+  ASSIGN_OR_RETURN(PinnedMemory result, PinnedMemory::Create(sizeof(cuda::LossSums)), "softmax cross entropy");
+  return std::make_unique<CudaSoftmaxCrossEntropy>(context, s, std::move(sums), std::move(result));
+}
+
+}  // namespace starring

@@ -1,0 +1,92 @@
+#include "kernels/cuda/cuda_stream.h"
+
+#include "absl/memory/memory.h"
+#include "common/status.h"
+#include "kernels/cuda/cuda_memory.h"
+
+namespace starring {
+namespace {
+
+class OwnedCudaEvent : public CudaEvent {
+ public:
+  explicit OwnedCudaEvent(cudaEvent_t event) : event_(event) {}
+  ~OwnedCudaEvent() override { cudaEventDestroy(event_); }
+  absl::Status Wait() override { return CudaStatus(cudaEventSynchronize(event_), "waiting for an event"); }
+  cudaEvent_t get() const { return event_; }
+
+ private:
+  const cudaEvent_t event_;
+};
+
+// The trainer has no other implementation to bring.
+cudaEvent_t Get(CudaEvent* event) { return static_cast<OwnedCudaEvent*>(event)->get(); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal) {
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"));
+  cudaEvent_t event = nullptr;
+  // A thread that waits sleeps: the cores belong to the loader and the exchange. No times: they would cost a write.
+  const unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
+  RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate"));
+  return std::make_unique<OwnedCudaEvent>(event);
+}
+
+absl::StatusOr<std::unique_ptr<OwnedCudaStream>> OwnedCudaStream::Create(int ordinal) {
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"));
+  cudaStream_t stream = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
+  return absl::WrapUnique(new OwnedCudaStream(ordinal, stream));
+}
+
+OwnedCudaStream::~OwnedCudaStream() {
+  cudaStreamSynchronize(stream_);
+  cudaStreamDestroy(stream_);
+}
+
+absl::Status OwnedCudaStream::Record(CudaEvent* event) {
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
+  // Without the flag a captured record would order the graph's own nodes only, and nobody outside would see it.
+  const unsigned flags = captures_ ? cudaEventRecordExternal : cudaEventRecordDefault;
+  return CudaStatus(cudaEventRecordWithFlags(Get(event), stream_, flags), "recording an event");
+}
+
+absl::Status OwnedCudaStream::Wait(CudaEvent* event) {
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
+  const unsigned flags = captures_ ? cudaEventWaitExternal : cudaEventWaitDefault;
+  return CudaStatus(cudaStreamWaitEvent(stream_, Get(event), flags), "waiting for an event in a stream");
+}
+
+absl::Status OwnedCudaStream::CopyToDevice(const void* host, void* device, int64_t size_bytes) {
+  if (size_bytes <= 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
+  return CudaStatus(cudaMemcpyAsync(device, host, static_cast<size_t>(size_bytes), cudaMemcpyHostToDevice, stream_),
+                    "copying to the GPU");
+}
+
+absl::Status OwnedCudaStream::CopyToHost(const void* device, void* host, int64_t size_bytes) {
+  if (size_bytes <= 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
+  return CudaStatus(cudaMemcpyAsync(host, device, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_),
+                    "copying from the GPU");
+}
+
+absl::Status OwnedCudaStream::Synchronize() {
+  return CudaStatus(cudaStreamSynchronize(stream_), "waiting for the GPU");
+}
+
+absl::Status OwnedCudaStream::BeginCapture() {
+  // Thread-local: an exchange thread may allocate and copy on its own streams meanwhile.
+  RETURN_IF_ERROR(CudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a graph"));
+  captures_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<cudaGraph_t> OwnedCudaStream::EndCapture() {
+  captures_ = false;
+  cudaGraph_t graph = nullptr;
+  RETURN_IF_ERROR(CudaStatus(cudaStreamEndCapture(stream_, &graph), "capturing a graph"));
+  return graph;
+}
+
+}  // namespace starring

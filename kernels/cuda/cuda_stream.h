@@ -1,0 +1,42 @@
+// CudaStream and CudaEvent of cuda_device.h over CUDA's own.
+#ifndef STARRING_KERNELS_CUDA_CUDA_STREAM_H_
+#define STARRING_KERNELS_CUDA_CUDA_STREAM_H_
+
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
+
+namespace starring {
+
+// On the GPU `ordinal`, whatever the calling thread's current one is.
+absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal);
+
+class OwnedCudaStream : public CudaStream {
+ public:
+  static absl::StatusOr<std::unique_ptr<OwnedCudaStream>> Create(int ordinal);
+  ~OwnedCudaStream() override;
+
+  absl::Status Record(CudaEvent* event) override;
+  absl::Status Wait(CudaEvent* event) override;
+  absl::Status CopyToDevice(const void* host, void* device, int64_t size_bytes) override;
+  absl::Status CopyToHost(const void* device, void* host, int64_t size_bytes) override;
+  absl::Status Synchronize() override;
+
+  cudaStream_t get() const { return stream_; }
+  absl::Status BeginCapture();
+  absl::StatusOr<cudaGraph_t> EndCapture();  // the caller's to destroy
+
+ private:
+  OwnedCudaStream(int ordinal, cudaStream_t stream) : ordinal_(ordinal), stream_(stream) {}
+
+  const int ordinal_;
+  const cudaStream_t stream_;
+  bool captures_ = false;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CUDA_CUDA_STREAM_H_

@@ -1,0 +1,62 @@
+#include "kernels/cuda/dropout.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/pack.h"
+
+namespace starring::cuda {
+namespace {
+
+constexpr uint32_t kDropoutPurpose = 4;  // RandomPurpose::kDropout; std::array is no device code
+
+struct Words {
+  uint32_t v[4];
+};
+
+// Philox4x32 of common/philox.h.
+__device__ inline Words Philox(Words counter, uint32_t key0, uint32_t key1) {
+#pragma unroll
+  for (int round = 0; round < 10; ++round) {
+    const uint32_t low0 = 0xD2511F53u * counter.v[0], high0 = __umulhi(0xD2511F53u, counter.v[0]);
+    const uint32_t low1 = 0xCD9E8D57u * counter.v[2], high1 = __umulhi(0xCD9E8D57u, counter.v[2]);
+    counter = {{high1 ^ counter.v[1] ^ key0, low1, high0 ^ counter.v[3] ^ key1, low0}};
+    key0 += 0x9E3779B9u;
+    key1 += 0xBB67AE85u;
+  }
+  return counter;
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    DropoutKernel(DropoutArgs g, Alignment alignment, const float* in, float* out) {
+  const int64_t thread = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  const int64_t step = g.bound != nullptr ? g.bound->step : g.values.step;
+  const int64_t first_sample = g.bound != nullptr ? g.bound->first_sample : g.values.first_sample;
+  const uint64_t first_word = static_cast<uint64_t>(first_sample) * static_cast<uint64_t>(g.sample_elements);
+  const uint64_t group = first_word / 4 + static_cast<uint64_t>(thread);
+  const Words words = Philox({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32),
+                               static_cast<uint32_t>(step), kDropoutPurpose << 24 | g.stream}},
+                             static_cast<uint32_t>(g.seed), static_cast<uint32_t>(g.seed >> 32));
+  // The first group may begin before the first element.
+  const int64_t first = 4 * thread - static_cast<int64_t>(first_word % 4);
+  if (alignment == Alignment::kPacks && first_word % 4 == 0 && first + 4 <= g.count) {
+    Pack<float, 4> v = LoadPack<4>(in + first);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v.v[k] = words.v[k] >> 8 >= g.threshold ? v.v[k] * g.scale : 0.0f;
+    StorePack(v, out + first);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int64_t e = first + k;
+    if (e >= 0 && e < g.count) out[e] = words.v[k] >> 8 >= g.threshold ? in[e] * g.scale : 0.0f;
+  }
+}
+
+}  // namespace
+
+cudaError_t ApplyDropout(cudaStream_t stream, const DropoutArgs& args, const float* in, float* out) {
+  const Alignment alignment = AlignedForPacks(in, out) ? Alignment::kPacks : Alignment::kElements;
+  // One group more than needed, for elements that begin in the middle of one: where, only the device may know.
+  const int64_t groups = args.count / 4 + 2;
+  return Launch(stream, {.blocks = CeilDivide(groups, kBlockThreads)}, DropoutKernel, args, alignment, in, out);
+}
+
+}  // namespace starring::cuda

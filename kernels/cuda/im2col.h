@@ -1,0 +1,46 @@
+// Convolution as a matrix product: what surrounds the product. Chellapilla, Puri, Simard, "High Performance
+// Convolutional Neural Networks for Document Processing", 2006.
+//
+// Words. A *patch* is what the kernel sees at one place of the output: kernel_height * kernel_width * channels floats,
+// in the memory order of one filter of the weight. The *columns* are the patches of some images, one per row:
+// (images * out_height * out_width, patch).
+#ifndef STARRING_KERNELS_CUDA_IM2COL_H_
+#define STARRING_KERNELS_CUDA_IM2COL_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace starring::cuda {
+
+struct PatchShape {
+  int64_t images = 0;  // at most 2^31 - 1 floats in the columns
+  int64_t in_height = 0, in_width = 0, channels = 0;
+  int64_t out_height = 0, out_width = 0;
+  int64_t kernel_height = 0, kernel_width = 0;
+  int64_t stride_height = 1, stride_width = 1, padding_height = 0, padding_width = 0;
+
+  int64_t rows() const { return images * out_height * out_width; }
+  int64_t patch() const { return kernel_height * kernel_width * channels; }
+};
+
+// columns = the patches of x; padding is 0.
+// Shapes:      x: (images, in_height, in_width, channels); columns: (rows, patch), float32.
+// Writes:      columns are overwritten (=).
+// Launch:      256 threads a block, one thread per 4 neighbouring channels (or per element), no shared memory.
+// Requires:    16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both tested).
+// Cost:        4 bytes written per float of the columns, x read about once (neighbouring patches meet in the cache).
+// Determinism: copies. Reference: the convolution suite, tolerance 2e-5.
+cudaError_t Im2col(cudaStream_t stream, const PatchShape& shape, const float* x, float* columns);
+
+// dx = for each element of x the sum of the columns' elements that were read from it, in row-major order of the kernel.
+// Shapes:      columns: (rows, patch); dx: (images, in_height, in_width, channels), float32.
+// Writes:      dx is overwritten (=): every element gathers its own sum, so there are no atomics.
+// Launch, Requires: as Im2col, a thread per element of dx.
+// Cost:        the columns read once, dx written once: bandwidth-bound.
+// Determinism: bitwise. Reference: the convolution suite, tolerance 2e-5.
+cudaError_t Col2im(cudaStream_t stream, const PatchShape& shape, const float* columns, float* dx);
+
+}  // namespace starring::cuda
+
+#endif  // STARRING_KERNELS_CUDA_IM2COL_H_

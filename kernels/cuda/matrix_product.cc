@@ -1,0 +1,164 @@
+// cuBLAS stores matrices column by column: what is (rows, columns) to us is (columns, rows) to it. So it is asked for
+// c^T = op(b)^T op(a)^T: its first factor is our b, its second our a, nothing is transposed that we did not ask for,
+// and its bias, which runs along its rows, runs along our columns.
+#include "kernels/cuda/matrix_product.h"
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "kernels/cuda/bias_gradient.h"
+
+namespace starring {
+namespace {
+
+// What every pointer is aligned to; also a stand-in for a bias whose alignment the heuristics look at.
+constexpr uint32_t kAlignmentBytes = 16;
+
+cublasComputeType_t ComputeType(CudaMath math) {
+  switch (math) {
+    case CudaMath::kTf32:
+      return CUBLAS_COMPUTE_32F_FAST_TF32;
+    case CudaMath::kBf16:
+      return CUBLAS_COMPUTE_32F_FAST_16BF;
+    case CudaMath::kFp32:
+      break;
+  }
+  return CUBLAS_COMPUTE_32F;
+}
+
+absl::Status Check(const CublasLtLibrary& library, cublasStatus_t status, const char* what) {
+  if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(what, ": ", library.get_status_string(status), " (cuBLAS status ", static_cast<int>(status), ")"));
+}
+
+std::string Text(const MatrixProductSpec& s) {
+  return absl::StrCat("a product of (", s.rows, " x ", s.depth, ") by (", s.depth, " x ", s.columns, ")");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MatrixProduct>> MatrixProduct::Create(CudaContext* context,
+                                                                     const MatrixProductSpec& spec) {
+  auto product = absl::WrapUnique(new MatrixProduct(context, spec));
+  RETURN_IF_ERROR(product->Prepare(), Text(spec));
+  return product;
+}
+
+MatrixProduct::~MatrixProduct() {
+  const CublasLtLibrary& library = context_->cublaslt;
+  for (const cublasLtMatrixLayout_t layout : {a_, b_, c_}) {
+    if (layout != nullptr) library.matrix_layout_destroy(layout);
+  }
+  if (operation_ != nullptr) library.matmul_desc_destroy(operation_);
+}
+
+absl::Status MatrixProduct::Prepare() {
+  RETURN_IF_ERROR(Describe());
+  const cublasLtEpilogue_t epilogue = Epilogue();
+  RETURN_IF_ERROR(ChooseAlgorithm(epilogue, &has_epilogue_));
+  if (has_epilogue_) return absl::OkStatus();
+  bool found = false;
+  if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) RETURN_IF_ERROR(ChooseAlgorithm(CUBLASLT_EPILOGUE_DEFAULT, &found));
+  return found ? absl::OkStatus() : absl::InternalError("cuBLASLt has no algorithm");
+}
+
+cublasLtEpilogue_t MatrixProduct::Epilogue() const {
+  const bool relu = spec_.activation == Activation::kRelu;
+  if (spec_.bias == Bias::kAdded) return relu ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_BIAS;
+  return relu ? CUBLASLT_EPILOGUE_RELU : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+absl::Status MatrixProduct::Describe() {
+  const CublasLtLibrary& library = context_->cublaslt;
+  RETURN_IF_ERROR(Check(library, library.matmul_desc_create(&operation_, ComputeType(context_->math), CUDA_R_32F),
+                        "cublasLtMatmulDescCreate"));
+  const auto describe = [&](Stored stored, int64_t op_rows, int64_t op_columns,
+                            cublasLtMatmulDescAttributes_t attribute, cublasLtMatrixLayout_t* layout) -> absl::Status {
+    const bool plain = stored == Stored::kPlain;
+    const cublasOperation_t operation = plain ? CUBLAS_OP_N : CUBLAS_OP_T;
+    RETURN_IF_ERROR(Check(library,
+                          library.matmul_desc_set_attribute(operation_, attribute, &operation, sizeof(operation)),
+                          "cublasLtMatmulDescSetAttribute"));
+    const int64_t row_length = plain ? op_columns : op_rows, row_count = plain ? op_rows : op_columns;
+    return Check(library,
+                 library.matrix_layout_create(layout, CUDA_R_32F, static_cast<uint64_t>(row_length),
+                                              static_cast<uint64_t>(row_count), row_length),
+                 "cublasLtMatrixLayoutCreate");
+  };
+  RETURN_IF_ERROR(describe(spec_.b, spec_.depth, spec_.columns, CUBLASLT_MATMUL_DESC_TRANSA, &b_));
+  RETURN_IF_ERROR(describe(spec_.a, spec_.rows, spec_.depth, CUBLASLT_MATMUL_DESC_TRANSB, &a_));
+  return Check(library,
+               library.matrix_layout_create(&c_, CUDA_R_32F, static_cast<uint64_t>(spec_.columns),
+                                            static_cast<uint64_t>(spec_.rows), spec_.columns),
+               "cublasLtMatrixLayoutCreate");
+}
+
+absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* found) {
+  const CublasLtLibrary& library = context_->cublaslt;
+  const auto set_operation = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
+    return Check(library, library.matmul_desc_set_attribute(operation_, attribute, &value, sizeof(value)),
+                 "cublasLtMatmulDescSetAttribute");
+  };
+  RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
+  const void* const some_bias = reinterpret_cast<const void*>(uintptr_t{kAlignmentBytes});
+  RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_BIAS_POINTER, some_bias));
+
+  cublasLtMatmulPreference_t preference = nullptr;
+  RETURN_IF_ERROR(Check(library, library.matmul_preference_create(&preference), "cublasLtMatmulPreferenceCreate"));
+  const absl::Cleanup destroy = [&] { library.matmul_preference_destroy(preference); };
+  const auto set = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
+    return Check(library, library.matmul_preference_set_attribute(preference, attribute, &value, sizeof(value)),
+                 "cublasLtMatmulPreferenceSetAttribute");
+  };
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{CudaContext::kWorkspaceBytes}));
+  // A sum that is split over blocks goes through the workspace and is added up by a second kernel, in order; in place,
+  // the order would hang on a counter.
+  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions));
+  for (const auto attribute :
+       {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
+    RETURN_IF_ERROR(set(attribute, kAlignmentBytes));
+  }
+
+  cublasLtMatmulHeuristicResult_t result = {};
+  int count = 0;
+  const cublasStatus_t status = library.matmul_algo_get_heuristic(context_->cublaslt_handle, operation_, b_, a_, c_, c_,
+                                                                  preference, 1, &result, &count);
+  *found = status == CUBLAS_STATUS_SUCCESS && count == 1 && result.state == CUBLAS_STATUS_SUCCESS;
+  if (*found) algorithm_ = result.algo;
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return absl::OkStatus();
+  return Check(library, status, "cublasLtMatmulAlgoGetHeuristic");
+}
+
+void MatrixProduct::Run(const float* a, const float* b, const float* bias, float* c, Write write) {
+  const CublasLtLibrary& library = context_->cublaslt;
+  const bool plain = spec_.bias == Bias::kNone && spec_.activation == Activation::kNone;
+  CHECK(plain || write == Write::kOverwrite);
+  CHECK_EQ(bias != nullptr, spec_.bias == Bias::kAdded);
+  if (bias != nullptr && has_epilogue_) {
+    context_->Keep(Check(
+        library, library.matmul_desc_set_attribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)),
+        "cublasLtMatmulDescSetAttribute"));
+  }
+  const float alpha = 1, beta = write == Write::kAdd ? 1 : 0;
+  context_->Keep(Check(library,
+                       library.matmul(context_->cublaslt_handle, operation_, &alpha, b, b_, a, a_, &beta, c, c_, c, c_,
+                                      &algorithm_, context_->workspace.data(),
+                                      static_cast<size_t>(context_->workspace.size_bytes()), context_->stream),
+                       "cublasLtMatmul"));
+  if (plain || has_epilogue_) return;
+  context_->Keep(
+      cuda::AddBias(context_->stream,
+                    {.activation = spec_.activation == Activation::kRelu ? cuda::Mask::kRelu : cuda::Mask::kNone,
+                     .rows = spec_.rows,
+                     .channels = spec_.columns,
+                     .bias = bias,
+                     .y = c}),
+      "add bias");
+}
+
+}  // namespace starring

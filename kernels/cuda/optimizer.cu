@@ -1,0 +1,67 @@
+#include "kernels/cuda/for_each.h"
+#include "kernels/cuda/optimizer.h"
+
+namespace starring::cuda {
+namespace {
+
+template <Update kUpdate>
+struct UpdateBody {
+  OptimizerArgs g;
+
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    const CudaOptimizerScalars s = g.bound != nullptr ? g.bound->optimizer : g.scalars;
+    const Pack<float, kWidth> gradient = LoadPack<kWidth>(g.gradient + i), in = LoadPack<kWidth>(g.parameters_in + i);
+    Pack<float, kWidth> out, first = {}, second = {};
+    if constexpr (kUpdate != Update::kSgd) first = LoadPack<kWidth>(g.first + i);
+    if constexpr (kUpdate == Update::kAdamW) second = LoadPack<kWidth>(g.second + i);
+    for (int k = 0; k < kWidth; ++k) {
+      out.v[k] = UpdateOne(s, gradient.v[k], in.v[k], first.v[k], second.v[k]);
+    }
+    if constexpr (kUpdate != Update::kSgd) StorePack(first, g.first + i);
+    if constexpr (kUpdate == Update::kAdamW) StorePack(second, g.second + i);
+    StorePack(out, g.parameters_out + i);
+  }
+
+  // The new parameter; the states are updated.
+  __device__ static float UpdateOne(const CudaOptimizerScalars& s, float gradient, float in, float& first,
+                                    float& second) {
+    if constexpr (kUpdate == Update::kAdamW) {
+      const float mean = s.beta1 * first + s.one_minus_beta1 * gradient;
+      const float square = s.beta2 * second + s.one_minus_beta2 * gradient * gradient;
+      first = mean;
+      second = square;
+      return s.keep * in - s.step_size * mean / (sqrtf(square) / s.square_correction + s.epsilon);
+    }
+    const float decayed = gradient + s.weight_decay * in;
+    if constexpr (kUpdate == Update::kSgd) return in - s.learning_rate * decayed;
+    const float velocity = s.momentum * first + decayed;
+    first = velocity;
+    if constexpr (kUpdate == Update::kMomentum) return in - s.learning_rate * velocity;
+    return in - s.learning_rate * (decayed + s.momentum * velocity);
+  }
+};
+
+template <Update kUpdate, typename... States>
+cudaError_t Run(cudaStream_t stream, const OptimizerArgs& args, States*... states) {
+  return ForEach(stream, args.count, UpdateBody<kUpdate>{args}, args.gradient, args.parameters_in, args.parameters_out,
+                 states...);
+}
+
+}  // namespace
+
+cudaError_t ApplyUpdate(cudaStream_t stream, const OptimizerArgs& args) {
+  switch (args.update) {
+    case Update::kSgd:
+      return Run<Update::kSgd>(stream, args);
+    case Update::kMomentum:
+      return Run<Update::kMomentum>(stream, args, args.first);
+    case Update::kNesterov:
+      return Run<Update::kNesterov>(stream, args, args.first);
+    case Update::kAdamW:
+      return Run<Update::kAdamW>(stream, args, args.first, args.second);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace starring::cuda

@@ -1,0 +1,73 @@
+// Words that every kernel uses: a pack of neighbours moved by one access, and division by a number that the host knows.
+//
+// Device code of .cu files; Divisor is made on the host.
+#ifndef STARRING_KERNELS_CUDA_PACK_H_
+#define STARRING_KERNELS_CUDA_PACK_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace starring::cuda {
+
+// kWidth neighbours in memory. REQUIRES: a pointer to one is aligned to sizeof(Pack).
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Pack {
+  T v[kWidth];
+};
+
+template <int kWidth, typename T>
+__device__ inline Pack<T, kWidth> LoadPack(const T* p) {
+  return *reinterpret_cast<const Pack<T, kWidth>*>(p);
+}
+template <int kWidth, typename T>
+__device__ inline void StorePack(const Pack<T, kWidth>& pack, T* p) {
+  *reinterpret_cast<Pack<T, kWidth>*>(p) = pack;
+}
+
+// Floats of a 16-byte access.
+inline constexpr int kPackFloats = 4;
+
+enum class Alignment { kPacks, kElements };  // whether 16-byte accesses are legal
+
+template <typename... Pointers>
+bool AlignedForPacks(const Pointers*... pointers) {
+  return ((reinterpret_cast<uintptr_t>(pointers) % (kPackFloats * sizeof(float)) == 0) && ...);
+}
+
+// NaN passes, as in the CPU's: a NaN must reach the trainer's check.
+__device__ inline float ReluOf(float x) { return x < 0.0f ? 0.0f : x; }
+
+// n / divisor by a multiplication: exact for 0 <= n < 2^31 and 1 <= divisor < 2^31. Granlund and Montgomery, "Division
+// by Invariant Integers using Multiplication", PLDI 1994, figure 4.1, with 31 instead of 32 bits of n. A division by a
+// register costs about 20 instructions, and a gather needs several for each element.
+class Divisor {
+ public:
+  Divisor() = default;
+  explicit Divisor(int64_t divisor) : divisor_(static_cast<uint32_t>(divisor)) {
+    uint32_t log2 = 0;  // rounded up
+    while ((int64_t{1} << log2) < divisor) ++log2;
+    if (log2 == 0) return;  // by one
+    const uint64_t power = uint64_t{1} << (31 + log2);
+    multiplier_ = static_cast<uint32_t>((power + divisor_ - 1) / divisor_);
+    shift_ = log2 - 1;
+  }
+
+  __device__ uint32_t Quotient(uint32_t n) const { return multiplier_ == 0 ? n : __umulhi(n, multiplier_) >> shift_; }
+
+  // {n / divisor, n % divisor}.
+  struct Parts {
+    uint32_t quotient, remainder;
+  };
+  __device__ Parts Split(uint32_t n) const {
+    const uint32_t quotient = Quotient(n);
+    return {quotient, n - quotient * divisor_};
+  }
+
+ private:
+  uint32_t divisor_ = 1, multiplier_ = 0, shift_ = 0;
+};
+
+}  // namespace starring::cuda
+
+#endif  // STARRING_KERNELS_CUDA_PACK_H_

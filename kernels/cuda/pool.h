@@ -1,0 +1,53 @@
+// Max pooling and global average pooling on NHWC.
+#ifndef STARRING_KERNELS_CUDA_POOL_H_
+#define STARRING_KERNELS_CUDA_POOL_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/im2col.h"
+
+namespace starring::cuda {
+
+// The place of the maximum in its window, row-major: a byte where the window has at most 256 places, else 4.
+int64_t WinnerBytes(const PatchShape& window);
+
+// y = the maximum of each window; of equal ones the first in row-major order wins; NaN wins over numbers.
+// Shapes:      x: (images, in_height, in_width, channels); y, winners: (images, out_height, out_width, channels).
+// Writes:      y, winners are overwritten (=).
+// Launch:      256 threads a block, one thread per output, neighbours along channels; no shared memory.
+// Requires:    padding smaller than the kernel.
+// Cost:        x read once where windows do not overlap, 5 bytes written per output: bandwidth-bound.
+// Determinism: bitwise. Reference: double, tolerance 0.
+cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const float* x, float* y, void* winners);
+
+// dx = the sum of dy over the windows in which this element won, in row-major order of the windows.
+// Shapes:      as MaxPoolForward, with dy for y and dx for x.
+// Writes:      dx is overwritten (=): every element gathers its own sum, so there are no atomics.
+// Launch:      256 threads a block, one thread per element of dx; no shared memory.
+// Requires:    `winners` of a forward.
+// Cost:        5 bytes read per output (times the overlap of windows), 4 written per input: bandwidth-bound.
+// Determinism: bitwise. Reference: double, tolerance 1e-6.
+cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, const float* dy, const void* winners,
+                            float* dx);
+
+struct AveragePoolShape {
+  int64_t images = 0, pixels = 0, channels = 0;
+};
+
+// y = the mean over the pixels of each image's channel.
+// Shapes:      x: (images, pixels, channels); y: (images, channels), float32.
+// Writes:      y is overwritten (=).
+// Launch:      256 threads a block, one thread per output, neighbours along channels; no shared memory.
+// Requires:    pixels >= 1.
+// Cost:        x read once: bandwidth-bound where images * channels fill the device.
+// Determinism: bitwise. Reference: double, tolerance 1e-6.
+cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& shape, const float* x, float* y);
+
+// dx = dy / pixels, for every pixel. One thread per element of dx, which is overwritten (=); otherwise as forward.
+cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& shape, const float* dy, float* dx);
+
+}  // namespace starring::cuda
+
+#endif  // STARRING_KERNELS_CUDA_POOL_H_

@@ -1,0 +1,100 @@
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/softmax_cross_entropy.h"
+
+namespace starring::cuda {
+namespace {
+
+constexpr int kWarpThreads = 32;
+constexpr int kWarps = kBlockThreads / kWarpThreads;
+constexpr unsigned kWholeWarp = 0xffffffffu;
+
+struct Best {
+  float value;
+  int64_t index;
+};
+
+// The larger; of equal ones the first; NaN before numbers, so that it spreads.
+__device__ inline Best Better(const Best& a, const Best& b) {
+  const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+  if (a_nan != b_nan) return a_nan ? a : b;
+  if (a.value != b.value && !a_nan) return a.value > b.value ? a : b;
+  return a.index < b.index ? a : b;
+}
+
+__device__ inline Best BestOfWarp(Best best) {
+  for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    const float value = __shfl_xor_sync(kWholeWarp, best.value, distance);
+    const int64_t index = __shfl_xor_sync(kWholeWarp, best.index, distance);
+    best = Better(best, {value, index});
+  }
+  return best;
+}
+
+__device__ inline double SumOfWarp(double sum) {
+  for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(kWholeWarp, sum, distance);
+  }
+  return sum;
+}
+
+__global__ void __launch_bounds__(kBlockThreads) SampleKernel(SoftmaxCrossEntropyArgs g) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
+  const int64_t sample = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads;
+  if (sample >= g.batch) return;  // the whole warp
+  const float* const logits = g.logits + sample * g.classes;
+
+  // Every lane begins with a class that exists, if not its own: a maximum of nothing would be an infinity of ours.
+  Best best = {logits[0], 0};
+  for (int64_t c = lane; c < g.classes; c += kWarpThreads) best = Better(best, {logits[c], c});
+  best = BestOfWarp(best);
+  double sum = 0;
+  for (int64_t c = lane; c < g.classes; c += kWarpThreads) sum += expf(logits[c] - best.value);
+  sum = SumOfWarp(sum);
+
+  const int64_t label = g.labels[sample];
+  const bool known = label >= 0 && label < g.classes;
+  const float nan = __int_as_float(0x7fffffff);
+  // Read before anybody writes: dlogits may be logits.
+  const float label_logit = known ? logits[label] : nan;
+  if (lane == 0) {
+    g.samples[sample] = {log(sum) - static_cast<double>(label_logit - best.value), best.index == label ? 1 : 0};
+  }
+  if (g.dlogits == nullptr) return;
+  __syncwarp();
+  float* const dlogits = g.dlogits + sample * g.classes;
+  const float scale = g.bound != nullptr ? g.bound->loss_scale : g.loss_scale;
+  const float factor = known ? static_cast<float>(scale / sum) : nan;
+  for (int64_t c = lane; c < g.classes; c += kWarpThreads) {
+    const float probability = expf(logits[c] - best.value) * factor;
+    dlogits[c] = c == label ? probability - scale : probability;
+  }
+}
+
+__global__ void __launch_bounds__(kBlockThreads) TotalKernel(int64_t batch, const LossSums* samples, LossSums* total) {
+  __shared__ LossSums buffer[kBlockThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  LossSums sum = {0, 0};
+  for (int64_t i = thread; i < batch; i += kBlockThreads) {
+    sum.loss += samples[i].loss;
+    sum.correct += samples[i].correct;
+  }
+  buffer[thread] = sum;
+  for (int stride = kBlockThreads / 2; stride > 0; stride /= 2) {
+    __syncthreads();
+    if (thread < stride) {
+      buffer[thread].loss += buffer[thread + stride].loss;
+      buffer[thread].correct += buffer[thread + stride].correct;
+    }
+  }
+  if (thread == 0) *total = buffer[0];
+}
+
+}  // namespace
+
+cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args) {
+  const cudaError_t error = Launch(stream, {.blocks = CeilDivide(args.batch, kWarps)}, SampleKernel, args);
+  if (error != cudaSuccess) return error;
+  return Launch(stream, {.blocks = 1}, TotalKernel, args.batch, args.samples, args.total);
+}
+
+}  // namespace starring::cuda

@@ -1,0 +1,43 @@
+// The loss: softmax, cross entropy, its gradient and the batch's sums.
+#ifndef STARRING_KERNELS_CUDA_SOFTMAX_CROSS_ENTROPY_H_
+#define STARRING_KERNELS_CUDA_SOFTMAX_CROSS_ENTROPY_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/step_values.h"
+
+namespace starring::cuda {
+
+struct LossSums {
+  double loss = 0;
+  int64_t correct = 0;
+};
+
+struct SoftmaxCrossEntropyArgs {
+  int64_t batch = 0, classes = 0;
+  const float* logits = nullptr;
+  const int32_t* labels = nullptr;
+  float* dlogits = nullptr;     // null: no gradient
+  LossSums* samples = nullptr;  // (batch): temporary
+  LossSums* total = nullptr;
+  // loss_scale, unless `bound`, in device memory, has it when the kernel runs.
+  float loss_scale = 1;
+  const CudaStepValues* bound = nullptr;
+};
+
+// total = the sums over the batch of -log softmax(logits)[label] and of argmax == label (the first of equal maxima);
+// dlogits = loss_scale * (softmax(logits) - onehot(label)).
+// Shapes:      logits, dlogits: (batch, classes) float32; labels: (batch); dlogits may alias logits.
+// Writes:      total, dlogits are overwritten (=).
+// Launch:      one warp per sample, 8 in a block, no shared memory; then one block of 256 threads adds the samples up.
+// Requires:    labels in [0, classes). One outside makes the loss and the sample's gradient NaN, which the trainer
+//              refuses: a kernel can stop nobody.
+// Cost:        logits read three times (from the cache, but once), dlogits written once; the rest is launches.
+// Determinism: bitwise, by trees of fixed shape. Reference: double, tolerance 1e-5.
+cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args);
+
+}  // namespace starring::cuda
+
+#endif  // STARRING_KERNELS_CUDA_SOFTMAX_CROSS_ENTROPY_H_

@@ -1,0 +1,28 @@
+// The numbers of a step that change from one step to the next.
+//
+// A captured graph repeats the arguments of its launches. So these may also be read from device memory: see
+// CudaDevice::BindStepValues. Plain structs, for host and device.
+#ifndef STARRING_KERNELS_CUDA_STEP_VALUES_H_
+#define STARRING_KERNELS_CUDA_STEP_VALUES_H_
+
+#include <cstdint>
+
+namespace starring {
+
+// The factors of one update, made in double and rounded once, as common/optimizer.cc makes them; cuda_optimizer.h.
+struct CudaOptimizerScalars {
+  float learning_rate = 0, momentum = 0, weight_decay = 0;                         // SGD
+  float keep = 1, beta1 = 0, one_minus_beta1 = 1, beta2 = 0, one_minus_beta2 = 1;  // AdamW
+  float step_size = 0, square_correction = 1, epsilon = 0;                         // AdamW
+};
+
+struct CudaStepValues {
+  int64_t step = 0;          // dropout; in [0, 2^32)
+  int64_t first_sample = 0;  // dropout: position of this rank's first sample in the global batch
+  float loss_scale = 1;      // softmax cross entropy: 1 / samples in the global batch
+  CudaOptimizerScalars optimizer;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CUDA_STEP_VALUES_H_
