@@ -1,0 +1,229 @@
+#include <cublasLt.h>
+
+#include <cstring>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cublaslt_library.h"
+#include "tests/cuda_emulation/emulated_gpu.h"
+
+struct CublasLtEmulatedHandle {};
+struct CublasLtEmulatedOperation {
+  cublasOperation_t a = CUBLAS_OP_N, b = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const float* bias = nullptr;
+};
+struct CublasLtEmulatedLayout {
+  int64_t rows, columns, leading_dimension;
+};
+struct CublasLtEmulatedPreference {
+  uint32_t alignment_bytes[4] = {256, 256, 256, 256};
+};
+
+namespace {
+
+// Of op(m), where m is stored column by column.
+struct Shape {
+  int64_t rows, columns;
+};
+Shape After(cublasOperation_t operation, const CublasLtEmulatedLayout& m) {
+  return operation == CUBLAS_OP_N ? Shape{m.rows, m.columns} : Shape{m.columns, m.rows};
+}
+
+bool Fit(const CublasLtEmulatedOperation& operation, const CublasLtEmulatedLayout& a, const CublasLtEmulatedLayout& b,
+         const CublasLtEmulatedLayout& d) {
+  const Shape left = After(operation.a, a), right = After(operation.b, b);
+  return left.rows == d.rows && right.columns == d.columns && left.columns == right.rows &&
+         a.leading_dimension >= a.rows && b.leading_dimension >= b.rows && d.leading_dimension >= d.rows;
+}
+
+bool Aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; }
+
+struct Product {
+  CublasLtEmulatedOperation operation;
+  CublasLtEmulatedLayout a_layout, b_layout, d_layout;
+  const float* a;
+  const float* b;
+  float* d;
+  float alpha, beta;
+
+  void Run() const {
+    const int64_t rows = d_layout.rows, columns = d_layout.columns;
+    const int64_t depth = After(operation.a, a_layout).columns;
+    const bool plain_a = operation.a == CUBLAS_OP_N, plain_b = operation.b == CUBLAS_OP_N;
+    std::vector<double> sums(static_cast<size_t>(rows));
+    for (int64_t j = 0; j < columns; ++j) {
+      std::fill(sums.begin(), sums.end(), 0.0);
+      for (int64_t k = 0; k < depth; ++k) {
+        const double right = plain_b ? b[j * b_layout.leading_dimension + k] : b[k * b_layout.leading_dimension + j];
+        const int64_t step = plain_a ? 1 : a_layout.leading_dimension;
+        const float* const left = plain_a ? a + k * a_layout.leading_dimension : a + k;
+        for (int64_t i = 0; i < rows; ++i) sums[static_cast<size_t>(i)] += left[i * step] * right;
+      }
+      float* const column = d + j * d_layout.leading_dimension;
+      for (int64_t i = 0; i < rows; ++i) {
+        double v = alpha * sums[static_cast<size_t>(i)];
+        if (beta != 0) v += double{beta} * column[i];
+        if ((operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0) v += operation.bias[i];
+        if ((operation.epilogue & CUBLASLT_EPILOGUE_RELU) != 0 && v < 0) v = 0;
+        column[i] = static_cast<float>(v);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = new CublasLtEmulatedHandle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  delete handle;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion() { return 130000; }
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+  }
+  return "unknown";
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t, cudaDataType_t) {
+  *operation = new CublasLtEmulatedOperation;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
+  delete operation;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t size_bytes) {
+  const auto set = [&](auto* field) {
+    if (size_bytes != sizeof(*field)) return CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(field, value, size_bytes);
+    return CUBLAS_STATUS_SUCCESS;
+  };
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return set(&operation->a);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return set(&operation->b);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return set(&operation->epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return set(&operation->bias);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t, uint64_t rows,
+                                          uint64_t columns, int64_t leading_dimension) {
+  *layout = new CublasLtEmulatedLayout{static_cast<int64_t>(rows), static_cast<int64_t>(columns), leading_dimension};
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  delete layout;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  *preference = new CublasLtEmulatedPreference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  delete preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void* value,
+                                                    size_t size_bytes) {
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+    return size_bytes == sizeof(uint64_t) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+  }
+  if (size_bytes != sizeof(uint32_t)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (attribute >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES) {
+    std::memcpy(&preference->alignment_bytes[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES], value,
+                size_bytes);
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t* results, int* count) {
+  *count = 0;
+  if (wanted < 1 || c != d || !Fit(*operation, *a, *b, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+  for (const uint32_t bytes : preference->alignment_bytes) {
+    if (bytes != 16) return CUBLAS_STATUS_INVALID_VALUE;  // what Matmul below insists on
+  }
+  if (operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !starring::cuda_emulation::Gpu().has_epilogues) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  results[0] = {.algo = {.chosen_for = static_cast<uint64_t>(operation->epilogue)},
+                .workspaceSize = 0,
+                .state = CUBLAS_STATUS_SUCCESS};
+  *count = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void* alpha, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void*, size_t,
+                              cudaStream_t stream) {
+  const bool adds_bias = (operation->epilogue & CUBLASLT_EPILOGUE_BIAS) != 0;
+  if (c != d || c_layout != d_layout || !Fit(*operation, *a_layout, *b_layout, *d_layout) || !Aligned(a) ||
+      !Aligned(b) || !Aligned(d) || (adds_bias && !Aligned(operation->bias)) ||
+      algorithm->chosen_for != static_cast<uint64_t>(operation->epilogue)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  const Product product = {.operation = *operation,
+                           .a_layout = *a_layout,
+                           .b_layout = *b_layout,
+                           .d_layout = *d_layout,
+                           .a = static_cast<const float*>(a),
+                           .b = static_cast<const float*>(b),
+                           .d = static_cast<float*>(d),
+                           .alpha = *static_cast<const float*>(alpha),
+                           .beta = *static_cast<const float*>(beta)};
+  starring::cuda_emulation::Enqueue(stream, [product] { product.Run(); });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+namespace starring {
+
+absl::StatusOr<CublasLtLibrary> CublasLtLibrary::Load() {
+  return CublasLtLibrary{.create = cublasLtCreate,
+                         .destroy = cublasLtDestroy,
+                         .get_version = cublasLtGetVersion,
+                         .get_status_string = cublasLtGetStatusString,
+                         .matmul = cublasLtMatmul,
+                         .matmul_algo_get_heuristic = cublasLtMatmulAlgoGetHeuristic,
+                         .matmul_desc_create = cublasLtMatmulDescCreate,
+                         .matmul_desc_destroy = cublasLtMatmulDescDestroy,
+                         .matmul_desc_set_attribute = cublasLtMatmulDescSetAttribute,
+                         .matmul_preference_create = cublasLtMatmulPreferenceCreate,
+                         .matmul_preference_destroy = cublasLtMatmulPreferenceDestroy,
+                         .matmul_preference_set_attribute = cublasLtMatmulPreferenceSetAttribute,
+                         .matrix_layout_create = cublasLtMatrixLayoutCreate,
+                         .matrix_layout_destroy = cublasLtMatrixLayoutDestroy};
+}
+
+}  // namespace starring

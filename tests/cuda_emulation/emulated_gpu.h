@@ -1,0 +1,25 @@
+// What the emulated machine has: tests change it to see what a program says of a worse one.
+//
+// Thread safety: one thread, and no device in use meanwhile.
+#ifndef STARRING_TESTS_CUDA_EMULATION_EMULATED_GPU_H_
+#define STARRING_TESTS_CUDA_EMULATION_EMULATED_GPU_H_
+
+#include <cstdint>
+
+namespace starring::cuda_emulation {
+
+struct EmulatedGpu {
+  int driver_version = 13000;  // 0: no driver
+  int count = 2;
+  int compute_major = 9;
+  int64_t memory_bytes = int64_t{2} << 30;
+  bool has_epilogues = true;  // cuBLASLt adds biases and applies ReLUs
+};
+EmulatedGpu& Gpu();
+
+// What is allocated now.
+int64_t DeviceBytes();
+
+}  // namespace starring::cuda_emulation
+
+#endif  // STARRING_TESTS_CUDA_EMULATION_EMULATED_GPU_H_

@@ -1,0 +1,287 @@
+// Grids, on fibres.
+//
+// A fibre runs one thread of the block after the other, without switching, until a thread has to wait; then the next
+// fibre goes on with the threads that have not begun. So a kernel that never synchronises costs a call per thread.
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+namespace starring::cuda_emulation {
+namespace {
+
+constexpr int kWarpThreads = 32;
+constexpr int kBlockThreadsMax = 1024;
+constexpr size_t kStackBytes = 256 << 10;
+
+[[noreturn]] void Die(const char* what, int thread, int other) {
+  std::fprintf(stderr, "CUDA emulation: block (%u, %u, %u): %s: thread %d, thread %d\n", blockIdx.x, blockIdx.y,
+               blockIdx.z, what, thread, other);
+  std::abort();
+}
+
+enum class State { kRuns, kWaitsForBlock, kWaitsForWarp, kEnded };
+
+struct Thread {
+  State state = State::kEnded;
+  WarpOperation operation = WarpOperation::kSync;
+  unsigned mask = 0;
+  uint64_t value = 0;
+  int source = 0;
+  uint64_t result = 0;
+};
+
+// A stack that code runs on. AddressSanitizer has to be told of every change of it.
+class Stack {
+ public:
+  explicit Stack(void (*body)()) : memory_(new char[kStackBytes]) {
+    getcontext(&context_);
+    context_.uc_stack.ss_sp = memory_.get();
+    context_.uc_stack.ss_size = kStackBytes;
+    makecontext(&context_, body, 0);
+  }
+  Stack() = default;  // of whoever runs the scheduler
+
+  // From this stack to `to`; returns when somebody switches back.
+  void SwitchTo(Stack& to) {
+#if defined(__SANITIZE_ADDRESS__)
+    void* fake = nullptr;
+    to.came_from_ = this;
+    __sanitizer_start_switch_fiber(&fake, to.bottom(), to.size());
+    swapcontext(&context_, &to.context_);
+    __sanitizer_finish_switch_fiber(fake, &came_from_->bottom_, &came_from_->size_);
+#else
+    swapcontext(&context_, &to.context_);
+#endif
+  }
+  // The first thing on a new stack.
+  void Begin() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &came_from_->bottom_, &came_from_->size_);
+#endif
+  }
+
+ private:
+  std::unique_ptr<char[]> memory_;
+  ucontext_t context_ = {};
+#if defined(__SANITIZE_ADDRESS__)
+  const void* bottom() const { return memory_ ? memory_.get() : bottom_; }
+  size_t size() const { return memory_ ? kStackBytes : size_; }
+  Stack* came_from_ = nullptr;
+  const void* bottom_ = nullptr;
+  size_t size_ = 0;
+#endif
+};
+
+class Block {
+ public:
+  void Run(int threads, const std::function<void()>& body) {
+    body_ = &body;
+    thread_count_ = threads;
+    next_thread_ = 0;
+    waiting_for_block_ = 0;
+    for (;;) {
+      if (!ready_.empty()) {
+        const Waiter waiter = ready_.back();
+        ready_.pop_back();
+        Resume(waiter.fibre, waiter.thread);
+      } else if (next_thread_ < thread_count_) {
+        Resume(TakeFibre(), -1);
+      } else {
+        break;
+      }
+    }
+    CheckNobodyWaits();
+  }
+
+  // Of the thread that runs.
+  int current() const { return current_; }
+
+  void Sync() {
+    threads_[current_].state = State::kWaitsForBlock;
+    if (++waiting_for_block_ == thread_count_) {
+      waiting_for_block_ = 0;
+      for (int t = thread_count_ - 1; t >= 0; --t) Release(t);
+    }
+    Wait();
+  }
+
+  uint64_t Meet(WarpOperation operation, unsigned mask, uint64_t value, int source) {
+    const int lane = current_ % kWarpThreads, first = current_ - lane;
+    if ((mask >> lane & 1) == 0) Die("a thread is not in its own warp mask", current_, current_);
+    if (operation == WarpOperation::kShuffle && (mask >> source & 1) == 0) {
+      Die("a thread shuffles from a lane outside the mask", current_, first + source);
+    }
+    Thread& me = threads_[current_];
+    me = {State::kWaitsForWarp, operation, mask, value, source, 0};
+    unsigned arrived = 0;
+    for (int l = 0; l < kWarpThreads && first + l < thread_count_; ++l) {
+      const Thread& other = threads_[first + l];
+      if ((mask >> l & 1) == 0 || first + l >= next_thread_) continue;
+      if (other.state != State::kWaitsForWarp) continue;
+      if (other.mask != mask || other.operation != operation) {
+        Die("two threads of a warp meet in different operations or masks", current_, first + l);
+      }
+      arrived |= 1u << l;
+    }
+    if (arrived == (mask & Existing(first))) Answer(first, mask);
+    Wait();
+    return threads_[current_].result;
+  }
+
+ private:
+  struct Waiter {
+    int fibre, thread;
+  };
+
+  static void FibreBody();
+
+  unsigned Existing(int first) const {
+    const int lanes = thread_count_ - first;
+    return lanes >= kWarpThreads ? 0xffffffffu : (1u << lanes) - 1;
+  }
+
+  void Answer(int first, unsigned mask) {
+    unsigned ballot = 0;
+    for (int l = 0; l < kWarpThreads; ++l) {
+      if ((mask >> l & 1) != 0 && first + l < thread_count_ && threads_[first + l].value != 0) ballot |= 1u << l;
+    }
+    for (int l = kWarpThreads - 1; l >= 0; --l) {
+      if ((mask >> l & 1) == 0 || first + l >= thread_count_) continue;
+      Thread& thread = threads_[first + l];
+      thread.result = thread.operation == WarpOperation::kBallot ? ballot : threads_[first + thread.source].value;
+    }
+    for (int l = kWarpThreads - 1; l >= 0; --l) {
+      if ((mask >> l & 1) != 0 && first + l < thread_count_) Release(first + l);
+    }
+  }
+
+  void Release(int thread) {
+    threads_[thread].state = State::kRuns;
+    ready_.push_back({fibre_of_[thread], thread});
+  }
+
+  // Back to the scheduler, until released.
+  void Wait() {
+    const int thread = current_, fibre = fibre_;
+    fibre_of_[thread] = fibre;
+    for (Waiter& waiter : ready_) {
+      if (waiter.thread == thread) waiter.fibre = fibre;  // released by its own arrival
+    }
+    fibres_[static_cast<size_t>(fibre)]->SwitchTo(scheduler_);
+  }
+
+  int TakeFibre() {
+    if (idle_.empty()) {
+      fibres_.push_back(std::make_unique<Stack>(FibreBody));
+      return static_cast<int>(fibres_.size()) - 1;
+    }
+    const int fibre = idle_.back();
+    idle_.pop_back();
+    return fibre;
+  }
+
+  void Resume(int fibre, int thread) {
+    fibre_ = fibre;
+    if (thread >= 0) Enter(thread);
+    scheduler_.SwitchTo(*fibres_[static_cast<size_t>(fibre)]);
+  }
+
+  void Enter(int thread) {
+    current_ = thread;
+    const unsigned t = static_cast<unsigned>(thread);
+    threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / (blockDim.x * blockDim.y)};
+  }
+
+  void RunThreads() {
+    while (next_thread_ < thread_count_) {
+      const int thread = next_thread_++;
+      threads_[thread].state = State::kRuns;
+      Enter(thread);
+      (*body_)();
+      threads_[current_].state = State::kEnded;
+    }
+  }
+
+  void CheckNobodyWaits() const {
+    for (int t = 0; t < thread_count_; ++t) {
+      if (threads_[t].state == State::kEnded) continue;
+      int other = 0;
+      while (other < thread_count_ - 1 && threads_[other].state == threads_[t].state) ++other;
+      Die(threads_[t].state == State::kWaitsForBlock ? "a thread waits in __syncthreads, another does not come"
+                                                     : "a thread waits for its warp, another lane does not come",
+          t, other);
+    }
+  }
+
+  const std::function<void()>* body_ = nullptr;
+  int thread_count_ = 0, next_thread_ = 0, current_ = 0, fibre_ = 0, waiting_for_block_ = 0;
+  Thread threads_[kBlockThreadsMax];
+  int fibre_of_[kBlockThreadsMax] = {};
+  std::vector<Waiter> ready_;  // in reverse: the first thread is resumed first
+  std::vector<std::unique_ptr<Stack>> fibres_;
+  std::vector<int> idle_;
+  Stack scheduler_;
+};
+
+Block& TheBlock() {
+  static Block& block = *new Block;  // fibres are never ended
+  return block;
+}
+
+void Block::FibreBody() {
+  Block& block = TheBlock();
+  block.fibres_[static_cast<size_t>(block.fibre_)]->Begin();
+  for (;;) {
+    block.RunThreads();
+    const int fibre = block.fibre_;
+    block.idle_.push_back(fibre);
+    block.fibres_[static_cast<size_t>(fibre)]->SwitchTo(block.scheduler_);
+  }
+}
+
+}  // namespace
+
+int LaneOfThisThread() { return TheBlock().current() % kWarpThreads; }
+
+uint64_t MeetWarp(WarpOperation operation, unsigned mask, uint64_t value, int source) {
+  return TheBlock().Meet(operation, mask, value, source);
+}
+
+cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> thread) {
+  const dim3 grid = config.gridDim, block = config.blockDim;
+  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > kBlockThreadsMax || block.z > 64 || config.dynamicSmemBytes != 0 || grid.x == 0 ||
+      grid.x > 0x7fffffffu || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
+    return cudaErrorInvalidConfiguration;
+  }
+  return Enqueue(config.stream, [=, thread = std::move(thread)] {
+    static std::mutex& one_grid = *new std::mutex;
+    const std::lock_guard<std::mutex> lock(one_grid);
+    blockDim = block;
+    gridDim = grid;
+    for (unsigned z = 0; z < grid.z; ++z) {
+      for (unsigned y = 0; y < grid.y; ++y) {
+        for (unsigned x = 0; x < grid.x; ++x) {
+          blockIdx = {x, y, z};
+          TheBlock().Run(static_cast<int>(threads), thread);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace starring::cuda_emulation
+
+void __syncthreads() { starring::cuda_emulation::TheBlock().Sync(); }

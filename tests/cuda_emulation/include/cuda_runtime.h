@@ -1,0 +1,167 @@
+// A small emulation of CUDA on the host, for tests: the sources of kernels/cuda, compiled by the host compiler with
+// this header in the place of CUDA's, run without a GPU and without nvcc.
+//
+// What it does. Blocks of a grid run in turn. The threads of a block are fibres of one host thread: each runs until it
+// meets __syncthreads or a warp operation, where it waits for the others, so that these mean what they mean; a thread
+// that ends while others wait for it stops the test with both numbers, as a GPU would hang. `__shared__` variables are
+// statics. Device memory is host memory filled with NaN, so that AddressSanitizer sees accesses outside of an
+// allocation, UndefinedBehaviorSanitizer those that are not aligned, and tests what nobody wrote. Streams are
+// synchronous, but captured work is recorded, and run only when its graph is launched; what CUDA forbids in a capture
+// fails. Copies check that the device's side is device memory. cuBLASLt's products are loops: cublasLt.h beside this.
+//
+// What it cannot find: races between warps and between blocks, and missing __syncwarp (threads take turns, in order);
+// wrong assumptions about memory order; work on two streams that lacks an event (everything happens at once); reads of
+// shared memory that an earlier block wrote; host code that reads device memory; and nothing about performance.
+//
+// One grid runs at a time in a process. Supported is what kernels/cuda uses: blocks and grids of three dimensions,
+// static shared memory, full or partial warp masks; no dynamic shared memory, no atomics.
+#ifndef STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_RUNTIME_H_
+#define STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_RUNTIME_H_
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+// The language.
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __launch_bounds__(threads)
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x_in = 1, unsigned y_in = 1, unsigned z_in = 1) : x(x_in), y(y_in), z(z_in) {}
+};
+extern uint3 threadIdx, blockIdx;
+extern dim3 blockDim, gridDim;
+
+// The runtime.
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorNoDevice = 100,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorStreamCaptureUnsupported = 900,
+};
+enum cudaMemcpyKind { cudaMemcpyHostToDevice = 1, cudaMemcpyDeviceToHost = 2, cudaMemcpyDeviceToDevice = 3 };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
+inline constexpr unsigned cudaStreamNonBlocking = 1;
+inline constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
+inline constexpr unsigned cudaEventRecordDefault = 0, cudaEventRecordExternal = 1;
+inline constexpr unsigned cudaEventWaitDefault = 0, cudaEventWaitExternal = 1;
+
+using cudaStream_t = struct CudaEmulatedStream*;
+using cudaEvent_t = struct CudaEmulatedEvent*;
+using cudaGraph_t = struct CudaEmulatedGraph*;
+using cudaGraphExec_t = struct CudaEmulatedGraph*;
+
+struct cudaDeviceProp {
+  char name[256];
+  size_t totalGlobalMem;
+  int major, minor;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+};
+
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal);
+cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaRuntimeGetVersion(int* version);
+cudaError_t cudaSetDevice(int ordinal);
+cudaError_t cudaGetLastError();
+const char* cudaGetErrorString(cudaError_t error);
+cudaError_t cudaMalloc(void** data, size_t size_bytes);
+cudaError_t cudaFree(void* data);
+cudaError_t cudaMallocHost(void** data, size_t size_bytes);
+cudaError_t cudaFreeHost(void* data);
+cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes);
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemsetAsync(void* to, int value, size_t size_bytes, cudaStream_t stream);
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags);
+cudaError_t cudaStreamDestroy(cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags);
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
+cudaError_t cudaEventDestroy(cudaEvent_t event);
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags);
+cudaError_t cudaEventSynchronize(cudaEvent_t event);
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags);
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
+
+// What a kernel calls.
+namespace starring::cuda_emulation {
+
+// Runs `work` now, or keeps it where the stream is being captured.
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
+cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> thread);
+
+enum class WarpOperation { kShuffle, kBallot, kSync };
+// Waits for the lanes of `mask`; the value that lane `source` brought, or for kBallot the lanes that brought no zero.
+uint64_t MeetWarp(WarpOperation operation, unsigned mask, uint64_t value, int source);
+int LaneOfThisThread();
+
+template <typename T>
+T Shuffle(unsigned mask, T value, int source) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  return std::bit_cast<T>(
+      static_cast<Bits>(MeetWarp(WarpOperation::kShuffle, mask, std::bit_cast<Bits>(value), source)));
+}
+
+}  // namespace starring::cuda_emulation
+
+void __syncthreads();
+inline void __syncwarp(unsigned mask = 0xffffffffu) {
+  starring::cuda_emulation::MeetWarp(starring::cuda_emulation::WarpOperation::kSync, mask, 0, 0);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+  return static_cast<unsigned>(
+      starring::cuda_emulation::MeetWarp(starring::cuda_emulation::WarpOperation::kBallot, mask, predicate != 0, 0));
+}
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source) {
+  return starring::cuda_emulation::Shuffle(mask, value, source % 32);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+  return starring::cuda_emulation::Shuffle(mask, value, starring::cuda_emulation::LaneOfThisThread() ^ lanes);
+}
+// A lane without a source keeps its own value.
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, int distance) {
+  const int lane = starring::cuda_emulation::LaneOfThisThread();
+  return starring::cuda_emulation::Shuffle(mask, value, lane + distance < 32 ? lane + distance : lane);
+}
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
+inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
+
+// Arguments are copied, as a launch does: they may change before a captured one runs.
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  return starring::cuda_emulation::EnqueueGrid(
+      *config, [kernel, parameters = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+        std::apply(kernel, parameters);
+      });
+}
+
+#endif  // STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_RUNTIME_H_

@@ -1,0 +1,59 @@
+// The suites of devices on a real GPU. Without one, or in a build without CUDA, one test says why it skips them.
+#include "kernels/cuda/cuda_device.h"
+
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tests/kernels/cuda_device_suite.h"
+#include "tests/kernels/device_test_suite.h"
+
+namespace starring {
+namespace {
+
+bool HasGpu() { return FindCudaDevices().ok(); }
+
+// tf32 and bf16 round too coarsely for the suite's tolerance.
+std::vector<DeviceMaker> Makers() {
+  if (!HasGpu()) return {};
+  return {{"Fp32", []() -> absl::StatusOr<std::unique_ptr<Device>> { return CreateCudaDevice({}); }}};
+}
+std::vector<CudaMath> Maths() { return HasGpu() ? std::vector<CudaMath>{CudaMath::kFp32} : std::vector<CudaMath>{}; }
+
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaDeviceTest, testing::ValuesIn(Maths()));
+
+TEST(CudaDevice, IsTestedOnARealGpu) {
+  const auto devices = FindCudaDevices();
+  if (!devices.ok()) GTEST_SKIP() << "no kernel ran on a real GPU: " << devices.status();
+  EXPECT_FALSE(devices->empty());
+}
+
+// The program started, without a driver too, and says what is missing instead of crashing.
+TEST(CudaDevice, CreateNeverCrashes) {
+  const auto device = CreateCudaDevice({});
+  EXPECT_TRUE(device.ok() || !device.status().message().empty());
+}
+
+// With coarser factors a product stays within their rounding, and is not what fp32 gives: the option has an effect.
+TEST(CudaDevice, MathRoundsTheFactorsOnly) {
+  if (!HasGpu()) GTEST_SKIP() << "no GPU: " << FindCudaDevices().status();
+  const DenseSpec spec = {.batch = 256, .in = 1024, .out = 256};
+  const std::vector<float> x_host = RandomFloats(1, 256 * 1024), weight_host = RandomFloats(2, 256 * 1024);
+  std::vector<std::vector<float>> results;
+  for (const CudaMath math : {CudaMath::kFp32, CudaMath::kTf32, CudaMath::kBf16}) {
+    auto device = CreateCudaDevice({.math = math}).value();
+    auto dense = device->CreateDense(spec).value();
+    DeviceTensor x(device.get(), x_host), weight(device.get(), weight_host), bias(device.get(), RandomFloats(3, 256));
+    DeviceTensor y(device.get(), 256 * 256);
+    dense->Forward(x.data(), weight.data(), bias.data(), y.data());
+    results.push_back(y.Host());
+  }
+  EXPECT_TRUE(Near(results[1], ToDouble(results[0]), 5e-3));
+  EXPECT_TRUE(Near(results[2], ToDouble(results[0]), 4e-2));
+  EXPECT_NE(results[1], results[0]);
+  EXPECT_NE(results[2], results[1]);
+}
+
+}  // namespace
+}  // namespace starring
