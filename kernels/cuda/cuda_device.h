@@ -11,8 +11,9 @@
 // algorithms are chosen by shape once, the workspace has one size, and nothing sums by atomics. (cuBLAS documents this:
 // "Results reproducibility"; its workspace and stream are ours alone.)
 //
-// Thread safety: a device, its operations and its graphs are used by one thread, the one that created it. A CudaStream
-// other than stream() may be used by one other thread, an event and pinned memory by any.
+// Thread safety: a device, its operations and its graphs are used by one thread, the one that created it, and that one
+// creates no device on another GPU. A CudaStream other than stream() may be used by one other thread, an event and
+// pinned memory by any.
 #ifndef STARRING_KERNELS_CUDA_CUDA_DEVICE_H_
 #define STARRING_KERNELS_CUDA_CUDA_DEVICE_H_
 
@@ -68,6 +69,7 @@ class CudaStream {
   // Asynchronous only where `host` is pinned: then it must stay, unchanged, until the stream was there.
   virtual absl::Status CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual absl::Status CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
+  virtual absl::Status CopyOnDevice(const void* from, void* to, int64_t size_bytes) = 0;
   virtual absl::Status Synchronize() = 0;
 };
 

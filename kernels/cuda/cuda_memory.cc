@@ -21,7 +21,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes) {
   void* data = nullptr;
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // else the next launch would report it
+    cudaGetLastError();  // it is told here, not by a later call
     size_t free_bytes = 0, total_bytes = 0;
     cudaMemGetInfo(&free_bytes, &total_bytes);
     return absl::ResourceExhaustedError(absl::StrCat("no GPU memory for a buffer of ", size_bytes,

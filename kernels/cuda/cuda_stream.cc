@@ -57,18 +57,23 @@ absl::Status OwnedCudaStream::Wait(CudaEvent* event) {
   return CudaStatus(cudaStreamWaitEvent(stream_, Get(event), flags), "waiting for an event in a stream");
 }
 
-absl::Status OwnedCudaStream::CopyToDevice(const void* host, void* device, int64_t size_bytes) {
+absl::Status OwnedCudaStream::Copy(const void* from, void* to, int64_t size_bytes, cudaMemcpyKind kind,
+                                   const char* what) {
   if (size_bytes <= 0) return absl::OkStatus();
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
-  return CudaStatus(cudaMemcpyAsync(device, host, static_cast<size_t>(size_bytes), cudaMemcpyHostToDevice, stream_),
-                    "copying to the GPU");
+  return CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes), kind, stream_), what);
+}
+
+absl::Status OwnedCudaStream::CopyToDevice(const void* host, void* device, int64_t size_bytes) {
+  return Copy(host, device, size_bytes, cudaMemcpyHostToDevice, "copying to the GPU");
 }
 
 absl::Status OwnedCudaStream::CopyToHost(const void* device, void* host, int64_t size_bytes) {
-  if (size_bytes <= 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
-  return CudaStatus(cudaMemcpyAsync(host, device, static_cast<size_t>(size_bytes), cudaMemcpyDeviceToHost, stream_),
-                    "copying from the GPU");
+  return Copy(device, host, size_bytes, cudaMemcpyDeviceToHost, "copying from the GPU");
+}
+
+absl::Status OwnedCudaStream::CopyOnDevice(const void* from, void* to, int64_t size_bytes) {
+  return Copy(from, to, size_bytes, cudaMemcpyDeviceToDevice, "copying on the GPU");
 }
 
 absl::Status OwnedCudaStream::Synchronize() {

@@ -23,6 +23,7 @@ class OwnedCudaStream : public CudaStream {
   absl::Status Wait(CudaEvent* event) override;
   absl::Status CopyToDevice(const void* host, void* device, int64_t size_bytes) override;
   absl::Status CopyToHost(const void* device, void* host, int64_t size_bytes) override;
+  absl::Status CopyOnDevice(const void* from, void* to, int64_t size_bytes) override;
   absl::Status Synchronize() override;
 
   cudaStream_t get() const { return stream_; }
@@ -30,6 +31,7 @@ class OwnedCudaStream : public CudaStream {
   absl::StatusOr<cudaGraph_t> EndCapture();  // the caller's to destroy
 
  private:
+  absl::Status Copy(const void* from, void* to, int64_t size_bytes, cudaMemcpyKind kind, const char* what);
   OwnedCudaStream(int ordinal, cudaStream_t stream) : ordinal_(ordinal), stream_(stream) {}
 
   const int ordinal_;

@@ -13,7 +13,7 @@
 namespace starring {
 namespace {
 
-// What every pointer is aligned to; also a stand-in for a bias whose alignment the heuristics look at.
+// What every pointer is aligned to. The heuristics look at the alignment of a bias, which they do not read.
 constexpr uint32_t kAlignmentBytes = 16;
 
 cublasComputeType_t ComputeType(CudaMath math) {
@@ -103,7 +103,7 @@ absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* f
                  "cublasLtMatmulDescSetAttribute");
   };
   RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
-  const void* const some_bias = reinterpret_cast<const void*>(uintptr_t{kAlignmentBytes});
+  const void* const some_bias = static_cast<const char*>(context_->workspace.data()) + kAlignmentBytes;
   RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_BIAS_POINTER, some_bias));
 
   cublasLtMatmulPreference_t preference = nullptr;

@@ -15,7 +15,7 @@ absl::StatusOr<PinnedMemory> PinnedMemory::Create(int64_t size_bytes) {
   void* data = nullptr;
   const cudaError_t error = cudaMallocHost(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // else the next launch would report it
+    cudaGetLastError();  // it is told here, not by a later call
     return absl::ResourceExhaustedError(absl::StrCat("no pinned host memory for a buffer of ", size_bytes, " bytes"));
   }
   RETURN_IF_ERROR(CudaStatus(error, "cudaMallocHost"));
