@@ -52,6 +52,27 @@ TEST(CudaEmulation, SyncthreadsMakesThreadsWaitForEachOther) {
   for (int i = 0; i < 3 * 96; ++i) EXPECT_EQ(out[i], 1000 * (i / 96) + (i % 96 + 7) % 96);
 }
 
+// Without the barrier that it needs.
+void ReverseWithoutABarrier(int* out) {
+  __shared__ int values[64];
+  values[threadIdx.x] = static_cast<int>(1 + threadIdx.x);
+  out[threadIdx.x] = values[63 - threadIdx.x];
+  __syncthreads();
+  values[threadIdx.x] = 0;
+}
+
+TEST(CudaEmulation, ShowsAMissingBarrierInSomeLaunch) {
+  std::vector<int> out(64);
+  int lower_wrong = 0, upper_wrong = 0;
+  for (int launch = 0; launch < 20; ++launch) {
+    ASSERT_EQ(RunGrid({1}, {64}, ReverseWithoutABarrier, out.data()), cudaSuccess);
+    lower_wrong += out[0] != 64 ? 1 : 0;
+    upper_wrong += out[63] != 1 ? 1 : 0;
+  }
+  EXPECT_GT(lower_wrong, 0);
+  EXPECT_GT(upper_wrong, 0);
+}
+
 void Warps(double* sums, float* from_seven, int* below, unsigned* odd) {
   const int thread = static_cast<int>(threadIdx.x);
   double sum = thread;
@@ -92,8 +113,9 @@ void FromOutsideTheMask(int* out) {
 
 TEST(CudaEmulationDeathTest, StopsWhereAGpuWouldHangOrReadGarbage) {
   int out = 0;
-  EXPECT_DEATH(RunGrid({1}, {64}, HalfSyncs), "waits in __syncthreads, another does not come: thread 0, thread 32");
-  EXPECT_DEATH(RunGrid({1}, {32}, HalfAWarpShuffles, &out), "another lane does not come: thread 0, thread 16");
+  EXPECT_DEATH(RunGrid({1}, {64}, HalfSyncs),
+               "waits in __syncthreads, another does not come: thread [0-9]+, thread [0-9]+");
+  EXPECT_DEATH(RunGrid({1}, {32}, HalfAWarpShuffles, &out), "another lane does not come: thread [0-9]+, thread [0-9]+");
   EXPECT_DEATH(RunGrid({1}, {32}, OutsideTheMask, &out), "not in its own warp mask");
   EXPECT_DEATH(RunGrid({1}, {32}, FromOutsideTheMask, &out), "from a lane outside the mask");
 }

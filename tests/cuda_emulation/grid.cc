@@ -63,7 +63,20 @@ constexpr size_t kStackBytes = 256 << 10;
   std::abort();
 }
 
-enum class State { kRuns, kWaitsForBlock, kWaitsForWarp, kEnded };
+// Which end a block's threads, a grid's blocks and the waiters of a barrier are taken from: a fixed sequence without a
+// pattern. In one order only, a thread that reads without a barrier what a neighbour wrote would always find it there.
+class Turns {
+ public:
+  bool Backwards() {
+    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
+    return state_ >> 63 != 0;
+  }
+
+ private:
+  uint64_t state_ = 1;
+};
+
+enum class State { kNotBegun, kRuns, kWaitsForBlock, kWaitsForWarp, kEnded };
 
 struct Thread {
   State state = State::kEnded;
@@ -80,8 +93,7 @@ class Stack {
   explicit Stack(void (*body)()) : memory_(new char[kStackBytes]) {
 #if defined(__x86_64__)
     // As if `body` had been called from nowhere, and had then switched away: see starring_switch_stack.
-    auto* top =
-        reinterpret_cast<uintptr_t*>((reinterpret_cast<uintptr_t>(memory_.get()) + kStackBytes) & ~uintptr_t{15});
+    auto* top = reinterpret_cast<uintptr_t*>(memory_.get() + kStackBytes);  // aligned to 16 bytes, as the ABI wants
     *--top = 0;
     *--top = reinterpret_cast<uintptr_t>(body);
     for (int i = 0; i < kSavedRegisters; ++i) *--top = 0;
@@ -141,6 +153,8 @@ class Block {
     thread_count_ = threads;
     next_thread_ = 0;
     waiting_for_block_ = 0;
+    backwards_ = turns_.Backwards();
+    for (int t = 0; t < threads; ++t) threads_[t].state = State::kNotBegun;
     for (;;) {
       if (!ready_.empty()) {
         const Waiter waiter = ready_.back();
@@ -162,7 +176,8 @@ class Block {
     threads_[current_].state = State::kWaitsForBlock;
     if (++waiting_for_block_ == thread_count_) {
       waiting_for_block_ = 0;
-      for (int t = thread_count_ - 1; t >= 0; --t) Release(t);
+      const bool backwards = turns_.Backwards();
+      for (int t = 0; t < thread_count_; ++t) Release(backwards ? t : thread_count_ - 1 - t);
     }
     Wait();
   }
@@ -178,8 +193,7 @@ class Block {
     unsigned arrived = 0;
     for (int l = 0; l < kWarpThreads && first + l < thread_count_; ++l) {
       const Thread& other = threads_[first + l];
-      if ((mask >> l & 1) == 0 || first + l >= next_thread_) continue;
-      if (other.state != State::kWaitsForWarp) continue;
+      if ((mask >> l & 1) == 0 || other.state != State::kWaitsForWarp) continue;
       if (other.mask != mask || other.operation != operation) {
         Die("two threads of a warp meet in different operations or masks", current_, first + l);
       }
@@ -207,12 +221,14 @@ class Block {
     for (int l = 0; l < kWarpThreads; ++l) {
       if ((mask >> l & 1) != 0 && first + l < thread_count_ && threads_[first + l].value != 0) ballot |= 1u << l;
     }
-    for (int l = kWarpThreads - 1; l >= 0; --l) {
+    for (int l = 0; l < kWarpThreads; ++l) {
       if ((mask >> l & 1) == 0 || first + l >= thread_count_) continue;
       Thread& thread = threads_[first + l];
       thread.result = thread.operation == WarpOperation::kBallot ? ballot : threads_[first + thread.source].value;
     }
-    for (int l = kWarpThreads - 1; l >= 0; --l) {
+    const bool backwards = turns_.Backwards();
+    for (int i = 0; i < kWarpThreads; ++i) {
+      const int l = backwards ? i : kWarpThreads - 1 - i;
       if ((mask >> l & 1) != 0 && first + l < thread_count_) Release(first + l);
     }
   }
@@ -256,7 +272,8 @@ class Block {
 
   void RunThreads() {
     while (next_thread_ < thread_count_) {
-      const int thread = next_thread_++;
+      const int thread = backwards_ ? thread_count_ - 1 - next_thread_ : next_thread_;
+      ++next_thread_;
       threads_[thread].state = State::kRuns;
       Enter(thread);
       (*body_)();
@@ -279,7 +296,9 @@ class Block {
   int thread_count_ = 0, next_thread_ = 0, current_ = 0, fibre_ = 0, waiting_for_block_ = 0;
   Thread threads_[kBlockThreadsMax];
   int fibre_of_[kBlockThreadsMax] = {};
-  std::vector<Waiter> ready_;  // in reverse: the first thread is resumed first
+  bool backwards_ = false;  // threads begin with the last
+  Turns turns_;
+  std::vector<Waiter> ready_;  // the last is resumed first
   std::vector<std::unique_ptr<Stack>> fibres_;
   std::vector<int> idle_;
   Stack scheduler_;
@@ -321,13 +340,14 @@ cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> 
     const std::lock_guard<std::mutex> lock(one_grid);
     blockDim = block;
     gridDim = grid;
-    for (unsigned z = 0; z < grid.z; ++z) {
-      for (unsigned y = 0; y < grid.y; ++y) {
-        for (unsigned x = 0; x < grid.x; ++x) {
-          blockIdx = {x, y, z};
-          TheBlock().Run(static_cast<int>(threads), thread);
-        }
-      }
+    static Turns turns;
+    const bool backwards = turns.Backwards();
+    const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+    for (uint64_t i = 0; i < blocks; ++i) {
+      const uint64_t b = backwards ? blocks - 1 - i : i;
+      blockIdx = {static_cast<unsigned>(b % grid.x), static_cast<unsigned>(b / grid.x % grid.y),
+                  static_cast<unsigned>(b / grid.x / grid.y)};
+      TheBlock().Run(static_cast<int>(threads), thread);
     }
   });
 }

@@ -279,22 +279,32 @@ TEST_P(CudaDeviceTest, AnotherStreamWaitsForAnEventAndCopiesToPinnedMemory) {
   EXPECT_TRUE((*stream)->CopyToDevice((*pinned)->data(), x.data(), 400).ok());
   EXPECT_TRUE((*stream)->Synchronize().ok());
   EXPECT_EQ(x.Host(), y.Host());
+  DeviceTensor z(device(), 100);
+  EXPECT_TRUE((*stream)->CopyOnDevice(y.data(), z.data(), 400).ok());
+  EXPECT_TRUE((*stream)->Synchronize().ok());
+  EXPECT_EQ(z.Host(), y.Host());
 }
 
-TEST_P(CudaDeviceTest, EventsRecordedInAGraphAreRecordedWheneverItIsLaunched) {
-  auto event = device()->CreateEvent();
-  ASSERT_TRUE(event.ok());
-  DeviceTensor x(device(), {1, 2, 3}), y(device(), 3);
+// As a trainer does: parameters arrive on another stream before the graph reads them, gradients leave when it says so.
+TEST_P(CudaDeviceTest, AGraphWaitsForEventsAndRecordsThemWheneverItIsLaunched) {
+  auto arrived = device()->CreateEvent(), complete = device()->CreateEvent();
+  auto copies = device()->CreateStream();
+  ASSERT_TRUE(arrived.ok() && complete.ok() && copies.ok());
+  DeviceTensor x(device(), {1, 2, 3}), sum(device(), {0, 0, 0});
   ASSERT_TRUE(device()->BeginCapture().ok());
-  device()->Accumulate(x.data(), x.data(), 3);
-  EXPECT_TRUE(device()->stream()->Record(event->get()).ok());
-  EXPECT_TRUE(device()->stream()->Wait(event->get()).ok());
+  EXPECT_TRUE(device()->stream()->Wait(arrived->get()).ok());
+  device()->Accumulate(x.data(), sum.data(), 3);
+  EXPECT_TRUE(device()->stream()->Record(complete->get()).ok());
   auto graph = device()->EndCapture();
   ASSERT_TRUE(graph.ok()) << graph.status();
-  EXPECT_TRUE((*graph)->Launch().ok());
-  EXPECT_TRUE((*event)->Wait().ok());
-  EXPECT_TRUE((*graph)->Launch().ok());
-  EXPECT_EQ(x.Host(), std::vector<float>({4, 8, 12}));
+  for (const float scale : {1.0f, 10.0f}) {
+    const float host[3] = {scale, 2 * scale, 3 * scale};
+    EXPECT_TRUE((*copies)->CopyToDevice(host, x.data(), sizeof(host)).ok());
+    EXPECT_TRUE((*copies)->Record(arrived->get()).ok());
+    EXPECT_TRUE((*graph)->Launch().ok());
+    EXPECT_TRUE((*complete)->Wait().ok());
+  }
+  EXPECT_EQ(sum.Host(), std::vector<float>({11, 22, 33}));
 }
 
 // A kernel can stop nobody: the trainer refuses what is not finite.
@@ -324,11 +334,23 @@ TEST_P(CudaDeviceTest, TheFirstErrorIsKeptForSynchronize) {
   EXPECT_EQ(device()->Synchronize(), status);
 }
 
-// Several chunks of columns, the last one smaller, in tensors whose images are no multiple of a pack.
+TEST_P(CudaDeviceTest, MaxPoolPassesOneNanOfAWindowOn) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  auto pool = device()->CreateMaxPool2d({.batch = 1, .in_height = 2, .in_width = 8, .channels = 1}).value();
+  DeviceTensor x(device(), {nan, 1, 1, nan, 1, 2, 1, 2, 2, 3, 2, 3, nan, 3, 3, nan}), y(device(), 4), dx(device(), 16);
+  DeviceTensor dy(device(), {1, 2, 3, 4});
+  pool->Forward(x.data(), y.data());
+  EXPECT_THAT(y.Host(), testing::Each(testing::IsNan()));
+  pool->Backward(dy.data(), dx.data());
+  EXPECT_EQ(dx.Host(), std::vector<float>({1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 4}));
+}
+
+// Several chunks of columns, the last one smaller, in tensors whose images are no multiple of a pack: chunks of any
+// number of images would not be aligned for cuBLASLt.
 TEST_P(CudaDeviceTest, ConvolutionsInChunksEqualThoseInOne) {
   const Conv2dSpec spec = {.batch = 11,
-                           .in_height = 7,
-                           .in_width = 5,
+                           .in_height = 5,
+                           .in_width = 6,
                            .in_channels = 3,
                            .out_channels = 5,
                            .kernel_height = 3,
@@ -337,7 +359,7 @@ TEST_P(CudaDeviceTest, ConvolutionsInChunksEqualThoseInOne) {
                            .padding_height = 1,
                            .padding_width = 1,
                            .activation = Activation::kRelu};
-  const int64_t in = 11 * 7 * 5 * 3, out = 11 * spec.out_height() * spec.out_width() * 5, kernel = 5 * 3 * 2 * 3;
+  const int64_t in = 11 * 5 * 6 * 3, out = 11 * spec.out_height() * spec.out_width() * 5, kernel = 5 * 3 * 2 * 3;
   const auto run = [&](Device* device) {
     auto conv = device->CreateConv2d(spec).value();
     DeviceTensor x(device, RandomFloats(1, in)), dy(device, RandomFloats(2, out)), y(device, out), dx(device, in);

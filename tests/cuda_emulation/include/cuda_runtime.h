@@ -3,15 +3,18 @@
 //
 // What it does. Blocks of a grid run in turn. The threads of a block are fibres of one host thread: each runs until it
 // meets __syncthreads or a warp operation, where it waits for the others, so that these mean what they mean; a thread
-// that ends while others wait for it stops the test with both numbers, as a GPU would hang. `__shared__` variables are
-// statics. Device memory is host memory filled with NaN, so that AddressSanitizer sees accesses outside of an
-// allocation, UndefinedBehaviorSanitizer those that are not aligned, and tests what nobody wrote. Streams are
-// synchronous, but captured work is recorded, and run only when its graph is launched; what CUDA forbids in a capture
-// fails. Copies check that the device's side is device memory. cuBLASLt's products are loops: cublasLt.h beside this.
+// that ends while others wait for it stops the test with both numbers, as a GPU would hang. Which thread or block is
+// taken first changes from barrier to barrier and from grid to grid, in a fixed sequence, so that what only one order
+// makes right comes out wrong in some launch. `__shared__` variables are statics. Device memory is host memory filled
+// with NaN, so that AddressSanitizer sees accesses outside of an allocation, UndefinedBehaviorSanitizer those that are
+// not aligned, and tests what nobody wrote. Streams are synchronous, but captured work is recorded, and run only when
+// its graph is launched; what CUDA forbids in a capture fails. Copies check that the device's side is device memory.
+// cuBLASLt's products are loops: cublasLt.h beside this.
 //
-// What it cannot find: races between warps and between blocks, and missing __syncwarp (threads take turns, in order);
-// wrong assumptions about memory order; work on two streams that lacks an event (everything happens at once); reads of
-// shared memory that an earlier block wrote; host code that reads device memory; and nothing about performance.
+// What it cannot find: races between warps and between blocks, and missing barriers, in general (threads take turns,
+// and go on until they wait); wrong assumptions about memory order; work on two streams that lacks an event (everything
+// happens at once); reads of shared memory that an earlier block wrote; host code that reads device memory; and nothing
+// about performance.
 //
 // One grid runs at a time in a process. Supported is what kernels/cuda uses: blocks and grids of three dimensions,
 // static shared memory, full or partial warp masks; no dynamic shared memory, no atomics.
