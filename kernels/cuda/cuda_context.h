@@ -28,7 +28,8 @@ struct CudaContext {
   int64_t columns_bytes_max = 0;
   CudaMemory workspace;  // of matrix products
   CudaScratch scratch;
-  const CudaStepValues* bound = nullptr;  // device memory, or null
+  const CudaStepValues* bound = nullptr;   // device memory, or null
+  CudaStepResult* bound_result = nullptr;  // likewise
   absl::Status first_error;
 
   // Operations return nothing: their first error waits here for Synchronize.

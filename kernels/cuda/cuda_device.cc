@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/non_finite.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/pixels.h"
@@ -56,6 +57,18 @@ class CudaPinnedBuffer : public PinnedBuffer {
   PinnedMemory memory_;
 };
 
+class RegisteredBuffer : public PinnedBuffer {
+ public:
+  RegisteredBuffer(void* data, int64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
+  ~RegisteredBuffer() override { cudaHostUnregister(data_); }
+  void* data() override { return data_; }
+  int64_t size_bytes() const override { return size_bytes_; }
+
+ private:
+  void* const data_;
+  const int64_t size_bytes_;
+};
+
 class ExecutableGraph : public CudaGraph {
  public:
   ExecutableGraph(cudaGraphExec_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {}
@@ -79,6 +92,8 @@ class CudaDeviceOnCublasLt : public CudaDevice {
                                                             const CudaDeviceOptions& options) {
     ASSIGN_OR_RETURN(auto stream, OwnedCudaStream::Create(info.ordinal));
     auto device = absl::WrapUnique(new CudaDeviceOnCublasLt(info, std::move(stream)));
+    ASSIGN_OR_RETURN(device->fork_, device->CreateEvent());
+    ASSIGN_OR_RETURN(device->join_, device->CreateEvent());
     CudaContext& context = device->context_;
     context.math = options.math;
     context.columns_bytes_max = options.columns_bytes_max;
@@ -185,6 +200,23 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     return std::make_unique<CudaPinnedBuffer>(std::move(memory));
   }
 
+  absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(void* data, int64_t size_bytes) override {
+    const cudaError_t error = cudaHostRegister(data, static_cast<size_t>(size_bytes), cudaHostRegisterDefault);
+    if (error != cudaSuccess) cudaGetLastError();  // else the next launch would report it
+    RETURN_IF_ERROR(CudaStatus(error, "cudaHostRegister"));
+    return std::make_unique<RegisteredBuffer>(data, size_bytes);
+  }
+
+  absl::Status Fork(CudaStream* other) override {
+    return static_cast<OwnedCudaStream*>(other)->Follow(stream_.get(), fork_.get());
+  }
+  absl::Status Join(CudaStream* other) override {
+    auto* const branch = static_cast<OwnedCudaStream*>(other);
+    RETURN_IF_ERROR(stream_->Follow(branch, join_.get()));
+    branch->EndBranch();
+    return absl::OkStatus();
+  }
+
   absl::Status BeginCapture() override { return stream_->BeginCapture(); }
   absl::StatusOr<std::unique_ptr<CudaGraph>> EndCapture() override {
     ASSIGN_OR_RETURN(const cudaGraph_t graph, stream_->EndCapture());
@@ -197,6 +229,10 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   }
 
   void BindStepValues(const CudaStepValues* values) override { context_.bound = values; }
+  void BindStepResult(CudaStepResult* result) override { context_.bound_result = result; }
+  void FindNonFinite(const float* values, int64_t count, CudaStepResult* result) override {
+    context_.Keep(cuda::FindNonFinite(context_.stream, values, count, result), "looking for NaN");
+  }
 
  private:
   CudaDeviceOnCublasLt(const CudaDeviceInfo& info, std::unique_ptr<OwnedCudaStream> stream)
@@ -206,6 +242,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
 
   const CudaDeviceInfo info_;
   const std::unique_ptr<OwnedCudaStream> stream_;
+  std::unique_ptr<CudaEvent> fork_, join_;
   CudaContext context_;
 };
 

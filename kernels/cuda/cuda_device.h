@@ -99,6 +99,15 @@ class CudaDevice : public Device {
   // ResourceExhausted with the number of bytes when there is no such memory.
   virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(int64_t size_bytes) = 0;
 
+  // Host memory of the caller's, made pinned until the buffer ends; the memory must live longer.
+  virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(void* data, int64_t size_bytes) = 0;
+
+  // Fork: what is queued on `other` from now on follows what is on stream() so far. Join: the other way round. In a
+  // capture of stream(), what is queued on `other` between the first Fork and the Join becomes part of the graph.
+  // Forks need no Join between them, but the last one must have one before EndCapture.
+  virtual absl::Status Fork(CudaStream* other) = 0;
+  virtual absl::Status Join(CudaStream* other) = 0;
+
   // What is called on stream() between the two is not run but kept. Allocate, Create..., Synchronize and Result must
   // not be called between; operations allocate nothing, wherever they are called.
   // Everything a graph refers to, its operations too, must live as long as the graph.
@@ -110,6 +119,12 @@ class CudaDevice : public Device {
   // step. Null: from their arguments. What is bound when a graph is captured stays bound in it. Dropout's backward
   // reads it too: the values must not change between forward and backward.
   virtual void BindStepValues(const CudaStepValues* values) = 0;
+  // From now on SoftmaxCrossEntropy writes its sums to `result`, device memory, and its Result is not to be called.
+  // Null: back to Result.
+  virtual void BindStepResult(CudaStepResult* result) = 0;
+  // If any of `count` values is NaN or infinite, result->non_finite_element is the index of one that is; else it stays
+  // as it was.
+  virtual void FindNonFinite(const float* values, int64_t count, CudaStepResult* result) = 0;
 
   // common/optimizer.h's ApplyOptimizer over spans of device memory, to the same bits.
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;

@@ -148,6 +148,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 
   void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) override {
     auto* const samples = static_cast<cuda::LossSums*>(sums_.data());
+    CudaStepResult* const bound = context_->bound_result;
     context_->Keep(cuda::SoftmaxCrossEntropy(context_->stream, {.batch = spec_.batch,
                                                                 .classes = spec_.classes,
                                                                 .logits = logits,
@@ -155,9 +156,11 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
                                                                 .dlogits = dlogits,
                                                                 .samples = samples,
                                                                 .total = samples + spec_.batch,
+                                                                .result = bound,
                                                                 .loss_scale = scale,
                                                                 .bound = context_->bound}),
                    "softmax cross entropy");
+    if (bound != nullptr) return;
     context_->Keep(cudaMemcpyAsync(result_.data(), samples + spec_.batch, sizeof(cuda::LossSums),
                                    cudaMemcpyDeviceToHost, context_->stream),
                    "copying the loss");

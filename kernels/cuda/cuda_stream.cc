@@ -80,6 +80,15 @@ absl::Status OwnedCudaStream::Synchronize() {
   return CudaStatus(cudaStreamSynchronize(stream_), "waiting for the GPU");
 }
 
+absl::Status OwnedCudaStream::Follow(OwnedCudaStream* other, CudaEvent* event) {
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
+  // Not external: in a capture this is an edge of the graph, and takes this stream into it.
+  RETURN_IF_ERROR(CudaStatus(cudaEventRecordWithFlags(Get(event), other->stream_, cudaEventRecordDefault), "forking"));
+  RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_, Get(event), cudaEventWaitDefault), "forking"));
+  captures_ = captures_ || other->captures_;
+  return absl::OkStatus();
+}
+
 absl::Status OwnedCudaStream::BeginCapture() {
   // Thread-local: an exchange thread may allocate and copy on its own streams meanwhile.
   RETURN_IF_ERROR(CudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a graph"));

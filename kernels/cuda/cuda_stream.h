@@ -29,6 +29,10 @@ class OwnedCudaStream : public CudaStream {
   cudaStream_t get() const { return stream_; }
   absl::Status BeginCapture();
   absl::StatusOr<cudaGraph_t> EndCapture();  // the caller's to destroy
+  // What is queued from now on follows what is on `other`, by `event`, which is used for nothing else. If `other` is
+  // captured, so is this stream from now on, and until EndBranch.
+  absl::Status Follow(OwnedCudaStream* other, CudaEvent* event);
+  void EndBranch() { captures_ = false; }
 
  private:
   absl::Status Copy(const void* from, void* to, int64_t size_bytes, cudaMemcpyKind kind, const char* what);

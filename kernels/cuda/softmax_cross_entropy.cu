@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(kBlockThreads) SampleKernel(SoftmaxCrossEntrop
   }
 }
 
-__global__ void __launch_bounds__(kBlockThreads) TotalKernel(int64_t batch, const LossSums* samples, LossSums* total) {
+__global__ void __launch_bounds__(kBlockThreads) TotalKernel(SoftmaxCrossEntropyArgs g) {
   __shared__ LossSums buffer[kBlockThreads];
   const int thread = static_cast<int>(threadIdx.x);
   LossSums sum = {0, 0};
-  for (int64_t i = thread; i < batch; i += kBlockThreads) {
-    sum.loss += samples[i].loss;
-    sum.correct += samples[i].correct;
+  for (int64_t i = thread; i < g.batch; i += kBlockThreads) {
+    sum.loss += g.samples[i].loss;
+    sum.correct += g.samples[i].correct;
   }
   buffer[thread] = sum;
   for (int stride = kBlockThreads / 2; stride > 0; stride /= 2) {
@@ -86,7 +86,12 @@ __global__ void __launch_bounds__(kBlockThreads) TotalKernel(int64_t batch, cons
       buffer[thread].correct += buffer[thread + stride].correct;
     }
   }
-  if (thread == 0) *total = buffer[0];
+  if (thread != 0) return;
+  *g.total = buffer[0];
+  if (g.result != nullptr) {
+    g.result->loss_sum = buffer[0].loss;
+    g.result->correct = buffer[0].correct;
+  }
 }
 
 }  // namespace
@@ -94,7 +99,7 @@ __global__ void __launch_bounds__(kBlockThreads) TotalKernel(int64_t batch, cons
 cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args) {
   const cudaError_t error = Launch(stream, {.blocks = CeilDivide(args.batch, kWarps)}, SampleKernel, args);
   if (error != cudaSuccess) return error;
-  return Launch(stream, {.blocks = 1}, TotalKernel, args.batch, args.samples, args.total);
+  return Launch(stream, {.blocks = 1}, TotalKernel, args);
 }
 
 }  // namespace starring::cuda

@@ -22,6 +22,7 @@ struct SoftmaxCrossEntropyArgs {
   float* dlogits = nullptr;     // null: no gradient
   LossSums* samples = nullptr;  // (batch): temporary
   LossSums* total = nullptr;
+  CudaStepResult* result = nullptr;  // unless null, gets the total too
   // loss_scale, unless `bound`, in device memory, has it when the kernel runs.
   float loss_scale = 1;
   const CudaStepValues* bound = nullptr;

@@ -1,7 +1,8 @@
 // The numbers of a step that change from one step to the next.
 //
 // A captured graph repeats the arguments of its launches. So these may also be read from device memory: see
-// CudaDevice::BindStepValues. Plain structs, for host and device.
+// CudaDevice::BindStepValues. And what a step answers, for CudaDevice::BindStepResult. Plain structs, for host and
+// device.
 #ifndef STARRING_KERNELS_CUDA_STEP_VALUES_H_
 #define STARRING_KERNELS_CUDA_STEP_VALUES_H_
 
@@ -21,6 +22,12 @@ struct CudaStepValues {
   int64_t first_sample = 0;  // dropout: position of this rank's first sample in the global batch
   float loss_scale = 1;      // softmax cross entropy: 1 / samples in the global batch
   CudaOptimizerScalars optimizer;
+};
+
+struct CudaStepResult {
+  double loss_sum = 0;              // LossResult's
+  int64_t correct = 0;              // likewise
+  int64_t non_finite_element = -1;  // of CudaDevice::FindNonFinite
 };
 
 }  // namespace starring

@@ -12,11 +12,16 @@
 
 struct CudaEmulatedGraph {
   std::vector<std::function<void()>> work;
+  std::vector<cudaStream_t> branches;  // other streams in the capture
 };
 struct CudaEmulatedStream {
   CudaEmulatedGraph* capture = nullptr;
+  bool joined = true;  // of a branch: nothing was queued since its origin waited for it
 };
-struct CudaEmulatedEvent {};
+struct CudaEmulatedEvent {
+  cudaStream_t stream = nullptr;         // recorded in its capture, by the default flag
+  CudaEmulatedGraph* capture = nullptr;  // that one
+};
 
 namespace starring::cuda_emulation {
 namespace {
@@ -62,6 +67,7 @@ int64_t DeviceBytes() {
 
 cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
   if (stream != nullptr && stream->capture != nullptr) {
+    stream->joined = false;
     stream->capture->work.push_back(std::move(work));
   } else {
     work();
@@ -127,6 +133,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid device ordinal";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
+    case cudaErrorStreamCaptureUnjoined:
+      return "capturing stream has unjoined work";
   }
   return "unknown error";
 }
@@ -170,6 +178,12 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
+cudaError_t cudaHostRegister(void* data, size_t, unsigned) {
+  return data == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *total_bytes = static_cast<size_t>(Gpu().memory_bytes);
   *free_bytes = *total_bytes - static_cast<size_t>(starring::cuda_emulation::DeviceBytes());
@@ -201,7 +215,19 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return stream->capture == nullptr ? cudaSuccess : cudaErrorStreamCaptureUnsupported;
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  if (flags == cudaEventWaitExternal) return stream->capture != nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  if (event->capture == nullptr) return stream->capture == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  if (stream->capture == nullptr) {  // a fork
+    stream->capture = event->capture;
+    stream->joined = true;
+    event->capture->branches.push_back(stream);
+  } else if (stream->capture != event->capture) {
+    return cudaErrorInvalidValue;
+  }
+  event->stream->joined = true;
+  return cudaSuccess;
+}
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = new CudaEmulatedEvent;
@@ -213,10 +239,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t, cudaStream_t stream, unsigned flags) {
-  const bool captures_here = stream->capture != nullptr;
-  // The other way round is legal, but never what we mean.
-  return captures_here == (flags == cudaEventRecordExternal) ? cudaSuccess : cudaErrorInvalidValue;
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  if (flags == cudaEventRecordExternal) {
+    if (stream->capture == nullptr) return cudaErrorInvalidValue;
+    stream->joined = false;
+    return cudaSuccess;
+  }
+  *event = {.stream = stream, .capture = stream->capture};
+  return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
@@ -232,7 +262,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   if (stream->capture == nullptr) return cudaErrorInvalidValue;
   *graph = std::exchange(stream->capture, nullptr);
   --captures;
-  return cudaSuccess;
+  bool joined = true;
+  for (const cudaStream_t branch : (*graph)->branches) {
+    joined = joined && branch->joined;
+    branch->capture = nullptr;
+  }
+  if (joined) return cudaSuccess;
+  delete std::exchange(*graph, nullptr);
+  return cudaErrorStreamCaptureUnjoined;
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {

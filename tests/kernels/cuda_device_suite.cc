@@ -307,6 +307,101 @@ TEST_P(CudaDeviceTest, AGraphWaitsForEventsAndRecordsThemWheneverItIsLaunched) {
   EXPECT_EQ(sum.Host(), std::vector<float>({11, 22, 33}));
 }
 
+// A second stream that copies what is ready while the first goes on, as a trainer's buckets do.
+TEST_P(CudaDeviceTest, AGraphHasABranch) {
+  auto branch = device()->CreateStream();
+  auto event = device()->CreateEvent();
+  auto pinned = device()->AllocatePinned(12);
+  ASSERT_TRUE(branch.ok() && event.ok() && pinned.ok());
+  const auto* const got = static_cast<const float*>((*pinned)->data());
+  DeviceTensor x(device(), {1, 2, 3}), y(device(), {5, 6, 7});
+  const auto run = [&] {
+    device()->Accumulate(x.data(), x.data(), 3);
+    EXPECT_TRUE(device()->Fork(branch->get()).ok());
+    EXPECT_TRUE((*branch)->CopyToHost(x.data(), (*pinned)->data(), 8).ok());
+    EXPECT_TRUE((*branch)->Record(event->get()).ok());
+    device()->Accumulate(y.data(), y.data(), 3);
+    EXPECT_TRUE(device()->Fork(branch->get()).ok());
+    EXPECT_TRUE((*branch)->CopyToHost(y.data() + 2, static_cast<float*>((*pinned)->data()) + 2, 4).ok());
+    EXPECT_TRUE(device()->Join(branch->get()).ok());
+  };
+  ASSERT_TRUE(device()->BeginCapture().ok());
+  run();
+  auto graph = device()->EndCapture();
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  EXPECT_EQ(x.Host(), std::vector<float>({1, 2, 3})) << "a capture runs nothing";
+  ASSERT_TRUE((*graph)->Launch().ok());
+  ASSERT_TRUE((*event)->Wait().ok());
+  EXPECT_EQ(got[0], 2);
+  ASSERT_TRUE(device()->Synchronize().ok());
+  EXPECT_EQ(got[2], 14);
+  run();  // and without a capture
+  ASSERT_TRUE(device()->Synchronize().ok());
+  EXPECT_EQ(got[1], 8);
+  EXPECT_EQ(got[2], 28);
+
+  ASSERT_TRUE(device()->BeginCapture().ok());
+  EXPECT_TRUE(device()->Fork(branch->get()).ok());
+  EXPECT_TRUE((*branch)->Record(event->get()).ok());
+  EXPECT_FALSE(device()->EndCapture().ok()) << "nobody joined the branch";
+}
+
+TEST_P(CudaDeviceTest, MemoryOfTheCallerIsPinnedForAWhile) {
+  std::vector<float> host = {1, 2, 3};
+  auto pinned = device()->Pin(host.data(), 12);
+  ASSERT_TRUE(pinned.ok()) << pinned.status();
+  EXPECT_EQ((*pinned)->data(), host.data());
+  EXPECT_EQ((*pinned)->size_bytes(), 12);
+  EXPECT_FALSE(device()->Pin(nullptr, 12).ok());
+  EXPECT_TRUE(device()->Synchronize().ok()) << "the refusal is nobody else's error";
+}
+
+TEST_P(CudaDeviceTest, FindsWhatIsNotFinite) {
+  auto memory = device()->Allocate(sizeof(CudaStepResult)).value();
+  auto* const result = static_cast<CudaStepResult*>(memory->data());
+  const auto find = [&](const std::vector<float>& values, int64_t offset) {
+    DeviceTensor tensor(device(), values);
+    CudaStepResult host;
+    device()->CopyToDevice(&host, result, sizeof(host));
+    device()->FindNonFinite(tensor.data() + offset, std::ssize(values) - offset, result);
+    device()->CopyToHost(result, &host, sizeof(host));
+    EXPECT_TRUE(device()->Synchronize().ok());
+    return host.non_finite_element;
+  };
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const int64_t offset : {0, 1}) {
+    std::vector<float> values(1031, std::numeric_limits<float>::max());
+    values[5] = -std::numeric_limits<float>::max();
+    values[6] = std::numeric_limits<float>::denorm_min();
+    EXPECT_EQ(find(values, offset), -1);
+    for (const int64_t at : {1, 7, 1027, 1030}) {
+      for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN()}) {
+        std::vector<float> wrong = values;
+        wrong[static_cast<size_t>(at)] = bad;
+        EXPECT_EQ(find(wrong, offset), at - offset) << bad;
+      }
+    }
+  }
+}
+
+TEST_P(CudaDeviceTest, TheLossGoesWhereAResultIsBound) {
+  Step bound(device()), unbound(device());
+  auto memory = device()->Allocate(sizeof(CudaStepResult)).value();
+  const CudaStepResult before = {.non_finite_element = 17};
+  device()->CopyToDevice(&before, memory->data(), sizeof(before));
+  device()->BindStepResult(static_cast<CudaStepResult*>(memory->data()));
+  bound.Run(device(), 1, 0, 0.5f, 0.1f);
+  device()->BindStepResult(nullptr);
+  unbound.Run(device(), 1, 0, 0.5f, 0.1f);
+  const LossResult want = unbound.loss->Result();
+  CudaStepResult got;
+  device()->CopyToHost(memory->data(), &got, sizeof(got));
+  ASSERT_TRUE(device()->Synchronize().ok());
+  EXPECT_EQ(got.loss_sum, want.loss_sum);
+  EXPECT_EQ(got.correct, want.correct);
+  EXPECT_EQ(got.non_finite_element, 17);
+}
+
 // A kernel can stop nobody: the trainer refuses what is not finite.
 TEST_P(CudaDeviceTest, LabelsThatDoNotExistMakeTheLossNan) {
   auto loss = device()->CreateSoftmaxCrossEntropy({.batch = 3, .classes = 2});
