@@ -1,6 +1,7 @@
 #include "worker/data/loader.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -48,7 +49,8 @@ AlignedArray<T> AllocateAligned(int64_t count) {
 
 struct Slot {
   Batch batch;
-  AlignedArray<float> images;
+  AlignedArray<float> images;    // of Format::kNormalized
+  AlignedArray<uint8_t> pixels;  // of Format::kPixels
   AlignedArray<int32_t> labels;
   AlignedArray<uint8_t> augmented;  // one image, before it is normalised
 };
@@ -64,6 +66,7 @@ class PrefetchingLoader : public Loader {
       : dataset_(*options.dataset),
         seed_(options.sampler.seed),
         augment_(options.augment),
+        format_(options.format),
         sampler_(options.sampler),
         normalizer_(options.normalization),
         slots_(static_cast<size_t>(Prefetcher::SlotCount(options.prefetch_depth))) {}
@@ -72,11 +75,13 @@ class PrefetchingLoader : public Loader {
   absl::StatusOr<const Batch*> Next() override;
 
  private:
+  bool HasMemory(const Slot& slot) const;
   void Fill(Slot& slot) const;
 
   const Dataset& dataset_;
   const uint64_t seed_;
   const Augment augment_;
+  const Format format_;
   Sampler sampler_;  // of the prefetcher's plan callback
   const PixelNormalizer normalizer_;
   std::vector<Slot> slots_;
@@ -86,12 +91,14 @@ class PrefetchingLoader : public Loader {
 absl::Status PrefetchingLoader::Start(const Options& options) {
   const int64_t image_values = sampler_.local_batch_max() * dataset_.image_bytes();
   for (Slot& slot : slots_) {
-    slot.images = AllocateAligned<float>(image_values);
+    if (format_ == Format::kNormalized) slot.images = AllocateAligned<float>(image_values);
+    if (format_ == Format::kPixels) slot.pixels = AllocateAligned<uint8_t>(image_values);
     slot.labels = AllocateAligned<int32_t>(sampler_.local_batch_max());
     slot.augmented = AllocateAligned<uint8_t>(dataset_.image_bytes());
-    if (slot.images == nullptr || slot.labels == nullptr || slot.augmented == nullptr) {
+    if (!HasMemory(slot)) {
+      const int64_t value_bytes = format_ == Format::kNormalized ? sizeof(float) : sizeof(uint8_t);
       return absl::ResourceExhaustedError(absl::StrCat("no memory for ", slots_.size(), " batches of ",
-                                                       image_values * static_cast<int64_t>(sizeof(float)),
+                                                       image_values * value_bytes,
                                                        " bytes: give a smaller --global_batch"));
     }
   }
@@ -117,14 +124,19 @@ absl::StatusOr<const Batch*> PrefetchingLoader::Next() {
   return &slots_[static_cast<size_t>(slot)].batch;
 }
 
+bool PrefetchingLoader::HasMemory(const Slot& slot) const {
+  return (slot.images != nullptr || slot.pixels != nullptr) && slot.labels != nullptr && slot.augmented != nullptr;
+}
+
 void PrefetchingLoader::Fill(Slot& slot) const {
   const std::vector<int64_t>& samples = slot.batch.plan.samples;
   const int64_t image_bytes = dataset_.image_bytes();
   const ImageShape shape{.height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels};
-  slot.batch.images = {slot.images.get(), samples.size() * static_cast<size_t>(image_bytes)};
+  const size_t values = samples.size() * static_cast<size_t>(image_bytes);
+  slot.batch.images = {slot.images.get(), slot.images == nullptr ? 0 : values};
+  slot.batch.pixels = {slot.pixels.get(), slot.pixels == nullptr ? 0 : values};
   slot.batch.labels = {slot.labels.get(), samples.size()};
-  float* out = slot.images.get();
-  for (size_t i = 0; i < samples.size(); ++i, out += image_bytes) {
+  for (size_t i = 0; i < samples.size(); ++i) {
     const uint8_t* pixels = dataset_.images.data() + samples[i] * image_bytes;
     if (i + kImagesAhead < samples.size()) {
       PrefetchBytes(dataset_.images.data() + samples[i + kImagesAhead] * image_bytes, image_bytes);
@@ -133,7 +145,12 @@ void PrefetchingLoader::Fill(Slot& slot) const {
       ApplyCropFlip(DrawCropFlip(seed_, slot.batch.plan.epoch, samples[i]), shape, pixels, slot.augmented.get());
       pixels = slot.augmented.get();
     }
-    normalizer_.Run(pixels, image_bytes, out);
+    const auto offset = static_cast<int64_t>(i) * image_bytes;
+    if (format_ == Format::kNormalized) {
+      normalizer_.Run(pixels, image_bytes, slot.images.get() + offset);
+    } else {
+      std::memcpy(slot.pixels.get() + offset, pixels, static_cast<size_t>(image_bytes));
+    }
     slot.labels[i] = dataset_.labels[static_cast<size_t>(samples[i])];
   }
 }

@@ -27,18 +27,22 @@ namespace starring {
 
 struct Batch {
   BatchPlan plan;
-  std::span<const float> images;  // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
+  std::span<const float> images;    // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
+  std::span<const uint8_t> pixels;  // likewise, not normalised; one of the two is empty
   std::span<const int32_t> labels;
 };
 
 class Loader {
  public:
   enum class Augment { kNone, kCropFlip };  // zero-pad by 4, random crop to size, flip left-right with probability 1/2
+  // kPixels leaves the normalising to a GPU, with PixelConstants: a quarter of the bytes travel there.
+  enum class Format { kNormalized, kPixels };
   struct Options {
     const Dataset* dataset = nullptr;  // outlives the loader
     Sampler::Options sampler;          // seed also decides the augmentation
     Normalization normalization;
     Augment augment = Augment::kNone;
+    Format format = Format::kNormalized;
     int threads = 1;         // an OpenMP team, each member of which fills whole batches; at most prefetch_depth work
     int prefetch_depth = 3;  // batches ready or being filled ahead of Next; 0: filled by Next, whatever `threads`
     int64_t first_step = 0;

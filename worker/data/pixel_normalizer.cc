@@ -33,15 +33,23 @@ STARRING_DEFINE_CLONES(kNormalize, NormalizeLoop, NormalizeArgs);
 
 }  // namespace
 
+PixelConstants PixelConstantsOf(const Normalization& normalization) {
+  PixelConstants constants;
+  for (size_t c = 0; c < normalization.mean.size(); ++c) {
+    constants.offset.push_back(static_cast<float>(255.0 * normalization.mean[c]));
+    constants.scale.push_back(static_cast<float>(1.0 / (255.0 * normalization.deviation[c])));
+  }
+  return constants;
+}
+
 PixelNormalizer::PixelNormalizer(const Normalization& normalization, InstructionSet instruction_set)
     : instruction_set_(instruction_set) {
   CHECK_EQ(normalization.mean.size(), normalization.deviation.size());
   CHECK(!normalization.mean.empty());
+  const PixelConstants constants = PixelConstantsOf(normalization);
   for (int64_t pixel = 0; pixel < kRowPixels; ++pixel) {
-    for (size_t c = 0; c < normalization.mean.size(); ++c) {
-      offset_.push_back(static_cast<float>(255.0 * normalization.mean[c]));
-      scale_.push_back(static_cast<float>(1.0 / (255.0 * normalization.deviation[c])));
-    }
+    offset_.insert(offset_.end(), constants.offset.begin(), constants.offset.end());
+    scale_.insert(scale_.end(), constants.scale.begin(), constants.scale.end());
   }
 }
 

@@ -10,10 +10,16 @@
 
 namespace starring {
 
-// out = (pixel - 255 mean) * (1 / (255 deviation)), both constants rounded to float once: a subtraction and a
-// multiplication, which no compiler can fuse, so that every instruction set (and a GPU) gives the same bits.
-// A 256-entry table per channel gives the same values but is slower: 16 lookups against one vector of arithmetic
-// (bench/loader_bench.cc has both).
+// One of each channel.
+struct PixelConstants {
+  std::vector<float> offset, scale;
+};
+PixelConstants PixelConstantsOf(const Normalization& normalization);
+
+// out = (pixel - offset) * scale = (pixel - 255 mean) * (1 / (255 deviation)), both constants rounded to float once: a
+// subtraction and a multiplication, which no compiler can fuse, so that every instruction set (and a GPU) gives the
+// same bits. A 256-entry table per channel gives the same values but is slower: 16 lookups against one vector of
+// arithmetic (bench/loader_bench.cc has both).
 //
 // Thread safety: immutable; any thread may call Run.
 class PixelNormalizer {

@@ -1,5 +1,6 @@
 #include "worker/data/loader.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -10,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "worker/data/crop_flip.h"
 #include "worker/data/dataset.h"
+#include "worker/data/pixel_normalizer.h"
 
 namespace starring {
 namespace {
@@ -104,6 +106,33 @@ TEST_P(LoaderContentTest, ABatchHoldsThePlannedSamplesNormalised) {
 INSTANTIATE_TEST_SUITE_P(AllChannels, LoaderContentTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 17),
                                             ::testing::Values(Loader::Augment::kNone, Loader::Augment::kCropFlip)));
+
+// What a GPU makes of the pixels is what the loader makes of them.
+TEST_P(LoaderContentTest, PixelsNormaliseToTheImagesOfTheOtherFormat) {
+  const auto [channels, augment] = GetParam();
+  const Dataset dataset = MakeDataset(23, channels);
+  Loader::Options options = MakeOptions(dataset, 16);
+  options.augment = augment;
+  const auto normalized = MakeLoader(options);
+  options.format = Loader::Format::kPixels;
+  const auto raw = MakeLoader(options);
+  const PixelConstants constants = PixelConstantsOf(options.normalization);
+  for (int64_t step = 0; step < 4; ++step) {
+    const auto expected = normalized->Next();
+    const auto batch = raw->Next();
+    ASSERT_TRUE(batch.ok() && expected.ok());
+    EXPECT_TRUE((*expected)->pixels.empty());
+    EXPECT_TRUE((*batch)->images.empty());
+    EXPECT_EQ((*batch)->plan.samples, (*expected)->plan.samples);
+    EXPECT_TRUE(std::equal((*batch)->labels.begin(), (*batch)->labels.end(), (*expected)->labels.begin()));
+    ASSERT_EQ((*batch)->pixels.size(), (*expected)->images.size());
+    for (size_t i = 0; i < (*batch)->pixels.size(); ++i) {
+      const auto c = i % static_cast<size_t>(channels);
+      const float distance = static_cast<float>((*batch)->pixels[i]) - constants.offset[c];
+      ASSERT_EQ(distance * constants.scale[c], (*expected)->images[i]) << "value " << i;
+    }
+  }
+}
 
 std::vector<float> AllValues(const Loader::Options& options, int64_t steps) {
   const auto loader = MakeLoader(options);
