@@ -87,7 +87,7 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   std::copy(checkpoint.parameters.begin(), checkpoint.parameters.end(), parameters.begin());
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
     const std::vector<float>& values = checkpoint.buffers[buffer.name];
-    std::copy(values.begin(), values.end(), buffer.values.begin());
+    RETURN_IF_ERROR(options_.network->WriteBuffer(buffer, values));
   }
   *state = std::move(checkpoint.state);
   options_.warn(absl::StrCat("resuming ", found->folder));
@@ -116,7 +116,9 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
                         .state = std::move(state),
                         .owner_ranges = OwnerRanges()};
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
-    checkpoint.buffers[buffer.name].assign(buffer.values.begin(), buffer.values.end());
+    std::vector<float>& values = checkpoint.buffers[buffer.name];
+    values.resize(buffer.values.size());
+    RETURN_IF_ERROR(options_.network->ReadBuffer(buffer, values));
   }
   write_ = std::async(std::launch::async,
                       [dir = options_.worker->checkpoint_dir, layout = options_.network->layout(),

@@ -12,10 +12,14 @@
 
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
+#include "common/bucket_map.h"
 #include "common/command_line.h"
 #include "common/status.h"
-#include "kernels/cpu/cpu_device.h"
+#include "worker/cpu_training_step.h"
+#include "worker/cuda_training_step.h"
 #include "worker/data/dataset.h"
+#include "worker/device_choice.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/exchange/ring/mpi_exchange.h"
 #include "worker/exchange/ring/mpi_runtime.h"
@@ -58,6 +62,55 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
   return absl::InternalError("no such exchange");
 }
 
+// What the GPU has too little memory for is refused, as a wrong flag is.
+absl::Status OnGpu(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kResourceExhausted) return status;
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(status.message()), ": give a smaller --global_batch, more GPUs or --device=cpu"));
+}
+
+// Exchange and step: on a GPU, one worker's optimizer runs there too.
+struct Workings {
+  std::unique_ptr<GradientExchange> exchange;
+  std::unique_ptr<TrainingStep> step;  // ends first
+};
+
+absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const NetworkOptions& shape,
+                                        const DeviceChoice& choice, const BucketMap& buckets, MpiRuntime* mpi,
+                                        Network* network) {
+  Workings workings;
+  CudaLocalExchange* local = nullptr;
+  if (choice.cuda != nullptr && options.sync == Sync::kLocal) {
+    auto exchange = CudaLocalExchange::Create(choice.cuda, options.optimizer, network->layout().element_count());
+    if (!exchange.ok()) return OnGpu(exchange.status());
+    local = exchange->get();
+    workings.exchange = *std::move(exchange);
+  } else {
+    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, mpi));
+  }
+  const TrainingStepParts parts{
+      .network = network,
+      .exchange = workings.exchange.get(),
+      .buckets = &buckets,
+      .rank = options.rank,
+      .exchange_part = options.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange};
+  if (choice.cuda == nullptr) {
+    ASSIGN_OR_RETURN(workings.step, CreateCpuTrainingStep(parts, choice.device.get()));
+    return workings;
+  }
+  auto step =
+      CreateCudaTrainingStep(parts, {.device = choice.cuda,
+                                     .local = local,
+                                     .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
+                                     .image_values = shape.height * shape.width * shape.channels,
+                                     .channels = shape.channels,
+                                     .batch_max = (options.global_batch + options.world_size - 1) / options.world_size,
+                                     .evaluation_batch_max = kEvaluationBatch});
+  if (!step.ok()) return OnGpu(step.status());
+  workings.step = *std::move(step);
+  return workings;
+}
+
 Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironment& launcher) {
   if (options.rank != 0) return Progress::Style::kNone;
   switch (options.progress) {
@@ -77,7 +130,7 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
 absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi) {
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, CreateCpuDevice(options.threads));
+  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options));
   const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
@@ -85,23 +138,31 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                        .classes = data.train.classes,
                                        .batch_max = std::max(kEvaluationBatch, largest_share),
                                        .seed = options.seed};
-  ASSIGN_OR_RETURN(const std::unique_ptr<Network> network, Network::Create(layers, network_options, device.get()));
-  ASSIGN_OR_RETURN(const std::unique_ptr<GradientExchange> exchange, CreateExchange(options, mpi));
+  absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device.get());
+  if (!created.ok()) return choice.cuda == nullptr ? created.status() : OnGpu(created.status());
+  const std::unique_ptr<Network> network = *std::move(created);
+  ASSIGN_OR_RETURN(const BucketMap buckets, BucketMap::Create({.element_count = network->layout().element_count(),
+                                                               .bucket_bytes = options.bucket_bytes,
+                                                               .world_size = options.world_size}));
+  ASSIGN_OR_RETURN(const Workings workings,
+                   CreateWorkings(options, network_options, choice, buckets, mpi, network.get()));
   const Progress::Style style = ChooseStyle(options, launcher);
   if (style != Progress::Style::kNone) {
     std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n",
                 options.model.c_str(), static_cast<long long>(network->layout().parameter_count()),
                 options.dataset.name.c_str(), static_cast<long long>(data.train.count), SyncName(options.sync),
-                options.world_size, options.world_size == 1 ? "" : "s", device->name().c_str());
+                options.world_size, options.world_size == 1 ? "" : "s", choice.device->name().c_str());
+    if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
     std::fflush(stdout);
   }
-  ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer, Trainer::Create({.worker = &options,
-                                                                            .data = &data,
-                                                                            .network = network.get(),
-                                                                            .device = device.get(),
-                                                                            .exchange = exchange.get(),
-                                                                            .progress = style,
-                                                                            .stop_requested = StopRequested}));
+  const std::unique_ptr<Trainer> trainer = Trainer::Create({.worker = &options,
+                                                            .data = &data,
+                                                            .network = network.get(),
+                                                            .exchange = workings.exchange.get(),
+                                                            .buckets = &buckets,
+                                                            .step = workings.step.get(),
+                                                            .progress = style,
+                                                            .stop_requested = StopRequested});
   ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) {
@@ -116,7 +177,8 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
   return WriteRunRecord({.options = &options,
                          .data = &data,
                          .result = &result,
-                         .device = device->name(),
+                         .device = choice.device->name(),
+                         .gpu_transfer = workings.step->transfer(),
                          .cores_per_worker = launcher.cores_per_worker,
                          .cores_per_server = launcher.cores_per_server,
                          .versions = LibraryVersions()});

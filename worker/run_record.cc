@@ -60,6 +60,8 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_decay_gamma(options.schedule.gamma);
   config.set_total_steps(static_cast<int>(facts.result->total_steps));
   config.set_device(options.device);
+  config.set_math(options.math);
+  config.set_cuda_graph(options.device == "cuda" && options.cuda_graph);
   config.set_threads(options.threads);
   config.set_loader_threads(options.loader_threads);
   config.set_bucket_bytes(static_cast<int>(facts.result->bucket_bytes));
@@ -124,6 +126,7 @@ absl::Status WriteRunRecord(const RunFacts& facts) {
   FillConfig(facts, *record.mutable_config());
   FillHost(facts, *record.mutable_host());
   FillResult(*facts.result, record);
+  record.mutable_exchange()->set_gpu_transfer(facts.gpu_transfer);
   google::protobuf::util::JsonPrintOptions print;
   print.add_whitespace = true;
   print.always_print_primitive_fields = true;

@@ -17,6 +17,7 @@ struct RunFacts {
   const TrainAndTest* data = nullptr;
   const TrainResult* result = nullptr;
   std::string device;                           // Device::name
+  std::string gpu_transfer;                     // TrainingStep::transfer
   std::string cores_per_worker;                 // as deploy:launch pinned them, else this process's own
   std::string cores_per_server;                 // likewise; empty where unknown
   std::map<std::string, std::string> versions;  // of what decides bits and speed

@@ -10,9 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
-#include "common/bucket_map.h"
 #include "common/check.h"
-#include "common/non_finite.h"
 #include "common/sha256.h"
 #include "common/status.h"
 #include "worker/checkpointer.h"
@@ -30,10 +28,9 @@ ElementRange PartOf(int64_t count, int rank, int world_size) {
   return {count * rank / world_size, count * (rank + 1) / world_size};
 }
 
-NetworkInput InputOf(const Batch& batch) {
-  return {.images = batch.images.data(),
-          .labels = batch.labels.data(),
-          .batch = static_cast<int64_t>(batch.plan.samples.size())};
+int64_t EndStep(const WorkerOptions& worker, int64_t steps_per_epoch) {
+  const int64_t end = steps_per_epoch * worker.epochs;
+  return worker.max_steps > 0 ? std::min(end, worker.max_steps) : end;
 }
 
 class TrainerImpl final : public Trainer {
@@ -42,12 +39,14 @@ class TrainerImpl final : public Trainer {
       : worker_(*options.worker),
         data_(*options.data),
         network_(*options.network),
-        device_(*options.device),
         exchange_(*options.exchange),
+        buckets_(*options.buckets),
+        training_step_(*options.step),
         stop_requested_(options.stop_requested),
-        style_(options.progress) {}
+        style_(options.progress),
+        steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
+        end_step_(EndStep(worker_, steps_per_epoch_)) {}
 
-  absl::Status Prepare();
   absl::StatusOr<TrainResult> Run() override;
 
  private:
@@ -55,68 +54,39 @@ class TrainerImpl final : public Trainer {
   absl::StatusOr<Normalization> MeasurePixels();
   absl::Status TrainToEnd();
   absl::Status TrainStep();
-  absl::Status AwaitBuckets(ElementRange range);
-  absl::Status SubmitComplete(ElementRange layer);
-  absl::Status CheckGradient(ElementRange range);
+  void TakeFinished();
   absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status FinishEpoch();
   absl::Status AverageBuffers();
   absl::Status CheckRanksAgree();
 
-  // The parameters; until the exchange has started, the memory that it gets them from.
-  std::span<const float> parameters() const {
-    return parameters_ == nullptr ? exchange_.parameter_memory() : WholeOf(*parameters_);
-  }
-  std::span<float> gradients() { return gradients_ == nullptr ? exchange_.gradient_memory() : WholeOf(*gradients_); }
-  std::span<float> WholeOf(DeviceBuffer& buffer) const {
-    return {buffer.floats(), static_cast<size_t>(layout().element_count())};
-  }
   const Layout& layout() const { return network_.layout(); }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that was just finished
 
   const WorkerOptions& worker_;
   const TrainAndTest& data_;
   Network& network_;
-  Device& device_;
   GradientExchange& exchange_;
+  const BucketMap& buckets_;
+  TrainingStep& training_step_;
   const std::function<bool()> stop_requested_;
   const Progress::Style style_;
+  const int64_t steps_per_epoch_;
+  const int64_t end_step_;
 
-  // Null if the exchange has such memory.
-  std::unique_ptr<DeviceBuffer> parameters_;
-  std::unique_ptr<DeviceBuffer> gradients_;
-  BucketMap buckets_;
-  std::vector<int64_t> submitted_step_;  // by bucket: the step between Submit and Await, or -1
-  int next_bucket_ = 0;                  // the first one of this step that is not submitted
   std::unique_ptr<Loader> train_loader_;
   Loader::Options loader_options_;  // of training
   std::unique_ptr<Checkpointer> checkpointer_;
   std::unique_ptr<Progress> progress_;
   std::optional<StepTimer> timer_;
 
-  int64_t steps_per_epoch_ = 0;
-  int64_t end_step_ = 0;
   int64_t step_ = 0;  // the next one
   absl::Time epoch_begin_;
-  int64_t epoch_samples_ = 0;  // global, of this process in this epoch
-  double epoch_loss_sum_ = 0;  // this rank's
+  int64_t epoch_samples_ = 0;           // global, of this process in this epoch
+  double epoch_loss_sum_ = 0;           // this rank's
+  std::vector<FinishedStep> finished_;  // not yet taken
   TrainResult result_;
 };
-
-absl::Status TrainerImpl::Prepare() {
-  const int64_t element_count = layout().element_count();
-  const int64_t bytes = element_count * static_cast<int64_t>(sizeof(float));
-  ASSIGN_OR_RETURN(parameters_, device_.Allocate(bytes));
-  ASSIGN_OR_RETURN(gradients_, device_.Allocate(bytes));
-  ASSIGN_OR_RETURN(buckets_, BucketMap::Create({.element_count = element_count,
-                                                .bucket_bytes = worker_.bucket_bytes,
-                                                .world_size = worker_.world_size}));
-  submitted_step_.assign(buckets_.bucket_count(), -1);
-  steps_per_epoch_ = (data_.train.count + worker_.global_batch - 1) / worker_.global_batch;
-  end_step_ = steps_per_epoch_ * worker_.epochs;
-  if (worker_.max_steps > 0) end_step_ = std::min(end_step_, worker_.max_steps);
-  return absl::OkStatus();
-}
 
 absl::StatusOr<TrainResult> TrainerImpl::Run() {
   absl::Status status = TrainToEnd();
@@ -128,7 +98,8 @@ absl::StatusOr<TrainResult> TrainerImpl::Run() {
 }
 
 absl::Status TrainerImpl::StartExchange() {
-  network_.InitializeParameters(worker_.seed, WholeOf(*parameters_));
+  const std::span<float> parameters = training_step_.initial_parameters();
+  network_.InitializeParameters(worker_.seed, parameters);
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
                                                         .network = &network_,
                                                         .buckets = &buckets_,
@@ -152,14 +123,11 @@ absl::Status TrainerImpl::StartExchange() {
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
   if (worker_.resume) {
-    ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(WholeOf(*parameters_), &state));
+    ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters, &state));
     job.optimizer_state.assign(state.begin(), state.end());
   }
   step_ = job.first_step;
-  RETURN_IF_ERROR(exchange_.Start(job, WholeOf(*parameters_)));
-  if (!exchange_.parameter_memory().empty()) parameters_.reset();
-  if (!exchange_.gradient_memory().empty()) gradients_.reset();
-  return absl::OkStatus();
+  return exchange_.Start(job, parameters);
 }
 
 absl::StatusOr<Normalization> TrainerImpl::MeasurePixels() {
@@ -185,6 +153,7 @@ absl::Status TrainerImpl::TrainToEnd() {
                                  .seed = worker_.seed},
                      .normalization = normalization,
                      .augment = worker_.augment ? Loader::Augment::kCropFlip : Loader::Augment::kNone,
+                     .format = training_step_.batch_format(),
                      .threads = worker_.loader_threads,
                      .prefetch_depth = worker_.prefetch_depth,
                      .first_step = step_,
@@ -192,6 +161,7 @@ absl::Status TrainerImpl::TrainToEnd() {
   ASSIGN_OR_RETURN(train_loader_, Loader::Create(loader_options_));
   const int64_t first_step = step_;
   timer_.emplace(std::min(kWarmupStepsMax, (end_step_ - step_) / 2));
+  RETURN_IF_ERROR(training_step_.Begin({.normalization = normalization, .timer = &*timer_, .end_step = end_step_}));
   StopVote vote(worker_.world_size, step_, &exchange_);
   epoch_begin_ = absl::Now();
   while (step_ < end_step_) {
@@ -207,9 +177,9 @@ absl::Status TrainerImpl::TrainToEnd() {
   result_.steps = step_ - first_step;
   result_.next_step = step_;
   if (result_.stopped_early) {
-    RETURN_IF_ERROR(AwaitBuckets({0, layout().element_count()}));
+    RETURN_IF_ERROR(training_step_.Settle(&finished_));
     RETURN_IF_ERROR(AverageBuffers());
-    RETURN_IF_ERROR(checkpointer_->Save(step_, parameters(), &exchange_));
+    RETURN_IF_ERROR(checkpointer_->Save(step_, training_step_.parameters(), &exchange_));
   }
   RETURN_IF_ERROR(CheckRanksAgree());
   result_.step_summary = timer_->Summary();
@@ -221,81 +191,30 @@ absl::Status TrainerImpl::TrainToEnd() {
 
 absl::Status TrainerImpl::TrainStep() {
   timer_->BeginStep();
-  timer_->Enter(StepPart::kDataWait);
-  ASSIGN_OR_RETURN(const Batch* batch, train_loader_->Next());
-  CHECK_EQ(batch->plan.step, step_);
-  const Network::TrainStep work{.input = InputOf(*batch),
-                                .step = step_,
-                                .first_sample = batch->plan.first_sample,
-                                .loss_scale = 1.0f / static_cast<float>(batch->plan.global_count),
-                                .parameters = parameters(),
-                                .gradients = gradients()};
-
-  timer_->Enter(StepPart::kForward);
-  RETURN_IF_ERROR(network_.Forward(work, [this](int layer) { return AwaitBuckets(network_.LayerRange(layer)); }));
-  // Buckets of gaps or of layers that no forward touches: none today, but Submit needs every bucket awaited.
-  RETURN_IF_ERROR(AwaitBuckets({0, layout().element_count()}));
-  timer_->Enter(StepPart::kBackward);
-  next_bucket_ = 0;
-  RETURN_IF_ERROR(network_.Backward(work, [this](int layer) { return SubmitComplete(network_.LayerRange(layer)); }));
-  CHECK_EQ(next_bucket_, buckets_.bucket_count());
+  RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
   if ((step_ + 1) % steps_per_epoch_ == 0 || step_ + 1 == end_step_) {
-    RETURN_IF_ERROR(
-        AwaitBuckets({0, layout().element_count()}));  // part of the step: nothing follows to hide it behind
+    // Part of the step: nothing follows to hide it behind.
+    RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
-  const LossResult loss = network_.Result();
-  epoch_loss_sum_ += loss.loss_sum;
-  epoch_samples_ += batch->plan.global_count;
   timer_->EndStep();
-  if (const absl::Time now = absl::Now(); progress_->WantsStep(now)) {
-    const double count = std::max<double>(1, static_cast<double>(work.input.batch));
-    progress_->Step({.step = step_,
-                     .global_count = batch->plan.global_count,
-                     .loss = loss.loss_sum / count,
-                     .accuracy = static_cast<double>(loss.correct) / count},
+  TakeFinished();
+  return absl::OkStatus();
+}
+
+void TrainerImpl::TakeFinished() {
+  for (const FinishedStep& done : finished_) {
+    epoch_loss_sum_ += done.loss.loss_sum;
+    epoch_samples_ += done.global_count;
+    const absl::Time now = absl::Now();
+    if (!progress_->WantsStep(now)) continue;
+    const double count = std::max<double>(1, static_cast<double>(done.batch));
+    progress_->Step({.step = done.step,
+                     .global_count = done.global_count,
+                     .loss = done.loss.loss_sum / count,
+                     .accuracy = static_cast<double>(done.loss.correct) / count},
                     now);
   }
-  return absl::OkStatus();
-}
-
-absl::Status TrainerImpl::AwaitBuckets(ElementRange range) {
-  if (range.size() == 0) return absl::OkStatus();
-  // Parts nest: what is awaited inside forward is no forward. With one worker there is nobody to wait for: the time is
-  // the optimizer's.
-  const StepPart part = worker_.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange;
-  const StepPart outer = timer_->Enter(part);
-  for (int b = buckets_.BucketOf(range.end - 1); b <= buckets_.BucketOf(range.begin); ++b) {
-    if (submitted_step_[b] < 0) continue;
-    RETURN_IF_ERROR(exchange_.Await(submitted_step_[b], b));
-    submitted_step_[b] = -1;
-  }
-  timer_->Enter(outer);
-  return absl::OkStatus();
-}
-
-absl::Status TrainerImpl::SubmitComplete(ElementRange layer) {
-  if (layer.size() == 0) return absl::OkStatus();
-  RETURN_IF_ERROR(CheckGradient(layer));
-  const StepPart part = worker_.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange;
-  const StepPart outer = timer_->Enter(part);
-  for (; next_bucket_ < buckets_.bucket_count() && buckets_.bucket(next_bucket_).begin >= layer.begin; ++next_bucket_) {
-    const ElementRange range = buckets_.bucket(next_bucket_);
-    submitted_step_[next_bucket_] = step_;
-    exchange_.Submit(step_, next_bucket_, gradients().subspan(range.begin, range.size()));
-  }
-  timer_->Enter(outer);
-  return absl::OkStatus();
-}
-
-absl::Status TrainerImpl::CheckGradient(ElementRange range) {
-  const std::optional<int64_t> bad = FindNonFinite(gradients().subspan(range.begin, range.size()));
-  if (!bad.has_value()) return absl::OkStatus();
-  const int64_t element = range.begin + *bad;
-  return absl::InternalError(
-      absl::StrCat("rank ", worker_.rank, ", step ", step_, ": the gradient of tensor ",
-                   std::string(layout().TensorAt(element)), " is ", gradients()[element],
-                   ": the step is refused; lower --learning_rate or look at the data, and continue "
-                   "from the last checkpoint with --resume"));
+  finished_.clear();
 }
 
 absl::Status TrainerImpl::AverageBuffers() {
@@ -303,9 +222,12 @@ absl::Status TrainerImpl::AverageBuffers() {
   // ranks is what one worker would have kept that saw the mean of the ranks' moments.
   if (worker_.world_size == 1) return absl::OkStatus();
   for (const NetworkBuffer& buffer : network_.buffers()) {
-    std::vector<double> values(buffer.values.begin(), buffer.values.end());
+    std::vector<float> mine(buffer.values.size());
+    RETURN_IF_ERROR(network_.ReadBuffer(buffer, mine));
+    std::vector<double> values(mine.begin(), mine.end());
     RETURN_IF_ERROR(exchange_.Sum(values));
-    for (size_t i = 0; i < values.size(); ++i) buffer.values[i] = static_cast<float>(values[i] / worker_.world_size);
+    for (size_t i = 0; i < values.size(); ++i) mine[i] = static_cast<float>(values[i] / worker_.world_size);
+    RETURN_IF_ERROR(network_.WriteBuffer(buffer, mine));
   }
   return absl::OkStatus();
 }
@@ -323,13 +245,11 @@ absl::Status TrainerImpl::Evaluate(std::span<double, 3> sums) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create(loader));
   for (int64_t i = 0; i < loader.end_step; ++i) {
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
-    const NetworkInput input = InputOf(*batch);
-    if (input.batch == 0) continue;
-    RETURN_IF_ERROR(network_.Evaluate(input, parameters()));
-    const LossResult loss = network_.Result();
+    if (batch->plan.samples.empty()) continue;
+    ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
     sums[0] += loss.loss_sum;
     sums[1] += static_cast<double>(loss.correct);
-    sums[2] += static_cast<double>(input.batch);
+    sums[2] += static_cast<double>(batch->plan.samples.size());
   }
   return absl::OkStatus();
 }
@@ -352,7 +272,7 @@ absl::Status TrainerImpl::FinishEpoch() {
   const bool last = step_ == end_step_;
   const bool whole_epoch = step_ % steps_per_epoch_ == 0;
   if (last || (whole_epoch && (epoch() + 1) % worker_.checkpoint_every_epochs == 0))
-    RETURN_IF_ERROR(checkpointer_->Save(step_, parameters(), &exchange_));
+    RETURN_IF_ERROR(checkpointer_->Save(step_, training_step_.parameters(), &exchange_));
   epoch_loss_sum_ = 0;
   epoch_samples_ = 0;
   epoch_begin_ = absl::Now();
@@ -360,7 +280,7 @@ absl::Status TrainerImpl::FinishEpoch() {
 }
 
 absl::Status TrainerImpl::CheckRanksAgree() {
-  result_.parameter_sha256 = Sha256Hex(std::as_bytes(parameters()));
+  result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
   result_.steps_per_epoch = steps_per_epoch_;
   result_.bucket_bytes = buckets_.bucket(buckets_.bucket_count() - 1).size() * static_cast<int64_t>(sizeof(float));
   if (worker_.world_size == 1) return absl::OkStatus();
@@ -377,10 +297,6 @@ absl::Status TrainerImpl::CheckRanksAgree() {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(const Options& options) {
-  auto trainer = std::make_unique<TrainerImpl>(options);
-  RETURN_IF_ERROR(trainer->Prepare());
-  return trainer;
-}
+std::unique_ptr<Trainer> Trainer::Create(const Options& options) { return std::make_unique<TrainerImpl>(options); }
 
 }  // namespace starring

@@ -16,11 +16,13 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/bucket_map.h"
 #include "worker/data/dataset.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
 #include "worker/progress.h"
 #include "worker/step_timer.h"
+#include "worker/training_step.h"
 #include "worker/worker_options.h"
 
 namespace starring {
@@ -47,12 +49,13 @@ class Trainer {
     const WorkerOptions* worker = nullptr;  // all of these outlive the trainer
     const TrainAndTest* data = nullptr;
     Network* network = nullptr;
-    Device* device = nullptr;
     GradientExchange* exchange = nullptr;
+    const BucketMap* buckets = nullptr;
+    TrainingStep* step = nullptr;
     Progress::Style progress = Progress::Style::kNone;
     std::function<bool()> stop_requested;  // asked once a step
   };
-  static absl::StatusOr<std::unique_ptr<Trainer>> Create(const Options& options);
+  static std::unique_ptr<Trainer> Create(const Options& options);
   virtual ~Trainer() = default;
 
   // Trains to the end, or to the step at which the ranks agree to stop. On an error the peers have been told (Abort).

@@ -52,7 +52,10 @@ ABSL_FLAG(int, threads, 1, "compute threads of this worker; part of what decides
 ABSL_FLAG(int, loader_threads, 1, "threads that fill a batch; the batch does not depend on it");
 ABSL_FLAG(int, prefetch_depth, -1,
           "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3");
-ABSL_FLAG(std::string, device, "auto", "auto, cpu or cuda");
+ABSL_FLAG(std::string, device, "auto", "auto (cuda where the driver shows a GPU, else cpu), cpu or cuda");
+ABSL_FLAG(std::string, math, "fp32",
+          "cuda: what matrix products round their factors to: fp32 (not at all), tf32 or bf16; sums are fp32 always");
+ABSL_FLAG(bool, cuda_graph, true, "cuda: a step is captured once and launched as a whole; does not change the bits");
 ABSL_FLAG(int64_t, bucket_bytes, 0,
           "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
           "servers have loopback addresses and share memory, else 1 MiB");
@@ -241,8 +244,13 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
                                                              {"plain", ProgressStyle::kPlain},
                                                              {"none", ProgressStyle::kNone}})));
   ASSIGN_OR_RETURN(options.device, (Choose<std::string>("device", absl::GetFlag(FLAGS_device),
-                                                        {{"auto", "cpu"}, {"cpu", "cpu"}, {"cuda", "cuda"}})));
-  if (options.device == "cuda") return Refuse("device", "cuda", "this build has no CUDA side, use --device=cpu");
+                                                        {{"auto", "auto"}, {"cpu", "cpu"}, {"cuda", "cuda"}})));
+  ASSIGN_OR_RETURN(options.math, (Choose<std::string>("math", absl::GetFlag(FLAGS_math),
+                                                      {{"fp32", "fp32"}, {"tf32", "tf32"}, {"bf16", "bf16"}})));
+  if (options.device == "cpu" && options.math != "fp32") {
+    return Refuse("math", options.math, "--device=cpu computes in fp32: drop one of the two");
+  }
+  options.cuda_graph = absl::GetFlag(FLAGS_cuda_graph);
   return absl::OkStatus();
 }
 
@@ -288,6 +296,7 @@ std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() co
           {"seed", absl::StrCat(seed)},
           {"threads", absl::StrCat(threads)},
           {"device", device},
+          {"math", math},
           {"checkpoint_every_epochs", absl::StrCat(checkpoint_every_epochs)}};
 }
 

@@ -49,7 +49,9 @@ struct WorkerOptions {
   int threads = 1;
   int loader_threads = 0;
   int prefetch_depth = 0;
-  std::string device;
+  std::string device;  // auto, cpu or cuda; ChooseDevice resolves auto
+  std::string math;    // cuda: fp32, tf32 or bf16
+  bool cuda_graph = true;
   int64_t bucket_bytes = 0;
 
   std::string checkpoint_dir;

@@ -35,7 +35,7 @@ class BadInputTest(JobTest):
         self.assert_refused(["--optimizer=adam"], '"adam"', "sgd, adamw")
         self.assert_refused(["--resume"], "--checkpoint_dir")
         self.assert_refused(["--rank=2", "--world_size=2", "--servers=127.0.0.1:1"], "rank", '"2"')
-        self.assert_refused(["--device=cuda"], "cuda")
+        self.assert_refused(["--device=cpu", "--math=tf32"], "--math", "tf32")
         self.assert_refused(["--dataset=imagenet"], "imagenet", "fashion-mnist")
 
     def test_layer_file(self):

@@ -76,6 +76,7 @@ TEST(WorkerOptionsTest, RefusesContradictions) {
   EXPECT_THAT(Refusal({"--servers=a:1", "--rank=2", "--world_size=2"}), HasSubstr("--world_size is 2"));
   EXPECT_THAT(Refusal({"--rank=1"}, MpirunOf(0, 2)), HasSubstr("the launcher says rank 0 of 2"));
   EXPECT_THAT(Refusal({"--resume"}), HasSubstr("--checkpoint_dir"));
+  EXPECT_THAT(Refusal({"--device=cpu", "--math=tf32"}), HasSubstr("flag --math cannot be \"tf32\": --device=cpu"));
   EXPECT_THAT(Refusal({"--optimizer=adamw", "--nesterov"}), HasSubstr("nesterov"));
   EXPECT_THAT(Refusal({"--schedule=step"}), HasSubstr("--decay_steps"));
 }
@@ -85,7 +86,8 @@ TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
   EXPECT_THAT(Refusal({"--learning_rate=-1"}), HasSubstr("above 0"));
   EXPECT_THAT(Refusal({"--learning_rate=nan"}), HasSubstr("above 0"));
   EXPECT_THAT(Refusal({"--sync=tree"}), HasSubstr("auto"));
-  EXPECT_THAT(Refusal({"--device=cuda"}), HasSubstr("--device=cpu"));
+  EXPECT_THAT(Refusal({"--device=gpu"}), HasSubstr("auto, cpu, cuda"));
+  EXPECT_THAT(Refusal({"--math=fp16"}), HasSubstr("fp32, tf32, bf16"));
   EXPECT_THAT(Refusal({"--servers=nowhere"}), HasSubstr("host:port"));
 }
 
@@ -96,12 +98,13 @@ TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
     }
     return false;
   };
-  const auto options = Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp"});
+  const auto options = Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp", "--math=bf16"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_TRUE(has(*options, "seed", "7"));
   EXPECT_TRUE(has(*options, "threads", "2"));
   EXPECT_TRUE(has(*options, "augment", "crop_flip"));
   EXPECT_TRUE(has(*options, "model", "mlp"));
+  EXPECT_TRUE(has(*options, "math", "bf16"));
 }
 
 }  // namespace

@@ -91,6 +91,18 @@ class Network::Impl {
     return absl::OkStatus();
   }
 
+  absl::Status ReadBuffer(const NetworkBuffer& buffer, std::span<float> values) {
+    CHECK_EQ(values.size(), buffer.values.size());
+    device_->CopyToHost(buffer.values.data(), values.data(), static_cast<int64_t>(values.size_bytes()));
+    return device_->Synchronize();
+  }
+
+  absl::Status WriteBuffer(const NetworkBuffer& buffer, std::span<const float> values) {
+    CHECK_EQ(values.size(), buffer.values.size());
+    device_->CopyToDevice(values.data(), buffer.values.data(), static_cast<int64_t>(values.size_bytes()));
+    return device_->Synchronize();
+  }
+
   LossResult Result() { return plan_ == nullptr ? LossResult{} : plan_->Result(); }
 
  private:
@@ -214,6 +226,12 @@ int Network::layer_count() const { return static_cast<int>(impl_->graph().layers
 const std::string& Network::layer_name(int layer) const { return impl_->graph().layers()[layer].name; }
 ElementRange Network::LayerRange(int layer) const { return impl_->graph().LayerRange(layer); }
 std::vector<NetworkBuffer> Network::buffers() { return impl_->buffers(); }
+absl::Status Network::ReadBuffer(const NetworkBuffer& buffer, std::span<float> values) {
+  return impl_->ReadBuffer(buffer, values);
+}
+absl::Status Network::WriteBuffer(const NetworkBuffer& buffer, std::span<const float> values) {
+  return impl_->WriteBuffer(buffer, values);
+}
 int64_t Network::arena_bytes() const { return impl_->arena_bytes(); }
 
 void Network::InitializeParameters(uint64_t seed, std::span<float> parameters) const {

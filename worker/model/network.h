@@ -64,6 +64,9 @@ class Network {
   // The layer's tensors, alignment gaps included; empty for a layer without parameters.
   ElementRange LayerRange(int layer) const;
   std::vector<NetworkBuffer> buffers();
+  // Between one of buffers() and host memory; when they return it is done.
+  absl::Status ReadBuffer(const NetworkBuffer& buffer, std::span<float> values);
+  absl::Status WriteBuffer(const NetworkBuffer& buffer, std::span<const float> values);
   int64_t arena_bytes() const;
 
   // Writes to host memory; see parameter_init.h for the distributions. Gaps are set to 0.

@@ -1,0 +1,143 @@
+"""What a worker with GPUs must do, for real ones (cuda_test) and emulated ones (cuda_emulated_test)."""
+
+import re
+
+from tests.e2e.jobs import JobTest
+
+# 67 samples in batches of 33 leave a last batch of 1: of two ranks, one has no sample of it.
+DATA = ["--dataset=synthetic", "--synthetic_train_count=67", "--synthetic_test_count=20", "--global_batch=33",
+        "--progress=plain"]
+# 1.9 million parameters in some twenty buckets: forward in several segments.
+MLP = [*DATA, "--model=mlp", "--bucket_bytes=1"]
+
+# Every kind of layer, in little.
+EVERYTHING = """
+name: "everything"
+layer { name: "conv1" conv2d { out_channels: 4 kernel: 5 stride: 2 padding: 2 no_bias: true } }
+layer { name: "bn1" batch_norm { relu: true } }
+layer { name: "pool1" max_pool { kernel: 2 } }
+layer { name: "conv2" conv2d { out_channels: 4 kernel: 3 padding: 1 } }
+layer { name: "relu2" relu {} }
+layer { name: "add2" input: "relu2" input: "pool1" add { relu: true } }
+layer { name: "drop2" dropout { rate: 0.25 } }
+layer { name: "conv3" conv2d { out_channels: 24 kernel: 3 stride: 2 relu: true } }
+layer { name: "mean3" global_average_pool {} }
+layer { name: "flatten" flatten {} }
+layer { name: "fc1" dense { units: 24 relu: true } }
+layer { name: "fc2" dense { units: 10 } }
+"""
+
+
+def without(flags, name):
+    return [flag for flag in flags if not flag.startswith("--%s=" % name)]
+
+
+class CudaJobs(JobTest):
+    """Mixed with unittest.TestCase by those that set `worker`."""
+
+    worker = None
+    epochs = 3  # emulated GPUs are slow
+
+    def cuda(self, sync, workers=1, servers=1, flags=()):
+        """The run record of a job on GPUs."""
+        return self.train(sync, workers, servers, ["--device=cuda", *flags], ["--worker_binary=" + self.worker])
+
+    def everything(self):
+        path = self.path("everything.textproto")
+        with open(path, "w") as file:
+            file.write(EVERYTHING)
+        return [*DATA, "--model=" + path, "--augment=crop_flip", "--optimizer=adamw", "--learning_rate=0.003",
+                "--weight_decay=0.01", "--schedule=cosine", "--epochs=%d" % self.epochs]
+
+    def assert_near(self, cuda, cpu):
+        """Curves of records."""
+        self.assertEqual(len(cuda["epochs"]), len(cpu["epochs"]))
+        for epoch, other in zip(cuda["epochs"], cpu["epochs"]):
+            for name in ("train_loss", "test_loss"):
+                self.assertAlmostEqual(epoch[name], other[name], delta=1e-3 * other[name])
+
+    def test_star_is_ring_is_without_graphs(self):
+        flags = [*MLP, "--epochs=%d" % self.epochs]
+        ring = self.cuda("ring", 2, flags=flags)
+        self.assertEqual(ring["exchange"]["gpu_transfer"], "host-staged")
+        self.assertTrue(ring["config"]["cuda_graph"])
+        digest = ring["parameter_sha256"]
+        for servers, more in ((2, []), (1, ["--same_host=socket"]), (2, ["--bucket_bytes=100000000"])):
+            star = [*without(flags, "bucket_bytes"), *more] if more and "bucket" in more[0] else [*flags, *more]
+            self.assertEqual(self.cuda("star", 2, servers, star)["parameter_sha256"], digest)
+        plain = self.cuda("ring", 2, flags=[*flags, "--nocuda_graph"])
+        self.assertFalse(plain["config"]["cuda_graph"])
+        self.assertEqual(plain["parameter_sha256"], digest)
+
+    def test_every_layer_local_is_a_ring_of_one(self):
+        flags = self.everything()
+        local = self.cuda("local", flags=flags)
+        self.assertEqual(local["config"]["device"], "cuda")
+        self.assertEqual(local["config"]["math"], "fp32")
+        self.assertIn("cuda:0", local["host"]["device"])
+        self.assertEqual(local["exchange"]["gpu_transfer"], "")
+        digest = local["parameter_sha256"]
+        self.assertEqual(self.cuda("local", flags=[*flags, "--nocuda_graph"])["parameter_sha256"], digest)
+        self.assertEqual(self.cuda("local", flags=[*flags, "--prefetch_depth=0"])["parameter_sha256"], digest)
+        self.assertEqual(self.cuda("ring", 1, flags=flags)["parameter_sha256"], digest)
+
+    def test_every_layer_with_three_workers(self):
+        flags = self.everything()
+        self.assertEqual(self.cuda("star", 3, 2, flags)["parameter_sha256"],
+                         self.cuda("ring", 3, flags=flags)["parameter_sha256"])
+
+    def test_the_curve_is_the_cpus(self):
+        for flags in (self.everything(), [*MLP, "--epochs=%d" % self.epochs, "--learning_rate=0.01"]):
+            self.assert_near(self.cuda("local", flags=flags), self.train("local", flags=["--device=cpu", *flags]))
+            self.assert_near(self.cuda("ring", 2, flags=flags),
+                             self.train("ring", 2, flags=["--device=cpu", *flags]))
+
+    def test_resumes_here_and_there(self):
+        flags = without(self.everything(), "epochs") + ["--total_steps=100", "--checkpoint_every_epochs=1"]
+        whole = self.cuda("local", flags=[*flags, "--epochs=4"])
+        cpu = self.train("local", flags=["--device=cpu", *flags, "--epochs=4"])
+
+        def halves(name, first, second):
+            folder = ["--checkpoint_dir=" + self.path(name), "--resume"]
+            first(flags=[*flags, *folder, "--epochs=2"])
+            return second(flags=[*flags, *folder, "--epochs=4"])
+
+        def on_gpu(flags):
+            return self.cuda("local", flags=flags)
+
+        def on_gpu_in_a_ring(flags):
+            return self.cuda("ring", 1, flags=flags)
+
+        def on_cpu(flags):
+            return self.train("local", flags=["--device=cpu", *flags])
+
+        self.assertEqual(halves("same", on_gpu, on_gpu)["parameter_sha256"], whole["parameter_sha256"])
+        self.assertEqual(halves("ring", on_gpu_in_a_ring, on_gpu)["parameter_sha256"], whole["parameter_sha256"])
+        second = {"epochs": cpu["epochs"][2:]}
+        self.assert_near(halves("down", on_gpu, on_cpu), second)
+        self.assert_near(halves("up", on_cpu, on_gpu), second)
+
+    def test_a_gradient_that_is_not_finite_is_refused(self):
+        flags = [*DATA, "--model=lenet5", "--learning_rate=1e30", "--epochs=2"]
+        for sync, workers in (("local", 1), ("ring", 2), ("star", 2)):
+            places = []
+            for device in ("cuda", "cpu"):
+                command = self.job_command(sync, workers, 1, ["--device=" + device, *flags],
+                                           ["--worker_binary=" + self.worker])
+                done = self.run_to_end(command)
+                self.assertEqual(done.returncode, 1, done.output)
+                found = re.search(r"rank \d+, (step \d+): the gradient of tensor (\w+\.\w+) is .*refused", done.output)
+                self.assertTrue(found, done.output)
+                places.append(found.group(1))
+            self.assertEqual(places[0], places[1])
+
+    def test_what_the_gpu_has_no_memory_for_is_refused_with_numbers(self):
+        done = self.run_to_end([self.worker, "--device=cuda", *without(DATA, "global_batch"), "--model=mnist_cnn",
+                                "--global_batch=2000000"])
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertRegex(done.output, r"no GPU memory for a buffer of \d+ bytes: \d+ of \d+ are free.*--global_batch")
+
+    def test_auto_takes_the_gpu_and_says_which(self):
+        done = self.run_to_end([self.worker, *DATA, "--model=logreg", "--epochs=1"])
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertIn(", on cuda:0 (", done.output)

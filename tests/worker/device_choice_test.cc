@@ -1,0 +1,100 @@
+// On emulated GPUs.
+#include "worker/device_choice.h"
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cuda_emulation/emulated_gpu.h"
+
+namespace starring {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class DeviceChoiceTest : public testing::Test {
+ protected:
+  ~DeviceChoiceTest() override { cuda_emulation::Gpu() = {}; }
+
+  static LauncherEnvironment Mpirun(int local_rank, int local_size) {
+    return {.launcher = Launcher::kOpenMpi,
+            .rank = 100 + local_rank,
+            .world_size = 200,
+            .local_rank = local_rank,
+            .local_size = local_size};
+  }
+  static std::string Refusal(WorkerOptions options) {
+    const auto choice = ChooseDevice({}, &options);
+    EXPECT_EQ(choice.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(choice.status().message());
+  }
+
+  WorkerOptions options_{.device = "auto", .math = "fp32"};
+};
+
+TEST_F(DeviceChoiceTest, EachWorkerOfAMachineTakesTheGpuOfItsLocalRank) {
+  for (const int local_rank : {0, 1}) {
+    WorkerOptions options = options_;
+    const auto choice = ChooseDevice(Mpirun(local_rank, 2), &options);
+    ASSERT_TRUE(choice.ok()) << choice.status();
+    ASSERT_NE(choice->cuda, nullptr);
+    EXPECT_EQ(choice->cuda->info().ordinal, local_rank);
+    EXPECT_EQ(options.device, "cuda");
+    EXPECT_THAT(choice->note, IsEmpty());
+  }
+}
+
+TEST_F(DeviceChoiceTest, MoreWorkersThanGpusShareThem) {
+  const auto choice = ChooseDevice(Mpirun(3, 5), &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->cuda->info().ordinal, 1);
+  EXPECT_EQ(choice->note, "note: 5 workers share 2 GPUs of this machine");
+}
+
+TEST_F(DeviceChoiceTest, WithoutALauncherTheRankIsTheLocalOne) {
+  cuda_emulation::Gpu() = {.count = 1};
+  options_.rank = 3;
+  options_.world_size = 4;
+  const auto choice = ChooseDevice({}, &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->cuda->info().ordinal, 0);
+  EXPECT_EQ(choice->note, "note: up to 4 workers share 1 GPU of this machine");
+}
+
+TEST_F(DeviceChoiceTest, AutoIsTheCpuWhereThereIsNoGpuAndSaysNothing) {
+  cuda_emulation::Gpu() = {.driver_version = 0};
+  const auto choice = ChooseDevice({}, &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->cuda, nullptr);
+  EXPECT_EQ(options_.device, "cpu");
+  EXPECT_THAT(choice->note, IsEmpty());
+}
+
+TEST_F(DeviceChoiceTest, AutoSaysWhyAGpuIsNotTaken) {
+  cuda_emulation::Gpu() = {.compute_major = 7};
+  const auto choice = ChooseDevice({}, &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->cuda, nullptr);
+  EXPECT_THAT(choice->note, HasSubstr("on the CPU: GPU 0 (emulated GPU) has compute capability 7.0"));
+}
+
+TEST_F(DeviceChoiceTest, CpuIsTheCpu) {
+  options_.device = "cpu";
+  const auto choice = ChooseDevice({}, &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->cuda, nullptr);
+}
+
+TEST_F(DeviceChoiceTest, WhatCannotBeHadIsRefused) {
+  cuda_emulation::Gpu() = {.count = 0};
+  EXPECT_THAT(Refusal({.device = "cuda", .math = "fp32"}),
+              HasSubstr("flag --device cannot be \"cuda\": the CUDA driver shows no GPU"));
+  EXPECT_THAT(Refusal({.device = "auto", .math = "tf32"}),
+              HasSubstr("flag --math cannot be \"tf32\": the CUDA driver shows no GPU"));
+  cuda_emulation::Gpu() = {.memory_bytes = 1 << 20};
+  EXPECT_THAT(Refusal({.device = "cuda", .math = "fp32"}), HasSubstr("1048576 of 1048576 are free"));
+}
+
+}  // namespace
+}  // namespace starring

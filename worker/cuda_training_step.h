@@ -1,0 +1,51 @@
+// The step on a GPU.
+//
+// Words. A *slot* is one of two places for a batch, pinned and on the GPU: while step t runs on one, batch t + 1
+// arrives in the other, as uint8 pixels that the GPU normalises. A *segment* is a part of a step that is launched as
+// one graph: forward is cut before a layer that reads buckets which no layer before it does; the last segment also has
+// loss, backward and, with one worker, the optimizer. lenet5 has one bucket and one segment: one launch a step.
+//
+//   stream      | this step's segments, each behind the buckets that it reads       done
+//   downloads   |        a bucket's gradients, when backward has written them -> an event
+//   uploads     | parameters of a bucket, when the exchange has brought them
+//   feed        |                              the next batch
+//   this thread | Await, launch, ..., launch, feed, (event b, check, Submit b) ...
+//
+// With several workers the exchange sees pinned host copies of gradients and parameters. With one, neither leaves the
+// GPU before an epoch ends; NaN and infinities are looked for there, and are known, as the loss is, one step later,
+// when the next step is on its way: nothing waits for the GPU.
+//
+// The first step of a batch size runs without a graph: it makes the operations, and CUDA loads their kernels, which a
+// capture must not do. The second and third are captured, one for each slot, and all later ones only launched.
+#ifndef STARRING_WORKER_CUDA_TRAINING_STEP_H_
+#define STARRING_WORKER_CUDA_TRAINING_STEP_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
+#include "worker/training_step.h"
+
+namespace starring {
+
+enum class CudaGraphs { kCaptured, kNone };  // kNone: the same calls, one by one
+
+struct CudaTrainingStepOptions {
+  CudaDevice* device = nullptr;        // the network's; outlives the step
+  CudaLocalExchange* local = nullptr;  // parts.exchange, if it is one; else null
+  CudaGraphs graphs = CudaGraphs::kCaptured;
+  int64_t image_values = 0;  // height * width * channels
+  int64_t channels = 0;
+  int64_t batch_max = 0;             // of this rank in training
+  int64_t evaluation_batch_max = 0;  // of one Evaluate
+};
+
+// ResourceExhausted with the number of bytes. The step ends before the exchange, the network and the device do.
+absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCudaTrainingStep(const TrainingStepParts& parts,
+                                                                     const CudaTrainingStepOptions& options);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_CUDA_TRAINING_STEP_H_

@@ -1,0 +1,29 @@
+// Which device this worker trains on.
+#ifndef STARRING_WORKER_DEVICE_CHOICE_H_
+#define STARRING_WORKER_DEVICE_CHOICE_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/device.h"
+#include "worker/launcher_environment.h"
+#include "worker/worker_options.h"
+
+namespace starring {
+
+struct DeviceChoice {
+  std::unique_ptr<Device> device;
+  CudaDevice* cuda = nullptr;  // `device`, if it is a GPU
+  std::string note;            // what a person should know of the choice; may be empty
+};
+
+// The GPU whose number is this worker's among those of its machine, modulo the number of GPUs: several workers on one
+// GPU work. --device=auto is resolved in `options`: a GPU where the driver shows one that can be used, else the CPU.
+// InvalidArgument with the reason where --device=cuda, or --math, cannot be had.
+absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_DEVICE_CHOICE_H_
