@@ -15,6 +15,12 @@
 // GPU before an epoch ends; NaN and infinities are looked for there, and are known, as the loss is, one step later,
 // when the next step is on its way: nothing waits for the GPU.
 //
+// An event that is recorded in a graph is recorded by every launch of it (CUDA's cudaGraphAddEventRecordNode: "Each
+// launch of the graph will record event"), so that waiting for it behind a launch waits for that launch.
+//
+// A CUDA-aware MPI could take gradients from the GPU. It is not used: Debian's Open MPI is not one, and a host copy is
+// what the exchanges add up.
+//
 // The first step of a batch size runs without a graph: it makes the operations, and CUDA loads their kernels, which a
 // capture must not do. The second and third are captured, one for each slot, and all later ones only launched.
 #ifndef STARRING_WORKER_CUDA_TRAINING_STEP_H_
