@@ -39,7 +39,8 @@ def command(job, model, flags, record):
     if job == "torch":
         return [find_torch(), PEER, "--world_size=%d" % flags.workers, *shared]
     servers = ["--servers=%d" % flags.servers] if job == "star" else []
-    return [LAUNCH, "--sync=" + job, "--workers=%d" % flags.workers, *servers, "--", *shared, "--progress=none"]
+    ours = ["--device=cpu", "--progress=none"]  # as the peer
+    return [LAUNCH, "--sync=" + job, "--workers=%d" % flags.workers, *servers, "--", *shared, *ours]
 
 
 def run(job, model, flags):

@@ -43,10 +43,10 @@ mkdir -p "${RECORDS}"
 rm -f "${RECORDS}"/*.json
 
 say "star: 2 workers, 2 servers"
-bazel-bin/deploy/launch --sync=star --workers=2 --servers=2 -- "${JOB[@]}" --record="${RECORDS}/star.json"
+bazel-bin/deploy/launch --sync=star --workers=2 --servers=2 -- "${JOB[@]}" --device=cpu --record="${RECORDS}/star.json"
 
 say "ring: 2 ranks"
-bazel-bin/deploy/launch --sync=ring --workers=2 -- "${JOB[@]}" --record="${RECORDS}/ring.json"
+bazel-bin/deploy/launch --sync=ring --workers=2 -- "${JOB[@]}" --device=cpu --record="${RECORDS}/ring.json"
 
 say "PyTorch DDP: 2 processes"
 records=("${RECORDS}/star.json" "${RECORDS}/ring.json")
