@@ -98,7 +98,7 @@ def make_config(flags, dataset, world_size, steps_total):
         "nesterov": flags.nesterov, "weight_decay": flags.weight_decay, "beta1": 0.9, "beta2": 0.999,
         "epsilon": 1e-8, "schedule": flags.schedule, "warmup_steps": flags.warmup_steps,
         "decay_steps": flags.decay_steps, "decay_gamma": flags.decay_gamma, "total_steps": steps_total,
-        "device": "cpu", "threads": flags.threads,
+        "device": "cpu", "math": "fp32", "cuda_graph": False, "threads": flags.threads,
         "loader_threads": flags.loader_workers if flags.data == "dataloader" else 0,
         "bucket_bytes": 25 * 1024 * 1024 if world_size > 1 else 0, "lanes": 0, "same_host": "", "servers": [],
         "checkpoint_dir": "", "checkpoint_every_epochs": 0, "resume": False, "record": flags.record,
@@ -244,7 +244,8 @@ class Trainer:
             "breakdown_ms": {"data_wait": breakdown["data_wait"], "h2d": 0.0, "forward": breakdown["forward"],
                              "backward": breakdown["backward"], "exposed_exchange": exposed_ms,
                              "optimizer": breakdown["optimizer"], "other": breakdown["other"]},
-            "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False},
+            "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False,
+                         "gpu_transfer": ""},
             "parameter_sha256": sha256,
         }
 
