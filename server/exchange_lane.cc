@@ -55,7 +55,7 @@ void ExchangeLane::Send(Answer answer) {
 
 void ExchangeLane::Write() {
   writing_ = true;
-  const grpc::ByteBuffer next = std::move(outgoing_.front());
+  const grpc::ByteBuffer next = outgoing_.front();  // shares the slices
   outgoing_.pop_front();
   stream_.Write(next, &write_tag_);
 }

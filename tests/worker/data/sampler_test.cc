@@ -50,13 +50,14 @@ TEST(SamplerTest, PermutationDependsOnSeedAndEpoch) {
 TEST(SamplerTest, PermutationIsUniform) {
   constexpr int kCount = 4;
   constexpr int kEpochs = 24000;
+  constexpr int kMean = kEpochs / kCount;
   int hits[kCount][kCount] = {};
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     const auto order = Sampler::Permutation(kCount, 5, epoch);
     for (int position = 0; position < kCount; ++position) ++hits[position][order[position]];
   }
   for (const auto& row : hits) {
-    for (const int hit : row) EXPECT_NEAR(hit, kEpochs / kCount, 300);
+    for (const int hit : row) EXPECT_NEAR(hit, kMean, 300);
   }
 }
 
