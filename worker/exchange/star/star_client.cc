@@ -146,7 +146,8 @@ void StarClient::TakeInbox() {
   }
   for (std::unique_ptr<StarRequest>& request : requests) {
     if (closing_) break;  // the exchange has failed, and the trainer will be told so
-    lanes_[request->shard][request->lane]->Post(std::move(request));
+    Lane& lane = *lanes_[request->shard][request->lane];
+    lane.Post(std::move(request));
   }
   if (abort.has_value()) Fail(*abort, Tell::kShards);
   if (close) CloseLanes(Lane::Urgency::kOrderly);
