@@ -9,6 +9,8 @@ _CHECKED_KINDS = ["cc_binary", "cc_library", "cc_test"]
 def _clang_tidy_impl(target, ctx):
     if ctx.rule.kind not in _CHECKED_KINDS or not hasattr(ctx.rule.attr, "srcs"):
         return []
+    if "no_tidy" in ctx.rule.attr.tags:  # code that only GCC can read
+        return []
     sources = [
         source
         for sources in ctx.rule.attr.srcs
