@@ -117,6 +117,17 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
   record.mutable_exchange()->set_bytes_received(static_cast<double>(result.exchange.bytes_received));
   record.mutable_exchange()->set_shared_memory(result.exchange.shared_memory);
   record.set_parameter_sha256(result.parameter_sha256);
+  for (const WorkerUse& use : result.workers) {
+    v1::WorkerUse& out = *record.add_workers();
+    out.set_compute_ms(use.compute_ms);
+    out.set_cpu_percent(use.cpu_percent);
+  }
+  for (const StepLoss& loss : result.losses) {
+    v1::StepLoss& out = *record.add_losses();
+    out.set_step(static_cast<int>(loss.step));
+    out.set_seconds(loss.seconds);
+    out.set_loss(loss.loss);
+  }
 }
 
 }  // namespace

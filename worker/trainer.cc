@@ -11,11 +11,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "common/check.h"
+#include "common/limits.h"
 #include "common/sha256.h"
 #include "common/status.h"
 #include "worker/checkpointer.h"
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
+#include "worker/processor_use.h"
 #include "worker/stop_request.h"
 
 namespace starring {
@@ -58,6 +60,8 @@ class TrainerImpl final : public Trainer {
   absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status FinishEpoch();
   absl::Status AverageBuffers();
+  absl::Status SumLosses();
+  absl::Status GatherUse();
   absl::Status CheckRanksAgree();
 
   const Layout& layout() const { return network_.layout(); }
@@ -79,12 +83,16 @@ class TrainerImpl final : public Trainer {
   std::unique_ptr<Checkpointer> checkpointer_;
   std::unique_ptr<Progress> progress_;
   std::optional<StepTimer> timer_;
+  ProcessorUse processor_use_;
+  int64_t first_measured_step_ = 0;
 
   int64_t step_ = 0;  // the next one
   absl::Time epoch_begin_;
   int64_t epoch_samples_ = 0;           // global, of this process in this epoch
   double epoch_loss_sum_ = 0;           // this rank's
   std::vector<FinishedStep> finished_;  // not yet taken
+  double seconds_before_epoch_ = 0;     // of training
+  size_t losses_summed_ = 0;            // of result_.losses, over ranks; the rest are this rank's sums
   TrainResult result_;
 };
 
@@ -160,7 +168,8 @@ absl::Status TrainerImpl::TrainToEnd() {
                      .end_step = end_step_};
   ASSIGN_OR_RETURN(train_loader_, Loader::Create(loader_options_));
   const int64_t first_step = step_;
-  timer_.emplace(std::min(kWarmupStepsMax, (end_step_ - step_) / 2));
+  first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
+  timer_.emplace(first_measured_step_ - step_);
   RETURN_IF_ERROR(training_step_.Begin({.normalization = normalization, .timer = &*timer_, .end_step = end_step_}));
   StopVote vote(worker_.world_size, step_, &exchange_);
   epoch_begin_ = absl::Now();
@@ -176,20 +185,24 @@ absl::Status TrainerImpl::TrainToEnd() {
   }
   result_.steps = step_ - first_step;
   result_.next_step = step_;
+  processor_use_.Pause();
   if (result_.stopped_early) {
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
+    RETURN_IF_ERROR(SumLosses());
     RETURN_IF_ERROR(AverageBuffers());
     RETURN_IF_ERROR(checkpointer_->Save(step_, training_step_.parameters(), &exchange_));
   }
   RETURN_IF_ERROR(CheckRanksAgree());
   result_.step_summary = timer_->Summary();
   result_.exchange = exchange_.counters();
+  RETURN_IF_ERROR(GatherUse());
   RETURN_IF_ERROR(exchange_.Finish());
   checkpointer_->Wait();
   return absl::OkStatus();
 }
 
 absl::Status TrainerImpl::TrainStep() {
+  if (step_ >= first_measured_step_) processor_use_.Resume();
   timer_->BeginStep();
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
   if ((step_ + 1) % steps_per_epoch_ == 0 || step_ + 1 == end_step_) {
@@ -206,6 +219,11 @@ void TrainerImpl::TakeFinished() {
     epoch_loss_sum_ += done.loss.loss_sum;
     epoch_samples_ += done.global_count;
     const absl::Time now = absl::Now();
+    if (worker_.record_losses) {
+      result_.losses.push_back({.step = done.step,
+                                .seconds = seconds_before_epoch_ + absl::ToDoubleSeconds(now - epoch_begin_),
+                                .loss = done.loss.loss_sum / static_cast<double>(done.global_count)});
+    }
     if (!progress_->WantsStep(now)) continue;
     const double count = std::max<double>(1, static_cast<double>(done.batch));
     progress_->Step({.step = done.step,
@@ -256,7 +274,10 @@ absl::Status TrainerImpl::Evaluate(std::span<double, 3> sums) {
 
 absl::Status TrainerImpl::FinishEpoch() {
   const double seconds = absl::ToDoubleSeconds(absl::Now() - epoch_begin_);
+  seconds_before_epoch_ += seconds;
+  processor_use_.Pause();
   RETURN_IF_ERROR(AverageBuffers());
+  RETURN_IF_ERROR(SumLosses());
   std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
   RETURN_IF_ERROR(exchange_.Sum(sums));
@@ -276,6 +297,35 @@ absl::Status TrainerImpl::FinishEpoch() {
   epoch_loss_sum_ = 0;
   epoch_samples_ = 0;
   epoch_begin_ = absl::Now();
+  return absl::OkStatus();
+}
+
+// What this rank's samples add to the mean losses of the last steps becomes what all ranks' samples do.
+absl::Status TrainerImpl::SumLosses() {
+  std::vector<StepLoss>& losses = result_.losses;
+  while (losses_summed_ < losses.size()) {
+    const size_t count = std::min<size_t>(losses.size() - losses_summed_, kSumValuesMax);
+    const std::span<StepLoss> part = std::span(losses).subspan(losses_summed_, count);
+    std::vector<double> values(count);
+    for (size_t i = 0; i < count; ++i) values[i] = part[i].loss;
+    RETURN_IF_ERROR(exchange_.Sum(values));
+    for (size_t i = 0; i < count; ++i) part[i].loss = values[i];
+    losses_summed_ += count;
+  }
+  return absl::OkStatus();
+}
+
+// A sum in which every rank has places of its own, and zeros elsewhere, is a gather.
+absl::Status TrainerImpl::GatherUse() {
+  static_assert(2 * kWorldSizeMax <= kSumValuesMax);
+  const auto part_ms = [this](StepPart part) { return result_.step_summary.part_ms[static_cast<int>(part)]; };
+  std::vector<double> values(static_cast<size_t>(2 * worker_.world_size));
+  values[static_cast<size_t>(2 * worker_.rank)] = part_ms(StepPart::kForward) + part_ms(StepPart::kBackward);
+  values[static_cast<size_t>(2 * worker_.rank + 1)] = processor_use_.percent();
+  RETURN_IF_ERROR(exchange_.Sum(values));
+  for (size_t i = 0; i < values.size(); i += 2) {
+    result_.workers.push_back({.compute_ms = values[i], .cpu_percent = values[i + 1]});
+  }
   return absl::OkStatus();
 }
 

@@ -27,6 +27,18 @@
 
 namespace starring {
 
+// What one worker did in the measured steps.
+struct WorkerUse {
+  double compute_ms = 0;   // mean per step, forward and backward
+  double cpu_percent = 0;  // 100 is one core
+};
+
+struct StepLoss {
+  int64_t step = 0;
+  double seconds = 0;  // of training at its end, evaluation left out
+  double loss = 0;     // mean over the global batch
+};
+
 struct TrainResult {
   std::vector<EpochSummary> epochs;
   int64_t steps = 0;      // taken by this process
@@ -37,7 +49,9 @@ struct TrainResult {
   std::string parameter_sha256;
   int64_t total_steps = 0;  // of the whole run
   int64_t steps_per_epoch = 0;
-  int64_t bucket_bytes = 0;  // as rounded
+  int64_t bucket_bytes = 0;        // as rounded
+  std::vector<WorkerUse> workers;  // by rank
+  std::vector<StepLoss> losses;    // with WorkerOptions::record_losses
 };
 
 // Samples that a rank evaluates at once.

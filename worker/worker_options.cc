@@ -63,6 +63,7 @@ ABSL_FLAG(std::string, checkpoint_dir, "", "folder for checkpoints; empty: none 
 ABSL_FLAG(int64_t, checkpoint_every_epochs, 5, "epochs between checkpoints");
 ABSL_FLAG(bool, resume, false, "continue from the newest complete checkpoint in --checkpoint_dir, if there is one");
 ABSL_FLAG(std::string, record, "", "rank 0 writes the run record, JSON, to this file");
+ABSL_FLAG(bool, record_losses, false, "the run record has the loss of every step; the same on every worker");
 ABSL_FLAG(std::string, progress, "auto", "auto (live on a terminal, plain elsewhere), live, plain or none");
 ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
 ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
@@ -226,6 +227,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.checkpoint_every_epochs = absl::GetFlag(FLAGS_checkpoint_every_epochs);
   options.resume = absl::GetFlag(FLAGS_resume);
   options.record = absl::GetFlag(FLAGS_record);
+  options.record_losses = absl::GetFlag(FLAGS_record_losses);
   options.join_deadline = absl::Seconds(absl::GetFlag(FLAGS_join_deadline_s));
   options.exchange_deadline = absl::Seconds(absl::GetFlag(FLAGS_exchange_deadline_s));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("epochs", options.epochs, 1));
@@ -297,7 +299,8 @@ std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() co
           {"threads", absl::StrCat(threads)},
           {"device", device},
           {"math", math},
-          {"checkpoint_every_epochs", absl::StrCat(checkpoint_every_epochs)}};
+          {"checkpoint_every_epochs", absl::StrCat(checkpoint_every_epochs)},
+          {"record_losses", record_losses ? "true" : "false"}};
 }
 
 absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,

@@ -58,6 +58,7 @@ struct WorkerOptions {
   int64_t checkpoint_every_epochs = 0;
   bool resume = false;
   std::string record;
+  bool record_losses = false;
   ProgressStyle progress = ProgressStyle::kAuto;
 
   absl::Duration join_deadline;
