@@ -2,7 +2,8 @@
 
 Modules are registered in forward order, so that named_parameters() lists the tensors in the order of our layout.
 `flattened` names each dense weight that reads a flattened image and the (channels, height, width) of that image: our
-memory order of such a weight is (out, height, width, channels).
+memory order of such a weight is (out, height, width, channels). `dropout_layers` gives each dropout the number of its
+layer in the layer file.
 """
 
 import torch
@@ -66,6 +67,7 @@ class MnistCnn(nn.Module):
         self.dropout1 = nn.Dropout(0.25)
         self.dropout2 = nn.Dropout(0.5)
         self.flattened = {"fc1.weight": image}
+        self.dropout_layers = {"dropout1": 3, "dropout2": 6}
 
     def forward(self, x):
         x = F.relu(self.conv2(F.relu(self.conv1(x))))
@@ -118,4 +120,6 @@ MODELS = {"logreg": Logreg, "mlp": Mlp, "lenet5": Lenet5, "mnist_cnn": MnistCnn,
 def create(name, channels, height, width, classes):
     if name not in MODELS:
         raise ValueError(f"--model={name} is not one of {', '.join(MODELS)}")
-    return MODELS[name](channels, height, width, classes)
+    model = MODELS[name](channels, height, width, classes)
+    model.dropout_layers = getattr(model, "dropout_layers", {})
+    return model

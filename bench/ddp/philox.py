@@ -1,7 +1,7 @@
 """Starring's random numbers in NumPy: common/philox.h and what is drawn from it.
 
 With them the peer visits the samples in the same order, augments them alike and starts from the same weights, so that
-two loss curves differ by rounding alone (and by dropout's masks, which stay PyTorch's own).
+two loss curves differ by rounding alone (and by dropout's masks, which stay PyTorch's own unless --dropout=starring).
 """
 
 import math
@@ -9,7 +9,7 @@ import math
 import numpy as np
 import torch
 
-INIT, SHUFFLE, AUGMENT = 1, 2, 3  # RandomPurpose
+INIT, SHUFFLE, AUGMENT, DROPOUT = 1, 2, 3, 4  # RandomPurpose
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 

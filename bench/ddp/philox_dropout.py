@@ -1,0 +1,45 @@
+"""Dropout that drops what Starring drops: the mask of kernels/device.h, Dropout.
+
+Slow, in NumPy: for comparing losses, never for timing.
+"""
+
+import math
+
+import numpy as np
+import philox
+import torch
+
+
+class PhiloxDropout(torch.nn.Module):
+    """`layer` is the number of the layer in the layer file. Set `step` and `first_sample` before each forward."""
+
+    def __init__(self, rate, layer, seed):
+        super().__init__()
+        self.rate, self.layer, self.seed = rate, layer, seed
+        self.step = self.first_sample = 0
+
+    def forward(self, x):
+        if not self.training:
+            return x
+        # Element e of the sample at position p of the global batch has word p * elements + e, elements in NHWC order.
+        count, shape = x.shape[0], x.shape[1:]
+        elements = math.prod(shape)
+        first, end = self.first_sample * elements, (self.first_sample + count) * elements
+        groups = np.arange(first // 4, (end + 3) // 4)
+        words = philox.words(self.seed, philox.DROPOUT, self.layer, self.step, groups).reshape(-1)
+        words = words[first % 4:first % 4 + count * elements]
+        keep = torch.from_numpy((words >> np.uint32(8)) >= math.ceil(self.rate * 2**24))
+        if len(shape) == 3:
+            keep = keep.view(count, shape[1], shape[2], shape[0]).permute(0, 3, 1, 2)
+        scale = float(np.float32(1) / (np.float32(1) - np.float32(self.rate)))
+        return torch.where(keep.reshape(x.shape), x * scale, torch.zeros((), dtype=x.dtype))
+
+
+def install(model, seed):
+    """Replaces the dropouts of `model`; returns the ones to keep informed."""
+    installed = []
+    for name, layer in model.dropout_layers.items():
+        dropout = PhiloxDropout(getattr(model, name).p, layer, seed)
+        setattr(model, name, dropout)
+        installed.append(dropout)
+    return installed
