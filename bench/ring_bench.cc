@@ -31,6 +31,7 @@ ABSL_FLAG(std::vector<std::string>, bytes,
 ABSL_FLAG(int64_t, bucket_bytes, 1 << 30, "as --bucket_bytes of the worker; default: one bucket");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step computes between its Submits and its Awaits");
 ABSL_FLAG(double, momentum, 0.9, "of SGD");
+ABSL_FLAG(std::string, format, "table", "table, or json: an object a line, as bench/compare reads it");
 
 namespace starring {
 namespace {
@@ -134,10 +135,20 @@ Result MeasureLibrary(int64_t bytes, Computation& computation) {
   });
 }
 
+bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
+
 void Print(const char* name, int64_t bytes, int world_size, const Result& result) {
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   const double exposed_us = result.p50_us - compute_us;
   const double bus_bytes = 2.0 * (world_size - 1) / world_size * static_cast<double>(bytes);
+  if (PrintsJson()) {
+    std::printf(
+        "{\"sync\": \"%s\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
+        "\"bus_gb_per_s\": %.5f}\n",
+        name, world_size, static_cast<long long>(bytes), exposed_us, result.p95_us, bus_bytes / exposed_us / 1e3);
+    std::fflush(stdout);
+    return;
+  }
   std::printf("%-8s %10lld %12.1f %12.1f %12.1f %10.2f\n", name, static_cast<long long>(bytes), result.p50_us,
               result.p95_us, exposed_us, bus_bytes / exposed_us / 1e3);
   std::fflush(stdout);
@@ -148,7 +159,7 @@ int Main() {
   CHECK_OK(runtime);
   MpiRuntime& mpi = **runtime;
   Computation computation;
-  if (mpi.rank() == 0) {
+  if (mpi.rank() == 0 && !PrintsJson()) {
     std::printf("%-8s %10s %12s %12s %12s %10s\n", "what", "bytes", "p50 us", "p95 us", "exposed us", "bus GB/s");
   }
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {

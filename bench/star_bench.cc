@@ -40,6 +40,7 @@ ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
 ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(double, momentum, 0.9, "of SGD");
+ABSL_FLAG(std::string, format, "table", "table, or json: an object a line, as bench/compare reads it");
 
 namespace starring {
 namespace {
@@ -127,6 +128,19 @@ void Fork(Body body) {
   if (pid == 0) _exit(body());
 }
 
+bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
+
+// Bus bandwidth as of an allreduce, for comparison: 2 (N - 1) / N * bytes / time, whatever the star really moves.
+void PrintJson(int64_t bytes, const Row& row) {
+  const int workers = absl::GetFlag(FLAGS_workers);
+  const double bus_bytes = 2.0 * (workers - 1) / workers * static_cast<double>(bytes);
+  std::printf(
+      "{\"sync\": \"star\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
+      "\"bus_gb_per_s\": %.5f}\n",
+      workers, static_cast<long long>(bytes), 1e3 * row.p50_ms, 1e3 * row.p95_ms, bus_bytes / row.p50_ms / 1e6);
+  std::fflush(stdout);
+}
+
 void Measure(int64_t bytes) {
   Row* const row =
       static_cast<Row*>(mmap(nullptr, sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -158,6 +172,11 @@ void Measure(int64_t bytes) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
   const double steps = static_cast<double>(row->steps);
+  if (PrintsJson()) {
+    PrintJson(bytes, *row);
+    munmap(row, sizeof(Row));
+    return;
+  }
   std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f %10.1f\n", static_cast<long long>(bytes), row->p50_ms,
               row->p95_ms, 2e-6 * static_cast<double>(bytes) / row->p50_ms,
               1e3 * (seconds(after.ru_utime) - seconds(before.ru_utime)) / steps,
@@ -171,8 +190,9 @@ int Main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   absl::ParseCommandLine(argc, argv);
-  std::printf("%12s %10s %10s %8s %10s %10s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s", "cpu user", "cpu system",
-              "switches");
+  if (!PrintsJson())
+    std::printf("%12s %10s %10s %8s %10s %10s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s", "cpu user", "cpu system",
+                "switches");
   std::fflush(stdout);
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     int64_t bytes;

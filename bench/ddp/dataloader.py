@@ -16,6 +16,7 @@ Processes of the DataLoader use one thread each, as they always do.
 """
 
 import argparse
+import json
 import time
 
 import numpy as np
@@ -88,9 +89,21 @@ def samples_per_second(loader):
     return count / (time.perf_counter() - began)
 
 
+def show(flags, name, way, rate):
+    if flags.format == "json":
+        print(json.dumps({"name": "dataloader" if way == "samples" else "dataloader-batches",
+                          "dataset": "cifar10" if name == "cifar" else name,
+                          "augment": "crop_flip" if name == "cifar" else "none", "threads": max(1, flags.workers),
+                          "workers": flags.workers, "samples_per_second": rate}), flush=True)
+    else:
+        print("torch %s, %d workers, %s, %s: %.0f samples/s" % (torch.__version__, flags.workers, name, way, rate),
+              flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--format", choices=["text", "json"], default="text")
     flags = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -100,8 +113,7 @@ def main():
         batches = DataLoader(dataset, batch_size=None, num_workers=flags.workers,
                              sampler=BatchSampler(RandomSampler(dataset), BATCH, drop_last=False))
         for way, loader in (("samples", samples), ("batches", batches)):
-            print("torch %s, %d workers, %s, %s: %.0f samples/s" % (
-                torch.__version__, flags.workers, name, way, samples_per_second(loader)), flush=True)
+            show(flags, name, way, samples_per_second(loader))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def load(path):
 
 
 def load_into(model, path):
-    """Every parameter of `model` takes its value from the file; buffers too, where it has them."""
+    """Every parameter of `model` takes its value from the file; running statistics stay as they begin."""
     tensors = load(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -35,6 +35,3 @@ def load_into(model, path):
                 raise ValueError(f"{path}: tensor {name} of shape {tuple(parameter.shape)} is needed, found {found}: "
                                  "is it of another --model?")
             parameter.copy_(tensors[name])
-        for name, buffer in model.named_buffers():
-            if name in tensors:
-                buffer.copy_(tensors[name])

@@ -1,0 +1,58 @@
+"""Do Starring and the peer train the same? The losses of the first steps say so, before anything is timed.
+
+Both start from the weights of one safetensors file, which Starring writes; the peer drops (dropout) what Starring
+drops. Each loss is the mean over the global batch.
+"""
+
+import os
+import tempfile
+
+import measure
+import programs
+
+STEPS = 20
+TOLERANCE = 1e-4  # relative, fp32 on the CPU
+
+
+def compare(model, peer, workers, ours, theirs, tolerance=TOLERANCE):
+    """An entry of `agreement` of results.json, of two lists of losses."""
+    differences = [abs(a - b) / max(abs(a), 1e-12) for a, b in zip(ours, theirs)]
+    # A NaN compares false with everything: it must not pass for small.
+    agrees = len(ours) == len(theirs) > 0 and all(difference <= tolerance for difference in differences)
+    finite = [difference if difference == difference else float("inf") for difference in differences]
+    worst = max(finite, default=float("inf"))
+    return {"model": model, "peer": peer, "workers": workers, "steps": min(len(ours), len(theirs)),
+            "tolerance": tolerance, "worst_relative_difference": min(worst, 1e300),
+            "worst_step": finite.index(worst) if finite else 0, "ours": ours, "theirs": theirs, "agrees": agrees}
+
+
+def write_first_weights(folder, model, shared_flags):
+    """A checkpoint with the weights that every run of `model` begins with; returns its safetensors file.
+
+    The worker saves no weights that it has not trained: one step, at a rate at which no weight changes.
+    """
+    data = [flag for flag in shared_flags if flag.partition("=")[0] in ("--dataset", "--data_dir", "--seed")]
+    programs.run([programs.binary("worker/worker"), "--sync=local", "--device=cpu", "--progress=none", *data,
+                  f"--model={model}", "--learning_rate=1e-30", "--max_steps=1", "--checkpoint_dir=" + folder])
+    for name, _, files in os.walk(folder):
+        if "model.safetensors" in files:
+            return os.path.join(name, "model.safetensors")
+    raise programs.ProgramError(f"the worker left no model.safetensors in {folder}")
+
+
+def _losses(job, gpus, more=()):
+    record, _ = measure.run_job(job, STEPS, gpus, ["--record_losses", *more])
+    return [step["loss"] for step in record["losses"]]
+
+
+def check(our_job, peer_jobs, gpus):
+    """Entries of `agreement`, of jobs of one model and equally many workers."""
+    model, workers = our_job.configuration["model"], our_job.configuration["workers"]
+    with tempfile.TemporaryDirectory() as folder:
+        weights = write_first_weights(folder, model, our_job.shared_flags)
+        ours = _losses(our_job, gpus)
+        found = []
+        for job in peer_jobs:
+            theirs = _losses(job, gpus, ["--initial_weights=" + weights, "--dropout=starring"])
+            found.append(compare(model, job.configuration["sync"], workers, ours, theirs))
+        return found

@@ -1,0 +1,129 @@
+"""What the machine is and does: cores, memory, load, clock, GPU, and the CPU time of processes, from /proc."""
+
+import ctypes
+import os
+import platform
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def _read(path):
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _field(path, name):
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return ""
+
+
+def cores():
+    return sorted(os.sched_getaffinity(0))
+
+
+def load():
+    return os.getloadavg()[0]
+
+
+def clock_mhz():
+    """Of each core; empty where the kernel does not say."""
+    folder = "/sys/devices/system/cpu"
+    kilohertz = [_read(f"{folder}/cpu{core}/cpufreq/scaling_cur_freq").strip() for core in cores()]
+    if all(kilohertz):
+        return [int(value) / 1000 for value in kilohertz]
+    return [float(line.partition(":")[2]) for line in _read("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")]
+
+
+def describe(gpus):
+    """The `machine` of results.json; load_after and clock_mhz are filled in at the end."""
+    memory_kib = float((_field("/proc/meminfo", "MemTotal").split() or ["0"])[0])
+    system = _field_of_os("PRETTY_NAME") or platform.system()
+    return {"name": platform.node(), "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
+            "cores": len(cores()), "memory_gib": round(memory_kib / 2**20, 1),
+            "os": f"{system}, Linux {platform.release()}", "gpu": gpus.name(), "load_before": load(),
+            "load_after": None, "clock_mhz": {"min": None, "median": None, "max": None}}
+
+
+def _field_of_os(name):
+    for line in _read("/etc/os-release").splitlines():
+        if line.startswith(name + "="):
+            return line.partition("=")[2].strip('"')
+    return ""
+
+
+def cpu_seconds(pid):
+    """User and system time of a process, all threads; None if it is gone."""
+    fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if len(fields) > 12 else None
+
+
+def command_line(pid):
+    return _read(f"/proc/{pid}/cmdline").split("\0")[:-1]
+
+
+def descendants(pid):
+    """Of a process, itself first."""
+    found = [pid]
+    for parent in found:
+        try:
+            tasks = os.listdir(f"/proc/{parent}/task")
+        except OSError:
+            continue
+        for task in tasks:
+            found += [int(child) for child in _read(f"/proc/{parent}/task/{task}/children").split()]
+    return found
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Gpus:
+    """NVIDIA's GPUs through NVML, which comes with the driver and is looked for when this is made."""
+
+    def __init__(self, library="libnvidia-ml.so.1"):
+        self._handles = []
+        try:
+            self._nvml = ctypes.CDLL(library)
+            if self._nvml.nvmlInit_v2() != 0:
+                return
+        except (OSError, AttributeError):
+            return
+        count = ctypes.c_uint()
+        if self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            if self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
+                self._handles.append(handle)
+
+    def name(self):
+        """"2 x NVIDIA H200"; None without a GPU."""
+        if not self._handles:
+            return None
+        text = ctypes.create_string_buffer(96)
+        if self._nvml.nvmlDeviceGetName(self._handles[0], text, 96) != 0:
+            return "unknown"
+        name = text.value.decode(errors="replace")
+        return name if len(self._handles) == 1 else f"{len(self._handles)} x {name}"
+
+    def sample(self):
+        """(percent, mean over the GPUs; bytes in use, of all) or None."""
+        percents, memory = [], 0
+        for handle in self._handles:
+            utilization, used = _Utilization(), _Memory()
+            if self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization)) == 0:
+                percents.append(utilization.gpu)
+            if self._nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(used)) == 0:
+                memory += used.used
+        return (sum(percents) / len(percents), memory) if percents else None

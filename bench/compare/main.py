@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""The comparison: star, ring, mpi and PyTorch DDP side by side, as a report.
+
+    bazel run //bench:compare -- --syncs=star,ring,mpi,ddp --workers=1,2 --model=lenet5 --repeats=5 --out=report
+
+Leaves index.html, summary.md, results.json and runs.csv in the folder --out. Exit status 0: the report is there, 1: a
+part failed (the report says which), 2: the command line was refused.
+"""
+
+import datetime
+import os
+import statistics
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+
+import agreement
+import alone
+import analysis
+import jobs
+import machine
+import measure
+import options as command_line
+import peer_settings
+import programs
+import results as schema
+import training
+
+PAGE_MODULES = ("numpy", "matplotlib", "jinja2")
+TRACE_STEPS = 40
+
+
+def use_python_with(modules):
+    """Goes on under a python3 that has `modules`; returns a note if there is none."""
+    try:
+        for module in modules:
+            __import__(module)
+        return None
+    except ImportError:
+        pass
+    python = programs.find_python(modules)
+    if python is None or "STARRING_BINARIES" in os.environ:
+        return ("no python3 with matplotlib and jinja2 was found, so there are results.json and runs.csv but no page: "
+                "apt-get install python3-matplotlib python3-jinja2")
+    os.environ["STARRING_BINARIES"] = os.getcwd()
+    sys.stdout.flush()
+    os.execv(python, [python, os.path.realpath(__file__), *sys.argv[1:]])
+    return None
+
+
+class Comparison:
+    def __init__(self, options, notes):
+        self.options, self.started = options, time.monotonic()
+        self.gpus = machine.Gpus()
+        self.out = os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd()), options.out)
+        os.makedirs(self.out, exist_ok=True)
+        self.results = schema.empty(["bazel", "run", "//bench:compare", "--", *sys.argv[1:]],
+                                    datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+                                    machine.describe(self.gpus))
+        self.notes = self.results["notes"]
+        self.notes += notes
+        self.failed = False
+        self.torch = programs.Torch.find() if any(sync in jobs.PEERS for sync in options.syncs) else None
+        self.peer_settings = peer_settings.PeerSettings(options, self.torch, self.say)
+        self.laboratory = measure.Laboratory(options, self.gpus, self.say)
+        self._describe_versions()
+
+    def say(self, text):
+        print(f"[{time.monotonic() - self.started:6.0f} s] {text}", flush=True)
+
+    def note(self, text):
+        self.say(text)
+        self.notes.append(text)
+
+    def _describe_versions(self):
+        if self.torch is not None:
+            self.results["versions"].update({"torch": self.torch.version, "torch_backend": self.torch.backend})
+        elif any(sync in jobs.PEERS for sync in self.options.syncs):
+            self.note("no python3 with PyTorch was found, so there is no DDP column. To get one: "
+                      f"{programs.HOW_TO_GET_TORCH}, or pip install torch for the python3 on PATH")
+
+    def part(self, name, work):
+        """One part may fail: the others still tell something."""
+        self.say(name)
+        try:
+            work()
+        except programs.ProgramError as error:
+            self.failed = True
+            self.say(str(error))
+            self.notes.append(f"{name}: failed: {str(error).splitlines()[0]}")
+        self.save()
+
+    def save(self):
+        self.results["seconds"] = time.monotonic() - self.started
+        schema.write(os.path.join(self.out, "results.json"), self.results)
+
+    def run(self):
+        options = self.options
+        matrix = jobs.Matrix(options, self.torch, self.peer_settings)
+        if self.torch is not None:
+            for model in options.models:
+                self.part(f"agreement of the first {agreement.STEPS} losses: {model}",
+                          lambda model=model: self._check_agreement(matrix, model))
+        groups = matrix.groups()
+        for group in groups:
+            self.part("measuring " + " ".join(map(str, group[0].group)), lambda group=group: self._measure(group))
+        if options.train_epochs:
+            self._train(groups)
+        if options.loaders:
+            self.part("loaders alone", lambda: self.results["loaders"].extend(alone.loaders(self.torch)))
+        if max(options.workers) > 1:
+            self.part("exchange alone", lambda: self._exchanges(max(options.workers)))
+        if options.hosts:
+            self.part("hosts: netlab:%d,%s" % options.hosts, lambda: self._hosts(matrix))
+        if options.trace:
+            self.part("timeline", lambda: self._trace(groups))
+        return self._finish()
+
+    def _check_agreement(self, matrix, model):
+        """Before anything is timed. Of the most workers, as a sum over ranks can go wrong in more ways."""
+        workers = max(self.options.workers)
+
+        def check():
+            members = matrix.of_group(model, workers, "weak")
+            peers = [job for job in members if job.configuration["sync"] in jobs.PEERS]
+            ours = [job for job in members if job not in peers and job.configuration["accounting"] == "equal-workers"]
+            return agreement.check(ours[0] if ours else matrix.job(model, "local", 1, "weak"), peers, self.gpus)
+
+        found = check()
+        if any(not entry["agrees"] and entry["peer"] == "ddp-tuned" for entry in found):
+            # It may be another algorithm's rounding, grown over the steps: then the setting goes, not the tolerance.
+            if self.peer_settings.forget(model, "channels_last"):
+                self.note(f"{model}: with channels_last PyTorch's losses leave the tolerance (rounding of other "
+                          "algorithms, grown over the steps), so ddp-tuned goes without")
+                found = check()
+        for entry in found:
+            self.say(f"{model} {entry['peer']}: largest relative difference {entry['worst_relative_difference']:.1e} "
+                     f"at step {entry['worst_step']}: {'agrees' if entry['agrees'] else 'DISAGREES'}")
+        self.results["agreement"] += found
+
+    def _measure(self, group):
+        measured = self.laboratory.measure(group)
+        self.results["configurations"] += [job.configuration for job in measured]
+        if len(measured) < len(group):
+            self.failed = True
+
+    def _train(self, groups):
+        workers = max(self.options.workers)
+        entries = []
+        for group in groups:
+            for job in group:
+                configuration = job.configuration
+                if (configuration["workers"], configuration["accounting"], configuration["scaling"]) != (
+                        workers, "equal-workers", self.options.scaling[0]) or not configuration["runs"]:
+                    continue
+                self.part(f"{self.options.train_epochs} epochs: {configuration['id']}", lambda job=job: entries.append(
+                    training.run(job, self.options.train_epochs, self.gpus)))
+        training.set_targets(entries, self.options.target_accuracy)
+        self.results["training"] += entries
+
+    def _exchanges(self, workers, lab=None):
+        sizes = self.options.exchange_bytes or alone.BYTES
+        self.results["exchanges"] += alone.exchanges(self.options.syncs, workers, self.options.servers or workers,
+                                                     self.torch, sizes, lab)
+
+    def _hosts(self, matrix):
+        sys.path.insert(0, os.path.join(programs.ROOT, "bench/netlab"))
+        try:
+            import netlab
+        except ImportError:
+            self.note("bench/netlab is not there: no section of several hosts")
+            return
+        hosts, rate = self.options.hosts
+        try:
+            with netlab.Netlab(hosts=hosts, rate=rate) as lab:
+                for model in self.options.hosts_models:
+                    group = matrix.of_group(model, hosts, "weak", lab)
+                    self.part(f"measuring {model} between hosts", lambda group=group: self._measure(group))
+                self.part("exchange alone between hosts", lambda: self._exchanges(hosts, lab))
+        except netlab.NetlabError as error:
+            self.note(f"no section of several hosts: {error}")
+
+    def _trace(self, groups):
+        """A short run of each of ours with a timeline, which costs little but is no measurement."""
+        try:
+            import trace_files
+        except ImportError:
+            return
+        workers = max(self.options.workers)
+        traced = [job for group in groups for job in group
+                  if job.configuration["sync"] in ("star", "ring") and job.configuration["workers"] == workers and
+                  job.configuration["model"] == self.options.models[0] and job.configuration["scaling"] == "weak"]
+        for job in traced:
+            name = trace_files.run(job, TRACE_STEPS, self.gpus, self.out)
+            job.configuration["trace"] = name
+            self.results["trace"] = self.results["trace"] or name
+
+    def _finish(self):
+        results = self.results
+        self.notes += self.laboratory.failures + self.peer_settings.notes
+        results["versions"].update({name: version for name, version in self.laboratory.versions.items()
+                                    if name not in results["versions"]})
+        if any(sync in jobs.PEERS for sync in self.options.syncs) and self.torch is not None:
+            self.notes.append("dropout: while losses are compared PyTorch drops what Starring drops; while it is timed "
+                              "it uses its own, which is faster")
+        if self.options.quick:
+            self.notes.append("--quick: a test of the comparison itself; its numbers say nothing about speed")
+        clocks = self.laboratory.clocks
+        if clocks:
+            results["machine"]["clock_mhz"] = {"min": min(clocks), "median": statistics.median(clocks),
+                                               "max": max(clocks)}
+        results["machine"]["load_after"] = machine.load()
+        self.save()
+        schema.write_runs_csv(os.path.join(self.out, "runs.csv"), results)
+        found = analysis.analyse(results)
+        self._write_page(found)
+        print()
+        print("\n".join(found["verdict"]))
+        print(f"\n{self.out}: {', '.join(sorted(os.listdir(self.out)))} after {results['seconds']:.0f} s")
+        return 1 if self.failed else 0
+
+    def _write_page(self, found):
+        try:
+            from report.write import write_report
+        except ImportError as error:
+            self.say(f"no page: {error}")
+            return
+        write_report(self.results, found, self.out)
+
+
+def main():
+    options = command_line.parse()
+    note = use_python_with(PAGE_MODULES)
+    return Comparison(options, [note] if note else []).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

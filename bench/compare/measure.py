@@ -1,0 +1,204 @@
+"""Runs jobs, takes turns among them, and makes the runs of results.json of their records."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import threading
+import time
+
+import machine
+import programs
+import results as schema
+
+JOB_SECONDS_MAX = 1800
+SAMPLE_SECONDS = 0.25
+CALIBRATION_STEPS = 30
+STEPS_MIN = 60
+SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take so many times the wanted seconds
+
+
+class _Sampler(threading.Thread):
+    """Looks at the servers' CPU time, the clock and the GPUs while a job runs."""
+
+    def __init__(self, processes, gpus):
+        super().__init__(daemon=True)
+        self.processes, self.gpus = processes, gpus
+        self.server_seconds, self.clocks, self.gpu_samples = {}, [], []
+        self._end = threading.Event()
+        self._names = {}
+
+    def run(self):
+        while not self._end.wait(SAMPLE_SECONDS):
+            self.look()
+
+    def look(self):
+        self.clocks += machine.clock_mhz()
+        sample = self.gpus.sample()
+        if sample is not None:
+            self.gpu_samples.append(sample)
+        for pid in {pid for process in self.processes for pid in machine.descendants(process.pid)}:
+            if pid not in self._names:
+                self._names[pid] = _server_name(machine.command_line(pid))
+            seconds = machine.cpu_seconds(pid) if self._names[pid] else None
+            if seconds is not None:
+                self.server_seconds[self._names[pid]] = seconds
+
+    def stop(self):
+        self._end.set()
+        self.join()
+
+
+def _server_name(words):
+    if not words or os.path.basename(words[0]) != "server":
+        return None
+    return next((f"server {word.partition('=')[2]}" for word in words if word.startswith("--shard=")), None)
+
+
+def _end(processes):
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _start(commands, output):
+    processes = []
+    for command in commands:
+        processes.append(subprocess.Popen(command.argv, env={**os.environ, **command.environment}, stdout=output,
+                                          stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True))
+    return processes
+
+
+def _wait(processes):
+    """Exit codes; the first bad one ends the wait."""
+    end = time.monotonic() + JOB_SECONDS_MAX
+    while time.monotonic() < end:
+        codes = [process.poll() for process in processes]
+        if None not in codes or any(codes):
+            return codes
+        time.sleep(0.01)
+    return [124]
+
+
+def run_job(job, steps, gpus, more=()):
+    """(record, sampler) of one run. ProgramError if it fails."""
+    with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "output"), "w+b") as output:
+        record = os.path.join(folder, "record.json")
+        commands = job.commands(record, steps, more)
+        processes = _start(commands, output)
+        sampler = _Sampler(processes, gpus)
+        sampler.start()
+        try:
+            codes = _wait(processes)
+        finally:
+            sampler.stop()
+            _end(processes)
+        if any(codes) or not os.path.exists(record):
+            output.seek(0)
+            text = output.read().decode(errors="replace")[-4000:]
+            raise programs.ProgramError(f"{job.configuration['id']} ended with {codes}:\n"
+                                        f"{' '.join(commands[-1].text())}\n{text}")
+        with open(record, encoding="utf-8") as file:
+            return json.load(file), sampler
+
+
+def samples_per_step(record):
+    """Mean over an epoch, the last batch of which is smaller."""
+    config = record["config"]
+    steps_per_epoch = -(-config["train_count"] // config["global_batch"])
+    if record["steps"] < steps_per_epoch:
+        return config["global_batch"]
+    return config["train_count"] / steps_per_epoch
+
+
+def _cpu_percent(record, sampler):
+    percents = {f"worker {rank}": use["cpu_percent"] for rank, use in enumerate(record.get("workers", []))}
+    seconds = sum(epoch["seconds"] for epoch in record["epochs"])  # a server has nothing to do but then
+    if seconds > 0:
+        percents.update({name: 100 * used / seconds for name, used in sorted(sampler.server_seconds.items())})
+    return percents
+
+
+def make_run(repeat, record, sampler, load):
+    step_ms, steps = record["step_ms"], max(1, record["steps"])
+    rate = 1e3 * samples_per_step(record) / step_ms["mean"]
+    gpu = None
+    if sampler.gpu_samples and record["config"].get("device") == "cuda":
+        gpu = {"percent": statistics.mean(sample[0] for sample in sampler.gpu_samples),
+               "memory_bytes": max(sample[1] for sample in sampler.gpu_samples)}
+    return {
+        "repeat": repeat, "samples_per_second": rate, "seconds_per_epoch": record["config"]["train_count"] / rate,
+        "steps_measured": step_ms["steps_measured"], "warmup_steps": record["steps"] - step_ms["steps_measured"],
+        "step_ms": {name: step_ms[name] for name in schema.STEP_QUANTILES},
+        "breakdown_ms": {name: record["breakdown_ms"][name] for name in schema.BREAKDOWN_PARTS},
+        "exchange_bytes_per_step": {"sent": record["exchange"]["bytes_sent"] / steps,
+                                    "received": record["exchange"]["bytes_received"] / steps},
+        "cpu_percent": _cpu_percent(record, sampler), "gpu": gpu, "load": load,
+        "clock_mhz": statistics.median(sampler.clocks) if sampler.clocks else None,
+        "parameter_sha256": record["parameter_sha256"],
+    }
+
+
+def slowest_worker_ratio(record):
+    computed = [use["compute_ms"] for use in record.get("workers", [])]
+    # The lower median: of two workers the slower is compared with the faster.
+    middle = statistics.median_low(computed) if computed else 0
+    return max(computed) / middle if len(computed) > 1 and middle > 0 else None
+
+
+class Laboratory:
+    """Takes turns among the jobs of a group, so that whatever else the machine does hits all of them alike."""
+
+    def __init__(self, options, gpus, say):
+        self.options, self.gpus, self.say = options, gpus, say
+        self.versions, self.clocks, self.failures = {}, [], []
+
+    def measure(self, jobs):
+        """Fills in the runs of the configurations of `jobs`, which are one group; returns the jobs that ran."""
+        steps, jobs = self._steps(jobs)
+        ratios = {id(job): [] for job in jobs}
+        for repeat in range(self.options.repeats):
+            for job in jobs:
+                load = machine.load()
+                record, sampler = run_job(job, steps, self.gpus)
+                run = make_run(repeat, record, sampler, load)
+                job.configuration["runs"].append(run)
+                ratios[id(job)].append(slowest_worker_ratio(record))
+                self.clocks += sampler.clocks
+                self.say(f"{job.configuration['id']}  run {repeat + 1}/{self.options.repeats}  "
+                         f"{run['samples_per_second']:.0f} samples/s")
+        for job in jobs:
+            known = [ratio for ratio in ratios[id(job)] if ratio is not None]
+            job.configuration["slowest_worker_ratio"] = statistics.median(known) if known else None
+        return jobs
+
+    def _steps(self, jobs):
+        """(steps of each run of the group, the jobs that work): from a short run of every job, which no number is of.
+
+        Every job of a group takes equally many steps: the fastest takes about the wanted seconds, the slowest not much
+        more than SLOWEST_TIMES_LONGER times as long.
+        """
+        step_seconds, working = [], []
+        for job in jobs:
+            try:
+                record, _ = run_job(job, self.options.steps or CALIBRATION_STEPS, self.gpus)
+            except programs.ProgramError as error:
+                self.say(str(error))
+                self.failures.append(f"{job.configuration['id']} failed and is left out: {str(error).splitlines()[0]}")
+                continue
+            step_seconds.append(record["step_ms"]["mean"] / 1e3)
+            working.append(job)
+            self.versions.update(record["host"]["versions"])
+        if self.options.steps or not working:
+            return self.options.steps, working
+        steps = min(self.options.seconds / min(step_seconds),
+                    SLOWEST_TIMES_LONGER * self.options.seconds / max(step_seconds))
+        return max(STEPS_MIN, int(steps)), working

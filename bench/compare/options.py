@@ -1,0 +1,113 @@
+"""The command line of the comparison."""
+
+import argparse
+import re
+import sys
+
+SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
+MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
+QUICK = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False, "scaling": ["weak"],
+         "exchange_bytes": [4096, 1 << 20]}
+
+
+def _names(allowed):
+    def parse(text):
+        names = [name for name in text.split(",") if name]
+        for name in names:
+            if name not in allowed:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(allowed)}")
+        return list(dict.fromkeys(names))
+    return parse
+
+
+def _numbers(text):
+    try:
+        numbers = sorted({int(word) for word in text.split(",")})
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from error
+    if numbers[0] < 1:
+        raise argparse.ArgumentTypeError(f"{numbers[0]} is below 1")
+    return numbers
+
+
+def _positive(text):
+    return _numbers(text)[0]
+
+
+def _models(text):
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in MODELS:
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is not one of {', '.join(MODELS)}: PyTorch's side knows no other (bench/ddp/models.py)")
+    return list(dict.fromkeys(names))
+
+
+def _hosts(text):
+    match = re.fullmatch(r"netlab:(\d+),(\w+)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like netlab:4,1gbit")
+    return int(match[1]), match[2]
+
+
+def _switch(text):
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return text == "true"
+
+
+def _add_matrix(add):
+    add("--syncs", type=_names(SYNCS), default=["star", "ring", "mpi", "ddp"],
+        help="what to compare; ddp brings ddp-tuned along")
+    add("--workers", type=_numbers, default=[1, 2], help="how many, a list")
+    add("--model", "--models", dest="models", type=_models, default=["lenet5"], help="one or several, by commas")
+    add("--dataset", default="fashion-mnist", choices=["mnist", "fashion-mnist", "cifar10", "synthetic"])
+    add("--data_dir", default="", help="the folder of its files")
+    add("--augment", default="none", choices=["none", "crop_flip"])
+    add("--scaling", type=_names(("weak", "strong")), default=["weak", "strong"])
+    add("--batch_per_worker", type=_positive, default=64, help="weak scaling")
+    add("--global_batch", type=_positive, default=64, help="strong scaling")
+    add("--servers", type=int, default=0, help="star; 0: as many as workers")
+    add("--threads", type=_positive, default=1, help="compute threads of a worker")
+    add("--seed", type=int, default=1)
+    add("--train_flags", default="", help="more flags of worker and peer, as --learning_rate=0.01 --momentum=0.9")
+
+
+def _add_measuring(add):
+    add("--repeats", type=_positive, default=5, help="runs of each, in turns")
+    add("--seconds", type=float, default=2.0, help="that the fastest of a group measures in a run, about")
+    add("--steps", type=int, default=0, help="of each run instead; 0: chosen by --seconds")
+    add("--train_epochs", type=int, default=3, help="of the runs for accuracy against time; 0: none")
+    add("--target_accuracy", type=float, default=0.0, help="0: what all reach in --train_epochs")
+    add("--hosts", type=_hosts, default=None, help="netlab:4,1gbit: also between so many hosts with such links")
+    add("--hosts_models", type=_models, default=None, help="models of that section; default: those of --models")
+    add("--sweep", type=_switch, default=True, help="look for the best settings of ddp-tuned")
+    add("--loaders", type=_switch, default=True, help="measure the loaders alone")
+    add("--exchange_bytes", type=_numbers, default=None, help="sizes of the exchange alone; default: 4 KB to 64 MB")
+    add("--trace", type=_switch, default=True, help="one more, short run of each sync with a timeline")
+    add("--quick", action="store_true", help="one model, few steps: a test of the comparison itself, not of speed")
+    add("--out", default="report", help="folder of the report")
+
+
+def parse(arguments=None):
+    parser = argparse.ArgumentParser(prog="compare", allow_abbrev=False,
+                                     description="Trains the same models by star, ring and PyTorch DDP, measures them "
+                                                 "in turns and writes a report.")
+    _add_matrix(parser.add_argument)
+    _add_measuring(parser.add_argument)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(arguments)
+    if "ddp" in options.syncs and "ddp-tuned" not in options.syncs:
+        options.syncs.insert(options.syncs.index("ddp") + 1, "ddp-tuned")
+    if options.quick:
+        given = {word.partition("=")[0].lstrip("-") for word in arguments}
+        for name, value in QUICK.items():
+            if name not in given:
+                setattr(options, name, value)
+        options.models = options.models[:1]
+    options.hosts_models = options.hosts_models or options.models
+    if options.data_dir:
+        import os
+        options.data_dir = os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."),
+                                                        options.data_dir))
+    return options

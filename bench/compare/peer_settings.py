@@ -1,0 +1,66 @@
+"""What the two columns of the peer are: `ddp`, PyTorch as it comes, and `ddp-tuned`, the best of a short sweep."""
+
+import json
+import os
+import tempfile
+
+import jobs
+import programs
+
+
+class PeerSettings:
+    """Called with (model, sync, workers); finds out once for each and remembers. `options` are main.py's."""
+
+    def __init__(self, options, torch, say):
+        self.options, self.torch, self.say = options, torch, say
+        self.notes = []
+        self._tuned = {}
+
+    def __call__(self, model, sync, workers):
+        if sync == "ddp":
+            # DataLoader's default is 0 worker processes. More of them would share the one core of their trainer.
+            return {"data": "dataloader", "loader_workers": "0"}
+        if (model, workers) not in self._tuned:
+            self._tuned[model, workers] = self._sweep(model, workers) if self.options.sweep else dict(jobs.TUNED)
+        return self._tuned[model, workers]
+
+    def forget(self, model, name):
+        """Leaves a setting out from now on, and says in which of the sweeps it had been chosen."""
+        dropped = False
+        for (of_model, _), settings in self._tuned.items():
+            dropped = of_model == model and settings.pop(name, None) is not None or dropped
+        return dropped
+
+    def _sweep(self, model, workers):
+        self.say(f"{model}, {workers} workers: looking for PyTorch's best settings")
+        with tempfile.TemporaryDirectory() as folder:
+            found = os.path.join(folder, "sweep.json")
+            options = self.options
+            cores = jobs.place(jobs.machine.cores(), workers, 0, options.threads)["worker"]
+            flags = [f"--model={model}", f"--dataset={options.dataset}", f"--augment={options.augment}",
+                     f"--global_batch={options.batch_per_worker * workers}", f"--threads={options.threads}",
+                     f"--world_size={workers}", "--cores=" + ";".join(cores), "--sweep=" + found]
+            if options.data_dir:
+                flags.append("--data_dir=" + options.data_dir)
+            tuned = [f"--{name}={value}" for name, value in jobs.TUNED.items()]
+            environment = programs.ONE_THREAD if options.threads == 1 else {}
+            try:
+                programs.run([self.torch.python, programs.peer("train"), *flags, *tuned], environment)
+                with open(found, encoding="utf-8") as file:
+                    best = json.load(file)
+            except programs.ProgramError as error:
+                self.notes.append(f"no sweep of PyTorch's settings for {model}, {workers} workers: "
+                                  f"{str(error).splitlines()[0]}")
+                return dict(jobs.TUNED)
+        tried = ", ".join(f"{_text(attempt['settings'])} {_result(attempt)}" for attempt in best["tried"])
+        self.notes.append(f"PyTorch's settings for {model}, {workers} workers, tried one upon the other: {tried}")
+        chosen = {name: str(value).lower() for name, value in best["settings"].items() if value is not False}
+        return {**jobs.TUNED, **chosen}
+
+
+def _text(settings):
+    return " ".join(f"{name}={value}" for name, value in settings.items()) or "defaults"
+
+
+def _result(attempt):
+    return f"{attempt['step_ms']:.2f} ms" if "step_ms" in attempt else f"failed ({attempt['error']})"

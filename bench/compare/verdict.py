@@ -1,0 +1,165 @@
+"""Three sentences: which one to run, why, and when that changes."""
+
+import math
+import statistics
+
+import bottleneck
+
+NAMES = {"star": "the star", "ring": "the ring", "mpi": "MPI_Allreduce (mpi)", "local": "one process",
+         "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP"}
+
+
+def _rate(row):
+    return f"{row['samples_per_second']['median']:,.0f} samples/s"
+
+
+def _main_groups(groups, section):
+    """One group a model: the most workers, weak scaling if there is a choice."""
+    found = {}
+    for group in groups:
+        if group["section"] == section and len(group["rows"]) > 1:
+            rank = (group["workers"], group["scaling"] == "weak")
+            if group["model"] not in found or rank > found[group["model"]][0]:
+                found[group["model"]] = (rank, group)
+    return [group for _, group in found.values()]
+
+
+def _row(group, sync):
+    """The fastest row of a sync."""
+    return next((row for row in group["rows"] if row["sync"] == sync), None)
+
+
+def _choice(groups):
+    """The sync that is best or ties with the best for most models; among equals the fastest on the whole."""
+    syncs = {row["sync"] for group in groups for row in group["rows"]}
+
+    def merit(sync):
+        wins, logs = 0, []
+        for group in groups:
+            row = _row(group, sync)
+            if row is not None:
+                wins += row is group["rows"][0] or group["rows"][0]["id"] in row["tie_with"]
+                logs.append(math.log(row["ratio_to_best"]))
+        return wins, statistics.mean(logs) if logs else -math.inf
+
+    return max(sorted(syncs), key=merit)
+
+
+def _against(group, chosen):
+    """"1.16 times the star, 4.33 times tuned PyTorch DDP", or ties, of one group."""
+    mine = _row(group, chosen)
+    texts = []
+    for other in group["rows"]:
+        if other["sync"] == chosen or other is not _row(group, other["sync"]):
+            continue
+        if other["id"] in mine["tie_with"]:
+            texts.append(f"a tie with {NAMES[other['sync']]} ({_rate(other)})")
+        else:
+            ratio = mine["samples_per_second"]["median"] / other["samples_per_second"]["median"]
+            texts.append(f"{ratio:.2f} times {NAMES[other['sync']]}")
+    return ", ".join(texts)
+
+
+def _first(groups, chosen):
+    models = [f"{group['model']} at {_rate(_row(group, chosen))} ({_against(group, chosen)})"
+              for group in groups if _row(group, chosen)]
+    workers = groups[0]["workers"]
+    return (f"Run {NAMES[chosen]} here: with {workers} worker{'s' if workers > 1 else ''} it trains " +
+            "; ".join(models) + ".")
+
+
+def _configuration(results, row):
+    return next(configuration for configuration in results["configurations"] if configuration["id"] == row["id"])
+
+
+def _second(results, groups, chosen):
+    """Of the model in which the exchange shows most."""
+    def exposed(group, sync):
+        row = _row(group, sync)
+        return bottleneck.shares(_configuration(results, row)) if row else None
+
+    def telling(group):
+        return max(exposed(group, row["sync"])["exchange"] / exposed(group, row["sync"])["step"]
+                   for row in group["rows"])
+
+    group = max(groups, key=telling)
+    mine = exposed(group, chosen)
+    others = []
+    for row in group["rows"]:
+        if row["sync"] == chosen or row is not _row(group, row["sync"]):
+            continue
+        share = exposed(group, row["sync"])
+        servers = bottleneck.server_percents(_configuration(results, row))
+        used = f", its servers use {sum(servers):.0f} % of a core" if servers else ""
+        others.append(f"{NAMES[row['sync']]} {share['exchange']:.2f} of {share['step']:.2f} ms{used}")
+    held = _row(group, chosen)["bottleneck"]
+    return (f"The reason, on {group['model']}: of its step of {mine['step']:.2f} ms {mine['exchange']:.2f} ms are an "
+            f"exchange that nothing hides" + (" (" + "; ".join(others) + ")" if others else "") +
+            f", and what limits it now is {held['name']}.")
+
+
+def _same_bits(results):
+    """Whether star and ring ended with the same parameters, wherever both ran the same job: True, False or None."""
+    digests = {}
+    for configuration in results["configurations"]:
+        if configuration["sync"] in ("star", "ring") and configuration["runs"]:
+            key = (configuration["model"], configuration["workers"], configuration["global_batch"],
+                   configuration.get("section", "machine"))
+            digests.setdefault(key, {})[configuration["sync"]] = {
+                (run["steps_measured"], run["parameter_sha256"]) for run in configuration["runs"]}
+    both = [found for found in digests.values() if len(found) == 2]
+    return all(found["star"] == found["ring"] for found in both) if both else None
+
+
+def _third(results, groups, chosen):
+    parts = []
+    labs = sorted({group["section"] for group in groups if group["section"] != "machine"})
+    for section in labs:
+        for group in _main_groups(groups, section):
+            ranked = ", ".join(f"{NAMES[row['sync']]} {_rate(row)}" for row in group["rows"])
+            tied = [NAMES[row["sync"]] for row in group["rows"][1:] if group["rows"][0]["id"] in row["tie_with"]]
+            tied = f" (no difference to {', '.join(tied)})" if tied else ""
+            parts.append(f"with {group['workers']} hosts behind {section.partition(',')[2]} links {group['model']} "
+                         f"runs best by {NAMES[group['rows'][0]['sync']]}{tied}: {ranked}")
+    same = _same_bits(results)
+    if same:
+        parts.append("star and ring end with the same parameters bit for bit, so that speed alone decides")
+    elif same is False:
+        parts.append("star and ring did not end with the same parameters, which is a defect")
+    crowded = sorted({configuration["sync"] for configuration in results["configurations"]
+                      if configuration["oversubscribed"] and configuration.get("section", "machine") == "machine"})
+    if crowded:
+        parts.append(f"more processes than cores had to run for {', '.join(NAMES[sync] for sync in crowded)}: where "
+                     "there are cores to spare, measure again")
+    if not parts:
+        parts.append("other models, more workers or a slower network can change this: measure again there")
+    text = "; ".join(parts) + "."
+    return text[0].upper() + text[1:]
+
+
+def _no_winner(results, groups, disagreements):
+    worst = max(disagreements, key=lambda entry: entry["worst_relative_difference"])
+    first = (f"No winner is called: on {worst['model']} the losses of Starring and {NAMES[worst['peer']]} differ by "
+             f"{worst['worst_relative_difference']:.1e} (relative, at step {worst['worst_step']} of the first "
+             f"{worst['steps']}), {worst['tolerance']:.0e} is allowed, so the two do not train the same.")
+    ours = [row for group in _main_groups(groups, "machine") for row in group["rows"]
+            if not row["sync"].startswith("ddp")]
+    second = ("Among Starring's own, which share one code, the rates are: " +
+              ", ".join(f"{row['id']} {_rate(row)}" for row in ours) + "." if ours else "Nothing else was measured.")
+    return [first, second, "Find out which of the two is wrong (bench/ddp, or the model's layer file) before you trust "
+                           "a comparison of their speed."]
+
+
+def sentences(results, groups, disagreements):
+    if disagreements:
+        return _no_winner(results, groups, disagreements)
+    main = _main_groups(groups, "machine") or [group for group in groups if len(group["rows"]) > 1]
+    if not main:
+        return ["No winner is called: there is nothing to compare, as fewer than two configurations ran.",
+                "What ran is in the tables.", "Give --syncs at least two that this machine has the programs for."]
+    chosen = _choice(main)
+    first = _first(main, chosen)
+    if not all(group["calls_winner"] for group in main):
+        first = ("No winner is called, as one run of each says nothing about the spread; fastest was " +
+                 first[len("Run "):])
+    return [first, _second(results, main, chosen), _third(results, groups, chosen)]
