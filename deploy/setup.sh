@@ -15,9 +15,9 @@ PACKAGES=(
   curl ca-certificates                                       # deploy/get_data.sh
   dataset-fashion-mnist                                      # the images that //worker trains on by default
 )
-# Only the comparison with PyTorch DDP needs these.
+# Only the comparison needs these: PyTorch as the peer, the others for the page.
 # torch takes whatever BLAS is installed; the reference one would make an unfair peer (measured: 6 against 90 GFLOP/s).
-OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread)
+OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-matplotlib python3-jinja2)
 
 # The packages among the arguments that are not installed, one a line.
 missing() {

@@ -1,0 +1,228 @@
+"""The plots: each function draws one panel and returns its <svg>. What they have in common is in svg.py; which panels
+the page has and what is said about them, in figures.py. They run inside svg.style()."""
+
+import math
+
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from . import labels, svg, units, view
+
+_ROW_HEIGHT = 23
+_BAR_MARGIN = 44  # the axis below the bars and its label
+_LINES_HEIGHT = 230
+_POINTS_MAX = 150
+_TICK_STEPS = (1, 2, 5, 10)
+
+
+def _bars(count):
+    figure, axes = svg.panel(count * _ROW_HEIGHT + _BAR_MARGIN)
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.grid(axis="x")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=_TICK_STEPS))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    return figure, axes
+
+
+def _lines(log_x=False):
+    figure, axes = svg.panel(_LINES_HEIGHT)
+    axes.grid()
+    if not log_x:
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=_TICK_STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=_TICK_STEPS))
+    return figure, axes
+
+
+def _sync_lines(axes, lines):
+    """[(sync, x, y)]. The first are drawn largest, so that of equal lines each can be seen."""
+    for place, (sync, x, y) in enumerate(lines):
+        behind = len(lines) - 1 - place
+        axes.plot(x, y, color=svg.color(svg.sync_color_name(sync)), marker=labels.marker(sync)[0],
+                  linewidth=1.5 + 0.4 * behind, markersize=5 + behind)
+
+
+def throughput(key, rows):
+    """samples/s: the median as a bar, smallest and largest run as a whisker."""
+    figure, axes = _bars(len(rows))
+    axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
+    largest = max(row["samples_per_second"]["max"] for row in rows)
+    for place, row in enumerate(rows):
+        rate = row["samples_per_second"]
+        axes.barh(place, rate["median"], 0.62, color=svg.color(svg.sync_color_name(row["sync"])))
+        axes.plot([rate["min"], rate["max"]], [place, place], color=svg.color("ink"), linewidth=1.4, marker="|",
+                  markersize=7)
+        axes.text(max(rate["max"], rate["median"]) + 0.02 * largest, place, units.count(rate["median"]), va="center",
+                  size=svg.FONT_SIZE - 1)
+    axes.set_xlim(0, largest * 1.22)
+    axes.xaxis.set_major_formatter(FuncFormatter(
+        lambda value, _: f"{value / 1000:g}k" if largest >= 4000 else f"{value:g}"))
+    axes.set_xlabel("samples/s")
+    return svg.inline(figure, key, "Bars of samples per second: " + "; ".join(
+        f"{row['label']} {units.count(row['samples_per_second']['median'])}" for row in rows))
+
+
+def breakdown(key, rows):
+    """Where the time of the median run's mean step goes."""
+    figure, axes = _bars(len(rows))
+    axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
+    totals = []
+    for place, row in enumerate(rows):
+        run = view.median_run(row["configuration"])
+        parts = (run or {}).get("breakdown_ms") or {}
+        left = 0
+        for part in svg.PARTS:
+            value = parts.get(part) or 0
+            if value > 0:
+                axes.barh(place, value, 0.66, left=left, color=svg.color("part-" + part))
+            left += value
+        totals.append(left)
+    for place, total in enumerate(totals):
+        axes.text(total + 0.02 * max(totals), place, units.significant(total), va="center", size=svg.FONT_SIZE - 1)
+    axes.set_xlim(0, (max(totals) or 1) * 1.15)
+    axes.set_xlabel("ms per step")
+    return svg.inline(figure, key, "Stacked bars of a step's parts in milliseconds: " + "; ".join(
+        f"{row['label']} {units.significant(total)}" for row, total in zip(rows, totals)))
+
+
+def scaling(key, members):
+    """Speed-up over one worker, from the analysis's efficiency; the dashed line is the ideal."""
+    lines = {}
+    for group in members:
+        for row in group["rows"]:
+            workers = row["configuration"]["workers"]
+            if row.get("efficiency") is not None and row["configuration"].get("accounting") != "equal-cores":
+                lines.setdefault(row["sync"], []).append((workers, row["efficiency"] * workers))
+    lines = {sync: points for sync, points in lines.items() if max(points)[0] > 1}
+    if not lines:
+        return None
+    figure, axes = _lines()
+    counts = sorted({1, *(group["workers"] for group in members)})
+    largest = max(counts)
+    axes.plot([1, largest], [1, largest], color=svg.color("muted"), linewidth=1.3, linestyle=(0, (4, 3)))
+    axes.text(largest, largest, "ideal  ", ha="right", va="bottom", color=svg.color("muted"), size=svg.FONT_SIZE - 1)
+    _sync_lines(axes, [(sync, *zip(*sorted(dict([(1, 1.0)] + lines[sync]).items())))
+                       for sync in sorted(lines, key=labels.sync_order)])
+    axes.set_xticks(counts)
+    axes.set_xlim(1 - 0.06 * largest, largest * 1.06)
+    axes.set_ylim(0, None)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("speed-up over 1 worker")
+    return svg.inline(figure, key, "Lines of speed-up over workers, the ideal dashed: " + "; ".join(
+        f"{sync} {max(points)[1]:.2f} with {labels.workers(max(points)[0])}" for sync, points in lines.items()))
+
+
+def _thinned(points):
+    """Means of neighbours, so that no line has more than _POINTS_MAX points."""
+    size = -(-len(points) // _POINTS_MAX) if points else 1
+    chunks = [points[start:start + size] for start in range(0, len(points), size)]
+    return [tuple(sum(values) / len(values) for values in zip(*chunk)) for chunk in chunks]
+
+
+def loss(key, trainings):
+    """Batch losses as thin lines, the epochs' mean losses as marks."""
+    figure, axes = _lines()
+    for one in trainings:
+        points = _thinned([(entry["seconds"], entry["loss"]) for entry in one.get("losses") or []])
+        if points:
+            axes.plot(*zip(*points), color=svg.color(svg.sync_color_name(one["sync"])), linewidth=1, alpha=0.45)
+    _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
+                        [epoch["train_loss"] for epoch in one["epochs"]]) for one in trainings])
+    axes.set_xlim(0, None)
+    axes.set_ylim(0, None)
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("training loss")
+    return svg.inline(figure, key, "Lines of training loss over seconds; after the last epoch: " + "; ".join(
+        f"{one['sync']} {one['epochs'][-1]['train_loss']:.3f} at {units.seconds(one['epochs'][-1]['seconds'])}"
+        for one in trainings if one["epochs"]))
+
+
+def accuracy(key, trainings):
+    figure, axes = _lines()
+    _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
+                        [100 * epoch["test_accuracy"] for epoch in one["epochs"]]) for one in trainings])
+    for target in sorted({one["target_accuracy"] for one in trainings if one.get("target_accuracy")}):
+        axes.axhline(100 * target, color=svg.color("muted"), linewidth=1.3, linestyle=(0, (4, 3)))
+        axes.annotate(f"target {100 * target:g} %", (1, 100 * target), xycoords=("axes fraction", "data"), ha="right",
+                      va="top", xytext=(0, -2), textcoords="offset points", color=svg.color("muted"),
+                      size=svg.FONT_SIZE - 1)
+    axes.set_xlim(0, None)
+    axes.set_xlabel("seconds of training")
+    axes.set_ylabel("test accuracy, %")
+    return svg.inline(figure, key, "Lines of test accuracy over seconds; after the last epoch: " + "; ".join(
+        f"{one['sync']} {100 * one['epochs'][-1]['test_accuracy']:.2f} % at "
+        f"{units.seconds(one['epochs'][-1]['seconds'])}" for one in trainings if one["epochs"]))
+
+
+def _exchange(key, times, field, label):
+    figure, axes = _lines(log_x=True)
+    lines = {}
+    for one in sorted(times, key=lambda one: one["bytes"]):
+        if (one[field] or 0) > 0:
+            lines.setdefault(one["sync"], []).append((one["bytes"], one[field]))
+    _sync_lines(axes, [(sync, *zip(*lines[sync])) for sync in sorted(lines, key=labels.sync_order)])
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    sizes = sorted({one["bytes"] for one in times})
+    shown = [size for size in (1 << power for power in range(0, 64, 4)) if sizes[0] <= size <= sizes[-1]]
+    axes.xaxis.set_major_locator(FixedLocator(shown if len(shown) > 1 else sizes[:1] + sizes[-1:]))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.data(value)))
+    decades = math.log10(max(y for line in lines.values() for _, y in line)
+                         / min(y for line in lines.values() for _, y in line)) if lines else 0
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.set_xlabel("size of the parameter vector")
+    axes.set_ylabel(label)
+    return svg.inline(figure, key, f"Lines of {label} over the exchanged size, both axes logarithmic; at "
+                      f"{units.data(sizes[-1])}: " + "; ".join(
+                          f"{one['sync']} {units.significant(one[field])}" for one in times
+                          if one["bytes"] == sizes[-1]))
+
+
+def exchange_latency(key, times):
+    return _exchange(key, times, "latency_us", "latency, µs")
+
+
+def exchange_bandwidth(key, times):
+    return _exchange(key, times, "bus_gb_per_s", "bus bandwidth, GB/s")
+
+
+def cpu(key, rows):
+    """One segment a process; servers are hatched."""
+    figure, axes = _bars(len(rows))
+    axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
+    totals = []
+    for place, row in enumerate(rows):
+        left = 0
+        for name, _, value in view.processes(row["configuration"]):
+            if value:
+                color = svg.color(svg.sync_color_name(row["sync"]))
+                is_server = name.startswith("server")
+                axes.barh(place, value, 0.62, left=left, facecolor="none" if is_server else color, edgecolor=color,
+                          hatch="////" if is_server else None, linewidth=1.2)
+                axes.plot([left + value] * 2, [place - 0.31, place + 0.31], color=svg.color("ink"), linewidth=1)
+                left += value
+        totals.append(left)
+    for place, total in enumerate(totals):
+        axes.text(total + 0.02 * max(totals), place, f"{total:.0f} %", va="center", size=svg.FONT_SIZE - 1)
+    axes.set_xlim(0, (max(totals) or 1) * 1.17)
+    axes.set_xlabel("CPU use, % of one core")
+    return svg.inline(figure, key, "Bars of CPU use in percent of one core, all processes: " + "; ".join(
+        f"{row['label']} {total:.0f}" for row, total in zip(rows, totals)))
+
+
+def gpu(key, rows):
+    figure, axes = _bars(len(rows))
+    axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
+    for place, row in enumerate(rows):
+        use = row["gpu"]
+        axes.barh(place, use["percent"], 0.62, color=svg.color(svg.sync_color_name(row["sync"])))
+        axes.text(use["percent"] + 1.5, place, f"{use['percent']:.0f} %, {units.data(use['memory_bytes'])}",
+                  va="center", size=svg.FONT_SIZE - 1)
+    axes.set_xlim(0, 150)
+    axes.set_xticks(range(0, 101, 25))
+    axes.set_xlabel("GPU use, %")
+    return svg.inline(figure, key, "Bars of GPU use in percent: " + "; ".join(
+        f"{row['label']} {row['gpu']['percent']:.0f}" for row in rows))

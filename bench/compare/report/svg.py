@@ -1,0 +1,92 @@
+"""A matplotlib figure as an SVG element that stands inside an HTML page and takes its colours from the page's style.
+
+A figure is drawn with colours that stand for names: color("sync-star"). inline() writes var(--sync-star) in their
+place, so style.css decides what a name looks like, in light, in dark and on paper. Text stays text, in the page's font.
+"""
+
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+
+import matplotlib
+from matplotlib.figure import Figure
+
+SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
+PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")
+COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync for sync in SYNCS) + ("sync-unknown",)
+               + tuple("part-" + part for part in PARTS))
+# No two names share a colour, and none is black, which matplotlib leaves out of its output.
+_COLORS = {name: f"#01{index + 1:02x}fe" for index, name in enumerate(COLOR_NAMES)}
+_NAMES = {value: name for name, value in _COLORS.items()}
+
+# A panel is as wide as a phone: on a larger page several stand side by side, and no text is ever scaled down.
+WIDTH = 350
+FONT_SIZE = 11
+
+_XLINK = "{http://www.w3.org/1999/xlink}href"
+
+
+def color(name):
+    return _COLORS[name]
+
+
+def sync_color_name(sync):
+    """The exchange of DDP is Gloo's."""
+    name = "sync-" + {"gloo": "ddp"}.get(sync, sync)
+    return name if name in _COLORS else "sync-unknown"
+
+
+def style():
+    """A context in which figures are to be made and drawn."""
+    ink, muted, rule = color("ink"), color("muted"), color("rule")
+    return matplotlib.rc_context({
+        "svg.fonttype": "none", "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": FONT_SIZE,
+        "text.color": ink, "axes.labelcolor": ink, "axes.labelsize": FONT_SIZE, "axes.edgecolor": rule,
+        "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+        "axes.titlesize": FONT_SIZE, "figure.facecolor": "none", "savefig.facecolor": "none", "grid.color": rule,
+        "grid.linewidth": 0.8, "xtick.color": muted, "ytick.color": muted, "xtick.labelcolor": ink,
+        "ytick.labelcolor": ink, "xtick.labelsize": FONT_SIZE - 1, "ytick.labelsize": FONT_SIZE - 1,
+        "lines.linewidth": 2, "lines.markersize": 5.5, "figure.constrained_layout.use": True,
+        "figure.constrained_layout.h_pad": 0.03, "figure.constrained_layout.w_pad": 0.03,
+    })
+
+
+def panel(height):
+    """A figure of one plot, WIDTH wide and `height` high, in CSS pixels."""
+    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+    return figure, figure.add_subplot()
+
+
+def _restyle(text):
+    text = re.sub(r"#01[0-9a-f]{2}fe", lambda match: f"var(--{_NAMES[match[0]]})", text)
+    # 'font: 11px "DejaVu Sans"' would override the page's font.
+    return re.sub(r"font:\s*(?:[a-z]+ )*([\d.]+)px[^;]*", r"font-size: \1px", text)
+
+
+def inline(figure, key, description):
+    """The <svg> element. `key` keeps its ids apart from those of the page's other figures; `description` is what a
+    reader who cannot see it is told."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": key}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    root = ElementTree.fromstring(buffer.getvalue())
+    used = set(re.findall(r"url\(#([^)]+)\)", buffer.getvalue()))
+    used.update(element.get(_XLINK)[1:] for element in root.iter() if element.get(_XLINK))
+
+    for parent in list(root.iter()):
+        for child in list(parent):
+            # A <style> would hold for the whole page, which says the same for itself.
+            if child.tag.endswith(("}metadata", "}style")):
+                parent.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.split("}")[-1]
+        target = element.attrib.pop(_XLINK, None)
+        if target:
+            element.set("href", f"#{key}-{target[1:]}")
+        identifier = element.attrib.pop("id", None)
+        if identifier in used:
+            element.set("id", f"{key}-{identifier}")
+        for name, value in list(element.attrib.items()):
+            element.set(name, re.sub(r"url\(#", f"url(#{key}-", _restyle(value)))
+    root.attrib = {"viewBox": root.get("viewBox"), "role": "img", "aria-label": description}
+    return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)

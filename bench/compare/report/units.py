@@ -1,0 +1,66 @@
+"""Numbers as people read them. What was not measured (None) is a dash."""
+
+import math
+
+NONE = "–"
+NBSP = "\u00a0"  # a number and its unit stay on one line
+_BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def count(value):
+    """74,205; small values keep three digits: 0.52."""
+    if value is None:
+        return NONE
+    if value and abs(value) < 100:
+        return significant(value)
+    return f"{value:,.0f}"
+
+
+def significant(value, digits=3):
+    """Digits that mean something, never an exponent: 5230, 12.4, 0.0521."""
+    if value is None:
+        return NONE
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text and abs(value) >= 100 else text
+
+
+def milliseconds(value):
+    return NONE if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def seconds(value):
+    if value is None:
+        return NONE
+    if value >= 3600:
+        return f"{value // 3600:.0f}{NBSP}h {value % 3600 / 60:.0f}{NBSP}min"
+    if value >= 120:
+        return f"{value // 60:.0f}{NBSP}min {value % 60:.0f}{NBSP}s"
+    return f"{significant(value)}{NBSP}s"
+
+
+def percent(fraction, decimals=0):
+    return NONE if fraction is None else f"{100 * fraction:.{decimals}f}{NBSP}%"
+
+
+def ratio(value):
+    return NONE if value is None else f"{value:.2f}"
+
+
+def traffic(value):
+    """Bytes on their way, in powers of 1000: 247 KB, 7.45 MB."""
+    return data(value, base=1000)
+
+
+def data(value, base=1024):
+    """Bytes that lie in memory: 4 KB, 1.5 MB."""
+    if value is None:
+        return NONE
+    power = 0
+    while value >= base and power + 1 < len(_BYTE_UNITS):
+        value /= base
+        power += 1
+    number = f"{value:.0f}" if value == round(value) else f"{value:.3g}"
+    return number + NBSP + _BYTE_UNITS[power]

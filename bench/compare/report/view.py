@@ -1,0 +1,124 @@
+"""What plots and templates show, taken from results and analysis: joined, ordered, one entry per row. No judgement is
+made here: medians, ties, ratios, efficiency and bottlenecks are the analysis's."""
+
+import statistics
+
+from . import labels
+
+
+def _median(values):
+    values = [value for value in values if value is not None]
+    return statistics.median(values) if values else None
+
+
+def median_run(configuration):
+    """The run whose rate is the median, the slower one of two: its parts add up, which medians of parts do not."""
+    runs = sorted(configuration.get("runs") or [], key=lambda run: run.get("samples_per_second") or 0)
+    return runs[(len(runs) - 1) // 2] if runs else None
+
+
+def _bytes_per_step(configuration, direction):
+    return _median((run.get("exchange_bytes_per_step") or {}).get(direction) for run in configuration["runs"])
+
+
+def _row(row, configuration, name_of):
+    runs = configuration.get("runs") or []
+    return {
+        **row, "configuration": configuration, "label": labels.configuration(configuration),
+        "step_ms": {quantile: _median((run.get("step_ms") or {}).get(quantile) for run in runs)
+                    for quantile in ("p50", "p95", "p99")},
+        "bytes_sent": _bytes_per_step(configuration, "sent"),
+        "bytes_received": _bytes_per_step(configuration, "received"),
+        "seconds_per_epoch": _median(run.get("seconds_per_epoch") for run in runs),
+        "gpu": next((run["gpu"] for run in runs if run.get("gpu")), None),
+        "ties": [name_of.get(one, one) for one in row.get("tie_with") or []],
+    }
+
+
+def groups(results, analysis):
+    """The analysis's groups, their rows joined with what was run."""
+    by_id = {one["id"]: one for one in results.get("configurations") or []}
+    name_of = {one: labels.configuration(by_id[one]) for one in by_id}
+    made = []
+    for group in analysis.get("groups") or []:
+        rows = [_row(row, by_id[row["id"]], name_of) for row in group.get("rows") or [] if row["id"] in by_id]
+        rows.sort(key=lambda row: (labels.sync_order(row["sync"]), row["label"]))
+        if rows:
+            made.append({**group, "rows": rows,
+                         "title": f"{labels.group(group['model'], group['scaling'], group['section'])}, "
+                                  f"{labels.workers(group['workers'])}"})
+    return sorted(made, key=lambda group: group["section"] != "machine")
+
+
+def by_model(view_groups):
+    """Groups that differ in the number of workers alone: [((model, scaling, section), [group, ...])]."""
+    families = {}
+    for group in view_groups:
+        families.setdefault((group["model"], group["scaling"], group["section"]), []).append(group)
+    for members in families.values():
+        members.sort(key=lambda group: group["workers"])
+    return list(families.items())
+
+
+def syncs(results):
+    found = {one["sync"] for name in ("configurations", "training") for one in results.get(name) or []}
+    return sorted(found, key=labels.sync_order)
+
+
+def disagreements(results):
+    return [one for one in results.get("agreement") or [] if not one.get("agrees")]
+
+
+def notes(results):
+    """The results' own, and how to get the peer where there is none."""
+    found = list(results.get("notes") or [])
+    has_peer = any(sync.startswith("ddp") for sync in syncs(results))
+    if not has_peer and not any("torch" in note.lower() for note in found):
+        found.append("PyTorch DDP is not in this comparison. It runs where a python3 has torch: on Debian, "
+                     "apt-get install python3-torch libopenblas0-pthread, then --syncs=star,ring,mpi,ddp.")
+    if results.get("agreement") == [] and has_peer:
+        found.append("Whether both sides train the same was not checked in this run: no losses were compared.")
+    return found
+
+
+def training(results):
+    """Rows for the time to a target accuracy."""
+    rows = []
+    for one in results.get("training") or []:
+        epochs = one.get("epochs") or []
+        rows.append({**one, "last": epochs[-1] if epochs else None,
+                     "best_accuracy": max((epoch["test_accuracy"] for epoch in epochs), default=None)})
+    return sorted(rows, key=lambda row: (row["model"], row["workers"], labels.sync_order(row["sync"])))
+
+
+def exchange_rows(results):
+    """A table for each section and number of workers: one row a size, one column a sync."""
+    tables = []
+    times = results.get("exchanges") or []
+    for key in sorted({(one.get("section") or "machine", one["workers"]) for one in times},
+                      key=lambda key: (key[0] != "machine", key)):
+        here = [one for one in times if (one.get("section") or "machine", one["workers"]) == key]
+        columns = sorted({one["sync"] for one in here}, key=labels.sync_order)
+        cells = {(one["bytes"], one["sync"]): one for one in here}
+        tables.append({
+            "title": f"{labels.workers(key[1])}, {labels.section(key[0])}", "columns": columns, "times": here,
+            "rows": [{"bytes": size, "cells": [cells.get((size, sync)) for sync in columns]}
+                     for size in sorted({one["bytes"] for one in here})]})
+    return tables
+
+
+def processes(configuration):
+    """[(name, cores, median CPU percent)], workers first."""
+    use = {}
+    for run in configuration.get("runs") or []:
+        for name, value in (run.get("cpu_percent") or {}).items():
+            use.setdefault(name, []).append(value)
+    cores = configuration.get("cores") or {}
+    rows = []
+    for role in ("worker", "server"):
+        mine = [name for name in use if name.startswith(role)]
+        pinned = cores.get(role) or []
+        for index in range(max(len(mine), len(pinned))):
+            name = f"{role} {index}"
+            rows.append((name, pinned[index] if index < len(pinned) else None, _median(use.get(name, []))))
+    return rows

@@ -1,0 +1,131 @@
+"""Writes the report of a comparison: index.html, one file that needs nothing beside it, and summary.md, one page.
+
+Needs matplotlib and Jinja2. results is what results.py describes, analysis what analysis.py makes of it.
+"""
+
+import datetime
+import os
+import re
+import shlex
+import urllib.parse
+
+import jinja2
+import markupsafe
+
+from . import figures, labels, svg, units, view
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_SUMMARY_ROWS_MAX = 32  # what a page holds beside the rest
+_SUMMARY_NOTES_MAX = 4
+
+
+def _scientific(value):
+    return units.NONE if value is None else f"{value:.1e}"
+
+
+def _moment(value):
+    """2026-11-21 09:14 UTC; what is no ISO time as it stands."""
+    try:
+        return datetime.datetime.fromisoformat(value).strftime("%Y-%m-%d %H:%M %Z").strip()
+    except (TypeError, ValueError):
+        return value or ""
+
+
+def _markdown(value):
+    """Text on one line of a Markdown page, in a table too, in which nothing is markup."""
+    text = " ".join(str(units.NONE if value is None or isinstance(value, jinja2.Undefined) else value).split())
+    # An underscore inside a word is none; everywhere else it is.
+    return re.sub(r"[\\`*\[\]<>|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", lambda match: "\\" + match[0], text)
+
+
+def _file_link(name):
+    """A link to a file beside the page; never to elsewhere, whatever the name."""
+    return "./" + urllib.parse.quote(os.path.basename(name))
+
+
+def _environment(autoescape):
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=autoescape, trim_blocks=True,
+                                     lstrip_blocks=True, undefined=jinja2.ChainableUndefined,
+                                     keep_trailing_newline=True)
+    environment.filters.update(
+        count=_or_dash(units.count), significant=_or_dash(units.significant), ms=_or_dash(units.milliseconds),
+        seconds=_or_dash(units.seconds), percent=_or_dash(units.percent), ratio=_or_dash(units.ratio),
+        data=_or_dash(units.data), traffic=_or_dash(units.traffic), scientific=_or_dash(_scientific),
+        shell=lambda command: shlex.join(command or []),
+        md=_markdown, moment=_moment, file_link=_file_link, section=labels.section, processes=view.processes,
+        sync_color=svg.sync_color_name, mark=lambda sync: labels.marker(sync)[1])
+    return environment
+
+
+def _or_dash(format_number):
+    """A key that the results lack is not measured."""
+    def filter_number(value, *arguments):
+        return format_number(None if isinstance(value, jinja2.Undefined) else value, *arguments)
+    return filter_number
+
+
+def _summary_rows(groups):
+    """The first rows that fit, and how many do not."""
+    rows = []
+    for group in groups:
+        short = f"{group['model']} {group['workers']}w"
+        if group["scaling"] == "strong":
+            short += " strong"
+        if group["section"] != "machine":
+            short += ", " + labels.section(group["section"])
+        rows += [(short, row) for row in group["rows"]]
+    return rows[:_SUMMARY_ROWS_MAX], max(0, len(rows) - _SUMMARY_ROWS_MAX)
+
+
+def _context(results, analysis):
+    groups = view.groups(results, analysis)
+    disagreements = view.disagreements(results)
+    rows, left_out = _summary_rows(groups)
+    traces = [results.get("trace")] + [one.get("trace") for one in results.get("configurations") or []]
+    return {
+        "results": results, "analysis": analysis, "machine": results.get("machine") or {}, "groups": groups,
+        "versions": list((results.get("versions") or {}).items()), "notes": view.notes(results),
+        "disagreements": disagreements, "calls_winner": bool(analysis.get("calls_winner")) and not disagreements,
+        "has_peer": any(sync.startswith("ddp") for sync in view.syncs(results)), "training": view.training(results),
+        "exchanges": view.exchange_rows(results), "traces": sorted({trace for trace in traces if trace}),
+        "rows": rows, "rows_left_out": left_out, "notes_max": _SUMMARY_NOTES_MAX,
+    }
+
+
+def _page(context, groups):
+    with open(os.path.join(_FOLDER, "style.css"), encoding="utf-8") as file:
+        css = markupsafe.Markup(file.read())
+    drawn = figures.draw(context["results"], groups)
+    for figure in drawn:
+        for panel in figure["panels"]:
+            panel["svg"] = markupsafe.Markup(panel["svg"])  # ElementTree has escaped what is in it
+    return _environment(True).get_template("page.html.j2").render(context, css=css, figures=drawn).lstrip()
+
+
+def _replace(path, text):
+    """Whole or not at all: a full disk leaves what was there."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def write_report(results, analysis, out_folder):
+    """Writes index.html and summary.md into `out_folder`, which is made if need be; returns the path of the page.
+
+    Beside them the page expects results.json and runs.csv, and the traces that the results name.
+    """
+    context = _context(results, analysis)
+    page = _page(context, context["groups"])
+    summary = _environment(False).get_template("summary.md.j2").render(context)
+    os.makedirs(out_folder, exist_ok=True)
+    _replace(os.path.join(out_folder, "summary.md"), summary)
+    _replace(os.path.join(out_folder, "index.html"), page)
+    return os.path.join(out_folder, "index.html")

@@ -1,0 +1,259 @@
+"""The report: one file that needs nothing beside it, with everything in it that was measured, and no winner where the
+losses do not agree. The numbers in sample_results.json are invented."""
+
+import copy
+import html.parser
+import os
+import re
+import sys
+import tempfile
+import unittest
+from unittest import mock
+
+# Its cache of fonts goes to a folder that a test may write.
+os.environ.setdefault("MPLCONFIGDIR", os.environ.get("TEST_TMPDIR", tempfile.gettempdir()))
+
+try:
+    import jinja2  # noqa: F401
+    import matplotlib  # noqa: F401
+except ImportError as error:
+    print(f"SKIPPED: {error}, so nothing of the report was tested: apt-get install python3-matplotlib python3-jinja2",
+          file=sys.stderr)
+    sys.exit(0)
+
+import analysis
+import results as schema
+from report import svg
+from report.write import write_report
+
+SAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sample_results.json")
+SUMMARY_LINES_MAX = 60
+VOID = ("meta", "link", "br", "hr", "img", "input", "col", "wbr")
+HOSTILE = """</style><script>alert("x")</script><img src=x onerror=alert(1)>|`&'"""
+
+
+class Page(html.parser.HTMLParser):
+    """Balanced tags, unique ids; collects text, ids, links and what would be loaded."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.problems, self.ids, self.links, self.loads, self.text = [], [], [], [], [], []
+        self.counts = {}
+        self.feed(text)
+        self.close()
+        if self.open:
+            self.problems.append(f"never closed: {self.open}")
+
+    def handle_starttag(self, tag, attributes):
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(value)
+            elif name == "href" and tag == "a":
+                self.links.append(value)
+            elif name in ("src", "srcset", "data", "poster", "action") or name == "href":
+                self.loads.append((tag, value))
+            elif name.startswith("on"):
+                self.problems.append(f"<{tag} {name}>")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.problems.append(f"</{tag}> at {self.getpos()}")
+
+    def handle_data(self, data):
+        if not self.open or self.open[-1] != "style":
+            self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join("".join(self.text).split())
+
+
+class ReportTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.results = schema.read(SAMPLE)
+        cls.analysis = analysis.analyse(cls.results)
+        cls.html, cls.summary = cls.write(cls.results, cls.analysis)
+        cls.page = Page(cls.html)
+
+    @staticmethod
+    def write(results, found):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "report")
+            path = write_report(results, found, out)
+            assert sorted(os.listdir(out)) == ["index.html", "summary.md"], os.listdir(out)
+            summary_path = os.path.join(out, "summary.md")
+            with open(path, encoding="utf-8") as page, open(summary_path, encoding="utf-8") as summary:
+                return page.read(), summary.read()
+
+    def assert_shown(self, expected, text):
+        """Without the whole page in the message."""
+        self.assertTrue(expected in text, f"not shown: {expected}")
+
+    def changed(self, **changes):
+        return {**copy.deepcopy(self.results), **changes}
+
+    def few(self, *wanted):
+        """Only some configurations: a page with every panel takes seconds."""
+        return self.changed(configurations=[one for one in copy.deepcopy(self.results["configurations"])
+                                            if one["id"] in wanted], training=[], exchanges=[])
+
+    def test_is_well_formed(self):
+        self.assertEqual(self.page.problems, [])
+        self.assertEqual(len(self.page.ids), len(set(self.page.ids)))
+        self.assertTrue(self.html.startswith("<!DOCTYPE html>"))
+
+    def test_needs_nothing_beside_it(self):
+        self.assertNotIn("script", self.page.counts)
+        self.assertNotIn("link", self.page.counts)
+        for tag, target in self.page.loads:
+            self.assertTrue(target.startswith("#"), f"<{tag}> loads {target}")
+            self.assertIn(target[1:], self.page.ids)
+        for target in re.findall(r"url\(([^)]*)\)", self.html):
+            self.assertIn(target[1:], self.page.ids)
+        self.assertFalse("@import" in self.html)
+        beside = [link for link in self.page.links if not link.startswith(("#", "https://ui.perfetto.dev"))]
+        self.assertEqual(set(beside), {"summary.md", "results.json", "runs.csv", "./trace.json"})
+        for link in self.page.links:
+            if link.startswith("#"):
+                self.assertIn(link[1:], self.page.ids)
+
+    def test_shows_everything(self):
+        words = self.page.words
+        for sentence in self.analysis["verdict"]:
+            self.assert_shown(sentence, words)
+        for one in self.results["configurations"]:
+            self.assert_shown(one["id"], words)
+            self.assert_shown(one["command"][-1], words)
+        for group in self.analysis["groups"]:
+            for row in group["rows"]:
+                self.assert_shown(f"{row['samples_per_second']['median']:,.0f}", words)
+                self.assert_shown(row["bottleneck"]["why"], words)
+        for version in self.results["versions"].values():
+            self.assert_shown(version, words)
+        for expected in ("4 hosts at 1 Gbit/s", "oversubscribed", "dataloader-batches", "74,659", "64 MB",
+                         "bucket_cap_mb=1", *self.results["notes"]):
+            self.assert_shown(expected, words)
+        self.assertFalse('id="banner"' in self.html)
+
+    def test_every_plot_says_what_it_is(self):
+        for family in ("throughput", "breakdown", "scaling", "training", "exchange", "cpu"):
+            self.assertIn(family, self.page.ids)
+            self.assertIn(f"{family}-caption", self.page.ids)
+        plots = re.findall(r"<svg ([^>]*)>", self.html)
+        self.assertGreater(len(plots), 15)
+        for attributes in plots:
+            self.assertRegex(attributes, r'role="img" aria-label="[^"]{20,}"')
+        for unit in ("samples/s", "ms per step", "seconds of training", "latency, µs", "bus bandwidth, GB/s",
+                     "CPU use, % of one core", "test accuracy, %"):
+            self.assert_shown(unit, self.page.words)
+
+    def test_every_colour_of_a_plot_is_one_of_the_style(self):
+        defined = set(re.findall(r"(--[\w-]+):", self.html[:self.html.index("</style>")]))
+        self.assertLessEqual(set(re.findall(r"var\((--[\w-]+)\)", self.html)), defined)
+        self.assertLessEqual({"--" + name for name in svg.COLOR_NAMES}, defined)
+        for plot in re.findall(r"<svg .*?</svg>", self.html, re.S):
+            self.assertEqual(re.findall(r"(?:fill|stroke): *#\w+", plot), [])
+            self.assertIn("var(--", plot)
+
+    def test_light_and_dark_define_the_same_names(self):
+        light, dark = re.findall(r":root \{(.*?)\}", self.html, re.S)
+        self.assertEqual(set(re.findall(r"--[\w-]+:", light)), set(re.findall(r"--[\w-]+:", dark)))
+
+    def test_summary_fits_a_page(self):
+        self.assertLessEqual(len(self.summary.splitlines()), SUMMARY_LINES_MAX)
+        self.assert_shown("lenet5 2w", self.summary)
+        self.assertFalse("NO WINNER" in self.summary)
+        many = self.changed(notes=[f"note {number}" for number in range(40)])
+        found = dict(self.analysis, groups=self.analysis["groups"] * 3)
+        self.assertLessEqual(len(self.write(dict(many, training=[], exchanges=[]), found)[1].splitlines()),
+                             SUMMARY_LINES_MAX)
+
+    def test_no_winner_where_the_losses_do_not_agree(self):
+        wrong = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
+        wrong["agreement"][0].update(agrees=False, worst_relative_difference=0.0123, worst_step=7)
+        found = analysis.analyse(wrong)
+        # Not even where the analysis would call one.
+        for group in found["groups"]:
+            group["rows"][0]["best"] = True
+        page, summary = self.write(wrong, dict(found, calls_winner=True))
+        self.assert_shown('role="alert"', page)
+        self.assert_shown("No winner is called", Page(page).words)
+        self.assert_shown("1.2e-02", page)
+        self.assertFalse(">best<" in page)
+        self.assert_shown("NO WINNER", summary)
+        self.assertFalse("**best**" in summary)
+        self.assert_shown(">best<", self.html)
+        self.assert_shown("**best**", self.summary)
+
+    def test_without_torch_says_how_to_get_one(self):
+        page, summary = self.write(*self.analysed(self.few("lenet5/ring/2w/equal-workers/weak",
+                                                           "lenet5/star/2w/equal-workers/weak")))
+        for text in (page, summary):
+            self.assert_shown("apt-get install python3-torch", text)
+        self.assertFalse("apt-get install" in self.html)
+
+    @staticmethod
+    def analysed(results):
+        return results, analysis.analyse(results)
+
+    def test_a_hostile_name_stays_text(self):
+        hostile = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
+        hostile["configurations"][0].update(model=HOSTILE, id=HOSTILE, sync=HOSTILE, section=HOSTILE,
+                                            command=[HOSTILE], trace="../../x\"><b>/" + HOSTILE)
+        hostile["machine"]["name"] = HOSTILE
+        hostile["notes"] = [HOSTILE]
+        hostile["versions"][HOSTILE] = HOSTILE
+        hostile["agreement"][0]["model"] = HOSTILE
+        hostile["exchanges"] = [{**self.results["exchanges"][0], "sync": HOSTILE}]
+        found = analysis.analyse(dict(hostile, configurations=hostile["configurations"][1:]))
+        found["groups"].append({"model": HOSTILE, "workers": 2, "scaling": "weak", "section": HOSTILE, "rows": [
+            {**found["groups"][0]["rows"][0], "id": HOSTILE, "sync": HOSTILE}]})
+        page, summary = self.write(hostile, found)
+        parsed = Page(page)
+        self.assertEqual(parsed.problems, [])
+        for tag in ("script", "img", "b"):
+            self.assertNotIn(tag, parsed.counts)
+        self.assert_shown(" ".join(HOSTILE.split()), parsed.words)
+        self.assertTrue(all(link.startswith(("#", "./", "https://ui.perfetto.dev", "summary", "results", "runs"))
+                            and ".." not in link for link in parsed.links), parsed.links)
+        for line in summary.splitlines():
+            if not line.startswith("Command"):
+                self.assertNotRegex(line, r"(?<!\\)<(script|img)")
+
+    def test_empty_lists_do_not_break_it(self):
+        empty = schema.empty([], "", {})
+        page, summary = self.write(empty, {"verdict": [], "calls_winner": False, "groups": []})
+        self.assertEqual(Page(page).problems, [])
+        self.assert_shown("no verdict", page)
+        self.assert_shown("Nothing was measured", summary)
+        self.assertEqual(Page(self.write(*self.analysed(empty))[0]).problems, [])
+
+    def test_a_gpu_is_shown(self):
+        with_gpu = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
+        for run in with_gpu["configurations"][0]["runs"]:
+            run["gpu"] = {"percent": 61.5, "memory_bytes": 3 << 30}
+        page = Page(self.write(*self.analysed(with_gpu))[0])
+        self.assertIn("gpu", page.ids)
+        self.assert_shown("3 GB", page.words)
+        self.assertNotIn("gpu", self.page.ids)
+
+    def test_a_full_disk_leaves_the_last_page(self):
+        empty = self.analysed(schema.empty([], "", {}))
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_report(*empty, folder)
+            with open(path, encoding="utf-8") as file:
+                before = file.read()
+            full = OSError(28, "No space left on device")
+            with mock.patch("os.fsync", side_effect=full), self.assertRaises(OSError):
+                write_report(self.few("lenet5/ring/2w/equal-workers/weak"), {"groups": [], "verdict": ["x"]}, folder)
+            with open(path, encoding="utf-8") as file:
+                self.assertEqual(file.read(), before)
+            self.assertEqual(sorted(os.listdir(folder)), ["index.html", "summary.md"])
+
+
+if __name__ == "__main__":
+    unittest.main()
