@@ -30,12 +30,12 @@ def _rows(groups):
     return [row for group in groups for row in group["rows"]]
 
 
-def _throughput(groups, families, legend):
+def _throughput(groups, families, legend, calls_winner):
     caption = ("Longer is better. The bar is the median over the repeats, the whisker spans the slowest and the "
                "fastest run: where whiskers overlap, the order means nothing. 2w+1s is 2 workers and 1 server.")
     best = [(row["samples_per_second"]["median"], group["title"], row) for group in groups for row in group["rows"]
             if row.get("best")]
-    if best:
+    if best and calls_winner:
         rate, title, row = max(best, key=lambda entry: entry[0])
         caption += f" The longest bar is {row['label']} with {units.count(rate)} samples/s ({title})."
     return _family("throughput", "Samples per second", caption, legend,
@@ -44,10 +44,10 @@ def _throughput(groups, families, legend):
 
 def _breakdown(groups, families):
     caption = ("Shorter is better. Blue is computing, which every sync must do; red is exposed exchange: time in which "
-               "the worker had nothing else to do. Rank 0, mean step of the median run.")
+               "the worker had nothing else to do. Rank 0, mean over all measured steps.")
     exposed = []
     for row in _rows(groups):
-        parts = (view.median_run(row["configuration"]) or {}).get("breakdown_ms") or {}
+        parts = view.breakdown(row["configuration"])
         total = sum(parts.values())
         if total and parts.get("exposed_exchange"):
             exposed.append((parts["exposed_exchange"] / total, parts["exposed_exchange"], total, row))
@@ -77,12 +77,12 @@ def _scaling(groups, families):
     return _family("scaling", "Scaling against ideal", caption, legend, panels)
 
 
-def _training(results):
+def _training(results, calls_winner):
     runs = [one for one in view.training(results) if one.get("epochs")]
     caption = ("The same number of epochs for all: a line that ends farther left trained as much in less time. Left of "
                "the target line's crossing is better.")
     reached = [one for one in runs if one.get("seconds_to_target") is not None]
-    if reached:
+    if reached and calls_winner:
         first = min(reached, key=lambda one: one["seconds_to_target"])
         caption += (f" First at {units.percent(first['target_accuracy'], 1)} is {first['sync']} on {first['model']}, "
                     f"after {units.seconds(first['seconds_to_target'])}.")
@@ -137,13 +137,13 @@ def _gpu(families, legend):
                    _panels("gpu", [(title, rows) for title, rows in titled if rows], plots.gpu))
 
 
-def draw(results, groups):
-    """Every family that has a panel, in the order of the page."""
+def draw(results, groups, calls_winner):
+    """Every family that has a panel, in the order of the page. Without `calls_winner` no caption names the first."""
     families = view.by_model(groups)
     names = sorted({row["sync"] for row in _rows(groups)}, key=labels.sync_order)
     legend = _sync_legend(names)
     with svg.style():
-        made = [_throughput(groups, families, legend), _breakdown(groups, families),
-                _scaling(groups, families), _training(results), _exchange(results),
+        made = [_throughput(groups, families, legend, calls_winner), _breakdown(groups, families),
+                _scaling(groups, families), _training(results, calls_winner), _exchange(results),
                 _cpu(groups, families, legend), _gpu(families, legend)]
     return [family for family in made if family["panels"]]

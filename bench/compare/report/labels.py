@@ -2,7 +2,7 @@
 
 import re
 
-from . import svg
+from . import svg, units
 
 PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "backward": "backward",
               "exposed_exchange": "exposed exchange", "optimizer": "optimizer", "other": "other"}
@@ -47,7 +47,9 @@ def section(name):
     if kind != "netlab" or not rate:
         return name
     number = re.fullmatch(r"(\d+)([kmg])bit", rate)
-    return f"{hosts} hosts at " + (f"{number[1]} {number[2].upper().replace('K', 'k')}bit/s" if number else rate)
+    if number:
+        rate = number[1] + units.NBSP + {"k": "k", "m": "M", "g": "G"}[number[2]] + "bit/s"
+    return f"{hosts} hosts at {rate}"
 
 
 def scaling(name):

@@ -52,7 +52,7 @@ def throughput(key, rows):
         axes.barh(place, rate["median"], 0.62, color=svg.color(svg.sync_color_name(row["sync"])))
         axes.plot([rate["min"], rate["max"]], [place, place], color=svg.color("ink"), linewidth=1.4, marker="|",
                   markersize=7)
-        axes.text(max(rate["max"], rate["median"]) + 0.02 * largest, place, units.count(rate["median"]), va="center",
+        axes.text(max(rate["max"], rate["median"]) + 0.03 * largest, place, units.count(rate["median"]), va="center",
                   size=svg.FONT_SIZE - 1)
     axes.set_xlim(0, largest * 1.22)
     axes.xaxis.set_major_formatter(FuncFormatter(
@@ -63,13 +63,12 @@ def throughput(key, rows):
 
 
 def breakdown(key, rows):
-    """Where the time of the median run's mean step goes."""
+    """Where the time of a step goes."""
     figure, axes = _bars(len(rows))
     axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
     totals = []
     for place, row in enumerate(rows):
-        run = view.median_run(row["configuration"])
-        parts = (run or {}).get("breakdown_ms") or {}
+        parts = view.breakdown(row["configuration"])
         left = 0
         for part in svg.PARTS:
             value = parts.get(part) or 0

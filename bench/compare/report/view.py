@@ -3,7 +3,9 @@ made here: medians, ties, ratios, efficiency and bottlenecks are the analysis's.
 
 import statistics
 
-from . import labels
+from . import labels, svg
+
+QUIET_LOAD_PER_CORE = 0.5  # above, something else runs
 
 
 def _median(values):
@@ -11,10 +13,10 @@ def _median(values):
     return statistics.median(values) if values else None
 
 
-def median_run(configuration):
-    """The run whose rate is the median, the slower one of two: its parts add up, which medians of parts do not."""
-    runs = sorted(configuration.get("runs") or [], key=lambda run: run.get("samples_per_second") or 0)
-    return runs[(len(runs) - 1) // 2] if runs else None
+def breakdown(configuration):
+    """Milliseconds of each part of a step, means over the runs: they add up, which medians do not."""
+    runs = [run["breakdown_ms"] for run in configuration.get("runs") or [] if run.get("breakdown_ms")]
+    return {part: statistics.mean(run.get(part) or 0 for run in runs) for part in svg.PARTS} if runs else {}
 
 
 def _bytes_per_step(configuration, direction):
@@ -78,6 +80,10 @@ def notes(results):
                      "apt-get install python3-torch libopenblas0-pthread, then --syncs=star,ring,mpi,ddp.")
     if results.get("agreement") == [] and has_peer:
         found.append("Whether both sides train the same was not checked in this run: no losses were compared.")
+    machine = results.get("machine") or {}
+    if (machine.get("load_before") or 0) > QUIET_LOAD_PER_CORE * (machine.get("cores") or 1):
+        found.append(f"The machine was not quiet: load average {machine['load_before']:.1f} on {machine['cores']} "
+                     "cores before the first run. Measure again when nothing else runs.")
     return found
 
 

@@ -95,7 +95,7 @@ def _context(results, analysis):
 def _page(context, groups):
     with open(os.path.join(_FOLDER, "style.css"), encoding="utf-8") as file:
         css = markupsafe.Markup(file.read())
-    drawn = figures.draw(context["results"], groups)
+    drawn = figures.draw(context["results"], groups, context["calls_winner"])
     for figure in drawn:
         for panel in figure["panels"]:
             panel["svg"] = markupsafe.Markup(panel["svg"])  # ElementTree has escaped what is in it

@@ -184,9 +184,11 @@ class ReportTest(unittest.TestCase):
         self.assert_shown("No winner is called", Page(page).words)
         self.assert_shown("1.2e-02", page)
         self.assertFalse(">best<" in page)
+        self.assertFalse("The longest bar is" in page)
         self.assert_shown("NO WINNER", summary)
         self.assertFalse("**best**" in summary)
         self.assert_shown(">best<", self.html)
+        self.assert_shown("The longest bar is", self.html)
         self.assert_shown("**best**", self.summary)
 
     def test_without_torch_says_how_to_get_one(self):
@@ -231,6 +233,11 @@ class ReportTest(unittest.TestCase):
         self.assert_shown("no verdict", page)
         self.assert_shown("Nothing was measured", summary)
         self.assertEqual(Page(self.write(*self.analysed(empty))[0]).problems, [])
+
+    def test_a_busy_machine_is_marked(self):
+        busy = schema.empty([], "", {"cores": 2, "load_before": 7.5})
+        self.assert_shown("load average 7.5 on 2 cores", self.write(*self.analysed(busy))[0])
+        self.assertFalse("not quiet" in self.html)
 
     def test_a_gpu_is_shown(self):
         with_gpu = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
