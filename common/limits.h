@@ -90,6 +90,10 @@ inline constexpr int64_t kBroadcastSegmentBytes = int64_t{1} << 20;
 // without waiting for the receiver.
 inline constexpr int kAbortNoticeBytesMax = 1024;
 
+// Events that one track of a trace keeps, the newest: 7 MB of memory, and some 20 MB of JSON, which a browser still
+// opens. A step of lenet5 is about 30 of them.
+inline constexpr int64_t kTraceEventsMax = int64_t{1} << 17;
+
 }  // namespace starring
 
 #endif  // STARRING_COMMON_LIMITS_H_

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -25,6 +26,42 @@ namespace {
 constexpr int64_t kPassElements = 1024;
 
 using Ranges = std::vector<ElementRange>;
+
+// Times the sum and the update of one pass in kPassesPerTimed: reading the clock costs a tenth of a pass.
+class PassClock {
+ public:
+  explicit PassClock(SumShare share) : is_on_(share == SumShare::kMeasured) {}
+  void BeginPass() {
+    is_timed_ = is_on_ && pass_++ % kPassesPerTimed == 0;
+    if (is_timed_) mark_ = Clock::now();
+  }
+  void EndSum() {
+    if (is_timed_) sum_ += Lap();
+  }
+  void EndPass() {
+    if (is_timed_) update_ += Lap();
+  }
+  double sum_share() const {
+    const auto all = static_cast<double>((sum_ + update_).count());
+    return all > 0 ? static_cast<double>(sum_.count()) / all : 0;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kPassesPerTimed = 16;
+
+  Clock::duration Lap() {
+    const Clock::time_point now = Clock::now();
+    return now - std::exchange(mark_, now);
+  }
+
+  const bool is_on_;
+  bool is_timed_ = false;
+  int64_t pass_ = 0;
+  Clock::time_point mark_;
+  Clock::duration sum_{0};
+  Clock::duration update_{0};
+};
 
 int64_t ByteCount(BytePieces pieces) {
   return std::accumulate(pieces.begin(), pieces.end(), int64_t{0},
@@ -267,11 +304,12 @@ absl::StatusOr<ContributeResult> ParameterShard::Contribute(Contribution contrib
   arrival = {.is_here = true, .contribution = std::move(contribution)};
   if (b.arrived_count++ == 0) b.first_arrival = options_.now();
   if (b.arrived_count < options_.world_size) return ContributeResult{};
-  SumAndUpdate(b);
-  return ContributeResult{.fate = ContributionFate::kSealed, .sealed = b.sealed};
+  const double sum_share = SumAndUpdate(b);
+  return ContributeResult{.fate = ContributionFate::kSealed, .sealed = b.sealed, .sum_share = sum_share};
 }
 
-void ParameterShard::SumAndUpdate(Bucket& b) {
+double ParameterShard::SumAndUpdate(Bucket& b) {
+  PassClock clock(options_.sum_share);
   for (int rank = 0; rank < options_.world_size; ++rank) b.sum.SetInput(rank, b.arrived[rank].contribution.pieces);
   const std::shared_ptr<SealedSlice> buffer = b.FreeBuffer();
   const float* in = b.sealed->values_.data();
@@ -283,13 +321,16 @@ void ParameterShard::SumAndUpdate(Bucket& b) {
     ForEachRun(range, options_.element_count, options_.world_size, [&](ElementRange run, int first_rank) {
       for (int64_t begin = run.begin; begin < run.end; begin += kPassElements) {
         const std::span<float> part(sum, std::min(kPassElements, run.end - begin));
+        clock.BeginPass();
         b.sum.Next(first_rank, part);
+        clock.EndSum();
         if (b.in_place == nullptr) {
           Update(b, offset, part, in + offset, out + offset);
         } else {
           Update(b, offset, part, in + offset, updated);
           StreamCopy({updated, part.size()}, {out + offset, part.size()});
         }
+        clock.EndPass();
         offset += std::ssize(part);
       }
     });
@@ -297,6 +338,7 @@ void ParameterShard::SumAndUpdate(Bucket& b) {
   buffer->step_ = b.step;
   b.sealed = buffer;
   b.CloseStep();
+  return clock.sum_share();
 }
 
 void ParameterShard::Update(const Bucket& b, int64_t offset, std::span<const float> gradient, const float* in,

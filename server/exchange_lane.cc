@@ -49,19 +49,28 @@ void ExchangeLane::Send(Answer answer) {
     Cancel();
     return;
   }
-  outgoing_.push_back(MakeByteBuffer(answer.fields, answer.payload, std::move(answer.keeper)));
+  TraceLabels labels;
+  if (track != nullptr && answer.fields.kind() == v1::ExchangeMessage::PARAMETERS) {
+    labels = {.step = answer.fields.step(), .bucket = answer.fields.bucket(), .peer = answer.to.rank};
+  }
+  outgoing_.push_back({MakeByteBuffer(answer.fields, answer.payload, std::move(answer.keeper)), labels});
   if (!writing_) Write();
 }
 
 void ExchangeLane::Write() {
   writing_ = true;
-  const grpc::ByteBuffer next = outgoing_.front();  // shares the slices
+  const Outgoing next = outgoing_.front();  // shares the slices
   outgoing_.pop_front();
-  stream_.Write(next, &write_tag_);
+  if (next.labels.step >= 0) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = next.labels};
+  stream_.Write(next.message, &write_tag_);
 }
 
 void ExchangeLane::OnWrite(bool ok) {
   writing_ = false;
+  if (write_.name != nullptr) {
+    write_.end_ns = TraceNow();
+    track->Add(std::exchange(write_, {}));
+  }
   if (!ok) {
     end_ = End::kBroken;
     outgoing_.clear();

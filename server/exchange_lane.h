@@ -15,6 +15,7 @@
 
 #include "absl/status/status.h"
 #include "common/star/grpc_transport.h"
+#include "common/trace.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "server/collective_wait.h"
 #include "server/shard_job.h"
@@ -49,6 +50,8 @@ class ExchangeLane {
 
   // The worker's name for this lane, once HELLO came. Kept here for whoever owns the lanes.
   std::optional<LaneId> id;
+  // Likewise: where its answers to gradients are traced; null: there is no trace.
+  TraceTrack* track = nullptr;
 
  private:
   void OnAccept(bool ok);
@@ -68,7 +71,12 @@ class ExchangeLane {
   CompletionTag finish_tag_{[this](bool ok) { OnFinish(ok); }};
 
   grpc::ByteBuffer incoming_;
-  std::deque<grpc::ByteBuffer> outgoing_;
+  struct Outgoing {
+    grpc::ByteBuffer message;
+    TraceLabels labels;  // a step, if it is traced
+  };
+  std::deque<Outgoing> outgoing_;
+  TraceEvent write_;  // what is being written, if it is traced: has a name
   bool reading_ = false;
   bool writing_ = false;
   bool closing_ = false;

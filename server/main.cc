@@ -19,6 +19,8 @@
 #include "absl/time/time.h"
 #include "common/atomic_file.h"
 #include "common/command_line.h"
+#include "common/status.h"
+#include "common/trace.h"
 #include "server/parameter_server.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:7077", "host:port to listen on; port 0 takes a free one");
@@ -26,6 +28,8 @@ ABSL_FLAG(int, shard, 0, "which shard of the parameters this server owns");
 ABSL_FLAG(int, shard_count, 1, "number of servers");
 ABSL_FLAG(absl::Duration, join_deadline, absl::InfiniteDuration(),
           "how long to wait, from the start, until all workers have joined; inf: as long as it takes");
+ABSL_FLAG(std::string, trace, "",
+          "writes a timeline (Chrome trace events) when the job is over; trace.json makes trace.server-SHARD.json");
 ABSL_FLAG(std::string, port_file, "", "file to write the bound host:port to, for scripts");
 
 namespace starring {
@@ -60,6 +64,11 @@ sigset_t StopSignals() {
 }
 
 absl::Status Serve(ParameterServer::Options options) {
+  std::unique_ptr<Trace> trace;
+  if (const std::string path = absl::GetFlag(FLAGS_trace); !path.empty()) {
+    ASSIGN_OR_RETURN(trace, Trace::Create({.path = path, .role = Trace::Role::kServer, .number = options.shard}));
+    options.trace = trace.release();  // for as long as the server
+  }
   const std::string prefix = absl::StrCat("server ", options.shard);
   options.log = [prefix](const std::string& line) { std::fprintf(stderr, "%s: %s\n", prefix.c_str(), line.c_str()); };
   absl::StatusOr<std::unique_ptr<ParameterServer>> server = ParameterServer::Start(std::move(options));

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/trace.h"
 
 namespace starring {
 
@@ -25,6 +26,7 @@ class ParameterServer {
     int shard_count = 1;
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
     std::function<void(const std::string&)> log;              // lines for people; called by the server's thread
+    Trace* trace = nullptr;  // is written before Wait returns; outlives the server; null: there is none
   };
   // Fails with InvalidArgument on a wrong option or an address that cannot be listened on.
   static absl::StatusOr<std::unique_ptr<ParameterServer>> Start(Options options);

@@ -34,6 +34,7 @@ ParameterServer::Core::Core(Options options)
       lane_events_{[this](ExchangeLane*) { ListenForLane(); },
                    [this](ExchangeLane* lane, const ReceivedMessage& message) { OnLaneMessage(lane, message); },
                    [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
+      track_(AddTrack(options_.trace, {.name = "shard"})),
       rendezvous_(options_.shard, options_.shard_count),
       job_id_(DrawId()) {}
 
@@ -153,6 +154,12 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
 }
 
 void ParameterServer::Core::End(absl::Status result) {
+  // On the thread that makes the events, and before the process ends.
+  if (options_.trace != nullptr && !std::exchange(trace_written_, true)) {
+    if (const absl::Status status = options_.trace->Write(); !status.ok()) {
+      Log(absl::StrCat("no trace: ", std::string(status.message())));
+    }
+  }
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!result_.has_value()) result_ = std::move(result);
   ended_.notify_all();
@@ -222,7 +229,8 @@ void ParameterServer::Core::BeginJob() {
                               const auto found = lanes_by_id_.find(answer.to);
                               if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
                             },
-                        .now = Clock::now()});
+                        .now = Clock::now(),
+                        .track = track_});
   v1::JoinReply reply;
   reply.set_job_id(job_id_);
   for (const auto& [call, pending] : pending_joins_) {
@@ -289,6 +297,12 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
   }
   const LaneId id{.rank = hello.rank(), .lane = hello.lane()};
   lane->id = id;
+  if (options_.trace != nullptr) {
+    TraceTrack*& track = tracks_[id];
+    if (track == nullptr)
+      track = AddTrack(options_.trace, {.name = absl::StrCat("lane ", id.lane, " of worker ", id.rank)});
+    lane->track = track;
+  }
   ExchangeLane*& current = lanes_by_id_[id];
   ExchangeLane* const replaced = std::exchange(current, lane);
   if (replaced != nullptr) {

@@ -85,9 +85,12 @@ class ParameterServer::Core {
   std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
   std::map<JoinCall*, PendingJoin> pending_joins_;
   std::map<LaneId, ExchangeLane*> lanes_by_id_;
+  TraceTrack* const track_;               // null: there is no trace
+  std::map<LaneId, TraceTrack*> tracks_;  // of the lanes that were ever open, if there is a trace
   Rendezvous rendezvous_;
   const uint64_t job_id_;
   std::unique_ptr<ShardJob> job_;
+  bool trace_written_ = false;
   std::set<int> told_;  // ranks that have taken their last answers
   std::optional<Clock::time_point> job_over_since_;
 

@@ -1,6 +1,8 @@
 #include "server/shard_job.h"
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -28,11 +30,13 @@ ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind k
 
 absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
   const Agreement& agreement = options.agreement;
-  ParameterShard::Options shard_options{.element_count = agreement.buckets.element_count(),
-                                        .world_size = agreement.world_size,
-                                        .first_step = agreement.first_step,
-                                        .optimizer = agreement.optimizer,
-                                        .schedule = agreement.schedule};
+  ParameterShard::Options shard_options{
+      .element_count = agreement.buckets.element_count(),
+      .world_size = agreement.world_size,
+      .first_step = agreement.first_step,
+      .optimizer = agreement.optimizer,
+      .schedule = agreement.schedule,
+      .sum_share = options.track == nullptr ? SumShare::kNotMeasured : SumShare::kMeasured};
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
     const ElementRange slice = agreement.buckets.ShardSlice(b, options.shard, options.shard_count);
     shard_options.slices.emplace_back();
@@ -149,6 +153,8 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   RETURN_IF_ERROR(CheckBucket(message.fields));
   const int b = message.fields.bucket();
   const int64_t step = message.fields.step();
+  std::optional<TraceSpan> receive(std::in_place, options_.track, "receive",
+                                   TraceLabels{.step = step, .bucket = b, .peer = from.rank});
   // A repeat of a step that is over for everybody, for instance from a connection that was thought lost.
   if (const auto newest = shard_->Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
   RETURN_IF_ERROR(NoteSharing(from.rank, message.fields));
@@ -161,6 +167,8 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
     bytes_received_ += static_cast<int64_t>(contribution.pieces[0].size());
   }
   UpdateInPlaceIfAllShare(b);
+  receive.reset();
+  const int64_t begin_ns = options_.track == nullptr ? 0 : TraceNow();
   ASSIGN_OR_RETURN(ContributeResult result, shard_->Contribute(std::move(contribution)));
   if (result.fate != ContributionFate::kDuplicate) ++worker.contributions;
   if (result.fate == ContributionFate::kDuplicate && result.sealed != nullptr) {
@@ -169,9 +177,25 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   }
   buckets_[b].gradients.Add(from, now);
   if (result.fate != ContributionFate::kSealed) return absl::OkStatus();
+  if (options_.track != nullptr) TraceSum(step, b, begin_ns, result.sum_share);
   Publish(b);
   for (const LaneId lane : buckets_[b].gradients.Take()) SendParameters(lane, b, result.sealed);
   return absl::OkStatus();
+}
+
+void ShardJob::TraceSum(int64_t step, int bucket, int64_t begin_ns, double sum_share) {
+  const int64_t end_ns = TraceNow();
+  const TraceLabels labels{.step = step, .bucket = bucket};
+  // The two take turns; they are drawn one behind the other, each as long as it took altogether.
+  const int64_t apply_ns = begin_ns + std::llround(sum_share * static_cast<double>(end_ns - begin_ns));
+  options_.track->Add({.name = "sum", .begin_ns = begin_ns, .end_ns = apply_ns, .labels = labels});
+  options_.track->Add({.name = "apply", .begin_ns = apply_ns, .end_ns = end_ns, .labels = labels});
+  const auto first = buckets_[bucket].gradients.since().time_since_epoch();
+  options_.track->Add({.name = "wait for the last worker",
+                       .kind = TraceEvent::Kind::kFlight,
+                       .begin_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(first).count(),
+                       .end_ns = begin_ns,
+                       .labels = labels});
 }
 
 absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {

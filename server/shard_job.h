@@ -26,6 +26,7 @@
 #include "common/parameter_shard.h"
 #include "common/star/exchange_message.h"
 #include "common/star/shared_memory.h"
+#include "common/trace.h"
 #include "server/collective_wait.h"
 
 namespace starring {
@@ -51,6 +52,7 @@ class ShardJob {
     // Called from inside the methods below, in the order of the answers. An answer to a lane that is gone is dropped.
     std::function<void(Answer)> send;
     Time now;
+    TraceTrack* track = nullptr;  // of the thread that calls; null: there is no trace
   };
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
 
@@ -97,6 +99,8 @@ class ShardJob {
   absl::Status TakeInitialState(LaneId from, const ReceivedMessage& message);
   absl::Status FetchParameters(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status TakeGradient(LaneId from, const ReceivedMessage& message, Time now);
+  // The job's sums of its shard, as spans and a flight: what Contribute has just done since `begin_ns`.
+  void TraceSum(int64_t step, int bucket, int64_t begin_ns, double sum_share);
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
   void TakeShare(LaneId from, const ReceivedMessage& message);

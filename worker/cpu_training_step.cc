@@ -45,7 +45,7 @@ class CpuTrainingStep final : public TrainingStep {
 
   absl::Status Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) override {
     timer_->Enter(StepPart::kDataWait);
-    ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
+    ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
     CHECK_EQ(batch->plan.step, step);
     const std::span<float> gradients = this->gradients();
     const Network::TrainStep work{.input = InputOf(*batch),

@@ -102,7 +102,7 @@ class CudaTrainingStep final : public TrainingStep {
     return reinterpret_cast<T*>(static_cast<std::byte*>(slot.device->data()) + offset);
   }
 
-  absl::Status Feed(Loader* batches, Slot& slot);
+  absl::Status Feed(int64_t step, Loader* batches, Slot& slot);
   absl::Status Launch(Slot& slot);
   absl::Status RunOneByOne(Slot& slot);
   absl::StatusOr<std::vector<Segment>> Capture(Slot& slot);
@@ -208,7 +208,7 @@ absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<Fi
   Slot& other = slots_[static_cast<size_t>((step + 1) % 2)];
   if (!slot.is_full) {
     RETURN_IF_ERROR(Finish(slot, finished));
-    RETURN_IF_ERROR(Feed(batches, slot));
+    RETURN_IF_ERROR(Feed(step, batches, slot));
   }
   CHECK_EQ(slot.plan.step, step);
   timer_->Enter(StepPart::kForward);
@@ -220,17 +220,18 @@ absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<Fi
 
   // The GPU is busy with this step: time for the next one's batch.
   RETURN_IF_ERROR(Finish(other, finished));
-  if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(batches, other));
+  if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(step + 1, batches, other));
   if (local()) return absl::OkStatus();
   RETURN_IF_ERROR(SubmitAll(step));
   return Finish(slot, finished);
 }
 
 // REQUIRES: no step runs on the slot.
-absl::Status CudaTrainingStep::Feed(Loader* batches, Slot& slot) {
+absl::Status CudaTrainingStep::Feed(int64_t step, Loader* batches, Slot& slot) {
   timer_->Enter(StepPart::kDataWait);
-  ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
+  ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
   timer_->Enter(StepPart::kHostToDevice);
+  const TraceSpan span(timer_->track(), "H2D", {.step = step});
   const BatchPlan& plan = batch->plan;
   CHECK_LE(std::ssize(plan.samples), options_.batch_max);
   auto* const host = static_cast<std::byte*>(slot.host->data());
@@ -265,6 +266,7 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
   }
   for (const Segment& segment : segments) {
     RETURN_IF_ERROR(BringParameters(segment.reads));
+    const TraceSpan span(timer_->track(), "launch", {.step = slot.plan.step});
     RETURN_IF_ERROR(segment.graph->Launch());
   }
   return absl::OkStatus();
@@ -353,6 +355,7 @@ absl::Status CudaTrainingStep::BringParameters(ElementRange range) {
   RETURN_IF_ERROR(flights_.Await(range, *timer_, [&](int b) {
     brought = true;
     const ElementRange bucket = buckets_.bucket(b);
+    const TraceSpan span(timer_->track(), "H2D", {.bucket = b});
     return uploads_->CopyToDevice(parameters().data() + bucket.begin, parameters_->floats() + bucket.begin,
                                   bucket.size() * kFloatBytes);
   }));
@@ -364,7 +367,10 @@ absl::Status CudaTrainingStep::BringParameters(ElementRange range) {
 absl::Status CudaTrainingStep::SubmitAll(int64_t step) {
   timer_->Enter(StepPart::kBackward);
   for (int b = 0; b < buckets_.bucket_count(); ++b) {
-    RETURN_IF_ERROR(downloaded_[static_cast<size_t>(b)]->Wait());
+    {
+      const TraceSpan span(timer_->track(), "D2H", {.step = step, .bucket = b});
+      RETURN_IF_ERROR(downloaded_[static_cast<size_t>(b)]->Wait());
+    }
     const ElementRange range = buckets_.bucket(b);
     RETURN_IF_ERROR(flights_.Check(step, range, host_gradients_));
     flights_.SubmitFrom(range.begin, step, host_gradients_, *timer_);
@@ -376,7 +382,10 @@ absl::Status CudaTrainingStep::SubmitAll(int64_t step) {
 absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* finished) {
   if (!slot.runs) return absl::OkStatus();
   timer_->Enter(StepPart::kBackward);
-  RETURN_IF_ERROR(slot.done->Wait());
+  {
+    const TraceSpan span(timer_->track(), "wait for the GPU", {.step = slot.plan.step});
+    RETURN_IF_ERROR(slot.done->Wait());
+  }
   slot.runs = false;
   const auto& result = *static_cast<const CudaStepResult*>(slot.result->data());
   if (result.non_finite_element >= 0)

@@ -15,6 +15,7 @@
 #include "common/bucket_map.h"
 #include "common/command_line.h"
 #include "common/status.h"
+#include "common/trace.h"
 #include "worker/cpu_training_step.h"
 #include "worker/cuda_training_step.h"
 #include "worker/data/dataset.h"
@@ -43,21 +44,29 @@ void KeepFreedMemory() {
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 }
 
-absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, MpiRuntime* mpi) {
+// Where this process's events go; both null without --trace.
+struct Tracing {
+  Trace* trace = nullptr;
+  TraceTrack* compute = nullptr;  // of the thread that trains
+};
+
+absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, MpiRuntime* mpi,
+                                                                 const Tracing& tracing) {
   switch (options.sync) {
     case Sync::kLocal:
-      return CreateLocalExchange();
+      return CreateLocalExchange(tracing.compute);
     case Sync::kStar:
       return CreateStarExchange({.addresses = options.servers,
                                  .lanes = options.lanes,
                                  .run_id = "",
                                  .same_host = options.same_host == SameHost::kSharedMemory
                                                   ? StarOptions::SameHost::kSharedMemory
-                                                  : StarOptions::SameHost::kSocket});
+                                                  : StarOptions::SameHost::kSocket,
+                                 .trace = tracing.trace});
     case Sync::kRing:
-      return CreateRingExchange(mpi);
+      return CreateRingExchange(mpi, tracing.trace);
     case Sync::kMpi:
-      return CreateMpiExchange(mpi);
+      return CreateMpiExchange(mpi, tracing.trace);
   }
   return absl::InternalError("no such exchange");
 }
@@ -77,7 +86,7 @@ struct Workings {
 
 absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const NetworkOptions& shape,
                                         const DeviceChoice& choice, const BucketMap& buckets, MpiRuntime* mpi,
-                                        Network* network) {
+                                        const Tracing& tracing, Network* network) {
   Workings workings;
   CudaLocalExchange* local = nullptr;
   if (choice.cuda != nullptr && options.sync == Sync::kLocal) {
@@ -86,7 +95,7 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const Netw
     local = exchange->get();
     workings.exchange = *std::move(exchange);
   } else {
-    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, mpi));
+    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, mpi, tracing));
   }
   const TrainingStepParts parts{
       .network = network,
@@ -127,7 +136,8 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
   return Progress::Style::kNone;
 }
 
-absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi) {
+absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi, Trace* trace) {
+  const Tracing tracing{.trace = trace, .compute = AddTrack(trace, {.name = "compute"})};
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options));
@@ -137,7 +147,8 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                        .channels = data.train.channels,
                                        .classes = data.train.classes,
                                        .batch_max = std::max(kEvaluationBatch, largest_share),
-                                       .seed = options.seed};
+                                       .seed = options.seed,
+                                       .track = tracing.compute};
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device.get());
   if (!created.ok()) return choice.cuda == nullptr ? created.status() : OnGpu(created.status());
   const std::unique_ptr<Network> network = *std::move(created);
@@ -145,7 +156,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                                .bucket_bytes = options.bucket_bytes,
                                                                .world_size = options.world_size}));
   ASSIGN_OR_RETURN(const Workings workings,
-                   CreateWorkings(options, network_options, choice, buckets, mpi, network.get()));
+                   CreateWorkings(options, network_options, choice, buckets, mpi, tracing, network.get()));
   const Progress::Style style = ChooseStyle(options, launcher);
   if (style != Progress::Style::kNone) {
     std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n",
@@ -162,7 +173,9 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                             .buckets = &buckets,
                                                             .step = workings.step.get(),
                                                             .progress = style,
-                                                            .stop_requested = StopRequested});
+                                                            .stop_requested = StopRequested,
+                                                            .trace = tracing.trace,
+                                                            .track = tracing.compute});
   ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) {
@@ -193,6 +206,12 @@ int Main(int argc, char** argv) {
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();
+  std::unique_ptr<Trace> trace;
+  if (status.ok() && !options->trace.empty()) {
+    absl::StatusOr<std::unique_ptr<Trace>> created = Trace::Create({.path = options->trace, .number = options->rank});
+    status = created.status();
+    if (status.ok()) trace = *std::move(created);
+  }
   std::unique_ptr<MpiRuntime> mpi;
   if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
     absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(launcher, options->join_deadline);
@@ -200,7 +219,11 @@ int Main(int argc, char** argv) {
     if (status.ok()) mpi = *std::move(started);
   }
   const int rank = options.ok() ? options->rank : launcher.rank;
-  if (status.ok()) status = Train(*std::move(options), launcher, mpi.get());
+  if (status.ok()) {
+    status = Train(*std::move(options), launcher, mpi.get(), trace.get());
+    // Of a training that failed too: there it is wanted most.
+    if (trace != nullptr) status.Update(trace->Write());
+  }
   if (status.ok()) return kExitOk;
   std::fflush(stdout);
   std::fprintf(stderr, "worker %d: error: %s\n", rank, std::string(status.message()).c_str());

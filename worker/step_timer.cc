@@ -17,7 +17,7 @@ double Percentile(const std::vector<float>& ascending, double fraction) {
 
 }  // namespace
 
-StepTimer::StepTimer(int64_t warmup_steps) : warmup_left_(warmup_steps) {}
+StepTimer::StepTimer(int64_t warmup_steps, TraceTrack* track) : track_(track), warmup_left_(warmup_steps) {}
 
 void StepTimer::BeginStep() {
   step_begin_ = part_begin_ = Clock::now();

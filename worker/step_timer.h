@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/trace.h"
+
 namespace starring {
 
 enum class StepPart { kDataWait, kHostToDevice, kForward, kBackward, kExposedExchange, kOptimizer, kOther };
@@ -25,7 +27,10 @@ class StepTimer {
   using Clock = std::chrono::steady_clock;
 
   // The first `warmup_steps` steps are counted but not measured.
-  explicit StepTimer(int64_t warmup_steps);
+  // `track`, of the timed thread, is for whoever has the timer; null: there is no trace.
+  explicit StepTimer(int64_t warmup_steps, TraceTrack* track = nullptr);
+
+  TraceTrack* track() const { return track_; }
 
   void BeginStep();
   // From here on time belongs to `part`; returns the part it belonged to until now, so that a nested part can give it
@@ -36,6 +41,7 @@ class StepTimer {
   StepSummary Summary() const;
 
  private:
+  TraceTrack* const track_;
   int64_t warmup_left_;
   Clock::time_point step_begin_;
   Clock::time_point part_begin_;

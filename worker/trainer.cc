@@ -46,6 +46,8 @@ class TrainerImpl final : public Trainer {
         training_step_(*options.step),
         stop_requested_(options.stop_requested),
         style_(options.progress),
+        trace_(options.trace),
+        track_(options.track),
         steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
         end_step_(EndStep(worker_, steps_per_epoch_)) {}
 
@@ -75,6 +77,8 @@ class TrainerImpl final : public Trainer {
   TrainingStep& training_step_;
   const std::function<bool()> stop_requested_;
   const Progress::Style style_;
+  Trace* const trace_;
+  TraceTrack* const track_;
   const int64_t steps_per_epoch_;
   const int64_t end_step_;
 
@@ -165,11 +169,13 @@ absl::Status TrainerImpl::TrainToEnd() {
                      .threads = worker_.loader_threads,
                      .prefetch_depth = worker_.prefetch_depth,
                      .first_step = step_,
-                     .end_step = end_step_};
+                     .end_step = end_step_,
+                     .trace = trace_};
   ASSIGN_OR_RETURN(train_loader_, Loader::Create(loader_options_));
   const int64_t first_step = step_;
   first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
-  timer_.emplace(first_measured_step_ - step_);
+  loader_options_.trace = nullptr;  // evaluation is one span
+  timer_.emplace(first_measured_step_ - step_, track_);
   RETURN_IF_ERROR(training_step_.Begin({.normalization = normalization, .timer = &*timer_, .end_step = end_step_}));
   StopVote vote(worker_.world_size, step_, &exchange_);
   epoch_begin_ = absl::Now();
@@ -203,6 +209,7 @@ absl::Status TrainerImpl::TrainToEnd() {
 
 absl::Status TrainerImpl::TrainStep() {
   if (step_ >= first_measured_step_) processor_use_.Resume();
+  const TraceSpan span(track_, "step", {.step = step_});
   timer_->BeginStep();
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
   if ((step_ + 1) % steps_per_epoch_ == 0 || step_ + 1 == end_step_) {
@@ -252,6 +259,7 @@ absl::Status TrainerImpl::AverageBuffers() {
 
 // This rank's part of the test set: loss sum, correct, count.
 absl::Status TrainerImpl::Evaluate(std::span<double, 3> sums) {
+  const TraceSpan span(track_, "evaluate");
   Loader::Options loader = loader_options_;
   loader.dataset = &data_.test;
   loader.sampler.sample_count = data_.test.count;

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
+#include "common/trace.h"
 #include "worker/data/dataset.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
@@ -68,6 +69,8 @@ class Trainer {
     TrainingStep* step = nullptr;
     Progress::Style progress = Progress::Style::kNone;
     std::function<bool()> stop_requested;  // asked once a step
+    Trace* trace = nullptr;                // null: there is none
+    TraceTrack* track = nullptr;           // of it, of the thread that calls Run
   };
   static std::unique_ptr<Trainer> Create(const Options& options);
   virtual ~Trainer() = default;

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
+#include "common/trace.h"
 #include "kernels/device.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
@@ -67,6 +68,12 @@ class TrainingStep {
   // Of a batch without augmentation, with samples. After Begin or Settle.
   virtual absl::StatusOr<LossResult> Evaluate(const Batch& batch) = 0;
 };
+
+// batches->Next(), as a span of the timer's track.
+inline absl::StatusOr<const Batch*> NextTraced(int64_t step, Loader* batches, const StepTimer& timer) {
+  const TraceSpan span(timer.track(), "data wait", {.step = step});
+  return batches->Next();
+}
 
 // What every kind needs; all outlive the step.
 struct TrainingStepParts {

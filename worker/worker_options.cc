@@ -64,6 +64,8 @@ ABSL_FLAG(int64_t, checkpoint_every_epochs, 5, "epochs between checkpoints");
 ABSL_FLAG(bool, resume, false, "continue from the newest complete checkpoint in --checkpoint_dir, if there is one");
 ABSL_FLAG(std::string, record, "", "rank 0 writes the run record, JSON, to this file");
 ABSL_FLAG(bool, record_losses, false, "the run record has the loss of every step; the same on every worker");
+ABSL_FLAG(std::string, trace, "",
+          "every worker writes a timeline (Chrome trace events) at the end; trace.json makes trace.worker-RANK.json");
 ABSL_FLAG(std::string, progress, "auto", "auto (live on a terminal, plain elsewhere), live, plain or none");
 ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
 ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
@@ -228,6 +230,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.resume = absl::GetFlag(FLAGS_resume);
   options.record = absl::GetFlag(FLAGS_record);
   options.record_losses = absl::GetFlag(FLAGS_record_losses);
+  options.trace = absl::GetFlag(FLAGS_trace);
   options.join_deadline = absl::Seconds(absl::GetFlag(FLAGS_join_deadline_s));
   options.exchange_deadline = absl::Seconds(absl::GetFlag(FLAGS_exchange_deadline_s));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("epochs", options.epochs, 1));

@@ -59,6 +59,7 @@ struct WorkerOptions {
   bool resume = false;
   std::string record;
   bool record_losses = false;
+  std::string trace;
   ProgressStyle progress = ProgressStyle::kAuto;
 
   absl::Duration join_deadline;

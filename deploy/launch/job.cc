@@ -103,6 +103,7 @@ absl::Status Job::StartServers() {
     spec.argv = {options_.server_binary, "--listen=127.0.0.1:0", absl::StrCat("--shard=", shard),
                  absl::StrCat("--shard_count=", options_.server_count),
                  absl::StrCat("--port_file=", context_.folder, "/", name, ".port")};
+    if (!options_.trace.empty()) spec.argv.push_back(absl::StrCat("--trace=", options_.trace));
     spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
     RETURN_IF_ERROR(StartChild(name, Role::kServer, std::move(spec)));
   }
@@ -208,6 +209,7 @@ absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec)
 
 std::vector<std::string> Job::WorkerCommand() const {
   std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", options_.sync_name)};
+  if (!options_.trace.empty()) command.push_back(absl::StrCat("--trace=", options_.trace));
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());
   return command;
 }

@@ -24,6 +24,8 @@ ABSL_FLAG(int, cores_per_worker, 0, "cores that each worker is pinned to; 0: an 
 ABSL_FLAG(int, cores_per_server, 0, "cores that each server is pinned to; 0: what the workers leave, else all");
 ABSL_FLAG(std::string, worker_binary, "", "the worker; empty: the one built with this launcher");
 ABSL_FLAG(std::string, server_binary, "", "the server; empty: the one built with this launcher");
+ABSL_FLAG(std::string, trace, "",
+          "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...");
 ABSL_FLAG(int, start_deadline_s, 30, "seconds for the servers to listen");
 ABSL_FLAG(int, stop_deadline_s, 60, "seconds for the workers to save and leave after Ctrl-C or SIGTERM");
 
@@ -83,6 +85,9 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
           absl::StrCat("flag --", ours, " stands behind --, but the launcher sets it for each worker: drop it there"));
     }
   }
+  if (!options.trace.empty() && HasFlag(options.worker_flags, "trace")) {
+    return Refuse("trace", options.trace, "it stands behind -- too: drop it there, the launcher gives it to everybody");
+  }
   if (options.restart_count > 0 && !HasFlag(options.worker_flags, "checkpoint_dir")) {
     return Refuse("restarts", absl::StrCat(options.restart_count),
                   "a restart continues from a checkpoint: give the workers a --checkpoint_dir behind --");
@@ -125,6 +130,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   options.cores_per_worker = absl::GetFlag(FLAGS_cores_per_worker);
   options.cores_per_server = absl::GetFlag(FLAGS_cores_per_server);
   options.start_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_start_deadline_s));
+  options.trace = absl::GetFlag(FLAGS_trace);
   options.stop_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_stop_deadline_s));
   ASSIGN_OR_RETURN(options.sync, ParseSync(options.sync_name));
   RETURN_IF_ERROR(RequireRange("workers", options.worker_count, 1, kWorldSizeMax));

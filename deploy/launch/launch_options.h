@@ -23,6 +23,7 @@ struct LaunchOptions {
   std::string worker_binary;
   std::string server_binary;                // star only
   std::vector<std::string> worker_flags;    // what stood behind "--"
+  std::string trace;                        // --trace of every process; empty: none
   std::chrono::seconds start_deadline{30};  // for the servers to listen
   std::chrono::seconds stop_deadline{60};   // for the workers to save and leave after a signal
 };

@@ -53,6 +53,7 @@ struct Slot {
   AlignedArray<uint8_t> pixels;  // of Format::kPixels
   AlignedArray<int32_t> labels;
   AlignedArray<uint8_t> augmented;  // one image, before it is normalised
+  TraceTrack* track = nullptr;      // of whoever fills it
 };
 
 absl::Status CheckRange(absl::string_view what, int value, int min, int max) {
@@ -91,6 +92,7 @@ class PrefetchingLoader : public Loader {
 absl::Status PrefetchingLoader::Start(const Options& options) {
   const int64_t image_values = sampler_.local_batch_max() * dataset_.image_bytes();
   for (Slot& slot : slots_) {
+    slot.track = AddTrack(options.trace, {.name = absl::StrCat("loader ", &slot - slots_.data())});
     if (format_ == Format::kNormalized) slot.images = AllocateAligned<float>(image_values);
     if (format_ == Format::kPixels) slot.pixels = AllocateAligned<uint8_t>(image_values);
     slot.labels = AllocateAligned<int32_t>(sampler_.local_batch_max());
@@ -105,7 +107,8 @@ absl::Status PrefetchingLoader::Start(const Options& options) {
   const auto plan = [this](int slot, int64_t step) {
     slots_[static_cast<size_t>(slot)].batch.plan = sampler_.Plan(step);
   };
-  const auto fill = [this](int slot, int64_t) {
+  const auto fill = [this](int slot, int64_t step) {
+    const TraceSpan span(slots_[static_cast<size_t>(slot)].track, "load", {.step = step});
     Fill(slots_[static_cast<size_t>(slot)]);
     return absl::OkStatus();
   };

@@ -19,6 +19,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/trace.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
 #include "worker/data/sampler.h"
@@ -48,6 +49,7 @@ class Loader {
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
     absl::Duration deadline = absl::Seconds(60);
+    Trace* trace = nullptr;  // outlives the loader; null: there is none
   };
 
   // Allocates everything: no allocation of images or labels happens later. InvalidArgument for threads or

@@ -25,6 +25,11 @@ class Network::Impl {
         options_(options),
         device_(device) {
     if (options_.evaluation_batch_max == 0) options_.evaluation_batch_max = options_.batch_max;
+    for (const GraphLayer& layer : graph_.layers()) {
+      if (options_.track == nullptr) break;
+      forward_names_.push_back(options_.track->Intern("forward " + layer.name));
+      backward_names_.push_back(options_.track->Intern("backward " + layer.name));
+    }
   }
 
   absl::Status Allocate() {
@@ -54,9 +59,13 @@ class Network::Impl {
     const NetworkPlan::Pointers pointers = PointersOf(step);
     for (int l = 0; l < layer_count(); ++l) {
       RETURN_IF_ERROR(before_layer(l));
+      const TraceSpan span(options_.track, NameOf(forward_names_, l), {.step = step.step});
       if (plan_ != nullptr) plan_->RunForward(l, pointers);
     }
-    if (plan_ != nullptr) plan_->RunLoss(pointers);
+    {
+      const TraceSpan span(options_.track, "loss", {.step = step.step});
+      if (plan_ != nullptr) plan_->RunLoss(pointers);
+    }
     ready_batch_ = step.input.batch;
     return absl::OkStatus();
   }
@@ -67,10 +76,13 @@ class Network::Impl {
     ready_batch_ = kNoBatch;
     const NetworkPlan::Pointers pointers = PointersOf(step);
     for (int l = layer_count() - 1; l >= 0; --l) {
-      if (plan_ != nullptr) {
-        plan_->RunBackward(l, pointers);
-      } else {
-        ClearGradients(l, step.gradients);
+      {
+        const TraceSpan span(options_.track, NameOf(backward_names_, l), {.step = step.step});
+        if (plan_ != nullptr) {
+          plan_->RunBackward(l, pointers);
+        } else {
+          ClearGradients(l, step.gradients);
+        }
       }
       RETURN_IF_ERROR(after_layer(l));
     }
@@ -109,6 +121,10 @@ class Network::Impl {
   static constexpr int64_t kNoBatch = -1;
 
   int layer_count() const { return static_cast<int>(graph_.layers().size()); }
+
+  static const char* NameOf(const std::vector<const char*>& names, int layer) {
+    return names.empty() ? nullptr : names[layer];
+  }
 
   static NetworkPlan::Pointers PointersOf(const TrainStep& step) {
     return {.images = step.input.images,
@@ -204,6 +220,7 @@ class Network::Impl {
   NetworkPlan* plan_ = nullptr;     // of the last Forward or Evaluate; null after an empty batch
   int64_t ready_batch_ = kNoBatch;  // the batch that Backward may follow
   std::vector<float> zeros_;        // host memory, for empty batches
+  std::vector<const char*> forward_names_, backward_names_;  // of each layer's spans; empty without a track
 };
 
 absl::StatusOr<std::unique_ptr<Network>> Network::Create(const LayerFile& file, const NetworkOptions& options,

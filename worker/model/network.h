@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/layout.h"
+#include "common/trace.h"
 #include "kernels/device.h"
 
 namespace starring {
@@ -34,6 +35,7 @@ struct NetworkOptions {
   int64_t batch_max = 0;                                     // largest batch of this rank in training
   int64_t evaluation_batch_max = 0;                          // likewise in Evaluate; 0: as batch_max
   uint64_t seed = 0;                                         // dropout
+  TraceTrack* track = nullptr;  // of the thread that calls; outlives the network; null: there is no trace
 };
 
 // One batch in device memory.

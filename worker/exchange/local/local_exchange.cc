@@ -15,6 +15,8 @@ namespace {
 
 class LocalExchange final : public GradientExchange {
  public:
+  explicit LocalExchange(TraceTrack* track) : track_(track) {}
+
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
     if (job.world_size != 1 || job.rank != 0) {
       return absl::InvalidArgumentError(absl::StrCat("a local exchange has one worker, this is rank ", job.rank, " of ",
@@ -38,6 +40,7 @@ class LocalExchange final : public GradientExchange {
   // The gradient has just been written: it still is in the cache.
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
     const ElementRange range = buckets_.bucket(bucket);
+    const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
     const auto start = std::chrono::steady_clock::now();
     shard_->Apply({.step = step,
                    .bucket = bucket,
@@ -64,6 +67,7 @@ class LocalExchange final : public GradientExchange {
   ExchangeCounters counters() const override { return counters_; }
 
  private:
+  TraceTrack* const track_;
   BucketMap buckets_;
   std::span<float> parameters_;
   std::unique_ptr<ParameterShard> shard_;
@@ -72,6 +76,8 @@ class LocalExchange final : public GradientExchange {
 
 }  // namespace
 
-std::unique_ptr<GradientExchange> CreateLocalExchange() { return std::make_unique<LocalExchange>(); }
+std::unique_ptr<GradientExchange> CreateLocalExchange(TraceTrack* track) {
+  return std::make_unique<LocalExchange>(track);
+}
 
 }  // namespace starring

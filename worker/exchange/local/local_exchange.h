@@ -4,12 +4,14 @@
 
 #include <memory>
 
+#include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
 
 namespace starring {
 
 // Start fails with InvalidArgument unless job.world_size is 1. The same bits as a ring or a star of one.
-std::unique_ptr<GradientExchange> CreateLocalExchange();
+// `track` is the trainer's, or null.
+std::unique_ptr<GradientExchange> CreateLocalExchange(TraceTrack* track = nullptr);
 
 }  // namespace starring
 

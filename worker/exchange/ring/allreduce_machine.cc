@@ -12,8 +12,10 @@ AllreduceMachine::AllreduceMachine(const Options& options)
       shard_(*options.shard),
       parameters_(options.parameters),
       transport_(*options.transport),
+      track_(options.track),
       sum_(options.parameters.size()),
-      in_flight_(buckets_.bucket_count(), false) {
+      in_flight_(buckets_.bucket_count(), false),
+      submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
   CHECK_EQ(buckets_.element_count(), parameters_.size());
 }
 
@@ -24,6 +26,7 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
   if (transport_.world_size() == 1) return Apply({.step = step, .bucket = bucket}, gradient);
   in_flight_[bucket] = true;
   submitted_.push_back({.step = step, .bucket = bucket});
+  if (track_ != nullptr) submitted_ns_[bucket] = TraceNow();
   const int64_t bytes =
       2 * static_cast<int64_t>(gradient.size_bytes()) * (transport_.world_size() - 1) / transport_.world_size();
   counters_.bytes_sent += bytes;
@@ -37,12 +40,20 @@ void AllreduceMachine::OnCompletion(Transport::Token token) {
       std::find_if(submitted_.begin(), submitted_.end(), [&](const InFlight& s) { return s.bucket == bucket; });
   CHECK(found != submitted_.end());
   const ElementRange range = buckets_.bucket(bucket);
+  if (track_ != nullptr) {
+    track_->Add({.name = "exchange",
+                 .kind = TraceEvent::Kind::kFlight,
+                 .begin_ns = submitted_ns_[bucket],
+                 .end_ns = TraceNow(),
+                 .labels = {.step = found->step, .bucket = bucket}});
+  }
   Apply(*found, std::span<const float>(sum_).subspan(range.begin, range.size()));
   submitted_.erase(found);
   in_flight_[bucket] = false;
 }
 
 void AllreduceMachine::Apply(const InFlight& submitted, std::span<const float> sum) {
+  const TraceSpan span(track_, "apply", {.step = submitted.step, .bucket = submitted.bucket});
   const ElementRange range = buckets_.bucket(submitted.bucket);
   const auto start = std::chrono::steady_clock::now();
   shard_.Apply({.step = submitted.step,

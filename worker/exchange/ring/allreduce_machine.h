@@ -11,6 +11,7 @@
 
 #include "common/bucket_map.h"
 #include "common/parameter_shard.h"
+#include "common/trace.h"
 #include "worker/exchange/ring/bucket_machine.h"
 
 namespace starring {
@@ -22,6 +23,7 @@ class AllreduceMachine final : public BucketMachine {
     ParameterShard* shard = nullptr;  // owns every bucket whole
     std::span<float> parameters;      // the parameter vector
     Transport* transport = nullptr;
+    TraceTrack* track = nullptr;  // of whoever drives the machine; null: there is no trace
   };
   // All pointers outlive the machine.
   explicit AllreduceMachine(const Options& options);
@@ -41,9 +43,11 @@ class AllreduceMachine final : public BucketMachine {
   ParameterShard& shard_;
   const std::span<float> parameters_;
   Transport& transport_;
-  std::vector<float> sum_;          // as long as the parameter vector
-  std::vector<bool> in_flight_;     // by bucket
-  std::deque<InFlight> submitted_;  // oldest first; at most one entry a bucket
+  TraceTrack* const track_;
+  std::vector<float> sum_;             // as long as the parameter vector
+  std::vector<bool> in_flight_;        // by bucket
+  std::deque<InFlight> submitted_;     // oldest first; at most one entry a bucket
+  std::vector<int64_t> submitted_ns_;  // by bucket, with a track
   ExchangeCounters counters_;
 };
 

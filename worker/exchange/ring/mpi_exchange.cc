@@ -5,8 +5,8 @@
 
 namespace starring {
 
-std::unique_ptr<GradientExchange> CreateMpiExchange(MpiRuntime* runtime) {
-  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kAllreduce);
+std::unique_ptr<GradientExchange> CreateMpiExchange(MpiRuntime* runtime, Trace* trace) {
+  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kAllreduce, trace);
 }
 
 }  // namespace starring

@@ -4,13 +4,14 @@
 
 #include <memory>
 
+#include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/ring/mpi_runtime.h"
 
 namespace starring {
 
-// Collective over all ranks of `runtime`, which outlives the exchange.
-std::unique_ptr<GradientExchange> CreateMpiExchange(MpiRuntime* runtime);
+// Collective over all ranks of `runtime`, which outlives the exchange, as `trace` does (null: there is none).
+std::unique_ptr<GradientExchange> CreateMpiExchange(MpiRuntime* runtime, Trace* trace = nullptr);
 
 }  // namespace starring
 

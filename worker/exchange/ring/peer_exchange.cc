@@ -41,8 +41,8 @@ class PeerExchange::TrainerDrives {
   PeerExchange& exchange_;
 };
 
-PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm)
-    : algorithm_(algorithm), pump_(std::move(transport)) {}
+PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace)
+    : algorithm_(algorithm), track_(AddTrack(trace, {.name = "exchange"})), pump_(std::move(transport)) {}
 
 PeerExchange::~PeerExchange() { StopBackground(); }
 
@@ -68,10 +68,14 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
                                                                   .shard = shard_.get(),
                                                                   .parameters = parameters_,
                                                                   .transport = &pump_.transport(),
+                                                                  .track = track_,
                                                                   .first_tag = MessagePump::kFirstDataTag});
   } else {
-    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
-        .buckets = &job_.buckets, .shard = shard_.get(), .parameters = parameters_, .transport = &pump_.transport()});
+    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
+                                                                            .shard = shard_.get(),
+                                                                            .parameters = parameters_,
+                                                                            .transport = &pump_.transport(),
+                                                                            .track = track_});
   }
   pump_.set_machine(machine_.get());
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });

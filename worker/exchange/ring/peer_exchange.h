@@ -24,6 +24,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "common/parameter_shard.h"
+#include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/ring/bucket_machine.h"
 #include "worker/exchange/ring/message_pump.h"
@@ -35,7 +36,8 @@ class PeerExchange final : public GradientExchange {
  public:
   enum class Algorithm { kRing, kAllreduce };
 
-  PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm);
+  // `trace` outlives the exchange; null: there is none.
+  PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace = nullptr);
   ~PeerExchange() override;
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
@@ -63,6 +65,7 @@ class PeerExchange final : public GradientExchange {
   void StopBackground();
 
   const Algorithm algorithm_;
+  TraceTrack* const track_;  // guarded by mutex_
   JobSpec job_;
   std::span<float> parameters_;
 

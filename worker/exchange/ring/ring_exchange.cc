@@ -5,8 +5,8 @@
 
 namespace starring {
 
-std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime) {
-  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kRing);
+std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime, Trace* trace) {
+  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kRing, trace);
 }
 
 }  // namespace starring

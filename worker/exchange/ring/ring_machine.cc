@@ -36,15 +36,18 @@ RingMachine::RingMachine(const Options& options)
       shard_(*options.shard),
       parameters_(options.parameters),
       transport_(*options.transport),
+      track_(options.track),
       rank_(transport_.rank()),
       world_size_(transport_.world_size()),
       first_tag_(options.first_tag),
       active_(BlocksInFlightMax(options.blocks_in_flight_max, world_size_)),
-      unready_blocks_(buckets_.bucket_count(), 0) {
+      unready_blocks_(buckets_.bucket_count(), 0),
+      submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
   CHECK_EQ(buckets_.world_size(), world_size_);
   CHECK_EQ(buckets_.element_count(), parameters_.size());
   for (Active& active : active_) {
     active.sum.resize(kChunkElements);
+    if (track_ != nullptr) active.posted_ns.resize(4 * std::max(0, world_size_ - 1));
   }
 }
 
@@ -52,6 +55,7 @@ void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradie
   const ElementRange range = buckets_.bucket(bucket);
   CHECK_EQ(gradient.size(), range.size());
   CHECK_EQ(unready_blocks_[bucket], 0) << "bucket " << bucket << " submitted twice without Await";
+  if (track_ != nullptr) submitted_ns_[bucket] = TraceNow();
   if (world_size_ == 1) return Apply(step, bucket, {.owned = range, .sum = gradient, .last = {}});
   const int64_t block_elements = ReductionBlockElements(world_size_);
   unready_blocks_[bucket] = (range.size() + block_elements - 1) / block_elements;
@@ -114,6 +118,7 @@ void RingMachine::OnCompletion(Transport::Token token) {
   const int hop = static_cast<int>(token & kHopMask);
   CHECK(active.used);
   --active.before_free;
+  TraceOperation(active, phase, hop);
   bool counts_for_ready = true;
   switch (phase) {
     case Phase::kReduceSend:
@@ -131,7 +136,7 @@ void RingMachine::OnCompletion(Transport::Token token) {
       OnGatherReceived(active, hop);
       break;
   }
-  if (counts_for_ready && --active.before_ready == 0) --unready_blocks_[active.bucket];
+  if (counts_for_ready && --active.before_ready == 0) CountReady(active);
   if (active.before_free == 0) {
     active.used = false;
     --active_count_;
@@ -139,11 +144,34 @@ void RingMachine::OnCompletion(Transport::Token token) {
   }
 }
 
+void RingMachine::CountReady(const Active& active) {
+  if (--unready_blocks_[active.bucket] > 0 || track_ == nullptr) return;
+  track_->Add({.name = "exchange",
+               .kind = TraceEvent::Kind::kFlight,
+               .begin_ns = submitted_ns_[active.bucket],
+               .end_ns = TraceNow(),
+               .labels = {.step = active.step, .bucket = active.bucket}});
+}
+
+void RingMachine::TraceOperation(Active& active, Phase phase, int hop) {
+  if (track_ == nullptr) return;
+  const bool sends = phase == Phase::kReduceSend || phase == Phase::kGatherSend;
+  track_->Add(
+      {.name = sends ? "send" : "receive",
+       .kind = TraceEvent::Kind::kFlight,
+       .begin_ns = PostedNs(active, phase, hop),
+       .end_ns = TraceNow(),
+       .labels = {.step = active.step, .bucket = active.bucket, .peer = sends ? (rank_ + 1) % world_size_ : Left(1)}});
+}
+
 void RingMachine::OnReduceReceived(Active& active, int hop) {
   const int hops = world_size_ - 1;
   const ElementRange range = Chunk(active, Left(2 + hop));
   if (hop < hops - 1) {
-    AddInto(Parameters(range), Gradient(active, range));
+    {
+      const TraceSpan span(track_, "sum", {.step = active.step, .bucket = active.bucket});
+      AddInto(Parameters(range), Gradient(active, range));
+    }
     Send(active, Phase::kReduceSend, hop + 1, Parameters(range));
     return;
   }
@@ -160,6 +188,7 @@ void RingMachine::OnGatherReceived(Active& active, int hop) {
 
 void RingMachine::Apply(int64_t step, int bucket, const Update& update) {
   if (update.owned.size() == 0) return;
+  const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
   shard_.Apply({.step = step,
                 .bucket = bucket,
@@ -191,14 +220,16 @@ std::span<const float> RingMachine::Gradient(const Active& active, ElementRange 
   return {active.gradient + (range.begin - active.block.begin), static_cast<size_t>(range.size())};
 }
 
-void RingMachine::Send(const Active& active, Phase phase, int hop, std::span<const float> data) {
+void RingMachine::Send(Active& active, Phase phase, int hop, std::span<const float> data) {
+  if (track_ != nullptr) PostedNs(active, phase, hop) = TraceNow();
   const int gather = phase == Phase::kGatherSend ? world_size_ - 1 : 0;
   counters_.bytes_sent += data.size_bytes();
   transport_.PostSend((rank_ + 1) % world_size_, Tag(active, gather + hop), std::as_bytes(data),
                       TokenOf(active, phase, hop));
 }
 
-void RingMachine::Receive(const Active& active, Phase phase, int hop, std::span<float> data) {
+void RingMachine::Receive(Active& active, Phase phase, int hop, std::span<float> data) {
+  if (track_ != nullptr) PostedNs(active, phase, hop) = TraceNow();
   const int gather = phase == Phase::kGatherReceive ? world_size_ - 1 : 0;
   counters_.bytes_received += data.size_bytes();
   transport_.PostReceive(Left(1), Tag(active, gather + hop), std::as_writable_bytes(data), TokenOf(active, phase, hop));

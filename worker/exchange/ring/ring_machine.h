@@ -32,6 +32,7 @@
 
 #include "common/bucket_map.h"
 #include "common/parameter_shard.h"
+#include "common/trace.h"
 #include "worker/exchange/ring/bucket_machine.h"
 
 namespace starring {
@@ -43,6 +44,7 @@ class RingMachine final : public BucketMachine {
     ParameterShard* shard = nullptr;  // owns this rank's RingSlice of every bucket
     std::span<float> parameters;      // the parameter vector
     Transport* transport = nullptr;
+    TraceTrack* track = nullptr;   // of whoever drives the machine; null: there is no trace
     int first_tag = 0;             // tags from here on are the machine's
     int blocks_in_flight_max = 0;  // 0: as many as limits.h allows operations
   };
@@ -78,6 +80,7 @@ class RingMachine final : public BucketMachine {
     std::vector<float> sum;           // scratch for the owned chunk
     int before_ready = 0;             // operations that must complete before the trainer may go on
     int before_free = 0;              // operations not complete yet
+    std::vector<int64_t> posted_ns;   // by phase and hop, with a track
   };
 
   // What the owner of a chunk does to it; the spans are as in ApplyArgs.
@@ -100,16 +103,24 @@ class RingMachine final : public BucketMachine {
   // A slot for the block that begins at `begin`; null if all are in use, or the block's last step still is in flight.
   Active* FreeSlotFor(int64_t begin);
   void StartBlock(Active& active);
-  void Send(const Active& active, Phase phase, int hop, std::span<const float> data);
-  void Receive(const Active& active, Phase phase, int hop, std::span<float> data);
+  void Send(Active& active, Phase phase, int hop, std::span<const float> data);
+  void Receive(Active& active, Phase phase, int hop, std::span<float> data);
   void OnReduceReceived(Active& active, int hop);
   void Apply(int64_t step, int bucket, const Update& update);
   void OnGatherReceived(Active& active, int hop);
+
+  // When the operation was posted, and what has happened since.
+  int64_t& PostedNs(Active& active, Phase phase, int hop) {
+    return active.posted_ns[static_cast<int>(phase) * (world_size_ - 1) + hop];
+  }
+  void TraceOperation(Active& active, Phase phase, int hop);
+  void CountReady(const Active& active);
 
   const BucketMap& buckets_;
   ParameterShard& shard_;
   const std::span<float> parameters_;
   Transport& transport_;
+  TraceTrack* const track_;
   const int rank_;
   const int world_size_;
   const int first_tag_;
@@ -119,6 +130,7 @@ class RingMachine final : public BucketMachine {
   int active_count_ = 0;
   int64_t started_count_ = 0;
   std::vector<int64_t> unready_blocks_;  // by bucket
+  std::vector<int64_t> submitted_ns_;    // likewise, with a track
   ExchangeCounters counters_;
 };
 

@@ -56,6 +56,7 @@ Lane::Lane(Options options) : options_(std::move(options)), stub_(options_.chann
 void Lane::Post(std::unique_ptr<StarRequest> request) {
   if (closing_) return;
   request->since = std::chrono::steady_clock::now();
+  if (options_.track != nullptr) request->posted_ns = TraceNow();
   waiting_.push_back(std::move(request));
   WriteNext();
 }
@@ -121,6 +122,7 @@ void Lane::WriteNext() {
   } else if (!waiting_.empty() && sent_.size() < kLaneRequestsMax) {
     std::unique_ptr<StarRequest>& request = waiting_.front();
     if (!std::exchange(request->was_sent, true)) request->since = std::chrono::steady_clock::now();
+    if (IsTraced(*request)) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = LabelsOf(*request)};
     if (request->fields.shared()) {
       Write(request->fields, {}, nullptr);
     } else {
@@ -140,6 +142,10 @@ void Lane::Write(const ExchangeMessage& fields, std::span<const std::byte> paylo
 
 void Lane::OnWrite(bool ok) {
   writing_ = false;
+  if (write_.name != nullptr) {
+    write_.end_ns = TraceNow();
+    options_.track->Add(std::exchange(write_, {}));
+  }
   if (!ok || state_ != State::kOpen) {
     EndCall();
     return;
@@ -191,14 +197,32 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
                      ", expected ", expected, shared ? " in shared memory" : "")));
     return;
   }
-  if (shared) {
-    payload_bytes_received_ += request->shared_answer_bytes;
-  } else {
-    CopyPieces(message.payload, request->destination);
+  {
+    const TraceSpan span(IsTraced(*request) ? options_.track : nullptr, "receive", LabelsOf(*request));
+    if (shared) {
+      payload_bytes_received_ += request->shared_answer_bytes;
+    } else {
+      CopyPieces(message.payload, request->destination);
+    }
+  }
+  if (IsTraced(*request)) {
+    options_.track->Add({.name = "exchange",
+                         .kind = TraceEvent::Kind::kFlight,
+                         .begin_ns = request->posted_ns,
+                         .end_ns = TraceNow(),
+                         .labels = LabelsOf(*request)});
   }
   if (request->parameter_memory != nullptr) *request->parameter_memory = message.fields.parameter_memory();
   options_.on_answer(std::move(request));
   WriteNext();
+}
+
+bool Lane::IsTraced(const StarRequest& request) const {
+  return options_.track != nullptr && request.fields.kind() == ExchangeMessage::GRADIENT;
+}
+
+TraceLabels Lane::LabelsOf(const StarRequest& request) const {
+  return {.step = request.fields.step(), .bucket = request.fields.bucket(), .peer = options_.shard};
 }
 
 std::vector<std::unique_ptr<StarRequest>> Lane::TakeRequests() {

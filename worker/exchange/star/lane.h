@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "common/star/grpc_transport.h"
+#include "common/trace.h"
 #include "worker/exchange/star/star_request.h"
 
 namespace starring {
@@ -32,6 +33,7 @@ class Lane {
     int shard = 0;
     int lane = 0;
     uint64_t job_id = 0;
+    TraceTrack* track = nullptr;  // null: there is no trace
     // `request` has its answer, which is copied to its destination.
     std::function<void(std::unique_ptr<StarRequest> request)> on_answer;
     // The job has failed, or this lane cannot go on: nothing will be answered any more.
@@ -74,6 +76,9 @@ class Lane {
   void WriteNext();
   void Write(const v1::ExchangeMessage& fields, std::span<const std::byte> payload, std::shared_ptr<const void> keeper);
   void TakeAnswer(const ReceivedMessage& message);
+  // Of the exchange of a gradient; other requests are not traced.
+  bool IsTraced(const StarRequest& request) const;
+  TraceLabels LabelsOf(const StarRequest& request) const;
   // Ends a stream that is of no use any more, once gRPC has given back its events.
   void EndCall();
 
@@ -107,6 +112,7 @@ class Lane {
   bool reading_ = false;
   bool writing_ = false;
   bool finishing_ = false;
+  TraceEvent write_;  // what is being written, if it is traced: has a name
 };
 
 }  // namespace starring

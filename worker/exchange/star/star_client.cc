@@ -40,20 +40,22 @@ StarClient::StarClient(Options options) : options_(std::move(options)) {
     const Shard& shard = options_.shards[s];
     lanes_.emplace_back();
     for (size_t l = 0; l < shard.lanes.size(); ++l) {
-      lanes_.back().push_back(std::make_unique<Lane>(
-          Lane::Options{.channel = shard.lanes[l],
-                        .queue = &queue_,
-                        .rank = options_.rank,
-                        .shard = static_cast<int>(s),
-                        .lane = static_cast<int>(l),
-                        .job_id = shard.job_id,
-                        .on_answer = [this](std::unique_ptr<StarRequest> request) { OnAnswer(std::move(request)); },
-                        .on_failure =
-                            [this, s](const absl::Status& why) {
-                              Fail(absl::Status(why.code(), absl::StrCat("server ", options_.shards[s].address, ": ",
-                                                                         std::string(why.message()))),
-                                   Tell::kNobody);
-                            }}));
+      lanes_.back().push_back(std::make_unique<Lane>(Lane::Options{
+          .channel = shard.lanes[l],
+          .queue = &queue_,
+          .rank = options_.rank,
+          .shard = static_cast<int>(s),
+          .lane = static_cast<int>(l),
+          .job_id = shard.job_id,
+          .track =
+              AddTrack(options_.trace, {.name = absl::StrCat("exchange: lane ", l, ", server ", s), .peer = "shard"}),
+          .on_answer = [this](std::unique_ptr<StarRequest> request) { OnAnswer(std::move(request)); },
+          .on_failure =
+              [this, s](const absl::Status& why) {
+                Fail(absl::Status(why.code(), absl::StrCat("server ", options_.shards[s].address, ": ",
+                                                           std::string(why.message()))),
+                     Tell::kNobody);
+              }}));
     }
   }
   thread_ = std::thread([this] { Run(); });

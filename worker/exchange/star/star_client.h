@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/trace.h"
 #include "worker/exchange/star/lane.h"
 #include "worker/exchange/star/star_request.h"
 
@@ -36,6 +37,7 @@ class StarClient {
     int rank = 0;
     std::vector<Shard> shards;
     std::chrono::milliseconds exchange_deadline{60'000};
+    Trace* trace = nullptr;  // outlives the client; null: there is none
   };
   explicit StarClient(Options options);
   // Gives up what is in flight. Afterwards gRPC refers to no memory of the caller.

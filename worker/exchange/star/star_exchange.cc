@@ -109,7 +109,8 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   StarClient::Options client{
       .rank = job.rank,
       .shards = {},
-      .exchange_deadline = std::chrono::milliseconds(absl::ToInt64Milliseconds(job.exchange_deadline))};
+      .exchange_deadline = std::chrono::milliseconds(absl::ToInt64Milliseconds(job.exchange_deadline)),
+      .trace = options_.trace};
   std::vector<JoinTarget> targets;
   for (const std::string& address : options_.addresses) {
     client.shards.push_back({.address = address, .job_id = 0, .lanes = {}});

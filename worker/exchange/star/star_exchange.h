@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
 
 namespace starring {
@@ -27,6 +28,7 @@ struct StarOptions {
   // How arrays travel if all servers are on this machine. Elsewhere, and if memory cannot be shared: by socket.
   enum class SameHost { kSharedMemory, kSocket };
   SameHost same_host = SameHost::kSharedMemory;
+  Trace* trace = nullptr;  // outlives the exchange; null: there is none
 };
 
 // Connects in Start. Fails with InvalidArgument on a wrong option.

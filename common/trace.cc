@@ -1,0 +1,153 @@
+#include "common/trace.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "common/atomic_file.h"
+
+namespace starring {
+namespace {
+
+constexpr int kServersFrom = 10000;  // process ids of servers; workers count from 1
+
+const char* RoleName(Trace::Role role) { return role == Trace::Role::kWorker ? "worker" : "server"; }
+
+std::string BootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
+}
+
+int64_t WallMinusMonotonicMicroseconds() {
+  timespec wall;
+  clock_gettime(CLOCK_REALTIME, &wall);
+  return (wall.tv_sec * int64_t{1000000000} + wall.tv_nsec - TraceNow()) / 1000;
+}
+
+// Layer names come from people's files.
+std::string Quoted(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += static_cast<unsigned char>(c) < 0x20 ? '?' : c;
+  }
+  return quoted + "\"";
+}
+
+// Chrome counts in microseconds.
+void AppendMicroseconds(const char* field, int64_t ns, std::string* json) {
+  const int64_t fraction = ns % 1000;
+  absl::StrAppend(json, field, ns / 1000, fraction < 10 ? ".00" : fraction < 100 ? ".0" : ".", fraction);
+}
+
+void AppendLabels(const TraceLabels& labels, const char* peer, std::string* json) {
+  absl::StrAppend(json, ",\"args\":{");
+  const char* separator = "\"";
+  const auto append = [&](const char* name, int64_t value) {
+    if (value < 0) return;
+    absl::StrAppend(json, separator, name, "\":", value);
+    separator = ",\"";
+  };
+  append("step", labels.step);
+  append("bucket", labels.bucket);
+  append(peer, labels.peer);
+  absl::StrAppend(json, "}");
+}
+
+void AppendMetadata(const char* name, const std::string& where, const std::string& arguments, std::string* json) {
+  absl::StrAppend(json, "{\"ph\":\"M\",\"name\":\"", name, "\",", where, ",\"args\":{", arguments, "}},\n");
+}
+
+}  // namespace
+
+void TraceTrack::Add(const TraceEvent& event) {
+  // Once, and not in the middle of a later step; pages that are not written to take no memory.
+  if (events_.capacity() == 0) events_.reserve(options_.events_max);
+  if (added_count_ < options_.events_max) {
+    events_.push_back(event);
+  } else {
+    events_[added_count_ % options_.events_max] = event;
+  }
+  ++added_count_;
+}
+
+std::string Trace::PathOf(const Options& options) {
+  const size_t name = options.path.rfind('/') + 1;  // 0 if there is none
+  const size_t dot = options.path.rfind('.');
+  const size_t cut = dot != std::string::npos && dot > name ? dot : options.path.size();
+  return absl::StrCat(options.path.substr(0, cut), ".", RoleName(options.role), "-", options.number,
+                      options.path.substr(cut));
+}
+
+absl::StatusOr<std::unique_ptr<Trace>> Trace::Create(Options options) {
+  std::unique_ptr<Trace> trace(new Trace(std::move(options)));
+  // Now, and not when the training is over.
+  if (const absl::Status status = trace->Write(); !status.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat("flag --trace cannot be \"", trace->options_.path,
+                                                   "\": ", std::string(status.message()),
+                                                   ": name a file in a folder that exists and can be written to"));
+  }
+  return trace;
+}
+
+TraceTrack* Trace::AddTrack(TraceTrack::Options options) {
+  const std::lock_guard lock(mutex_);
+  return &tracks_.emplace_back(std::move(options));
+}
+
+absl::Status Trace::Write() const {
+  const std::lock_guard lock(mutex_);
+  return WriteFileAtomically(PathOf(options_), Json());
+}
+
+std::string Trace::Json() const {
+  const int process = options_.number + (options_.role == Role::kWorker ? 1 : kServersFrom);
+  const std::string in_process = absl::StrCat("\"pid\":", process);
+  std::string json = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  AppendMetadata("process_sort_index", in_process, absl::StrCat("\"sort_index\":", process), &json);
+  int64_t dropped_count = 0;
+  int64_t flight = 0;
+  int number = 0;
+  for (const TraceTrack& track : tracks_) {
+    const std::string where = absl::StrCat(in_process, ",\"tid\":", ++number);
+    AppendMetadata("thread_name", where, absl::StrCat("\"name\":", Quoted(track.options_.name)), &json);
+    AppendMetadata("thread_sort_index", where, absl::StrCat("\"sort_index\":", number), &json);
+    dropped_count += track.added_count_ - track.kept_count();
+    for (int64_t i = track.added_count_ - track.kept_count(); i < track.added_count_; ++i) {
+      const TraceEvent& event = track.events_[i % track.options_.events_max];
+      const std::string what = absl::StrCat("\",\"name\":", Quoted(event.name), ",", where);
+      if (event.kind == TraceEvent::Kind::kSpan) {
+        absl::StrAppend(&json, "{\"ph\":\"X", what);
+        AppendMicroseconds(",\"dur\":", event.end_ns - event.begin_ns, &json);
+      } else {
+        // Two events, which a name of their own holds together.
+        const std::string both = absl::StrCat(what, ",\"cat\":\"flight\",\"id\":\"", process, ".", ++flight, "\"");
+        absl::StrAppend(&json, "{\"ph\":\"e", both);
+        AppendMicroseconds(",\"ts\":", event.end_ns, &json);
+        absl::StrAppend(&json, "},\n{\"ph\":\"b", both);
+      }
+      AppendMicroseconds(",\"ts\":", event.begin_ns, &json);
+      AppendLabels(event.labels, track.options_.peer, &json);
+      absl::StrAppend(&json, "},\n");
+    }
+  }
+  AppendMetadata("process_name", in_process,
+                 absl::StrCat("\"name\":\"", RoleName(options_.role), " ", options_.number, "\""), &json);
+  json.resize(json.size() - 2);  // the last comma
+  absl::StrAppend(&json, "\n],\"otherData\":{\"role\":\"", RoleName(options_.role), "\",\"number\":", options_.number,
+                  ",\"host\":", Quoted(HostName()), ",\"boot_id\":", Quoted(BootId()),
+                  ",\"wall_minus_monotonic_us\":", WallMinusMonotonicMicroseconds(),
+                  ",\"dropped_events\":", dropped_count, "}}\n");
+  return json;
+}
+
+}  // namespace starring
