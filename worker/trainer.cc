@@ -327,9 +327,10 @@ absl::Status TrainerImpl::SumLosses() {
 absl::Status TrainerImpl::GatherUse() {
   static_assert(2 * kWorldSizeMax <= kSumValuesMax);
   const auto part_ms = [this](StepPart part) { return result_.step_summary.part_ms[static_cast<int>(part)]; };
-  std::vector<double> values(static_cast<size_t>(2 * worker_.world_size));
-  values[static_cast<size_t>(2 * worker_.rank)] = part_ms(StepPart::kForward) + part_ms(StepPart::kBackward);
-  values[static_cast<size_t>(2 * worker_.rank + 1)] = processor_use_.percent();
+  const auto rank = static_cast<size_t>(worker_.rank);
+  std::vector<double> values(2 * static_cast<size_t>(worker_.world_size));
+  values[2 * rank] = part_ms(StepPart::kForward) + part_ms(StepPart::kBackward);
+  values[2 * rank + 1] = processor_use_.percent();
   RETURN_IF_ERROR(exchange_.Sum(values));
   for (size_t i = 0; i < values.size(); i += 2) {
     result_.workers.push_back({.compute_ms = values[i], .cpu_percent = values[i + 1]});

@@ -53,8 +53,8 @@ _LOADERS = {"BM_LoaderMnist": ("mnist", "none"), "BM_LoaderCifarCropFlip": ("cif
 def loaders(torch):
     """Entries of `loaders`: images of the sizes of MNIST and CIFAR-10, batches of 64."""
     core = ["taskset", "-c", str(machine.cores()[0])]
-    text = programs.run([*core, programs.binary("bench/loader_bench"), "--benchmark_filter=BM_Loader.*threads:1/depth:0",
-                         "--benchmark_format=json", "--benchmark_min_time=0.3"])
+    text = programs.run([*core, programs.binary("bench/loader_bench"), "--benchmark_format=json",
+                         "--benchmark_filter=BM_Loader.*threads:1/depth:0", "--benchmark_min_time=0.3"])
     found = []
     for row in json.loads(text)["benchmarks"]:
         dataset, augment = _LOADERS[row["name"].partition("/")[0]]

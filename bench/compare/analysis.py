@@ -54,7 +54,8 @@ def _baseline(results, configuration):
     per_worker = configuration["global_batch"] / configuration["workers"]
     found = None
     for other in results["configurations"]:
-        if (other["workers"], other["sync"], other["model"]) != (1, wanted, configuration["model"]) or not other["runs"]:
+        identity = (other["workers"], other["sync"], other["model"])
+        if identity != (1, wanted, configuration["model"]) or not other["runs"]:
             continue
         section = other.get("section", "machine")
         if section not in ("machine", configuration.get("section", "machine")):

@@ -37,6 +37,7 @@ class Job:
     settings: Dict[str, str]  # of the peer
     threads: int = 1
     lab: object = None  # a bench.netlab.Netlab
+    launch_flags: List[str] = dataclasses.field(default_factory=list)
 
     @property
     def group(self):
@@ -69,7 +70,7 @@ class Job:
                 f"--workers={configuration['workers']}", f"--cores_per_worker={self.threads}"]
         if configuration["servers"]:
             argv += [f"--servers={configuration['servers']}", "--cores_per_server=1"]
-        return argv
+        return argv + self.launch_flags
 
     def _lab_commands(self, flags):
         sync, workers = self.configuration["sync"], self.configuration["workers"]

@@ -7,13 +7,18 @@ Leaves index.html, summary.md, results.json and runs.csv in the folder --out. Ex
 part failed (the report says which), 2: the command line was refused.
 """
 
+import dataclasses
 import datetime
 import os
 import statistics
 import sys
+import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+
+# Of this folder: the standard library has another.
+import trace
 
 import agreement
 import alone
@@ -183,17 +188,20 @@ class Comparison:
 
     def _trace(self, groups):
         """A short run of each of ours with a timeline, which costs little but is no measurement."""
-        try:
-            import trace_files
-        except ImportError:
+        if not hasattr(trace, "merge_files"):
             return
         workers = max(self.options.workers)
         traced = [job for group in groups for job in group
                   if job.configuration["sync"] in ("star", "ring") and job.configuration["workers"] == workers and
                   job.configuration["model"] == self.options.models[0] and job.configuration["scaling"] == "weak"]
         for job in traced:
-            name = trace_files.run(job, TRACE_STEPS, self.gpus, self.out)
-            job.configuration["trace"] = name
+            configuration = job.configuration
+            name = f"trace-{configuration['accounting']}-{configuration['sync']}.json"
+            with tempfile.TemporaryDirectory() as folder:
+                each = os.path.join(folder, "trace.json")
+                measure.run_job(dataclasses.replace(job, launch_flags=["--trace=" + each]), TRACE_STEPS, self.gpus)
+                trace.merge_files(trace.files_of(each), os.path.join(self.out, name))
+            configuration["trace"] = name
             self.results["trace"] = self.results["trace"] or name
 
     def _finish(self):
