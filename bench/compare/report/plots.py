@@ -7,9 +7,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocat
 
 from . import labels, svg, units, view
 
-_ROW_HEIGHT = 23
-_BAR_MARGIN = 44  # the axis below the bars and its label
-_LINES_HEIGHT = 230
+_ROW_HEIGHT = 24
+_BAR_MARGIN = 48  # the axis below the bars and its label
+_LINES_HEIGHT = 240
 _POINTS_MAX = 150
 _TICK_STEPS = (1, 2, 5, 10)
 
@@ -54,7 +54,7 @@ def throughput(key, rows):
                   markersize=7)
         axes.text(max(rate["max"], rate["median"]) + 0.03 * largest, place, units.count(rate["median"]), va="center",
                   size=svg.FONT_SIZE - 1)
-    axes.set_xlim(0, largest * 1.22)
+    axes.set_xlim(0, largest * 1.32)
     axes.xaxis.set_major_formatter(FuncFormatter(
         lambda value, _: f"{value / 1000:g}k" if largest >= 4000 else f"{value:g}"))
     axes.set_xlabel("samples/s")
@@ -78,7 +78,7 @@ def breakdown(key, rows):
         totals.append(left)
     for place, total in enumerate(totals):
         axes.text(total + 0.02 * max(totals), place, units.significant(total), va="center", size=svg.FONT_SIZE - 1)
-    axes.set_xlim(0, (max(totals) or 1) * 1.15)
+    axes.set_xlim(0, (max(totals) or 1) * 1.2)
     axes.set_xlabel("ms per step")
     return svg.inline(figure, key, "Stacked bars of a step's parts in milliseconds: " + "; ".join(
         f"{row['label']} {units.significant(total)}" for row, total in zip(rows, totals)))
@@ -206,7 +206,7 @@ def cpu(key, rows):
         totals.append(left)
     for place, total in enumerate(totals):
         axes.text(total + 0.02 * max(totals), place, f"{total:.0f} %", va="center", size=svg.FONT_SIZE - 1)
-    axes.set_xlim(0, (max(totals) or 1) * 1.17)
+    axes.set_xlim(0, (max(totals) or 1) * 1.24)
     axes.set_xlabel("CPU use, % of one core")
     return svg.inline(figure, key, "Bars of CPU use in percent of one core, all processes: " + "; ".join(
         f"{row['label']} {total:.0f}" for row, total in zip(rows, totals)))

@@ -21,7 +21,7 @@ _NAMES = {value: name for name, value in _COLORS.items()}
 
 # A panel is as wide as a phone: on a larger page several stand side by side, and no text is ever scaled down.
 WIDTH = 350
-FONT_SIZE = 11
+FONT_SIZE = 12
 
 _XLINK = "{http://www.w3.org/1999/xlink}href"
 

@@ -255,11 +255,13 @@ class ReportTest(unittest.TestCase):
             with open(path, encoding="utf-8") as file:
                 before = file.read()
             full = OSError(28, "No space left on device")
-            with mock.patch("os.fsync", side_effect=full), self.assertRaises(OSError):
-                write_report(self.few("lenet5/ring/2w/equal-workers/weak"), {"groups": [], "verdict": ["x"]}, folder)
-            with open(path, encoding="utf-8") as file:
-                self.assertEqual(file.read(), before)
-            self.assertEqual(sorted(os.listdir(folder)), ["index.html", "summary.md"])
+            other = self.few("lenet5/ring/2w/equal-workers/weak")
+            for call in ("os.fsync", "os.replace"):
+                with mock.patch(call, side_effect=full), self.assertRaises(OSError):
+                    write_report(other, {"groups": [], "verdict": ["x"]}, folder)
+                with open(path, encoding="utf-8") as file:
+                    self.assertEqual(file.read(), before)
+                self.assertEqual(sorted(os.listdir(folder)), ["index.html", "summary.md"])
 
 
 if __name__ == "__main__":
