@@ -1,0 +1,169 @@
+"""The process that keeps one lab of bench/netlab: builds it, says so, and takes it down when its standard input ends.
+
+    keeper.py --hosts=4 --rate=1gbit --folder=DIR
+
+Prints one line of JSON: {"processes": [one process id for each host, in whose namespaces the host lives]}, or
+{"error": why}.
+
+Words. A *host* is a network namespace with its own host name (UTS namespace) and its own /etc/hosts (mount namespace).
+The *switch* is one more network namespace, with a bridge. Each host has one link to the switch, shaped in both
+directions.
+
+No namespace has a name, and none of the interfaces ever exists in the network namespace of the machine. A namespace
+lives as long as a process in it: here a `cat` that reads from a pipe of the keeper, and ends with it. The keeper's own
+standard input is a pipe of whoever wants the lab, and ends with him. So whoever ends in whatever way, SIGKILL included,
+nothing stays behind.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+SUBNET = "10.77.0"
+NAMESPACES = ("net", "uts", "mnt")
+# What a link lets pass at once. Not below the largest packet that the kernel builds (64 KiB), which it would cut up.
+BURST_BYTES_MIN = 128 << 10
+# How much waits at a port of the switch before it drops. Switches of 1 Gbit/s have about so much.
+QUEUE_BYTES = 2 << 20
+END_SECONDS_MAX = 5
+
+
+class LabError(Exception):
+    pass
+
+
+def address(host):
+    return "%s.%d" % (SUBNET, host + 1)
+
+
+def bits_per_second(rate):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", rate)
+    if not match or float(match[1]) <= 0:
+        raise LabError("the rate %r is not a number and kbit, mbit or gbit: 1gbit" % rate)
+    return int(float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]])
+
+
+def run(*command):
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LabError("%s: %s" % (" ".join(command), (done.stderr or done.stdout).strip()))
+
+
+class Lab:
+    def __init__(self, hosts, rate, folder):
+        self.hosts = hosts
+        self.rate = rate
+        self.folder = folder
+        self.holders = []
+        # Read by the holders, which end with the keeper, the only one to have the other end.
+        self.until_end, self.alive = os.pipe()
+
+    def hold(self, script):
+        """A process in namespaces of its own: runs `script`, then stays."""
+        holder = subprocess.Popen(["unshare", "--net", "--uts", "--mount", "sh", "-ec", script + "\necho; exec cat"],
+                                  stdin=self.until_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.holders.append(holder)
+        if holder.stdout.readline() != b"\n":
+            raise LabError("cannot make a namespace: " + holder.stderr.read().decode().strip())
+        return holder.pid
+
+    def build(self):
+        bits = bits_per_second(self.rate)
+        names = os.path.join(self.folder, "hosts")
+        with open(names, "w") as file:
+            file.write("127.0.0.1 localhost\n")
+            file.writelines("%s host%d\n" % (address(host), host) for host in range(self.hosts))
+        switch = self.hold("ip link add switch type bridge && ip link set switch up")
+        shape = ["root", "tbf", "rate", "%dbit" % bits, "burst", str(max(BURST_BYTES_MIN, bits // 8 // 1000)), "limit",
+                 str(QUEUE_BYTES)]
+        pids = []
+        for host in range(self.hosts):
+            pids.append(self.hold("hostname host%d; mount --bind '%s' /etc/hosts; ip link set lo up" % (host, names)))
+            port = "port%d" % host
+            at_switch = ["nsenter", "--target=%d" % switch, "--net"]
+            at_host = ["nsenter", "--target=%d" % pids[-1], "--net"]
+            run(*at_switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pids[-1]))
+            run(*at_switch, "ip", "link", "set", port, "master", "switch", "addrgenmode", "none", "up")
+            run(*at_switch, "tc", "qdisc", "add", "dev", port, *shape)
+            run(*at_host, "ip", "address", "add", address(host) + "/24", "dev", "eth0")
+            run(*at_host, "ip", "link", "set", "eth0", "addrgenmode", "none", "up")
+            run(*at_host, "tc", "qdisc", "add", "dev", "eth0", *shape)
+        self.write_agent(pids)
+        return pids
+
+    def write_agent(self, pids):
+        """What mpirun calls as if it were ssh: [-options] HOST WORDS..., of which the remote shell makes a command."""
+        cases = "".join("  host%d) pid=%d ;;\n" % (host, pid) for host, pid in enumerate(pids))
+        agent = os.path.join(self.folder, "agent")
+        with open(agent, "w") as file:
+            file.write('#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
+                       'case $1 in\n%s  *) echo "netlab: no host $1" >&2; exit 2 ;;\nesac\nshift\n'
+                       'exec nsenter --target="$pid" --net --uts --mount --wd="$PWD" sh -c "$*"\n' % cases)
+        os.chmod(agent, 0o755)
+
+    def inhabitants(self):
+        """The processes that others started in the lab."""
+        own = {holder.pid for holder in self.holders}
+        places = set()
+        for pid in own:
+            places |= {_namespace(pid, "net")}
+        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in own]
+        return [pid for pid in found if _namespace(pid, "net") in places - {None, _namespace("self", "net")}]
+
+    def take_down(self):
+        """Ends what still runs in the lab, politely first; then the lab."""
+        end = time.monotonic() + END_SECONDS_MAX
+        signal_number = signal.SIGTERM
+        while inhabitants := self.inhabitants():
+            for pid in inhabitants:
+                try:
+                    os.kill(pid, signal_number)
+                except ProcessLookupError:
+                    pass
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)  # polls /proc: there is nothing to be woken by
+            signal_number = signal.SIGKILL
+        os.close(self.alive)
+        for holder in self.holders:
+            holder.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _namespace(pid, kind):
+    try:
+        return os.readlink("/proc/%s/ns/%s" % (pid, kind))
+    except OSError:
+        return None
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--hosts", type=int, required=True)
+    parser.add_argument("--rate", required=True)
+    parser.add_argument("--folder", required=True)
+    flags = parser.parse_args()
+    # Whoever wants the lab says when it ends, by the end of standard input; a signal meant for him is not for it.
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, signal.SIG_IGN)
+    lab = Lab(flags.hosts, flags.rate, flags.folder)
+    try:
+        try:
+            answer = {"processes": lab.build()}
+        except (LabError, OSError) as error:
+            answer = {"error": str(error)}
+        print(json.dumps(answer), flush=True)
+        if "processes" in answer:
+            sys.stdin.read()
+    finally:
+        lab.take_down()
+
+
+if __name__ == "__main__":
+    main()
