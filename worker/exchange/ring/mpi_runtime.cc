@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/bundled_open_mpi.h"
 #include "common/limits.h"
+#include "common/reduction_order.h"
 
 namespace starring {
 namespace {
@@ -62,6 +63,14 @@ void AvoidForbiddenSingleCopy() {
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*replace=*/0);
 }
 
+// A larger message is announced first, and waits for the receiver's answer, which queues behind the chunks that travel
+// the other way. The ring posts its receives before and bounds what is in flight: each chunk is sent at once.
+void SendChunksEagerly() {
+  constexpr int64_t kHeaderBytesMax = 1024;
+  const int64_t chunk_bytes = kChunkElements * static_cast<int64_t>(sizeof(float));
+  setenv("OMPI_MCA_btl_tcp_eager_limit", absl::StrCat(chunk_bytes + kHeaderBytesMax).c_str(), /*replace=*/0);
+}
+
 absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher) {
   if (world_size == launcher.world_size) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -76,6 +85,7 @@ absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher)
 absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvironment& launcher,
                                                               absl::Duration join_deadline) {
   AvoidForbiddenSingleCopy();
+  SendChunksEagerly();
   // mpirun of the bundle has said so to us already; srun has not.
   if (const std::string bundle = BundleFolder(); !bundle.empty()) UseBundledOpenMpi(bundle);
   int granted = MPI_THREAD_SINGLE;
