@@ -3,6 +3,9 @@
 //
 //   taskset -c 1 bazel-bin/bench/kernels_bench --benchmark_min_time=0.2
 //
+// --instruction_set=baseline or avx2 restricts our own loops and tiles; ONEDNN_MAX_CPU_ISA=SSE41 or AVX2 in the
+// environment restricts oneDNN.
+//
 // The measure of a GFLOP/s figure is Peak: independent fused multiply-adds in a matrix product that fits in the cache.
 #include <cstdint>
 #include <functional>
@@ -10,19 +13,33 @@
 #include <string>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
 #include "absl/strings/str_cat.h"
 #include "benchmark/benchmark.h"
+#include "common/check.h"
+#include "common/instruction_set.h"
 #include "kernels/cpu/cpu_device.h"
+
+ABSL_FLAG(std::string, instruction_set, "", "baseline, avx2 or avx512; empty: the best there is");
 
 namespace starring {
 namespace {
 
 constexpr int64_t kBatch = 64;
 
+InstructionSet ChosenInstructionSet() {
+  const std::string name = absl::GetFlag(FLAGS_instruction_set);
+  if (name == "baseline") return InstructionSet::kBaseline;
+  if (name == "avx2") return InstructionSet::kAvx2;
+  CHECK(name.empty() || name == "avx512") << "--instruction_set=" << name;
+  return name.empty() ? BestInstructionSet() : InstructionSet::kAvx512;
+}
+
 // One device and its buffers, filled with small numbers.
 class Bench {
  public:
-  Bench() : device_(CreateCpuDevice(1).value()) {}
+  Bench() : device_(CreateCpuDevice({.threads = 1, .instruction_set = ChosenInstructionSet()}).value()) {}
   Device* device() { return device_.get(); }
   float* Floats(int64_t count) {
     buffers_.push_back(device_->Allocate(count * static_cast<int64_t>(sizeof(float))).value());
@@ -177,7 +194,7 @@ void RegisterAll() {
 int main(int argc, char** argv) {
   starring::RegisterAll();
   benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  absl::ParseCommandLine(argc, argv);
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

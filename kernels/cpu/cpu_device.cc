@@ -15,7 +15,6 @@
 #include "kernels/cpu/global_average_pool.h"
 #include "kernels/cpu/max_pool.h"
 #include "kernels/cpu/onednn_conv2d.h"
-#include "kernels/cpu/onednn_dense.h"
 #include "kernels/cpu/softmax_cross_entropy.h"
 #include "kernels/cpu/tiled_conv2d.h"
 #include "kernels/cpu/tiled_dense.h"
@@ -60,15 +59,12 @@ class CpuDevice : public Device {
 
   absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
     RETURN_IF_ERROR(CheckShape(spec));
-    if (context_.instruction_set == InstructionSet::kAvx512 && TiledConv2dPays(spec)) {
-      return CreateTiledConv2d(&context_, spec);
-    }
+    if (TiledConv2dPays(spec, context_.instruction_set)) return CreateTiledConv2d(&context_, spec);
     return CreateOnednnConv2d(&context_, spec);
   }
   absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
     RETURN_IF_ERROR(CheckShape(spec));
-    if (context_.instruction_set == InstructionSet::kAvx512) return CreateTiledDense(&context_, spec);
-    return CreateOnednnDense(&context_, spec);
+    return CreateTiledDense(&context_, spec);
   }
   absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
     return CreateCpuMaxPool2d(&context_, spec);

@@ -19,8 +19,8 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads);
 
 struct CpuDeviceOptions {
   int threads = 1;
-  // Of our own loops and tiles, at most BestInstructionSet(): for tests. Below kAvx512, oneDNN computes what the tiles
-  // do otherwise, with its own choice of instructions.
+  // Of our own loops and tiles, at most BestInstructionSet(): for tests. oneDNN, which computes the other convolutions
+  // above kBaseline, chooses for itself.
   InstructionSet instruction_set = BestInstructionSet();
 };
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);

@@ -4,7 +4,8 @@
 //
 // Lanes run along one of two axes:
 //   kChannels  output channels. Good from 16 of them on; 6 would leave 10 of 16 lanes empty.
-//   kRow       columns and channels of an output row (kernels/cpu/row_lanes_avx512.h), for few channels and stride 1.
+//   kRow       columns and channels of an output row (kernels/cpu/row_lanes_avx512.h), for few channels and stride 1,
+//              with AVX-512 only.
 // dx always has lanes along window rows: for every input row the window rows of all output columns are computed and
 // then added up where they overlap.
 //
@@ -18,7 +19,7 @@
 #include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row_lanes_avx512.h"
-#include "kernels/cpu/tile_avx512.h"
+#include "kernels/cpu/tiles.h"
 
 namespace starring {
 namespace {
@@ -26,8 +27,8 @@ namespace {
 enum class Lanes { kChannels, kRow };
 
 // What is computed for nothing, per useful output; for kRow also the permutation that every kernel row shares.
-Lanes ChooseLanes(const Conv2dSpec& s) {
-  if (s.stride_width != 1 || s.stride_height != 1) return Lanes::kChannels;
+Lanes ChooseLanes(const Conv2dSpec& s, InstructionSet set) {
+  if (set != InstructionSet::kAvx512 || s.stride_width != 1 || s.stride_height != 1) return Lanes::kChannels;
   const auto waste = [](int64_t count) { return static_cast<double>(RoundUp(count, 16)) / static_cast<double>(count); };
   const double rows = static_cast<double>(std::min<int64_t>(s.kernel_height, kRowPartMax));
   const double row = waste(s.out_width() * s.out_channels) * (1 + 0.5 / rows);
@@ -112,6 +113,7 @@ class TiledConv2d : public Conv2d {
   void FinishRow(float* dweight, float* dbias) const;
 
   CpuContext* const context_;
+  const Tiles& tiles_;
   const Conv2dSpec spec_;
   const Lanes lanes_;
   const int64_t out_height_, out_width_, out_padded_;
@@ -130,8 +132,9 @@ class TiledConv2d : public Conv2d {
 
 TiledConv2d::TiledConv2d(CpuContext* context, const Conv2dSpec& spec)
     : context_(context),
+      tiles_(TilesOf(context->instruction_set)),
       spec_(spec),
-      lanes_(ChooseLanes(spec)),
+      lanes_(ChooseLanes(spec, context->instruction_set)),
       out_height_(spec.out_height()),
       out_width_(spec.out_width()),
       out_padded_(RoundUp(spec.out_channels, 16)),
@@ -222,20 +225,20 @@ RowPart TiledConv2d::PartOf(const KernelPart& part, const float* image) const {
 void TiledConv2d::ForwardChannels(const float* image, const float* packed, const float* bias, float* y) const {
   const int64_t row = width_ * spec_.in_channels;
   for (int64_t h = 0; h < out_height_; ++h) {
-    RunTiles({.a = image + h * spec_.stride_height * row,
-              .a_inner = row,
-              .a_row = spec_.stride_width * spec_.in_channels,
-              .a_k = 1,
-              .b = packed,
-              .b_inner = window_row_ * out_padded_,
-              .b_k = out_padded_,
-              .inner = spec_.kernel_height,
-              .depth = window_row_,
-              .init = bias,
-              .c = y + h * out_width_ * spec_.out_channels,
-              .c_row = spec_.out_channels,
-              .relu = spec_.activation == Activation::kRelu},
-             out_width_, spec_.out_channels);
+    tiles_.run({.a = image + h * spec_.stride_height * row,
+                .a_inner = row,
+                .a_row = spec_.stride_width * spec_.in_channels,
+                .a_k = 1,
+                .b = packed,
+                .b_inner = window_row_ * out_padded_,
+                .b_k = out_padded_,
+                .inner = spec_.kernel_height,
+                .depth = window_row_,
+                .init = bias,
+                .c = y + h * out_width_ * spec_.out_channels,
+                .c_row = spec_.out_channels,
+                .relu = spec_.activation == Activation::kRelu},
+               out_width_, spec_.out_channels);
   }
 }
 
@@ -254,7 +257,7 @@ void TiledConv2d::ForwardRow(const float* image, const float* packed, float* y) 
 void TiledConv2d::Forward(const float* x, const float* weight, const float* bias, float* y) {
   float* const packed = ShareAt(context_->threads).image;
   if (lanes_ == Lanes::kChannels) {
-    Transpose(weight, kernel_, spec_.out_channels, kernel_, packed, out_padded_);
+    tiles_.transpose(weight, kernel_, spec_.out_channels, kernel_, packed, out_padded_);
   } else {
     RepeatChannels(weight, bias, packed);
   }
@@ -277,20 +280,20 @@ void TiledConv2d::WeightGradientChannels(const float* image, const float* dy, co
   const int64_t row = width_ * spec_.in_channels;
   for (int64_t kh = 0; kh < spec_.kernel_height; ++kh) {
     float* const sums = share.dweight + kh * window_row_ * out_padded_;
-    RunTiles({.a = image + kh * row,
-              .a_inner = spec_.stride_height * row,
-              .a_row = 1,
-              .a_k = spec_.stride_width * spec_.in_channels,
-              .b = dy,
-              .b_inner = out_width_ * spec_.out_channels,
-              .b_k = spec_.out_channels,
-              .inner = out_height_,
-              .depth = out_width_,
-              .init = sums,
-              .init_row = out_padded_,
-              .c = sums,
-              .c_row = out_padded_},
-             window_row_, spec_.out_channels);
+    tiles_.run({.a = image + kh * row,
+                .a_inner = spec_.stride_height * row,
+                .a_row = 1,
+                .a_k = spec_.stride_width * spec_.in_channels,
+                .b = dy,
+                .b_inner = out_width_ * spec_.out_channels,
+                .b_k = spec_.out_channels,
+                .inner = out_height_,
+                .depth = out_width_,
+                .init = sums,
+                .init_row = out_padded_,
+                .c = sums,
+                .c_row = out_padded_},
+               window_row_, spec_.out_channels);
   }
 }
 
@@ -320,31 +323,31 @@ void TiledConv2d::InputGradientOf(const float* weight, const float* dy, const Sh
       std::fill_n(dx + h * dx_row, dx_row, 0.0f);
       continue;
     }
-    RunTiles({.a = dy + first_row * dy_row,
-              .a_inner = -dy_row,
-              .a_row = spec_.out_channels,
-              .a_k = 1,
-              .b = weight + first_kh * window_row_,
-              .b_inner = spec_.stride_height * window_row_,
-              .b_k = kernel_,
-              .inner = rows,
-              .depth = spec_.out_channels,
-              .c = share.windows + kWindowMargin,
-              .c_row = window_row_ + 2 * kWindowMargin},
-             out_width_, window_row_);
-    AddWindows({.in = share.windows,
-                .windows = out_width_,
-                .width = window_row_,
-                .step = spec_.stride_width * spec_.in_channels,
-                .skip = spec_.padding_width * spec_.in_channels,
-                .out = dx + h * dx_row,
-                .count = dx_row});
+    tiles_.run({.a = dy + first_row * dy_row,
+                .a_inner = -dy_row,
+                .a_row = spec_.out_channels,
+                .a_k = 1,
+                .b = weight + first_kh * window_row_,
+                .b_inner = spec_.stride_height * window_row_,
+                .b_k = kernel_,
+                .inner = rows,
+                .depth = spec_.out_channels,
+                .c = share.windows + kWindowMargin,
+                .c_row = window_row_ + 2 * kWindowMargin},
+               out_width_, window_row_);
+    tiles_.add_windows({.in = share.windows,
+                        .windows = out_width_,
+                        .width = window_row_,
+                        .step = spec_.stride_width * spec_.in_channels,
+                        .skip = spec_.padding_width * spec_.in_channels,
+                        .out = dx + h * dx_row,
+                        .count = dx_row});
   }
 }
 
 void TiledConv2d::FinishChannels(float* dweight, float* dbias) const {
   const Share sums = ShareAt(0);
-  Transpose(sums.dweight, out_padded_, kernel_, spec_.out_channels, dweight, kernel_);
+  tiles_.transpose(sums.dweight, out_padded_, kernel_, spec_.out_channels, dweight, kernel_);
   if (dbias != nullptr) std::copy_n(sums.dbias, spec_.out_channels, dbias);
 }
 
@@ -386,8 +389,8 @@ void TiledConv2d::Backward(const float* x, const float* weight, const float* y, 
       const float* const y_image = y == nullptr ? nullptr : y + n * y_image_;
       float* const dy_image = dy + n * y_image_;
       if (masks_in_place) {
-        MaskAndSum(y_image, dy_image, out_height_ * out_width_, spec_.out_channels,
-                   dbias == nullptr || lanes_ == Lanes::kRow ? nullptr : share.dbias);
+        tiles_.mask_and_sum(y_image, dy_image, out_height_ * out_width_, spec_.out_channels,
+                            dbias == nullptr || lanes_ == Lanes::kRow ? nullptr : share.dbias);
       }
       const float* const image = Padded(x + n * x_image_, share);
       if (lanes_ == Lanes::kChannels) {

@@ -1,5 +1,5 @@
-// Convolutions by our own tiles (kernels/cpu/tile_avx512.h), for few input channels, where oneDNN's vectors are mostly
-// empty.
+// Convolutions by our own tiles (kernels/cpu/tiles.h): for few input channels, where oneDNN's vectors are mostly empty,
+// and for all without AVX2, where oneDNN takes the detour over im2col and allocates.
 //
 // Measured at one thread on Zen 4 (2026-11-21), batch 64, microseconds forward and backward, where
 // oneDNN's backward has no ReLU mask to apply yet:
@@ -7,21 +7,29 @@
 //   6 -> 16, 5x5, 14x14:                  oneDNN 321, 993; this 305, 654
 //   1 -> 32, 3x3, 28x28, no dx:           oneDNN 409, 514; this 335, 452
 //   3 -> 16, 3x3, 32x32, padding 1, no dx: oneDNN 648, 731; this 622, 688
+// with AVX2 (kernels_bench --instruction_set=avx2, ONEDNN_MAX_CPU_ISA=AVX2), mask included:
+//   6 -> 16, 5x5, 14x14:                  oneDNN 432, 962; this 291, 681
+//   1 -> 32, 3x3, 28x28, no dx:           oneDNN 320, 1145; this 394, 459
+// and without (baseline, SSE41):
+//   64 -> 64, 3x3, 8x8, padding 1:        oneDNN 11550, 17251; this 7984, 17218
 #ifndef STARRING_KERNELS_CPU_TILED_CONV2D_H_
 #define STARRING_KERNELS_CPU_TILED_CONV2D_H_
 
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "common/instruction_set.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/device.h"
 
 namespace starring {
 
 // Whether tiles beat oneDNN on this shape. A rule, not a timing: the choice decides bits.
-inline bool TiledConv2dPays(const Conv2dSpec& spec) { return spec.in_channels < 16; }
+inline bool TiledConv2dPays(const Conv2dSpec& spec, InstructionSet set) {
+  return spec.in_channels < 16 || set == InstructionSet::kBaseline;
+}
 
-// REQUIRES: context->instruction_set == kAvx512. `context` outlives the result.
+// `context` outlives the result.
 absl::StatusOr<std::unique_ptr<Conv2d>> CreateTiledConv2d(CpuContext* context, const Conv2dSpec& spec);
 
 }  // namespace starring

@@ -1,15 +1,13 @@
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/kernels/device_test_suite.h"
+#include "tests/kernels/layer_case.h"
 
 namespace starring {
 namespace {
-
-using reference::Values;
 
 std::string Describe(const Conv2dSpec& s) {
   return absl::StrCat("batch ", s.batch, ", in ", s.in_height, "x", s.in_width, "x", s.in_channels, ", out channels ",
@@ -145,113 +143,28 @@ std::vector<Conv2dSpec> Shapes() {
   };
 }
 
-class Conv2dCase {
- public:
-  Conv2dCase(Device* device, const Conv2dSpec& spec, const std::vector<float>& x, const std::vector<float>& weight,
-             const std::vector<float>& bias, const std::vector<float>& dy)
-      : device_(device), spec_(spec), x_(x), weight_(weight), bias_(bias), dy_(dy) {}
-
-  struct Results {
-    std::vector<float> y, dx, dweight, dbias;
-    friend bool operator==(const Results&, const Results&) = default;
-  };
-
-  Results Run(int offset_lines = 0) {
-    auto created = device_->CreateConv2d(spec_);
-    EXPECT_TRUE(created.ok()) << created.status();
-    if (!created.ok()) return {};
-    Conv2d& conv = **created;
-    const bool has_bias = spec_.bias == Bias::kAdded;
-    const bool needs_dx = spec_.input_gradient == InputGradient::kNeeded;
-    DeviceTensor x(device_, x_, offset_lines), weight(device_, weight_), bias(device_, bias_, offset_lines);
-    DeviceTensor y(device_, static_cast<int64_t>(dy_.size()), 2 * offset_lines), dy(device_, dy_);
-    DeviceTensor dx(device_, static_cast<int64_t>(x_.size()), offset_lines);
-    DeviceTensor dweight(device_, static_cast<int64_t>(weight_.size()), offset_lines);
-    DeviceTensor dbias(device_, spec_.out_channels);
-    conv.Forward(x.data(), weight.data(), has_bias ? bias.data() : nullptr, y.data());
-    conv.Backward(x.data(), weight.data(), y.data(), dy.data(), needs_dx ? dx.data() : nullptr, dweight.data(),
-                  has_bias ? dbias.data() : nullptr);
-    Results results = {y.Host(), {}, dweight.Host(), {}};
-    if (needs_dx) results.dx = dx.Host();
-    if (has_bias) results.dbias = dbias.Host();
-    return results;
-  }
-
-  void CheckAgainstReference() {
-    const Results got = Run();
-    if (got.y.empty()) return;
-    const Values x = ToDouble(x_), weight = ToDouble(weight_), dy = ToDouble(dy_);
-    const Values bias = spec_.bias == Bias::kAdded ? ToDouble(bias_) : Values();
-    EXPECT_TRUE(Near(got.y, reference::Conv2d(spec_, x, weight, bias))) << "y";
-    const auto want = reference::Conv2dBackward(spec_, x, weight, ToDouble(got.y), dy);
-    EXPECT_TRUE(Near(got.dweight, want.dweight)) << "dweight";
-    if (!got.dbias.empty()) {
-      EXPECT_TRUE(Near(got.dbias, want.dbias)) << "dbias";
-    }
-    if (!got.dx.empty()) {
-      EXPECT_TRUE(Near(got.dx, want.dx)) << "dx";
-    }
-  }
-
-  // Against finite differences of the sum of y * dy, at some elements of each tensor.
-  void CheckAgainstFiniteDifferences() {
-    const Results got = Run();
-    if (got.y.empty()) return;
-    const Values x = ToDouble(x_), weight = ToDouble(weight_);
-    const Values bias = spec_.bias == Bias::kAdded ? ToDouble(bias_) : Values();
-    const Values dy = ThroughActivation(spec_.activation, got.y, dy_);
-    Conv2dSpec linear = spec_;
-    linear.activation = Activation::kNone;
-    const auto check = [&](const std::vector<float>& gradient, const Values& at, const char* name,
-                           const std::function<double(const Values&)>& loss) {
-      if (gradient.empty()) return;
-      for (const int64_t i : SampleOf(static_cast<int64_t>(at.size()))) {
-        const double want = reference::FiniteDifference(loss, at, i);
-        EXPECT_NEAR(gradient[i], want, 1e-4 * std::max(1.0, std::abs(want))) << name << "[" << i << "]";
-      }
-    };
-    check(got.dx, x, "dx",
-          [&](const Values& v) { return reference::Dot(reference::Conv2d(linear, v, weight, bias), dy); });
-    check(got.dweight, weight, "dweight",
-          [&](const Values& v) { return reference::Dot(reference::Conv2d(linear, x, v, bias), dy); });
-    check(got.dbias, bias, "dbias",
-          [&](const Values& v) { return reference::Dot(reference::Conv2d(linear, x, weight, v), dy); });
-  }
-
- private:
-  Device* const device_;
-  const Conv2dSpec spec_;
-  const std::vector<float> x_, weight_, bias_, dy_;
+struct Conv2dKind {
+  using Spec = Conv2dSpec;
+  static auto Create(Device* device, const Conv2dSpec& spec) { return device->CreateConv2d(spec); }
+  static constexpr auto Forward = reference::Conv2d;
+  static constexpr auto Backward = reference::Conv2dBackward;
 };
+using Conv2dCase = LayerCase<Conv2dKind>;
 
 Conv2dCase MakeCase(DeviceTest* test, const Conv2dSpec& s) {
   return {test->device(),
           s,
-          test->Random(s.batch * s.in_height * s.in_width * s.in_channels),
-          test->Random(s.out_channels * s.kernel_height * s.kernel_width * s.in_channels),
-          test->Random(s.out_channels),
-          test->Random(s.batch * s.out_height() * s.out_width() * s.out_channels)};
-}
-
-// Every shape with every option.
-void ForEachSpec(const std::function<void(const Conv2dSpec&)>& visit) {
-  for (Conv2dSpec spec : Shapes()) {
-    for (const Bias bias : {Bias::kNone, Bias::kAdded}) {
-      for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
-        for (const InputGradient input_gradient : {InputGradient::kNotNeeded, InputGradient::kNeeded}) {
-          spec.bias = bias;
-          spec.activation = activation;
-          spec.input_gradient = input_gradient;
-          SCOPED_TRACE(Describe(spec));
-          visit(spec);
-        }
-      }
-    }
-  }
+          {.x = test->Random(s.batch * s.in_height * s.in_width * s.in_channels),
+           .weight = test->Random(s.out_channels * s.kernel_height * s.kernel_width * s.in_channels),
+           .bias = test->Random(s.out_channels),
+           .dy = test->Random(s.batch * s.out_height() * s.out_width() * s.out_channels)}};
 }
 
 TEST_P(DeviceTest, Conv2dMatchesTheReference) {
-  ForEachSpec([this](const Conv2dSpec& spec) { MakeCase(this, spec).CheckAgainstReference(); });
+  ForEachSpec<Conv2dSpec>(Shapes(), [this](const Conv2dSpec& spec) {
+    SCOPED_TRACE(Describe(spec));
+    MakeCase(this, spec).CheckAgainstReference();
+  });
 }
 
 TEST_P(DeviceTest, Conv2dGradientsMatchFiniteDifferences) {
@@ -268,11 +181,7 @@ TEST_P(DeviceTest, Conv2dGivesTheSameBitsOnEveryRunAndAtEveryAddress) {
   for (Conv2dSpec spec : Shapes()) {
     spec.activation = Activation::kRelu;
     SCOPED_TRACE(Describe(spec));
-    Conv2dCase test = MakeCase(this, spec);
-    const auto first = test.Run();
-    EXPECT_TRUE(first == test.Run());
-    EXPECT_TRUE(first == test.Run(1));
-    EXPECT_TRUE(first == test.Run(3));
+    MakeCase(this, spec).CheckBits();
   }
 }
 

@@ -1,6 +1,5 @@
 #include "kernels/cpu/cpu_device.h"
 
-#include <iostream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,23 +9,18 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/kernels/device_test_suite.h"
+#include "tests/kernels/instruction_sets.h"
 
 namespace starring {
 namespace {
 
-// Every way through the CPU device: the tiles and each clone of the loops, one thread and more threads than cores.
+// Every way through the CPU device: tiles and loops of each instruction set, one thread and more threads than cores.
 std::vector<DeviceMaker> Makers() {
   std::vector<DeviceMaker> makers;
-  const char* const names[kInstructionSetCount] = {"Baseline", "Avx2", "Avx512"};
-  for (int set = 0; set < kInstructionSetCount; ++set) {
-    if (static_cast<InstructionSet>(set) > BestInstructionSet()) {
-      std::cerr << "SKIPPED: this CPU has no " << names[set] << ", its code is not tested\n";
-      continue;
-    }
+  for (const InstructionSet set : TestedInstructionSets()) {
     for (const int threads : {1, 3}) {
-      makers.push_back(
-          {absl::StrCat(names[set], "Threads", threads),
-           [=] { return CreateCpuDevice({.threads = threads, .instruction_set = static_cast<InstructionSet>(set)}); }});
+      makers.push_back({absl::StrCat(NameOf(set), "Threads", threads),
+                        [=] { return CreateCpuDevice({.threads = threads, .instruction_set = set}); }});
     }
   }
   return makers;

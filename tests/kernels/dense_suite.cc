@@ -1,15 +1,13 @@
-#include <cmath>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "tests/kernels/device_test_suite.h"
+#include "tests/kernels/layer_case.h"
 
 namespace starring {
 namespace {
-
-using reference::Values;
 
 std::string Describe(const DenseSpec& s) {
   return absl::StrCat("batch ", s.batch, ", in ", s.in, ", out ", s.out, s.bias == Bias::kNone ? ", no bias" : "",
@@ -27,100 +25,27 @@ std::vector<DenseSpec> Shapes() {
   };
 }
 
-class DenseCase {
- public:
-  DenseCase(DeviceTest* test, const DenseSpec& s)
-      : device_(test->device()),
-        spec_(s),
-        x_(test->Random(s.batch * s.in)),
-        weight_(test->Random(s.out * s.in)),
-        bias_(test->Random(s.out)),
-        dy_(test->Random(s.batch * s.out)) {}
-
-  struct Results {
-    std::vector<float> y, dx, dweight, dbias;
-    friend bool operator==(const Results&, const Results&) = default;
-  };
-
-  Results Run(int offset_lines = 0) {
-    auto created = device_->CreateDense(spec_);
-    EXPECT_TRUE(created.ok()) << created.status();
-    if (!created.ok()) return {};
-    Dense& dense = **created;
-    const bool has_bias = spec_.bias == Bias::kAdded;
-    const bool needs_dx = spec_.input_gradient == InputGradient::kNeeded;
-    DeviceTensor x(device_, x_, offset_lines), weight(device_, weight_), bias(device_, bias_, offset_lines);
-    DeviceTensor y(device_, static_cast<int64_t>(dy_.size()), 2 * offset_lines), dy(device_, dy_);
-    DeviceTensor dx(device_, static_cast<int64_t>(x_.size()), offset_lines);
-    DeviceTensor dweight(device_, static_cast<int64_t>(weight_.size()), offset_lines);
-    DeviceTensor dbias(device_, spec_.out);
-    dense.Forward(x.data(), weight.data(), has_bias ? bias.data() : nullptr, y.data());
-    dense.Backward(x.data(), weight.data(), y.data(), dy.data(), needs_dx ? dx.data() : nullptr, dweight.data(),
-                   has_bias ? dbias.data() : nullptr);
-    Results results = {y.Host(), {}, dweight.Host(), {}};
-    if (needs_dx) results.dx = dx.Host();
-    if (has_bias) results.dbias = dbias.Host();
-    return results;
-  }
-
-  void CheckAgainstReference() {
-    const Results got = Run();
-    if (got.y.empty()) return;
-    const Values x = ToDouble(x_), weight = ToDouble(weight_);
-    const Values bias = spec_.bias == Bias::kAdded ? ToDouble(bias_) : Values();
-    EXPECT_TRUE(Near(got.y, reference::Dense(spec_, x, weight, bias))) << "y";
-    const auto want = reference::DenseBackward(spec_, x, weight, ToDouble(got.y), ToDouble(dy_));
-    EXPECT_TRUE(Near(got.dweight, want.dweight)) << "dweight";
-    if (!got.dbias.empty()) {
-      EXPECT_TRUE(Near(got.dbias, want.dbias)) << "dbias";
-    }
-    if (!got.dx.empty()) {
-      EXPECT_TRUE(Near(got.dx, want.dx)) << "dx";
-    }
-  }
-
-  void CheckAgainstFiniteDifferences() {
-    const Results got = Run();
-    if (got.y.empty()) return;
-    const Values x = ToDouble(x_), weight = ToDouble(weight_), bias = ToDouble(bias_);
-    const Values dy = ThroughActivation(spec_.activation, got.y, dy_);
-    DenseSpec linear = spec_;
-    linear.activation = Activation::kNone;
-    const auto check = [&](const std::vector<float>& gradient, const Values& at, const char* name,
-                           const std::function<double(const Values&)>& loss) {
-      for (const int64_t i : SampleOf(static_cast<int64_t>(at.size()))) {
-        const double want = reference::FiniteDifference(loss, at, i);
-        EXPECT_NEAR(gradient[i], want, 1e-4 * std::max(1.0, std::abs(want))) << name << "[" << i << "]";
-      }
-    };
-    check(got.dx, x, "dx",
-          [&](const Values& v) { return reference::Dot(reference::Dense(linear, v, weight, bias), dy); });
-    check(got.dweight, weight, "dweight",
-          [&](const Values& v) { return reference::Dot(reference::Dense(linear, x, v, bias), dy); });
-    check(got.dbias, bias, "dbias",
-          [&](const Values& v) { return reference::Dot(reference::Dense(linear, x, weight, v), dy); });
-  }
-
- private:
-  Device* const device_;
-  const DenseSpec spec_;
-  const std::vector<float> x_, weight_, bias_, dy_;
+struct DenseKind {
+  using Spec = DenseSpec;
+  static auto Create(Device* device, const DenseSpec& spec) { return device->CreateDense(spec); }
+  static constexpr auto Forward = reference::Dense;
+  static constexpr auto Backward = reference::DenseBackward;
 };
 
+LayerCase<DenseKind> MakeCase(DeviceTest* test, const DenseSpec& s) {
+  return {test->device(),
+          s,
+          {.x = test->Random(s.batch * s.in),
+           .weight = test->Random(s.out * s.in),
+           .bias = test->Random(s.out),
+           .dy = test->Random(s.batch * s.out)}};
+}
+
 TEST_P(DeviceTest, DenseMatchesTheReference) {
-  for (DenseSpec spec : Shapes()) {
-    for (const Bias bias : {Bias::kNone, Bias::kAdded}) {
-      for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
-        for (const InputGradient input_gradient : {InputGradient::kNotNeeded, InputGradient::kNeeded}) {
-          spec.bias = bias;
-          spec.activation = activation;
-          spec.input_gradient = input_gradient;
-          SCOPED_TRACE(Describe(spec));
-          DenseCase(this, spec).CheckAgainstReference();
-        }
-      }
-    }
-  }
+  ForEachSpec<DenseSpec>(Shapes(), [this](const DenseSpec& spec) {
+    SCOPED_TRACE(Describe(spec));
+    MakeCase(this, spec).CheckAgainstReference();
+  });
 }
 
 TEST_P(DeviceTest, DenseGradientsMatchFiniteDifferences) {
@@ -128,7 +53,7 @@ TEST_P(DeviceTest, DenseGradientsMatchFiniteDifferences) {
     for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
       spec.activation = activation;
       SCOPED_TRACE(Describe(spec));
-      DenseCase(this, spec).CheckAgainstFiniteDifferences();
+      MakeCase(this, spec).CheckAgainstFiniteDifferences();
     }
   }
 }
@@ -137,11 +62,7 @@ TEST_P(DeviceTest, DenseGivesTheSameBitsOnEveryRunAndAtEveryAddress) {
   for (DenseSpec spec : Shapes()) {
     spec.activation = Activation::kRelu;
     SCOPED_TRACE(Describe(spec));
-    DenseCase test(this, spec);
-    const auto first = test.Run();
-    EXPECT_TRUE(first == test.Run());
-    EXPECT_TRUE(first == test.Run(1));
-    EXPECT_TRUE(first == test.Run(3));
+    MakeCase(this, spec).CheckBits();
   }
 }
 
