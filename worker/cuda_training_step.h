@@ -1,9 +1,9 @@
 // The step on a GPU.
 //
-// Words. A *slot* is one of two places for a batch, pinned and on the GPU: while step t runs on one, batch t + 1
-// arrives in the other, as uint8 pixels that the GPU normalises. A *segment* is a part of a step that is launched as
-// one graph: forward is cut before a layer that reads buckets which no layer before it does; the last segment also has
-// loss, backward and, with one worker, the optimizer. lenet5 has one bucket and one segment: one launch a step.
+// Words. A *segment* is a part of a step that is launched as one graph: forward is cut before a layer that reads
+// buckets which no layer before it does; the last segment also has loss, backward and, with one worker, the optimizer.
+// lenet5 has one bucket and one segment: one launch a step. Slots: cuda_batch_slots.h. Buckets:
+// cuda_bucket_transfers.h. What must follow what, and by which event or wait it does, is a table in each of these two.
 //
 //   stream      | this step's segments, each behind the buckets that it reads       done
 //   downloads   |        a bucket's gradients, when backward has written them -> an event
@@ -11,15 +11,13 @@
 //   feed        |                              the next batch
 //   this thread | Await, launch, ..., launch, feed, (event b, check, Submit b) ...
 //
-// With several workers the exchange sees pinned host copies of gradients and parameters. With one, neither leaves the
-// GPU before an epoch ends; NaN and infinities are looked for there, and are known, as the loss is, one step later,
-// when the next step is on its way: nothing waits for the GPU.
+// With several workers the exchange sees pinned host copies of gradients and parameters, or the GPU's memory itself
+// where a CUDA-aware MPI moves it. With one, neither leaves the GPU before an epoch ends; NaN and infinities are looked
+// for there, and are known, as the loss is, one step later, when the next step is on its way: nothing waits for the
+// GPU.
 //
 // An event that is recorded in a graph is recorded by every launch of it (CUDA's cudaGraphAddEventRecordNode: "Each
 // launch of the graph will record event"), so that waiting for it behind a launch waits for that launch.
-//
-// A CUDA-aware MPI could take gradients from the GPU. It is not used: Debian's Open MPI is not one, and a host copy is
-// what the exchanges add up.
 //
 // The first step of a batch size runs without a graph: it makes the operations, and CUDA loads their kernels, which a
 // capture must not do. The second and third are captured, one for each slot, and all later ones only launched.

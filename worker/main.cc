@@ -50,8 +50,8 @@ struct Tracing {
   TraceTrack* compute = nullptr;  // of the thread that trains
 };
 
-absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, MpiRuntime* mpi,
-                                                                 const Tracing& tracing) {
+absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, CudaDevice* cuda,
+                                                                 MpiRuntime* mpi, const Tracing& tracing) {
   switch (options.sync) {
     case Sync::kLocal:
       return CreateLocalExchange(tracing.compute);
@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
                                                   : StarOptions::SameHost::kSocket,
                                  .trace = tracing.trace});
     case Sync::kRing:
-      return CreateRingExchange(mpi, tracing.trace);
+      return CreateRingExchange(mpi, tracing.trace, options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr);
     case Sync::kMpi:
       return CreateMpiExchange(mpi, tracing.trace);
   }
@@ -95,7 +95,7 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const Netw
     local = exchange->get();
     workings.exchange = *std::move(exchange);
   } else {
-    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, mpi, tracing));
+    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, choice.cuda, mpi, tracing));
   }
   const TrainingStepParts parts{
       .network = network,

@@ -56,6 +56,9 @@ ABSL_FLAG(std::string, device, "auto", "auto (cuda where the driver shows a GPU,
 ABSL_FLAG(std::string, math, "fp32",
           "cuda: what matrix products round their factors to: fp32 (not at all), tf32 or bf16; sums are fp32 always");
 ABSL_FLAG(bool, cuda_graph, true, "cuda: a step is captured once and launched as a whole; does not change the bits");
+ABSL_FLAG(std::string, cuda_aware_mpi, "off",
+          "cuda in a ring: auto: MPI sends from GPU to GPU where the library says that it can, and can; off: by way of "
+          "pinned host memory; does not change the bits");
 ABSL_FLAG(int64_t, bucket_bytes, 0,
           "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
           "servers have loopback addresses and share memory, else 1 MiB");
@@ -256,6 +259,9 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
     return Refuse("math", options.math, "--device=cpu computes in fp32: drop one of the two");
   }
   options.cuda_graph = absl::GetFlag(FLAGS_cuda_graph);
+  ASSIGN_OR_RETURN(options.cuda_aware_mpi,
+                   (Choose<CudaAwareMpi>("cuda_aware_mpi", absl::GetFlag(FLAGS_cuda_aware_mpi),
+                                         {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}})));
   return absl::OkStatus();
 }
 
@@ -273,6 +279,10 @@ const char* SyncName(Sync sync) {
       return "mpi";
   }
   return "unknown";
+}
+
+const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi) {
+  return cuda_aware_mpi == CudaAwareMpi::kAuto ? "auto" : "off";
 }
 
 const char* SameHostName(SameHost same_host) {
@@ -302,6 +312,7 @@ std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() co
           {"threads", absl::StrCat(threads)},
           {"device", device},
           {"math", math},
+          {"cuda_aware_mpi", CudaAwareMpiName(cuda_aware_mpi)},
           {"checkpoint_every_epochs", absl::StrCat(checkpoint_every_epochs)},
           {"record_losses", record_losses ? "true" : "false"}};
 }

@@ -24,6 +24,10 @@ enum class SameHost { kSharedMemory, kSocket };
 const char* SameHostName(SameHost same_host);
 const char* ScheduleName(ScheduleKind kind);
 
+// Whether a ring of GPUs may send from their memory: kAuto where MPI can.
+enum class CudaAwareMpi { kOff, kAuto };
+const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi);
+
 enum class ProgressStyle { kAuto, kLive, kPlain, kNone };
 
 struct WorkerOptions {
@@ -52,6 +56,7 @@ struct WorkerOptions {
   std::string device;  // auto, cpu or cuda; ChooseDevice resolves auto
   std::string math;    // cuda: fp32, tf32 or bf16
   bool cuda_graph = true;
+  CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;
   int64_t bucket_bytes = 0;
 
   std::string checkpoint_dir;

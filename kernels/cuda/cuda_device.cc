@@ -7,16 +7,15 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
 #include "common/status.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/cuda_layers.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cuda_stream.h"
+#include "kernels/cuda/cuda_vector_math.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/non_finite.h"
-#include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/pinned_memory.h"
 #include "kernels/cuda/pixels.h"
 
@@ -79,12 +78,6 @@ class ExecutableGraph : public CudaGraph {
   const cudaGraphExec_t graph_;
   const cudaStream_t stream_;
 };
-
-cuda::Update UpdateOf(const OptimizerConfig& config) {
-  if (config.kind == OptimizerKind::kAdamW) return cuda::Update::kAdamW;
-  if (StateVectorCount(config) == 0) return cuda::Update::kSgd;
-  return config.nesterov ? cuda::Update::kNesterov : cuda::Update::kMomentum;
-}
 
 class CudaDeviceOnCublasLt : public CudaDevice {
  public:
@@ -168,7 +161,9 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   void Accumulate(const float* x, float* y, int64_t count) override {
     context_.Keep(cuda::Accumulate(context_.stream, x, y, count), "accumulate");
   }
-  void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override;
+  void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override {
+    context_.Keep(EnqueueUpdate(context_.stream, config, args, context_.bound), "optimizer");
+  }
   void NormalizePixels(const Pixels& p) override {
     context_.Keep(cuda::NormalizePixels(context_.stream, {.count = p.count,
                                                           .channels = p.channels,
@@ -200,11 +195,18 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     return std::make_unique<CudaPinnedBuffer>(std::move(memory));
   }
 
-  absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(void* data, int64_t size_bytes) override {
-    const cudaError_t error = cudaHostRegister(data, static_cast<size_t>(size_bytes), cudaHostRegisterDefault);
+  absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateVectorMath() override {
+    return CreateCudaVectorMath(info_.ordinal);
+  }
+
+  absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(const void* data, int64_t size_bytes, PinFor use) override {
+    // CUDA writes to nothing that is registered as read-only; its interface knows no pointer to const.
+    void* const memory = const_cast<void*>(data);
+    const unsigned flags = use == PinFor::kRead ? cudaHostRegisterReadOnly : cudaHostRegisterDefault;
+    const cudaError_t error = cudaHostRegister(memory, static_cast<size_t>(size_bytes), flags);
     if (error != cudaSuccess) cudaGetLastError();  // else the next launch would report it
     RETURN_IF_ERROR(CudaStatus(error, "cudaHostRegister"));
-    return std::make_unique<RegisteredBuffer>(data, size_bytes);
+    return std::make_unique<RegisteredBuffer>(memory, size_bytes);
   }
 
   absl::Status Fork(CudaStream* other) override {
@@ -245,25 +247,6 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   std::unique_ptr<CudaEvent> fork_, join_;
   CudaContext context_;
 };
-
-void CudaDeviceOnCublasLt::ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) {
-  const int64_t count = std::ssize(args.gradient);
-  CHECK_EQ(args.parameters_in.size(), count);
-  CHECK_EQ(args.parameters_out.size(), count);
-  CHECK_EQ(args.state.size(), StateVectorCount(config));
-  for (const std::span<float> state : args.state) CHECK_EQ(state.size(), count);
-  CHECK_GE(args.update, 1);
-  const cuda::OptimizerArgs optimizer = {.update = UpdateOf(config),
-                                         .count = count,
-                                         .gradient = args.gradient.data(),
-                                         .parameters_in = args.parameters_in.data(),
-                                         .parameters_out = args.parameters_out.data(),
-                                         .first = args.state.empty() ? nullptr : args.state[0].data(),
-                                         .second = args.state.size() < 2 ? nullptr : args.state[1].data(),
-                                         .scalars = MakeCudaOptimizerScalars(config, args.learning_rate, args.update),
-                                         .bound = context_.bound};
-  context_.Keep(cuda::ApplyUpdate(context_.stream, optimizer), "optimizer");
-}
 
 // 13010 is 13.1.
 std::string Version(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }

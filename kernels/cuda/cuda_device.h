@@ -81,6 +81,23 @@ class PinnedBuffer {
   virtual int64_t size_bytes() const = 0;
 };
 
+// Arithmetic on device memory on a stream of its own, for a thread beside the device's: what an exchange does to
+// gradients and parameters that stay on the GPU. Errors are kept, as the device's are.
+//
+// Thread safety: one thread at a time, any thread.
+class CudaVectorMath {
+ public:
+  virtual ~CudaVectorMath() = default;  // waits for what is queued; before its device
+  // sum = a + b; sum may be either.
+  virtual void Add(const float* a, const float* b, float* sum, int64_t count) = 0;
+  // As CudaDevice's, never with bound values.
+  virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
+  virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
+  virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
+  // Waits; the first error of all calls so far.
+  virtual absl::Status Synchronize() = 0;
+};
+
 // Captured work that one call launches.
 class CudaGraph {
  public:
@@ -99,8 +116,12 @@ class CudaDevice : public Device {
   // ResourceExhausted with the number of bytes when there is no such memory.
   virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(int64_t size_bytes) = 0;
 
-  // Host memory of the caller's, made pinned until the buffer ends; the memory must live longer.
-  virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(void* data, int64_t size_bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateVectorMath() = 0;
+
+  // Host memory of the caller's, made pinned until the buffer ends; the memory must live longer. kRead: the GPU only
+  // reads it; memory that is mapped read-only can be pinned in no other way, and on some machines in none.
+  enum class PinFor { kRead, kReadAndWrite };
+  virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(const void* data, int64_t size_bytes, PinFor use) = 0;
 
   // Fork: what is queued on `other` from now on follows what is on stream() so far. Join: the other way round. In a
   // capture of stream(), what is queued on `other` between the first Fork and the Join becomes part of the graph.

@@ -14,7 +14,10 @@ struct EmulatedGpu {
   int compute_major = 9;
   int64_t memory_bytes = int64_t{2} << 30;
   bool has_epilogues = true;  // cuBLASLt adds biases and applies ReLUs
+  // What cudaHostRegister takes: memory for reading and writing, and memory that is said to be read only.
+  bool registers_memory = true, registers_read_only = true;
 };
+// As above but for what the environment says: EMULATED_GPU_REGISTERS=nothing, or =writable, for whole programs.
 EmulatedGpu& Gpu();
 
 // What is allocated now.

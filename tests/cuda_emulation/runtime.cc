@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
 #include "tests/cuda_emulation/emulated_gpu.h"
@@ -55,7 +56,12 @@ size_t RoundUp(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlig
 }  // namespace
 
 EmulatedGpu& Gpu() {
-  static EmulatedGpu gpu;
+  static EmulatedGpu gpu = [] {
+    const char* const value = std::getenv("EMULATED_GPU_REGISTERS");
+    const std::string_view registers = value == nullptr ? "" : value;
+    return EmulatedGpu{.registers_memory = registers != "nothing",
+                       .registers_read_only = registers != "nothing" && registers != "writable"};
+  }();
   return gpu;
 }
 
@@ -131,6 +137,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "no CUDA-capable device is detected";
     case cudaErrorInvalidDevice:
       return "invalid device ordinal";
+    case cudaErrorNotSupported:
+      return "operation not supported";
     case cudaErrorStreamCaptureUnsupported:
       return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureUnjoined:
@@ -178,7 +186,9 @@ cudaError_t cudaFreeHost(void* data) {
   return cudaSuccess;
 }
 
-cudaError_t cudaHostRegister(void* data, size_t, unsigned) {
+cudaError_t cudaHostRegister(void* data, size_t, unsigned flags) {
+  const bool supported = flags == cudaHostRegisterReadOnly ? Gpu().registers_read_only : Gpu().registers_memory;
+  if (!supported) return cudaErrorNotSupported;
   return data == nullptr ? cudaErrorInvalidValue : cudaSuccess;
 }
 

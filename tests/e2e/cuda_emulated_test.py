@@ -1,5 +1,6 @@
 """The worker on emulated GPUs: what can be shown without one. tests/cuda_emulation says what cannot."""
 
+import json
 import os
 import unittest
 
@@ -10,6 +11,37 @@ from tests.e2e.jobs import WORKER
 class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     worker = os.path.abspath("tests/cuda_emulation/worker_emulated")
+
+    def test_cuda_aware_mpi_gives_the_same_bits(self):
+        for model, variants in (([*cuda_jobs.MLP, "--epochs=2"], ([], ["--nocuda_graph"])), (self.everything(), ([],))):
+            staged = self.cuda("ring", 2, flags=model)
+            self.assertEqual(staged["config"]["cuda_aware_mpi"], "off")
+            for more in variants:
+                straight = self.cuda("ring", 2, flags=[*model, *more, "--cuda_aware_mpi=auto"])
+                self.assertEqual(straight["config"]["cuda_aware_mpi"], "auto")
+                self.assertEqual(straight["exchange"]["gpu_transfer"], "cuda-aware")
+                self.assertEqual(straight["parameter_sha256"], staged["parameter_sha256"])
+
+    def test_cuda_aware_mpi_resumes_what_another_began(self):
+        flags = [*cuda_jobs.without(self.everything(), "epochs"), "--total_steps=100", "--checkpoint_every_epochs=1"]
+        whole = self.cuda("ring", 2, flags=[*flags, "--epochs=2"])
+        folder = ["--checkpoint_dir=" + self.path("saved"), "--resume"]
+        self.cuda("ring", 2, flags=[*flags, *folder, "--epochs=1", "--cuda_aware_mpi=auto"])
+        again = self.cuda("ring", 2, flags=[*flags, *folder, "--epochs=2", "--cuda_aware_mpi=auto"])
+        self.assertEqual(again["exchange"]["gpu_transfer"], "cuda-aware")
+        self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"])
+
+    def test_memory_that_cannot_be_pinned_is_copied(self):
+        flags = [*cuda_jobs.MLP, "--epochs=2"]
+        digest = self.digest("star", 2, 2, ["--device=cuda", *flags], ["--worker_binary=" + self.worker])
+        for registers in ("writable", "nothing"):
+            command = ["env", "EMULATED_GPU_REGISTERS=" + registers]
+            record = self.path("record." + registers)
+            done = self.run_to_end(command + self.job_command("star", 2, 2, [
+                "--device=cuda", *flags, "--record=" + record], ["--worker_binary=" + self.worker]))
+            self.assertEqual(done.returncode, 0, done.output)
+            with open(record) as file:
+                self.assertEqual(json.load(file)["parameter_sha256"], digest)
 
     def test_workers_share_the_gpus(self):
         done = self.run_to_end(

@@ -39,6 +39,9 @@ class GradientExchange {
   virtual std::span<float> gradient_memory() { return {}; }
   // Unless empty, parameters are here from Start on, and not in what Start was given.
   virtual std::span<const float> parameter_memory() const { return {}; }
+  // From Start on, where these lie, and what Submit is given: on a GPU only if the exchange was created with one.
+  enum class MemoryPlace { kHost, kDevice };
+  virtual MemoryPlace memory_place() const { return MemoryPlace::kHost; }
 
   // `gradient` (the bucket's elements) is complete for `step`. Returns at once. Buckets are submitted in ascending
   // order, every bucket once a step.

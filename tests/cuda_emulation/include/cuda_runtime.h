@@ -56,6 +56,7 @@ enum cudaError_t {
   cudaErrorInsufficientDriver = 35,
   cudaErrorNoDevice = 100,
   cudaErrorInvalidDevice = 101,
+  cudaErrorNotSupported = 801,
   cudaErrorStreamCaptureUnsupported = 900,
   cudaErrorStreamCaptureUnjoined = 904,
 };
@@ -65,7 +66,7 @@ inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
 inline constexpr unsigned cudaEventRecordDefault = 0, cudaEventRecordExternal = 1;
 inline constexpr unsigned cudaEventWaitDefault = 0, cudaEventWaitExternal = 1;
-inline constexpr unsigned cudaHostRegisterDefault = 0;
+inline constexpr unsigned cudaHostRegisterDefault = 0, cudaHostRegisterReadOnly = 8;
 
 using cudaStream_t = struct CudaEmulatedStream*;
 using cudaEvent_t = struct CudaEmulatedEvent*;

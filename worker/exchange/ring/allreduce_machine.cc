@@ -9,7 +9,7 @@ namespace starring {
 
 AllreduceMachine::AllreduceMachine(const Options& options)
     : buckets_(*options.buckets),
-      shard_(*options.shard),
+      owner_(*options.owner),
       parameters_(options.parameters),
       transport_(*options.transport),
       track_(options.track),
@@ -56,7 +56,7 @@ void AllreduceMachine::Apply(const InFlight& submitted, std::span<const float> s
   const TraceSpan span(track_, "apply", {.step = submitted.step, .bucket = submitted.bucket});
   const ElementRange range = buckets_.bucket(submitted.bucket);
   const auto start = std::chrono::steady_clock::now();
-  shard_.Apply({.step = submitted.step,
+  owner_.Apply({.step = submitted.step,
                 .bucket = submitted.bucket,
                 .range = range,
                 .sum = sum,

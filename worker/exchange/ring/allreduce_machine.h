@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "common/bucket_map.h"
-#include "common/parameter_shard.h"
 #include "common/trace.h"
 #include "worker/exchange/ring/bucket_machine.h"
+#include "worker/exchange/ring/slice_owner.h"
 
 namespace starring {
 
@@ -20,8 +20,8 @@ class AllreduceMachine final : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    ParameterShard* shard = nullptr;  // owns every bucket whole
-    std::span<float> parameters;      // the parameter vector
+    SliceOwner* owner = nullptr;  // of every bucket, whole, in host memory
+    std::span<float> parameters;  // the parameter vector
     Transport* transport = nullptr;
     TraceTrack* track = nullptr;  // of whoever drives the machine; null: there is no trace
   };
@@ -40,7 +40,7 @@ class AllreduceMachine final : public BucketMachine {
   void Apply(const InFlight& submitted, std::span<const float> sum);
 
   const BucketMap& buckets_;
-  ParameterShard& shard_;
+  SliceOwner& owner_;
   const std::span<float> parameters_;
   Transport& transport_;
   TraceTrack* const track_;

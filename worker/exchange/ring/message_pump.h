@@ -46,6 +46,8 @@ enum class ControlTag : int {
   kState,
   kBarrier,
   kBarrierDone,
+  kDevicePath,
+  kDevicePathData,
   kCount,
 };
 

@@ -1,6 +1,9 @@
 #include "worker/exchange/ring/mpi_transport.h"
 
 #include <mpi.h>
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
 
 #include <algorithm>
 #include <climits>
@@ -25,6 +28,15 @@ int CountOf(size_t size) {
   return static_cast<int>(size);
 }
 
+// A function of Open MPI; what it answers is the running library's, not the headers'.
+bool IsCudaAware() {
+#if defined(OMPI_HAVE_MPI_EXT_CUDA) && OMPI_HAVE_MPI_EXT_CUDA
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
+
 class MpiTransport final : public Transport {
  public:
   explicit MpiTransport(const MpiRuntime& runtime) : rank_(runtime.rank()), world_size_(runtime.world_size()) {
@@ -43,6 +55,7 @@ class MpiTransport final : public Transport {
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   int tag_max() const override { return tag_max_; }
+  bool moves_device_memory() const override { return IsCudaAware(); }
 
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
     MPI_Request request = MPI_REQUEST_NULL;

@@ -9,9 +9,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/parameter_shard.h"
 #include "common/status.h"
 #include "worker/exchange/ring/allreduce_machine.h"
 #include "worker/exchange/ring/collectives.h"
+#include "worker/exchange/ring/device_path.h"
 #include "worker/exchange/ring/ring_machine.h"
 
 namespace starring {
@@ -41,8 +43,11 @@ class PeerExchange::TrainerDrives {
   PeerExchange& exchange_;
 };
 
-PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace)
-    : algorithm_(algorithm), track_(AddTrack(trace, {.name = "exchange"})), pump_(std::move(transport)) {}
+PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace, CudaDevice* device)
+    : algorithm_(algorithm),
+      track_(AddTrack(trace, {.name = "exchange"})),
+      device_(device),
+      pump_(std::move(transport)) {}
 
 PeerExchange::~PeerExchange() { StopBackground(); }
 
@@ -64,19 +69,21 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
   if (algorithm_ == Algorithm::kRing) {
+    const std::span<float> memory = on_device_ == nullptr ? parameters_ : on_device_->parameters();
     machine_ = std::make_unique<RingMachine>(RingMachine::Options{.buckets = &job_.buckets,
-                                                                  .shard = shard_.get(),
-                                                                  .parameters = parameters_,
+                                                                  .owner = owner_.get(),
+                                                                  .parameters = memory,
                                                                   .transport = &pump_.transport(),
                                                                   .track = track_,
                                                                   .first_tag = MessagePump::kFirstDataTag});
   } else {
     machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
-                                                                            .shard = shard_.get(),
+                                                                            .owner = owner_.get(),
                                                                             .parameters = parameters_,
                                                                             .transport = &pump_.transport(),
                                                                             .track = track_});
   }
+  if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
   pump_.set_machine(machine_.get());
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
   return absl::OkStatus();
@@ -95,25 +102,54 @@ absl::Status PeerExchange::Agree() {
   return verdict.empty() ? absl::OkStatus() : absl::InvalidArgumentError(verdict);
 }
 
+// On the GPU where every rank can, else in host memory.
 absl::Status PeerExchange::CreateOwner() {
-  std::vector<std::vector<ElementRange>> slices;
-  for (int b = 0; b < job_.buckets.bucket_count(); ++b) slices.push_back(OwnedRanges(b, job_.rank));
+  if (algorithm_ != Algorithm::kRing) return CreateHostOwner();
+  // Ranks ask each other whatever they have themselves.
+  std::unique_ptr<CudaSliceOwner> candidate;
+  if (device_ != nullptr) {
+    auto created = CudaSliceOwner::Create({.device = device_,
+                                           .slices = OwnedSlices(),
+                                           .element_count = job_.layout.element_count(),
+                                           .optimizer = job_.optimizer,
+                                           .schedule = job_.schedule});
+    // Without the memory for it, the ring goes by way of the host's.
+    if (created.ok()) candidate = *std::move(created);
+  }
+  const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
+  ASSIGN_OR_RETURN(const DevicePath path, ChooseDevicePath(pump_, candidate.get(), join));
+  if (path == DevicePath::kByHost) return CreateHostOwner();
+  on_device_ = candidate.get();
+  owner_ = std::move(candidate);
+  return absl::OkStatus();
+}
+
+absl::Status PeerExchange::CreateHostOwner() {
   absl::StatusOr<std::unique_ptr<ParameterShard>> shard =
-      ParameterShard::Create({.slices = std::move(slices),
+      ParameterShard::Create({.slices = OwnedSlices(),
                               .element_count = job_.layout.element_count(),
                               .world_size = job_.world_size,
                               .first_step = job_.first_step,
                               .optimizer = job_.optimizer,
                               .schedule = job_.schedule});
   if (!shard.ok()) return Fail(shard.status());
-  shard_ = *std::move(shard);
+  owner_ = std::make_unique<HostSliceOwner>(*std::move(shard));
   return absl::OkStatus();
+}
+
+std::span<const float> PeerExchange::parameter_memory() const {
+  return on_device_ == nullptr ? std::span<const float>() : on_device_->parameters();
+}
+
+GradientExchange::MemoryPlace PeerExchange::memory_place() const {
+  return on_device_ == nullptr ? MemoryPlace::kHost : MemoryPlace::kDevice;
 }
 
 // Rank 0's parameters to everybody, and its optimizer state, of which each rank keeps what it owns.
 absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
+  if (on_device_ != nullptr) on_device_->CopyToDevice(parameters_, on_device_->parameters());
   std::byte has_state{!job_.optimizer_state.empty()};
   RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
   const int vector_count = StateVectorCount(job_.optimizer);
@@ -130,9 +166,15 @@ absl::Status PeerExchange::ShareStart() {
     RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(vector), join));
     state.push_back(vector);
   }
-  shard_->CopyStateIn(state);
+  owner_->CopyStateIn(state);
   scratch_ = {};
   return absl::OkStatus();
+}
+
+std::vector<std::vector<ElementRange>> PeerExchange::OwnedSlices() const {
+  std::vector<std::vector<ElementRange>> slices;
+  for (int b = 0; b < job_.buckets.bucket_count(); ++b) slices.push_back(OwnedRanges(b, job_.rank));
+  return slices;
 }
 
 std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
@@ -163,6 +205,7 @@ absl::Status PeerExchange::Drain() {
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
   const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline));
+  if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
   const BucketMachine::InFlight oldest = machine_->Oldest();
   ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
@@ -194,7 +237,7 @@ absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>
   const int vector_count = StateVectorCount(job_.optimizer);
   if (pump_.rank() == 0) {
     CHECK_EQ(state.size(), vector_count);
-    shard_->CopyStateOut(state);
+    owner_->CopyStateOut(state);
   }
   if (algorithm_ == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
   for (int i = 0; i < vector_count; ++i) {
@@ -213,7 +256,7 @@ absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole)
       int64_t count = 0;
       for (const ElementRange& range : ranges) count += range.size();
       scratch_.resize(count);
-      if (pump_.rank() == rank) shard_->CopyState(b, vector, scratch_);
+      if (pump_.rank() == rank) owner_->CopyState(b, vector, scratch_);
       RETURN_IF_ERROR(Transfer(pump_, {.from = rank, .to = 0}, std::as_writable_bytes(std::span(scratch_)), options));
       if (pump_.rank() != 0) continue;
       const float* from = scratch_.data();

@@ -8,6 +8,9 @@
 // longer when nothing does; with nothing in flight it sleeps until the next Submit, but for a glance five times a
 // second. (Open MPI makes no progress by itself.)
 //
+// Memory. Gradients and parameters lie in host memory; in a ring of GPUs whose MPI moves their memory they may lie
+// there (device_path.h). Then memory_place says so.
+//
 // After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_RING_PEER_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_RING_PEER_EXCHANGE_H_
@@ -23,11 +26,13 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "common/parameter_shard.h"
 #include "common/trace.h"
+#include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/ring/bucket_machine.h"
+#include "worker/exchange/ring/cuda_slice_owner.h"
 #include "worker/exchange/ring/message_pump.h"
+#include "worker/exchange/ring/slice_owner.h"
 #include "worker/exchange/ring/transport.h"
 
 namespace starring {
@@ -36,11 +41,15 @@ class PeerExchange final : public GradientExchange {
  public:
   enum class Algorithm { kRing, kAllreduce };
 
-  // `trace` outlives the exchange; null: there is none.
-  PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace = nullptr);
+  // `trace` outlives the exchange; null: there is none. `device`: the GPU whose memory a ring sends from and receives
+  // in, if it can (device_path.h); it outlives the exchange, and Start is called by its thread. Null: host memory.
+  PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace = nullptr,
+               CudaDevice* device = nullptr);
   ~PeerExchange() override;
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
+  std::span<const float> parameter_memory() const override;
+  MemoryPlace memory_place() const override;
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
   absl::Status Sum(std::span<double> values) override;
@@ -55,7 +64,9 @@ class PeerExchange final : public GradientExchange {
 
   absl::Status Agree();
   absl::Status CreateOwner();
+  absl::Status CreateHostOwner();
   absl::Status ShareStart();
+  std::vector<std::vector<ElementRange>> OwnedSlices() const;
   std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
   absl::Status Drain();
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what);
@@ -66,12 +77,14 @@ class PeerExchange final : public GradientExchange {
 
   const Algorithm algorithm_;
   TraceTrack* const track_;  // guarded by mutex_
+  CudaDevice* const device_;
   JobSpec job_;
   std::span<float> parameters_;
 
   mutable std::mutex mutex_;
   // Guarded by mutex_. The pump, and with it the transport, goes first: it may still write into the others' buffers.
-  std::unique_ptr<ParameterShard> shard_;
+  std::unique_ptr<SliceOwner> owner_;
+  CudaSliceOwner* on_device_ = nullptr;  // `owner_`, if its memory is a GPU's
   std::unique_ptr<BucketMachine> machine_;
   std::vector<float> scratch_;  // optimizer state on its way, at start and at checkpoints
   MessagePump pump_;

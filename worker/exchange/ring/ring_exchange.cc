@@ -5,8 +5,8 @@
 
 namespace starring {
 
-std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime, Trace* trace) {
-  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kRing, trace);
+std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime, Trace* trace, CudaDevice* device) {
+  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kRing, trace, device);
 }
 
 }  // namespace starring

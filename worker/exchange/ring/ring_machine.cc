@@ -7,7 +7,6 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/reduction_order.h"
-#include "common/sum_in_order.h"
 
 namespace starring {
 namespace {
@@ -24,16 +23,11 @@ int BlocksInFlightMax(int blocks_in_flight_max, int world_size) {
   return std::max(2, kRingOperationsInFlightMax / operations_per_block);
 }
 
-void AddInto(std::span<float> sum, std::span<const float> own) {
-  const std::byte* const inputs[] = {std::as_bytes(sum).data(), std::as_bytes(own).data()};
-  SumInOrder(inputs, sum);
-}
-
 }  // namespace
 
 RingMachine::RingMachine(const Options& options)
     : buckets_(*options.buckets),
-      shard_(*options.shard),
+      owner_(*options.owner),
       parameters_(options.parameters),
       transport_(*options.transport),
       track_(options.track),
@@ -46,7 +40,7 @@ RingMachine::RingMachine(const Options& options)
   CHECK_EQ(buckets_.world_size(), world_size_);
   CHECK_EQ(buckets_.element_count(), parameters_.size());
   for (Active& active : active_) {
-    active.sum.resize(kChunkElements);
+    active.sum = owner_.Allocate(kChunkElements);
     if (track_ != nullptr) active.posted_ns.resize(4 * std::max(0, world_size_ - 1));
   }
 }
@@ -103,8 +97,7 @@ void RingMachine::StartBlock(Active& active) {
   for (int hop = 0; hop < hops; ++hop) {
     const ElementRange range = Chunk(active, Left(2 + hop));
     const bool owned = hop == hops - 1;
-    Receive(active, Phase::kReduceReceive, hop,
-            owned ? std::span<float>(active.sum).first(range.size()) : Parameters(range));
+    Receive(active, Phase::kReduceReceive, hop, owned ? active.sum.first(range.size()) : Parameters(range));
   }
   const ElementRange first = Chunk(active, Left(1));
   Send(active, Phase::kReduceSend, 0, Gradient(active, first));
@@ -170,12 +163,12 @@ void RingMachine::OnReduceReceived(Active& active, int hop) {
   if (hop < hops - 1) {
     {
       const TraceSpan span(track_, "sum", {.step = active.step, .bucket = active.bucket});
-      AddInto(Parameters(range), Gradient(active, range));
+      owner_.Add(Gradient(active, range), Parameters(range));
     }
     Send(active, Phase::kReduceSend, hop + 1, Parameters(range));
     return;
   }
-  const std::span<float> sum = std::span<float>(active.sum).first(range.size());
+  const std::span<float> sum = active.sum.first(range.size());
   Apply(active.step, active.bucket, {.owned = range, .sum = sum, .last = Gradient(active, range)});
   Send(active, Phase::kGatherSend, 0, Parameters(range));
 }
@@ -190,7 +183,7 @@ void RingMachine::Apply(int64_t step, int bucket, const Update& update) {
   if (update.owned.size() == 0) return;
   const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
-  shard_.Apply({.step = step,
+  owner_.Apply({.step = step,
                 .bucket = bucket,
                 .range = update.owned,
                 .sum = update.sum,

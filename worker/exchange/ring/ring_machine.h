@@ -31,9 +31,9 @@
 #include <vector>
 
 #include "common/bucket_map.h"
-#include "common/parameter_shard.h"
 #include "common/trace.h"
 #include "worker/exchange/ring/bucket_machine.h"
+#include "worker/exchange/ring/slice_owner.h"
 
 namespace starring {
 
@@ -41,8 +41,8 @@ class RingMachine final : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    ParameterShard* shard = nullptr;  // owns this rank's RingSlice of every bucket
-    std::span<float> parameters;      // the parameter vector
+    SliceOwner* owner = nullptr;  // of this rank's RingSlice of every bucket
+    std::span<float> parameters;  // the parameter vector, where the owner's floats lie, as do gradients
     Transport* transport = nullptr;
     TraceTrack* track = nullptr;   // of whoever drives the machine; null: there is no trace
     int first_tag = 0;             // tags from here on are the machine's
@@ -77,7 +77,7 @@ class RingMachine final : public BucketMachine {
     int bucket = 0;
     ElementRange block;
     const float* gradient = nullptr;  // of the block's first element
-    std::vector<float> sum;           // scratch for the owned chunk
+    std::span<float> sum;             // scratch for the owned chunk
     int before_ready = 0;             // operations that must complete before the trainer may go on
     int before_free = 0;              // operations not complete yet
     std::vector<int64_t> posted_ns;   // by phase and hop, with a track
@@ -117,7 +117,7 @@ class RingMachine final : public BucketMachine {
   void CountReady(const Active& active);
 
   const BucketMap& buckets_;
-  ParameterShard& shard_;
+  SliceOwner& owner_;
   const std::span<float> parameters_;
   Transport& transport_;
   TraceTrack* const track_;

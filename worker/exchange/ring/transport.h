@@ -29,6 +29,9 @@ class Transport {
   virtual int world_size() const = 0;
   // Tags are 0..tag_max(), at least 32767.
   virtual int tag_max() const = 0;
+  // Whether the library says that the data of sends and receives may be memory of a GPU. It may be wrong:
+  // device_path.h.
+  virtual bool moves_device_memory() const { return false; }
 
   // `data` belongs to the transport until the token comes back: a send's must not be written, a receive's not touched.
   // A message is exactly as long as the receive that it matches.

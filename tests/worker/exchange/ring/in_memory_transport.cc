@@ -19,6 +19,7 @@ class InMemoryNetwork::RankTransport final : public Transport {
   int rank() const override { return rank_; }
   int world_size() const override { return network_.world_size_; }
   int tag_max() const override { return 32767; }
+  bool moves_device_memory() const override { return network_.moves_device_memory_[rank_]; }
 
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
     std::lock_guard lock(network_.mutex_);
@@ -92,6 +93,7 @@ InMemoryNetwork::InMemoryNetwork(int world_size, uint64_t seed)
       allreduces_(world_size),
       complete_(world_size),
       cut_(world_size, false),
+      moves_device_memory_(world_size, false),
       in_flight_(world_size, 0) {}
 
 std::unique_ptr<Transport> InMemoryNetwork::CreateTransport(int rank) {
@@ -104,6 +106,11 @@ void InMemoryNetwork::Disconnect(int rank) {
   // What was copied on its way already is not lost; what lies in the rank's memory is.
   std::erase_if(sends_, [&](const Send& send) { return send.to == rank || (send.from == rank && !send.eager); });
   std::erase_if(receives_, [&](const Receive& receive) { return receive.to == rank; });
+}
+
+void InMemoryNetwork::CorruptMessages(int tag) {
+  std::lock_guard lock(mutex_);
+  corrupt_tag_ = tag;
 }
 
 int InMemoryNetwork::operations_in_flight_max() const {
@@ -127,6 +134,7 @@ void InMemoryNetwork::Match() {
     }
     CHECK_EQ(send->data.size(), receive->data.size());
     std::copy(send->data.begin(), send->data.end(), receive->data.begin());
+    if (send->tag == corrupt_tag_) receive->data.back() ^= std::byte{0x10};
     Complete(receive->to, receive->token);
     if (!send->eager) Complete(send->from, send->token);
     receives_.erase(receive);

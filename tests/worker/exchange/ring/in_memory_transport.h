@@ -10,7 +10,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "worker/exchange/ring/transport.h"
@@ -27,6 +29,12 @@ class InMemoryNetwork {
 
   // From now on nothing arrives at or leaves `rank`.
   void Disconnect(int rank);
+
+  // The transports of these ranks say that they move device memory: before anybody uses one.
+  void set_moves_device_memory(std::vector<bool> by_rank) { moves_device_memory_ = std::move(by_rank); }
+
+  // From now on a bit of every message with `tag` arrives wrong.
+  void CorruptMessages(int tag);
 
   // The most operations that any rank had posted at a time.
   int operations_in_flight_max() const;
@@ -70,6 +78,8 @@ class InMemoryNetwork {
   std::vector<std::deque<Allreduce>> allreduces_;        // by rank
   std::vector<std::vector<Transport::Token>> complete_;  // by rank: not polled yet
   std::vector<bool> cut_;
+  std::vector<bool> moves_device_memory_;
+  std::optional<int> corrupt_tag_;
   std::vector<int> in_flight_;
   int in_flight_max_ = 0;
 };

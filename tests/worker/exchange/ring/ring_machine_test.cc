@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/ring/example_job.h"
 #include "tests/worker/exchange/ring/in_memory_transport.h"
+#include "worker/exchange/ring/slice_owner.h"
 
 namespace starring {
 namespace {
@@ -38,14 +39,14 @@ class Ring {
                                            .optimizer = job.optimizer,
                                            .schedule = schedule});
       CHECK_OK(shard);
-      shards_.push_back(*std::move(shard));
+      owners_.push_back(std::make_unique<HostSliceOwner>(*std::move(shard)));
       parameters_.push_back(job.InitialParameters());
       transports_.push_back(network_.CreateTransport(rank));
     }
     for (int rank = 0; rank < job.world_size; ++rank) {
       machines_.push_back(
           std::make_unique<RingMachine>(RingMachine::Options{.buckets = &buckets_,
-                                                             .shard = shards_[rank].get(),
+                                                             .owner = owners_[rank].get(),
                                                              .parameters = parameters_[rank],
                                                              .transport = transports_[rank].get(),
                                                              .first_tag = 16,
@@ -114,7 +115,7 @@ class Ring {
   const BucketMap buckets_;
   InMemoryNetwork network_;
   std::mt19937_64 random_;
-  std::vector<std::unique_ptr<ParameterShard>> shards_;
+  std::vector<std::unique_ptr<SliceOwner>> owners_;
   std::vector<std::vector<float>> parameters_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<std::unique_ptr<RingMachine>> machines_;

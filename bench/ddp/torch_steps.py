@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Times training steps of PyTorch on one GPU, eager or captured in a CUDA graph; prints one JSON line.
+
+    python3 torch_steps.py --model=lenet5 --batch=64 --mode=captured
+
+The setting is kind to PyTorch: the normalised data set lies in the GPU's memory, the order of the samples too, a batch
+is one gather, cuDNN tries its algorithms out first, and no step waits for its loss. Timed is a block of steps between
+two synchronisations, its length divided by their number. Model, loss and optimizer (SGD with momentum) are those of
+train.py. --math: fp32 is exact, tf32 is PyTorch's own switch, bf16 is autocast. With --device=cpu it only shows that it
+works.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import time
+
+import models
+import torch
+from torch.nn import functional as F
+
+SAMPLES = 8192  # of the data set: more than a GPU's cache holds of the larger images
+
+
+def parse_flags():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0], allow_abbrev=False)
+    parser.add_argument("--model", default="lenet5", choices=sorted(models.MODELS))
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--mode", default="eager", choices=["eager", "captured"])
+    parser.add_argument("--math", default="fp32", choices=["fp32", "tf32", "bf16"])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--warmup", type=int, default=30, help="steps before the first block")
+    parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=50, help="of a block")
+    flags = parser.parse_args()
+    if flags.device == "cpu" and (flags.mode, flags.math) != ("eager", "fp32"):
+        parser.error("--device=cpu runs --mode=eager --math=fp32 only")
+    return flags
+
+
+class Job:
+    def __init__(self, flags):
+        self.flags = flags
+        self.device = torch.device(flags.device)
+        torch.manual_seed(1)
+        channels, size = (3, 32) if flags.model == "resnet20" else (1, 28)
+        self.model = models.create(flags.model, channels, size, size, 10).to(self.device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.images = torch.randn(SAMPLES, channels, size, size, device=self.device)
+        self.labels = torch.randint(10, (SAMPLES,), device=self.device)
+        self.order = torch.randperm(SAMPLES, device=self.device)
+        self.batch_images = torch.empty(flags.batch, channels, size, size, device=self.device)
+        self.batch_labels = torch.empty(flags.batch, dtype=torch.long, device=self.device)
+        self.loss = torch.zeros((), device=self.device)
+        self.next_sample = 0
+
+    def feed(self):
+        if self.next_sample + self.flags.batch > SAMPLES:
+            self.next_sample = 0
+        samples = self.order[self.next_sample:self.next_sample + self.flags.batch]
+        torch.index_select(self.images, 0, samples, out=self.batch_images)
+        torch.index_select(self.labels, 0, samples, out=self.batch_labels)
+        self.next_sample += self.flags.batch
+
+    def train(self):
+        """Forward, loss, backward, optimizer: what a graph captures."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16) if self.flags.math == "bf16" else contextlib.nullcontext():
+            loss = F.cross_entropy(self.model(self.batch_images), self.batch_labels)
+        loss.backward()
+        self.optimizer.step()
+        self.loss.copy_(loss.detach())
+
+    def capture(self):
+        """As PyTorch's notes on CUDA graphs say: warm-up on another stream, gradients made inside the graph."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(5):
+                self.feed()
+                self.train()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.cuda.graph(graph):
+            self.train()
+        return graph.replay
+
+    def synchronize(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def measure(flags):
+    job = Job(flags)
+    train = job.capture() if flags.mode == "captured" else job.train
+
+    def run(steps):
+        job.synchronize()
+        started = time.perf_counter()
+        for _ in range(steps):
+            job.feed()
+            train()
+        job.synchronize()
+        return 1e3 * (time.perf_counter() - started) / steps
+
+    run(flags.warmup)
+    blocks = [run(flags.steps) for _ in range(flags.blocks)]
+    if not torch.isfinite(job.loss):
+        sys.exit(f"the loss is {job.loss.item()}: nothing was trained")
+    name = torch.cuda.get_device_name() if flags.device == "cuda" else "cpu"
+    return {"step_ms": statistics.median(blocks), "device": name, "torch": torch.__version__, "blocks_ms": blocks}
+
+
+def main():
+    flags = parse_flags()
+    if flags.device == "cuda":
+        if not torch.cuda.is_available():
+            sys.exit(f"torch {torch.__version__} sees no GPU")
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = flags.math == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = flags.math == "tf32"
+    print(json.dumps(measure(flags)))
+
+
+if __name__ == "__main__":
+    main()

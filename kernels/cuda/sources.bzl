@@ -1,0 +1,39 @@
+"""The files of kernels/cuda, for its own BUILD file and for tests/cuda_emulation, which compiles the same ones."""
+
+# Kernels: CUDA, std and plain structs only. Each has a header of its name.
+KERNELS = [
+    "batch_norm",
+    "bias_gradient",
+    "dropout",
+    "elementwise",
+    "im2col",
+    "non_finite",
+    "optimizer",
+    "pixels",
+    "pool",
+    "softmax_cross_entropy",
+]
+
+# What kernels share.
+KERNEL_HDRS = [
+    "column_tiles.h",
+    "for_each.h",
+    "launch.h",
+    "pack.h",
+]
+
+# What the host compiler compiles, each with a header; but for the door to cuBLASLt, which the emulation replaces.
+_HOST = [
+    "cuda_layers",
+    "cuda_memory",
+    "cuda_operations",
+    "cuda_stream",
+    "cuda_vector_math",
+    "matrix_layer",
+    "matrix_product",
+    "pinned_memory",
+]
+
+HOST_SRCS = ["cuda_device.cc"] + [name + ".cc" for name in _HOST]
+
+HOST_HDRS = ["cublaslt_library.h", "cuda_context.h"] + [name + ".h" for name in _HOST]

@@ -1,0 +1,98 @@
+// Where a GPU's training batches are: two slots, pinned and on the GPU. While a step runs on one, the next batch
+// arrives in the other.
+//
+// Who waits for whom. F is the feed stream, S the device's stream.
+//   what                                    must follow                            by
+//   the host fills a slot's pinned memory   F copied what was in it                host: Finish waited for `done`,
+//   before
+//                                                                                    which S waited for F's copy
+//   F copies a slot's batch to the GPU      S's step on the slot has read the      host: likewise
+//                                             batch that was there
+//   S's step reads the slot                 F copied the batch                     S waits for `fed`
+//   the host reads `result`                 S's step copied it                     host: Finish waited for `done`
+//
+// Thread safety: one thread, the device's.
+#ifndef STARRING_WORKER_CUDA_BATCH_SLOTS_H_
+#define STARRING_WORKER_CUDA_BATCH_SLOTS_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
+#include "worker/data/loader.h"
+
+namespace starring {
+
+class CudaBatchSlots {
+ public:
+  static constexpr int kCount = 2;
+
+  struct Options {
+    CudaDevice* device = nullptr;  // outlives the slots
+    int64_t batch_max = 0;
+    int64_t image_values = 0;  // bytes of an image
+  };
+  // ResourceExhausted with the number of bytes.
+  static absl::StatusOr<std::unique_ptr<CudaBatchSlots>> Create(const Options& options);
+  ~CudaBatchSlots();
+
+  class Slot {
+   public:
+    // Of the batch that it was filled with.
+    const BatchPlan& plan() const { return plan_; }
+    bool is_full() const { return is_full_; }  // no step was run on it
+    bool runs() const { return runs_; }        // a step was run on it and is not known to be finished
+
+    // Device memory.
+    const CudaStepValues* values() const { return At<const CudaStepValues>(0); }
+    CudaStepResult* device_result() const;
+    const int32_t* labels() const;
+    const uint8_t* pixels() const;
+
+    // Pinned; the step copies device_result() here.
+    CudaStepResult* result() const { return static_cast<CudaStepResult*>(result_->data()); }
+
+    // Makes what is enqueued on `stream` from now on follow the batch's arrival; then, that a step was.
+    absl::Status BeginStep(CudaStream* stream);
+    absl::Status EndStep(CudaStream* stream);
+    // Waits for the step. REQUIRES: runs().
+    absl::Status Finish();
+
+   private:
+    friend class CudaBatchSlots;
+    template <typename T>
+    T* At(int64_t offset) const {
+      return reinterpret_cast<T*>(static_cast<std::byte*>(device_->data()) + offset);
+    }
+
+    std::unique_ptr<PinnedBuffer> host_;
+    std::unique_ptr<DeviceBuffer> device_;
+    std::unique_ptr<PinnedBuffer> result_;
+    std::unique_ptr<CudaEvent> fed_;   // the batch is on the GPU
+    std::unique_ptr<CudaEvent> done_;  // the step that used it
+    int64_t labels_ = 0, pixels_ = 0;  // where they begin
+    BatchPlan plan_;
+    bool is_full_ = false, runs_ = false;
+  };
+
+  // Step t has slot t % kCount.
+  Slot& of(int64_t step) { return slots_[static_cast<size_t>(step % kCount)]; }
+
+  // Copies `batch`, with the step's values for the GPU, on its way. REQUIRES: !slot.runs().
+  absl::Status Fill(Slot& slot, const Batch& batch, const CudaOptimizerScalars& optimizer);
+
+ private:
+  explicit CudaBatchSlots(const Options& options) : options_(options) {}
+  absl::Status Allocate();
+
+  const Options options_;
+  std::unique_ptr<CudaStream> feed_;
+  std::array<Slot, kCount> slots_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_CUDA_BATCH_SLOTS_H_
