@@ -63,16 +63,18 @@ def _breakdown(groups, families):
 
 def _scaling(groups, families):
     legend = []
-    caption = "The dashed line is the ideal: twice the workers, twice the samples/s. The closer to it, the better."
+    caption = "The dotted line is the ideal: twice the workers, twice the samples/s. The closer to it, the better."
     rows = [(row["efficiency"], row, group) for group in groups for row in group["rows"]
             if row.get("efficiency") is not None and row["configuration"]["workers"] > 1]
     if rows:
         (worst, bad, bad_group), (best, good, good_group) = (choose(rows, key=lambda entry: entry[0])
                                                              for choose in (min, max))
         legend = _sync_legend(sorted({row["sync"] for _, row, _ in rows}, key=labels.sync_order))
-        caption += f" Closest: {good['label']} with {units.percent(best)} of it ({good_group['title']})."
+        caption += f" Highest: {good['label']} with {units.percent(best)} of it ({good_group['title']})."
         if worst < best:
-            caption += f" Farthest: {bad['label']} with {units.percent(worst)} ({bad_group['title']})."
+            caption += f" Lowest: {bad['label']} with {units.percent(worst)} ({bad_group['title']})."
+        if best > 1.1:
+            caption += " More than 100 % says that the runs of one worker were held up, or that caches grew."
     panels = _panels("scaling", [(labels.group(*key), members) for key, members in families], plots.scaling)
     return _family("scaling", "Scaling against ideal", caption, legend, panels)
 

@@ -9,6 +9,8 @@ PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "bac
 # Beside colour, so that lines stay apart without it.
 MARKERS = {"local": ("v", "▼"), "star": ("o", "●"), "ring": ("s", "■"), "mpi": ("^", "▲"), "ddp": ("D", "◆"),
            "gloo": ("D", "◆"), "ddp-tuned": ("P", "✚")}
+# Those that often run on top of another.
+DASHED = ("mpi", "ddp-tuned")
 UNKNOWN_MARKER = ("X", "✖")
 SHORT_MAX = 30
 

@@ -12,6 +12,7 @@ _BAR_MARGIN = 48  # the axis below the bars and its label
 _LINES_HEIGHT = 240
 _POINTS_MAX = 150
 _TICK_STEPS = (1, 2, 5, 10)
+_REFERENCE = (0, (1, 1.6))  # the dots of an ideal or a target
 
 
 def _bars(count):
@@ -35,11 +36,12 @@ def _lines(log_x=False):
 
 
 def _sync_lines(axes, lines):
-    """[(sync, x, y)]. The first are drawn largest, so that of equal lines each can be seen."""
+    """[(sync, x, y)]. The first are drawn largest and some are dashed, so that of equal lines each can be seen."""
     for place, (sync, x, y) in enumerate(lines):
         behind = len(lines) - 1 - place
         axes.plot(x, y, color=svg.color(svg.sync_color_name(sync)), marker=labels.marker(sync)[0],
-                  linewidth=1.5 + 0.4 * behind, markersize=5 + behind)
+                  linestyle=(0, (3, 2)) if sync in labels.DASHED else "-", linewidth=1.5 + 0.4 * behind,
+                  markersize=5 + behind)
 
 
 def throughput(key, rows):
@@ -85,7 +87,7 @@ def breakdown(key, rows):
 
 
 def scaling(key, members):
-    """Speed-up over one worker, from the analysis's efficiency; the dashed line is the ideal."""
+    """Speed-up over one worker, from the analysis's efficiency; the dotted line is the ideal."""
     lines = {}
     for group in members:
         for row in group["rows"]:
@@ -98,7 +100,7 @@ def scaling(key, members):
     figure, axes = _lines()
     counts = sorted({1, *(group["workers"] for group in members)})
     largest = max(counts)
-    axes.plot([1, largest], [1, largest], color=svg.color("muted"), linewidth=1.3, linestyle=(0, (4, 3)))
+    axes.plot([1, largest], [1, largest], color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
     axes.text(largest, largest, "ideal  ", ha="right", va="bottom", color=svg.color("muted"), size=svg.FONT_SIZE - 1)
     _sync_lines(axes, [(sync, *zip(*sorted(dict([(1, 1.0)] + lines[sync]).items())))
                        for sync in sorted(lines, key=labels.sync_order)])
@@ -107,7 +109,7 @@ def scaling(key, members):
     axes.set_ylim(0, None)
     axes.set_xlabel("workers")
     axes.set_ylabel("speed-up over 1 worker")
-    return svg.inline(figure, key, "Lines of speed-up over workers, the ideal dashed: " + "; ".join(
+    return svg.inline(figure, key, "Lines of speed-up over workers, the ideal dotted: " + "; ".join(
         f"{sync} {max(points)[1]:.2f} with {labels.workers(max(points)[0])}" for sync, points in lines.items()))
 
 
@@ -141,7 +143,7 @@ def accuracy(key, trainings):
     _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
                         [100 * epoch["test_accuracy"] for epoch in one["epochs"]]) for one in trainings])
     for target in sorted({one["target_accuracy"] for one in trainings if one.get("target_accuracy")}):
-        axes.axhline(100 * target, color=svg.color("muted"), linewidth=1.3, linestyle=(0, (4, 3)))
+        axes.axhline(100 * target, color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
         axes.annotate(f"target {100 * target:g} %", (1, 100 * target), xycoords=("axes fraction", "data"), ha="right",
                       va="top", xytext=(0, -2), textcoords="offset points", color=svg.color("muted"),
                       size=svg.FONT_SIZE - 1)
