@@ -2,6 +2,9 @@
 # Installs what Starring is built and tested with, from Debian 12's own archive. Installs only what is missing: a second
 # run changes nothing and takes no time.
 #
+#   --test  also what only tests need: a Slurm, for deploy/slurm. Not where systemd runs, which would start its daemons;
+#           there: apt-get install slurm-wlm munge iproute2
+#
 # Exit status: 0 when everything but the optional packages is there, 1 otherwise.
 set -euo pipefail
 
@@ -18,6 +21,9 @@ PACKAGES=(
 # Only the comparison needs these: PyTorch as the peer, the others for the page.
 # torch takes whatever BLAS is installed; the reference one would make an unfair peer (measured: 6 against 90 GFLOP/s).
 OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-matplotlib python3-jinja2)
+TEST_PACKAGES=(slurm-wlm munge iproute2)
+# SYSTEMD is for the test of this file.
+if [[ ${1:-} != --test || -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=(); fi
 
 # The packages among the arguments that are not installed, one a line.
 missing() {
@@ -61,10 +67,11 @@ main() {
     return 1
   fi
 
-  local wanted wanted_optional
+  local wanted wanted_optional wanted_test
   mapfile -t wanted < <(missing "${PACKAGES[@]}")
   mapfile -t wanted_optional < <(missing "${OPTIONAL_PACKAGES[@]}")
-  if [[ ${#wanted[@]} -eq 0 && ${#wanted_optional[@]} -eq 0 ]]; then
+  mapfile -t wanted_test < <(missing "${TEST_PACKAGES[@]}")
+  if [[ $((${#wanted[@]} + ${#wanted_optional[@]} + ${#wanted_test[@]})) -eq 0 ]]; then
     echo "setup: everything is installed"
     return 0
   fi
@@ -83,6 +90,12 @@ main() {
     echo "setup: installing ${wanted_optional[*]}"
     if ! apt_install "${wanted_optional[@]}"; then
       echo "setup: could not install ${wanted_optional[*]}: all works but the comparison with PyTorch DDP" >&2
+    fi
+  fi
+  if [[ ${#wanted_test[@]} -gt 0 ]]; then
+    echo "setup: installing ${wanted_test[*]}"
+    if ! apt_install "${wanted_test[@]}"; then
+      echo "setup: could not install ${wanted_test[*]}: all works but the tests of Slurm jobs and of bench/netlab" >&2
     fi
   fi
   echo "setup: done"

@@ -26,7 +26,7 @@ printf '#!/bin/bash\nexec "$@"\n' >"${BIN}/sudo"
 chmod +x "${BIN}"/*
 setup() {
   : >"${LOG}"
-  OS_RELEASE=${TEST_TMPDIR}/os-release PATH=${BIN}:${PATH} "${SETUP}" >"${TEST_TMPDIR}/output" 2>&1
+  OS_RELEASE=${TEST_TMPDIR}/os-release PATH=${BIN}:${PATH} "${SETUP}" "$@" >"${TEST_TMPDIR}/output" 2>&1
 }
 
 # All there: apt is left alone.
@@ -41,4 +41,13 @@ grep -qE -- '--no-install-recommends( zlib1g-dev| curl){2}$' "${LOG}" || fail "w
 ABSENT="curl" APT_FAILS="install.*curl" setup && fail "went on without curl"
 ABSENT="curl python3-torch" APT_FAILS="install.*torch|update" setup || fail "stopped for want of torch or of an update"
 grep -q "all works but the comparison with PyTorch" "${TEST_TMPDIR}/output" || fail "does not say what is lost"
+
+# A Slurm only for tests, and only where its daemons are not started.
+ABSENT="munge" setup || fail "all but munge is installed, yet it failed"
+[[ ! -s ${LOG} ]] || fail "installed munge unasked: $(cat "${LOG}")"
+ABSENT="munge" SYSTEMD=${TEST_TMPDIR} setup --test || fail "failed where systemd runs"
+[[ ! -s ${LOG} ]] || fail "installed munge where systemd runs: $(cat "${LOG}")"
+ABSENT="munge" SYSTEMD=/nonexistent setup --test || fail "could not install munge"
+grep -q -- '--no-install-recommends munge$' "${LOG}" || fail "did not install munge: $(cat "${LOG}")"
+ABSENT="munge" SYSTEMD=/nonexistent APT_FAILS="install.*munge" setup --test || fail "stopped for want of munge"
 echo PASSED

@@ -1,0 +1,145 @@
+"""The jobs of deploy/slurm on a real Slurm: three nodes on this machine, each with a network of its own."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import unittest
+
+from cluster import Cluster
+
+ROOT = os.getcwd()  # laid out as a clone that is built
+JOBS = os.path.join(ROOT, "deploy/slurm")
+SECONDS_MAX = 60
+# 7 steps an epoch, the last with two samples.
+JOB = ["--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50", "--global_batch=33",
+       "--device=cpu"]
+SHORT = [*JOB, "--epochs=2"]
+# Some seconds; a checkpoint is written only when the job is asked to stop.
+LONG = [*JOB, "--epochs=100000", "--checkpoint_every_epochs=100000", "--max_steps=2000"]
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
+
+
+class SlurmTest(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        reason = Cluster.why_not()
+        if reason:
+            raise unittest.SkipTest("NO JOB OF deploy/slurm WAS SUBMITTED: " + reason)
+        # Short: the path of a socket in it may have 107 characters.
+        cls.folder = tempfile.mkdtemp(prefix="starring-slurm-", dir="/tmp")
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        cls.cluster = Cluster(cls.folder)
+        cls.cluster.__enter__()
+        cls.addClassCleanup(cls.cluster.__exit__)
+
+    def submit(self, script, flags, name, **variables):
+        """The number of a job that has just been queued."""
+        done = self.cluster.run("sbatch", "--parsable", "--job-name=" + name,
+                                "--output=%s/%s.out" % (self.folder, name), os.path.join(JOBS, script), *flags,
+                                STARRING=ROOT, RECORD=self.path(name + ".json"),
+                                CHECKPOINTS=self.path("checkpoints-" + re.sub(r"-again$", "", name)), **variables)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.strip()
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def output(self, name):
+        try:
+            with open(self.path(name + ".out")) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
+    def wait_until(self, is_so, name):
+        end = time.monotonic() + SECONDS_MAX
+        while not (result := is_so()):
+            self.assertLess(time.monotonic(), end, self.output(name) + self.cluster.logs())
+            time.sleep(0.2)  # polls: there is nothing to be woken by
+        return result
+
+    def finish(self, job, name):
+        """(state, exit code) of a job, when all its groups are over."""
+        def over():
+            text = self.cluster.run("scontrol", "show", "job", job).stdout
+            states = re.findall(r"JobState=(\w+)", text)
+            if states and all(state in OVER for state in states):
+                return states[0], int(re.search(r"ExitCode=(\d+):", text)[1])
+            return None
+        return self.wait_until(over, name)
+
+    def digest_of(self, job, name):
+        self.assertEqual(self.finish(job, name), ("COMPLETED", 0), self.output(name))
+        return self.record(name)["parameter_sha256"]
+
+    def record(self, name):
+        with open(self.path(name + ".json")) as file:
+            return json.load(file)
+
+    def test_star_and_ring_agree(self):
+        jobs = {"star": self.submit("star.sbatch", SHORT, "star"),
+                "ring": self.submit("ring.sbatch", SHORT, "ring"),
+                "mpirun": self.submit("ring.sbatch", SHORT, "mpirun", START="mpirun")}
+        digests = {self.digest_of(job, name) for name, job in jobs.items()}
+        self.assertEqual(len(digests), 1, digests)
+        for name in jobs:
+            config = self.record(name)["config"]
+            self.assertEqual((config["sync"], config["world_size"]), ("star" if name == "star" else "ring", 2))
+        self.assertEqual(self.record("star")["config"]["server_count"], 2)
+        # Servers and workers are on nodes of their own.
+        found = re.search(r"servers (host\d):\d+,(host\d):\d+, workers on host\[(\d)-(\d)\]", self.output("star"))
+        self.assertTrue(found and found[1] == found[2] and found[1][-1] not in found.groups()[2:], self.output("star"))
+
+    def test_a_cancelled_job_goes_on(self):
+        starts = {"stopped-star": ("star.sbatch", ""), "stopped-ring": ("ring.sbatch", "pmix"),
+                  "stopped-mpirun": ("ring.sbatch", "mpirun")}
+        # By the user; and as Slurm does ahead of the time limit.
+        ways = {name: [] for name in starts} | {"stopped-mpirun": ["--batch", "--signal=USR1"]}
+        jobs = {name: self.submit(script, LONG, name, START=start) for name, (script, start) in starts.items()}
+        for name, job in jobs.items():
+            self.wait_until(lambda name=name: "epoch 20/" in self.output(name), name)
+            self.assertEqual(self.cluster.run("scancel", *ways[name], job).returncode, 0)
+        for name, job in jobs.items():
+            self.assertEqual(self.finish(job, name)[0], "COMPLETED" if ways[name] else "CANCELLED")
+            saved = re.search(r"stopped after (\d+) steps.*\nsaved in", self.output(name))
+            self.assertTrue(saved, self.output(name))
+            self.assertLess(int(saved[1]), 2000)
+        again = {name + "-again": self.submit(script, LONG, name + "-again", START=start)
+                 for name, (script, start) in starts.items()}
+        whole = self.digest_of(self.submit("ring.sbatch", LONG, "whole"), "whole")
+        for name, job in again.items():
+            self.assertEqual(self.digest_of(job, name), whole)
+            self.assertNotIn("starting from the beginning", self.output(name))
+
+    def test_ranks_that_do_not_find_each_other_are_refused(self):
+        # As a launcher does that knows nothing of this MPI: every process is alone.
+        os.mkdir(self.path("bin"))
+        with open(self.path("bin/mpirun"), "w") as file:
+            file.write('#!/bin/bash\nwhile [[ $1 != */worker ]]; do shift; done\nexec "$@"\n')
+        os.chmod(self.path("bin/mpirun"), 0o755)
+        path = self.path("bin") + ":" + os.environ["PATH"]
+        state = self.finish(self.submit("ring.sbatch", SHORT, "alone", START="mpirun", PATH=path), "alone")
+        self.assertEqual(state, ("FAILED", 2), self.output("alone"))
+        self.assertIn("the launcher says rank 0 of 1", self.output("alone"))
+        state = self.finish(self.submit("ring.sbatch", SHORT, "pigeon", START="pigeon"), "pigeon")
+        self.assertEqual(state, ("FAILED", 2), self.output("pigeon"))
+
+    def test_a_comparison_runs_in_a_job(self):
+        flags = ["--quick", "--syncs=star,ring", "--workers=2", "--model=logreg", "--dataset=synthetic",
+                 "--trace=false"]
+        # Of PyTorch's side nothing is needed here; and no page, for which Python would need matplotlib.
+        job = self.submit("compare.sbatch", flags, "compare", STARRING_BINARIES=ROOT)
+        self.assertEqual(self.finish(job, "compare"), ("COMPLETED", 0), self.output("compare"))
+        with open(self.path("starring-report-%s/results.json" % job)) as file:
+            results = json.load(file)
+        runs = {c["sync"]: c["runs"] for c in results["configurations"] if c["accounting"] == "equal-workers"}
+        self.assertEqual(sorted(runs), ["ring", "star"])
+        self.assertEqual(len({run["parameter_sha256"] for sync in runs for run in runs[sync]}), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
