@@ -5,6 +5,7 @@ import copy
 import html.parser
 import os
 import re
+import shlex
 import sys
 import tempfile
 import unittest
@@ -127,7 +128,7 @@ class ReportTest(unittest.TestCase):
             self.assert_shown(sentence, words)
         for one in self.results["configurations"]:
             self.assert_shown(one["id"], words)
-            self.assert_shown(one["command"][-1], words)
+            self.assert_shown(shlex.join(one["command"]), words)
         for group in self.analysis["groups"]:
             for row in group["rows"]:
                 self.assert_shown(f"{row['samples_per_second']['median']:,.0f}", words)
