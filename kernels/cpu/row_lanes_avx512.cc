@@ -49,8 +49,8 @@ struct ForwardRegisters {
 };
 
 template <int kHeight, int kWidth, int kPlace>
-STARRING_AVX512_INLINE void ForwardRow(const RowPart& p, const RowForward& f, const Column& column, int64_t r,
-                                       ForwardRegisters<kHeight, kWidth>& g) {
+STARRING_AVX512_INLINE void Row(const RowPart& p, const RowForward& f, const Column& column, int64_t r,
+                                ForwardRegisters<kHeight, kWidth>& g) {
   const int64_t y_row = p.out_width * p.channels;
   float* const y = f.y + column.first;
   if (r < p.out_height) {
@@ -78,38 +78,6 @@ STARRING_AVX512_INLINE void ForwardRow(const RowPart& p, const RowForward& f, co
   _mm512_mask_storeu_ps(y + done * y_row, column.lanes, out);
 }
 
-template <int kHeight, int kWidth, int... kPlaces>
-STARRING_AVX512_INLINE void ForwardColumn(const RowPart& p, const RowForward& f, const Column& column,
-                                          ForwardRegisters<kHeight, kWidth>& g,
-                                          std::integer_sequence<int, kPlaces...>) {
-  for (int64_t r = 0; r < p.out_height + kHeight - 1; r += kHeight) {
-    (ForwardRow<kHeight, kWidth, kPlaces>(p, f, column, r + kPlaces, g), ...);
-  }
-}
-
-template <int kHeight, int kWidth>
-STARRING_AVX512 void Forward(RowPart p, RowForward f) {
-  const int64_t phases = RowPhases(p.channels), pitch = p.channels + 15;
-  const int64_t vectors = (p.out_width * p.channels + 15) / 16;
-  for (int64_t phase = 0; phase < std::min(phases, vectors); ++phase) {
-    const int64_t channel = 16 * phase % p.channels;
-    ForwardRegisters<kHeight, kWidth> g;
-    g.pixels = PixelsOf(phase, p.channels);
-    g.init = f.init != nullptr ? _mm512_loadu_ps(f.init + channel) : _mm512_setzero_ps();
-#pragma GCC unroll 5
-    for (int kh = 0; kh < kHeight; ++kh) {
-      g.sum[kh] = _mm512_setzero_ps();
-#pragma GCC unroll 5
-      for (int kw = 0; kw < kWidth; ++kw) {
-        g.weight[kh][kw] = _mm512_loadu_ps(f.weight + (kh * kWidth + kw) * pitch + channel);
-      }
-    }
-    for (int64_t v = phase; v < vectors; v += phases) {
-      ForwardColumn<kHeight, kWidth>(p, f, ColumnAt(p, v), g, std::make_integer_sequence<int, kHeight>());
-    }
-  }
-}
-
 template <int kHeight, int kWidth>
 struct GradientRegisters {
   __m512i pixels;
@@ -119,8 +87,8 @@ struct GradientRegisters {
 };
 
 template <int kHeight, int kWidth, int kPlace>
-STARRING_AVX512_INLINE void GradientRow(const RowPart& p, const RowGradient& f, const Column& column, int64_t r,
-                                        GradientRegisters<kHeight, kWidth>& g) {
+STARRING_AVX512_INLINE void Row(const RowPart& p, const RowGradient& f, const Column& column, int64_t r,
+                                GradientRegisters<kHeight, kWidth>& g) {
   if (r < p.out_height) {
     const int64_t at = r * p.out_width * p.channels + column.first;
     __m512 dy = _mm512_maskz_loadu_ps(column.lanes, f.dy + at);
@@ -145,17 +113,39 @@ STARRING_AVX512_INLINE void GradientRow(const RowPart& p, const RowGradient& f, 
   }
 }
 
-template <int kHeight, int kWidth, int... kPlaces>
-STARRING_AVX512_INLINE void GradientColumn(const RowPart& p, const RowGradient& f, const Column& column,
-                                           GradientRegisters<kHeight, kWidth>& g,
-                                           std::integer_sequence<int, kPlaces...>) {
+template <int kHeight, int kWidth, typename Operation, typename Registers, int... kPlaces>
+STARRING_AVX512_INLINE void WalkDown(const RowPart& p, const Operation& f, const Column& column, Registers& g,
+                                     std::integer_sequence<int, kPlaces...>) {
   for (int64_t r = 0; r < p.out_height + kHeight - 1; r += kHeight) {
-    (GradientRow<kHeight, kWidth, kPlaces>(p, f, column, r + kPlaces, g), ...);
+    (Row<kHeight, kWidth, kPlaces>(p, f, column, r + kPlaces, g), ...);
   }
 }
 
 template <int kHeight, int kWidth>
-STARRING_AVX512 void Gradient(RowPart p, RowGradient f) {
+STARRING_AVX512 void Part(RowPart p, RowForward f) {
+  const int64_t phases = RowPhases(p.channels), pitch = p.channels + 15;
+  const int64_t vectors = (p.out_width * p.channels + 15) / 16;
+  for (int64_t phase = 0; phase < std::min(phases, vectors); ++phase) {
+    const int64_t channel = 16 * phase % p.channels;
+    ForwardRegisters<kHeight, kWidth> g;
+    g.pixels = PixelsOf(phase, p.channels);
+    g.init = f.init != nullptr ? _mm512_loadu_ps(f.init + channel) : _mm512_setzero_ps();
+#pragma GCC unroll 5
+    for (int kh = 0; kh < kHeight; ++kh) {
+      g.sum[kh] = _mm512_setzero_ps();
+#pragma GCC unroll 5
+      for (int kw = 0; kw < kWidth; ++kw) {
+        g.weight[kh][kw] = _mm512_loadu_ps(f.weight + (kh * kWidth + kw) * pitch + channel);
+      }
+    }
+    for (int64_t v = phase; v < vectors; v += phases) {
+      WalkDown<kHeight, kWidth>(p, f, ColumnAt(p, v), g, std::make_integer_sequence<int, kHeight>());
+    }
+  }
+}
+
+template <int kHeight, int kWidth>
+STARRING_AVX512 void Part(RowPart p, RowGradient f) {
   const int64_t phases = RowPhases(p.channels);
   const int64_t vectors = (p.out_width * p.channels + 15) / 16;
   for (int64_t phase = 0; phase < std::min(phases, vectors); ++phase) {
@@ -170,7 +160,7 @@ STARRING_AVX512 void Gradient(RowPart p, RowGradient f) {
       for (int kw = 0; kw < kWidth; ++kw) g.sum[kh][kw] = _mm512_loadu_ps(sums + (kh * kWidth + kw) * 16);
     }
     for (int64_t v = phase; v < vectors; v += phases) {
-      GradientColumn<kHeight, kWidth>(p, f, ColumnAt(p, v), g, std::make_integer_sequence<int, kHeight>());
+      WalkDown<kHeight, kWidth>(p, f, ColumnAt(p, v), g, std::make_integer_sequence<int, kHeight>());
     }
     if (f.bias_sums != nullptr) _mm512_storeu_ps(f.bias_sums + phase * 16, g.bias_sum);
 #pragma GCC unroll 5
@@ -182,36 +172,28 @@ STARRING_AVX512 void Gradient(RowPart p, RowGradient f) {
 }
 
 // Functions by kernel_height - 1 and kernel_width - 1.
-template <typename Function>
+template <typename Operation>
 struct PartTable {
-  Function at[kRowPartMax][kRowPartMax];
+  void (*at[kRowPartMax][kRowPartMax])(RowPart, Operation);
 };
-template <int... kParts>
-constexpr PartTable<void (*)(RowPart, RowForward)> ForwardTable(std::integer_sequence<int, kParts...>) {
-  PartTable<void (*)(RowPart, RowForward)> table = {};
-  ((table.at[kParts / kRowPartMax][kParts % kRowPartMax] = Forward<kParts / kRowPartMax + 1, kParts % kRowPartMax + 1>),
+template <typename Operation, int... kParts>
+constexpr PartTable<Operation> TableOf(std::integer_sequence<int, kParts...>) {
+  PartTable<Operation> table = {};
+  ((table.at[kParts / kRowPartMax][kParts % kRowPartMax] = Part<kParts / kRowPartMax + 1, kParts % kRowPartMax + 1>),
    ...);
   return table;
 }
-template <int... kParts>
-constexpr PartTable<void (*)(RowPart, RowGradient)> GradientTable(std::integer_sequence<int, kParts...>) {
-  PartTable<void (*)(RowPart, RowGradient)> table = {};
-  ((table.at[kParts / kRowPartMax][kParts % kRowPartMax] =
-        Gradient<kParts / kRowPartMax + 1, kParts % kRowPartMax + 1>),
-   ...);
-  return table;
-}
-constexpr auto kForward = ForwardTable(std::make_integer_sequence<int, kRowPartMax * kRowPartMax>());
-constexpr auto kGradient = GradientTable(std::make_integer_sequence<int, kRowPartMax * kRowPartMax>());
+template <typename Operation>
+constexpr auto kTable = TableOf<Operation>(std::make_integer_sequence<int, kRowPartMax * kRowPartMax>());
 
 }  // namespace
 
 void RunRowForward(const RowPart& part, const RowForward& forward) {
-  kForward.at[part.kernel_height - 1][part.kernel_width - 1](part, forward);
+  kTable<RowForward>.at[part.kernel_height - 1][part.kernel_width - 1](part, forward);
 }
 
 void RunRowGradient(const RowPart& part, const RowGradient& gradient) {
-  kGradient.at[part.kernel_height - 1][part.kernel_width - 1](part, gradient);
+  kTable<RowGradient>.at[part.kernel_height - 1][part.kernel_width - 1](part, gradient);
 }
 
 }  // namespace starring
