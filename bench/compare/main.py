@@ -79,6 +79,7 @@ class Comparison:
         self.notes.append(text)
 
     def _describe_versions(self):
+        self.results["versions"].update(programs.library_versions())
         if self.torch is not None:
             self.results["versions"].update({"torch": self.torch.version, "torch_backend": self.torch.backend})
         elif any(sync in jobs.PEERS for sync in self.options.syncs):

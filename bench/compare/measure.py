@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -14,7 +15,8 @@ import programs
 import results as schema
 
 JOB_SECONDS_MAX = 1800
-SAMPLE_SECONDS = 0.25
+SAMPLE_SECONDS = 0.05  # of the servers: what they do after the last sample is not seen
+LOOKS_BETWEEN_SEARCHES = 10  # for new processes; and of the clock and the GPUs
 CALIBRATION_STEPS = 30
 STEPS_MIN = 60
 SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take so many times the wanted seconds
@@ -31,20 +33,25 @@ class _Sampler(threading.Thread):
         self._names = {}
 
     def run(self):
+        looks = 0
         while not self._end.wait(SAMPLE_SECONDS):
-            self.look()
+            if looks % LOOKS_BETWEEN_SEARCHES == 0 or looks < LOOKS_BETWEEN_SEARCHES:
+                self._search()
+            looks += 1
+            for pid, name in self._names.items():
+                seconds = machine.cpu_seconds(pid)
+                if seconds is not None:
+                    self.server_seconds[name] = seconds
 
-    def look(self):
+    def _search(self):
         self.clocks += machine.clock_mhz()
         sample = self.gpus.sample()
         if sample is not None:
             self.gpu_samples.append(sample)
         for pid in {pid for process in self.processes for pid in machine.descendants(process.pid)}:
-            if pid not in self._names:
-                self._names[pid] = _server_name(machine.command_line(pid))
-            seconds = machine.cpu_seconds(pid) if self._names[pid] else None
-            if seconds is not None:
-                self.server_seconds[self._names[pid]] = seconds
+            name = _server_name(machine.command_line(pid))
+            if name is not None:
+                self._names[pid] = name
 
     def stop(self):
         self._end.set()
@@ -197,6 +204,9 @@ class Laboratory:
             step_seconds.append(record["step_ms"]["mean"] / 1e3)
             working.append(job)
             self.versions.update(record["host"]["versions"])
+            onednn = re.search(r"oneDNN ([\d.]+)", record["host"]["device"])
+            if onednn:
+                self.versions["onednn"] = onednn[1]
         if self.options.steps or not working:
             return self.options.steps, working
         steps = min(self.options.seconds / min(step_seconds),

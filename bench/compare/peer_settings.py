@@ -32,7 +32,7 @@ class PeerSettings:
         return dropped
 
     def _sweep(self, model, workers):
-        self.say(f"{model}, {workers} workers: looking for PyTorch's best settings")
+        self.say(f"{model}, {workers} worker{'s' * (workers > 1)}: looking for PyTorch's best settings")
         with tempfile.TemporaryDirectory() as folder:
             found = os.path.join(folder, "sweep.json")
             options = self.options
@@ -53,7 +53,8 @@ class PeerSettings:
                                   f"{str(error).splitlines()[0]}")
                 return dict(jobs.TUNED)
         tried = ", ".join(f"{_text(attempt['settings'])} {_result(attempt)}" for attempt in best["tried"])
-        self.notes.append(f"PyTorch's settings for {model}, {workers} workers, tried one upon the other: {tried}")
+        of = f"{model}, {workers} worker{'s' * (workers > 1)}"
+        self.notes.append(f"PyTorch's settings for {of}, tried one upon the other: {tried}")
         chosen = {name: str(value).lower() for name, value in best["settings"].items() if value is not False}
         return {**jobs.TUNED, **chosen}
 

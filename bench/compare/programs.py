@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
@@ -56,6 +57,22 @@ class Torch:
                   "(x == 'oneDNN' and torch.backends.mkldnn.is_available()))]))")
         version, libraries = json.loads(run([python, "-c", script]))
         return Torch(python, version, "gloo, cpu" + (f" ({libraries})" if libraries else ""))
+
+
+def library_versions():
+    """Of what our programs are linked with, as the system's packages and programs tell; without those that do not."""
+    found = {}
+    for name, argv, pattern in (("mpi", ["mpirun", "--version"], r"\((.*)\) ([\d.]+)"),
+                                ("grpc", ["pkg-config", "--modversion", "grpc++"], r"()([\d.]+)"),
+                                ("grpc", ["dpkg-query", "-W", "-f=${Version}", "libgrpc++1.51"], r"()([\d.]+)")):
+        try:
+            text = run(argv, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}, seconds_max=20)
+        except (OSError, ProgramError):
+            continue
+        match = re.search(pattern, text)
+        if match and name not in found:
+            found[name] = f"{match[1]} {match[2]}".strip()
+    return found
 
 
 def run(argv, environment=None, seconds_max=600):
