@@ -347,6 +347,10 @@ def make(options):
     for folder in ("bin", "tests", "bench"):
         for path in getattr(options, folder):
             bundle.add_program(folder, path)
+    for name_and_path in options.scripts:
+        name, _, path = name_and_path.partition("=")
+        data = read(path)
+        bundle.add(name, data, 0o755 if data.startswith(b"#!") else 0o644)
     add_open_mpi(bundle, finder, options.open_mpi_starter)
     for path in options.models:
         bundle.add(f"models/{os.path.basename(path)}", read(path))
@@ -368,6 +372,7 @@ def main():
     parser.add_argument("--bin", nargs="+", required=True, help="programs and scripts that users run")
     parser.add_argument("--tests", nargs="*", default=[])
     parser.add_argument("--bench", nargs="*", default=[])
+    parser.add_argument("--scripts", nargs="*", default=[], help="NAME=FILE: files that keep their place, NAME")
     parser.add_argument("--models", nargs="*", default=[], help="layer files")
     parser.add_argument("--open_mpi_starter", required=True, help="what becomes mpirun and orted")
     parser.add_argument("--readme", required=True)

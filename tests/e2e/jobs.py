@@ -12,9 +12,11 @@ import tempfile
 import time
 import unittest
 
-LAUNCH = os.path.abspath("deploy/launch")
-WORKER = os.path.abspath("worker/worker")
-SERVER = os.path.abspath("server/server")
+# Of a bundle, where its tests/gpu_checks.sh says so; else what Bazel built.
+BUNDLE_BIN = os.environ.get("STARRING_BIN")
+LAUNCH = os.path.join(BUNDLE_BIN, "launch") if BUNDLE_BIN else os.path.abspath("deploy/launch")
+WORKER = os.path.join(BUNDLE_BIN, "worker") if BUNDLE_BIN else os.path.abspath("worker/worker")
+SERVER = os.path.join(BUNDLE_BIN, "server") if BUNDLE_BIN else os.path.abspath("server/server")
 
 # Sanitized binaries are several times slower, and four of them share two cores.
 JOB_SECONDS_MAX = 300
