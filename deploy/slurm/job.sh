@@ -27,7 +27,7 @@ node_address() {
 
 # finish PID: waits for the workers, and returns their status. Ahead of the time limit, and when asked by
 # `scancel --batch --signal=USR1`, they are asked to save and to end; srun and mpirun both pass on SIGUSR1. `scancel`
-# alone tells them by itself; then this script must outlive the signal, for its end is the end of everything.
+# alone tells them by itself, and this script too, which then waits for them instead of ending.
 finish() {
   local status
   trap 'echo "${SLURM_JOB_NAME}: asking the workers to save and to end" >&2; kill -USR1 '"$1" USR1
