@@ -11,7 +11,7 @@ set -euo pipefail
 PACKAGES=(
   bazel-bootstrap g++                                        # the build
   libabsl-dev libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
-  libopenmpi-dev openmpi-bin libdnnl-dev zlib1g-dev libssl-dev
+  libopenmpi-dev openmpi-bin libdnnl-dev zlib1g-dev libssl-dev prometheus-cpp-dev
   libgtest-dev libgmock-dev libbenchmark-dev                 # the tests
   python3 python3-numpy python3-grpcio python3-protobuf
   clang-format clang-tidy procps

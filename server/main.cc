@@ -19,9 +19,11 @@
 #include "absl/time/time.h"
 #include "common/atomic_file.h"
 #include "common/command_line.h"
+#include "common/metrics/metrics.h"
 #include "common/status.h"
 #include "common/trace.h"
 #include "server/parameter_server.h"
+#include "server/server_metrics.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:7077", "host:port to listen on; port 0 takes a free one");
 ABSL_FLAG(int, shard, 0, "which shard of the parameters this server owns");
@@ -30,6 +32,11 @@ ABSL_FLAG(absl::Duration, join_deadline, absl::InfiniteDuration(),
           "how long to wait, from the start, until all workers have joined; inf: as long as it takes");
 ABSL_FLAG(std::string, trace, "",
           "writes a timeline (Chrome trace events) when the job is over; trace.json makes trace.server-SHARD.json");
+ABSL_FLAG(
+    int, metrics_port, -1,
+    "serves live numbers at http://ADDRESS:PORT/metrics (Prometheus); shard s takes this port + s; 0: a free one; "
+    "-1: none");
+ABSL_FLAG(std::string, metrics_address, "127.0.0.1", "address of --metrics_port; 0.0.0.0: every one of the machine");
 ABSL_FLAG(std::string, port_file, "", "file to write the bound host:port to, for scripts");
 
 namespace starring {
@@ -63,12 +70,23 @@ sigset_t StopSignals() {
   _exit(kExitKilled);
 }
 
+// As long as the process lives, as the server does. Null without --metrics_port.
+absl::StatusOr<ServerMetrics*> ServeMetrics(int shard) {
+  const int port = absl::GetFlag(FLAGS_metrics_port);
+  if (port < 0) return nullptr;
+  ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Start({.address = absl::GetFlag(FLAGS_metrics_address),
+                                                                     .port = port == 0 ? 0 : port + shard}));
+  std::fprintf(stderr, "server %d: metrics at %s\n", shard, metrics->url().c_str());
+  return new ServerMetrics(metrics.release());
+}
+
 absl::Status Serve(ParameterServer::Options options) {
   std::unique_ptr<Trace> trace;
   if (const std::string path = absl::GetFlag(FLAGS_trace); !path.empty()) {
     ASSIGN_OR_RETURN(trace, Trace::Create({.path = path, .role = Trace::Role::kServer, .number = options.shard}));
     options.trace = trace.release();  // for as long as the server
   }
+  ASSIGN_OR_RETURN(options.metrics, ServeMetrics(options.shard));
   const std::string prefix = absl::StrCat("server ", options.shard);
   options.log = [prefix](const std::string& line) { std::fprintf(stderr, "%s: %s\n", prefix.c_str(), line.c_str()); };
   absl::StatusOr<std::unique_ptr<ParameterServer>> server = ParameterServer::Start(std::move(options));

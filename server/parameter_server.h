@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/trace.h"
+#include "server/server_metrics.h"
 
 namespace starring {
 
@@ -26,6 +27,7 @@ class ParameterServer {
     int shard_count = 1;
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
     std::function<void(const std::string&)> log;              // lines for people; called by the server's thread
+    ServerMetrics* metrics = nullptr;                         // outlives the server; null: there are none
     Trace* trace = nullptr;  // is written before Wait returns; outlives the server; null: there is none
   };
   // Fails with InvalidArgument on a wrong option or an address that cannot be listened on.

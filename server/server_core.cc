@@ -230,7 +230,8 @@ void ParameterServer::Core::BeginJob() {
                               if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
                             },
                         .now = Clock::now(),
-                        .track = track_});
+                        .track = track_,
+                        .metrics = options_.metrics});
   v1::JoinReply reply;
   reply.set_job_id(job_id_);
   for (const auto& [call, pending] : pending_joins_) {

@@ -55,6 +55,7 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
       summands_(world_size()),
       sum_wait_(world_size()),
       finish_wait_(world_size()) {
+  if (options_.metrics != nullptr) options_.metrics->OnJob(world_size());
   for (int b = 0; b < shard_->bucket_count(); ++b) {
     buckets_[b].slice = options_.agreement.buckets.ShardSlice(b, options_.shard, options_.shard_count);
   }
@@ -85,6 +86,7 @@ void ShardJob::OnMessage(LaneId from, const ReceivedMessage& message, Time now) 
   if (const absl::Status status = Handle(from, message, now); !status.ok()) {
     Fail(Annotate(status, absl::StrCat("shard ", options_.shard, " got a wrong message from rank ", from.rank)));
   }
+  if (options_.metrics != nullptr) options_.metrics->OnBytes(bytes_received_, bytes_sent_);
 }
 
 absl::Status ShardJob::Handle(LaneId from, const ReceivedMessage& message, Time now) {
@@ -168,7 +170,8 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   }
   UpdateInPlaceIfAllShare(b);
   receive.reset();
-  const int64_t begin_ns = options_.track == nullptr ? 0 : TraceNow();
+  const bool is_watched = options_.track != nullptr || options_.metrics != nullptr;
+  const int64_t begin_ns = is_watched ? TraceNow() : 0;
   ASSIGN_OR_RETURN(ContributeResult result, shard_->Contribute(std::move(contribution)));
   if (result.fate != ContributionFate::kDuplicate) ++worker.contributions;
   if (result.fate == ContributionFate::kDuplicate && result.sealed != nullptr) {
@@ -176,26 +179,46 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
     return absl::OkStatus();
   }
   buckets_[b].gradients.Add(from, now);
+  if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
   if (result.fate != ContributionFate::kSealed) return absl::OkStatus();
-  if (options_.track != nullptr) TraceSum(step, b, begin_ns, result.sum_share);
   Publish(b);
   for (const LaneId lane : buckets_[b].gradients.Take()) SendParameters(lane, b, result.sealed);
   return absl::OkStatus();
 }
 
-void ShardJob::TraceSum(int64_t step, int bucket, int64_t begin_ns, double sum_share) {
+void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const ContributeResult& result,
+                                int64_t begin_ns) {
+  if (result.fate == ContributionFate::kDuplicate) return;
   const int64_t end_ns = TraceNow();
-  const TraceLabels labels{.step = step, .bucket = bucket};
+  const bool is_sealed = result.fate == ContributionFate::kSealed;
+  if (is_sealed && options_.track != nullptr) TraceSum(fields, result.sum_share, begin_ns, end_ns);
+  if (options_.metrics == nullptr) return;
+  const double late_seconds =
+      1e-9 * static_cast<double>(std::max<int64_t>(0, begin_ns - FirstArrivalNs(fields.bucket())));
+  options_.metrics->OnContribution(rank, late_seconds);
+  if (!is_sealed) return;
+  options_.metrics->OnSum({.last_rank = rank,
+                           .queue_seconds = late_seconds,
+                           .sum_seconds = 1e-9 * static_cast<double>(end_ns - begin_ns),
+                           .steps_complete = shard_->step()});
+}
+
+void ShardJob::TraceSum(const ExchangeMessage& fields, double sum_share, int64_t begin_ns, int64_t end_ns) {
+  const TraceLabels labels{.step = fields.step(), .bucket = fields.bucket()};
   // The two take turns; they are drawn one behind the other, each as long as it took altogether.
   const int64_t apply_ns = begin_ns + std::llround(sum_share * static_cast<double>(end_ns - begin_ns));
   options_.track->Add({.name = "sum", .begin_ns = begin_ns, .end_ns = apply_ns, .labels = labels});
   options_.track->Add({.name = "apply", .begin_ns = apply_ns, .end_ns = end_ns, .labels = labels});
-  const auto first = buckets_[bucket].gradients.since().time_since_epoch();
   options_.track->Add({.name = "wait for the last worker",
                        .kind = TraceEvent::Kind::kFlight,
-                       .begin_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(first).count(),
+                       .begin_ns = FirstArrivalNs(fields.bucket()),
                        .end_ns = begin_ns,
                        .labels = labels});
+}
+
+int64_t ShardJob::FirstArrivalNs(int bucket) const {
+  const auto first = buckets_[bucket].gradients.since().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(first).count();
 }
 
 absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {

@@ -28,6 +28,7 @@
 #include "common/star/shared_memory.h"
 #include "common/trace.h"
 #include "server/collective_wait.h"
+#include "server/server_metrics.h"
 
 namespace starring {
 
@@ -52,7 +53,8 @@ class ShardJob {
     // Called from inside the methods below, in the order of the answers. An answer to a lane that is gone is dropped.
     std::function<void(Answer)> send;
     Time now;
-    TraceTrack* track = nullptr;  // of the thread that calls; null: there is no trace
+    TraceTrack* track = nullptr;       // of the thread that calls; null: there is no trace
+    ServerMetrics* metrics = nullptr;  // likewise; null: there are none
   };
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
 
@@ -99,8 +101,10 @@ class ShardJob {
   absl::Status TakeInitialState(LaneId from, const ReceivedMessage& message);
   absl::Status FetchParameters(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status TakeGradient(LaneId from, const ReceivedMessage& message, Time now);
-  // The job's sums of its shard, as spans and a flight: what Contribute has just done since `begin_ns`.
-  void TraceSum(int64_t step, int bucket, int64_t begin_ns, double sum_share);
+  // For trace and metrics: Contribute began at `begin_ns` and has just returned.
+  void NoteContribution(int rank, const v1::ExchangeMessage& fields, const ContributeResult& result, int64_t begin_ns);
+  void TraceSum(const v1::ExchangeMessage& fields, double sum_share, int64_t begin_ns, int64_t end_ns);
+  int64_t FirstArrivalNs(int bucket) const;
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
   void TakeShare(LaneId from, const ReceivedMessage& message);

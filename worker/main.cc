@@ -9,11 +9,13 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "common/bucket_map.h"
 #include "common/command_line.h"
+#include "common/metrics/metrics.h"
 #include "common/status.h"
 #include "common/trace.h"
 #include "worker/cpu_training_step.h"
@@ -31,8 +33,10 @@
 #include "worker/model/network.h"
 #include "worker/run_record.h"
 #include "worker/stop_request.h"
+#include "worker/tensorboard.h"
 #include "worker/trainer.h"
 #include "worker/versions.h"
+#include "worker/worker_metrics.h"
 #include "worker/worker_options.h"
 
 namespace starring {
@@ -42,6 +46,39 @@ namespace {
 void KeepFreedMemory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
+}
+
+// What looks on; all null unless asked for. In this order: each may refer to those before it.
+struct Onlookers {
+  std::unique_ptr<Trace> trace;
+  std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<WorkerMetrics> worker_metrics;
+  std::unique_ptr<Tensorboard> tensorboard;
+
+  std::vector<RunObserver*> observers() const {
+    std::vector<RunObserver*> all;
+    if (worker_metrics != nullptr) all.push_back(worker_metrics.get());
+    if (tensorboard != nullptr) all.push_back(tensorboard.get());
+    return all;
+  }
+};
+
+absl::StatusOr<Onlookers> CreateOnlookers(const WorkerOptions& options) {
+  Onlookers onlookers;
+  if (!options.trace.empty()) {
+    ASSIGN_OR_RETURN(onlookers.trace, Trace::Create({.path = options.trace, .number = options.rank}));
+  }
+  if (options.metrics_port >= 0) {
+    const int port = options.metrics_port == 0 ? 0 : options.metrics_port + options.rank;
+    ASSIGN_OR_RETURN(onlookers.metrics, Metrics::Start({.address = options.metrics_address, .port = port}));
+    onlookers.worker_metrics = std::make_unique<WorkerMetrics>(onlookers.metrics.get());
+    std::fprintf(stderr, "worker %d: metrics at %s\n", options.rank, onlookers.metrics->url().c_str());
+  }
+  if (!options.tensorboard_dir.empty() && options.rank == 0) {
+    ASSIGN_OR_RETURN(onlookers.tensorboard, Tensorboard::Create({.dir = options.tensorboard_dir,
+                                                                 .steps_per_point = options.tensorboard_every_steps}));
+  }
+  return onlookers;
 }
 
 // Where this process's events go; both null without --trace.
@@ -136,8 +173,10 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
   return Progress::Style::kNone;
 }
 
-absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi, Trace* trace) {
-  const Tracing tracing{.trace = trace, .compute = AddTrack(trace, {.name = "compute"})};
+absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
+                   const Onlookers& onlookers) {
+  const Tracing tracing{.trace = onlookers.trace.get(),
+                        .compute = AddTrack(onlookers.trace.get(), {.name = "compute"})};
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options));
@@ -174,6 +213,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                             .step = workings.step.get(),
                                                             .progress = style,
                                                             .stop_requested = StopRequested,
+                                                            .observers = onlookers.observers(),
                                                             .trace = tracing.trace,
                                                             .track = tracing.compute});
   ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
@@ -206,11 +246,11 @@ int Main(int argc, char** argv) {
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();
-  std::unique_ptr<Trace> trace;
-  if (status.ok() && !options->trace.empty()) {
-    absl::StatusOr<std::unique_ptr<Trace>> created = Trace::Create({.path = options->trace, .number = options->rank});
+  Onlookers onlookers;
+  if (status.ok()) {
+    absl::StatusOr<Onlookers> created = CreateOnlookers(*options);
     status = created.status();
-    if (status.ok()) trace = *std::move(created);
+    if (status.ok()) onlookers = *std::move(created);
   }
   std::unique_ptr<MpiRuntime> mpi;
   if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
@@ -220,9 +260,9 @@ int Main(int argc, char** argv) {
   }
   const int rank = options.ok() ? options->rank : launcher.rank;
   if (status.ok()) {
-    status = Train(*std::move(options), launcher, mpi.get(), trace.get());
+    status = Train(*std::move(options), launcher, mpi.get(), onlookers);
     // Of a training that failed too: there it is wanted most.
-    if (trace != nullptr) status.Update(trace->Write());
+    if (onlookers.trace != nullptr) status.Update(onlookers.trace->Write());
   }
   if (status.ok()) return kExitOk;
   std::fflush(stdout);

@@ -74,6 +74,11 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_checkpoint_every_epochs(static_cast<int>(options.checkpoint_every_epochs));
   config.set_resume(options.resume);
   config.set_record(options.record);
+  config.set_trace(options.trace);
+  config.set_tensorboard_dir(options.tensorboard_dir);
+  config.set_tensorboard_every_steps(static_cast<int>(options.tensorboard_every_steps));
+  config.set_metrics_port(options.metrics_port);
+  config.set_metrics_address(options.metrics_address);
   config.set_join_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.join_deadline)));
   config.set_exchange_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.exchange_deadline)));
 }

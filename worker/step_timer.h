@@ -37,6 +37,8 @@ class StepTimer {
   // back.
   StepPart Enter(StepPart part);
   void EndStep();
+  // Of the last step that was begun, by StepPart; warm-up or not.
+  const std::array<double, kStepPartCount>& part_seconds() const { return step_parts_; }
 
   StepSummary Summary() const;
 

@@ -46,6 +46,7 @@ class TrainerImpl final : public Trainer {
         training_step_(*options.step),
         stop_requested_(options.stop_requested),
         style_(options.progress),
+        observers_(options.observers),
         trace_(options.trace),
         track_(options.track),
         steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
@@ -77,6 +78,7 @@ class TrainerImpl final : public Trainer {
   TrainingStep& training_step_;
   const std::function<bool()> stop_requested_;
   const Progress::Style style_;
+  const std::vector<RunObserver*> observers_;
   Trace* const trace_;
   TraceTrack* const track_;
   const int64_t steps_per_epoch_;
@@ -226,6 +228,9 @@ absl::Status TrainerImpl::TrainStep() {
 }
 
 void TrainerImpl::TakeFinished() {
+  for (RunObserver* const observer : observers_) {
+    observer->OnStep({.finished = finished_, .part_seconds = timer_->part_seconds(), .exchange = &exchange_});
+  }
   for (const FinishedStep& done : finished_) {
     epoch_loss_sum_ += done.loss.loss_sum;
     epoch_samples_ += done.global_count;
@@ -302,6 +307,7 @@ absl::Status TrainerImpl::FinishEpoch() {
                              .samples_per_second = static_cast<double>(epoch_samples_) / seconds};
   result_.epochs.push_back(summary);
   progress_->EpochDone(summary);
+  for (RunObserver* const observer : observers_) observer->OnEpoch(summary, step_);
   const bool last = step_ == end_step_;
   const bool whole_epoch = step_ % steps_per_epoch_ == 0;
   if (last || (whole_epoch && (epoch() + 1) % worker_.checkpoint_every_epochs == 0))

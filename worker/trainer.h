@@ -22,6 +22,7 @@
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
 #include "worker/progress.h"
+#include "worker/run_observer.h"
 #include "worker/step_timer.h"
 #include "worker/training_step.h"
 #include "worker/worker_options.h"
@@ -69,8 +70,9 @@ class Trainer {
     TrainingStep* step = nullptr;
     Progress::Style progress = Progress::Style::kNone;
     std::function<bool()> stop_requested;  // asked once a step
-    Trace* trace = nullptr;                // null: there is none
-    TraceTrack* track = nullptr;           // of it, of the thread that calls Run
+    std::vector<RunObserver*> observers;
+    Trace* trace = nullptr;       // null: there is none
+    TraceTrack* track = nullptr;  // of it, of the thread that calls Run
   };
   static std::unique_ptr<Trainer> Create(const Options& options);
   virtual ~Trainer() = default;

@@ -69,12 +69,20 @@ ABSL_FLAG(std::string, record, "", "rank 0 writes the run record, JSON, to this 
 ABSL_FLAG(bool, record_losses, false, "the run record has the loss of every step; the same on every worker");
 ABSL_FLAG(std::string, trace, "",
           "every worker writes a timeline (Chrome trace events) at the end; trace.json makes trace.worker-RANK.json");
+ABSL_FLAG(std::string, tensorboard_dir, "", "rank 0 writes a TensorBoard event file into this folder");
+ABSL_FLAG(int64_t, tensorboard_every_steps, 20, "steps between two points of TensorBoard's step/ curves");
+ABSL_FLAG(int, metrics_port, -1,
+          "serves live numbers at http://ADDRESS:PORT/metrics (Prometheus); rank r takes this port + r; 0: a free one; "
+          "-1: none");
+ABSL_FLAG(std::string, metrics_address, "127.0.0.1", "address of --metrics_port; 0.0.0.0: every one of the machine");
 ABSL_FLAG(std::string, progress, "auto", "auto (live on a terminal, plain elsewhere), live, plain or none");
 ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
 ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
 
 namespace starring {
 namespace {
+
+constexpr int kPortMax = 65535;
 
 absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
@@ -234,6 +242,17 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.record = absl::GetFlag(FLAGS_record);
   options.record_losses = absl::GetFlag(FLAGS_record_losses);
   options.trace = absl::GetFlag(FLAGS_trace);
+  options.tensorboard_dir = absl::GetFlag(FLAGS_tensorboard_dir);
+  options.tensorboard_every_steps = absl::GetFlag(FLAGS_tensorboard_every_steps);
+  options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
+  options.metrics_address = absl::GetFlag(FLAGS_metrics_address);
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("tensorboard_every_steps", options.tensorboard_every_steps, 1));
+  RETURN_IF_ERROR(RequireAtLeast("metrics_port", options.metrics_port, -1));
+  if (options.metrics_port + options.rank > kPortMax) {
+    return Refuse("metrics_port", absl::StrCat(options.metrics_port),
+                  absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
+                               ", and ports end at ", kPortMax));
+  }
   options.join_deadline = absl::Seconds(absl::GetFlag(FLAGS_join_deadline_s));
   options.exchange_deadline = absl::Seconds(absl::GetFlag(FLAGS_exchange_deadline_s));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("epochs", options.epochs, 1));

@@ -65,6 +65,10 @@ struct WorkerOptions {
   std::string record;
   bool record_losses = false;
   std::string trace;
+  std::string tensorboard_dir;
+  int64_t tensorboard_every_steps = 0;
+  std::string metrics_address;
+  int metrics_port = -1;  // -1: none; 0: a free one; else rank 0's, the others' follow
   ProgressStyle progress = ProgressStyle::kAuto;
 
   absl::Duration join_deadline;

@@ -103,7 +103,7 @@ absl::Status Job::StartServers() {
     spec.argv = {options_.server_binary, "--listen=127.0.0.1:0", absl::StrCat("--shard=", shard),
                  absl::StrCat("--shard_count=", options_.server_count),
                  absl::StrCat("--port_file=", context_.folder, "/", name, ".port")};
-    if (!options_.trace.empty()) spec.argv.push_back(absl::StrCat("--trace=", options_.trace));
+    AppendWatching(options_.worker_count, &spec.argv);
     spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
     RETURN_IF_ERROR(StartChild(name, Role::kServer, std::move(spec)));
   }
@@ -207,9 +207,16 @@ absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec)
   return supervisor_.Start(name, role, spec);
 }
 
+// The flags by which a process shows what it does, of the `first_port`th process and those of its kind.
+void Job::AppendWatching(int first_port, std::vector<std::string>* command) const {
+  if (!options_.trace.empty()) command->push_back(absl::StrCat("--trace=", options_.trace));
+  const int port = options_.metrics_port;
+  if (port >= 0) command->push_back(absl::StrCat("--metrics_port=", port == 0 ? 0 : port + first_port));
+}
+
 std::vector<std::string> Job::WorkerCommand() const {
   std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", options_.sync_name)};
-  if (!options_.trace.empty()) command.push_back(absl::StrCat("--trace=", options_.trace));
+  AppendWatching(0, &command);
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());
   return command;
 }

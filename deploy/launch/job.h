@@ -47,6 +47,7 @@ class Job {
   absl::Status StartMpirun();
   // With environment and outputs: prefixed lines, but worker 0's standard output as it is.
   absl::Status StartChild(const std::string& name, Role role, ChildSpec spec);
+  void AppendWatching(int first_port, std::vector<std::string>* command) const;
   std::vector<std::string> WorkerCommand() const;
 
   void RunWorkers();

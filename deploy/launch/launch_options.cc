@@ -26,6 +26,8 @@ ABSL_FLAG(std::string, worker_binary, "", "the worker; empty: the one built with
 ABSL_FLAG(std::string, server_binary, "", "the server; empty: the one built with this launcher");
 ABSL_FLAG(std::string, trace, "",
           "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...");
+ABSL_FLAG(int, metrics_port, -1,
+          "workers serve live numbers (Prometheus) from this port on, the servers behind them; 0: free ones; -1: none");
 ABSL_FLAG(int, start_deadline_s, 30, "seconds for the servers to listen");
 ABSL_FLAG(int, stop_deadline_s, 60, "seconds for the workers to save and leave after Ctrl-C or SIGTERM");
 
@@ -85,8 +87,12 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
           absl::StrCat("flag --", ours, " stands behind --, but the launcher sets it for each worker: drop it there"));
     }
   }
+  constexpr absl::string_view kBehindToo = "it stands behind -- too: drop it there, the launcher gives it to everybody";
   if (!options.trace.empty() && HasFlag(options.worker_flags, "trace")) {
-    return Refuse("trace", options.trace, "it stands behind -- too: drop it there, the launcher gives it to everybody");
+    return Refuse("trace", options.trace, kBehindToo);
+  }
+  if (options.metrics_port >= 0 && HasFlag(options.worker_flags, "metrics_port")) {
+    return Refuse("metrics_port", absl::StrCat(options.metrics_port), kBehindToo);
   }
   if (options.restart_count > 0 && !HasFlag(options.worker_flags, "checkpoint_dir")) {
     return Refuse("restarts", absl::StrCat(options.restart_count),
@@ -131,6 +137,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   options.cores_per_server = absl::GetFlag(FLAGS_cores_per_server);
   options.start_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_start_deadline_s));
   options.trace = absl::GetFlag(FLAGS_trace);
+  options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
   options.stop_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_stop_deadline_s));
   ASSIGN_OR_RETURN(options.sync, ParseSync(options.sync_name));
   RETURN_IF_ERROR(RequireRange("workers", options.worker_count, 1, kWorldSizeMax));

@@ -21,9 +21,10 @@ struct LaunchOptions {
   int cores_per_worker = 0;  // see CoreDemand
   int cores_per_server = 0;
   std::string worker_binary;
-  std::string server_binary;                // star only
-  std::vector<std::string> worker_flags;    // what stood behind "--"
-  std::string trace;                        // --trace of every process; empty: none
+  std::string server_binary;              // star only
+  std::vector<std::string> worker_flags;  // what stood behind "--"
+  std::string trace;                      // --trace of every process; empty: none
+  int metrics_port = -1;                  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
   std::chrono::seconds start_deadline{30};  // for the servers to listen
   std::chrono::seconds stop_deadline{60};   // for the workers to save and leave after a signal
 };

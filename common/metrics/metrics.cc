@@ -1,0 +1,95 @@
+#include "common/metrics/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace starring {
+namespace {
+
+class CounterImpl final : public Metrics::Counter {
+ public:
+  explicit CounterImpl(prometheus::Counter* counter) : counter_(*counter) {}
+  void Add(double amount) override { counter_.Increment(amount); }
+  void RaiseTo(double total) override { counter_.Increment(total - counter_.Value()); }
+
+ private:
+  prometheus::Counter& counter_;
+};
+
+class GaugeImpl final : public Metrics::Gauge {
+ public:
+  explicit GaugeImpl(prometheus::Gauge* gauge) : gauge_(*gauge) {}
+  void Set(double value) override { gauge_.Set(value); }
+
+ private:
+  prometheus::Gauge& gauge_;
+};
+
+}  // namespace
+
+class Metrics::Impl {
+ public:
+  explicit Impl(const std::string& where)
+      : registry_(std::make_shared<prometheus::Registry>(prometheus::Registry::InsertBehavior::Merge)),
+        exposer_(where, kThreads) {
+    exposer_.RegisterCollectable(registry_);
+  }
+
+  int port() const { return exposer_.GetListeningPorts().front(); }
+
+  Counter* AddCounter(const std::string& name, const std::string& help, const Labels& labels) {
+    const std::lock_guard lock(mutex_);
+    return &counters_.emplace_back(&prometheus::BuildCounter().Name(name).Help(help).Register(*registry_).Add(labels));
+  }
+
+  Gauge* AddGauge(const std::string& name, const std::string& help, const Labels& labels) {
+    const std::lock_guard lock(mutex_);
+    return &gauges_.emplace_back(&prometheus::BuildGauge().Name(name).Help(help).Register(*registry_).Add(labels));
+  }
+
+ private:
+  static constexpr size_t kThreads = 1;
+
+  const std::shared_ptr<prometheus::Registry> registry_;  // shared: the library's way
+  std::mutex mutex_;
+  std::deque<CounterImpl> counters_;  // addresses stay
+  std::deque<GaugeImpl> gauges_;
+  prometheus::Exposer exposer_;  // last: its threads read the rest
+};
+
+Metrics::Metrics(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Metrics::~Metrics() = default;
+
+absl::StatusOr<std::unique_ptr<Metrics>> Metrics::Start(const Options& options) {
+  const std::string where = absl::StrCat(options.address, ":", options.port);
+  // The library's constructors throw.
+  try {
+    std::unique_ptr<Metrics> metrics(new Metrics(std::make_unique<Impl>(where)));
+    metrics->url_ = absl::StrCat("http://", options.address, ":", metrics->impl_->port(), "/metrics");
+    return metrics;
+  } catch (const std::exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot serve metrics at ", where, " (", error.what(),
+                     "): is the port taken, or is the address not this machine's? Give another --metrics_port, 0 takes "
+                     "a free one, or another --metrics_address"));
+  }
+}
+
+Metrics::Counter* Metrics::AddCounter(const std::string& name, const std::string& help, const Labels& labels) {
+  return impl_->AddCounter(name, help, labels);
+}
+
+Metrics::Gauge* Metrics::AddGauge(const std::string& name, const std::string& help, const Labels& labels) {
+  return impl_->AddGauge(name, help, labels);
+}
+
+}  // namespace starring
