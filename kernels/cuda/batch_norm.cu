@@ -5,6 +5,15 @@
 namespace starring::cuda {
 namespace {
 
+// Two sums of a tile's channel; sums: (tiles, 2, channels).
+__device__ inline void StoreTile(const ColumnTiles& tiles, const ColumnPlace& at, float first, float second,
+                                 float* sums) {
+  if (!at.has_channel || at.row_lane != 0) return;
+  float* const out = sums + at.tile * 2 * tiles.channels + at.channel;
+  out[0] = first;
+  out[tiles.channels] = second;
+}
+
 // sums: (tiles, 2, channels): the sum of x, then of squared distances from the tile's mean.
 __global__ void __launch_bounds__(kBlockThreads) StatisticsKernel(ColumnTiles tiles, const float* x, float* sums) {
   __shared__ float buffer[kBlockThreads];
@@ -27,10 +36,7 @@ __global__ void __launch_bounds__(kBlockThreads) StatisticsKernel(ColumnTiles ti
     squares += distance * distance;
   }
   squares = SumOfChannel(squares, tiles, buffer);
-  if (!at.has_channel || at.row_lane != 0) return;
-  float* const out = sums + at.tile * 2 * tiles.channels + at.channel;
-  out[0] = sum;
-  out[tiles.channels] = squares;
+  StoreTile(tiles, at, sum, squares, sums);
 }
 
 struct MergeStatisticsArgs {
@@ -129,10 +135,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
   sum = SumOfChannel(sum, tiles, buffer);
   product = SumOfChannel(product, tiles, buffer);
-  if (!at.has_channel || at.row_lane != 0) return;
-  float* const out = sums + at.tile * 2 * tiles.channels + at.channel;
-  out[0] = sum;
-  out[tiles.channels] = product;
+  StoreTile(tiles, at, sum, product, sums);
 }
 
 struct MergeGradientsArgs {
