@@ -15,22 +15,52 @@ CudaMath MathOf(const std::string& name) {
   return name == "bf16" ? CudaMath::kBf16 : CudaMath::kFp32;
 }
 
-absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, const WorkerOptions& options) {
-  ASSIGN_OR_RETURN(const std::vector<CudaDeviceInfo> gpus, FindCudaDevices());
-  const int gpu_count = static_cast<int>(gpus.size());
-  // Without a launcher nobody says which workers are on this machine: all of them, as deploy/launch starts a star, or
-  // one, which then takes any GPU.
-  const bool is_launched = launcher.launcher != Launcher::kNone;
-  const int local_rank = is_launched ? launcher.local_rank : options.rank;
-  const int local_size = is_launched ? launcher.local_size : options.world_size;
+// The workers of this machine, as far as somebody says.
+struct WorkersHere {
+  int rank = 0;  // of this one
+  int count = 0;
+  enum class Is { kExact, kAtLeast, kAtMost } is = Is::kExact;
+
+  std::string Text() const {
+    const char* const how = is == Is::kExact ? "" : is == Is::kAtLeast ? "at least " : "up to ";
+    return absl::StrCat(how, count, " workers");
+  }
+};
+
+WorkersHere FindWorkersHere(const LauncherEnvironment& launcher, const WorkerOptions& options) {
+  using Is = WorkersHere::Is;
+  if (launcher.launcher != Launcher::kNone) {
+    return {launcher.local_rank, launcher.local_size,
+            launcher.launcher == Launcher::kSlurm ? Is::kAtLeast : Is::kExact};
+  }
+  const bool all_here = launcher.by_deploy_launch || options.ServersAreHere();
+  return {options.rank, options.world_size, all_here ? Is::kExact : Is::kAtMost};
+}
+
+std::string GpusText(int count) { return absl::StrCat(count, count == 1 ? " GPU" : " GPUs"); }
+
+// Only what is known to be too many: of a star by hand over several machines nobody says who is where.
+absl::Status CheckGpusSuffice(const LauncherEnvironment& launcher, const WorkerOptions& options, int gpu_count) {
+  const WorkersHere workers = FindWorkersHere(launcher, options);
+  if (options.share_gpus || launcher.has_own_gpus || workers.is == WorkersHere::Is::kAtMost ||
+      workers.count <= gpu_count) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(workers.Text(), " on this machine, but the driver shows worker ", options.rank, " only ",
+                   GpusText(gpu_count), ": start fewer, let them share with --share_gpus, or give --device=cpu"));
+}
+
+absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, const WorkerOptions& options,
+                                       int gpu_count) {
+  const WorkersHere workers = FindWorkersHere(launcher, options);
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
-                   CreateCudaDevice({.ordinal = local_rank % gpu_count, .math = MathOf(options.math)}));
+                   CreateCudaDevice({.ordinal = workers.rank % gpu_count, .math = MathOf(options.math)}));
   DeviceChoice choice;
   choice.cuda = device.get();
   choice.device = std::move(device);
-  if (local_size > gpu_count) {
-    choice.note = absl::StrCat("note: ", is_launched ? "" : "up to ", local_size, " workers share ", gpu_count, " GPU",
-                               gpu_count == 1 ? "" : "s", " of this machine");
+  if (workers.count > gpu_count && !launcher.has_own_gpus) {
+    choice.note = absl::StrCat("note: ", workers.Text(), " share ", GpusText(gpu_count), " of this machine");
   }
   return choice;
 }
@@ -45,15 +75,23 @@ absl::Status Refuse(const char* flag, const std::string& value, const absl::Stat
 absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options) {
   std::string note;
   if (options->device != "cpu") {
-    absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options);
-    if (gpu.ok()) {
-      options->device = "cuda";
-      return gpu;
+    const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices();
+    absl::Status why = gpus.status();
+    if (gpus.ok()) {
+      const int gpu_count = static_cast<int>(gpus->size());
+      // Of auto too: workers that quietly train on the CPU beside idle GPUs are not what anybody meant.
+      RETURN_IF_ERROR(CheckGpusSuffice(launcher, *options, gpu_count));
+      absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count);
+      if (gpu.ok()) {
+        options->device = "cuda";
+        return gpu;
+      }
+      why = gpu.status();
     }
-    if (options->device == "cuda") return Refuse("device", "cuda", gpu.status());
-    if (options->math != "fp32") return Refuse("math", options->math, gpu.status());
+    if (options->device == "cuda") return Refuse("device", "cuda", why);
+    if (options->math != "fp32") return Refuse("math", options->math, why);
     // No GPU is no news. One that cannot be used is.
-    if (FindCudaDevices().ok()) note = absl::StrCat("note: on the CPU: ", std::string(gpu.status().message()));
+    if (gpus.ok()) note = absl::StrCat("note: on the CPU: ", std::string(why.message()));
   }
   options->device = "cpu";
   ASSIGN_OR_RETURN(std::unique_ptr<Device> cpu, CreateCpuDevice(options->threads));

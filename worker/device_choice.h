@@ -19,9 +19,14 @@ struct DeviceChoice {
   std::string note;            // what a person should know of the choice; may be empty
 };
 
-// The GPU whose number is this worker's among those of its machine, modulo the number of GPUs: several workers on one
-// GPU work. --device=auto is resolved in `options`: a GPU where the driver shows one that can be used, else the CPU.
-// InvalidArgument with the reason where --device=cuda, or --math, cannot be had.
+// The GPU whose number is this worker's among those of its machine. --device=auto is resolved in `options`: a GPU where
+// the driver shows one that can be used, else the CPU. InvalidArgument with the reason where --device=cuda, or --math,
+// cannot be had, and where the machine has more workers than GPUs; with --share_gpus worker r takes GPU r modulo their
+// number.
+//
+// Who is on this machine: mpirun, srun and deploy/launch say it, and a star by hand whose servers are on loopback is
+// here as a whole. Of any other star by hand nobody knows: there r is the rank, nothing is refused, and the note says
+// how many may share. Ranks of srun --gpus-per-task have GPUs of their own, however many each sees.
 absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options);
 
 }  // namespace starring

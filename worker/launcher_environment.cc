@@ -74,7 +74,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
   const std::vector<int> cores = OwnCores();
   environment.cores = std::max(1, static_cast<int>(cores.size()));
   environment.cores_per_worker = ReadText(lookup, "STARRING_CORES_PER_WORKER");
-  const bool by_deploy_launch = !environment.cores_per_worker.empty();
+  environment.by_deploy_launch = !environment.cores_per_worker.empty();
   if (environment.cores_per_worker.empty()) environment.cores_per_worker = absl::StrJoin(cores, ",");
   environment.cores_per_server = ReadText(lookup, "STARRING_CORES_PER_SERVER");
 
@@ -98,8 +98,11 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     environment.local_size = std::max(environment.local_rank + 1, source.local_size);
     break;
   }
+  // Of an mpirun in a Slurm job it says nothing: there one task of Slurm's starts all ranks of a node.
+  environment.has_own_gpus =
+      environment.launcher == Launcher::kSlurm && !ReadText(lookup, "SLURM_GPUS_PER_TASK").empty();
   // deploy/launch connects the output of mpirun's ranks itself.
-  environment.output_is_ours = environment.launcher == Launcher::kNone || by_deploy_launch;
+  environment.output_is_ours = environment.launcher == Launcher::kNone || environment.by_deploy_launch;
   return environment;
 }
 

@@ -24,8 +24,12 @@ struct LauncherEnvironment {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;  // among the ranks of this host
-  int local_size = 1;  // ranks on this host
-  int cores = 1;       // that this process may run on
+  int local_size = 1;  // ranks on this host; of srun those up to this one, at least
+  // The job is deploy/launch's: every process of it is on this host.
+  bool by_deploy_launch = false;
+  // srun --gpus-per-task: Slurm has set aside a GPU for every rank, and may show each only its own.
+  bool has_own_gpus = false;
+  int cores = 1;  // that this process may run on
   // Which cores each process of a role was pinned to, "0,1;2,3", from deploy/launch (STARRING_CORES_PER_WORKER and
   // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
   std::string cores_per_worker;

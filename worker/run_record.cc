@@ -62,6 +62,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_device(options.device);
   config.set_math(options.math);
   config.set_cuda_graph(options.device == "cuda" && options.cuda_graph);
+  config.set_share_gpus(options.device == "cuda" && options.share_gpus);
   config.set_cuda_aware_mpi(
       options.device == "cuda" && options.sync == Sync::kRing ? CudaAwareMpiName(options.cuda_aware_mpi) : "");
   config.set_threads(options.threads);

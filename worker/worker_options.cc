@@ -55,6 +55,8 @@ ABSL_FLAG(int, prefetch_depth, -1,
 ABSL_FLAG(std::string, device, "auto", "auto (cuda where the driver shows a GPU, else cpu), cpu or cuda");
 ABSL_FLAG(std::string, math, "fp32",
           "cuda: what matrix products round their factors to: fp32 (not at all), tf32 or bf16; sums are fp32 always");
+ABSL_FLAG(bool, share_gpus, false,
+          "cuda: workers may share a GPU; without it more workers on a machine than it has GPUs are refused");
 ABSL_FLAG(bool, cuda_graph, true, "cuda: a step is captured once and launched as a whole; does not change the bits");
 ABSL_FLAG(std::string, cuda_aware_mpi, "off",
           "cuda in a ring: auto: MPI sends from GPU to GPU where the library says that it can, and can; off: by way of "
@@ -83,6 +85,11 @@ namespace starring {
 namespace {
 
 constexpr int kPortMax = 65535;
+
+bool IsLoopback(absl::string_view address) {
+  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
+         absl::StartsWith(address, "[::1]:");
+}
 
 absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
@@ -212,16 +219,10 @@ absl::Status ReadData(WorkerOptions& options) {
   return absl::OkStatus();
 }
 
-bool IsLoopback(absl::string_view address) {
-  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
-         absl::StartsWith(address, "[::1]:");
-}
-
 // Where arrays travel, small buckets overlap better. In shared memory a bucket is just a message to every server and
 // one back, and on few cores these cost more than the overlap gains.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
-  const bool shares = options.sync == Sync::kStar && options.same_host == SameHost::kSharedMemory &&
-                      std::all_of(options.servers.begin(), options.servers.end(), IsLoopback);
+  const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
   return shares ? 4 << 20 : 1 << 20;
 }
 
@@ -277,6 +278,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   if (options.device == "cpu" && options.math != "fp32") {
     return Refuse("math", options.math, "--device=cpu computes in fp32: drop one of the two");
   }
+  options.share_gpus = absl::GetFlag(FLAGS_share_gpus);
   options.cuda_graph = absl::GetFlag(FLAGS_cuda_graph);
   ASSIGN_OR_RETURN(options.cuda_aware_mpi,
                    (Choose<CudaAwareMpi>("cuda_aware_mpi", absl::GetFlag(FLAGS_cuda_aware_mpi),
@@ -318,6 +320,10 @@ const char* ScheduleName(ScheduleKind kind) {
       return "cosine";
   }
   return "unknown";
+}
+
+bool WorkerOptions::ServersAreHere() const {
+  return sync == Sync::kStar && std::all_of(servers.begin(), servers.end(), IsLoopback);
 }
 
 std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() const {

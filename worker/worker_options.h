@@ -55,6 +55,7 @@ struct WorkerOptions {
   int prefetch_depth = 0;
   std::string device;  // auto, cpu or cuda; ChooseDevice resolves auto
   std::string math;    // cuda: fp32, tf32 or bf16
+  bool share_gpus = false;
   bool cuda_graph = true;
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;
   int64_t bucket_bytes = 0;
@@ -73,6 +74,9 @@ struct WorkerOptions {
 
   absl::Duration join_deadline;
   absl::Duration exchange_deadline;
+
+  // A star whose servers have loopback addresses: the whole job is on this machine.
+  bool ServersAreHere() const;
 
   // What every rank must have set alike, as (flag, value), for JobSpec::agreed_flags.
   std::vector<std::pair<std::string, std::string>> AgreedFlags() const;

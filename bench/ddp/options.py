@@ -102,5 +102,6 @@ def config(flags, dataset, world_size, steps_total):
         "bucket_bytes": int(flags.bucket_cap_mb * 1024 * 1024) if world_size > 1 else 0, "lanes": 0, "same_host": "",
         "servers": [], "checkpoint_dir": "", "checkpoint_every_epochs": 0, "resume": False, "record": flags.record,
         "trace": "", "tensorboard_dir": "", "tensorboard_every_steps": 0, "metrics_port": -1, "metrics_address": "",
+        "share_gpus": False,
         "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s,
     }

@@ -16,7 +16,7 @@ ARCHIVE = os.path.abspath("deploy/starring-bundle.tar.gz")
 LOADER = "/lib64/ld-linux-x86-64.so.2"
 SECONDS_MAX = 240  # of anything that a loaded machine may delay
 JOB = ["--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=50", "--global_batch=33",
-       "--epochs=2", "--progress=plain"]
+       "--epochs=2", "--progress=plain", "--share_gpus"]
 STAR = ["--sync=star", "--workers=2", "--servers=2"]
 RING = ["--sync=ring", "--workers=2"]
 # mpirun, started by hand, wants to be told that root is meant.

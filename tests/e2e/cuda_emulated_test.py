@@ -43,12 +43,25 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             with open(record) as file:
                 self.assertEqual(json.load(file)["parameter_sha256"], digest)
 
-    def test_workers_share_the_gpus(self):
-        done = self.run_to_end(
-            self.job_command("ring", 3, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=1"],
+    def three_workers(self, sync, flags):
+        """Of a machine with two GPUs."""
+        return self.run_to_end(
+            self.job_command(sync, 3, flags=[*cuda_jobs.DATA, "--model=logreg", "--epochs=1", *flags],
                              launch_flags=["--worker_binary=" + self.worker]))
+
+    def test_workers_share_the_gpus_if_they_may(self):
+        done = self.three_workers("ring", ["--device=cuda", "--share_gpus"])
         self.assertEqual(done.returncode, 0, done.output)
         self.assertIn("note: 3 workers share 2 GPUs of this machine", done.output)
+
+    def test_more_workers_than_gpus_are_refused(self):
+        for sync in ("ring", "star"):
+            for device in ("cuda", "auto"):
+                done = self.three_workers(sync, ["--device=" + device, "--noshare_gpus"])
+                self.assertEqual(done.returncode, 2, done.output)
+                self.assertRegex(done.output, r"3 workers on this machine, but the driver shows worker \d only 2 GPUs: "
+                                              r".*--share_gpus.*--device=cpu")
+                self.assertNotIn("epoch", done.output)
 
     def test_auto_is_silent_where_there_is_no_gpu(self):
         done = self.run_to_end([WORKER, *cuda_jobs.DATA, "--model=logreg", "--epochs=1"])

@@ -12,7 +12,7 @@ import unittest
 from tests.e2e.jobs import JobTest, SMALL_JOB, WORKER
 
 ENDLESS = ["--dataset=synthetic", "--synthetic_train_count=600", "--synthetic_test_count=50", "--global_batch=32",
-           "--model=lenet5", "--epochs=100000", "--progress=plain", "--exchange_deadline_s=10"]
+           "--model=lenet5", "--epochs=100000", "--share_gpus", "--progress=plain", "--exchange_deadline_s=10"]
 
 
 def children_named(folder, name):

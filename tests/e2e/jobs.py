@@ -23,7 +23,7 @@ JOB_SECONDS_MAX = 300
 
 # A job of a few steps: 200 samples in batches of 33 leave a last batch of 2, which some ranks have no sample of.
 SMALL_JOB = ["--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50", "--global_batch=33",
-             "--epochs=2", "--progress=plain"]
+             "--epochs=2", "--progress=plain", "--share_gpus"]
 
 
 class Finished:
@@ -105,7 +105,9 @@ class JobTest(unittest.TestCase):
         command = [LAUNCH, "--sync=" + sync, "--workers=%d" % workers, *launch_flags]
         if sync == "star":
             command.append("--servers=%d" % servers)
-        return command + ["--", *flags]
+        # The machine may have one GPU.
+        share = [] if "--share_gpus" in flags or "--noshare_gpus" in flags else ["--share_gpus"]
+        return command + ["--", *share, *flags]
 
     def train(self, sync, workers=1, servers=1, flags=(), launch_flags=()):
         """Runs a job to its end, which must be a good one, and returns its run record."""

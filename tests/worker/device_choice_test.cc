@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
@@ -24,8 +25,8 @@ class DeviceChoiceTest : public testing::Test {
             .local_rank = local_rank,
             .local_size = local_size};
   }
-  static std::string Refusal(WorkerOptions options) {
-    const auto choice = ChooseDevice({}, &options);
+  static std::string Refusal(WorkerOptions options, const LauncherEnvironment& launcher = {}) {
+    const auto choice = ChooseDevice(launcher, &options);
     EXPECT_EQ(choice.status().code(), absl::StatusCode::kInvalidArgument);
     return std::string(choice.status().message());
   }
@@ -45,15 +46,78 @@ TEST_F(DeviceChoiceTest, EachWorkerOfAMachineTakesTheGpuOfItsLocalRank) {
   }
 }
 
-TEST_F(DeviceChoiceTest, MoreWorkersThanGpusShareThem) {
+TEST_F(DeviceChoiceTest, MoreWorkersThanGpusAreRefusedWithNumbers) {
+  for (const char* device : {"auto", "cuda"}) {
+    options_.device = device;
+    for (int local_rank = 0; local_rank < 5; ++local_rank) {
+      options_.rank = 100 + local_rank;
+      EXPECT_EQ(Refusal(options_, Mpirun(local_rank, 5)),
+                absl::StrCat("5 workers on this machine, but the driver shows worker ", 100 + local_rank,
+                             " only 2 GPUs: start fewer, let them share with --share_gpus, or give --device=cpu"));
+    }
+  }
+}
+
+TEST_F(DeviceChoiceTest, OnTheCpuAnyNumberOfWorkersWorks) {
+  options_.device = "cpu";
+  EXPECT_TRUE(ChooseDevice(Mpirun(3, 5), &options_).ok());
+  options_.device = "auto";
+  cuda_emulation::Gpu() = {.driver_version = 0};
+  EXPECT_TRUE(ChooseDevice(Mpirun(3, 5), &options_).ok());
+}
+
+TEST_F(DeviceChoiceTest, MoreWorkersThanGpusShareThemIfTheyMay) {
+  options_.share_gpus = true;
   const auto choice = ChooseDevice(Mpirun(3, 5), &options_);
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(choice->cuda->info().ordinal, 1);
   EXPECT_EQ(choice->note, "note: 5 workers share 2 GPUs of this machine");
 }
 
-TEST_F(DeviceChoiceTest, WithoutALauncherTheRankIsTheLocalOne) {
+// Without Slurm's list of tasks a worker knows of those before it.
+TEST_F(DeviceChoiceTest, OfSrunTheWorkersBehindTheGpusAreRefused) {
+  LauncherEnvironment srun = Mpirun(1, 2);
+  srun.launcher = Launcher::kSlurm;
+  WorkerOptions options = options_;
+  EXPECT_TRUE(ChooseDevice(srun, &options).ok());
+  srun.local_rank = 2;
+  srun.local_size = 3;
+  EXPECT_THAT(Refusal(options_, srun), HasSubstr("at least 3 workers on this machine"));
+}
+
+TEST_F(DeviceChoiceTest, RanksWithGpusOfTheirOwnSeeOneEach) {
   cuda_emulation::Gpu() = {.count = 1};
+  LauncherEnvironment srun = Mpirun(3, 4);
+  srun.launcher = Launcher::kSlurm;
+  srun.has_own_gpus = true;
+  const auto choice = ChooseDevice(srun, &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->cuda->info().ordinal, 0);
+  EXPECT_THAT(choice->note, IsEmpty());
+}
+
+TEST_F(DeviceChoiceTest, AStarByHandOnThisMachineIsHereAsAWhole) {
+  options_.sync = Sync::kStar;
+  options_.servers = {"127.0.0.1:4000", "localhost:4001"};
+  options_.rank = 1;
+  options_.world_size = 2;
+  WorkerOptions options = options_;
+  const auto choice = ChooseDevice({}, &options);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_EQ(choice->cuda->info().ordinal, 1);
+  options_.world_size = 3;
+  EXPECT_THAT(Refusal(options_), HasSubstr("3 workers on this machine, but the driver shows worker 1 only 2 GPUs"));
+}
+
+TEST_F(DeviceChoiceTest, AStarOfDeployLaunchIsHereAsAWhole) {
+  options_.world_size = 3;
+  EXPECT_THAT(Refusal(options_, {.by_deploy_launch = true}), HasSubstr("3 workers on this machine"));
+}
+
+TEST_F(DeviceChoiceTest, OfAStarOverSeveralMachinesNobodyKnowsWhoIsHere) {
+  cuda_emulation::Gpu() = {.count = 1};
+  options_.sync = Sync::kStar;
+  options_.servers = {"127.0.0.1:4000", "10.0.0.7:4000"};
   options_.rank = 3;
   options_.world_size = 4;
   const auto choice = ChooseDevice({}, &options_);

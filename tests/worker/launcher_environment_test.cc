@@ -90,6 +90,16 @@ TEST(LauncherEnvironment, CoresAsDeployLaunchPinnedThem) {
   EXPECT_EQ(environment.cores_per_server, "2,3");
 }
 
+TEST(LauncherEnvironment, SrunSaysThatRanksHaveGpusOfTheirOwn) {
+  std::map<std::string, std::string> variables{{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}};
+  EXPECT_FALSE(Read(variables).has_own_gpus);
+  variables["SLURM_GPUS_PER_TASK"] = "1";
+  EXPECT_TRUE(Read(variables).has_own_gpus);
+  variables["OMPI_COMM_WORLD_RANK"] = "0";
+  variables["OMPI_COMM_WORLD_SIZE"] = "2";
+  EXPECT_FALSE(Read(variables).has_own_gpus) << "one task of Slurm's starts all ranks of a node";
+}
+
 TEST(LauncherEnvironment, OutputIsOursUnlessMpirunOrSrunStandsBetween) {
   EXPECT_TRUE(Read({}).output_is_ours);
   EXPECT_FALSE(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).output_is_ours);
