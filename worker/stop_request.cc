@@ -12,7 +12,7 @@
 namespace starring {
 namespace {
 
-constexpr double kVoteInterval = 0.2;             // seconds
+constexpr double kVoteInterval = 1.0;             // seconds
 constexpr int64_t kVoteIntervalStepsMax = 10000;  // however fast the steps seem
 constexpr int64_t kFirstVoteSteps = 8;            // before the duration of a step is known
 

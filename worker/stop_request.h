@@ -16,8 +16,8 @@ void InstallStopSignals();
 bool StopRequested();
 
 // Ranks see a signal at different steps, or only one of them sees it, and a rank that stopped alone would leave the
-// others waiting. So they vote, with the exchange's Sum, every so many steps: a sum costs a round trip, hence the
-// number is chosen, equally on all ranks, to make about five votes a second.
+// others waiting. So they vote, with the exchange's Sum, every so many steps: a sum costs a round trip and is a
+// barrier, hence the number is chosen, equally on all ranks, to make about one vote a second.
 //
 // Thread safety: one thread.
 class StopVote {
