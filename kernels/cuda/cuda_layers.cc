@@ -3,7 +3,9 @@
 // The columns are kernel_height * kernel_width times as large as x. So they are made in chunks of images that fit in
 // columns_bytes_max; the weight gradient adds the chunks up in order. A chunk is a multiple of four images: then its
 // part of every tensor begins on 16 bytes, whatever the shape. Where the columns are x itself, nothing is copied: 1 x 1
-// kernels with stride 1, and kernels that see the whole image.
+// kernels with stride 1, and kernels that see the whole image. Narrow convolutions need no columns either: their
+// kernels gather patches themselves (narrow_convolution.h), in fp32 only, as they do not use what tf32 and bf16 are
+// asked for.
 #include "kernels/cuda/cuda_layers.h"
 
 #include <algorithm>
@@ -14,6 +16,7 @@
 #include "common/status.h"
 #include "kernels/cuda/im2col.h"
 #include "kernels/cuda/matrix_layer.h"
+#include "kernels/cuda/narrow_convolution.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
@@ -67,6 +70,51 @@ bool ColumnsAreInput(const Conv2dSpec& s) {
   return pointwise || (s.kernel_height == s.in_height && s.kernel_width == s.in_width);
 }
 
+void ConvolutionActivationGradient(CudaContext* context, const Conv2dSpec& s, const float* y, float* dy, float* dbias) {
+  ActivationGradient(context, {.rows = s.batch * s.out_height() * s.out_width(),
+                               .channels = s.out_channels,
+                               .activation = s.activation,
+                               .y = y,
+                               .dy = dy,
+                               .dbias = dbias});
+}
+
+// In fp32, by kernels of ours.
+class CudaNarrowConv2d : public Conv2d {
+ public:
+  CudaNarrowConv2d(CudaContext* context, const Conv2dSpec& spec)
+      : context_(context), spec_(spec), patches_(PatchesOf(spec, spec.batch)) {}
+
+  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+    const bool relu = spec_.activation == Activation::kRelu;
+    context_->Keep(cuda::NarrowForward(context_->stream, patches_, spec_.out_channels,
+                                       {.x = x,
+                                        .weight = weight,
+                                        .bias = spec_.bias == Bias::kAdded ? bias : nullptr,
+                                        .activation = relu ? cuda::Mask::kRelu : cuda::Mask::kNone,
+                                        .y = y}),
+                   "convolution");
+  }
+
+  void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                float* dbias) override {
+    ConvolutionActivationGradient(context_, spec_, y, dy, dbias);
+    context_->Keep(
+        cuda::NarrowWeightGradient(context_->stream, patches_, spec_.out_channels,
+                                   {.x = x, .dy = dy, .dweight = dweight, .partial = context_->scratch.floats()}),
+        "weight gradient of a convolution");
+    if (dx == nullptr) return;
+    context_->Keep(cuda::NarrowInputGradient(context_->stream, patches_, spec_.out_channels, dy, weight, dx),
+                   "input gradient of a convolution");
+  }
+
+ private:
+  CudaContext* const context_;
+  const Conv2dSpec spec_;
+  const cuda::PatchShape patches_;
+};
+
+// By columns and cuBLASLt.
 class CudaConv2d : public Conv2d {
  public:
   static absl::StatusOr<std::unique_ptr<CudaConv2d>> Create(CudaContext* context, const Conv2dSpec& s,
@@ -90,12 +138,7 @@ class CudaConv2d : public Conv2d {
 
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override {
-    ActivationGradient(context_, {.rows = spec_.batch * spec_.out_height() * spec_.out_width(),
-                                  .channels = spec_.out_channels,
-                                  .activation = spec_.activation,
-                                  .y = y,
-                                  .dy = dy,
-                                  .dbias = dbias});
+    ConvolutionActivationGradient(context_, spec_, y, dy, dbias);
     ForChunks([&](MatrixLayer& layer, int64_t first, int64_t images) {
       const float* const chunk_dy = dy + first * OutImage();
       layer.WeightGradient(Columns(x, first, images), chunk_dy, dweight, first == 0 ? Write::kOverwrite : Write::kAdd);
@@ -164,6 +207,11 @@ absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, c
                   "conv2d");
   if (ColumnsAreInput(s)) return CudaConv2d::Create(context, s, s.batch);
   const cuda::PatchShape image = PatchesOf(s, 1);
+  if (context->math == CudaMath::kFp32 && cuda::IsNarrow(image, s.out_channels)) {
+    const int64_t partial_floats = cuda::NarrowPartialFloats(PatchesOf(s, s.batch), s.out_channels);
+    RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * partial_floats), "conv2d");
+    return std::make_unique<CudaNarrowConv2d>(context, s);
+  }
   // In floats: rows and patch are below 2^31 each.
   const int64_t image_floats = image.rows() * image.patch();
   const int64_t fitting = context->columns_bytes_max / kFloatBytes / image_floats / kImagesMultiple * kImagesMultiple;

@@ -7,6 +7,7 @@ KERNELS = [
     "dropout",
     "elementwise",
     "im2col",
+    "narrow_convolution",
     "non_finite",
     "optimizer",
     "pixels",

@@ -16,14 +16,15 @@ namespace {
 using cuda_emulation::EmulatedGpu;
 using cuda_emulation::Gpu;
 
-// cuBLASLt with epilogues, and one that leaves bias and ReLU to us; columns whole, and in chunks of four images.
+// cuBLASLt with epilogues, and one that leaves bias and ReLU to us; columns whole, and in chunks of four images. The
+// emulation rounds no factors: with tf32 every convolution goes by columns, narrow ones too, to the same tolerance.
 absl::StatusOr<std::unique_ptr<Device>> CreateWhole() {
   Gpu() = {};
   return CreateCudaDevice({.ordinal = 1});
 }
 absl::StatusOr<std::unique_ptr<Device>> CreateInChunksWithoutEpilogues() {
   Gpu() = {.has_epilogues = false};
-  return CreateCudaDevice({.columns_bytes_max = 1});
+  return CreateCudaDevice({.math = CudaMath::kTf32, .columns_bytes_max = 1});
 }
 
 INSTANTIATE_TEST_SUITE_P(EmulatedCuda, DeviceTest,
@@ -31,7 +32,7 @@ INSTANTIATE_TEST_SUITE_P(EmulatedCuda, DeviceTest,
                                          DeviceMaker{"InChunksWithoutEpilogues", CreateInChunksWithoutEpilogues}),
                          DeviceMaker::Name);
 
-INSTANTIATE_TEST_SUITE_P(EmulatedCuda, CudaDeviceTest, testing::Values(CudaMath::kFp32));
+INSTANTIATE_TEST_SUITE_P(EmulatedCuda, CudaDeviceTest, testing::Values(CudaMath::kFp32, CudaMath::kTf32));
 
 class CreateCudaDeviceTest : public testing::Test {
  protected:
@@ -78,6 +79,38 @@ TEST_F(CreateCudaDeviceTest, GivesAllItsMemoryBack) {
   EXPECT_EQ(cuda_emulation::DeviceBytes(), before_bytes);
 }
 
+// Every reason for columns, just beyond the bound of what needs none (kernels/cuda/narrow_convolution.h).
+TEST_F(CreateCudaDeviceTest, OnlyNarrowConvolutionsInFp32MakeNoColumns) {
+  const auto makes_columns = [](const Conv2dSpec& spec, CudaMath math) {
+    auto device = CreateCudaDevice({.math = math}).value();
+    const int64_t before_bytes = cuda_emulation::DeviceBytes();
+    EXPECT_TRUE(device->CreateConv2d(spec).ok());
+    const int64_t columns =
+        spec.batch * spec.out_height() * spec.out_width() * spec.kernel_height * spec.kernel_width * spec.in_channels;
+    return cuda_emulation::DeviceBytes() - before_bytes >= static_cast<int64_t>(sizeof(float)) * columns;
+  };
+  const Conv2dSpec narrow = {.batch = 2,
+                             .in_height = 20,
+                             .in_width = 20,
+                             .in_channels = 64,
+                             .out_channels = 64,
+                             .kernel_height = 2,
+                             .kernel_width = 4};
+  EXPECT_FALSE(makes_columns(narrow, CudaMath::kFp32));
+  EXPECT_TRUE(makes_columns(narrow, CudaMath::kTf32));
+  EXPECT_TRUE(makes_columns(narrow, CudaMath::kBf16));
+  Conv2dSpec wide = narrow;
+  wide.out_channels = 65;
+  EXPECT_TRUE(makes_columns(wide, CudaMath::kFp32));
+  wide = narrow;
+  wide.in_channels = 65;
+  wide.kernel_width = 3;
+  EXPECT_TRUE(makes_columns(wide, CudaMath::kFp32));
+  wide = narrow;
+  wide.kernel_height = wide.kernel_width = 3;
+  EXPECT_TRUE(makes_columns(wide, CudaMath::kFp32));
+}
+
 // An operation whose temporary memory does not fit is refused when it is created, not in a step.
 TEST_F(CreateCudaDeviceTest, OperationsThatDoNotFitAreRefusedWithNumbers) {
   Gpu() = {.memory_bytes = int64_t{40} << 20};
@@ -87,7 +120,7 @@ TEST_F(CreateCudaDeviceTest, OperationsThatDoNotFitAreRefusedWithNumbers) {
                                                   .in_height = 100,
                                                   .in_width = 100,
                                                   .in_channels = 16,
-                                                  .out_channels = 1,
+                                                  .out_channels = 65,
                                                   .kernel_height = 5,
                                                   .kernel_width = 5})
                                   .status();

@@ -89,18 +89,20 @@ TEST_P(CudaDeviceTest, NothingAllocatesInACapture) {
   EXPECT_TRUE(device()->Allocate(16).ok());
 }
 
+// Two convolutions of one device: the second grows the temporary memory that the first one's graph has the address of.
 TEST_P(CudaDeviceTest, AGraphOutlivesTheGrowthOfTemporaryMemory) {
+  constexpr int64_t kOut = 65;  // enough for columns
   Conv2dSpec spec = {.batch = 2,
                      .in_height = 5,
                      .in_width = 5,
                      .in_channels = 3,
-                     .out_channels = 4,
+                     .out_channels = kOut,
                      .kernel_height = 3,
                      .kernel_width = 3};
   auto conv = device()->CreateConv2d(spec).value();
-  DeviceTensor x(device(), RandomFloats(1, 2 * 75)), weight(device(), RandomFloats(2, 108)),
-      bias(device(), {1, 2, 3, 4});
-  DeviceTensor y(device(), 2 * 36), again(device(), 2 * 36);
+  DeviceTensor x(device(), RandomFloats(1, 2 * 75)), weight(device(), RandomFloats(2, kOut * 27)),
+      bias(device(), RandomFloats(3, kOut));
+  DeviceTensor y(device(), 2 * 9 * kOut), again(device(), 2 * 9 * kOut);
   conv->Forward(x.data(), weight.data(), bias.data(), y.data());
   ASSERT_TRUE(device()->BeginCapture().ok());
   conv->Forward(x.data(), weight.data(), bias.data(), again.data());

@@ -21,7 +21,7 @@ _NVCC_FLAGS = [
     "-O3",
     # A multiplication and an addition stay two roundings, as everywhere in Starring: what the CPU computes by the same
     # formula (optimizers, normalisation, batch norm's last step) has the same bits here. Our kernels wait for memory,
-    # not for arithmetic; the products that are bound by arithmetic are cuBLAS's. No fast math for the same reason:
+    # not for arithmetic; products are cuBLAS's, or call fmaf (narrow_convolution.cu). No fast math for the same reason:
     # divisions and square roots are IEEE's, denormals stay.
     "-fmad=false",
     "-gencode=arch=compute_80,code=sm_80",

@@ -1,0 +1,418 @@
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/narrow_convolution.h"
+#include "kernels/cuda/pack.h"
+
+namespace starring::cuda {
+namespace {
+
+constexpr int kTileRows = 64;
+constexpr int kTileDepth = 32;
+constexpr int kTileSide = 4;  // of what one thread sums up
+constexpr int64_t kSlicesMax = 128;
+constexpr int64_t kSliceRowsMin = 256;
+constexpr int32_t kNowhere = -(1 << 30);  // a row or column of an image that is outside of it, whatever is added
+
+using Quad = Pack<float, kPackFloats>;
+
+struct Geometry {
+  Divisor channels, out_channels, kernel_width, in_width, in_height, out_width, out_height, stride_width, stride_height;
+  int32_t channels_size, out_channels_size, patch, rows, pixels;
+  int32_t in_height_size, in_width_size, out_height_size, out_width_size;
+  int32_t stride_h, stride_w, padding_h, padding_w;
+};
+
+// Where a factor's neighbours in memory lie: Load gives kWidth of them.
+enum class Along { kDepth, kOuter };
+
+// The places of an output's patch: `image` counts images, h and w may be in the padding.
+struct Corner {
+  int32_t image, h, w;
+};
+
+__device__ inline Corner PatchCorner(const Geometry& g, int32_t row) {
+  const auto [line, column] = g.out_width.Split(static_cast<uint32_t>(row));
+  const auto [image, out_row] = g.out_height.Split(line);
+  return {static_cast<int32_t>(image), static_cast<int32_t>(out_row) * g.stride_h - g.padding_h,
+          static_cast<int32_t>(column) * g.stride_w - g.padding_w};
+}
+
+// An element of a patch.
+struct InPatch {
+  int32_t h, w, channel;
+};
+
+__device__ inline InPatch SplitPatch(const Geometry& g, int32_t element) {
+  const auto [place, channel] = g.channels.Split(static_cast<uint32_t>(element));
+  const auto [h, w] = g.kernel_width.Split(place);
+  return {static_cast<int32_t>(h), static_cast<int32_t>(w), static_cast<int32_t>(channel)};
+}
+
+template <int kWidth>
+__device__ inline Pack<float, kWidth> LoadPixel(const Geometry& g, const float* x, const Corner& corner,
+                                                const InPatch& in) {
+  const int32_t h = corner.h + in.h, w = corner.w + in.w;
+  if (h < 0 || h >= g.in_height_size || w < 0 || w >= g.in_width_size) return {};
+  const int64_t pixel = (int64_t{corner.image} * g.in_height_size + h) * g.in_width_size + w;
+  return LoadPack<kWidth>(x + pixel * g.channels_size + in.channel);
+}
+
+// patches(x): outer is the output's place, depth the patch.
+template <int kWidthIn>
+struct Patches {
+  static constexpr int kWidth = kWidthIn;
+  static constexpr Along kAlong = Along::kDepth;
+  Geometry g;
+  const float* x;
+
+  using Place = Corner;
+  __device__ Place At(int32_t row) const { return row < g.rows ? PatchCorner(g, row) : Corner{0, kNowhere, kNowhere}; }
+  __device__ Pack<float, kWidth> Load(const Place& at, int32_t depth) const {
+    return LoadPixel<kWidth>(g, x, at, SplitPatch(g, depth));
+  }
+};
+
+// patches(x)^T: outer is the patch, depth the output's place.
+template <int kWidthIn>
+struct PatchesTransposed {
+  static constexpr int kWidth = kWidthIn;
+  static constexpr Along kAlong = Along::kOuter;
+  Geometry g;
+  const float* x;
+
+  using Place = InPatch;
+  __device__ Place At(int32_t element) const {
+    return element < g.patch ? SplitPatch(g, element) : InPatch{kNowhere, kNowhere, 0};
+  }
+  __device__ Pack<float, kWidth> Load(const Place& at, int32_t depth) const {
+    return LoadPixel<kWidth>(g, x, PatchCorner(g, depth), at);
+  }
+};
+
+// What dy holds of the outputs that saw a pixel of x: outer is the pixel, depth the kernel's place and output channel.
+template <int kWidthIn>
+struct Outputs {
+  static constexpr int kWidth = kWidthIn;
+  static constexpr Along kAlong = Along::kDepth;
+  Geometry g;
+  const float* dy;
+
+  using Place = Corner;  // padding counted
+  __device__ Place At(int32_t pixel) const {
+    if (pixel >= g.pixels) return {0, kNowhere, kNowhere};
+    const auto [line, w] = g.in_width.Split(static_cast<uint32_t>(pixel));
+    const auto [image, h] = g.in_height.Split(line);
+    return {static_cast<int32_t>(image), static_cast<int32_t>(h) + g.padding_h, static_cast<int32_t>(w) + g.padding_w};
+  }
+  __device__ Pack<float, kWidth> Load(const Place& at, int32_t depth) const {
+    const auto [place, channel] = g.out_channels.Split(static_cast<uint32_t>(depth));
+    const auto [kernel_row, kernel_column] = g.kernel_width.Split(place);
+    const int32_t h = at.h - static_cast<int32_t>(kernel_row), w = at.w - static_cast<int32_t>(kernel_column);
+    if (h < 0 || w < 0) return {};
+    const auto [row, row_rest] = g.stride_height.Split(static_cast<uint32_t>(h));
+    const auto [column, column_rest] = g.stride_width.Split(static_cast<uint32_t>(w));
+    if (row_rest != 0 || column_rest != 0) return {};
+    if (static_cast<int32_t>(row) >= g.out_height_size || static_cast<int32_t>(column) >= g.out_width_size) return {};
+    const int64_t out = (int64_t{at.image} * g.out_height_size + row) * g.out_width_size + column;
+    return LoadPack<kWidth>(dy + out * g.out_channels_size + channel);
+  }
+};
+
+// weight^T: outer is the output channel, depth the patch.
+template <int kWidthIn>
+struct Filters {
+  static constexpr int kWidth = kWidthIn;
+  static constexpr Along kAlong = Along::kDepth;
+  Geometry g;
+  const float* weight;
+
+  using Place = int32_t;  // of the filter, or kNowhere
+  __device__ Place At(int32_t out) const { return out < g.out_channels_size ? out * g.patch : kNowhere; }
+  __device__ Pack<float, kWidth> Load(Place at, int32_t depth) const {
+    if (at == kNowhere) return {};
+    return LoadPack<kWidth>(weight + at + depth);
+  }
+};
+
+// weight as the input gradient needs it: outer is the channel, depth the kernel's place and output channel.
+struct FiltersOfPlaces {
+  static constexpr int kWidth = 1;
+  static constexpr Along kAlong = Along::kOuter;
+  Geometry g;
+  const float* weight;
+
+  using Place = int32_t;
+  __device__ Place At(int32_t channel) const { return channel < g.channels_size ? channel : kNowhere; }
+  __device__ Pack<float, kWidth> Load(Place at, int32_t depth) const {
+    if (at == kNowhere) return {};
+    const auto [place, out] = g.out_channels.Split(static_cast<uint32_t>(depth));
+    return LoadPack<kWidth>(weight + out * g.patch + place * g.channels_size + at);
+  }
+};
+
+// dy: outer is the output channel, depth the output's place. Neighbouring threads load neighbouring floats.
+struct OutputGradients {
+  static constexpr int kWidth = 1;
+  static constexpr Along kAlong = Along::kOuter;
+  Geometry g;
+  const float* dy;
+
+  using Place = int32_t;
+  __device__ Place At(int32_t out) const { return out < g.out_channels_size ? out : kNowhere; }
+  __device__ Pack<float, kWidth> Load(Place at, int32_t depth) const {
+    if (at == kNowhere) return {};
+    return LoadPack<kWidth>(dy + int64_t{depth} * g.out_channels_size + at);
+  }
+};
+
+// Into a (rows, columns) matrix.
+struct StoreRows {
+  int32_t rows, columns;
+  Alignment alignment;
+  Mask activation;
+  const float* bias;
+  float* out;
+
+  __device__ void operator()(int32_t row, int32_t column, Quad sum) const {
+    if (row >= rows) return;
+    const int32_t left = columns - column;
+#pragma unroll
+    for (int j = 0; j < kTileSide; ++j) {
+      if (bias != nullptr && j < left) sum.v[j] += bias[column + j];
+      if (activation == Mask::kRelu) sum.v[j] = ReluOf(sum.v[j]);
+    }
+    float* const at = out + int64_t{row} * columns + column;
+    if (alignment == Alignment::kPacks) {
+      if (left > 0) StorePack(sum, at);
+      return;
+    }
+#pragma unroll
+    for (int j = 0; j < kTileSide; ++j) {
+      if (j < left) at[j] = sum.v[j];
+    }
+  }
+};
+
+// Into the transpose of a (rows, columns) matrix, one for each slice.
+struct StoreSlice {
+  int32_t rows, columns;
+  float* out;
+
+  __device__ void operator()(int32_t row, int32_t column, const Quad& sum) const {
+    if (row >= rows) return;
+    float* const at = out + int64_t{blockIdx.y} * rows * columns + row;
+#pragma unroll
+    for (int j = 0; j < kTileSide; ++j) {
+      if (column + j < columns) at[int64_t{column + j} * rows] = sum.v[j];
+    }
+  }
+};
+
+// The part of a factor that one thread gathers: kOuter neighbours along `outer` are spread over the block's threads, so
+// that a thread's place is the same in all steps, and neighbouring threads write to neighbouring banks.
+template <int kOuter, typename Factor>
+class Gatherer {
+ public:
+  __device__ Gatherer(const Factor& factor, int32_t outer_first)
+      : factor_(factor),
+        lane_(static_cast<int>(threadIdx.x) / kLanes),
+        outer_(static_cast<int>(threadIdx.x) % kLanes * (kOuter / kLanes)),
+        place_(factor.At(outer_first + outer_)) {}
+
+  // tile[d] = the factor at depth first + d, 0 from `end` on.
+  __device__ void Fill(int32_t first, int32_t end, Quad (*tile)[kOuter / kPackFloats]) const {
+#pragma unroll
+    for (int i = 0; i < kTileDepth; i += kLaneCount * kStep) {
+      const int d = i + lane_ * kStep;
+      if (d >= kTileDepth) break;
+      Pack<float, kWidth> v = {};
+      if (first + d < end) v = factor_.Load(place_, first + d);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const int outer = kAlongDepth ? outer_ : outer_ + j;
+        tile[kAlongDepth ? d + j : d][outer / kPackFloats].v[outer % kPackFloats] = v.v[j];
+      }
+    }
+  }
+
+ private:
+  static constexpr int kWidth = Factor::kWidth;
+  static constexpr bool kAlongDepth = Factor::kAlong == Along::kDepth;
+  static constexpr int kStep = kAlongDepth ? kWidth : 1;
+  static constexpr int kLanes = kAlongDepth ? kOuter : kOuter / kWidth;  // threads along `outer`
+  static constexpr int kLaneCount = kBlockThreads / kLanes;              // threads along the depth
+
+  const Factor& factor_;
+  const int lane_, outer_;
+  const typename Factor::Place place_;
+};
+
+template <int kColumns, typename A, typename B, typename Store>
+__global__ void __launch_bounds__(kBlockThreads)
+    ProductKernel(const A a, const B b, const Store store, int32_t depth, int32_t slice_depth) {
+  constexpr int kGroupThreads = kTileRows * kColumns / (kTileSide * kTileSide);
+  constexpr int kGroups = kBlockThreads / kGroupThreads;
+  __shared__ Quad a_tile[kTileDepth][kTileRows / kPackFloats];
+  __shared__ Quad b_tile[kTileDepth][kColumns / kPackFloats];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int group = thread / kGroupThreads, in_group = thread % kGroupThreads;
+  const int quad_row = in_group / (kColumns / kTileSide), quad_column = in_group % (kColumns / kTileSide);
+  const int32_t row_first = static_cast<int32_t>(blockIdx.x) * kTileRows;
+  const Gatherer<kTileRows, A> gather_a(a, row_first);
+  const Gatherer<kColumns, B> gather_b(b, 0);
+  const int32_t begin = static_cast<int32_t>(blockIdx.y) * slice_depth;
+  const int32_t end = depth - begin < slice_depth ? depth : begin + slice_depth;
+
+  Quad sums[kTileSide] = {};
+  for (int32_t first = begin; first < end; first += kTileDepth) {
+    gather_a.Fill(first, end, a_tile);
+    gather_b.Fill(first, end, b_tile);
+    __syncthreads();
+    const int steps = end - first < kTileDepth ? end - first : kTileDepth;
+#pragma unroll 4
+    for (int d = group; d < steps; d += kGroups) {
+      const Quad row = a_tile[d][quad_row], column = b_tile[d][quad_column];
+#pragma unroll
+      for (int i = 0; i < kTileSide; ++i) {
+#pragma unroll
+        for (int j = 0; j < kTileSide; ++j) sums[i].v[j] = fmaf(row.v[i], column.v[j], sums[i].v[j]);
+      }
+    }
+    __syncthreads();
+  }
+
+  // The groups' sums, in order, through a_tile: it holds those of one group.
+  static_assert(kGroups == 1 || kTileRows * kColumns <= kTileDepth * kTileRows);
+  Quad* const others = &a_tile[0][0];
+  for (int g = 1; g < kGroups; ++g) {
+    for (int i = 0; i < kTileSide && group == g; ++i) others[i * kGroupThreads + in_group] = sums[i];
+    __syncthreads();
+    for (int i = 0; i < kTileSide && group == 0; ++i) {
+      for (int j = 0; j < kTileSide; ++j) sums[i].v[j] += others[i * kGroupThreads + in_group].v[j];
+    }
+    __syncthreads();
+  }
+  if (group != 0) return;
+#pragma unroll
+  for (int i = 0; i < kTileSide; ++i) {
+    store(row_first + quad_row * kTileSide + i, quad_column * kTileSide, sums[i]);
+  }
+}
+
+struct ProductShape {
+  int64_t rows = 0, columns = 0, depth = 0;
+  int64_t slices = 1;
+  int64_t slice_depth = 0;
+};
+
+template <typename A, typename B, typename Store>
+cudaError_t LaunchProduct(cudaStream_t stream, const ProductShape& s, const A& a, const B& b, const Store& store) {
+  const LaunchShape shape = {.blocks = CeilDivide(s.rows, kTileRows), .blocks_y = s.slices};
+  const auto kernel = s.columns <= 16   ? ProductKernel<16, A, B, Store>
+                      : s.columns <= 32 ? ProductKernel<32, A, B, Store>
+                                        : ProductKernel<64, A, B, Store>;
+  return Launch(stream, shape, kernel, a, b, store, static_cast<int32_t>(s.depth), static_cast<int32_t>(s.slice_depth));
+}
+
+Geometry GeometryOf(const PatchShape& s, int64_t out_channels) {
+  return {.channels = Divisor(s.channels),
+          .out_channels = Divisor(out_channels),
+          .kernel_width = Divisor(s.kernel_width),
+          .in_width = Divisor(s.in_width),
+          .in_height = Divisor(s.in_height),
+          .out_width = Divisor(s.out_width),
+          .out_height = Divisor(s.out_height),
+          .stride_width = Divisor(s.stride_width),
+          .stride_height = Divisor(s.stride_height),
+          .channels_size = static_cast<int32_t>(s.channels),
+          .out_channels_size = static_cast<int32_t>(out_channels),
+          .patch = static_cast<int32_t>(s.patch()),
+          .rows = static_cast<int32_t>(s.rows()),
+          .pixels = static_cast<int32_t>(s.images * s.in_height * s.in_width),
+          .in_height_size = static_cast<int32_t>(s.in_height),
+          .in_width_size = static_cast<int32_t>(s.in_width),
+          .out_height_size = static_cast<int32_t>(s.out_height),
+          .out_width_size = static_cast<int32_t>(s.out_width),
+          .stride_h = static_cast<int32_t>(s.stride_height),
+          .stride_w = static_cast<int32_t>(s.stride_width),
+          .padding_h = static_cast<int32_t>(s.padding_height),
+          .padding_w = static_cast<int32_t>(s.padding_width)};
+}
+
+template <typename... Pointers>
+Alignment AlignmentOf(int64_t channels, const Pointers*... pointers) {
+  return channels % kPackFloats == 0 && AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements;
+}
+
+ProductShape WeightProduct(const PatchShape& s, int64_t out_channels) {
+  const int64_t slices = std::min(CeilDivide(s.rows(), kSliceRowsMin), kSlicesMax);
+  const int64_t slice_depth = CeilDivide(CeilDivide(s.rows(), slices), kTileDepth) * kTileDepth;
+  return {.rows = s.patch(),
+          .columns = out_channels,
+          .depth = s.rows(),
+          .slices = CeilDivide(s.rows(), slice_depth),
+          .slice_depth = slice_depth};
+}
+
+}  // namespace
+
+cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& s, int64_t out_channels,
+                          const NarrowForwardArgs& args) {
+  const Geometry g = GeometryOf(s, out_channels);
+  const StoreRows store = {.rows = g.rows,
+                           .columns = g.out_channels_size,
+                           .alignment = AlignmentOf(out_channels, args.y),
+                           .activation = args.activation,
+                           .bias = args.bias,
+                           .out = args.y};
+  const ProductShape shape = {.rows = s.rows(), .columns = out_channels, .depth = s.patch(), .slice_depth = s.patch()};
+  const auto launch = [&]<int kWidth>() {
+    return LaunchProduct(stream, shape, Patches<kWidth>{g, args.x}, Filters<kWidth>{g, args.weight}, store);
+  };
+  const bool by_packs = AlignmentOf(s.channels, args.x, args.weight) == Alignment::kPacks;
+  return by_packs ? launch.template operator()<kPackFloats>() : launch.template operator()<1>();
+}
+
+cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& s, int64_t out_channels, const float* dy,
+                                const float* weight, float* dx) {
+  const Geometry g = GeometryOf(s, out_channels);
+  const StoreRows store = {.rows = g.pixels,
+                           .columns = g.channels_size,
+                           .alignment = AlignmentOf(s.channels, dx),
+                           .activation = Mask::kNone,
+                           .bias = nullptr,
+                           .out = dx};
+  const int64_t depth = s.kernel_height * s.kernel_width * out_channels;
+  const ProductShape shape = {.rows = g.pixels, .columns = s.channels, .depth = depth, .slice_depth = depth};
+  const auto launch = [&]<int kWidth>() {
+    return LaunchProduct(stream, shape, Outputs<kWidth>{g, dy}, FiltersOfPlaces{g, weight}, store);
+  };
+  const bool by_packs = AlignmentOf(out_channels, dy) == Alignment::kPacks;
+  return by_packs ? launch.template operator()<kPackFloats>() : launch.template operator()<1>();
+}
+
+int64_t NarrowPartialFloats(const PatchShape& s, int64_t out_channels) {
+  const int64_t slices = WeightProduct(s, out_channels).slices;
+  return slices > 1 ? slices * s.patch() * out_channels : 0;
+}
+
+cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64_t out_channels,
+                                 const NarrowWeightGradientArgs& args) {
+  const Geometry g = GeometryOf(s, out_channels);
+  const ProductShape shape = WeightProduct(s, out_channels);
+  const StoreSlice store = {
+      .rows = g.patch, .columns = g.out_channels_size, .out = shape.slices > 1 ? args.partial : args.dweight};
+  const auto launch = [&]<int kWidth>() {
+    return LaunchProduct(stream, shape, PatchesTransposed<kWidth>{g, args.x}, OutputGradients{g, args.dy}, store);
+  };
+  const bool by_packs = AlignmentOf(s.channels, args.x) == Alignment::kPacks;
+  const cudaError_t error = by_packs ? launch.template operator()<kPackFloats>() : launch.template operator()<1>();
+  if (error != cudaSuccess || shape.slices == 1) return error;
+  // At most kSlicesMax rows: one tile, no temporary memory.
+  return BiasGradient(
+      stream, {.rows = shape.slices, .channels = s.patch() * out_channels, .dy = args.partial, .dbias = args.dweight});
+}
+
+}  // namespace starring::cuda
