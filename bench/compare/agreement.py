@@ -2,6 +2,10 @@
 
 Both start from the weights of one safetensors file, which Starring writes; the peer drops (dropout) what Starring
 drops. Each loss is the mean over the global batch.
+
+In single precision two right programs can part: where a sum lies within rounding of zero, one's ReLU passes the
+gradient and the other's does not, and training makes the difference grow. So where single precision leaves the
+tolerance, the peer trains once more in double precision, and Starring has to agree with that.
 """
 
 import os
@@ -22,8 +26,17 @@ def compare(model, peer, workers, ours, theirs, tolerance=TOLERANCE):
     finite = [difference if difference == difference else float("inf") for difference in differences]
     worst = max(finite, default=float("inf"))
     return {"model": model, "peer": peer, "workers": workers, "steps": min(len(ours), len(theirs)),
-            "tolerance": tolerance, "worst_relative_difference": min(worst, 1e300),
+            "tolerance": tolerance, "peer_precision": "single", "single_difference": None,
+            "worst_relative_difference": min(worst, 1e300),
             "worst_step": finite.index(worst) if finite else 0, "ours": ours, "theirs": theirs, "agrees": agrees}
+
+
+def settle(single, compare_with_double):
+    """The entry that decides: that of single precision if it agrees, else that of the peer's double precision."""
+    if single["agrees"]:
+        return single
+    return compare_with_double() | {"peer_precision": "double",
+                                    "single_difference": single["worst_relative_difference"]}
 
 
 def write_first_weights(folder, model, shared_flags):
@@ -53,6 +66,9 @@ def check(our_job, peer_jobs, gpus):
         ours = _losses(our_job, gpus)
         found = []
         for job in peer_jobs:
-            theirs = _losses(job, gpus, ["--initial_weights=" + weights, "--dropout=starring"])
-            found.append(compare(model, job.configuration["sync"], workers, ours, theirs))
+            def against(precision, job=job):
+                flags = ["--initial_weights=" + weights, "--dropout=starring", "--precision=" + precision]
+                return compare(model, job.configuration["sync"], workers, ours, _losses(job, gpus, flags))
+
+            found.append(settle(against("single"), lambda: against("double")))
         return found

@@ -125,24 +125,14 @@ class Comparison:
 
     def _check_agreement(self, matrix, model):
         """Before anything is timed. Of the most workers, as a sum over ranks can go wrong in more ways."""
-        workers = max(self.options.workers)
-
-        def check():
-            members = matrix.of_group(model, workers, "weak")
-            peers = [job for job in members if job.configuration["sync"] in jobs.PEERS]
-            ours = [job for job in members if job not in peers and job.configuration["accounting"] == "equal-workers"]
-            return agreement.check(ours[0] if ours else matrix.job(model, "local", 1, "weak"), peers, self.gpus)
-
-        found = check()
-        if any(not entry["agrees"] and entry["peer"] == "ddp-tuned" for entry in found):
-            # It may be another algorithm's rounding, grown over the steps: then the setting goes, not the tolerance.
-            if self.peer_settings.forget(model, "channels_last"):
-                self.note(f"{model}: with channels_last PyTorch's losses leave the tolerance (rounding of other "
-                          "algorithms, grown over the steps), so ddp-tuned goes without")
-                found = check()
+        members = matrix.of_group(model, max(self.options.workers), "weak")
+        peers = [job for job in members if job.configuration["sync"] in jobs.PEERS]
+        ours = [job for job in members if job not in peers and job.configuration["accounting"] == "equal-workers"]
+        found = agreement.check(ours[0] if ours else matrix.job(model, "local", 1, "weak"), peers, self.gpus)
         for entry in found:
             self.say(f"{model} {entry['peer']}: largest relative difference {entry['worst_relative_difference']:.1e} "
-                     f"at step {entry['worst_step']}: {'agrees' if entry['agrees'] else 'DISAGREES'}")
+                     f"at step {entry['worst_step']} ({entry['peer_precision']} precision of PyTorch): "
+                     f"{'agrees' if entry['agrees'] else 'DISAGREES'}")
         self.results["agreement"] += found
 
     def _measure(self, group):

@@ -24,13 +24,6 @@ class PeerSettings:
             self._tuned[model, workers] = self._sweep(model, workers) if self.options.sweep else dict(jobs.TUNED)
         return self._tuned[model, workers]
 
-    def forget(self, model, name):
-        """Leaves a setting out from now on, and says in which of the sweeps it had been chosen."""
-        dropped = False
-        for (of_model, _), settings in self._tuned.items():
-            dropped = of_model == model and settings.pop(name, None) is not None or dropped
-        return dropped
-
     def _sweep(self, model, workers):
         self.say(f"{model}, {workers} worker{'s' * (workers > 1)}: looking for PyTorch's best settings")
         with tempfile.TemporaryDirectory() as folder:

@@ -108,6 +108,8 @@ class Agreement(TypedDict):
     workers: int
     steps: int
     tolerance: float  # relative
+    peer_precision: str  # of `theirs` and of the difference: single, or double where single left the tolerance
+    single_difference: Optional[float]  # the worst one in single precision; None where that is what agreed
     worst_relative_difference: float
     worst_step: int
     ours: List[float]

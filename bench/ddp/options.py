@@ -60,6 +60,8 @@ def _add_comparison(add):
     add("--initial_weights", default="", help="a safetensors file of a checkpoint; empty: computed, the same numbers")
     add("--dropout", default="torch", choices=["torch", "starring"],
         help="starring: drops what Starring drops, slowly: to compare losses")
+    add("--precision", default="single", choices=["single", "double"],
+        help="double: as exactly as PyTorch can, slowly: to compare losses")
     add("--data", default="ram", choices=["ram", "dataloader"])
     add("--loader_workers", type=int, default=2, help="with --data=dataloader: its worker processes")
     add("--set_to_none", type=boolean, default=None, help="of zero_grad; not given: the version's default")
@@ -97,7 +99,8 @@ def config(flags, dataset, world_size, steps_total):
         "nesterov": flags.nesterov, "weight_decay": flags.weight_decay, "beta1": 0.9, "beta2": 0.999,
         "epsilon": 1e-8, "schedule": flags.schedule, "warmup_steps": flags.warmup_steps,
         "decay_steps": flags.decay_steps, "decay_gamma": flags.decay_gamma, "total_steps": steps_total,
-        "device": "cpu", "math": "fp32", "cuda_graph": False, "cuda_aware_mpi": "", "threads": flags.threads,
+        "device": "cpu", "math": "fp64" if flags.precision == "double" else "fp32", "cuda_graph": False,
+        "cuda_aware_mpi": "", "threads": flags.threads,
         "loader_threads": flags.loader_workers if flags.data == "dataloader" else 0,
         "bucket_bytes": int(flags.bucket_cap_mb * 1024 * 1024) if world_size > 1 else 0, "lanes": 0, "same_host": "",
         "servers": [], "checkpoint_dir": "", "checkpoint_every_epochs": 0, "resume": False, "record": flags.record,

@@ -76,6 +76,8 @@ class Trainer:
             philox.initialize(self.model, flags.seed)
         torch.manual_seed(flags.seed * 7919 + rank)  # PyTorch's own dropout differs between ranks
         self.dropouts = philox_dropout.install(self.model, flags.seed) if flags.dropout == "starring" else []
+        if flags.precision == "double":
+            self.model.double().register_forward_pre_hook(lambda _, inputs: tuple(part.double() for part in inputs))
         self.format = torch.channels_last if flags.channels_last else torch.contiguous_format
         self.model = self.model.to(memory_format=self.format)
         self.replica = self.ddp = self._replicated()

@@ -38,6 +38,8 @@ def record(steps=100, batch=128, train_count=60000, mean=2.0):
             "workers": [{"compute_ms": 1.0, "cpu_percent": 99.0}, {"compute_ms": 1.5, "cpu_percent": 98.0}]}
 
 
+@unittest.mock.patch.object(machine, "cores", lambda: CORES)
+@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
 class ResultsTest(unittest.TestCase):
     def test_what_is_written_is_read(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -84,6 +86,16 @@ class AgreementTest(unittest.TestCase):
             entry = agreement.compare("lenet5", "ddp", 2, [2.0, 1.0], theirs)
             self.assertFalse(entry["agrees"], theirs)
             json.dumps(entry["worst_relative_difference"], allow_nan=False)
+
+    def test_double_precision_decides_where_single_does_not_agree(self):
+        def against(theirs):
+            return agreement.compare("mlp", "ddp", 2, [2.0, 1.0], theirs)
+
+        self.assertEqual(agreement.settle(against([2.0, 1.0]), self.fail)["peer_precision"], "single")
+        settled = agreement.settle(against([2.0, 1.25]), lambda: against([2.0, 1.00001]))
+        self.assertTrue(settled["agrees"])
+        self.assertEqual((settled["peer_precision"], settled["single_difference"]), ("double", 0.25))
+        self.assertFalse(agreement.settle(against([2.0, 1.25]), lambda: against([2.0, 1.2]))["agrees"])
 
 
 @unittest.mock.patch.object(machine, "cores", lambda: CORES)

@@ -173,6 +173,13 @@ class ReportTest(unittest.TestCase):
         self.assertLessEqual(len(self.write(dict(many, training=[], exchanges=[]), found)[1].splitlines()),
                              SUMMARY_LINES_MAX)
 
+    def test_says_where_double_precision_decided(self):
+        settled = self.changed()
+        settled["agreement"][0].update(peer_precision="double", single_difference=0.00082)
+        for text in self.write(settled, self.analysis):
+            self.assert_shown("8.2e-04", text)
+            self.assert_shown("double precision", text)
+
     def test_no_winner_where_the_losses_do_not_agree(self):
         wrong = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
         wrong["agreement"][0].update(agrees=False, worst_relative_difference=0.0123, worst_step=7)

@@ -69,13 +69,13 @@ class SameTrainingTest(unittest.TestCase):
         with open(record, encoding="utf-8") as file:
             return json.load(file)["epochs"]
 
-    def compare(self, *flags, tolerance=TOLERANCE):
+    def compare(self, *flags, theirs_alone=(), tolerance=TOLERANCE):
         # 150 samples make 5 batches of 32, the last one of 22; the third epoch stays unfinished.
         flags = ["--dataset=mnist", "--epochs=3", f"--max_steps={STEPS}", "--global_batch=32", "--seed=5"] + list(flags)
         if "--dataset=cifar10" in flags:
             flags.remove("--dataset=mnist")
         ours = self.epochs([WORKER, "--sync=local", "--progress=none"], flags)
-        theirs = self.epochs([sys.executable, train.__file__], flags)
+        theirs = self.epochs([sys.executable, train.__file__], flags + list(theirs_alone))
         self.assertEqual(len(ours), 3)
         self.assertEqual(len(theirs), 3)
         for epoch, (our, their) in enumerate(zip(ours, theirs)):
@@ -92,6 +92,9 @@ class SameTrainingTest(unittest.TestCase):
 
     def test_lenet5_with_momentum(self):
         self.compare("--model=lenet5", "--learning_rate=0.02")
+
+    def test_mlp_against_double_precision(self):
+        self.compare("--model=mlp", "--learning_rate=0.02", theirs_alone=["--precision=double"], tolerance=2e-6)
 
     def test_lenet5_with_adamw_and_steps(self):
         self.compare("--model=lenet5", "--optimizer=adamw", "--learning_rate=0.001", "--weight_decay=0.05",
