@@ -1,8 +1,7 @@
 #include "worker/cuda_batch_slots.h"
 
-#include <algorithm>
-#include <cstring>
 #include <new>
+#include <utility>
 
 #include "absl/memory/memory.h"
 #include "common/check.h"
@@ -11,17 +10,15 @@
 namespace starring {
 namespace {
 
-constexpr int64_t RoundUp(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// A slot's bytes: CudaStepValues, CudaStepResult as it begins, labels, pixels; one copy brings a whole batch. Every
-// part begins on a 64-byte boundary.
-constexpr int64_t kResultOffset = RoundUp(sizeof(CudaStepValues));
-constexpr int64_t kLabelsOffset = kResultOffset + RoundUp(sizeof(CudaStepResult));
+// A slot's bytes, and a batch's in pinned memory: a header, CudaStepValues and CudaStepResult as it begins, then the
+// batch as the loader lays it out.
+constexpr int64_t kResultOffset = RoundUpToBatchAlignment(sizeof(CudaStepValues));
+constexpr int64_t kHeaderBytes = kResultOffset + RoundUpToBatchAlignment(sizeof(CudaStepResult));
 
 }  // namespace
 
 CudaStepResult* CudaBatchSlots::Slot::device_result() const { return At<CudaStepResult>(kResultOffset); }
-const int32_t* CudaBatchSlots::Slot::labels() const { return At<const int32_t>(labels_); }
+const int32_t* CudaBatchSlots::Slot::labels() const { return At<const int32_t>(kHeaderBytes); }
 const uint8_t* CudaBatchSlots::Slot::pixels() const { return At<const uint8_t>(pixels_); }
 
 absl::Status CudaBatchSlots::Slot::BeginStep(CudaStream* stream) { return stream->Wait(fed_.get()); }
@@ -40,7 +37,7 @@ absl::Status CudaBatchSlots::Slot::Finish() {
 
 absl::StatusOr<std::unique_ptr<CudaBatchSlots>> CudaBatchSlots::Create(const Options& options) {
   auto slots = absl::WrapUnique(new CudaBatchSlots(options));
-  RETURN_IF_ERROR(slots->Allocate(), "a batch");
+  RETURN_IF_ERROR(slots->AllocateSlots(), "a batch");
   return slots;
 }
 
@@ -48,40 +45,51 @@ CudaBatchSlots::~CudaBatchSlots() {
   if (feed_ != nullptr) (void)feed_->Synchronize();  // buffers end now; there is nobody left to tell an error
 }
 
-absl::Status CudaBatchSlots::Allocate() {
+absl::Status CudaBatchSlots::AllocateSlots() {
   CudaDevice& device = *options_.device;
   ASSIGN_OR_RETURN(feed_, device.CreateStream());
   for (Slot& slot : slots_) {
-    slot.labels_ = kLabelsOffset;
-    slot.pixels_ = slot.labels_ + RoundUp(options_.batch_max * static_cast<int64_t>(sizeof(int32_t)));
-    const int64_t bytes = slot.pixels_ + options_.batch_max * options_.image_values;
-    ASSIGN_OR_RETURN(slot.host_, device.AllocatePinned(bytes));
-    ASSIGN_OR_RETURN(slot.device_, device.Allocate(bytes));
+    ASSIGN_OR_RETURN(slot.device_, device.Allocate(kHeaderBytes + batch_bytes_max_));
     ASSIGN_OR_RETURN(slot.result_, device.AllocatePinned(sizeof(CudaStepResult)));
     ASSIGN_OR_RETURN(slot.fed_, device.CreateEvent());
     ASSIGN_OR_RETURN(slot.done_, device.CreateEvent());
-    std::memset(slot.host_->data(), 0, static_cast<size_t>(bytes));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> CudaBatchSlots::Allocate(int64_t size_bytes) {
+  CHECK_LE(size_bytes, batch_bytes_max_);  // of what follows it to a slot
+  ASSIGN_OR_RETURN(auto buffer, options_.device->AllocatePinned(kHeaderBytes + size_bytes));
+  return static_cast<std::byte*>(host_.emplace_back(std::move(buffer))->data()) + kHeaderBytes;
+}
+
+std::byte* CudaBatchSlots::HeaderOf(const Batch& batch) const {
+  for (const auto& buffer : host_) {
+    auto* const header = static_cast<std::byte*>(buffer->data());
+    if (header + kHeaderBytes == batch.memory) return header;
+  }
+  return nullptr;
 }
 
 absl::Status CudaBatchSlots::Fill(Slot& slot, const Batch& batch, const CudaOptimizerScalars& optimizer) {
   CHECK(!slot.runs_);
   const BatchPlan& plan = batch.plan;
-  CHECK_LE(std::ssize(plan.samples), options_.batch_max);
-  auto* const host = static_cast<std::byte*>(slot.host_->data());
-  new (host) CudaStepValues{.step = plan.step,
-                            .first_sample = plan.first_sample,
-                            .loss_scale = 1.0f / static_cast<float>(plan.global_count),
-                            .optimizer = optimizer};
-  new (host + kResultOffset) CudaStepResult;
-  std::copy(batch.labels.begin(), batch.labels.end(), reinterpret_cast<int32_t*>(host + slot.labels_));
-  std::copy(batch.pixels.begin(), batch.pixels.end(), reinterpret_cast<uint8_t*>(host + slot.pixels_));
-  RETURN_IF_ERROR(feed_->CopyToDevice(host, slot.device_->data(), slot.pixels_ + std::ssize(batch.pixels)));
+  std::byte* const header = HeaderOf(batch);
+  CHECK(header != nullptr);
+  new (header) CudaStepValues{.step = plan.step,
+                              .first_sample = plan.first_sample,
+                              .loss_scale = 1.0f / static_cast<float>(plan.global_count),
+                              .optimizer = optimizer};
+  new (header + kResultOffset) CudaStepResult;
+  slot.pixels_ = reinterpret_cast<const std::byte*>(batch.pixels.data()) - header;
+  RETURN_IF_ERROR(feed_->CopyToDevice(header, slot.device_->data(), slot.pixels_ + std::ssize(batch.pixels)));
   RETURN_IF_ERROR(feed_->Record(slot.fed_.get()));
+  last_fed_ = slot.fed_.get();
   slot.plan_ = plan;
   slot.is_full_ = true;
   return absl::OkStatus();
 }
+
+absl::Status CudaBatchSlots::AwaitCopy() { return last_fed_ == nullptr ? absl::OkStatus() : last_fed_->Wait(); }
 
 }  // namespace starring

@@ -1,32 +1,40 @@
-// Where a GPU's training batches are: two slots, pinned and on the GPU. While a step runs on one, the next batch
-// arrives in the other.
+// Where a GPU's training batches are: in pinned memory, which the loader itself fills, and in two slots on the GPU.
+// While a step runs on one slot, the next batch arrives in the other, by one copy.
+//
+// In front of each batch in pinned memory is room that the loader does not know of, for the step's values: Fill writes
+// them, and the copy brings both.
 //
 // Who waits for whom. F is the feed stream, S the device's stream.
 //   what                                    must follow                            by
-//   the host fills a slot's pinned memory   F copied what was in it                host: Finish waited for `done`,
-//   before
-//                                                                                    which S waited for F's copy
-//   F copies a slot's batch to the GPU      S's step on the slot has read the      host: likewise
+//   the loader fills a batch's memory       F copied the batch that was there      host: AwaitCopy before Loader::Next,
+//                                                                                    which gives the memory back
+//   F copies a batch to its slot            S's step on the slot has read the      host: Finish waited for `done`
 //                                             batch that was there
 //   S's step reads the slot                 F copied the batch                     S waits for `fed`
 //   the host reads `result`                 S's step copied it                     host: Finish waited for `done`
+//
+// AwaitCopy keeps no step waiting: the batch of step t is awaited when step t is launched and step t - 1 is done, so
+// that the GPU has either ended that copy or can do nothing before it.
 //
 // Thread safety: one thread, the device's.
 #ifndef STARRING_WORKER_CUDA_BATCH_SLOTS_H_
 #define STARRING_WORKER_CUDA_BATCH_SLOTS_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/data/batch_memory.h"
 #include "worker/data/loader.h"
 
 namespace starring {
 
-class CudaBatchSlots {
+class CudaBatchSlots final : public BatchMemory {
  public:
   static constexpr int kCount = 2;
 
@@ -35,9 +43,12 @@ class CudaBatchSlots {
     int64_t batch_max = 0;
     int64_t image_values = 0;  // bytes of an image
   };
-  // ResourceExhausted with the number of bytes.
+  // The slots, not yet what batches they are filled with. ResourceExhausted with the number of bytes.
   static absl::StatusOr<std::unique_ptr<CudaBatchSlots>> Create(const Options& options);
-  ~CudaBatchSlots();
+  ~CudaBatchSlots() override;
+
+  // Pinned.
+  absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override;
 
   class Slot {
    public:
@@ -68,12 +79,11 @@ class CudaBatchSlots {
       return reinterpret_cast<T*>(static_cast<std::byte*>(device_->data()) + offset);
     }
 
-    std::unique_ptr<PinnedBuffer> host_;
     std::unique_ptr<DeviceBuffer> device_;
     std::unique_ptr<PinnedBuffer> result_;
     std::unique_ptr<CudaEvent> fed_;   // the batch is on the GPU
     std::unique_ptr<CudaEvent> done_;  // the step that used it
-    int64_t labels_ = 0, pixels_ = 0;  // where they begin
+    int64_t pixels_ = 0;               // where they begin: the same for every batch of a loader
     BatchPlan plan_;
     bool is_full_ = false, runs_ = false;
   };
@@ -81,16 +91,25 @@ class CudaBatchSlots {
   // Step t has slot t % kCount.
   Slot& of(int64_t step) { return slots_[static_cast<size_t>(step % kCount)]; }
 
-  // Copies `batch`, with the step's values for the GPU, on its way. REQUIRES: !slot.runs().
+  // Copies `batch`, with the step's values for the GPU, on its way.
+  // REQUIRES: !slot.runs(); the batch is of a loader with this memory.
   absl::Status Fill(Slot& slot, const Batch& batch, const CudaOptimizerScalars& optimizer);
 
+  // Waits until the last batch that a slot was filled with has arrived: its memory is nobody's.
+  absl::Status AwaitCopy();
+
  private:
-  explicit CudaBatchSlots(const Options& options) : options_(options) {}
-  absl::Status Allocate();
+  explicit CudaBatchSlots(const Options& options)
+      : options_(options), batch_bytes_max_(LayOutBatch(options.batch_max, options.image_values).size_bytes) {}
+  absl::Status AllocateSlots();
+  std::byte* HeaderOf(const Batch& batch) const;
 
   const Options options_;
+  const int64_t batch_bytes_max_;
+  std::vector<std::unique_ptr<PinnedBuffer>> host_;  // header and batch
   std::unique_ptr<CudaStream> feed_;
   std::array<Slot, kCount> slots_;
+  CudaEvent* last_fed_ = nullptr;
 };
 
 }  // namespace starring

@@ -41,6 +41,7 @@ class CudaTrainingStep final : public TrainingStep {
   absl::Status Allocate(const TrainingStepParts& parts);
 
   Loader::Format batch_format() const override { return Loader::Format::kPixels; }
+  BatchMemory* batch_memory() override { return slots_.get(); }
   std::string transfer() const override { return transfers_->name(); }
   std::span<float> initial_parameters() override { return transfers_->initial_parameters(); }
   absl::Status Begin(const Plan& plan) override;
@@ -128,6 +129,8 @@ absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<Fi
 
 // REQUIRES: no step runs on the slot.
 absl::Status CudaTrainingStep::Feed(int64_t step, Loader* batches, Slot& slot) {
+  timer_->Enter(StepPart::kHostToDevice);
+  RETURN_IF_ERROR(slots_->AwaitCopy());
   timer_->Enter(StepPart::kDataWait);
   ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
   timer_->Enter(StepPart::kHostToDevice);

@@ -172,11 +172,13 @@ absl::Status TrainerImpl::TrainToEnd() {
                      .prefetch_depth = worker_.prefetch_depth,
                      .first_step = step_,
                      .end_step = end_step_,
-                     .trace = trace_};
+                     .trace = trace_,
+                     .memory = training_step_.batch_memory()};
   ASSIGN_OR_RETURN(train_loader_, Loader::Create(loader_options_));
   const int64_t first_step = step_;
   first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
-  loader_options_.trace = nullptr;  // evaluation is one span
+  loader_options_.trace = nullptr;   // evaluation is one span
+  loader_options_.memory = nullptr;  // its batches are copied where they are needed
   timer_.emplace(first_measured_step_ - step_, track_);
   RETURN_IF_ERROR(training_step_.Begin({.normalization = normalization, .timer = &*timer_, .end_step = end_step_}));
   StopVote vote(worker_.world_size, step_, &exchange_);

@@ -18,6 +18,7 @@
 #include "common/bucket_map.h"
 #include "common/trace.h"
 #include "kernels/device.h"
+#include "worker/data/batch_memory.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
 #include "worker/exchange/gradient_exchange.h"
@@ -40,6 +41,8 @@ class TrainingStep {
 
   // What the loaders of Run and Evaluate have to bring.
   virtual Loader::Format batch_format() const = 0;
+  // Where the loader of Run keeps its batches; null: in memory of its own, as that of Evaluate does.
+  virtual BatchMemory* batch_memory() { return nullptr; }
   // How gradients and parameters get between device and exchange, for the run record; empty where they are in place.
   virtual std::string transfer() const { return ""; }
 

@@ -151,6 +151,99 @@ TEST(CudaEmulation, CapturedWorkRunsWhenItsGraphDoesWithTheArgumentsOfThen) {
   EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
+class LateStreamsTest : public testing::Test {
+ protected:
+  static constexpr size_t kBytes = 4;
+
+  LateStreamsTest() {
+    cuda_emulation::Gpu().late = true;
+    for (cudaStream_t* const stream : {&copies_, &steps_}) EXPECT_EQ(cudaStreamCreateWithFlags(stream, 0), cudaSuccess);
+    EXPECT_EQ(cudaEventCreateWithFlags(&event_, 0), cudaSuccess);
+    EXPECT_EQ(cudaMallocHost(&pinned_, kBytes), cudaSuccess);
+    EXPECT_EQ(cudaMalloc(&device_, kBytes), cudaSuccess);
+    Set(pinned_, 0);
+  }
+  ~LateStreamsTest() override {
+    for (cudaStream_t const stream : {copies_, steps_}) EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+    EXPECT_EQ(cudaEventDestroy(event_), cudaSuccess);
+    EXPECT_EQ(cudaFreeHost(pinned_), cudaSuccess);
+    EXPECT_EQ(cudaFree(device_), cudaSuccess);
+    cuda_emulation::Gpu() = {};
+  }
+
+  static void Set(void* data, uint32_t value) { *static_cast<uint32_t*>(data) = value; }
+  static uint32_t Get(const void* data) { return *static_cast<const uint32_t*>(data); }
+  void CopyToDevice(const void* host, cudaStream_t stream) {
+    EXPECT_EQ(cudaMemcpyAsync(device_, host, kBytes, cudaMemcpyHostToDevice, stream), cudaSuccess);
+  }
+  void CopyToHost(void* host, cudaStream_t stream) {
+    EXPECT_EQ(cudaMemcpyAsync(host, device_, kBytes, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+  }
+
+  cudaStream_t copies_ = nullptr, steps_ = nullptr;
+  cudaEvent_t event_ = nullptr;
+  void* pinned_ = nullptr;
+  void* device_ = nullptr;
+};
+
+TEST_F(LateStreamsTest, ACopyTakesWhatPinnedMemoryHoldsWhenSomebodyWaits) {
+  Set(pinned_, 1);
+  CopyToDevice(pinned_, copies_);
+  Set(pinned_, 2);
+  EXPECT_EQ(Get(device_), 0xffffffffu);
+  EXPECT_EQ(cudaStreamSynchronize(copies_), cudaSuccess);
+  EXPECT_EQ(Get(device_), 2u);
+}
+
+TEST_F(LateStreamsTest, OtherMemoryIsTheCallersAgainAtOnce) {
+  uint32_t host = 1;
+  CopyToDevice(&host, copies_);
+  host = 2;
+  CopyToHost(&host, copies_);
+  EXPECT_EQ(host, 1u);
+}
+
+TEST_F(LateStreamsTest, WhoWaitsForAnEventGetsWhatLiesBeforeItAndNoMore) {
+  Set(pinned_, 1);
+  CopyToDevice(pinned_, copies_);
+  EXPECT_EQ(cudaEventRecordWithFlags(event_, copies_, cudaEventRecordDefault), cudaSuccess);
+  EXPECT_EQ(cudaMemsetAsync(device_, 0, kBytes, copies_), cudaSuccess);
+  EXPECT_EQ(cudaStreamWaitEvent(steps_, event_, cudaEventWaitDefault), cudaSuccess);
+  EXPECT_EQ(Get(device_), 0xffffffffu);
+  CopyToHost(pinned_, steps_);
+  EXPECT_EQ(cudaStreamSynchronize(steps_), cudaSuccess);
+  EXPECT_EQ(Get(pinned_), 1u);
+  EXPECT_EQ(Get(device_), 1u);
+  EXPECT_EQ(cudaStreamSynchronize(copies_), cudaSuccess);
+  EXPECT_EQ(Get(device_), 0u);
+}
+
+TEST_F(LateStreamsTest, AStreamThatDoesNotWaitReadsTooEarly) {
+  Set(pinned_, 1);
+  CopyToDevice(pinned_, copies_);
+  uint32_t got = 0;
+  CopyToHost(&got, steps_);
+  EXPECT_EQ(got, 0xffffffffu);
+}
+
+TEST_F(LateStreamsTest, AnEventOfAGraphIsRecordedByItsLaunch) {
+  ASSERT_EQ(cudaStreamBeginCapture(steps_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  CopyToDevice(pinned_, steps_);
+  EXPECT_EQ(cudaEventRecordWithFlags(event_, steps_, cudaEventRecordExternal), cudaSuccess);
+  EXPECT_EQ(cudaMemsetAsync(device_, 0, kBytes, steps_), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(steps_, &graph), cudaSuccess);
+  for (const uint32_t value : {5u, 6u}) {
+    Set(pinned_, value);
+    EXPECT_EQ(cudaGraphLaunch(graph, steps_), cudaSuccess);
+    EXPECT_EQ(cudaEventSynchronize(event_), cudaSuccess);
+    EXPECT_EQ(Get(device_), value);
+  }
+  EXPECT_EQ(cudaStreamSynchronize(steps_), cudaSuccess);
+  EXPECT_EQ(Get(device_), 0u);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
 TEST(CudaEmulation, MemoryIsCountedAndCopiesKnowItsSide) {
   const int64_t before_bytes = cuda_emulation::DeviceBytes();
   void* device = nullptr;

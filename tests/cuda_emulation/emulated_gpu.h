@@ -16,8 +16,13 @@ struct EmulatedGpu {
   bool has_epilogues = true;  // cuBLASLt adds biases and applies ReLUs
   // What cudaHostRegister takes: memory for reading and writing, and memory that is said to be read only.
   bool registers_memory = true, registers_read_only = true;
+  int64_t pinned_bytes_max = int64_t{1} << 40;  // of one allocation
+  // Streams do nothing before somebody waits for them, and then no more than it takes: what the host or another stream
+  // does without waiting for what it needs comes out wrong. Not to be changed while streams are in use.
+  bool late = false;
 };
-// As above but for what the environment says: EMULATED_GPU_REGISTERS=nothing, or =writable, for whole programs.
+// As above but for what the environment says, for whole programs: EMULATED_GPU_REGISTERS=nothing, or =writable;
+// EMULATED_GPU_STREAMS=late.
 EmulatedGpu& Gpu();
 
 // What is allocated now.

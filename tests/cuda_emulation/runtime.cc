@@ -4,24 +4,52 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string_view>
 #include <vector>
 
 #include "tests/cuda_emulation/emulated_gpu.h"
 
+namespace starring::cuda_emulation {
+namespace {
+
+// What a stream has still to do: nothing, unless streams are late.
+struct Queue {
+  std::deque<std::function<void()>> work;
+  int64_t done_count = 0;
+};
+
+// Behind the first `count` pieces of work of a queue.
+struct Point {
+  std::shared_ptr<Queue> queue;
+  int64_t count = 0;
+};
+
+// A piece of captured work, or a record of an event, or a wait for one.
+struct GraphNode {
+  std::function<void()> work;
+  cudaEvent_t records = nullptr, waits = nullptr;
+};
+
+}  // namespace
+}  // namespace starring::cuda_emulation
+
 struct CudaEmulatedGraph {
-  std::vector<std::function<void()>> work;
+  std::vector<starring::cuda_emulation::GraphNode> nodes;
   std::vector<cudaStream_t> branches;  // other streams in the capture
 };
 struct CudaEmulatedStream {
   CudaEmulatedGraph* capture = nullptr;
   bool joined = true;  // of a branch: nothing was queued since its origin waited for it
+  std::shared_ptr<starring::cuda_emulation::Queue> queue = std::make_shared<starring::cuda_emulation::Queue>();
 };
 struct CudaEmulatedEvent {
-  cudaStream_t stream = nullptr;         // recorded in its capture, by the default flag
-  CudaEmulatedGraph* capture = nullptr;  // that one
+  cudaStream_t stream = nullptr;          // recorded in its capture, by the default flag
+  CudaEmulatedGraph* capture = nullptr;   // that one
+  starring::cuda_emulation::Point point;  // else
 };
 
 namespace starring::cuda_emulation {
@@ -29,10 +57,10 @@ namespace {
 
 constexpr size_t kAlignment = 256;
 
-// Allocations by address, of the GPU and of pinned memory.
+// By address.
 struct Memory {
   std::mutex mutex;
-  std::map<uintptr_t, size_t> device;
+  std::map<uintptr_t, size_t> device, pinned;
   int64_t device_bytes = 0;
 };
 Memory& TheMemory() {
@@ -42,25 +70,74 @@ Memory& TheMemory() {
 
 thread_local int captures = 0;  // of streams by this thread
 
-bool IsDevice(const void* data, size_t size_bytes) {
-  Memory& memory = TheMemory();
-  const std::lock_guard<std::mutex> lock(memory.mutex);
-  const auto after = memory.device.upper_bound(reinterpret_cast<uintptr_t>(data));
-  if (after == memory.device.begin()) return false;
+bool IsIn(const std::map<uintptr_t, size_t>& allocations, const void* data, size_t size_bytes) {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  const auto after = allocations.upper_bound(reinterpret_cast<uintptr_t>(data));
+  if (after == allocations.begin()) return false;
   const auto& [begin, have_bytes] = *std::prev(after);
   return reinterpret_cast<uintptr_t>(data) + size_bytes <= begin + have_bytes;
 }
 
+bool IsDevice(const void* data, size_t size_bytes) { return IsIn(TheMemory().device, data, size_bytes); }
+bool IsPinned(const void* data, size_t size_bytes) { return IsIn(TheMemory().pinned, data, size_bytes); }
+
+void SetPinned(const void* data, size_t size_bytes) {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  TheMemory().pinned[reinterpret_cast<uintptr_t>(data)] = size_bytes;
+}
+void UnsetPinned(const void* data) {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  TheMemory().pinned.erase(reinterpret_cast<uintptr_t>(data));
+}
+
+bool EnvironmentSays(const char* name, std::string_view what) {
+  const char* const value = std::getenv(name);
+  return value != nullptr && value == what;
+}
+
 size_t RoundUp(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Of all queues, whose work waits for each other's, and of the points of events. Held while late work runs.
+std::recursive_mutex& QueueMutex() {
+  static std::recursive_mutex& mutex = *new std::recursive_mutex;
+  return mutex;
+}
+
+Point EndOf(const std::shared_ptr<Queue>& queue) {
+  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
+  return {.queue = queue, .count = queue->done_count + static_cast<int64_t>(queue->work.size())};
+}
+
+void RunTo(const Point& point) {
+  if (point.queue == nullptr) return;
+  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
+  while (point.queue->done_count < point.count) {
+    const std::function<void()> work = std::move(point.queue->work.front());
+    point.queue->work.pop_front();
+    ++point.queue->done_count;
+    work();
+  }
+}
+
+// Now, or when it is time.
+void Run(const std::shared_ptr<Queue>& queue, std::function<void()> work) {
+  if (!Gpu().late) return work();
+  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
+  queue->work.push_back(std::move(work));
+}
+void RunWait(const std::shared_ptr<Queue>& queue, const Point& point) {
+  if (point.queue != nullptr) Run(queue, [point] { RunTo(point); });
+}
 
 }  // namespace
 
 EmulatedGpu& Gpu() {
   static EmulatedGpu gpu = [] {
-    const char* const value = std::getenv("EMULATED_GPU_REGISTERS");
-    const std::string_view registers = value == nullptr ? "" : value;
-    return EmulatedGpu{.registers_memory = registers != "nothing",
-                       .registers_read_only = registers != "nothing" && registers != "writable"};
+    const bool nothing = EnvironmentSays("EMULATED_GPU_REGISTERS", "nothing");
+    const bool writable = EnvironmentSays("EMULATED_GPU_REGISTERS", "writable");
+    return EmulatedGpu{.registers_memory = !nothing,
+                       .registers_read_only = !nothing && !writable,
+                       .late = EnvironmentSays("EMULATED_GPU_STREAMS", "late")};
   }();
   return gpu;
 }
@@ -72,11 +149,13 @@ int64_t DeviceBytes() {
 }
 
 cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
-  if (stream != nullptr && stream->capture != nullptr) {
-    stream->joined = false;
-    stream->capture->work.push_back(std::move(work));
-  } else {
+  if (stream == nullptr) {
     work();
+  } else if (stream->capture != nullptr) {
+    stream->joined = false;
+    stream->capture->nodes.push_back({.work = std::move(work)});
+  } else {
+    Run(stream->queue, std::move(work));
   }
   return cudaSuccess;
 }
@@ -84,10 +163,19 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
 }  // namespace starring::cuda_emulation
 
 using starring::cuda_emulation::captures;
+using starring::cuda_emulation::EndOf;
 using starring::cuda_emulation::Enqueue;
 using starring::cuda_emulation::Gpu;
+using starring::cuda_emulation::GraphNode;
 using starring::cuda_emulation::IsDevice;
+using starring::cuda_emulation::IsPinned;
+using starring::cuda_emulation::QueueMutex;
+using starring::cuda_emulation::Run;
+using starring::cuda_emulation::RunTo;
+using starring::cuda_emulation::RunWait;
+using starring::cuda_emulation::SetPinned;
 using starring::cuda_emulation::TheMemory;
+using starring::cuda_emulation::UnsetPinned;
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
@@ -176,23 +264,31 @@ cudaError_t cudaFree(void* data) {
 
 cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
   if (captures > 0) return cudaErrorStreamCaptureUnsupported;
+  if (static_cast<int64_t>(size_bytes) > Gpu().pinned_bytes_max) return cudaErrorMemoryAllocation;
   if (posix_memalign(data, 4096, size_bytes) != 0) return cudaErrorMemoryAllocation;
   std::memset(*data, 0xff, size_bytes);
+  SetPinned(*data, size_bytes);
   return cudaSuccess;
 }
 
 cudaError_t cudaFreeHost(void* data) {
+  UnsetPinned(data);
   std::free(data);
   return cudaSuccess;
 }
 
-cudaError_t cudaHostRegister(void* data, size_t, unsigned flags) {
+cudaError_t cudaHostRegister(void* data, size_t size_bytes, unsigned flags) {
   const bool supported = flags == cudaHostRegisterReadOnly ? Gpu().registers_read_only : Gpu().registers_memory;
   if (!supported) return cudaErrorNotSupported;
-  return data == nullptr ? cudaErrorInvalidValue : cudaSuccess;
+  if (data == nullptr) return cudaErrorInvalidValue;
+  SetPinned(data, size_bytes);
+  return cudaSuccess;
 }
 
-cudaError_t cudaHostUnregister(void*) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void* data) {
+  UnsetPinned(data);
+  return cudaSuccess;
+}
 
 cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   *total_bytes = static_cast<size_t>(Gpu().memory_bytes);
@@ -203,7 +299,16 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (IsDevice(to, size_bytes) != (kind != cudaMemcpyDeviceToHost)) return cudaErrorInvalidValue;
   if (IsDevice(from, size_bytes) != (kind != cudaMemcpyHostToDevice)) return cudaErrorInvalidValue;
-  return Enqueue(stream, [=] { std::memcpy(to, from, size_bytes); });
+  if (Gpu().late && kind == cudaMemcpyHostToDevice && !IsPinned(from, size_bytes)) {  // may change at once
+    const auto* const bytes = static_cast<const char*>(from);
+    return Enqueue(stream, [to, staged = std::vector<char>(bytes, bytes + size_bytes)] {
+      std::memcpy(to, staged.data(), staged.size());
+    });
+  }
+  const cudaError_t error = Enqueue(stream, [=] { std::memcpy(to, from, size_bytes); });
+  const bool is_needed = kind == cudaMemcpyDeviceToHost && !IsPinned(to, size_bytes);
+  if (is_needed && stream != nullptr && stream->capture == nullptr) RunTo(EndOf(stream->queue));
+  return error;
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size_bytes, cudaStream_t stream) {
@@ -217,17 +322,29 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  RunTo(EndOf(stream->queue));
   delete stream;
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return stream->capture == nullptr ? cudaSuccess : cudaErrorStreamCaptureUnsupported;
+  if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
+  RunTo(EndOf(stream->queue));
+  return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-  if (flags == cudaEventWaitExternal) return stream->capture != nullptr ? cudaSuccess : cudaErrorInvalidValue;
-  if (event->capture == nullptr) return stream->capture == nullptr ? cudaSuccess : cudaErrorInvalidValue;
+  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
+  if (flags == cudaEventWaitExternal) {
+    if (stream->capture == nullptr) return cudaErrorInvalidValue;
+    stream->capture->nodes.push_back({.waits = event});
+    return cudaSuccess;
+  }
+  if (event->capture == nullptr) {
+    if (stream->capture != nullptr) return cudaErrorInvalidValue;
+    RunWait(stream->queue, event->point);
+    return cudaSuccess;
+  }
   if (stream->capture == nullptr) {  // a fork
     stream->capture = event->capture;
     stream->joined = true;
@@ -250,16 +367,22 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
   if (flags == cudaEventRecordExternal) {
     if (stream->capture == nullptr) return cudaErrorInvalidValue;
     stream->joined = false;
+    stream->capture->nodes.push_back({.records = event});
     return cudaSuccess;
   }
-  *event = {.stream = stream, .capture = stream->capture};
+  *event = {.stream = stream, .capture = stream->capture, .point = EndOf(stream->queue)};
   return cudaSuccess;
 }
 
-cudaError_t cudaEventSynchronize(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
+  RunTo(event->point);
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
   if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
@@ -289,7 +412,17 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
-  for (const auto& work : executable->work) work();
+  for (const GraphNode& node : executable->nodes) {
+    if (node.records != nullptr) {
+      const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
+      node.records->point = EndOf(stream->queue);
+    } else if (node.waits != nullptr) {
+      const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
+      RunWait(stream->queue, node.waits->point);
+    } else {
+      Run(stream->queue, node.work);
+    }
+  }
   return cudaSuccess;
 }
 

@@ -31,17 +31,31 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(again["exchange"]["gpu_transfer"], "cuda-aware")
         self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"])
 
+    def digest_on(self, machine, sync, workers=1, flags=()):
+        """Of emulated GPUs that the environment `machine` says more of."""
+        record = self.path("record.on.%d" % len(self.processes))
+        done = self.run_to_end(["env", machine] + self.job_command(sync, workers, 2, [
+            "--device=cuda", *flags, "--record=" + record], ["--worker_binary=" + self.worker]))
+        self.assertEqual(done.returncode, 0, done.output)
+        with open(record) as file:
+            return json.load(file)["parameter_sha256"]
+
     def test_memory_that_cannot_be_pinned_is_copied(self):
         flags = [*cuda_jobs.MLP, "--epochs=2"]
-        digest = self.digest("star", 2, 2, ["--device=cuda", *flags], ["--worker_binary=" + self.worker])
+        digest = self.cuda("star", 2, 2, flags)["parameter_sha256"]
         for registers in ("writable", "nothing"):
-            command = ["env", "EMULATED_GPU_REGISTERS=" + registers]
-            record = self.path("record." + registers)
-            done = self.run_to_end(command + self.job_command("star", 2, 2, [
-                "--device=cuda", *flags, "--record=" + record], ["--worker_binary=" + self.worker]))
-            self.assertEqual(done.returncode, 0, done.output)
-            with open(record) as file:
-                self.assertEqual(json.load(file)["parameter_sha256"], digest)
+            self.assertEqual(self.digest_on("EMULATED_GPU_REGISTERS=" + registers, "star", 2, flags), digest)
+
+    def test_everything_waits_for_what_it_needs(self):
+        late = "EMULATED_GPU_STREAMS=late"
+        flags = [*cuda_jobs.without(self.everything(), "epochs"), "--epochs=2"]
+        digest = self.cuda("local", flags=flags)["parameter_sha256"]
+        for more in ("--prefetch_depth=0", "--nocuda_graph"):
+            self.assertEqual(self.digest_on(late, "local", flags=[*flags, more]), digest)
+        flags = [*cuda_jobs.MLP, "--epochs=2"]
+        digest = self.cuda("ring", 2, flags=flags)["parameter_sha256"]
+        self.assertEqual(self.digest_on(late, "star", 2, flags), digest)
+        self.assertEqual(self.digest_on(late, "ring", 2, [*flags, "--cuda_aware_mpi=auto"]), digest)
 
     def three_workers(self, sync, flags):
         """Of a machine with two GPUs."""

@@ -1,5 +1,6 @@
 #include "worker/data/loader.h"
 
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -19,8 +20,6 @@
 namespace starring {
 namespace {
 
-constexpr size_t kAlignmentBytes = 64;
-
 // Samples lie anywhere in memory, and the processor's own prefetching only starts inside an image. They are asked for
 // into the second-level cache: the first has too few outstanding misses for whole images (measured: 200 ns of 600 for
 // an image of 3072 bytes, where prefetching into the first level saved 70).
@@ -36,24 +35,28 @@ void PrefetchBytes(const uint8_t* bytes, int64_t count) {
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
-template <typename T>
-using AlignedArray = std::unique_ptr<T[], Free>;
 
-// Not initialised, so that the thread that fills a page first also places it. Null when there is no memory.
-template <typename T>
-AlignedArray<T> AllocateAligned(int64_t count) {
-  const size_t bytes = static_cast<size_t>(count) * sizeof(T);
-  const size_t rounded = (bytes / kAlignmentBytes + 1) * kAlignmentBytes;
-  return AlignedArray<T>(static_cast<T*>(std::aligned_alloc(kAlignmentBytes, rounded)));
-}
+class OwnMemory final : public BatchMemory {
+ public:
+  // Not initialised, so that the thread that fills a page first also places it.
+  absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override {
+    const auto rounded = static_cast<size_t>(RoundUpToBatchAlignment(size_bytes + 1));
+    std::unique_ptr<std::byte, Free> block(static_cast<std::byte*>(std::aligned_alloc(kBatchAlignmentBytes, rounded)));
+    if (block == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", size_bytes, " bytes"));
+    return blocks_.emplace_back(std::move(block)).get();
+  }
+
+ private:
+  std::vector<std::unique_ptr<std::byte, Free>> blocks_;
+};
 
 struct Slot {
   Batch batch;
-  AlignedArray<float> images;    // of Format::kNormalized
-  AlignedArray<uint8_t> pixels;  // of Format::kPixels
-  AlignedArray<int32_t> labels;
-  AlignedArray<uint8_t> augmented;  // one image, before it is normalised
-  TraceTrack* track = nullptr;      // of whoever fills it
+  int32_t* labels = nullptr;     // in batch.memory, as the next two
+  float* images = nullptr;       // of Format::kNormalized
+  uint8_t* pixels = nullptr;     // of Format::kPixels
+  uint8_t* augmented = nullptr;  // one image, before it is normalised
+  TraceTrack* track = nullptr;   // of whoever fills it
 };
 
 absl::Status CheckRange(absl::string_view what, int value, int min, int max) {
@@ -76,7 +79,7 @@ class PrefetchingLoader : public Loader {
   absl::StatusOr<const Batch*> Next() override;
 
  private:
-  bool HasMemory(const Slot& slot) const;
+  absl::Status Allocate(BatchMemory* memory, Slot& slot);
   void Fill(Slot& slot) const;
 
   const Dataset& dataset_;
@@ -85,24 +88,17 @@ class PrefetchingLoader : public Loader {
   const Format format_;
   Sampler sampler_;  // of the prefetcher's plan callback
   const PixelNormalizer normalizer_;
+  OwnMemory own_memory_;
   std::vector<Slot> slots_;
   std::unique_ptr<Prefetcher> prefetcher_;  // last: its destructor stops what uses the rest
 };
 
 absl::Status PrefetchingLoader::Start(const Options& options) {
-  const int64_t image_values = sampler_.local_batch_max() * dataset_.image_bytes();
+  BatchMemory* const memory = options.memory == nullptr ? &own_memory_ : options.memory;
   for (Slot& slot : slots_) {
     slot.track = AddTrack(options.trace, {.name = absl::StrCat("loader ", &slot - slots_.data())});
-    if (format_ == Format::kNormalized) slot.images = AllocateAligned<float>(image_values);
-    if (format_ == Format::kPixels) slot.pixels = AllocateAligned<uint8_t>(image_values);
-    slot.labels = AllocateAligned<int32_t>(sampler_.local_batch_max());
-    slot.augmented = AllocateAligned<uint8_t>(dataset_.image_bytes());
-    if (!HasMemory(slot)) {
-      const int64_t value_bytes = format_ == Format::kNormalized ? sizeof(float) : sizeof(uint8_t);
-      return absl::ResourceExhaustedError(absl::StrCat("no memory for ", slots_.size(), " batches of ",
-                                                       image_values * value_bytes,
-                                                       " bytes: give a smaller --global_batch"));
-    }
+    RETURN_IF_ERROR(Allocate(memory, slot), "one of ", slots_.size(),
+                    " batches of the loader (give a smaller --global_batch or --prefetch_depth)");
   }
   const auto plan = [this](int slot, int64_t step) {
     slots_[static_cast<size_t>(slot)].batch.plan = sampler_.Plan(step);
@@ -127,8 +123,17 @@ absl::StatusOr<const Batch*> PrefetchingLoader::Next() {
   return &slots_[static_cast<size_t>(slot)].batch;
 }
 
-bool PrefetchingLoader::HasMemory(const Slot& slot) const {
-  return (slot.images != nullptr || slot.pixels != nullptr) && slot.labels != nullptr && slot.augmented != nullptr;
+absl::Status PrefetchingLoader::Allocate(BatchMemory* memory, Slot& slot) {
+  const int64_t value_bytes = format_ == Format::kNormalized ? sizeof(float) : sizeof(uint8_t);
+  const BatchLayout layout = LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * value_bytes);
+  ASSIGN_OR_RETURN(std::byte* const data, memory->Allocate(layout.size_bytes));
+  slot.batch.memory = data;
+  slot.labels = reinterpret_cast<int32_t*>(data);
+  if (format_ == Format::kNormalized) slot.images = reinterpret_cast<float*>(data + layout.values);
+  if (format_ == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(data + layout.values);
+  ASSIGN_OR_RETURN(std::byte* const augmented, own_memory_.Allocate(dataset_.image_bytes()));
+  slot.augmented = reinterpret_cast<uint8_t*>(augmented);
+  return absl::OkStatus();
 }
 
 void PrefetchingLoader::Fill(Slot& slot) const {
@@ -136,23 +141,24 @@ void PrefetchingLoader::Fill(Slot& slot) const {
   const int64_t image_bytes = dataset_.image_bytes();
   const ImageShape shape{.height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels};
   const size_t values = samples.size() * static_cast<size_t>(image_bytes);
-  slot.batch.images = {slot.images.get(), slot.images == nullptr ? 0 : values};
-  slot.batch.pixels = {slot.pixels.get(), slot.pixels == nullptr ? 0 : values};
-  slot.batch.labels = {slot.labels.get(), samples.size()};
+  slot.batch.images = {slot.images, slot.images == nullptr ? 0 : values};
+  slot.batch.pixels = {slot.pixels, slot.pixels == nullptr ? 0 : values};
+  slot.batch.labels = {slot.labels, samples.size()};
   for (size_t i = 0; i < samples.size(); ++i) {
     const uint8_t* pixels = dataset_.images.data() + samples[i] * image_bytes;
     if (i + kImagesAhead < samples.size()) {
       PrefetchBytes(dataset_.images.data() + samples[i + kImagesAhead] * image_bytes, image_bytes);
     }
-    if (augment_ == Augment::kCropFlip) {
-      ApplyCropFlip(DrawCropFlip(seed_, slot.batch.plan.epoch, samples[i]), shape, pixels, slot.augmented.get());
-      pixels = slot.augmented.get();
-    }
     const auto offset = static_cast<int64_t>(i) * image_bytes;
+    uint8_t* const out = format_ == Format::kPixels ? slot.pixels + offset : slot.augmented;
+    if (augment_ == Augment::kCropFlip) {
+      ApplyCropFlip(DrawCropFlip(seed_, slot.batch.plan.epoch, samples[i]), shape, pixels, out);
+      pixels = out;
+    }
     if (format_ == Format::kNormalized) {
-      normalizer_.Run(pixels, image_bytes, slot.images.get() + offset);
-    } else {
-      std::memcpy(slot.pixels.get() + offset, pixels, static_cast<size_t>(image_bytes));
+      normalizer_.Run(pixels, image_bytes, slot.images + offset);
+    } else if (pixels != out) {
+      std::memcpy(out, pixels, static_cast<size_t>(image_bytes));
     }
     slot.labels[i] = dataset_.labels[static_cast<size_t>(samples[i])];
   }

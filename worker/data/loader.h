@@ -13,6 +13,7 @@
 #ifndef STARRING_WORKER_DATA_LOADER_H_
 #define STARRING_WORKER_DATA_LOADER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/trace.h"
+#include "worker/data/batch_memory.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
 #include "worker/data/sampler.h"
@@ -31,6 +33,7 @@ struct Batch {
   std::span<const float> images;    // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
   std::span<const uint8_t> pixels;  // likewise, not normalised; one of the two is empty
   std::span<const int32_t> labels;
+  const std::byte* memory = nullptr;  // all of it, by BatchLayout of the largest batch: the same places in every batch
 };
 
 class Loader {
@@ -49,20 +52,22 @@ class Loader {
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
     absl::Duration deadline = absl::Seconds(60);
-    Trace* trace = nullptr;  // outlives the loader; null: there is none
+    Trace* trace = nullptr;         // outlives the loader; null: there is none
+    BatchMemory* memory = nullptr;  // outlives the loader; null: the loader's own
   };
 
-  // Allocates everything: no allocation of images or labels happens later. InvalidArgument for threads or
-  // prefetch_depth outside common/limits.h, or a normalization of another number of channels; ResourceExhausted with
-  // the number of bytes when the buffers do not fit.
+  // Allocates everything, prefetch_depth + 1 times the memory of the largest batch: no allocation of images or labels
+  // happens later. InvalidArgument for threads or prefetch_depth outside common/limits.h, or a normalization of another
+  // number of channels; ResourceExhausted with the number of bytes when the batches do not fit.
   // REQUIRES: dataset; sampler.sample_count <= dataset->count.
   static absl::StatusOr<std::unique_ptr<Loader>> Create(const Options& options);
 
   // At any moment: waits for the batches being filled and no longer.
   virtual ~Loader() = default;
 
-  // The batch of the next step, in order. It is valid until the next call. OutOfRange after end_step - 1;
-  // DeadlineExceeded, naming the step, when it is not ready in time.
+  // The batch of the next step, in order. It is valid until the next call, which gives its memory to a later batch: who
+  // copies from there has to be done. OutOfRange after end_step - 1; DeadlineExceeded, naming the step, when it is not
+  // ready in time.
   virtual absl::StatusOr<const Batch*> Next() = 0;
 };
 

@@ -7,14 +7,14 @@
 // taken first changes from barrier to barrier and from grid to grid, in a fixed sequence, so that what only one order
 // makes right comes out wrong in some launch. `__shared__` variables are statics. Device memory is host memory filled
 // with NaN, so that AddressSanitizer sees accesses outside of an allocation, UndefinedBehaviorSanitizer those that are
-// not aligned, and tests what nobody wrote. Streams are synchronous, but captured work is recorded, and run only when
-// its graph is launched; what CUDA forbids in a capture fails. Copies check that the device's side is device memory.
-// cuBLASLt's products are loops: cublasLt.h beside this.
+// not aligned, and tests what nobody wrote. Streams are synchronous, or as late as they may be (emulated_gpu.h);
+// captured work is recorded, and run only when its graph is launched; what CUDA forbids in a capture fails. Copies
+// check that the device's side is device memory. cuBLASLt's products are loops: cublasLt.h beside this.
 //
 // What it cannot find: races between warps and between blocks, and missing barriers, in general (threads take turns,
-// and go on until they wait); wrong assumptions about memory order; work on two streams that lacks an event (everything
-// happens at once); reads of shared memory that an earlier block wrote; host code that reads device memory; and nothing
-// about performance.
+// and go on until they wait); wrong assumptions about memory order; work on two streams that lacks an event, but where
+// it is late (and then not in a graph, whose work is one queue); reads of shared memory that an earlier block wrote;
+// host code that reads device memory; and nothing about performance.
 //
 // One grid runs at a time in a process. Supported is what kernels/cuda uses: blocks and grids of three dimensions,
 // static shared memory, full or partial warp masks; no dynamic shared memory, no atomics.

@@ -1,14 +1,19 @@
 #include "worker/data/loader.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
+#include <span>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/data/batch_memory.h"
 #include "worker/data/crop_flip.h"
 #include "worker/data/dataset.h"
 #include "worker/data/pixel_normalizer.h"
@@ -134,16 +139,18 @@ TEST_P(LoaderContentTest, PixelsNormaliseToTheImagesOfTheOtherFormat) {
   }
 }
 
-std::vector<float> AllValues(const Loader::Options& options, int64_t steps) {
+std::vector<std::byte> AllBytes(const Loader::Options& options, int64_t steps) {
   const auto loader = MakeLoader(options);
-  std::vector<float> values;
+  std::vector<std::byte> bytes;
   for (int64_t step = 0; step < steps; ++step) {
     const auto batch = loader->Next();
     EXPECT_TRUE(batch.ok()) << batch.status();
-    values.insert(values.end(), (*batch)->images.begin(), (*batch)->images.end());
-    values.insert(values.end(), (*batch)->labels.begin(), (*batch)->labels.end());
+    for (const auto part :
+         {std::as_bytes((*batch)->images), std::as_bytes((*batch)->pixels), std::as_bytes((*batch)->labels)}) {
+      bytes.insert(bytes.end(), part.begin(), part.end());
+    }
   }
-  return values;
+  return bytes;
 }
 
 TEST(LoaderTest, TheSameBatchesWhateverThreadsAndDepth) {
@@ -151,12 +158,12 @@ TEST(LoaderTest, TheSameBatchesWhateverThreadsAndDepth) {
   Loader::Options options = MakeOptions(dataset, 17);
   options.augment = Loader::Augment::kCropFlip;
   options.prefetch_depth = 0;
-  const auto expected = AllValues(options, 12);
+  const auto expected = AllBytes(options, 12);
   for (const int threads : {1, 2, 8}) {
     for (const int depth : {0, 1, 2, 7}) {
       options.threads = threads;
       options.prefetch_depth = depth;
-      EXPECT_EQ(AllValues(options, 12), expected) << threads << " threads, depth " << depth;
+      EXPECT_EQ(AllBytes(options, 12), expected) << threads << " threads, depth " << depth;
     }
   }
 }
@@ -242,6 +249,94 @@ TEST(LoaderTest, MayBeDestroyedAtAnyMoment) {
     const auto loader = MakeLoader(options);
     for (int step = 0; step < round % 7; ++step) ASSERT_TRUE(loader->Next().ok());
   }
+}
+
+// Memory of somebody else, who keeps the bytes around each batch for himself.
+class GuardedMemory final : public BatchMemory {
+ public:
+  static constexpr size_t kGuardBytes = 64;
+  static constexpr auto kGuard = std::byte{0x5a};
+
+  absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override {
+    if (std::ssize(blocks_) == blocks_max) return absl::ResourceExhaustedError("no more");
+    const size_t bytes = static_cast<size_t>(RoundUpToBatchAlignment(size_bytes)) + 2 * kGuardBytes;
+    auto* const data = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBatchAlignmentBytes}));
+    std::fill_n(data, bytes, kGuard);
+    blocks_.push_back({.data = std::unique_ptr<std::byte, Delete>(data), .batch_bytes = size_bytes});
+    return data + kGuardBytes;
+  }
+
+  bool Has(std::span<const std::byte> part) const {
+    return std::any_of(blocks_.begin(), blocks_.end(), [&](const Block& block) {
+      const std::byte* const begin = block.data.get() + kGuardBytes;
+      return part.data() >= begin && part.data() + part.size() <= begin + block.batch_bytes;
+    });
+  }
+  bool GuardsAreIntact() const {
+    return std::all_of(blocks_.begin(), blocks_.end(), [](const Block& block) {
+      const std::byte* const behind = block.data.get() + kGuardBytes + block.batch_bytes;
+      return std::count(block.data.get(), block.data.get() + kGuardBytes, kGuard) == kGuardBytes &&
+             std::count(behind, behind + kGuardBytes, kGuard) == kGuardBytes;
+    });
+  }
+  int64_t block_count() const { return std::ssize(blocks_); }
+
+  int64_t blocks_max = 100;
+
+ private:
+  struct Delete {
+    void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{kBatchAlignmentBytes}); }
+  };
+  struct Block {
+    std::unique_ptr<std::byte, Delete> data;
+    int64_t batch_bytes = 0;
+  };
+  std::vector<Block> blocks_;
+};
+
+TEST(LoaderTest, BatchesLieInTheMemoryThatIsGiven) {
+  const Dataset dataset = MakeDataset(40, 3);
+  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kPixels}) {
+    Loader::Options options = MakeOptions(dataset, 17);
+    options.augment = Loader::Augment::kCropFlip;
+    options.format = format;
+    options.prefetch_depth = 0;
+    const auto expected = AllBytes(options, 12);
+    for (const auto& [threads, depth] : {std::pair(1, 0), std::pair(1, 3), std::pair(4, 5)}) {
+      GuardedMemory memory;  // behind the loader
+      options.memory = &memory;
+      options.threads = threads;
+      options.prefetch_depth = depth;
+      EXPECT_EQ(AllBytes(options, 12), expected) << threads << " threads, depth " << depth;
+      EXPECT_EQ(memory.block_count(), depth + 1);
+      const auto loader = MakeLoader(options);
+      const BatchLayout layout = LayOutBatch(17, dataset.image_bytes() * (format == Loader::Format::kPixels ? 1 : 4));
+      for (int step = 0; step < 12; ++step) {
+        const Batch& batch = **loader->Next();
+        const auto values = batch.images.empty() ? std::as_bytes(batch.pixels) : std::as_bytes(batch.images);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(batch.memory) % kBatchAlignmentBytes, 0u);
+        EXPECT_EQ(std::as_bytes(batch.labels).data(), batch.memory);
+        EXPECT_EQ(values.data(), batch.memory + layout.values);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(values.data()) % kBatchAlignmentBytes, 0u);
+        EXPECT_TRUE(memory.Has(std::as_bytes(batch.labels)));
+        EXPECT_TRUE(memory.Has(values));
+      }
+      EXPECT_TRUE(memory.GuardsAreIntact());
+    }
+    options.memory = nullptr;
+  }
+}
+
+TEST(LoaderTest, TooLittleMemoryIsRefusedWithTheWayOut) {
+  const Dataset dataset = MakeDataset(40, 3);
+  Loader::Options options = MakeOptions(dataset, 17);
+  GuardedMemory memory;
+  memory.blocks_max = options.prefetch_depth;
+  options.memory = &memory;
+  const auto loader = Loader::Create(options);
+  EXPECT_EQ(loader.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(loader.status().message(),
+            "one of 4 batches of the loader (give a smaller --global_batch or --prefetch_depth): no more");
 }
 
 TEST(LoaderTest, SequentialOrderIsTheDataSetInOrder) {
