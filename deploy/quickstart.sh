@@ -53,7 +53,7 @@ records=("${RECORDS}/star.json" "${RECORDS}/ring.json")
 python=$(python_with_torch)
 if [[ -z ${python} ]]; then
   echo "SKIPPED: no python3 with torch (Debian: apt-get install python3-torch)"
-elif "${python}" bench/ddp/train.py --world_size=2 "${JOB[@]}" --record="${RECORDS}/ddp.json"; then
+elif "${python}" bench/ddp/train.py --world_size=2 "${JOB[@]}" --device=cpu --record="${RECORDS}/ddp.json"; then
   records+=("${RECORDS}/ddp.json")
 else
   echo "quickstart: PyTorch DDP failed; the table does without it" >&2

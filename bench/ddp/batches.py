@@ -1,7 +1,10 @@
-"""Global batches cut over ranks, as worker/data/sampler.h cuts them, from RAM or through a DataLoader.
+"""Global batches cut over ranks, as worker/data/sampler.h cuts them, from RAM, from a GPU's memory or by a DataLoader.
 
 A rank's part of a batch of n samples is [n * rank // world_size, n * (rank + 1) // world_size). The last, smaller batch
 of an epoch is kept.
+
+`epoch` of each kind iterates over (samples in the global batch, tensors), and draws the order before it returns; `load`
+makes images and labels on the device of these tensors, which is `load_part` of a step.
 """
 
 import numpy as np
@@ -33,24 +36,33 @@ class Sampler:
         return plans
 
 
-def normalized(images, mean, deviation):
-    """uint8 (n, c, h, w) to normalised float32 of the same shape."""
-    images = torch.from_numpy(np.array(images)).float().div_(255)
-    shape = (1, -1, 1, 1)
-    return images.sub_(torch.from_numpy(mean).view(shape)).div_(torch.from_numpy(deviation).view(shape))
+class Normalization:
+    """uint8 pixels (..., c, h, w) to normalised float32."""
+
+    def __init__(self, dataset, device="cpu"):
+        self.mean, self.deviation = (torch.from_numpy(values).view(-1, 1, 1).to(device)
+                                     for values in dataset.normalization())
+
+    def __call__(self, pixels):
+        return pixels.float().div_(255).sub_(self.mean).div_(self.deviation)
 
 
 def crop_flip(images, top, left, flip):
-    """Pads a uint8 batch by 4 zeros, crops each image to its size from (top, left), mirrors it where `flip`."""
+    """Pads a uint8 batch by 4 zeros, crops each image to its size from (top, left), mirrors it where `flip`. All are
+    tensors of one device."""
     count, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
-    columns = torch.arange(width).expand(count, width)
-    columns = torch.where(torch.from_numpy(flip)[:, None], width - 1 - columns, columns)
-    columns = columns + torch.from_numpy(left)[:, None]
-    rows = torch.arange(height) + torch.from_numpy(top)[:, None]
+    across = torch.arange(width, device=images.device).expand(count, width)
+    columns = torch.where(flip[:, None], width - 1 - across, across) + left[:, None]
+    rows = torch.arange(height, device=images.device) + top[:, None]
+    numbers = torch.arange(count, device=images.device)
     # Advanced indices around a slice: the channel axis comes last.
-    picked = padded[torch.arange(count)[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    picked = padded[numbers[:, None, None], :, rows[:, :, None], columns[:, None, :]]
     return picked.permute(0, 3, 1, 2).contiguous()
+
+
+def drawn_crops(samples, seed, epoch):
+    return [torch.from_numpy(np.array(values)) for values in philox.crops(samples, seed, epoch)]
 
 
 class RamBatches:
@@ -58,26 +70,61 @@ class RamBatches:
 
     def __init__(self, dataset, sampler, augment):
         self.sampler = sampler
-        self.mean, self.deviation = dataset.normalization()
+        self.normalized = Normalization(dataset)
         self.augment = augment == "crop_flip"
         self.labels = torch.from_numpy(dataset.train_labels)
-        if self.augment:
-            self.images = torch.from_numpy(np.array(dataset.train_images))
-        else:
-            self.images = normalized(dataset.train_images, self.mean, self.deviation)
+        self.images = torch.from_numpy(np.array(dataset.train_images))
+        if not self.augment:
+            self.images = self.normalized(self.images)
 
     def epoch(self, epoch):
-        """Iterates over (samples in the global batch, images, labels); the order is drawn before it returns."""
         return self._batches(epoch, self.sampler.epoch(epoch))
+
+    load_part = "data_wait"
+
+    def load(self, images, labels):
+        return images, labels
 
     def _batches(self, epoch, plans):
         for count, samples in plans:
             indices = torch.from_numpy(samples)
             images = self.images[indices]
             if self.augment:
-                crops = philox.crops(samples, self.sampler.seed, epoch)
-                images = normalized(crop_flip(images, *crops).numpy(), self.mean, self.deviation)
-            yield count, images, self.labels[indices]
+                images = self.normalized(crop_flip(images, *drawn_crops(samples, self.sampler.seed, epoch)))
+            yield count, (images, self.labels[indices])
+
+
+class GpuBatches:
+    """The data set in a GPU's memory. The tensor of a batch is its plan, a column for each sample: its number and, with
+    crop_flip, its crop. `load` does all else on the GPU, so that a graph can capture it."""
+
+    def __init__(self, dataset, sampler, augment, device):
+        self.sampler = sampler
+        self.device = device
+        self.normalized = Normalization(dataset, device)
+        self.augment = augment == "crop_flip"
+        self.labels = torch.from_numpy(dataset.train_labels).to(device)
+        self.images = torch.from_numpy(np.array(dataset.train_images)).to(device)
+        if not self.augment:
+            self.images = self.normalized(self.images)
+
+    def epoch(self, epoch):
+        plans = self.sampler.epoch(epoch)
+        samples = np.concatenate([samples for _, samples in plans])
+        rows = [torch.from_numpy(samples)]
+        if self.augment:
+            rows += drawn_crops(samples, self.sampler.seed, epoch)
+        columns = torch.stack([row.long() for row in rows]).to(self.device)
+        parts = columns.split([len(samples) for _, samples in plans], dim=1)
+        return ((count, (part,)) for (count, _), part in zip(plans, parts))
+
+    load_part = "data_wait"
+
+    def load(self, plan):
+        images = self.images.index_select(0, plan[0])
+        if self.augment:
+            images = self.normalized(crop_flip(images, plan[1], plan[2], plan[3] != 0))
+        return images, self.labels.index_select(0, plan[0])
 
 
 class _Samples(torch.utils.data.Dataset):
@@ -86,9 +133,7 @@ class _Samples(torch.utils.data.Dataset):
     def __init__(self, dataset, augment, seed):
         self.images = torch.from_numpy(np.array(dataset.train_images))
         self.labels = dataset.train_labels
-        mean, deviation = dataset.normalization()
-        self.mean = torch.from_numpy(mean).view(-1, 1, 1)
-        self.deviation = torch.from_numpy(deviation).view(-1, 1, 1)
+        self.normalized = Normalization(dataset)
         self.augment = augment == "crop_flip"
         self.seed = seed
 
@@ -99,9 +144,8 @@ class _Samples(torch.utils.data.Dataset):
         epoch, sample = key
         image = self.images[sample]
         if self.augment:
-            crops = philox.crops(np.array([sample]), self.seed, epoch)
-            image = crop_flip(image[None], *crops)[0]
-        return image.float().div(255).sub_(self.mean).div_(self.deviation), self.labels[sample]
+            image = crop_flip(image[None], *drawn_crops(np.array([sample]), self.seed, epoch))[0]
+        return self.normalized(image), self.labels[sample]
 
 
 class _BatchKeys:
@@ -120,15 +164,23 @@ class _BatchKeys:
 
 
 class DataLoaderBatches:
-    def __init__(self, dataset, sampler, augment, workers):
+    """For a GPU the batches lie in pinned memory, and their copies are waited for by the GPU alone."""
+
+    def __init__(self, dataset, sampler, augment, workers, device):
         self.sampler = sampler
+        self.device = device
         self.keys = _BatchKeys()
         self.loader = DataLoader(_Samples(dataset, augment, sampler.seed), batch_sampler=self.keys,
-                                 num_workers=workers, persistent_workers=workers > 0)
+                                 num_workers=workers, persistent_workers=workers > 0,
+                                 pin_memory=device.type == "cuda")
 
     def epoch(self, epoch):
-        """As RamBatches.epoch."""
         self.keys.epoch = epoch
         self.keys.plans = self.sampler.epoch(epoch)
         counts = [count for count, _ in self.keys.plans]
-        return ((count, images, labels) for count, (images, labels) in zip(counts, self.loader))
+        return zip(counts, self.loader)
+
+    load_part = "h2d"
+
+    def load(self, images, labels):
+        return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)

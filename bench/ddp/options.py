@@ -47,6 +47,9 @@ def _add_training(add):
 
 
 def _add_process(add):
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto: cuda where PyTorch sees a GPU")
+    add("--math", default="fp32", choices=["fp32", "tf32", "bf16"], help="on a GPU; bf16 is autocast")
+    add("--share_gpus", type=boolean, nargs="?", const=True, default=False, help="workers may share a GPU")
     add("--threads", type=positive, default=1, help="compute threads per process")
     add("--world_size", type=positive, default=1, help="processes to start; under torchrun its own number counts")
     add("--pin", type=boolean, nargs="?", const=True, default=True, help="spread the processes over the allowed cores")
@@ -70,6 +73,13 @@ def _add_comparison(add):
     add("--static_graph", type=boolean, nargs="?", const=True, default=False)
     add("--channels_last", type=boolean, nargs="?", const=True, default=False)
     add("--foreach", type=boolean, nargs="?", const=True, default=False, help="the optimizer's multi-tensor version")
+    add("--fused", type=boolean, nargs="?", const=True, default=False, help="the optimizer as one kernel, on a GPU")
+    add("--cuda_graph", type=boolean, nargs="?", const=True, default=False,
+        help="capture a step and launch it as a whole, where version, device and backend allow")
+    add("--graph_failure", default="", help=argparse.SUPPRESS)  # why the last try of --cuda_graph ended
+    add("--cudnn_benchmark", type=boolean, nargs="?", const=True, default=False,
+        help="cuDNN tries its algorithms out first")
+    add("--deterministic", type=boolean, nargs="?", const=True, default=False, help="the same bits on every run")
     add("--compile", type=boolean, nargs="?", const=True, default=False, help="torch.compile, from PyTorch 2")
     add("--sweep", default="", help="train nothing: try the settings above for a short time each, write the best here")
 
@@ -83,13 +93,16 @@ def parse(arguments=None):
         parser.error("--schedule=step needs --decay_steps of at least 1")
     if flags.nesterov and flags.momentum <= 0:
         parser.error("--nesterov needs --momentum above 0")
+    if flags.device == "cpu" and flags.math != "fp32":
+        parser.error(f"--device=cpu computes in fp32, not in {flags.math}: drop one of the two")
     if flags.cores and len(flags.cores) < flags.world_size:
         parser.error(f"--cores has {len(flags.cores)} lists for {flags.world_size} processes")
     return flags
 
 
-def config(flags, dataset, world_size, steps_total):
+def config(flags, dataset, device, steps_total, cuda_graph):
     """RunConfig of the run record."""
+    world_size = device.world_size
     return {
         "sync": "ddp" if world_size > 1 else "local", "world_size": world_size, "server_count": 0,
         "model": flags.model, "dataset": flags.dataset, "data_dir": flags.data_dir, "augment": flags.augment,
@@ -99,12 +112,12 @@ def config(flags, dataset, world_size, steps_total):
         "nesterov": flags.nesterov, "weight_decay": flags.weight_decay, "beta1": 0.9, "beta2": 0.999,
         "epsilon": 1e-8, "schedule": flags.schedule, "warmup_steps": flags.warmup_steps,
         "decay_steps": flags.decay_steps, "decay_gamma": flags.decay_gamma, "total_steps": steps_total,
-        "device": "cpu", "math": "fp64" if flags.precision == "double" else "fp32", "cuda_graph": False,
-        "cuda_aware_mpi": "", "threads": flags.threads,
+        "device": device.torch.type, "math": "fp64" if flags.precision == "double" else device.math,
+        "cuda_graph": cuda_graph, "cuda_aware_mpi": "", "threads": flags.threads,
         "loader_threads": flags.loader_workers if flags.data == "dataloader" else 0,
         "bucket_bytes": int(flags.bucket_cap_mb * 1024 * 1024) if world_size > 1 else 0, "lanes": 0, "same_host": "",
         "servers": [], "checkpoint_dir": "", "checkpoint_every_epochs": 0, "resume": False, "record": flags.record,
         "trace": "", "tensorboard_dir": "", "tensorboard_every_steps": 0, "metrics_port": -1, "metrics_address": "",
-        "share_gpus": False,
+        "share_gpus": flags.share_gpus,
         "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s,
     }

@@ -11,18 +11,30 @@ import torch
 
 
 class PhiloxDropout(torch.nn.Module):
-    """`layer` is the number of the layer in the layer file. Set `step` and `first_sample` before each forward."""
+    """`layer` is the number of the layer in the layer file. Call `prepare` before each forward."""
 
     def __init__(self, rate, layer, seed):
         super().__init__()
         self.rate, self.layer, self.seed = rate, layer, seed
         self.step = self.first_sample = 0
+        self.kept = {}  # by the shape of x: where a graph that was captured finds the mask, filled in by prepare
+
+    def prepare(self, step, first_sample):
+        self.step, self.first_sample = step, first_sample
+        for shape, kept in self.kept.items():
+            kept.copy_(self._mask(shape))
 
     def forward(self, x):
         if not self.training:
             return x
+        if x.shape not in self.kept:
+            self.kept[x.shape] = self._mask(x.shape).to(x.device)
+        scale = float(np.float32(1) / (np.float32(1) - np.float32(self.rate)))
+        return torch.where(self.kept[x.shape], x * scale, torch.zeros((), dtype=x.dtype, device=x.device))
+
+    def _mask(self, whole_shape):
         # Element e of the sample at position p of the global batch has word p * elements + e, elements in NHWC order.
-        count, shape = x.shape[0], x.shape[1:]
+        count, shape = whole_shape[0], whole_shape[1:]
         elements = math.prod(shape)
         first, end = self.first_sample * elements, (self.first_sample + count) * elements
         groups = np.arange(first // 4, (end + 3) // 4)
@@ -31,8 +43,7 @@ class PhiloxDropout(torch.nn.Module):
         keep = torch.from_numpy((words >> np.uint32(8)) >= math.ceil(self.rate * 2**24))
         if len(shape) == 3:
             keep = keep.view(count, shape[1], shape[2], shape[0]).permute(0, 3, 1, 2)
-        scale = float(np.float32(1) / (np.float32(1) - np.float32(self.rate)))
-        return torch.where(keep.reshape(x.shape), x * scale, torch.zeros((), dtype=x.dtype))
+        return keep.reshape(whole_shape)
 
 
 def install(model, seed):

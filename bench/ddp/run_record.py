@@ -57,12 +57,13 @@ def _cpu_name():
     return platform.processor()
 
 
-def host(cores_per_worker):
+def host(cores_per_worker, gpu, versions):
+    """`gpu` is its name, empty where the CPU trains; `versions` are to be listed besides the ones known here."""
     cpu = _cpu_name()
     return {"name": platform.node(), "cpu": cpu, "cores_per_worker": cores_per_worker, "cores_per_server": "",
-            "device": cpu,
+            "device": gpu or cpu,
             "versions": {"torch": torch.__version__, "python": platform.python_version(),
-                         "kernel": platform.release()}}
+                         "kernel": platform.release(), **versions}}
 
 
 def write(path, record):

@@ -3,49 +3,53 @@
 import argparse
 import statistics
 
+import step_graph
 import torch
-import torch.distributed as dist
-import train
+import trainer
 
-STEPS = 30  # of each try; the first 10 are warm-up
+STEPS = 30  # of each try; the first of them are warm-up
 BUCKETS_MB = (1, 4, 25)
 GAIN_MIN = 0.02  # less is noise
+SETTINGS = ("bucket_cap_mb", "channels_last", "foreach", "fused", "compile", "cuda_graph")
 
 
-def _step_seconds(flags, rank, world_size, data):
+def _step_seconds(flags, rank, device, data):
     """Median step of the slowest rank: the same number on every rank, so that all choose alike."""
-    trainer = train.Trainer(flags, rank, world_size, data)
-    trainer.train_epoch(0)
-    seconds = torch.tensor([statistics.median(trainer.step_seconds)], dtype=torch.float64)
-    if world_size > 1:
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-    return seconds.item()
+    tried = trainer.Trainer(flags, rank, device, data)
+    tried.train_epoch(0)
+    return device.max_over_ranks([statistics.median(tried.step_seconds)])[0]
 
 
-def _candidates(flags, world_size):
-    if world_size > 1:
+def _candidates(flags, device):
+    if device.world_size > 1:
         yield from ({"bucket_cap_mb": megabytes} for megabytes in BUCKETS_MB if megabytes != flags.bucket_cap_mb)
     yield {"channels_last": True}
     yield {"foreach": True}
+    if device.is_gpu:
+        yield {"fused": True, "foreach": False}
     if hasattr(torch, "compile"):
         yield {"compile": True}
+    if device.is_gpu:
+        yield {"cuda_graph": True}  # last: a capture that fails may leave a process that computes no more
 
 
-def find_best(flags, rank, world_size, data):
+def find_best(flags, rank, device, data):
     """{"settings": {flag: value}, "step_ms": of them, "tried": [...]}."""
-    best = argparse.Namespace(**dict(vars(flags), max_steps=STEPS, record_losses=False))
-    _step_seconds(best, rank, world_size, data)  # everything is slow the first time
-    best_seconds = _step_seconds(best, rank, world_size, data)
+    best = argparse.Namespace(**dict(vars(flags), max_steps=STEPS, record_losses=False, cuda_graph=False))
+    _step_seconds(best, rank, device, data)  # everything is slow the first time
+    best_seconds = _step_seconds(best, rank, device, data)
     tried = [{"settings": {}, "step_ms": 1e3 * best_seconds}]
-    for candidate in _candidates(flags, world_size):
+    for candidate in _candidates(flags, device):
         attempt = argparse.Namespace(**dict(vars(best), **candidate))
         try:
-            seconds = _step_seconds(attempt, rank, world_size, data)
+            obstacle = step_graph.obstacle(attempt, device)
+            if attempt.cuda_graph and obstacle:
+                raise step_graph.CaptureError(obstacle)
+            seconds = _step_seconds(attempt, rank, device, data)
         except Exception as error:  # a compiler that is not there, a combination that this version refuses
             tried.append({"settings": candidate, "error": str(error).split("\n")[0]})
             continue
         tried.append({"settings": candidate, "step_ms": 1e3 * seconds})
         if seconds < best_seconds * (1 - GAIN_MIN):
             best, best_seconds = attempt, seconds
-    names = ("bucket_cap_mb", "channels_last", "foreach", "compile")
-    return {"settings": {name: getattr(best, name) for name in names}, "step_ms": 1e3 * best_seconds, "tried": tried}
+    return {"settings": {name: getattr(best, name) for name in SETTINGS}, "step_ms": 1e3 * best_seconds, "tried": tried}

@@ -18,6 +18,7 @@ import sys
 import time
 
 import models
+import step_graph
 import torch
 from torch.nn import functional as F
 
@@ -82,11 +83,7 @@ class Job:
                 self.feed()
                 self.train()
         torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph):
-            self.train()
-        return graph.replay
+        return step_graph.capture(self.train)
 
     def synchronize(self):
         if self.device.type == "cuda":

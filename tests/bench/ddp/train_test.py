@@ -93,7 +93,8 @@ class BatchesTest(unittest.TestCase):
 
     def test_crop_flip_moves_pixels_only(self):
         images = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
-        cropped = batches.crop_flip(images, np.array([0, 8]), np.array([3, 4]), np.array([False, True])).numpy()
+        cropped = batches.crop_flip(images, torch.tensor([0, 8]), torch.tensor([3, 4]),
+                                    torch.tensor([False, True])).numpy()
         padded = np.pad(images.numpy(), ((0, 0), (0, 0), (4, 4), (4, 4)))
         np.testing.assert_array_equal(cropped[0], padded[0, :, 0:8, 3:11])
         np.testing.assert_array_equal(cropped[1], padded[1, :, 8:16, 4:12][:, :, ::-1])

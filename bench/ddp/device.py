@@ -1,0 +1,106 @@
+"""Which device a process of the peer trains on, by the rules of worker/device_choice.h, and how it talks to the others.
+
+Processes that each have a GPU talk by NCCL. NCCL refuses two processes on one GPU: where they share, and on the CPU,
+it is Gloo.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+
+import torch
+import torch.distributed as dist
+
+HOW_TO_GET_CUDA = "pip install torch brings a PyTorch with CUDA"
+
+
+class DeviceError(Exception):
+    """The device that was asked for cannot be had; the message says why, and the way out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    torch: torch.device
+    math: str = "fp32"
+    backend: str = ""  # nccl or gloo; empty for one process
+    world_size: int = 1
+
+    @property
+    def is_gpu(self):
+        return self.torch.type == "cuda"
+
+    def set_up(self, flags):
+        """What PyTorch has switches for. Everything here is of the process."""
+        if flags.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        if not self.is_gpu:
+            return
+        torch.cuda.set_device(self.torch)
+        # Without them PyTorch's convolutions round to TF32 and its matrix products do not.
+        torch.backends.cuda.matmul.allow_tf32 = self.math == "tf32"
+        torch.backends.cudnn.allow_tf32 = self.math == "tf32"
+        torch.backends.cudnn.benchmark = flags.cudnn_benchmark and not flags.deterministic
+
+    def join(self, rank, init_method, deadline_s):
+        dist.init_process_group(self.backend, init_method=init_method, rank=rank, world_size=self.world_size,
+                                timeout=datetime.timedelta(seconds=deadline_s))
+
+    def autocast(self):
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self.math == "bf16" else contextlib.nullcontext()
+
+    def sum_over_ranks(self, values):
+        return self._over_ranks(values, dist.ReduceOp.SUM)
+
+    def max_over_ranks(self, values):
+        return self._over_ranks(values, dist.ReduceOp.MAX)
+
+    def _over_ranks(self, values, operation):
+        total = torch.tensor(values, dtype=torch.float64, device=self.torch)  # NCCL takes a GPU's memory only
+        if self.world_size > 1:
+            dist.all_reduce(total, operation)
+        return total.tolist()
+
+    def name(self):
+        """The GPU's; empty for the CPU."""
+        return torch.cuda.get_device_name(self.torch) if self.is_gpu else ""
+
+    def versions(self):
+        found = {}
+        if self.is_gpu:
+            found.update(cuda=str(torch.version.cuda), cudnn=str(torch.backends.cudnn.version()))
+        if self.backend:
+            found["backend"] = self.backend if self.backend == "gloo" else "nccl " + nccl_version()
+        return found
+
+
+def nccl_version():
+    return ".".join(map(str, torch.cuda.nccl.version()))
+
+
+def _gpus(count):
+    return f"{count} GPU{'s' * (count != 1)}"
+
+
+def _why_no_gpu():
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} was built without CUDA: {HOW_TO_GET_CUDA}, or give --device=cpu"
+    return (f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU that it can use: look at nvidia-smi, "
+            "or give --device=cpu")
+
+
+def choose(flags, world_size, local_rank, local_size):
+    """The device of process `local_rank` of the `local_size` on this machine. DeviceError as the worker refuses."""
+    gloo = "gloo" if world_size > 1 else ""
+    gpu_count = torch.cuda.device_count() if flags.device != "cpu" and torch.cuda.is_available() else 0
+    if gpu_count == 0:
+        if flags.device == "cuda":
+            raise DeviceError("flag --device cannot be \"cuda\": " + _why_no_gpu())
+        if flags.math != "fp32":
+            raise DeviceError(f"flag --math cannot be \"{flags.math}\": the CPU computes in fp32: drop one of the two")
+        return Device(torch.device("cpu"), backend=gloo, world_size=world_size)
+    shared = local_size > gpu_count
+    if shared and not flags.share_gpus:
+        raise DeviceError(f"{local_size} workers on this machine, but PyTorch sees only {_gpus(gpu_count)}: start "
+                          "fewer, let them share with --share_gpus, or give --device=cpu")
+    backend = "nccl" if gloo and not shared and dist.is_nccl_available() else gloo
+    return Device(torch.device("cuda", local_rank % gpu_count), flags.math, backend, world_size)

@@ -1,0 +1,274 @@
+"""One rank's training: its data, its model, the loop over steps and epochs, and the run record of it.
+
+On a GPU nothing in a step waits for it: losses and times are read when the epoch is over.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import time
+
+import data as data_files
+import models
+import numpy as np
+import options
+import philox
+import philox_dropout
+import run_record
+import safetensors_file
+import step_graph
+import torch
+from batches import DataLoaderBatches, GpuBatches, Normalization, RamBatches, Sampler
+from learning_rate import learning_rate_at
+from processor_use import ProcessorUse
+from step_clock import GpuClock, HostClock
+from torch.nn import functional as F
+
+EVALUATION_BATCH = 1000
+WARMUP_STEPS_MAX = 10  # no timing counts them; as worker/trainer.cc
+
+
+def make_optimizer(flags, parameters, captured):
+    # What is not asked for is not named: older versions know less, and the version's default is its own choice.
+    more = {name: True for name in ("foreach", "fused") if getattr(flags, name)}
+    if flags.optimizer == "adamw":
+        if captured:
+            more["capturable"] = True
+        return torch.optim.AdamW(parameters, lr=flags.learning_rate, weight_decay=flags.weight_decay, **more)
+    return torch.optim.SGD(parameters, lr=flags.learning_rate, momentum=flags.momentum, nesterov=flags.nesterov,
+                           weight_decay=flags.weight_decay, **more)
+
+
+class Data:
+    """The data set, this rank's batches of it and its part of the test set."""
+
+    def __init__(self, flags, rank, device):
+        world_size = device.world_size
+        self.dataset = data_files.load(flags.dataset, flags.data_dir, flags.seed)
+        self.sampler = Sampler(len(self.dataset.train_labels), flags.global_batch, rank, world_size, flags.seed)
+        if flags.data == "dataloader":
+            self.batches = DataLoaderBatches(self.dataset, self.sampler, flags.augment, flags.loader_workers,
+                                             device.torch)
+        elif device.is_gpu:
+            self.batches = GpuBatches(self.dataset, self.sampler, flags.augment, device.torch)
+        else:
+            self.batches = RamBatches(self.dataset, self.sampler, flags.augment)
+        count = len(self.dataset.test_labels)
+        begin, end = count * rank // world_size, count * (rank + 1) // world_size
+        pixels = torch.from_numpy(np.array(self.dataset.test_images[begin:end])).to(device.torch)
+        self.test_images = Normalization(self.dataset, device.torch)(pixels)
+        self.test_labels = torch.from_numpy(self.dataset.test_labels[begin:end]).to(device.torch)
+
+
+class Trainer:
+    def __init__(self, flags, rank, device, data):
+        self.flags, self.rank, self.device, self.data = flags, rank, device, data
+        self.world_size = device.world_size
+        dataset = data.dataset
+        self.model = models.create(flags.model, *dataset.train_images.shape[1:], dataset.classes)
+        if flags.initial_weights:
+            safetensors_file.load_into(self.model, flags.initial_weights)
+        else:
+            philox.initialize(self.model, flags.seed)
+        torch.manual_seed(flags.seed * 7919 + rank)  # PyTorch's own dropout differs between ranks
+        self.dropouts = philox_dropout.install(self.model, flags.seed) if flags.dropout == "starring" else []
+        if flags.precision == "double":
+            self.model.double().register_forward_pre_hook(lambda _, inputs: tuple(part.double() for part in inputs))
+        self.format = torch.channels_last if flags.channels_last else torch.contiguous_format
+        self.model = self.model.to(device.torch, memory_format=self.format)
+        self.no_graph = step_graph.obstacle(flags, device) if flags.cuda_graph else "not asked for"
+        self.stream = None if self.no_graph else torch.cuda.Stream()
+        self.clock = GpuClock() if device.is_gpu else HostClock()
+        with self._off_the_default_stream():
+            self.replica = self._replicated()
+        if flags.compile:
+            self.replica = torch.compile(self.replica)
+        self.optimizer = make_optimizer(flags, self.model.parameters(), captured=not self.no_graph)
+        self.graph = None if self.no_graph else step_graph.GraphedStep(
+            functools.partial(self._compute, flags.global_batch))
+        self.steps_total = data.sampler.steps_per_epoch() * flags.epochs
+        self.cosine_steps = flags.total_steps or self.steps_total
+        if flags.max_steps > 0:
+            self.steps_total = min(self.steps_total, flags.max_steps)
+        # The step of the capture is none to time either.
+        self.warmup_steps = min(step_graph.EAGER_STEPS + 1 if self.graph else WARMUP_STEPS_MAX, self.steps_total // 2)
+        self.config = options.config(flags, dataset, device, self.steps_total, self.graph is not None)
+        self.step = 0
+        self.step_seconds = []
+        self.parts = dict.fromkeys(("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer"), 0.0)
+        self.epochs = []
+        self.losses = []  # (step, seconds, loss): this rank's part until the end of the epoch
+        self.seconds_before_epoch = 0.0
+        self.processor_use = ProcessorUse()
+
+    def _replicated(self):
+        if self.world_size == 1:
+            return self.model
+        flags = self.flags
+        replica = torch.nn.parallel.DistributedDataParallel(
+            self.model, device_ids=[self.device.torch] if self.device.is_gpu else None,
+            bucket_cap_mb=flags.bucket_cap_mb, gradient_as_bucket_view=flags.gradient_as_bucket_view,
+            static_graph=flags.static_graph)
+        # Backward ends with the gradient of the model's first tensor: what is left then is exchange.
+        next(self.model.parameters()).register_hook(lambda gradient: self.clock.done("backward"))
+        return replica
+
+    @contextlib.contextmanager
+    def _off_the_default_stream(self):
+        """For what is captured and all that goes with it; elsewhere nothing."""
+        if self.stream is None:
+            yield
+            return
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _loss(self, images, labels, global_count):
+        # DDP divides the summed gradients by the world size; the loss is a mean over the global batch.
+        with self.device.autocast():
+            loss_sum = F.cross_entropy(self.replica(images), labels, reduction="sum")
+        return loss_sum, loss_sum * (self.world_size / global_count)
+
+    def _zero_grad(self):
+        if self.flags.set_to_none is None:
+            self.optimizer.zero_grad()
+        else:
+            self.optimizer.zero_grad(set_to_none=self.flags.set_to_none)
+
+    def _train_step(self, global_count, tensors):
+        """Returns this rank's summed loss, on the device."""
+        for dropout in self.dropouts:
+            dropout.prepare(self.step, global_count * self.rank // self.world_size)
+        rate = learning_rate_at(self.flags, self.cosine_steps, self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        if self.graph is None or global_count < self.flags.global_batch:
+            return self._compute(global_count, *tensors)
+        loss_sum = self.graph(rate, tensors)
+        self.clock.done("backward")  # of a graph no part is known
+        return loss_sum
+
+    def _compute(self, global_count, *tensors):
+        """Everything of a step that is work of the device, and that a graph captures."""
+        images, labels = self.data.batches.load(*tensors)
+        self.clock.done(self.data.batches.load_part)
+        if self.flags.channels_last:
+            images = images.contiguous(memory_format=self.format)
+        self._zero_grad()
+        loss_sum, loss = self._loss(images, labels, global_count)
+        self.clock.done("forward")
+        loss.backward()
+        self.clock.done("exposed_exchange" if self.world_size > 1 else "backward")
+        self.optimizer.step()
+        self.clock.done("optimizer")
+        return loss_sum.detach()
+
+    def train_epoch(self, epoch):
+        """Returns (summed loss of this rank, samples of the global batches, seconds)."""
+        batches = self.data.batches.epoch(epoch)
+        losses, counts, samples = [], [], 0
+        with self._off_the_default_stream():
+            started = time.perf_counter()
+            self.clock.start_step()
+            for global_count, tensors in batches:
+                if self.step >= self.warmup_steps:
+                    self.processor_use.resume()
+                self.clock.done("data_wait")
+                losses.append(self._train_step(global_count, tensors))
+                counts.append(global_count)
+                samples += global_count
+                self.step += 1
+                self._show_progress(epoch, samples, started)
+                if self.step >= self.steps_total:
+                    break
+                self.clock.start_step()
+            times = self.clock.read()
+        self.processor_use.pause()
+        seconds = time.perf_counter() - started
+        losses = torch.stack(losses).tolist()
+        self._keep(times, losses, counts)
+        self.seconds_before_epoch += seconds
+        return sum(losses), samples, seconds
+
+    def _keep(self, times, losses, counts):
+        for step, (time_of, loss, count) in enumerate(zip(times, losses, counts), self.step - len(losses)):
+            if step >= self.warmup_steps:
+                self.step_seconds.append(time_of.end - time_of.begin)
+                for part, seconds in time_of.parts.items():
+                    self.parts[part] += seconds
+            if self.flags.record_losses:
+                self.losses.append((step, self.seconds_before_epoch + time_of.end, loss / count))
+
+    def _show_progress(self, epoch, samples, started):
+        if self.rank == 0 and self.step % 50 == 0 and sys.stdout.isatty():
+            rate = samples / (time.perf_counter() - started)
+            print(f"\repoch {epoch}  step {self.step}/{self.steps_total}  {rate:.0f} samples/s ", end="", flush=True)
+
+    def _evaluate(self):
+        """(correct, summed loss, samples) of this rank's part of the test set."""
+        correct, loss_sum = 0, 0.0
+        images_of, labels_of = self.data.test_images, self.data.test_labels
+        self.model.eval()
+        with torch.no_grad():
+            for begin in range(0, len(labels_of), EVALUATION_BATCH):
+                labels = labels_of[begin:begin + EVALUATION_BATCH]
+                with self.device.autocast():
+                    logits = self.model(images_of[begin:begin + EVALUATION_BATCH])
+                    loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
+                correct += int((logits.argmax(1) == labels).sum())
+        self.model.train()
+        return [correct, loss_sum, len(labels_of)]
+
+    def run(self):
+        epoch = 0
+        while self.step < self.steps_total:
+            loss_sum, samples, seconds = self.train_epoch(epoch)
+            totals = self.device.sum_over_ranks([loss_sum] + self._evaluate())
+            result = {"epoch": epoch, "train_loss": totals[0] / samples, "test_accuracy": totals[1] / totals[3],
+                      "seconds": seconds, "samples_per_second": samples / seconds, "test_loss": totals[2] / totals[3]}
+            self.epochs.append(result)
+            if self.rank == 0:
+                print(f"{chr(13) if sys.stdout.isatty() else ''}epoch {epoch}  loss {result['train_loss']:.4f}  test "
+                      f"accuracy {100 * result['test_accuracy']:.2f} %  {result['samples_per_second']:.0f} samples/s",
+                      flush=True)
+            epoch += 1
+        return self._record(run_record.parameter_sha256(self.model))
+
+    def _worker_uses(self, compute_ms):
+        """WorkerUse of every rank, on every rank: a sum in which each has places of its own."""
+        mine = [0.0] * (2 * self.world_size)
+        mine[2 * self.rank:2 * self.rank + 2] = [compute_ms, self.processor_use.percent()]
+        values = self.device.sum_over_ranks(mine)
+        return [{"compute_ms": values[i], "cpu_percent": values[i + 1]} for i in range(0, len(values), 2)]
+
+    def _versions(self):
+        refused = {"cuda_graph": "none: " + self.no_graph} if self.flags.cuda_graph and self.no_graph else {}
+        return {**self.device.versions(), **refused}
+
+    def _step_losses(self):
+        losses = self.device.sum_over_ranks([loss for _, _, loss in self.losses]) if self.losses else []
+        return [{"step": step, "seconds": seconds, "loss": loss}
+                for (step, seconds, _), loss in zip(self.losses, losses)]
+
+    def _record(self, sha256):
+        measured = max(1, len(self.step_seconds))
+        breakdown = {part: 1e3 * seconds / measured for part, seconds in self.parts.items()}
+        step_ms = run_record.step_milliseconds(self.step_seconds)
+        breakdown["other"] = max(0.0, step_ms["mean"] - sum(breakdown.values()))
+        # A ring allreduce: every rank sends and receives 2 (N - 1) / N of the gradients in every step.
+        parameter_bytes = 4 * sum(p.numel() for p in self.model.parameters())
+        bytes_per_step = parameter_bytes * 2 * (self.world_size - 1) / self.world_size
+        exchanged = float(round(bytes_per_step * self.step))
+        cores = ";".join(",".join(map(str, cores)) for cores in self.flags.cores[:self.world_size])
+        cores = cores or ",".join(map(str, sorted(os.sched_getaffinity(0))))
+        return {
+            "config": self.config, "host": run_record.host(cores, self.device.name(), self._versions()),
+            "epochs": self.epochs, "steps": self.step, "step_ms": step_ms, "breakdown_ms": breakdown,
+            "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False,
+                         "gpu_transfer": ""},
+            "parameter_sha256": sha256,
+            "workers": self._worker_uses(breakdown["forward"] + breakdown["backward"]),
+            "losses": self._step_losses(),
+        }
