@@ -21,10 +21,7 @@ struct ReluBackwardBody {
   float* dx;
   template <int kWidth>
   __device__ void Run(int64_t i) const {
-    const Pack<float, kWidth> out = LoadPack<kWidth>(y + i);
-    Pack<float, kWidth> v = LoadPack<kWidth>(dy + i);
-    for (int k = 0; k < kWidth; ++k) v.v[k] = out.v[k] > 0.0f ? v.v[k] : 0.0f;
-    StorePack(v, dx + i);
+    StorePack(ReluGradientOf(LoadPack<kWidth>(y + i), LoadPack<kWidth>(dy + i)), dx + i);
   }
 };
 
@@ -35,13 +32,10 @@ struct AddBody {
   float* y;
   template <int kWidth>
   __device__ void Run(int64_t i) const {
-    Pack<float, kWidth> v = LoadPack<kWidth>(a + i);
-    const Pack<float, kWidth> w = LoadPack<kWidth>(b + i);
-    for (int k = 0; k < kWidth; ++k) {
-      const float sum = v.v[k] + w.v[k];
-      v.v[k] = kRelu ? ReluOf(sum) : sum;
-    }
-    StorePack(v, y + i);
+    Pack<float, kWidth> sum = LoadPack<kWidth>(a + i);
+    sum += LoadPack<kWidth>(b + i);
+    for (float& e : sum.v) e = kRelu ? ReluOf(e) : e;
+    StorePack(sum, y + i);
   }
 };
 

@@ -28,7 +28,8 @@ struct PatchShape {
 // Shapes:      x: (images, in_height, in_width, channels); columns: (rows, patch), float32.
 // Writes:      columns are overwritten (=).
 // Launch:      256 threads a block, one thread per 4 neighbouring channels (or per element), no shared memory.
-// Requires:    16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both tested).
+// Requires:    rows * patch < 2^31; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise
+//              (both tested).
 // Cost:        4 bytes written per float of the columns, x read about once (neighbouring patches meet in the cache).
 // Determinism: copies. Reference: the convolution suite, tolerance 2e-5.
 cudaError_t Im2col(cudaStream_t stream, const PatchShape& shape, const float* x, float* columns);
@@ -36,7 +37,8 @@ cudaError_t Im2col(cudaStream_t stream, const PatchShape& shape, const float* x,
 // dx = for each element of x the sum of the columns' elements that were read from it, in row-major order of the kernel.
 // Shapes:      columns: (rows, patch); dx: (images, in_height, in_width, channels), float32.
 // Writes:      dx is overwritten (=): every element gathers its own sum, so there are no atomics.
-// Launch, Requires: as Im2col, a thread per element of dx.
+// Launch:      as Im2col, a thread per 4 neighbouring channels of dx (or per element).
+// Requires:    as Im2col.
 // Cost:        the columns read once, dx written once: bandwidth-bound.
 // Determinism: bitwise. Reference: the convolution suite, tolerance 2e-5.
 cudaError_t Col2im(cudaStream_t stream, const PatchShape& shape, const float* columns, float* dx);

@@ -3,7 +3,7 @@
 
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/narrow_convolution.h"
-#include "kernels/cuda/pack.h"
+#include "kernels/cuda/patch_geometry.h"
 
 namespace starring::cuda {
 namespace {
@@ -17,27 +17,20 @@ constexpr int32_t kNowhere = -(1 << 30);  // a row or column of an image that is
 
 using Quad = Pack<float, kPackFloats>;
 
-struct Geometry {
-  Divisor channels, out_channels, kernel_width, in_width, in_height, out_width, out_height, stride_width, stride_height;
-  int32_t channels_size, out_channels_size, patch, rows, pixels;
-  int32_t in_height_size, in_width_size, out_height_size, out_width_size;
-  int32_t stride_h, stride_w, padding_h, padding_w;
+struct Geometry : PatchGeometry {
+  Divisor out_channels;
+  int32_t out_channels_size, rows, pixels;
+
+  Geometry(const PatchShape& s, int64_t out_channels_in)
+      : PatchGeometry(s),
+        out_channels(out_channels_in),
+        out_channels_size(static_cast<int32_t>(out_channels_in)),
+        rows(static_cast<int32_t>(s.rows())),
+        pixels(static_cast<int32_t>(s.images * s.in_height * s.in_width)) {}
 };
 
 // Where a factor's neighbours in memory lie: Load gives kWidth of them.
 enum class Along { kDepth, kOuter };
-
-// The places of an output's patch: `image` counts images, h and w may be in the padding.
-struct Corner {
-  int32_t image, h, w;
-};
-
-__device__ inline Corner PatchCorner(const Geometry& g, int32_t row) {
-  const auto [line, column] = g.out_width.Split(static_cast<uint32_t>(row));
-  const auto [image, out_row] = g.out_height.Split(line);
-  return {static_cast<int32_t>(image), static_cast<int32_t>(out_row) * g.stride_h - g.padding_h,
-          static_cast<int32_t>(column) * g.stride_w - g.padding_w};
-}
 
 // An element of a patch.
 struct InPatch {
@@ -51,12 +44,11 @@ __device__ inline InPatch SplitPatch(const Geometry& g, int32_t element) {
 }
 
 template <int kWidth>
-__device__ inline Pack<float, kWidth> LoadPixel(const Geometry& g, const float* x, const Corner& corner,
+__device__ inline Pack<float, kWidth> LoadPixel(const Geometry& g, const float* x, const ImagePlace& window,
                                                 const InPatch& in) {
-  const int32_t h = corner.h + in.h, w = corner.w + in.w;
-  if (h < 0 || h >= g.in_height_size || w < 0 || w >= g.in_width_size) return {};
-  const int64_t pixel = (int64_t{corner.image} * g.in_height_size + h) * g.in_width_size + w;
-  return LoadPack<kWidth>(x + pixel * g.channels_size + in.channel);
+  const int32_t h = window.h + in.h, w = window.w + in.w;
+  if (!IsInside(g, h, w)) return {};
+  return LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + in.channel);
 }
 
 // patches(x): outer is the output's place, depth the patch.
@@ -67,8 +59,10 @@ struct Patches {
   Geometry g;
   const float* x;
 
-  using Place = Corner;
-  __device__ Place At(int32_t row) const { return row < g.rows ? PatchCorner(g, row) : Corner{0, kNowhere, kNowhere}; }
+  using Place = ImagePlace;
+  __device__ Place At(int32_t row) const {
+    return row < g.rows ? WindowOf(g, static_cast<uint32_t>(row)) : Place{0, kNowhere, kNowhere};
+  }
   __device__ Pack<float, kWidth> Load(const Place& at, int32_t depth) const {
     return LoadPixel<kWidth>(g, x, at, SplitPatch(g, depth));
   }
@@ -84,10 +78,10 @@ struct PatchesTransposed {
 
   using Place = InPatch;
   __device__ Place At(int32_t element) const {
-    return element < g.patch ? SplitPatch(g, element) : InPatch{kNowhere, kNowhere, 0};
+    return element < g.patch_size ? SplitPatch(g, element) : InPatch{kNowhere, kNowhere, 0};
   }
   __device__ Pack<float, kWidth> Load(const Place& at, int32_t depth) const {
-    return LoadPixel<kWidth>(g, x, PatchCorner(g, depth), at);
+    return LoadPixel<kWidth>(g, x, WindowOf(g, static_cast<uint32_t>(depth)), at);
   }
 };
 
@@ -99,12 +93,9 @@ struct Outputs {
   Geometry g;
   const float* dy;
 
-  using Place = Corner;  // padding counted
+  using Place = ImagePlace;
   __device__ Place At(int32_t pixel) const {
-    if (pixel >= g.pixels) return {0, kNowhere, kNowhere};
-    const auto [line, w] = g.in_width.Split(static_cast<uint32_t>(pixel));
-    const auto [image, h] = g.in_height.Split(line);
-    return {static_cast<int32_t>(image), static_cast<int32_t>(h) + g.padding_h, static_cast<int32_t>(w) + g.padding_w};
+    return pixel < g.pixels ? PaddedPixel(g, static_cast<uint32_t>(pixel)) : Place{0, kNowhere, kNowhere};
   }
   __device__ Pack<float, kWidth> Load(const Place& at, int32_t depth) const {
     const auto [place, channel] = g.out_channels.Split(static_cast<uint32_t>(depth));
@@ -129,7 +120,7 @@ struct Filters {
   const float* weight;
 
   using Place = int32_t;  // of the filter, or kNowhere
-  __device__ Place At(int32_t out) const { return out < g.out_channels_size ? out * g.patch : kNowhere; }
+  __device__ Place At(int32_t out) const { return out < g.out_channels_size ? out * g.patch_size : kNowhere; }
   __device__ Pack<float, kWidth> Load(Place at, int32_t depth) const {
     if (at == kNowhere) return {};
     return LoadPack<kWidth>(weight + at + depth);
@@ -148,7 +139,7 @@ struct FiltersOfPlaces {
   __device__ Pack<float, kWidth> Load(Place at, int32_t depth) const {
     if (at == kNowhere) return {};
     const auto [place, out] = g.out_channels.Split(static_cast<uint32_t>(depth));
-    return LoadPack<kWidth>(weight + out * g.patch + place * g.channels_size + at);
+    return LoadPack<kWidth>(weight + out * g.patch_size + place * g.channels_size + at);
   }
 };
 
@@ -316,36 +307,6 @@ cudaError_t LaunchProduct(cudaStream_t stream, const ProductShape& s, const A& a
   return Launch(stream, shape, kernel, a, b, store, static_cast<int32_t>(s.depth), static_cast<int32_t>(s.slice_depth));
 }
 
-Geometry GeometryOf(const PatchShape& s, int64_t out_channels) {
-  return {.channels = Divisor(s.channels),
-          .out_channels = Divisor(out_channels),
-          .kernel_width = Divisor(s.kernel_width),
-          .in_width = Divisor(s.in_width),
-          .in_height = Divisor(s.in_height),
-          .out_width = Divisor(s.out_width),
-          .out_height = Divisor(s.out_height),
-          .stride_width = Divisor(s.stride_width),
-          .stride_height = Divisor(s.stride_height),
-          .channels_size = static_cast<int32_t>(s.channels),
-          .out_channels_size = static_cast<int32_t>(out_channels),
-          .patch = static_cast<int32_t>(s.patch()),
-          .rows = static_cast<int32_t>(s.rows()),
-          .pixels = static_cast<int32_t>(s.images * s.in_height * s.in_width),
-          .in_height_size = static_cast<int32_t>(s.in_height),
-          .in_width_size = static_cast<int32_t>(s.in_width),
-          .out_height_size = static_cast<int32_t>(s.out_height),
-          .out_width_size = static_cast<int32_t>(s.out_width),
-          .stride_h = static_cast<int32_t>(s.stride_height),
-          .stride_w = static_cast<int32_t>(s.stride_width),
-          .padding_h = static_cast<int32_t>(s.padding_height),
-          .padding_w = static_cast<int32_t>(s.padding_width)};
-}
-
-template <typename... Pointers>
-Alignment AlignmentOf(int64_t channels, const Pointers*... pointers) {
-  return channels % kPackFloats == 0 && AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements;
-}
-
 ProductShape WeightProduct(const PatchShape& s, int64_t out_channels) {
   const int64_t slices = std::min(CeilDivide(s.rows(), kSliceRowsMin), kSlicesMax);
   const int64_t slice_depth = CeilDivide(CeilDivide(s.rows(), slices), kTileDepth) * kTileDepth;
@@ -360,10 +321,10 @@ ProductShape WeightProduct(const PatchShape& s, int64_t out_channels) {
 
 cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& s, int64_t out_channels,
                           const NarrowForwardArgs& args) {
-  const Geometry g = GeometryOf(s, out_channels);
+  const Geometry g(s, out_channels);
   const StoreRows store = {.rows = g.rows,
                            .columns = g.out_channels_size,
-                           .alignment = AlignmentOf(out_channels, args.y),
+                           .alignment = AlignmentOfChannels(out_channels, args.y),
                            .activation = args.activation,
                            .bias = args.bias,
                            .out = args.y};
@@ -371,16 +332,16 @@ cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& s, int64_t out_
   const auto launch = [&]<int kWidth>() {
     return LaunchProduct(stream, shape, Patches<kWidth>{g, args.x}, Filters<kWidth>{g, args.weight}, store);
   };
-  const bool by_packs = AlignmentOf(s.channels, args.x, args.weight) == Alignment::kPacks;
+  const bool by_packs = AlignmentOfChannels(s.channels, args.x, args.weight) == Alignment::kPacks;
   return by_packs ? launch.template operator()<kPackFloats>() : launch.template operator()<1>();
 }
 
 cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& s, int64_t out_channels, const float* dy,
                                 const float* weight, float* dx) {
-  const Geometry g = GeometryOf(s, out_channels);
+  const Geometry g(s, out_channels);
   const StoreRows store = {.rows = g.pixels,
                            .columns = g.channels_size,
-                           .alignment = AlignmentOf(s.channels, dx),
+                           .alignment = AlignmentOfChannels(s.channels, dx),
                            .activation = Mask::kNone,
                            .bias = nullptr,
                            .out = dx};
@@ -389,7 +350,7 @@ cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& s, int64_
   const auto launch = [&]<int kWidth>() {
     return LaunchProduct(stream, shape, Outputs<kWidth>{g, dy}, FiltersOfPlaces{g, weight}, store);
   };
-  const bool by_packs = AlignmentOf(out_channels, dy) == Alignment::kPacks;
+  const bool by_packs = AlignmentOfChannels(out_channels, dy) == Alignment::kPacks;
   return by_packs ? launch.template operator()<kPackFloats>() : launch.template operator()<1>();
 }
 
@@ -400,14 +361,14 @@ int64_t NarrowPartialFloats(const PatchShape& s, int64_t out_channels) {
 
 cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64_t out_channels,
                                  const NarrowWeightGradientArgs& args) {
-  const Geometry g = GeometryOf(s, out_channels);
+  const Geometry g(s, out_channels);
   const ProductShape shape = WeightProduct(s, out_channels);
   const StoreSlice store = {
-      .rows = g.patch, .columns = g.out_channels_size, .out = shape.slices > 1 ? args.partial : args.dweight};
+      .rows = g.patch_size, .columns = g.out_channels_size, .out = shape.slices > 1 ? args.partial : args.dweight};
   const auto launch = [&]<int kWidth>() {
     return LaunchProduct(stream, shape, PatchesTransposed<kWidth>{g, args.x}, OutputGradients{g, args.dy}, store);
   };
-  const bool by_packs = AlignmentOf(s.channels, args.x) == Alignment::kPacks;
+  const bool by_packs = AlignmentOfChannels(s.channels, args.x) == Alignment::kPacks;
   const cudaError_t error = by_packs ? launch.template operator()<kPackFloats>() : launch.template operator()<1>();
   if (error != cudaSuccess || shape.slices == 1) return error;
   // At most kSlicesMax rows: one tile, no temporary memory.

@@ -14,11 +14,22 @@ namespace starring::cuda {
 template <typename T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Pack {
   T v[kWidth];
+
+  __device__ Pack& operator+=(const Pack& other) {
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) v[k] += other.v[k];
+    return *this;
+  }
 };
 
 template <int kWidth, typename T>
 __device__ inline Pack<T, kWidth> LoadPack(const T* p) {
   return *reinterpret_cast<const Pack<T, kWidth>*>(p);
+}
+// 0 where there is nothing to load.
+template <int kWidth, typename T>
+__device__ inline Pack<T, kWidth> LoadPackIf(bool exists, const T* p) {
+  return exists ? LoadPack<kWidth>(p) : Pack<T, kWidth>{};
 }
 template <int kWidth, typename T>
 __device__ inline void StorePack(const Pack<T, kWidth>& pack, T* p) {
@@ -35,8 +46,23 @@ bool AlignedForPacks(const Pointers*... pointers) {
   return ((reinterpret_cast<uintptr_t>(pointers) % (kPackFloats * sizeof(float)) == 0) && ...);
 }
 
+// As above, in tensors whose last dimension is `channels`: a pack never crosses from the last channel to the first of
+// the next pixel.
+template <typename... Pointers>
+Alignment AlignmentOfChannels(int64_t channels, const Pointers*... pointers) {
+  return channels % kPackFloats == 0 && AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements;
+}
+
 // NaN passes, as in the CPU's: a NaN must reach the trainer's check.
 __device__ inline float ReluOf(float x) { return x < 0.0f ? 0.0f : x; }
+
+// What comes back through a ReLU whose output was y.
+template <int kWidth>
+__device__ inline Pack<float, kWidth> ReluGradientOf(const Pack<float, kWidth>& y, Pack<float, kWidth> dy) {
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) dy.v[k] = y.v[k] > 0.0f ? dy.v[k] : 0.0f;
+  return dy;
+}
 
 // n / divisor by a multiplication: exact for 0 <= n < 2^31 and 1 <= divisor < 2^31. Granlund and Montgomery, "Division
 // by Invariant Integers using Multiplication", PLDI 1994, figure 4.1, with 31 instead of 32 bits of n. A division by a

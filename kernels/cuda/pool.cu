@@ -1,142 +1,137 @@
-#include "kernels/cuda/launch.h"
-#include "kernels/cuda/pack.h"
+#include "kernels/cuda/for_each.h"
+#include "kernels/cuda/patch_geometry.h"
 #include "kernels/cuda/pool.h"
 
 namespace starring::cuda {
 namespace {
 
-struct Windows {
-  uint32_t count;                   // threads
-  Divisor channels, width, height;  // of what the threads count: outputs in forward, inputs in backward
-  Divisor stride_height, stride_width;
-  int32_t channel_count, in_height, in_width, out_height, out_width;
-  int32_t kernel_height, kernel_width, stride_h, stride_w, padding_h, padding_w;
-};
-
-struct Place {
-  int64_t image;
-  int32_t row, column;
-  uint32_t channel;
-  __device__ Place(const Windows& g, uint32_t i) {
-    const auto [pixel, c] = g.channels.Split(i);
-    const auto [line, w] = g.width.Split(pixel);
-    const auto [n, h] = g.height.Split(line);
-    image = n;
-    row = static_cast<int32_t>(h);
-    column = static_cast<int32_t>(w);
-    channel = c;
-  }
-};
-
 template <typename Index>
-__global__ void __launch_bounds__(kBlockThreads)
-    MaxPoolForwardKernel(Windows g, const float* x, float* y, Index* winners) {
-  const uint32_t i = blockIdx.x * kBlockThreads + threadIdx.x;
-  if (i >= g.count) return;
-  const Place at(g, i);
-  const int32_t top = at.row * g.stride_h - g.padding_h, left = at.column * g.stride_w - g.padding_w;
-  float best = 0;
-  int32_t winner = -1;
-  for (int32_t r = 0; r < g.kernel_height; ++r) {
-    const int32_t h = top + r;
-    if (h < 0 || h >= g.in_height) continue;
-    for (int32_t c = 0; c < g.kernel_width; ++c) {
-      const int32_t w = left + c;
-      if (w < 0 || w >= g.in_width) continue;
-      const float v = x[((at.image * g.in_height + h) * g.in_width + w) * g.channel_count + at.channel];
-      if (winner < 0 || v > best || v != v) {
-        best = v;
-        winner = r * g.kernel_width + c;
+struct MaxPoolForwardBody {
+  PatchGeometry g;
+  const float* x;
+  float* y;
+  Index* winners;
+
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    const auto [output, channel] = g.channels.Split(static_cast<uint32_t>(i));
+    const ImagePlace window = WindowOf(g, output);
+    Pack<float, kWidth> best = {};
+    Pack<Index, kWidth> winner = {};
+    bool first = true;
+    for (int32_t r = 0; r < g.kernel_height_size; ++r) {
+      for (int32_t c = 0; c < g.kernel_width_size; ++c) {
+        const int32_t h = window.h + r, w = window.w + c;
+        if (!IsInside(g, h, w)) continue;
+        const auto v = LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
+        for (int k = 0; k < kWidth; ++k) {
+          if (!first && !(v.v[k] > best.v[k]) && v.v[k] == v.v[k]) continue;
+          best.v[k] = v.v[k];
+          winner.v[k] = static_cast<Index>(r * g.kernel_width_size + c);
+        }
+        first = false;
       }
     }
+    StorePack(best, y + i);
+    StorePack(winner, winners + i);
   }
-  y[i] = best;
-  winners[i] = static_cast<Index>(winner);
-}
+};
 
 template <typename Index>
-__global__ void __launch_bounds__(kBlockThreads)
-    MaxPoolBackwardKernel(Windows g, const float* dy, const Index* winners, float* dx) {
-  const uint32_t i = blockIdx.x * kBlockThreads + threadIdx.x;
-  if (i >= g.count) return;
-  const Place at(g, i);
-  const int32_t row = at.row + g.padding_h, column = at.column + g.padding_w;
-  // The windows that see this element: the first ends behind it, the last begins at it or before.
-  const int32_t first_row =
-      row < g.kernel_height ? 0 : g.stride_height.Quotient(static_cast<uint32_t>(row - g.kernel_height)) + 1;
-  const int32_t first_column =
-      column < g.kernel_width ? 0 : g.stride_width.Quotient(static_cast<uint32_t>(column - g.kernel_width)) + 1;
-  float sum = 0;
-  for (int32_t r = first_row; r < g.out_height && r * g.stride_h <= row; ++r) {
-    for (int32_t c = first_column; c < g.out_width && c * g.stride_w <= column; ++c) {
-      const int64_t out = ((at.image * g.out_height + r) * g.out_width + c) * g.channel_count + at.channel;
-      const int32_t place = (row - r * g.stride_h) * g.kernel_width + (column - c * g.stride_w);
-      if (static_cast<int32_t>(winners[out]) == place) sum += dy[out];
+struct MaxPoolBackwardBody {
+  PatchGeometry g;
+  const float* dy;
+  const Index* winners;
+  float* dx;
+
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    const auto [pixel, channel] = g.channels.Split(static_cast<uint32_t>(i));
+    const ImagePlace at = PaddedPixel(g, pixel);
+    const OutputRange rows = OutputsThatSee(at.h, g.kernel_height_size, g.stride_height, g.out_height_size);
+    const OutputRange columns = OutputsThatSee(at.w, g.kernel_width_size, g.stride_width, g.out_width_size);
+    Pack<float, kWidth> sum = {};
+    for (int32_t r = rows.begin; r < rows.end; ++r) {
+#pragma unroll 1  // mostly one window: more in flight would only cost registers
+      for (int32_t c = columns.begin; c < columns.end; ++c) {
+        const int64_t output = (int64_t{at.image} * g.out_height_size + r) * g.out_width_size + c;
+        const int64_t out = output * g.channels_size + channel;
+        const int32_t place = (at.h - r * g.stride_h) * g.kernel_width_size + (at.w - c * g.stride_w);
+        const auto winner = LoadPack<kWidth>(winners + out);
+        const auto gradient = LoadPack<kWidth>(dy + out);
+        for (int k = 0; k < kWidth; ++k) {
+          if (static_cast<int32_t>(winner.v[k]) == place) sum.v[k] += gradient.v[k];
+        }
+      }
     }
+    StorePack(sum, dx + i);
   }
-  dx[i] = sum;
-}
-
-enum class Pass { kForward, kBackward };
-
-Windows WindowsOf(const PatchShape& s, Pass pass) {
-  const int64_t height = pass == Pass::kForward ? s.out_height : s.in_height;
-  const int64_t width = pass == Pass::kForward ? s.out_width : s.in_width;
-  return {.count = static_cast<uint32_t>(s.images * height * width * s.channels),
-          .channels = Divisor(s.channels),
-          .width = Divisor(width),
-          .height = Divisor(height),
-          .stride_height = Divisor(s.stride_height),
-          .stride_width = Divisor(s.stride_width),
-          .channel_count = static_cast<int32_t>(s.channels),
-          .in_height = static_cast<int32_t>(s.in_height),
-          .in_width = static_cast<int32_t>(s.in_width),
-          .out_height = static_cast<int32_t>(s.out_height),
-          .out_width = static_cast<int32_t>(s.out_width),
-          .kernel_height = static_cast<int32_t>(s.kernel_height),
-          .kernel_width = static_cast<int32_t>(s.kernel_width),
-          .stride_h = static_cast<int32_t>(s.stride_height),
-          .stride_w = static_cast<int32_t>(s.stride_width),
-          .padding_h = static_cast<int32_t>(s.padding_height),
-          .padding_w = static_cast<int32_t>(s.padding_width)};
-}
+};
 
 constexpr int64_t kBytePlaces = 256;
 
 template <typename Index>
-cudaError_t Forward(cudaStream_t stream, const PatchShape& window, const float* x, float* y, void* winners) {
-  const Windows g = WindowsOf(window, Pass::kForward);
-  return Launch(stream, {.blocks = CeilDivide(g.count, kBlockThreads)}, MaxPoolForwardKernel<Index>, g, x, y,
-                static_cast<Index*>(winners));
+cudaError_t Forward(cudaStream_t stream, const PatchShape& s, const float* x, float* y, void* winners) {
+  return ForEach(stream, s.rows() * s.channels, AlignmentOfChannels(s.channels, x, y, winners),
+                 MaxPoolForwardBody<Index>{PatchGeometry(s), x, y, static_cast<Index*>(winners)});
 }
 
 template <typename Index>
-cudaError_t Backward(cudaStream_t stream, const PatchShape& window, const float* dy, const void* winners, float* dx) {
-  const Windows g = WindowsOf(window, Pass::kBackward);
-  return Launch(stream, {.blocks = CeilDivide(g.count, kBlockThreads)}, MaxPoolBackwardKernel<Index>, g, dy,
-                static_cast<const Index*>(winners), dx);
+cudaError_t Backward(cudaStream_t stream, const PatchShape& s, const float* dy, const void* winners, float* dx) {
+  return ForEach(stream, s.images * s.in_height * s.in_width * s.channels,
+                 AlignmentOfChannels(s.channels, dy, winners, dx),
+                 MaxPoolBackwardBody<Index>{PatchGeometry(s), dy, static_cast<const Index*>(winners), dx});
 }
 
+// A warp has so many packs of y, and the others of its threads share their pixels.
+constexpr int kWarpThreads = 32;
+constexpr int kWarpPacks = 8;
+constexpr int kPixelLanes = kWarpThreads / kWarpPacks;
+constexpr int kBlockPacks = kBlockThreads / kPixelLanes;
+
+template <int kWidth>
 __global__ void __launch_bounds__(kBlockThreads)
-    AveragePoolForwardKernel(uint32_t count, Divisor channels, int64_t channel_count, int64_t pixels, const float* x,
+    AveragePoolForwardKernel(int64_t packs, Divisor channel_packs, int64_t channels, int64_t pixels, const float* x,
                              float* y) {
-  const uint32_t i = blockIdx.x * kBlockThreads + threadIdx.x;
-  if (i >= count) return;
-  const auto [image, channel] = channels.Split(i);
-  const float* const from = x + image * pixels * channel_count + channel;
-  float sum = 0;
-  for (int64_t p = 0; p < pixels; ++p) sum += from[p * channel_count];
-  y[i] = sum / static_cast<float>(pixels);
+  const int lane = static_cast<int>(threadIdx.x) % kWarpThreads, warp = static_cast<int>(threadIdx.x) / kWarpThreads;
+  const int64_t pack = int64_t{blockIdx.x} * kBlockPacks + warp * kWarpPacks + lane % kWarpPacks;
+  const int pixel_lane = lane / kWarpPacks;
+  const auto [image, in_image] = channel_packs.Split(static_cast<uint32_t>(pack < packs ? pack : 0));
+  const float* const from = x + image * pixels * channels + in_image * kWidth;
+  Pack<float, kWidth> sum = {};
+#pragma unroll 4
+  for (int64_t p = pixel_lane; p < pixels; p += kPixelLanes) sum += LoadPack<kWidth>(from + p * channels);
+  for (int distance = kWarpPacks; distance < kWarpThreads; distance *= 2) {
+    for (float& v : sum.v) v += __shfl_xor_sync(0xffffffffu, v, distance);
+  }
+  if (pack >= packs || pixel_lane != 0) return;
+  for (float& v : sum.v) v /= static_cast<float>(pixels);
+  StorePack(sum, y + pack * kWidth);
 }
 
-__global__ void __launch_bounds__(kBlockThreads)
-    AveragePoolBackwardKernel(uint32_t count, Divisor channels, Divisor image_size, int64_t channel_count, float pixels,
-                              const float* dy, float* dx) {
-  const uint32_t i = blockIdx.x * kBlockThreads + threadIdx.x;
-  if (i >= count) return;
-  const uint32_t channel = channels.Split(i).remainder;
-  dx[i] = dy[image_size.Quotient(i) * channel_count + channel] / pixels;
+template <int kWidth>
+cudaError_t AverageForward(cudaStream_t stream, const AveragePoolShape& s, const float* x, float* y) {
+  const int64_t packs = s.images * s.channels / kWidth;
+  return Launch(stream, {.blocks = CeilDivide(packs, kBlockPacks)}, AveragePoolForwardKernel<kWidth>, packs,
+                Divisor(s.channels / kWidth), s.channels, s.pixels, x, y);
 }
+
+struct AveragePoolBackwardBody {
+  Divisor channels, image_floats;
+  int64_t channels_size;
+  float pixels;
+  const float* dy;
+  float* dx;
+
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    const auto element = static_cast<uint32_t>(i);
+    const uint32_t channel = channels.Split(element).remainder;
+    auto v = LoadPack<kWidth>(dy + image_floats.Quotient(element) * channels_size + channel);
+    for (float& gradient : v.v) gradient /= pixels;
+    StorePack(v, dx + i);
+  }
+};
 
 }  // namespace
 
@@ -158,16 +153,14 @@ cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, const
 }
 
 cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& s, const float* x, float* y) {
-  const int64_t count = s.images * s.channels;
-  return Launch(stream, {.blocks = CeilDivide(count, kBlockThreads)}, AveragePoolForwardKernel,
-                static_cast<uint32_t>(count), Divisor(s.channels), s.channels, s.pixels, x, y);
+  const bool by_packs = AlignmentOfChannels(s.channels, x, y) == Alignment::kPacks;
+  return by_packs ? AverageForward<kPackFloats>(stream, s, x, y) : AverageForward<1>(stream, s, x, y);
 }
 
 cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& s, const float* dy, float* dx) {
-  const int64_t count = s.images * s.pixels * s.channels;
-  return Launch(stream, {.blocks = CeilDivide(count, kBlockThreads)}, AveragePoolBackwardKernel,
-                static_cast<uint32_t>(count), Divisor(s.channels), Divisor(s.pixels * s.channels), s.channels,
-                static_cast<float>(s.pixels), dy, dx);
+  const AveragePoolBackwardBody body = {
+      Divisor(s.channels), Divisor(s.pixels * s.channels), s.channels, static_cast<float>(s.pixels), dy, dx};
+  return ForEach(stream, s.images * s.pixels * s.channels, AlignmentOfChannels(s.channels, dy, dx), body);
 }
 
 }  // namespace starring::cuda

@@ -16,8 +16,10 @@ int64_t WinnerBytes(const PatchShape& window);
 // y = the maximum of each window; of equal ones the first in row-major order wins; NaN wins over numbers.
 // Shapes:      x: (images, in_height, in_width, channels); y, winners: (images, out_height, out_width, channels).
 // Writes:      y, winners are overwritten (=).
-// Launch:      256 threads a block, one thread per output, neighbours along channels; no shared memory.
-// Requires:    padding smaller than the kernel.
+// Launch:      256 threads a block, one thread per 4 neighbouring channels (or per output), no shared memory.
+// Requires:    padding smaller than the kernel; 16-byte alignment and channels % 4 == 0 for the vector path, scalar
+// path
+//              otherwise (both tested).
 // Cost:        x read once where windows do not overlap, 5 bytes written per output: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 0.
 cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const float* x, float* y, void* winners);
@@ -25,8 +27,8 @@ cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const 
 // dx = the sum of dy over the windows in which this element won, in row-major order of the windows.
 // Shapes:      as MaxPoolForward, with dy for y and dx for x.
 // Writes:      dx is overwritten (=): every element gathers its own sum, so there are no atomics.
-// Launch:      256 threads a block, one thread per element of dx; no shared memory.
-// Requires:    `winners` of a forward.
+// Launch:      256 threads a block, one thread per 4 neighbouring channels of dx (or per element), no shared memory.
+// Requires:    `winners` of a forward; vector and scalar path as there.
 // Cost:        5 bytes read per output (times the overlap of windows), 4 written per input: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 1e-6.
 cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, const float* dy, const void* winners,
@@ -39,13 +41,21 @@ struct AveragePoolShape {
 // y = the mean over the pixels of each image's channel.
 // Shapes:      x: (images, pixels, channels); y: (images, channels), float32.
 // Writes:      y is overwritten (=).
-// Launch:      256 threads a block, one thread per output, neighbours along channels; no shared memory.
-// Requires:    pixels >= 1.
+// Launch:      256 threads a block; four threads of a warp share the pixels of 4 neighbouring channels (or of one) and
+//              add up by shuffles, no shared memory.
+// Requires:    pixels >= 1; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both
+//              tested).
 // Cost:        x read once: bandwidth-bound where images * channels fill the device.
-// Determinism: bitwise. Reference: double, tolerance 1e-6.
+// Determinism: bitwise, by a tree of fixed shape. Reference: double, tolerance 1e-6.
 cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& shape, const float* x, float* y);
 
-// dx = dy / pixels, for every pixel. One thread per element of dx, which is overwritten (=); otherwise as forward.
+// dx = dy / pixels, for every pixel.
+// Shapes:      as AveragePoolForward, with dy for y and dx for x.
+// Writes:      dx is overwritten (=).
+// Launch:      256 threads a block, one thread per 4 neighbouring channels of dx (or per element), no shared memory.
+// Requires:    as AveragePoolForward.
+// Cost:        4 bytes written per element of dx, dy from the cache: bandwidth-bound.
+// Determinism: bitwise. Reference: finite differences in double, tolerance 1e-5.
 cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& shape, const float* dy, float* dx);
 
 }  // namespace starring::cuda

@@ -21,6 +21,7 @@ KERNEL_HDRS = [
     "for_each.h",
     "launch.h",
     "pack.h",
+    "patch_geometry.h",
 ]
 
 # What the host compiler compiles, each with a header; but for the door to cuBLASLt, which the emulation replaces.

@@ -58,15 +58,17 @@ std::vector<Pool2dSpec> Shapes() {
                     .stride_height = 1,
                     .stride_width = 1});
   // More elements in a window than a byte can number.
-  shapes.push_back({.batch = 2,
-                    .in_height = 20,
-                    .in_width = 21,
-                    .channels = 3,
-                    .kernel_height = 17,
-                    .kernel_width = 16,
-                    .stride_height = 1,
-                    .stride_width = 2,
-                    .padding_height = 2});
+  for (const int64_t channels : {3, 4}) {
+    shapes.push_back({.batch = 2,
+                      .in_height = 20,
+                      .in_width = 21,
+                      .channels = channels,
+                      .kernel_height = 17,
+                      .kernel_width = 16,
+                      .stride_height = 1,
+                      .stride_width = 2,
+                      .padding_height = 2});
+  }
   return shapes;
 }
 
@@ -161,6 +163,8 @@ TEST_P(DeviceTest, GlobalAveragePoolMatchesTheReference) {
        std::vector<GlobalAveragePoolSpec>{{.batch = 1, .height = 1, .width = 1, .channels = 1},
                                           {.batch = 63, .height = 8, .width = 8, .channels = 64},
                                           {.batch = 2, .height = 3, .width = 5, .channels = 17},
+                                          {.batch = 3, .height = 3, .width = 5, .channels = 12},
+                                          {.batch = 1, .height = 1, .width = 2, .channels = 4},
                                           {.batch = 5, .height = 1, .width = 7, .channels = 3}}) {
     SCOPED_TRACE(absl::StrCat(spec.batch, "x", spec.height, "x", spec.width, "x", spec.channels));
     const std::vector<float> x_host = Random(spec.batch * spec.height * spec.width * spec.channels);
