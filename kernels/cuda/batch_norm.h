@@ -37,8 +37,8 @@ int64_t BatchNormSumsFloats(const BatchNormShape& shape);
 // running = (1 - momentum) * running + momentum * batch, with the unbiased variance; of one row, the variance stays.
 // Shapes:      x, y: (rows, channels); gamma, beta, running_*: (channels), float32.
 // Writes:      y, mean and inverse_deviation of `memory` (=); running_* in place.
-// Launch:      statistics: one block of 256 threads per tile, 1 KiB of shared memory; merge: one block per 32 channels,
-//              2 KiB; normalise: one thread per 4 elements.
+// Launch:      256 threads a block; statistics: one block per tile, 4 KiB of shared memory (scalar path: 1 KiB); merge:
+//              one block per 32 channels, 2 KiB; normalise: one thread per 4 elements.
 // Requires:    16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both tested).
 // Cost:        12 bytes moved per element: bandwidth-bound.
 // Determinism: bitwise, by trees of fixed shape. Reference: double, tolerance 2e-5.
@@ -53,8 +53,14 @@ struct BatchNormForwardArgs {
 cudaError_t BatchNormForward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
                              const BatchNormForwardArgs& args);
 
-// y = act((x - running_mean) * gamma / sqrt(running_variance + epsilon) + beta). Only scale of `memory` is used;
-// otherwise as BatchNormForward; 8 bytes moved per element.
+// y = act((x - running_mean) * gamma / sqrt(running_variance + epsilon) + beta).
+// Shapes:      as BatchNormForward.
+// Writes:      y, scale of `memory` (=); nothing else of `memory` is used.
+// Launch:      256 threads a block; the scale: one thread per channel; normalise: one thread per 4 elements; no shared
+//              memory.
+// Requires:    as BatchNormForward.
+// Cost:        8 bytes moved per element: bandwidth-bound.
+// Determinism: bitwise. Reference: double, tolerance 2e-5.
 struct BatchNormInferArgs {
   const float* x = nullptr;
   const float* gamma = nullptr;
@@ -71,7 +77,7 @@ cudaError_t BatchNormInfer(cudaStream_t stream, const BatchNormShape& shape, con
 // Shapes:      x, y, dy, dx: (rows, channels); gamma, dgamma, dbeta: (channels), float32; dx may alias dy.
 // Writes:      dx, dgamma, dbeta are overwritten (=).
 // Launch:      as BatchNormForward.
-// Requires:    after BatchNormForward with the same `memory`; y only with kRelu.
+// Requires:    after BatchNormForward with the same `memory`; y only with kRelu; vector and scalar path as there.
 // Cost:        20 bytes moved per element, 28 with kRelu: bandwidth-bound.
 // Determinism: bitwise. Reference: finite differences in double, tolerance 2e-4.
 struct BatchNormBackwardArgs {

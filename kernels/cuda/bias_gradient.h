@@ -25,9 +25,11 @@ int64_t BiasGradientPartialFloats(int64_t rows, int64_t channels);
 // dbias[c] = sum over rows of dy[row, c]; with kRelu dy = dy where y > 0, else 0, first and in the same pass.
 // Shapes:      y, dy: (rows, channels); dbias: (channels), float32.
 // Writes:      dbias is overwritten (=); dy too with kRelu, otherwise it is only read.
-// Launch:      256 threads a block, one block per tile of column_tiles.h, 1 KiB of shared memory; then, where there are
-//              several tiles along the rows, one block per 32 channels adds their sums up in double.
-// Requires:    rows, channels >= 1.
+// Launch:      256 threads a block, one block per tile of column_tiles.h, 4 KiB of shared memory (scalar path: 1 KiB);
+//              then, where there are several tiles along the rows, one block per 32 channels adds their sums up in
+//              double, 2 KiB.
+// Requires:    rows, channels >= 1; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise
+//              (both tested).
 // Cost:        4 bytes read per element, 12 moved with kRelu: bandwidth-bound.
 // Determinism: bitwise, by trees of fixed shape; no atomics. Reference: double sums, tolerance 2e-5.
 cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);
@@ -35,10 +37,12 @@ cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);
 // y += bias, then ReLU with kRelu: where cuBLAS has no epilogue for it.
 // Shapes:      y: (rows, channels); bias: (channels), float32.
 // Writes:      y in place.
-// Launch:      256 threads a block, one thread per element, no shared memory.
-// Requires:    rows * channels < 2^31.
+// Launch:      256 threads a block, one thread per 4 elements, no shared memory.
+// Requires:    rows * channels < 2^31; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path
+// otherwise
+//              (both tested).
 // Cost:        8 bytes moved per element: bandwidth-bound.
-// Determinism: bitwise. Reference: the dense suite without epilogues.
+// Determinism: bitwise. Reference: the dense suite without epilogues, tolerance 2e-5.
 struct AddBiasArgs {
   Mask activation = Mask::kNone;
   int64_t rows = 0, channels = 0;

@@ -32,8 +32,7 @@ struct OptimizerArgs {
 // Requires:    16-byte alignment for the vector path, scalar path otherwise (both tested).
 // Cost:        12 (SGD), 20 (momentum) or 28 (AdamW) bytes moved per element: bandwidth-bound.
 // Determinism: bitwise. Reference: common/optimizer, tolerance 0: additions, multiplications, divisions and square
-// roots
-//              are IEEE's on both sides and none is contracted.
+//              roots are IEEE's on both sides and none is contracted.
 cudaError_t ApplyUpdate(cudaStream_t stream, const OptimizerArgs& args);
 
 }  // namespace starring::cuda

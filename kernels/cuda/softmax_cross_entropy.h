@@ -35,7 +35,8 @@ struct SoftmaxCrossEntropyArgs {
 // Launch:      one warp per sample, 8 in a block, no shared memory; then one block of 256 threads adds the samples up.
 // Requires:    labels in [0, classes). One outside makes the loss and the sample's gradient NaN, which the trainer
 //              refuses: a kernel can stop nobody.
-// Cost:        logits read three times (from the cache, but once), dlogits written once; the rest is launches.
+// Cost:        logits read three times (from the cache, but once), dlogits written once; the rest is launches. 4-byte
+//              accesses: a row of 10 classes begins on no 16 bytes, and a batch of them is a few KiB.
 // Determinism: bitwise, by trees of fixed shape. Reference: double, tolerance 1e-5.
 cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args);
 

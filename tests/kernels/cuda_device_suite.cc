@@ -219,6 +219,85 @@ TEST_P(CudaDeviceTest, MaxPoolPassesOneNanOfAWindowOn) {
   EXPECT_EQ(dx.Host(), std::vector<float>({1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 4}));
 }
 
+// A tensor that begins `offset` floats behind its allocation.
+class OffsetTensor {
+ public:
+  OffsetTensor(Device* device, std::vector<float> values, int64_t offset)
+      : offset_(offset), memory_(device, [&] {
+          values.insert(values.begin(), static_cast<size_t>(offset), 0.0f);
+          return values;
+        }()) {}
+  float* data() { return memory_.data() + offset_; }
+  std::vector<float> Host() {
+    const std::vector<float> all = memory_.Host();
+    return {all.begin() + offset_, all.end()};
+  }
+
+ private:
+  const int64_t offset_;
+  DeviceTensor memory_;
+};
+
+// Channels that fill packs, in tensors that are not aligned for them: the same numbers without packs.
+TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
+  constexpr int64_t kChannels = 8, kPixels = 5 * 6, kCount = 2 * kPixels * kChannels, kWeights = 4 * 3 * 3 * kChannels;
+  const Conv2dSpec conv_spec = {.batch = 2,
+                                .in_height = 5,
+                                .in_width = 6,
+                                .in_channels = kChannels,
+                                .out_channels = 4,
+                                .kernel_height = 3,
+                                .kernel_width = 3,
+                                .padding_height = 1,
+                                .padding_width = 1,
+                                .activation = Activation::kRelu};
+  constexpr int64_t kOutputs = 2 * kPixels * 4, kPooled = 2 * 2 * 3 * kChannels;
+  // cuBLASLt reads and writes aligned tensors only: x and dx it meets as columns.
+  const bool narrow = GetParam() == CudaMath::kFp32;
+  const auto run = [&](int64_t offset) {
+    std::vector<std::vector<float>> results;
+    const auto tensor = [&](uint64_t seed, int64_t count, bool shifted = true) {
+      return OffsetTensor(device(), RandomFloats(seed, count), shifted ? offset : 0);
+    };
+    auto x = tensor(1, kCount), y = tensor(2, kCount), dy = tensor(3, kCount), dx = tensor(4, kCount);
+    auto pool = device()->CreateMaxPool2d({.batch = 2, .in_height = 5, .in_width = 6, .channels = kChannels}).value();
+    auto pooled = tensor(5, kPooled), dpooled = tensor(6, kPooled);
+    pool->Forward(x.data(), pooled.data());
+    pool->Backward(dpooled.data(), dx.data());
+    results.insert(results.end(), {pooled.Host(), dx.Host()});
+
+    auto mean = device()->CreateGlobalAveragePool({.batch = 2, .height = 5, .width = 6, .channels = kChannels}).value();
+    auto means = tensor(7, 2 * kChannels), dmeans = tensor(8, 2 * kChannels);
+    mean->Forward(x.data(), means.data());
+    mean->Backward(dmeans.data(), dx.data());
+    results.insert(results.end(), {means.Host(), dx.Host()});
+
+    auto norm = device()
+                    ->CreateBatchNorm(
+                        {.batch = 2, .height = 5, .width = 6, .channels = kChannels, .activation = Activation::kRelu})
+                    .value();
+    auto gamma = tensor(9, kChannels), beta = tensor(10, kChannels), running = tensor(11, kChannels);
+    DeviceTensor variance(device(), std::vector<float>(kChannels, 1.0f));
+    auto dgamma = tensor(12, kChannels), dbeta = tensor(13, kChannels);
+    norm->Forward(x.data(), gamma.data(), beta.data(), running.data(), variance.data(), y.data());
+    norm->Backward(x.data(), gamma.data(), y.data(), dy.data(), dx.data(), dgamma.data(), dbeta.data());
+    results.insert(results.end(), {y.Host(), running.Host(), variance.Host(), dx.Host(), dgamma.Host(), dbeta.Host()});
+    norm->Infer(x.data(), gamma.data(), beta.data(), running.data(), variance.data(), y.data());
+    results.push_back(y.Host());
+
+    auto conv = device()->CreateConv2d(conv_spec).value();
+    auto weight = tensor(14, kWeights, narrow), dweight = tensor(15, kWeights, narrow);
+    auto bias = tensor(16, 4), dbias = tensor(17, 4);
+    auto out = tensor(18, kOutputs, narrow), dout = tensor(19, kOutputs, narrow);
+    conv->Forward(x.data(), weight.data(), bias.data(), out.data());
+    conv->Backward(x.data(), weight.data(), out.data(), dout.data(), dx.data(), dweight.data(), dbias.data());
+    results.insert(results.end(), {out.Host(), dx.Host(), dweight.Host(), dbias.Host()});
+    return results;
+  };
+  const auto got = run(1), want = run(0);
+  for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(Near(got[i], ToDouble(want[i]))) << "result " << i;
+}
+
 // Several chunks of columns, the last one smaller, in tensors whose images are no multiple of a pack: chunks of any
 // number of images would not be aligned for cuBLASLt.
 TEST_P(CudaDeviceTest, ConvolutionsInChunksEqualThoseInOne) {

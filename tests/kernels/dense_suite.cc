@@ -22,6 +22,7 @@ std::vector<DenseSpec> Shapes() {
       {.batch = 65, .in = 33, .out = 17},   {.batch = 16, .in = 16, .out = 1},   {.batch = 128, .in = 65, .out = 48},
       {.batch = 5, .in = 1031, .out = 3},   {.batch = 48, .in = 100, .out = 67}, {.batch = 2, .in = 3, .out = 1024},
       {.batch = 33, .in = 515, .out = 130}, {.batch = 200, .in = 19, .out = 23}, {.batch = 64, .in = 64, .out = 64},
+      {.batch = 300, .in = 5, .out = 36},
   };
 }
 
