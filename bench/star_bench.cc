@@ -4,6 +4,10 @@
 //   bazel-bin/bench/star_bench                              2 workers, 2 servers, 4 KB to 64 MB
 //   bazel-bin/bench/star_bench --workers=2 --servers=1 --lanes=4 --bytes=7600000 --bucket_bytes=1048576
 //
+// Between machines, with servers that were started there (a server serves one job, so one size):
+//
+//   bazel-bin/bench/star_bench --addresses=a:7077,b:7077 --workers=2 --rank=0 --bytes=7600000 --shared_memory=false
+//
 // GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
 // on any core, `switches` their context switches. The servers apply SGD with momentum.
 #include <malloc.h>
@@ -36,6 +40,8 @@ ABSL_FLAG(std::vector<std::string>, bytes,
 ABSL_FLAG(int64_t, bucket_bytes, 1 << 20, "as --bucket_bytes of the worker");
 ABSL_FLAG(int, workers, 2, "worker processes");
 ABSL_FLAG(int, servers, 2, "server processes");
+ABSL_FLAG(std::vector<std::string>, addresses, {}, "servers to use instead of own ones, in order of their shards");
+ABSL_FLAG(int, rank, 0, "with --addresses: which worker this process is, the only one it starts; rank 0 prints");
 ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
 ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
@@ -141,6 +147,14 @@ void PrintJson(int64_t bytes, const Row& row) {
   std::fflush(stdout);
 }
 
+// As one of the workers, on this machine, of a job whose other processes are started elsewhere.
+void MeasureAsOneWorker(int64_t bytes) {
+  const int rank = absl::GetFlag(FLAGS_rank);
+  Row row;
+  WorkerProcess(rank, bytes, absl::GetFlag(FLAGS_addresses), &row);
+  if (rank == 0) PrintJson(bytes, row);
+}
+
 void Measure(int64_t bytes) {
   Row* const row =
       static_cast<Row*>(mmap(nullptr, sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -190,14 +204,16 @@ int Main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   absl::ParseCommandLine(argc, argv);
-  if (!PrintsJson())
+  const bool alone = !absl::GetFlag(FLAGS_addresses).empty();
+  CHECK(!alone || absl::GetFlag(FLAGS_bytes).size() == 1) << ": --addresses needs one size in --bytes";
+  if (!PrintsJson() && !alone)
     std::printf("%12s %10s %10s %8s %10s %10s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s", "cpu user", "cpu system",
                 "switches");
   std::fflush(stdout);
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     int64_t bytes;
     CHECK(absl::SimpleAtoi(text, &bytes)) << text;
-    Measure(bytes);
+    alone ? MeasureAsOneWorker(bytes) : Measure(bytes);
   }
   return 0;
 }

@@ -94,6 +94,8 @@ inline constexpr int kAbortNoticeBytesMax = 1024;
 // opens. A step of lenet5 is about 30 of them.
 inline constexpr int64_t kTraceEventsMax = int64_t{1} << 17;
 
+inline constexpr int kPortMax = 65535;  // of TCP
+
 }  // namespace starring
 
 #endif  // STARRING_COMMON_LIMITS_H_

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Counts what Bazel tested: `count_tests.py NAME=EVENTS...`, one build event file (JSON) for each run.
 
-Bazel itself counts targets; one target holds many GoogleTest cases. Here a case is a test. Prints every failed and
-skipped one, a line for each run, and last, over all runs, exactly
+Bazel itself counts targets; one target holds many cases, of GoogleTest or Python's unittest. Here a case is a test.
+Prints every failed and skipped one, a line for each run, and last, over all runs, exactly
 
     N passed, N failed, N skipped
 
@@ -40,6 +40,16 @@ class Count:
         return f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
 
 
+def count_passed_log(label, log):
+    """The cases of a target that passed and left only a log: what unittest says, else the target as one case."""
+    ran = sum(map(int, re.findall(r"^Ran (\d+) tests? in ", log, re.MULTILINE)))
+    skipped = sum(map(int, re.findall(r"^OK \(skipped=(\d+)", log, re.MULTILINE)))
+    reasons = re.findall(r"^SKIPPED.*", log, re.MULTILINE)
+    if ran:
+        return Count(ran - skipped, [], [f"{label}, {skipped} of its cases"] * skipped)
+    return Count(0, [], [f"{label} {reasons[0]}"]) if reasons else Count(1)
+
+
 def count_cases(label, path):
     """The cases in the test.xml at `path`, which GoogleTest or, for other tests, Bazel wrote."""
     count = Count()
@@ -51,6 +61,7 @@ def count_cases(label, path):
     except (OSError, xml.etree.ElementTree.ParseError) as error:
         print(f"{path}: {error}", file=sys.stderr)
         return count
+    log = "".join(element.text or "" for element in root.iter("system-out"))
     for case in root.iter("testcase"):
         # Bazel's own file has one nameless case for the whole target.
         name = f"{label} {case.get('classname')}.{case.get('name')}" if case.get("classname") else label
@@ -59,7 +70,7 @@ def count_cases(label, path):
         elif case.find("skipped") is not None or case.get("status") == "notrun" or case.get("result") == "skipped":
             count.skipped.append(name)
         else:
-            count.passed += 1
+            count.add(Count(1) if case.get("classname") else count_passed_log(label, log))
     return count
 
 

@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "common/atomic_file.h"
 #include "common/command_line.h"
+#include "common/limits.h"
 #include "common/metrics/metrics.h"
 #include "common/status.h"
 #include "common/trace.h"
@@ -74,6 +75,10 @@ sigset_t StopSignals() {
 absl::StatusOr<ServerMetrics*> ServeMetrics(int shard) {
   const int port = absl::GetFlag(FLAGS_metrics_port);
   if (port < 0) return nullptr;
+  if (port + shard > kPortMax) {
+    return absl::InvalidArgumentError(absl::StrCat("--metrics_port=", port, ": shard ", shard, " would take ",
+                                                   port + shard, ", and ports end at ", kPortMax));
+  }
   ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics, Metrics::Start({.address = absl::GetFlag(FLAGS_metrics_address),
                                                                      .port = port == 0 ? 0 : port + shard}));
   std::fprintf(stderr, "server %d: metrics at %s\n", shard, metrics->url().c_str());

@@ -84,8 +84,6 @@ ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchan
 namespace starring {
 namespace {
 
-constexpr int kPortMax = 65535;
-
 bool IsLoopback(absl::string_view address) {
   return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
          absl::StartsWith(address, "[::1]:");

@@ -1,6 +1,9 @@
 """Parts of a step measured alone: the exchange, and the loading of data."""
 
+import contextlib
 import json
+import os
+import subprocess
 
 import machine
 import programs
@@ -20,13 +23,16 @@ def _exchange(row, servers, section):
 
 
 def exchanges(syncs, workers, servers, torch, sizes=BYTES, lab=None):
-    """Entries of `exchanges` for so many workers; in a lab, one worker on each host, without the star."""
+    """Entries of `exchanges` for so many workers; in a lab, one worker on each host."""
     section = "machine" if lab is None else f"netlab:{lab.hosts},{lab.rate}"
     size_flag = "--bytes=" + ",".join(map(str, sizes))
     found = []
-    if "star" in syncs and lab is None:
-        text = programs.run([programs.binary("bench/star_bench"), f"--workers={workers}", f"--servers={servers}",
-                             "--format=json", size_flag], seconds_max=PADDING_SECONDS)
+    if "star" in syncs:
+        bench = [programs.binary("bench/star_bench"), f"--workers={workers}", "--format=json"]
+        if lab is None:
+            text = programs.run([*bench, f"--servers={servers}", size_flag], seconds_max=PADDING_SECONDS)
+        else:
+            text = "".join(_star_between_hosts(lab, bench, workers, size) for size in sizes)
         found += [_exchange(row, servers, section) for row in rows(text)]
     if {"ring", "mpi"} & set(syncs):
         bench = [programs.binary("bench/ring_bench"), "--format=json", size_flag]
@@ -36,11 +42,43 @@ def exchanges(syncs, workers, servers, torch, sizes=BYTES, lab=None):
                                                      "OMPI_MCA_rmaps_base_oversubscribe": "1"}
         found += [_exchange(row, 0, section) for row in rows(programs.run(argv, environment, PADDING_SECONDS))
                   if row["sync"] in syncs]
-    if torch is not None and lab is None and any(sync.startswith("ddp") for sync in syncs):
-        text = programs.run([torch.python, programs.peer("exchange"), f"--world_size={workers}", size_flag],
-                            programs.ONE_THREAD, PADDING_SECONDS)
+    if torch is not None and any(sync.startswith("ddp") for sync in syncs):
+        argv = [torch.python, programs.peer("exchange"), f"--world_size={workers}", size_flag]
+        if lab is None:
+            text = programs.run(argv, programs.ONE_THREAD, PADDING_SECONDS)
+        else:
+            places = {**programs.ONE_THREAD, **lab.torch_environment(workers)}
+            text = _run_on_hosts(lab, [(argv, {**places, "RANK": str(rank)}) for rank in range(workers)])
         found += [_exchange(row, 0, section) for row in rows(text)]
     return found
+
+
+def _run_on_hosts(lab, commands):
+    """What the first of `commands` printed. Each is (argv, environment) and runs on the host of its place."""
+    with contextlib.ExitStack() as others:
+        for host, (argv, environment) in reversed(list(enumerate(commands))):
+            argv = lab.command(host % lab.hosts, argv)
+            if host == 0:
+                return programs.run(argv, environment, PADDING_SECONDS)
+            process = subprocess.Popen(argv, env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+                                       stdout=subprocess.DEVNULL)
+            others.callback(process.wait, timeout=10)
+            others.callback(process.terminate)
+    raise ValueError("no command was given")
+
+
+def _star_between_hosts(lab, bench, workers, size):
+    """A server and a worker on each host; servers serve one job, so one size."""
+    servers, _ = lab.star_commands([programs.binary("server/server")], [], workers, workers)
+    addresses = ",".join(word.partition("=")[2] for argv in servers for word in argv if word.startswith("--listen="))
+    argv = [*bench, "--addresses=" + addresses, f"--bytes={size}", "--shared_memory=false", "--pin=false"]
+    with contextlib.ExitStack() as running:
+        for server in servers:
+            process = subprocess.Popen(server, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.DEVNULL)
+            running.callback(process.wait, timeout=10)
+            running.callback(process.kill)
+        return _run_on_hosts(lab, [([*argv, f"--rank={rank}"], {}) for rank in range(workers)])
 
 
 def _binding(workers):

@@ -2,6 +2,7 @@
 """Latency and bus bandwidth of Gloo's all-reduce alone, beside bench/ring_bench.cc and bench/star_bench.cc.
 
     /usr/bin/python3 bench/ddp/exchange.py --world_size=2 --bytes=4096,1048576
+    torchrun --nproc_per_node=2 bench/ddp/exchange.py --bytes=4096,1048576
 
 Prints a JSON object a size. Bus bandwidth is 2 (N - 1) / N * bytes / time; a time is that of the slowest rank.
 """
@@ -34,9 +35,13 @@ def measure(size):
     return sorted(times)[len(times) // 2]
 
 
-def work(rank, world_size, init_method, sizes):
+def pin_and_work(rank, *arguments):
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    work(rank, *arguments)
+
+
+def work(rank, world_size, init_method, sizes):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
     for size in sizes:
@@ -53,10 +58,14 @@ def main():
     parser.add_argument("--world_size", type=int, default=2)
     parser.add_argument("--bytes", default=DEFAULT_BYTES)
     flags = parser.parse_args()
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     sizes = [int(size) for size in flags.bytes.split(",")]
+    if "RANK" in os.environ and "MASTER_ADDR" in os.environ:  # torchrun
+        work(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://", sizes)
+        return
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(work, (flags.world_size, f"file://{folder}/rendezvous", sizes), flags.world_size)
+        arguments = (flags.world_size, f"file://{folder}/rendezvous", sizes)
+        torch.multiprocessing.spawn(pin_and_work, arguments, flags.world_size)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ To fill the section `netlab:4,1gbit` of a comparison, model mlp and 4 workers, o
                 Start all, wait for all. Its --same_host=socket matters: one kernel has all hosts, which the worker
                 would find out, and hand arrays over in memory. Ports are fixed: a host has all ports to itself.
     ring, mpi   lab.mpirun([worker, "--sync=ring", ...])
-    ddp         lab.command(h, [python, "bench/ddp/train.py", ...]) with RANK=h WORLD_SIZE=4 MASTER_PORT=7078
-                MASTER_ADDR=10.77.0.1 GLOO_SOCKET_IFNAME=eth0 in the environment, which `command` passes on
+    ddp         lab.command(h, [python, "bench/ddp/train.py", ...]) with lab.torch_environment(4) and RANK=h in the
+                environment, which `command` passes on
 
 All hosts share this machine's cores: the job is oversubscribed where there are more hosts than cores, and times of
 computation mean little there. What is measured is what the network costs.
@@ -132,6 +132,11 @@ class Netlab:
                          for host, name in enumerate(self.names) if host < ranks)
         return self.command(0, ["mpirun", "--allow-run-as-root", *settings, "--map-by", "node", "--host", hosts, "-np",
                                 str(ranks), *flags, *argv])
+
+    def torch_environment(self, workers, port=7078):
+        """What PyTorch's processes need to find each other, but RANK: rank r runs on host r modulo the hosts."""
+        return {"MASTER_ADDR": self.addresses[0], "MASTER_PORT": str(port), "WORLD_SIZE": str(workers),
+                "GLOO_SOCKET_IFNAME": INTERFACE}
 
     def star_commands(self, server, worker, servers=None, workers=None):
         """(commands of the servers, commands of the workers): shard s on host s, rank r on host r, modulo the hosts.

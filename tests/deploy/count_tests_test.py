@@ -15,6 +15,12 @@ GTEST = """<?xml version="1.0"?><testsuites><testsuite name="A">
 </testsuite></testsuites>"""
 PASSING = '<testsuites><testsuite><testcase name="Passes" status="run" classname="A"/></testsuite></testsuites>'
 EMPTY = "<testsuites/>"
+# As Bazel writes it for a test that does not.
+LOG = """<testsuites><testsuite><testcase name="t" status="run"{}</testcase><system-out>
+Generated test.log:
+<![CDATA[Executing tests from //t
+-----
+{}]]></system-out></testsuite></testsuites>"""
 FINISHED = {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "SUCCESS"}}}
 
 
@@ -49,6 +55,17 @@ class CountTestsTest(unittest.TestCase):
         self.assertEqual(str(count), "1 passed, 1 failed, 2 skipped")
         self.assertEqual(count.failed, ["//a A.Fails"])
         self.assertEqual(count.skipped, ["//a A.Skips", "//a A.DISABLED_Sleeps"])
+
+    def test_counts_the_cases_of_a_log(self):
+        for log, counted in (("Ran 20 tests in 0.1s\n\nOK\n", "20 passed, 0 failed, 0 skipped"),
+                             ("Ran 1 test in 0.1s\n\nOK (skipped=1)\n", "0 passed, 0 failed, 1 skipped"),
+                             ("...s\nRan 4 tests in 0.1s\n\nOK (skipped=3)\n", "1 passed, 0 failed, 3 skipped"),
+                             ("SKIPPED: no torch\n", "0 passed, 0 failed, 1 skipped"),
+                             ("all of the script's checks passed\n", "1 passed, 0 failed, 0 skipped")):
+            self.assertEqual(self.count(*self.events_of("//t", "PASSED", LOG.format(">", log)), FINISHED), counted)
+        log = "Ran 20 tests in 0.1s\n\nFAILED (errors=1)\n"
+        failed = self.events_of("//t", "FAILED", LOG.format('><failure message="1"/>', log))
+        self.assertEqual(self.count(*failed, FINISHED), "0 passed, 1 failed, 0 skipped")
 
     def test_any_byte_in_a_message(self):
         text = GTEST.replace('message="why"', 'message="\xff\x02"')

@@ -195,6 +195,10 @@ class MetricsTest(JobTest):
             done = self.run_to_end([WORKER, *SMALL_JOB, flag], deadline_s=60)
             self.assertEqual(done.returncode, REFUSED, done.output)
             self.assertIn(word, done.output)
+        done = self.run_to_end([SERVER, "--listen=127.0.0.1:0", "--shard=5", "--shard_count=6",
+                                "--metrics_port=65531"], deadline_s=60)
+        self.assertEqual(done.returncode, REFUSED, done.output)
+        self.assertIn("65536", done.output)
 
 if __name__ == "__main__":
     unittest.main()
