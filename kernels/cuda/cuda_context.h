@@ -10,10 +10,12 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "kernels/cuda/bias_gradient.h"
 #include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/step_values.h"
+#include "kernels/device.h"
 
 namespace starring {
 
@@ -38,6 +40,11 @@ struct CudaContext {
     if (error != cudaSuccess) Keep(CudaStatus(error, what));
   }
 };
+
+// What kernels, which know nothing of device.h, call it.
+inline cuda::Mask MaskOf(Activation activation) {
+  return activation == Activation::kRelu ? cuda::Mask::kRelu : cuda::Mask::kNone;
+}
 
 }  // namespace starring
 

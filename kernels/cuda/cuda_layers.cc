@@ -50,18 +50,9 @@ class CudaDense : public Dense {
 };
 
 cuda::PatchShape PatchesOf(const Conv2dSpec& s, int64_t images) {
-  return {.images = images,
-          .in_height = s.in_height,
-          .in_width = s.in_width,
-          .channels = s.in_channels,
-          .out_height = s.out_height(),
-          .out_width = s.out_width(),
-          .kernel_height = s.kernel_height,
-          .kernel_width = s.kernel_width,
-          .stride_height = s.stride_height,
-          .stride_width = s.stride_width,
-          .padding_height = s.padding_height,
-          .padding_width = s.padding_width};
+  cuda::PatchShape patches = cuda::PatchShapeOf(s, s.in_channels);
+  patches.images = images;
+  return patches;
 }
 
 bool ColumnsAreInput(const Conv2dSpec& s) {
@@ -86,12 +77,11 @@ class CudaNarrowConv2d : public Conv2d {
       : context_(context), spec_(spec), patches_(PatchesOf(spec, spec.batch)) {}
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override {
-    const bool relu = spec_.activation == Activation::kRelu;
     context_->Keep(cuda::NarrowForward(context_->stream, patches_, spec_.out_channels,
                                        {.x = x,
                                         .weight = weight,
                                         .bias = spec_.bias == Bias::kAdded ? bias : nullptr,
-                                        .activation = relu ? cuda::Mask::kRelu : cuda::Mask::kNone,
+                                        .activation = MaskOf(spec_.activation),
                                         .y = y}),
                    "convolution");
   }
@@ -154,7 +144,7 @@ class CudaConv2d : public Conv2d {
  private:
   absl::StatusOr<MatrixLayer> CreateLayer(int64_t images) const {
     const cuda::PatchShape patches = PatchesOf(spec_, images);
-    return MatrixLayer::Create(context_, {.rows = patches.rows(),
+    return MatrixLayer::Create(context_, {.batch = patches.rows(),
                                           .in = patches.patch(),
                                           .out = spec_.out_channels,
                                           .bias = spec_.bias,
@@ -191,12 +181,7 @@ class CudaConv2d : public Conv2d {
 
 absl::StatusOr<std::unique_ptr<Dense>> CreateCudaDense(CudaContext* context, const DenseSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
-  ASSIGN_OR_RETURN(MatrixLayer layer, MatrixLayer::Create(context, {.rows = s.batch,
-                                                                    .in = s.in,
-                                                                    .out = s.out,
-                                                                    .bias = s.bias,
-                                                                    .activation = s.activation,
-                                                                    .input_gradient = s.input_gradient}));
+  ASSIGN_OR_RETURN(MatrixLayer layer, MatrixLayer::Create(context, s));
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch, s.out), "dense");
   return std::make_unique<CudaDense>(context, s, std::move(layer));
 }

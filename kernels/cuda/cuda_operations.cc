@@ -185,18 +185,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 
 absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context, const Pool2dSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
-  const cuda::PatchShape window = {.images = s.batch,
-                                   .in_height = s.in_height,
-                                   .in_width = s.in_width,
-                                   .channels = s.channels,
-                                   .out_height = s.out_height(),
-                                   .out_width = s.out_width(),
-                                   .kernel_height = s.kernel_height,
-                                   .kernel_width = s.kernel_width,
-                                   .stride_height = s.stride_height,
-                                   .stride_width = s.stride_width,
-                                   .padding_height = s.padding_height,
-                                   .padding_width = s.padding_width};
+  const cuda::PatchShape window = cuda::PatchShapeOf(s, s.channels);
   ASSIGN_OR_RETURN(CudaMemory winners, CudaMemory::Create(cuda::WinnerBytes(window)), "max pool");
   return std::make_unique<CudaMaxPool2d>(context, window, std::move(winners));
 }
@@ -209,12 +198,11 @@ absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCudaGlobalAveragePool(C
 
 absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
-  const cuda::BatchNormShape shape = {
-      .rows = s.batch * s.height * s.width,
-      .channels = s.channels,
-      .activation = s.activation == Activation::kRelu ? cuda::Mask::kRelu : cuda::Mask::kNone,
-      .epsilon = s.epsilon,
-      .momentum = s.momentum};
+  const cuda::BatchNormShape shape = {.rows = s.batch * s.height * s.width,
+                                      .channels = s.channels,
+                                      .activation = MaskOf(s.activation),
+                                      .epsilon = s.epsilon,
+                                      .momentum = s.momentum};
   RETURN_IF_ERROR(context->scratch.Reserve(CudaBatchNorm::ScratchBytes(shape)), "batch norm");
   ASSIGN_OR_RETURN(CudaMemory statistics, CudaMemory::Create(CudaBatchNorm::StatisticsBytes(shape)), "batch norm");
   return std::make_unique<CudaBatchNorm>(context, shape, std::move(statistics));

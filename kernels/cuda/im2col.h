@@ -24,6 +24,23 @@ struct PatchShape {
   int64_t patch() const { return kernel_height * kernel_width * channels; }
 };
 
+// Of one layer's whole batch. Spec: Conv2dSpec or Pool2dSpec of kernels/device.h.
+template <typename Spec>
+PatchShape PatchShapeOf(const Spec& s, int64_t channels) {
+  return {.images = s.batch,
+          .in_height = s.in_height,
+          .in_width = s.in_width,
+          .channels = channels,
+          .out_height = s.out_height(),
+          .out_width = s.out_width(),
+          .kernel_height = s.kernel_height,
+          .kernel_width = s.kernel_width,
+          .stride_height = s.stride_height,
+          .stride_width = s.stride_width,
+          .padding_height = s.padding_height,
+          .padding_width = s.padding_width};
+}
+
 // columns = the patches of x; padding is 0.
 // Shapes:      x: (images, in_height, in_width, channels); columns: (rows, patch), float32.
 // Writes:      columns are overwritten (=).

@@ -6,9 +6,9 @@
 
 namespace starring {
 
-absl::StatusOr<MatrixLayer> MatrixLayer::Create(CudaContext* context, const MatrixLayerSpec& s) {
+absl::StatusOr<MatrixLayer> MatrixLayer::Create(CudaContext* context, const DenseSpec& s) {
   MatrixLayer layer;
-  ASSIGN_OR_RETURN(layer.y_, MatrixProduct::Create(context, {.rows = s.rows,
+  ASSIGN_OR_RETURN(layer.y_, MatrixProduct::Create(context, {.rows = s.batch,
                                                              .columns = s.out,
                                                              .depth = s.in,
                                                              .b = Stored::kTransposed,
@@ -16,9 +16,9 @@ absl::StatusOr<MatrixLayer> MatrixLayer::Create(CudaContext* context, const Matr
                                                              .activation = s.activation}));
   ASSIGN_OR_RETURN(
       layer.dweight_,
-      MatrixProduct::Create(context, {.rows = s.out, .columns = s.in, .depth = s.rows, .a = Stored::kTransposed}));
+      MatrixProduct::Create(context, {.rows = s.out, .columns = s.in, .depth = s.batch, .a = Stored::kTransposed}));
   if (s.input_gradient == InputGradient::kNotNeeded) return layer;
-  ASSIGN_OR_RETURN(layer.dx_, MatrixProduct::Create(context, {.rows = s.rows, .columns = s.in, .depth = s.out}));
+  ASSIGN_OR_RETURN(layer.dx_, MatrixProduct::Create(context, {.rows = s.batch, .columns = s.in, .depth = s.out}));
   return layer;
 }
 
@@ -28,9 +28,8 @@ absl::Status ReserveForActivationGradient(CudaContext* context, int64_t rows, in
 }
 
 void ActivationGradient(CudaContext* context, const ActivationGradientArgs& g) {
-  const bool relu = g.activation == Activation::kRelu;
   if (g.dbias != nullptr) {
-    context->Keep(cuda::BiasGradient(context->stream, {.mask = relu ? cuda::Mask::kRelu : cuda::Mask::kNone,
+    context->Keep(cuda::BiasGradient(context->stream, {.mask = MaskOf(g.activation),
                                                        .rows = g.rows,
                                                        .channels = g.channels,
                                                        .y = g.y,
@@ -38,7 +37,7 @@ void ActivationGradient(CudaContext* context, const ActivationGradientArgs& g) {
                                                        .dbias = g.dbias,
                                                        .partial = context->scratch.floats()}),
                   "bias gradient");
-  } else if (relu) {
+  } else if (g.activation == Activation::kRelu) {
     context->Keep(cuda::ReluBackward(context->stream, g.y, g.dy, g.dy, g.rows * g.channels), "relu backward");
   }
 }

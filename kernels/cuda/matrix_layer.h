@@ -1,6 +1,6 @@
 // The products of a dense layer, which are also those of a convolution over its columns (im2col.h).
 //
-// Words: x (rows, in), weight (out, in), bias (out), y and dy (rows, out).
+// Words: x (batch, in), weight (out, in), bias (out), y and dy (batch, out); of columns, the batch is their rows.
 //
 // Thread safety: one thread.
 #ifndef STARRING_KERNELS_CUDA_MATRIX_LAYER_H_
@@ -16,17 +16,10 @@
 
 namespace starring {
 
-struct MatrixLayerSpec {
-  int64_t rows = 0, in = 0, out = 0;
-  Bias bias = Bias::kAdded;
-  Activation activation = Activation::kNone;
-  InputGradient input_gradient = InputGradient::kNeeded;
-};
-
 class MatrixLayer {
  public:
   // `context` outlives the result.
-  static absl::StatusOr<MatrixLayer> Create(CudaContext* context, const MatrixLayerSpec& spec);
+  static absl::StatusOr<MatrixLayer> Create(CudaContext* context, const DenseSpec& spec);
 
   // y = act(x weight^T + bias).
   void Forward(const float* x, const float* weight, const float* bias, float* y) { y_->Run(x, weight, bias, y); }

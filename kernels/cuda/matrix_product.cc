@@ -151,14 +151,12 @@ void MatrixProduct::Run(const float* a, const float* b, const float* bias, float
                                       static_cast<size_t>(context_->workspace.size_bytes()), context_->stream),
                        "cublasLtMatmul"));
   if (plain || has_epilogue_) return;
-  context_->Keep(
-      cuda::AddBias(context_->stream,
-                    {.activation = spec_.activation == Activation::kRelu ? cuda::Mask::kRelu : cuda::Mask::kNone,
-                     .rows = spec_.rows,
-                     .channels = spec_.columns,
-                     .bias = bias,
-                     .y = c}),
-      "add bias");
+  context_->Keep(cuda::AddBias(context_->stream, {.activation = MaskOf(spec_.activation),
+                                                  .rows = spec_.rows,
+                                                  .channels = spec_.columns,
+                                                  .bias = bias,
+                                                  .y = c}),
+                 "add bias");
 }
 
 }  // namespace starring

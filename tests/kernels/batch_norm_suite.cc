@@ -17,7 +17,7 @@ std::vector<BatchNormSpec> Shapes() {
       {.batch = 1, .height = 7, .width = 5, .channels = 17},   {.batch = 5, .height = 8, .width = 8, .channels = 16},
       {.batch = 3, .height = 32, .width = 32, .channels = 16}, {.batch = 7, .height = 1, .width = 1, .channels = 84},
       {.batch = 2, .height = 2, .width = 3, .channels = 5000}, {.batch = 5, .height = 7, .width = 31, .channels = 4},
-      {.batch = 3, .height = 9, .width = 11, .channels = 12},
+      {.batch = 3, .height = 9, .width = 11, .channels = 12},  {.batch = 5, .height = 16, .width = 16, .channels = 36},
   };
 }
 
