@@ -58,7 +58,7 @@ def _losses(job, gpus, more=()):
     return [step["loss"] for step in record["losses"]]
 
 
-def check(our_job, peer_jobs, gpus):
+def check(our_job, peer_jobs, gpus, tolerance=TOLERANCE):
     """Entries of `agreement`, of jobs of one model and equally many workers."""
     model, workers = our_job.configuration["model"], our_job.configuration["workers"]
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def check(our_job, peer_jobs, gpus):
         for job in peer_jobs:
             def against(precision, job=job):
                 flags = ["--initial_weights=" + weights, "--dropout=starring", "--precision=" + precision]
-                return compare(model, job.configuration["sync"], workers, ours, _losses(job, gpus, flags))
+                return compare(model, job.configuration["sync"], workers, ours, _losses(job, gpus, flags), tolerance)
 
             found.append(settle(against("single"), lambda: against("double")))
         return found

@@ -9,13 +9,19 @@ import dataclasses
 import shlex
 from typing import Dict, List
 
+import device_choice
 import machine
 import programs
 
 OURS = ("local", "star", "ring", "mpi")
 PEERS = ("ddp", "ddp-tuned")
-# What ddp-tuned is, whatever the sweep finds best.
-TUNED = {"data": "ram", "set_to_none": "true", "gradient_as_bucket_view": "true", "static_graph": "true"}
+CPU = device_choice.Device()
+
+
+def tuned(device):
+    """What ddp-tuned is, unless the sweep finds it slower."""
+    settings = {"data": "ram", "set_to_none": "true", "gradient_as_bucket_view": "true", "static_graph": "true"}
+    return settings if device.kind == "cpu" else {**settings, "cudnn_benchmark": "true", "cuda_graph": "true"}
 
 
 @dataclasses.dataclass
@@ -37,6 +43,7 @@ class Job:
     settings: Dict[str, str]  # of the peer
     threads: int = 1
     lab: object = None  # a bench.netlab.Netlab
+    device: device_choice.Device = CPU
     launch_flags: List[str] = dataclasses.field(default_factory=list)
 
     @property
@@ -46,7 +53,8 @@ class Job:
 
     def flags(self, record, steps, more=()):
         limit = [f"--max_steps={steps}", "--epochs=100000"] if steps else []
-        return [*self.shared_flags, f"--model={self.configuration['model']}", f"--threads={self.threads}",
+        device = self.device.flags(self.configuration["workers"])
+        return [*self.shared_flags, *device, f"--model={self.configuration['model']}", f"--threads={self.threads}",
                 f"--global_batch={self.configuration['global_batch']}", *limit, f"--record={record}", *more]
 
     def commands(self, record, steps, more=()):
@@ -87,7 +95,7 @@ class Job:
                 for rank in range(workers)]
 
 
-OURS_ONLY = ("--device=cpu", "--progress=none")  # the peer runs on the CPU
+OURS_ONLY = ("--progress=none",)
 
 
 def expand(text):
@@ -118,8 +126,8 @@ def identity(model, sync, workers, accounting, scaling, section):
 class Matrix:
     """Builds the jobs from the options of main.py."""
 
-    def __init__(self, options, torch, peer_settings):
-        self.options, self.torch, self.peer_settings = options, torch, peer_settings
+    def __init__(self, options, torch, peer_settings, device=CPU):
+        self.options, self.torch, self.peer_settings, self.device = options, torch, peer_settings, device
         self.cores = machine.cores()
         self.shared_flags = [f"--dataset={options.dataset}", f"--augment={options.augment}", f"--seed={options.seed}",
                              *shlex.split(options.train_flags)]
@@ -139,9 +147,11 @@ class Matrix:
             "id": identity(model, sync, workers, accounting, scaling, section), "sync": sync, "model": model,
             "dataset": options.dataset, "section": section, "workers": workers, "servers": servers,
             "accounting": accounting, "scaling": scaling, "global_batch": batch, "cores": cores,
-            "oversubscribed": busy > len(self.cores), "command": [], "trace": None, "runs": [],
+            "oversubscribed": busy > len(self.cores) or self.device.shared(workers),
+            "command": [], "trace": None, "runs": [],
             "slowest_worker_ratio": None, "settings": dict(settings), "group_workers": budget or workers}
-        job = Job(configuration, budget or workers, self.shared_flags, self.torch, settings, options.threads, lab)
+        job = Job(configuration, budget or workers, self.shared_flags, self.torch, settings, options.threads, lab,
+                  self.device)
         words = [word for command in job.commands("RECORD", "STEPS") for word in [*command.text(), "&"]][:-1]
         configuration["command"] = words
         return job

@@ -89,9 +89,12 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """NVIDIA's GPUs through NVML, which comes with the driver and is looked for when this is made."""
+    """NVIDIA's GPUs through NVML, which comes with the driver and is looked for when this is made.
 
-    def __init__(self, library="libnvidia-ml.so.1"):
+    `visible` is the environment's CUDA_VISIBLE_DEVICES: NVML itself knows of no such thing.
+    """
+
+    def __init__(self, library="libnvidia-ml.so.1", visible=None):
         self._handles = []
         try:
             self._nvml = ctypes.CDLL(library)
@@ -102,10 +105,17 @@ class Gpus:
         count = ctypes.c_uint()
         if self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
             return
-        for index in range(count.value):
+        words = list(map(str, range(count.value))) if visible is None else visible.split(",")
+        for word in map(str.strip, words):
             handle = ctypes.c_void_p()
-            if self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:
-                self._handles.append(handle)
+            code = (self._nvml.nvmlDeviceGetHandleByIndex_v2(int(word), ctypes.byref(handle)) if word.isdigit() else
+                    self._nvml.nvmlDeviceGetHandleByUUID(word.encode(), ctypes.byref(handle)))
+            if code != 0:
+                return  # as CUDA: what stands behind a wrong one is not visible either
+            self._handles.append(handle)
+
+    def count(self):
+        return len(self._handles)
 
     def name(self):
         """"2 x NVIDIA H200"; None without a GPU."""
@@ -117,10 +127,10 @@ class Gpus:
         name = text.value.decode(errors="replace")
         return name if len(self._handles) == 1 else f"{len(self._handles)} x {name}"
 
-    def sample(self):
-        """(percent, mean over the GPUs; bytes in use, of all) or None."""
+    def sample(self, workers):
+        """Of the GPUs that so many workers use: (percent, mean over them; bytes in use, of all of them) or None."""
         percents, memory = [], 0
-        for handle in self._handles:
+        for handle in self._handles[:workers]:
             utilization, used = _Utilization(), _Memory()
             if self._nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization)) == 0:
                 percents.append(utilization.gpu)

@@ -23,6 +23,7 @@ import trace
 import agreement
 import alone
 import analysis
+import device_choice
 import jobs
 import machine
 import measure
@@ -57,7 +58,10 @@ def use_python_with(modules):
 class Comparison:
     def __init__(self, options, notes):
         self.options, self.started = options, time.monotonic()
-        self.gpus = machine.Gpus()
+        self.gpus = machine.Gpus(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        has_peers = any(sync in jobs.PEERS for sync in options.syncs)
+        self.device, self.torch = device_choice.choose(
+            options.device, self.gpus.count(), programs.Torch.find_all() if has_peers else [], has_peers)
         self.out = os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd()), options.out)
         os.makedirs(self.out, exist_ok=True)
         self.results = schema.empty(["bazel", "run", "//bench:compare", "--", *sys.argv[1:]],
@@ -66,8 +70,7 @@ class Comparison:
         self.notes = self.results["notes"]
         self.notes += notes
         self.failed = False
-        self.torch = programs.Torch.find() if any(sync in jobs.PEERS for sync in options.syncs) else None
-        self.peer_settings = peer_settings.PeerSettings(options, self.torch, self.say)
+        self.peer_settings = peer_settings.PeerSettings(options, self.torch, self.device, self.say)
         self.laboratory = measure.Laboratory(options, self.gpus, self.say)
         self._describe_versions()
 
@@ -80,8 +83,11 @@ class Comparison:
 
     def _describe_versions(self):
         self.results["versions"].update(programs.library_versions())
+        if self.device.note:
+            self.note(self.device.note)
         if self.torch is not None:
-            self.results["versions"].update({"torch": self.torch.version, "torch_backend": self.torch.backend})
+            self.results["versions"].update({"torch": self.torch.version, "torch_backend": self.torch.backend(
+                self.device, self.options.workers)})
         elif any(sync in jobs.PEERS for sync in self.options.syncs):
             self.note("no python3 with PyTorch was found, so there is no DDP column. To get one: "
                       f"{programs.HOW_TO_GET_TORCH}, or pip install torch for the python3 on PATH")
@@ -103,11 +109,12 @@ class Comparison:
 
     def run(self):
         options = self.options
-        matrix = jobs.Matrix(options, self.torch, self.peer_settings)
+        matrix = jobs.Matrix(options, self.torch, self.peer_settings, self.device)
         if self.torch is not None:
             for model in options.models:
-                self.part(f"agreement of the first {agreement.STEPS} losses: {model}",
-                          lambda model=model: self._check_agreement(matrix, model))
+                for workers in options.workers:
+                    self.part(f"agreement of the first {agreement.STEPS} losses: {model}, {workers} workers",
+                              lambda model=model, workers=workers: self._check_agreement(matrix, model, workers))
         groups = matrix.groups()
         for group in groups:
             self.part("measuring " + " ".join(map(str, group[0].group)), lambda group=group: self._measure(group))
@@ -117,20 +124,25 @@ class Comparison:
             self.part("loaders alone", lambda: self.results["loaders"].extend(alone.loaders(self.torch)))
         if max(options.workers) > 1:
             self.part("exchange alone", lambda: self._exchanges(max(options.workers)))
-        if options.hosts:
+        if options.hosts and self.device.kind == "cuda":
+            self.note("no section of several hosts: they are parts of this machine and share its GPUs; for them give "
+                      "--device=cpu")
+        elif options.hosts:
             self.part("hosts: netlab:%d,%s" % options.hosts, lambda: self._hosts(matrix))
         if options.trace:
             self.part("timeline", lambda: self._trace(groups))
         return self._finish()
 
-    def _check_agreement(self, matrix, model):
-        """Before anything is timed. Of the most workers, as a sum over ranks can go wrong in more ways."""
-        members = matrix.of_group(model, max(self.options.workers), "weak")
+    def _check_agreement(self, matrix, model, workers):
+        """Before anything is timed, and of the very settings: each number of workers has its own."""
+        members = matrix.of_group(model, workers, "weak")
         peers = [job for job in members if job.configuration["sync"] in jobs.PEERS]
         ours = [job for job in members if job not in peers and job.configuration["accounting"] == "equal-workers"]
-        found = agreement.check(ours[0] if ours else matrix.job(model, "local", 1, "weak"), peers, self.gpus)
+        found = agreement.check(ours[0] if ours else matrix.job(model, "local", 1, "weak"), peers, self.gpus,
+                                self.device.tolerance(self.options.math))
         for entry in found:
-            self.say(f"{model} {entry['peer']}: largest relative difference {entry['worst_relative_difference']:.1e} "
+            self.say(f"{model} {entry['peer']}, {workers} workers: largest relative difference "
+                     f"{entry['worst_relative_difference']:.1e} "
                      f"at step {entry['worst_step']} ({entry['peer_precision']} precision of PyTorch): "
                      f"{'agrees' if entry['agrees'] else 'DISAGREES'}")
         self.results["agreement"] += found
@@ -231,7 +243,12 @@ class Comparison:
 def main():
     options = command_line.parse()
     note = use_python_with(PAGE_MODULES)
-    return Comparison(options, [note] if note else []).run()
+    try:
+        comparison = Comparison(options, [note] if note else [])
+    except programs.ProgramError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return comparison.run()
 
 
 if __name__ == "__main__":

@@ -19,15 +19,16 @@ SAMPLE_SECONDS = 0.05  # of the servers: what they do after the last sample is n
 LOOKS_BETWEEN_SEARCHES = 10  # for new processes; and of the clock and the GPUs
 CALIBRATION_STEPS = 30
 STEPS_MIN = 60
+OF_ONE_JOB = ("backend", "cuda_graph")  # among the versions of a record of the peer
 SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take so many times the wanted seconds
 
 
 class _Sampler(threading.Thread):
     """Looks at the servers' CPU time, the clock and the GPUs while a job runs."""
 
-    def __init__(self, processes, gpus):
+    def __init__(self, processes, gpus, workers):
         super().__init__(daemon=True)
-        self.processes, self.gpus = processes, gpus
+        self.processes, self.gpus, self.workers = processes, gpus, workers
         self.server_seconds, self.clocks, self.gpu_samples = {}, [], []
         self._end = threading.Event()
         self._names = {}
@@ -45,7 +46,7 @@ class _Sampler(threading.Thread):
 
     def _search(self):
         self.clocks += machine.clock_mhz()
-        sample = self.gpus.sample()
+        sample = self.gpus.sample(self.workers)
         if sample is not None:
             self.gpu_samples.append(sample)
         for pid in {pid for process in self.processes for pid in machine.descendants(process.pid)}:
@@ -101,7 +102,7 @@ def run_job(job, steps, gpus, more=()):
         record = os.path.join(folder, "record.json")
         commands = job.commands(record, steps, more)
         processes = _start(commands, output)
-        sampler = _Sampler(processes, gpus)
+        sampler = _Sampler(processes, gpus, job.configuration["workers"])
         sampler.start()
         try:
             codes = _wait(processes)
@@ -134,13 +135,20 @@ def _cpu_percent(record, sampler):
     return percents
 
 
+def gpu_use(samples):
+    """Gpu of results.py, of (percent, bytes): from the first to the last sample that saw work, as programs that start
+    slowly are not to be told from slow ones otherwise. None without samples."""
+    busy = [index for index, (percent, _) in enumerate(samples) if percent > 0]
+    if not samples:
+        return None
+    percents = [percent for percent, _ in samples[busy[0]:busy[-1] + 1]] if busy else [0.0]
+    return {"percent": statistics.mean(percents), "memory_bytes": max(memory for _, memory in samples)}
+
+
 def make_run(repeat, record, sampler, load):
     step_ms, steps = record["step_ms"], max(1, record["steps"])
     rate = 1e3 * samples_per_step(record) / step_ms["mean"]
-    gpu = None
-    if sampler.gpu_samples and record["config"].get("device") == "cuda":
-        gpu = {"percent": statistics.mean(sample[0] for sample in sampler.gpu_samples),
-               "memory_bytes": max(sample[1] for sample in sampler.gpu_samples)}
+    gpu = gpu_use(sampler.gpu_samples) if record["config"].get("device") == "cuda" else None
     return {
         "repeat": repeat, "samples_per_second": rate, "seconds_per_epoch": record["config"]["train_count"] / rate,
         "steps_measured": step_ms["steps_measured"], "warmup_steps": record["steps"] - step_ms["steps_measured"],
@@ -187,6 +195,15 @@ class Laboratory:
             job.configuration["slowest_worker_ratio"] = statistics.median(known) if known else None
         return jobs
 
+    def _note_peer(self, job, versions):
+        """What the peer only knew when it ran: how its processes talk, and that there was no CUDA graph."""
+        if "backend" in versions:
+            job.configuration["settings"]["backend"] = versions["backend"]
+        if "cuda_graph" in versions:
+            job.configuration["settings"]["cuda_graph"] = versions["cuda_graph"]
+            self.failures.append(f"{job.configuration['id']}: PyTorch's step is no CUDA graph: "
+                                 f"{versions['cuda_graph'].partition(': ')[2]}")
+
     def _steps(self, jobs):
         """(steps of each run of the group, the jobs that work): from a short run of every job, which no number is of.
 
@@ -203,7 +220,9 @@ class Laboratory:
                 continue
             step_seconds.append(record["step_ms"]["mean"] / 1e3)
             working.append(job)
-            self.versions.update(record["host"]["versions"])
+            self._note_peer(job, record["host"]["versions"])
+            self.versions.update({name: version for name, version in record["host"]["versions"].items()
+                                  if name not in OF_ONE_JOB})
             onednn = re.search(r"oneDNN ([\d.]+)", record["host"]["device"])
             if onednn:
                 self.versions["onednn"] = onednn[1]

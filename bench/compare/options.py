@@ -2,10 +2,12 @@
 
 import argparse
 import re
+import shlex
 import sys
 
 SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
 MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
+MATHS = ("fp32", "tf32", "bf16")
 QUICK = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False, "scaling": ["weak"],
          "exchange_bytes": [4096, 1 << 20]}
 
@@ -68,6 +70,8 @@ def _add_matrix(add):
     add("--batch_per_worker", type=_positive, default=64, help="weak scaling")
     add("--global_batch", type=_positive, default=64, help="strong scaling")
     add("--servers", type=int, default=0, help="star; 0: as many as workers")
+    add("--device", default="auto", choices=["auto", "cpu", "cuda"],
+        help="of all jobs; auto: GPUs where worker and PyTorch can use them")
     add("--threads", type=_positive, default=1, help="compute threads of a worker")
     add("--seed", type=int, default=1)
     add("--train_flags", default="", help="more flags of worker and peer, as --learning_rate=0.01 --momentum=0.9")
@@ -105,6 +109,10 @@ def parse(arguments=None):
             if name not in given:
                 setattr(options, name, value)
         options.models = options.models[:1]
+    options.math = next((word.partition("=")[2] for word in reversed(shlex.split(options.train_flags))
+                         if word.startswith("--math=")), "fp32")
+    if options.math not in MATHS:
+        parser.error(f"--math={options.math} of --train_flags is not one of {', '.join(MATHS)}")
     options.hosts_models = options.hosts_models or options.models
     if options.data_dir:
         import os

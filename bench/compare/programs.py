@@ -1,5 +1,6 @@
 """Where the programs of a comparison are: ours, and a python3 with PyTorch."""
 
+import dataclasses
 import json
 import os
 import re
@@ -29,34 +30,59 @@ def peer(name):
     return os.path.join(ROOT, "bench/ddp", name + ".py")
 
 
-def find_python(modules):
-    """The first of the usual python3 that has all `modules`, or None."""
+def find_pythons(modules):
+    """Those of the usual python3 that have all `modules`."""
+    found = []
     for python in PYTHONS:
         try:
             done = subprocess.run([python, "-c", "import " + ", ".join(modules)], capture_output=True, check=False)
         except OSError:
             continue
         if done.returncode == 0:
-            return python
-    return None
+            found.append(python)
+    return found
 
 
+def find_python(modules):
+    """The first of them, or None."""
+    return next(iter(find_pythons(modules)), None)
+
+
+_ASK_TORCH = """
+import json, torch
+c = torch.__config__.show()
+libraries = [x for x in ("MKL", "OpenBLAS", "oneDNN") if x.lower() in c.lower() or
+             (x == "oneDNN" and torch.backends.mkldnn.is_available())]
+gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus and torch.distributed.is_nccl_available() else ""
+print(json.dumps({"version": torch.__version__, "libraries": " + ".join(libraries), "gpus": gpus, "nccl": nccl,
+                  "cuda": torch.version.cuda or ""}))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
 class Torch:
     """A python3 with PyTorch, and what it is."""
-
-    def __init__(self, python, version, backend):
-        self.python, self.version, self.backend = python, version, backend
+    python: str
+    version: str
+    libraries: str = ""  # for the CPU
+    gpus: int = 0  # that it can use
+    nccl: str = ""  # version; empty without
+    cuda: str = ""
 
     @staticmethod
-    def find():
-        python = find_python(("numpy", "torch.distributed"))
-        if python is None:
-            return None
-        script = ("import torch, json; c = torch.__config__.show(); print(json.dumps([torch.__version__, ' + '.join("
-                  "x for x in ('MKL', 'OpenBLAS', 'oneDNN') if x.lower() in c.lower() or "
-                  "(x == 'oneDNN' and torch.backends.mkldnn.is_available()))]))")
-        version, libraries = json.loads(run([python, "-c", script]))
-        return Torch(python, version, "gloo, cpu" + (f" ({libraries})" if libraries else ""))
+    def find_all():
+        return [Torch(python, **json.loads(run([python, "-c", _ASK_TORCH]).splitlines()[-1]))
+                for python in find_pythons(("numpy", "torch.distributed"))]
+
+    def backend(self, device, workers):
+        """What processes talk by in jobs of these numbers of workers, as bench/ddp/device.py chooses it."""
+        if device.kind == "cpu":
+            return "gloo, cpu" + (f" ({self.libraries})" if self.libraries else "")
+        shared = [str(count) for count in workers if device.shared(count) or (count > 1 and not self.nccl)]
+        nccl = f"nccl {self.nccl}, " if len(shared) < len(workers) and self.nccl else ""
+        gloo = f"gloo for {' and '.join(shared)} workers, " if shared else ""
+        return f"{nccl}{gloo}CUDA {self.cuda}"
 
 
 def library_versions():

@@ -9,6 +9,7 @@ import tempfile
 import unittest
 
 import analysis
+import machine
 import main
 import programs
 import results as schema
@@ -56,7 +57,7 @@ class CompareTest(unittest.TestCase):
         self.assertEqual(len(analysis.analyse(results)["verdict"]), 3)
 
     def test_the_peer_agrees(self):
-        if programs.Torch.find() is None:
+        if not programs.Torch.find_all():
             print("SKIPPED: no python3 with torch, so nothing was compared with PyTorch", file=sys.stderr)
             self.skipTest("no python3 with torch")
         with tempfile.TemporaryDirectory() as folder:
@@ -70,6 +71,15 @@ class CompareTest(unittest.TestCase):
         self.assertLess(results["agreement"][0]["worst_relative_difference"], 1e-5)
         self.assertIn("torch", results["versions"])
 
+    def test_a_gpu_that_is_not_there_is_refused(self):
+        if machine.Gpus().count():
+            self.skipTest("THERE IS A GPU: not refused")
+        with tempfile.TemporaryDirectory() as folder:
+            done, report = self.compare(folder, "--syncs=ring", "--device=cuda")
+            self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
+            self.assertFalse(os.path.exists(report))
+            self.assertIn("give --device=cpu", done.stderr)
+
     def test_wrong_flags_are_refused(self):
         with tempfile.TemporaryDirectory() as folder:
             done, report = self.compare(folder, "--syncs=moon")
@@ -81,7 +91,7 @@ class CompareTest(unittest.TestCase):
 class WithoutTorchTest(unittest.TestCase):
     def test_says_how_to_get_it(self):
         with tempfile.TemporaryDirectory() as folder:
-            script = ("import sys, programs, main; programs.Torch.find = staticmethod(lambda: None); "
+            script = ("import sys, programs, main; programs.Torch.find_all = staticmethod(list); "
                       "sys.exit(main.main())")
             done = subprocess.run([sys.executable, "-c", script, "--quick", "--syncs=ddp", "--workers=1",
                                    "--trace=false", "--out=" + folder], capture_output=True, text=True, timeout=100,

@@ -179,7 +179,7 @@ class RecordTest(unittest.TestCase):
 
     def test_no_driver_is_no_gpu(self):
         gpus = machine.Gpus("libno-such-library.so")
-        self.assertEqual((gpus.name(), gpus.sample()), (None, None))
+        self.assertEqual((gpus.name(), gpus.sample(1)), (None, None))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,128 @@
+"""Which device a comparison trains on, what worker and peer are told of it, and what a stand-in for NVML says."""
+
+import os
+import unittest
+from unittest import mock
+
+import device_choice
+import jobs
+import machine
+import measure
+import options
+import programs
+
+NVML = os.path.abspath("tests/bench/compare/libfake_nvml.so")
+CPU_TORCH = programs.Torch("/usr/bin/python3", "1.13.1", "oneDNN")
+GPU_TORCH = programs.Torch("python3", "2.4.0", gpus=2, nccl="2.20.5", cuda="12.4")
+
+
+def worker_can(error=None):
+    return mock.patch.object(device_choice, "_try_worker", side_effect=error)
+
+
+def choose(asked, gpus, *torches, wants_torch=True, error=None):
+    with worker_can(error):
+        return device_choice.choose(asked, gpus, list(torches), wants_torch)
+
+
+class ChooseTest(unittest.TestCase):
+    def test_auto_without_a_driver_asks_nobody(self):
+        with mock.patch.object(device_choice, "_try_worker", side_effect=AssertionError):
+            device, torch = device_choice.choose("auto", 0, [CPU_TORCH], True)
+        self.assertEqual((device, torch), (device_choice.Device(), CPU_TORCH))
+
+    def test_takes_the_python_that_sees_the_gpus(self):
+        for asked in ("auto", "cuda"):
+            device, torch = choose(asked, 2, CPU_TORCH, GPU_TORCH)
+            self.assertEqual((device.kind, device.gpus, torch), ("cuda", 2, GPU_TORCH))
+        self.assertEqual(choose("cpu", 2, CPU_TORCH, GPU_TORCH)[1], CPU_TORCH)
+
+    def test_a_peer_without_cuda_takes_all_to_the_cpu_or_is_refused(self):
+        device, torch = choose("auto", 2, CPU_TORCH)
+        self.assertEqual((device.kind, torch), ("cpu", CPU_TORCH))
+        self.assertIn("pip install torch", device.note)
+        with self.assertRaisesRegex(programs.ProgramError, "1.13.1.*pip install torch.*--device=cpu"):
+            choose("cuda", 2, CPU_TORCH)
+        self.assertEqual(choose("cuda", 2, wants_torch=False)[0], device_choice.Device("cuda", 2))
+
+    def test_a_worker_without_cuda_likewise(self):
+        error = programs.ProgramError("worker ended with 2:\nit was built without CUDA\n")
+        self.assertRegex(choose("auto", 1, GPU_TORCH, error=error)[0].note, "CPU.*it was built without CUDA")
+        with self.assertRaisesRegex(programs.ProgramError, "it was built without CUDA.*--device=cpu"):
+            choose("cuda", 1, GPU_TORCH, error=error)
+
+
+@mock.patch.object(machine, "cores", lambda: [0, 1, 2, 3])
+@mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
+class MatrixTest(unittest.TestCase):
+    def group(self, device, workers):
+        matrix = jobs.Matrix(options.parse(["--syncs=ring,ddp"]), GPU_TORCH, lambda *_: jobs.tuned(device), device)
+        return matrix.of_group("mlp", workers, "weak")
+
+    def test_worker_and_peer_get_the_same_device(self):
+        for workers, shared in ((2, False), (3, True)):
+            for job in self.group(device_choice.Device("cuda", 2), workers):
+                command = job.configuration["command"]
+                self.assertEqual(command.count("--device=cuda"), 1, command)
+                self.assertEqual("--share_gpus" in command, shared, command)
+                self.assertEqual(job.configuration["oversubscribed"], shared)
+        for job in self.group(device_choice.Device(), 2):
+            self.assertEqual([word for word in job.configuration["command"] if "device" in word], ["--device=cpu"])
+
+    def test_tuned_is_captured_on_a_gpu_alone(self):
+        self.assertEqual(jobs.tuned(device_choice.Device("cuda", 1))["cuda_graph"], "true")
+        self.assertNotIn("cuda_graph", jobs.tuned(device_choice.Device()))
+
+    def test_the_backend_is_named(self):
+        gpus = device_choice.Device("cuda", 2)
+        self.assertEqual(CPU_TORCH.backend(device_choice.Device(), [1, 2]), "gloo, cpu (oneDNN)")
+        self.assertEqual(GPU_TORCH.backend(gpus, [1, 2]), "nccl 2.20.5, CUDA 12.4")
+        self.assertEqual(GPU_TORCH.backend(gpus, [2, 4]), "nccl 2.20.5, gloo for 4 workers, CUDA 12.4")
+        self.assertEqual(GPU_TORCH.backend(gpus, [4]), "gloo for 4 workers, CUDA 12.4")
+
+    def test_tolerance(self):
+        self.assertEqual(device_choice.Device().tolerance(), 1e-4)
+        self.assertEqual(device_choice.Device("cuda", 1).tolerance(), 1e-3)
+        self.assertEqual(options.parse(["--train_flags=--momentum=0 --math=tf32"]).math, "tf32")
+
+    def test_what_the_peer_knew_when_it_ran_is_noted(self):
+        job = self.group(device_choice.Device("cuda", 1), 2)[-1]
+        laboratory = measure.Laboratory(None, None, None)
+        laboratory._note_peer(job, {"backend": "gloo", "cuda_graph": "none: Gloo's allreduce runs on the host"})
+        self.assertEqual(job.configuration["settings"]["backend"], "gloo")
+        self.assertIn("ddp-tuned", laboratory.failures[0])
+        self.assertIn("runs on the host", laboratory.failures[0])
+        self.assertNotIn("backend", job.settings)  # these are flags
+
+
+class NvmlTest(unittest.TestCase):
+    def test_every_gpu(self):
+        gpus = machine.Gpus(NVML)
+        self.assertEqual((gpus.count(), gpus.name()), (3, "3 x Fake 0"))
+        self.assertEqual(gpus.sample(3), (20.0, 6 << 30))
+
+    def test_only_the_gpus_that_a_job_uses(self):
+        self.assertEqual(machine.Gpus(NVML).sample(1), (10.0, 1 << 30))
+        self.assertEqual(machine.Gpus(NVML).sample(8), (20.0, 6 << 30))
+
+    def test_only_what_cuda_sees(self):
+        for visible, name, sample in (("2", "Fake 2", (30.0, 3 << 30)), ("2,0", "2 x Fake 2", (20.0, 4 << 30)),
+                                      ("GPU-1", "Fake 1", (20.0, 2 << 30)), ("1,-1,0", "Fake 1", (20.0, 2 << 30)),
+                                      ("", None, None), ("7", None, None)):
+            gpus = machine.Gpus(NVML, visible)
+            self.assertEqual((gpus.name(), gpus.sample(8)), (name, sample), visible)
+
+    def test_a_running_job_is_sampled(self):
+        sampler = measure._Sampler([], machine.Gpus(NVML), 2)
+        sampler._search()
+        self.assertEqual(sampler.gpu_samples, [(15.0, 3 << 30)])
+
+    def test_the_start_of_a_program_is_no_idle_gpu(self):
+        self.assertEqual(measure.gpu_use([(0, 1), (0, 5), (50, 9), (0, 8), (70, 7), (0, 2)]),
+                         {"percent": 40.0, "memory_bytes": 9})
+        self.assertEqual(measure.gpu_use([(0, 1)]), {"percent": 0.0, "memory_bytes": 1})
+        self.assertIsNone(measure.gpu_use([]))
+
+
+if __name__ == "__main__":
+    unittest.main()
