@@ -4,6 +4,7 @@ import math
 import statistics
 
 import bottleneck
+from report import labels
 
 NAMES = {"star": "the star", "ring": "the ring", "mpi": "MPI_Allreduce (mpi)", "local": "one process",
          "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP"}
@@ -122,7 +123,7 @@ def _third(results, groups, chosen):
             ranked = ", ".join(f"{NAMES[row['sync']]} {_rate(row)}" for row in group["rows"])
             tied = [NAMES[row["sync"]] for row in group["rows"][1:] if group["rows"][0]["id"] in row["tie_with"]]
             tied = f" (no difference to {', '.join(tied)})" if tied else ""
-            parts.append(f"with {group['workers']} hosts behind {section.partition(',')[2]} links {group['model']} "
+            parts.append(f"with {labels.section(section)} {group['model']} "
                          f"runs best by {NAMES[group['rows'][0]['sync']]}{tied}: {ranked}")
     same = _same_bits(results)
     if same:

@@ -56,7 +56,7 @@ def _breakdown(groups, families):
         caption += (f" The largest share is waited for by {row['label']} on {row['configuration']['model']} "
                     f"({labels.section(row['configuration']['section'])}): {units.significant(value)} of "
                     f"{units.significant(total)} ms, {units.percent(share)}.")
-    legend = [{"name": labels.PART_NAMES[part], "color": "part-" + part, "mark": ""} for part in svg.PARTS]
+    legend = [{"name": labels.PART_NAMES[part], "color": "part-" + part, "mark": ""} for part in labels.PARTS]
     return _family("breakdown", "Where a step goes", caption, legend,
                    _panels("breakdown", _row_panels(families), plots.breakdown))
 

@@ -2,8 +2,10 @@
 
 import re
 
-from . import svg, units
+from . import units
 
+SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
+PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")
 PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "backward": "backward",
               "exposed_exchange": "exposed exchange", "optimizer": "optimizer", "other": "other"}
 # Beside colour, so that lines stay apart without it.
@@ -20,7 +22,7 @@ def marker(sync):
 
 
 def sync_order(sync):
-    order = [*svg.SYNCS, "gloo"]
+    order = [*SYNCS, "gloo"]
     return (order.index(sync), "") if sync in order else (len(order), sync)
 
 

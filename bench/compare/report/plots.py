@@ -72,7 +72,7 @@ def breakdown(key, rows):
     for place, row in enumerate(rows):
         parts = view.breakdown(row["configuration"])
         left = 0
-        for part in svg.PARTS:
+        for part in labels.PARTS:
             value = parts.get(part) or 0
             if value > 0:
                 axes.barh(place, value, 0.66, left=left, color=svg.color("part-" + part))

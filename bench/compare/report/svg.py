@@ -11,8 +11,8 @@ import xml.etree.ElementTree as ElementTree
 import matplotlib
 from matplotlib.figure import Figure
 
-SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
-PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")
+from .labels import PARTS, SYNCS
+
 COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync for sync in SYNCS) + ("sync-unknown",)
                + tuple("part-" + part for part in PARTS))
 # No two names share a colour, and none is black, which matplotlib leaves out of its output.

@@ -3,7 +3,7 @@ made here: medians, ties, ratios, efficiency and bottlenecks are the analysis's.
 
 import statistics
 
-from . import labels, svg
+from . import labels
 
 QUIET_LOAD_PER_CORE = 0.5  # above, something else runs
 
@@ -16,7 +16,7 @@ def _median(values):
 def breakdown(configuration):
     """Milliseconds of each part of a step, means over the runs: they add up, which medians do not."""
     runs = [run["breakdown_ms"] for run in configuration.get("runs") or [] if run.get("breakdown_ms")]
-    return {part: statistics.mean(run.get(part) or 0 for run in runs) for part in svg.PARTS} if runs else {}
+    return {part: statistics.mean(run.get(part) or 0 for run in runs) for part in labels.PARTS} if runs else {}
 
 
 def _bytes_per_step(configuration, direction):
