@@ -125,7 +125,7 @@ class ReportTest(unittest.TestCase):
     def test_shows_everything(self):
         words = self.page.words
         for sentence in self.analysis["verdict"]:
-            self.assert_shown(sentence, words)
+            self.assert_shown(" ".join(sentence.split()), words)
         for one in self.results["configurations"]:
             self.assert_shown(one["id"], words)
             self.assert_shown(shlex.join(one["command"]), words)
