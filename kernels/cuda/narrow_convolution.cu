@@ -127,7 +127,8 @@ struct Filters {
   }
 };
 
-// weight as the input gradient needs it: outer is the channel, depth the kernel's place and output channel.
+// weight as the input gradient needs it: outer is the channel, depth the kernel's place and output channel. 4-byte
+// loads of neighbours by neighbouring threads: the weights are few and come from the cache.
 struct FiltersOfPlaces {
   static constexpr int kWidth = 1;
   static constexpr Along kAlong = Along::kOuter;
@@ -143,9 +144,10 @@ struct FiltersOfPlaces {
   }
 };
 
-// dy: outer is the output channel, depth the output's place. Neighbouring threads load neighbouring floats.
+// dy: outer is the output channel, depth the output's place.
+template <int kWidthIn>
 struct OutputGradients {
-  static constexpr int kWidth = 1;
+  static constexpr int kWidth = kWidthIn;
   static constexpr Along kAlong = Along::kOuter;
   Geometry g;
   const float* dy;
@@ -365,11 +367,17 @@ cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64
   const ProductShape shape = WeightProduct(s, out_channels);
   const StoreSlice store = {
       .rows = g.patch_size, .columns = g.out_channels_size, .out = shape.slices > 1 ? args.partial : args.dweight};
-  const auto launch = [&]<int kWidth>() {
-    return LaunchProduct(stream, shape, PatchesTransposed<kWidth>{g, args.x}, OutputGradients{g, args.dy}, store);
+  const auto launch = [&]<int kXWidth, int kDyWidth>() {
+    return LaunchProduct(stream, shape, PatchesTransposed<kXWidth>{g, args.x}, OutputGradients<kDyWidth>{g, args.dy},
+                         store);
   };
-  const bool by_packs = AlignmentOfChannels(s.channels, args.x) == Alignment::kPacks;
-  const cudaError_t error = by_packs ? launch.template operator()<kPackFloats>() : launch.template operator()<1>();
+  const auto launch_by_x = [&]<int kDyWidth>() {
+    const bool by_packs = AlignmentOfChannels(s.channels, args.x) == Alignment::kPacks;
+    return by_packs ? launch.template operator()<kPackFloats, kDyWidth>() : launch.template operator()<1, kDyWidth>();
+  };
+  const bool dy_by_packs = AlignmentOfChannels(out_channels, args.dy) == Alignment::kPacks;
+  const cudaError_t error =
+      dy_by_packs ? launch_by_x.template operator()<kPackFloats>() : launch_by_x.template operator()<1>();
   if (error != cudaSuccess || shape.slices == 1) return error;
   // At most kSlicesMax rows: one tile, no temporary memory.
   return BiasGradient(

@@ -81,7 +81,8 @@ int64_t NarrowPartialFloats(const PatchShape& shape, int64_t out_channels);
 // Launch:      256 threads a block, one block per 64 elements of the patch and slice of the rows, 10 to 16 KiB of
 //              shared memory; at most 128 slices, a number that depends on the shape only. Then, where there are
 //              several, bias_gradient.h adds their results up.
-// Requires:    IsNarrow; 16-byte alignment and channels % 4 == 0 for vector loads, scalar path otherwise (both tested).
+// Requires:    IsNarrow; 16-byte alignment and channels % 4 == 0 for vector loads of x, out_channels % 4 == 0 for those
+//              of dy, scalar path otherwise (all tested).
 // Cost:        2 * rows * patch * out_channels FLOP, more by the padding; slices * patch * out_channels floats written
 //              and read.
 // Determinism: bitwise: slices are summed in order, and added up by a tree of fixed shape; no atomics.

@@ -298,36 +298,6 @@ TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(Near(got[i], ToDouble(want[i]))) << "result " << i;
 }
 
-// More rows than the weight gradient's slices take at their shortest (kernels/cuda/narrow_convolution.cu): the slices
-// grow. Integers, whose sums are exact in any order.
-TEST_P(CudaDeviceTest, TheWeightGradientOfManyRowsMissesNone) {
-  constexpr int64_t kBatch = 9, kHeight = 64, kWidth = 65, kOutputs = kBatch * kHeight * (kWidth - 1);
-  static_assert(kOutputs > 128 * 256);
-  auto conv = device()
-                  ->CreateConv2d({.batch = kBatch,
-                                  .in_height = kHeight,
-                                  .in_width = kWidth,
-                                  .in_channels = 1,
-                                  .out_channels = 1,
-                                  .kernel_width = 2,
-                                  .bias = Bias::kNone,
-                                  .input_gradient = InputGradient::kNotNeeded})
-                  .value();
-  std::vector<float> x_host(kBatch * kHeight * kWidth), dy_host(kOutputs), want(2);
-  for (size_t i = 0; i < x_host.size(); ++i) x_host[i] = static_cast<float>(i * 7 % 5);
-  for (size_t i = 0; i < dy_host.size(); ++i) {
-    dy_host[i] = static_cast<float>(i * 3 % 7);
-    const size_t first = i / (kWidth - 1) * kWidth + i % (kWidth - 1);
-    want[0] += dy_host[i] * x_host[first];
-    want[1] += dy_host[i] * x_host[first + 1];
-  }
-  DeviceTensor x(device(), x_host), dy(device(), dy_host), weight(device(), {1, 2}), y(device(), kOutputs);
-  DeviceTensor dweight(device(), 2);
-  conv->Forward(x.data(), weight.data(), nullptr, y.data());
-  conv->Backward(x.data(), weight.data(), y.data(), dy.data(), nullptr, dweight.data(), nullptr);
-  EXPECT_EQ(dweight.Host(), want);
-}
-
 // Several chunks of columns, the last one smaller, in tensors whose images are no multiple of a pack: chunks of any
 // number of images would not be aligned for cuBLASLt.
 TEST_P(CudaDeviceTest, ConvolutionsInChunksEqualThoseInOne) {
