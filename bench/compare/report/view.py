@@ -71,6 +71,18 @@ def disagreements(results):
     return [one for one in results.get("agreement") or [] if not one.get("agrees")]
 
 
+def agreement(results):
+    """The worst entry of each model."""
+    worst = {}
+    for one in results.get("agreement") or []:
+        def rank(entry):
+            return not entry["agrees"], entry["worst_relative_difference"]
+
+        if one["model"] not in worst or rank(one) > rank(worst[one["model"]]):
+            worst[one["model"]] = one
+    return list(worst.values())
+
+
 def notes(results):
     """The results' own, and how to get the peer where there is none."""
     found = list(results.get("notes") or [])

@@ -88,6 +88,7 @@ def _context(results, analysis):
         "disagreements": disagreements, "calls_winner": bool(analysis.get("calls_winner")) and not disagreements,
         "has_peer": any(sync.startswith("ddp") for sync in view.syncs(results)), "training": view.training(results),
         "exchanges": view.exchange_rows(results), "traces": sorted({trace for trace in traces if trace}),
+        "agreement": view.agreement(results),
         "double_precision": any(one.get("peer_precision") == "double" for one in results.get("agreement") or []),
         "rows": rows, "rows_left_out": left_out, "notes_max": _SUMMARY_NOTES_MAX,
     }

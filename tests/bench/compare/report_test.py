@@ -180,6 +180,16 @@ class ReportTest(unittest.TestCase):
             self.assert_shown("8.2e-04", text)
             self.assert_shown("double precision", text)
 
+    def test_the_summary_shows_each_models_worst_agreement(self):
+        many = self.changed()
+        first = many["agreement"][0]
+        many["agreement"][1:1] = [dict(first, workers=workers, worst_relative_difference=10**-workers)
+                                  for workers in (5, 3, 4)]
+        summary = self.write(many, self.analysis)[1]
+        self.assert_shown("1.0e-03", summary)
+        self.assertFalse("1.0e-05" in summary or "1.0e-04 of" in summary)
+        self.assert_shown("mlp agrees", summary)
+
     def test_no_winner_where_the_losses_do_not_agree(self):
         wrong = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
         wrong["agreement"][0].update(agrees=False, worst_relative_difference=0.0123, worst_step=7)
