@@ -87,6 +87,11 @@ class AgreementTest(unittest.TestCase):
             self.assertFalse(entry["agrees"], theirs)
             json.dumps(entry["worst_relative_difference"], allow_nan=False)
 
+    def test_the_rate_is_small(self):
+        self.assertEqual(agreement.rate(["--seed=1"]), agreement.RATE)
+        self.assertEqual(agreement.rate(["--learning_rate=0.001", "--seed=1"]), 0.001)
+        self.assertEqual(agreement.rate(["--learning_rate=0.1"]), agreement.RATE)
+
     def test_double_precision_decides_where_single_does_not_agree(self):
         def against(theirs):
             return agreement.compare("mlp", "ddp", 2, [2.0, 1.0], theirs)
