@@ -182,6 +182,9 @@ void RunFlat(Bench& bench, int64_t batch) {
   float *a = bench.Floats(count), *b = bench.Floats(count), *y = bench.Floats(count);
   bench.Report("add + relu 32x32x16", {.bytes = 3 * bytes}, [&] { device->Add(a, b, Activation::kRelu, y, count); });
   bench.Report("relu backward 32x32x16", {.bytes = 3 * bytes}, [&] { device->ReluBackward(a, b, y, count); });
+  float* const mask = bench.Floats(count);
+  bench.Report("add + relu backward 32x32x16", {.bytes = 4 * bytes},
+               [&] { device->AddReluBackward(mask, a, b, y, count); });
   auto dropout = device->CreateDropout({.batch = batch, .sample_elements = 32 * 32 * 16, .seed = 1});
   CHECK_OK(dropout);
   bench.Report("dropout 32x32x16", {.bytes = 2 * bytes}, [&] { (*dropout)->Forward(a, 1, 0, y); });

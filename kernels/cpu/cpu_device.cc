@@ -91,6 +91,9 @@ class CpuDevice : public Device {
   void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override {
     starring::Add(context_, a, b, activation, y, count);
   }
+  void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override {
+    starring::AddReluBackward(context_, y, a, b, dx, count);
+  }
   void Accumulate(const float* x, float* y, int64_t count) override { starring::Accumulate(context_, x, y, count); }
 
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {

@@ -14,6 +14,7 @@ struct Args {
   const float* b;
   float* out;
   int64_t count;
+  const float* y = nullptr;  // kAddReluBackward
 };
 
 // max(x, 0) would turn NaN into 0 on x86: a NaN must reach the trainer's check.
@@ -43,17 +44,27 @@ struct Args {
   for (int64_t i = 0; i < g.count; ++i) g.out[i] = ReluOf(g.a[i] + g.b[i]);
 }
 
+[[gnu::always_inline]] inline void AddReluBackwardLoop(const Args& g) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < g.count; ++i) {
+    const float sum = g.a[i] + g.b[i];
+    g.out[i] = g.y[i] > 0.0f ? sum : 0.0f;
+  }
+}
+
 STARRING_DEFINE_CLONES(kRelu, ReluLoop, Args);
 STARRING_DEFINE_CLONES(kReluBackward, ReluBackwardLoop, Args);
 STARRING_DEFINE_CLONES(kAdd, AddLoop, Args);
 STARRING_DEFINE_CLONES(kAddRelu, AddReluLoop, Args);
+STARRING_DEFINE_CLONES(kAddReluBackward, AddReluBackwardLoop, Args);
 
 using Clones = void (*const[kInstructionSetCount])(const Args&);
 
 void Run(const CpuContext& context, const Clones& clones, const Args& args) {
   const auto loop = clones[static_cast<int>(context.instruction_set)];
   ParallelRanges(context.threads, args.count, kGrainElements, [&](int64_t begin, int64_t end) {
-    loop({args.a + begin, args.b + begin, args.out + begin, end - begin});
+    const float* y = args.y == nullptr ? nullptr : args.y + begin;
+    loop({args.a + begin, args.b + begin, args.out + begin, end - begin, y});
   });
 }
 
@@ -71,6 +82,11 @@ void Add(const CpuContext& context, const float* a, const float* b, Activation a
   } else {
     Run(context, kAdd, {a, b, y, count});
   }
+}
+
+void AddReluBackward(const CpuContext& context, const float* y, const float* a, const float* b, float* dx,
+                     int64_t count) {
+  Run(context, kAddReluBackward, {a, b, dx, count, y});
 }
 
 void Accumulate(const CpuContext& context, const float* x, float* y, int64_t count) {

@@ -21,6 +21,10 @@ void ReluBackward(const CpuContext& context, const float* y, const float* dy, fl
 // y = act(a + b). y may alias a or b.
 void Add(const CpuContext& context, const float* a, const float* b, Activation activation, float* y, int64_t count);
 
+// dx = a + b where y > 0, else 0: Add and ReluBackward in one pass. dx may alias a or b.
+void AddReluBackward(const CpuContext& context, const float* y, const float* a, const float* b, float* dx,
+                     int64_t count);
+
 // y += x.
 void Accumulate(const CpuContext& context, const float* x, float* y, int64_t count);
 

@@ -158,6 +158,9 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     const auto add = activation == Activation::kRelu ? cuda::AddRelu : cuda::Add;
     context_.Keep(add(context_.stream, a, b, y, count), "add");
   }
+  void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override {
+    context_.Keep(cuda::AddReluBackward(context_.stream, y, a, b, dx, count), "add and relu backward");
+  }
   void Accumulate(const float* x, float* y, int64_t count) override {
     context_.Keep(cuda::Accumulate(context_.stream, x, y, count), "accumulate");
   }

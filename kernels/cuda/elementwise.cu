@@ -39,6 +39,19 @@ struct AddBody {
   }
 };
 
+struct AddReluBackwardBody {
+  const float* y;
+  const float* a;
+  const float* b;
+  float* dx;
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    Pack<float, kWidth> sum = LoadPack<kWidth>(a + i);
+    sum += LoadPack<kWidth>(b + i);
+    StorePack(ReluGradientOf(LoadPack<kWidth>(y + i), sum), dx + i);
+  }
+};
+
 }  // namespace
 
 cudaError_t Relu(cudaStream_t stream, const float* x, float* y, int64_t count) {
@@ -55,6 +68,11 @@ cudaError_t Add(cudaStream_t stream, const float* a, const float* b, float* y, i
 
 cudaError_t AddRelu(cudaStream_t stream, const float* a, const float* b, float* y, int64_t count) {
   return ForEach(stream, count, AddBody<true>{a, b, y}, a, b, y);
+}
+
+cudaError_t AddReluBackward(cudaStream_t stream, const float* y, const float* a, const float* b, float* dx,
+                            int64_t count) {
+  return ForEach(stream, count, AddReluBackwardBody{y, a, b, dx}, y, a, b, dx);
 }
 
 cudaError_t Accumulate(cudaStream_t stream, const float* x, float* y, int64_t count) {

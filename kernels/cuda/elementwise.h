@@ -23,6 +23,9 @@ cudaError_t ReluBackward(cudaStream_t stream, const float* y, const float* dy, f
 // y = a + b; with the ReLU of a residual join in the same pass.
 cudaError_t Add(cudaStream_t stream, const float* a, const float* b, float* y, int64_t count);
 cudaError_t AddRelu(cudaStream_t stream, const float* a, const float* b, float* y, int64_t count);
+// dx = a + b where y > 0, else 0: the gradients of a ReLU's two readers and its mask in one pass.
+cudaError_t AddReluBackward(cudaStream_t stream, const float* y, const float* a, const float* b, float* dx,
+                            int64_t count);
 // y += x.
 cudaError_t Accumulate(cudaStream_t stream, const float* x, float* y, int64_t count);
 

@@ -90,7 +90,7 @@ TEST_P(DeviceTest, SoftmaxCrossEntropyRefusesShapesThatMakeNoSense) {
 TEST_P(DeviceTest, ElementwiseOperationsAreExactInPlaceToo) {
   for (const int64_t count : {0, 1, 15, 16, 17, 1000, 100'003}) {
     SCOPED_TRACE(count);
-    const std::vector<float> a_host = Random(count), b_host = Random(count);
+    const std::vector<float> a_host = Random(count), b_host = Random(count), c_host = Random(count);
     const auto expect = [&](DeviceTensor& got, auto value) {
       std::vector<float> want(count);
       for (int64_t i = 0; i < count; ++i) want[i] = value(a_host[i], b_host[i]);
@@ -105,6 +105,16 @@ TEST_P(DeviceTest, ElementwiseOperationsAreExactInPlaceToo) {
     expect(y, [](float p, float q) { return p + q; });
     device()->Add(a.data(), b.data(), Activation::kRelu, y.data(), count);
     expect(y, [](float p, float q) { return p + q > 0 ? p + q : 0; });
+    std::vector<float> want(count);
+    for (int64_t i = 0; i < count; ++i) want[i] = c_host[i] > 0 ? a_host[i] + b_host[i] : 0;
+    DeviceTensor c(device(), c_host);
+    device()->AddReluBackward(c.data(), a.data(), b.data(), y.data(), count);
+    EXPECT_EQ(y.Host(), want);
+    for (const bool first : {true, false}) {
+      DeviceTensor x(device(), first ? a_host : b_host);
+      device()->AddReluBackward(c.data(), first ? x.data() : a.data(), first ? b.data() : x.data(), x.data(), count);
+      EXPECT_EQ(x.Host(), want) << "in place of " << (first ? "a" : "b");
+    }
     device()->Accumulate(a.data(), b.data(), count);
     expect(b, [](float p, float q) { return q + p; });
 

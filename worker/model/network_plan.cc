@@ -155,8 +155,12 @@ void NetworkPlan::RunBackward(int layer, const Pointers& pointers) {
         parts_.device->ReluBackward(At(instruction.y), At(instruction.dy), At(instruction.dx), CountOf(instruction.dy));
         break;
       case Instruction::Operation::kSum:
-        parts_.device->Add(At(instruction.x), At(instruction.x2), Activation::kNone, At(instruction.y),
-                           CountOf(instruction.y));
+        parts_.device->Add(At(instruction.x), At(instruction.x2), Activation::kNone, At(instruction.dx),
+                           CountOf(instruction.dx));
+        break;
+      case Instruction::Operation::kSumMask:
+        parts_.device->AddReluBackward(At(instruction.y), At(instruction.x), At(instruction.x2), At(instruction.dx),
+                                       CountOf(instruction.dx));
         break;
       default:
         Backward(instruction, pointers);

@@ -17,6 +17,11 @@ bool BackwardReadsOutput(const GraphLayer& layer) {
   return layer.kind == LayerKind::kRelu || layer.activation == Activation::kRelu;
 }
 
+// Whether the mask of the layer's ReLU is an instruction of its own: no other one of its backward does it on the way.
+bool MasksByItself(const GraphLayer& layer) {
+  return layer.kind == LayerKind::kRelu || (layer.kind == LayerKind::kAdd && layer.activation == Activation::kRelu);
+}
+
 class ProgramBuilder {
  public:
   enum class Mode { kTraining, kEvaluation };
@@ -26,12 +31,14 @@ class ProgramBuilder {
     reader_counts_.assign(layer_count, 0);
     sole_.assign(layer_count, false);
     gradients_.assign(layer_count, kNone);
+    masked_.assign(layer_count, false);
     needs_gradient_.assign(layer_count, false);
     for (const GraphLayer& layer : graph.layers()) {
       for (const int input : layer.inputs) {
         if (input != GraphLayer::kImage) ++reader_counts_[input];
       }
     }
+    gradients_to_come_ = reader_counts_;
   }
 
   NetworkProgram Build() {
@@ -120,10 +127,9 @@ class ProgramBuilder {
     int dy = gradients_[l];
     CHECK_GE(dy, 0) << "layer " << layer.name << " has no reader";
     const int y = outputs_[l];
-    const bool masks = BackwardReadsOutput(layer);
-    const bool mask_here = layer.kind == LayerKind::kRelu || layer.kind == LayerKind::kAdd;
     // The fused mask writes to dy, so a dy that somebody else holds is masked into a storage of its own before.
-    if (masks && (mask_here || holders_[dy] > 1)) dy = EmitMask(l, y, dy, list);
+    const bool mask_here = MasksByItself(layer) || holders_[dy] > 1;
+    if (BackwardReadsOutput(layer) && mask_here && !masked_[l]) dy = EmitMask(l, y, dy, list);
 
     switch (layer.kind) {
       case LayerKind::kRelu:
@@ -181,13 +187,20 @@ class ProgramBuilder {
   // instruction belongs to layer l.
   void Contribute(int l, int input, int gradient) {
     int& sum = gradients_[input];
+    const bool is_last = --gradients_to_come_[input] == 0;
     if (sum == kNone) {
       sum = gradient;
       return;
     }
     int target = gradient;
     if (holders_[gradient] > 1) target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out);
-    Emit(&program_.backward[l], {.operation = Operation::kSum, .layer = l, .x = sum, .x2 = gradient, .y = target});
+    Instruction instruction{.operation = Operation::kSum, .layer = l, .x = sum, .x2 = gradient, .dx = target};
+    if (is_last && MasksByItself(graph_.layers()[input])) {
+      instruction.operation = Operation::kSumMask;
+      instruction.y = outputs_[input];
+      masked_[input] = true;
+    }
+    Emit(&program_.backward[l], instruction);
     --holders_[sum];
     --holders_[gradient];
     ++holders_[target];
@@ -204,13 +217,15 @@ class ProgramBuilder {
   const Mode mode_;
   NetworkProgram program_;
   int time_ = 0;
-  std::vector<BufferLife> lives_;     // of each storage
-  std::vector<int> holders_;          // of each storage: tensors whose gradient it is, now
-  std::vector<int> outputs_;          // of each layer: the storage of its output
-  std::vector<int> reader_counts_;    // of each layer: layers that read its output
-  std::vector<bool> sole_;            // of each layer: nobody reads its storage under another name
-  std::vector<int> gradients_;        // of each layer: the storage of its output's gradient, so far
-  std::vector<bool> needs_gradient_;  // of each layer: something to train is there or below
+  std::vector<BufferLife> lives_;       // of each storage
+  std::vector<int> holders_;            // of each storage: tensors whose gradient it is, now
+  std::vector<int> outputs_;            // of each layer: the storage of its output
+  std::vector<int> reader_counts_;      // of each layer: layers that read its output
+  std::vector<bool> sole_;              // of each layer: nobody reads its storage under another name
+  std::vector<int> gradients_;          // of each layer: the storage of its output's gradient, so far
+  std::vector<int> gradients_to_come_;  // of each layer: readers that have not contributed to it
+  std::vector<bool> masked_;            // of each layer: kSumMask was the last of its gradient
+  std::vector<bool> needs_gradient_;    // of each layer: something to train is there or below
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 //
 // Where a tensor has two readers (a residual join), its gradient is the sum of two. `add` hands the same storage to
 // both its inputs without copying; whoever wants to write to a storage that somebody else still holds writes elsewhere.
+// The last of these sums is masked on the way where the tensor comes from a ReLU that has no layer to mask it.
 #ifndef STARRING_WORKER_MODEL_NETWORK_PROGRAM_H_
 #define STARRING_WORKER_MODEL_NETWORK_PROGRAM_H_
 
@@ -26,7 +27,8 @@ struct Instruction {
     kAdd,       // y = act(x + x2); forward of an add layer
     kBackward,  // dx = layer's backward of dy; dx may be kNone. dy is scratch
     kMask,      // dx = dy where y > 0; dx may be dy
-    kSum,       // y = x + x2, the two gradients of one tensor; y may be x or x2
+    kSum,       // dx = x + x2, the two gradients of one tensor; dx may be x or x2
+    kSumMask,   // both in one pass: dx = x + x2 where y > 0
   };
   Operation operation = Operation::kForward;
   int layer = 0;

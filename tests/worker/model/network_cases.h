@@ -120,6 +120,19 @@ inline constexpr NetworkCase kJoinCases[] = {
         "layer { name: \"v\" input: \"c\" dense { units: 3 } } layer { name: \"a\" input: \"u\" input: \"v\" add "
         "{} }",
         2, 3, 2, 3, 5},
+    // The gradient of the first join comes from a convolution and from the second join.
+    NetworkCase{"JoinBehindJoin",
+                "layer { name: \"c\" " CONV " } layer { name: \"d\" input: \"c\" " CONV " }"
+                "layer { name: \"a\" input: \"c\" input: \"d\" add { relu: true } }"
+                "layer { name: \"e\" input: \"a\" " CONV " }"
+                "layer { name: \"b\" input: \"a\" input: \"e\" add { relu: true } }" END,
+                4, 3, 2, 3, 4},
+    NetworkCase{"ReluOfThreeReaders",
+                "layer { name: \"c\" " CONV " } layer { name: \"r\" relu {} } layer { name: \"d\" input: \"r\" " CONV
+                " }"
+                "layer { name: \"a\" input: \"r\" input: \"d\" add {} }"
+                "layer { name: \"b\" input: \"a\" input: \"r\" add {} }" END,
+                3, 4, 2, 3, 4},
     NetworkCase{
         "ThreeReaders",
         "layer { name: \"a\" dense { units: 3 relu: true } } layer { name: \"b\" input: \"a\" dense { units: 3 } }"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <random>
 #include <string>
@@ -17,6 +18,8 @@
 #include "tests/worker/model/idle_device.h"
 #include "tests/worker/model/reference_device.h"
 #include "worker/model/layer_file.h"
+#include "worker/model/network_graph.h"
+#include "worker/model/network_program.h"
 
 namespace starring {
 namespace {
@@ -268,6 +271,23 @@ TEST_F(NetworkTest, EvaluationMayHaveLargerBatches) {
   std::unique_ptr<Network> network = MakeNetwork(&device_, kSmall, options);
   ASSERT_TRUE(network->Evaluate(Input(16), parameters_).ok());
   EXPECT_DEATH((void)network->Forward(Step(3), Nothing), "batch_max");
+}
+
+// A residual join masks its gradient while the two parts of it are added: one trip through memory, not two.
+TEST(NetworkProgramTest, ResidualGradientsAreMaskedWhereTheyAreAdded) {
+  const absl::StatusOr<LayerFile> file = LayerFile::Load("resnet20");
+  ASSERT_TRUE(file.ok()) << file.status();
+  const absl::StatusOr<NetworkGraph> graph =
+      NetworkGraph::Create(*file, {.height = 32, .width = 32, .channels = 3, .classes = 10});
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  std::map<Instruction::Operation, int> counts;
+  for (const std::vector<Instruction>& layer : BuildTrainingProgram(*graph).backward) {
+    for (const Instruction& instruction : layer) ++counts[instruction.operation];
+  }
+  using Operation = Instruction::Operation;
+  EXPECT_EQ(counts[Operation::kSumMask], 8) << "the joins but for the last, which has one reader";
+  EXPECT_EQ(counts[Operation::kMask], 1) << "the last join";
+  EXPECT_EQ(counts[Operation::kSum], 1) << "the first block reads a batch norm, which masks by itself";
 }
 
 TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {

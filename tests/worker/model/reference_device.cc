@@ -357,6 +357,9 @@ void ReferenceDevice::ReluBackward(const float* y, const float* dy, float* dx, i
 void ReferenceDevice::Add(const float* a, const float* b, Activation activation, float* y, int64_t count) {
   for (int64_t i = 0; i < count; ++i) y[i] = Activate(activation, a[i] + b[i]);
 }
+void ReferenceDevice::AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) dx[i] = y[i] > 0 ? a[i] + b[i] : 0;
+}
 void ReferenceDevice::Accumulate(const float* x, float* y, int64_t count) {
   for (int64_t i = 0; i < count; ++i) y[i] += x[i];
 }
