@@ -9,7 +9,7 @@ import math
 import numpy as np
 import torch
 
-INIT, SHUFFLE, AUGMENT, DROPOUT = 1, 2, 3, 4  # RandomPurpose
+INIT, SHUFFLE, AUGMENT, DROPOUT, SYNTHETIC = 1, 2, 3, 4, 5  # RandomPurpose
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -46,6 +46,13 @@ def crops(samples, seed, epoch):
     drawn = words(seed, AUGMENT, 0, epoch, samples).astype(np.uint64)
     top, left = (drawn[:, :2] * np.uint64(9) >> _HALF).astype(np.int64).T
     return top, left, drawn[:, 2] >= 2**31
+
+
+def pictures(seed, stream, count, picture_bytes):
+    """(count, picture_bytes) uint8: the random pictures of worker/data/synthetic.h."""
+    blocks = -(-picture_bytes // 16)
+    drawn = words(seed, SYNTHETIC, stream, 0, np.arange(count * blocks)).astype("<u4")
+    return drawn.view(np.uint8).reshape(count, 16 * blocks)[:, :picture_bytes]
 
 
 def initialize(model, seed):

@@ -52,6 +52,13 @@ def train(rank, flags, world_size, local_size, init_method):
     device.set_up(flags)
     if world_size > 1:
         device.join(rank, init_method, flags.deadline_s)
+    _work(flags, rank, device)
+    if world_size > 1:
+        dist.barrier()  # a process that leaves while others still talk to it breaks them: Gloo's threads end them
+        dist.destroy_process_group()
+
+
+def _work(flags, rank, device):
     data = Data(flags, rank, device)
     if flags.sweep:
         best = sweep.find_best(flags, rank, device, data)
@@ -67,8 +74,6 @@ def train(rank, flags, world_size, local_size, init_method):
             if flags.record:
                 run_record.write(flags.record, record)
             print_summary(record)
-    if world_size > 1:
-        dist.destroy_process_group()
 
 
 def spawn(flags):
