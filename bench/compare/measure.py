@@ -177,13 +177,21 @@ class Laboratory:
         self.versions, self.clocks, self.failures = {}, [], []
 
     def measure(self, jobs):
-        """Fills in the runs of the configurations of `jobs`, which are one group; returns the jobs that ran."""
+        """Fills in the runs of the configurations of `jobs`, which are one group; returns the jobs that ran.
+
+        A job that fails is noted and tried once more; one that fails again is left out, and the others go on.
+        """
         steps, jobs = self._steps(jobs)
         ratios = {id(job): [] for job in jobs}
         for repeat in range(self.options.repeats):
-            for job in jobs:
+            for job in list(jobs):
                 load = machine.load()
-                record, sampler = run_job(job, steps, self.gpus)
+                try:
+                    record, sampler = self._run(job, steps)
+                except programs.ProgramError as error:
+                    self._note_failure(job, "failed twice and is left out", error)
+                    jobs.remove(job)
+                    continue
                 run = make_run(repeat, record, sampler, load)
                 job.configuration["runs"].append(run)
                 ratios[id(job)].append(slowest_worker_ratio(record))
@@ -194,6 +202,17 @@ class Laboratory:
             known = [ratio for ratio in ratios[id(job)] if ratio is not None]
             job.configuration["slowest_worker_ratio"] = statistics.median(known) if known else None
         return jobs
+
+    def _run(self, job, steps):
+        try:
+            return run_job(job, steps, self.gpus)
+        except programs.ProgramError as error:
+            self._note_failure(job, "failed and was run again", error)
+            return run_job(job, steps, self.gpus)
+
+    def _note_failure(self, job, what, error):
+        self.say(str(error))
+        self.failures.append(f"{job.configuration['id']} {what}: {str(error).splitlines()[0]}")
 
     def _note_peer(self, job, versions):
         """What the peer only knew when it ran: how its processes talk, and that there was no CUDA graph."""
@@ -213,10 +232,9 @@ class Laboratory:
         step_seconds, working = [], []
         for job in jobs:
             try:
-                record, _ = run_job(job, self.options.steps or CALIBRATION_STEPS, self.gpus)
+                record, _ = self._run(job, self.options.steps or CALIBRATION_STEPS)
             except programs.ProgramError as error:
-                self.say(str(error))
-                self.failures.append(f"{job.configuration['id']} failed and is left out: {str(error).splitlines()[0]}")
+                self._note_failure(job, "failed twice and is left out", error)
                 continue
             step_seconds.append(record["step_ms"]["mean"] / 1e3)
             working.append(job)

@@ -187,5 +187,41 @@ class RecordTest(unittest.TestCase):
         self.assertEqual((gpus.name(), gpus.sample(1)), (None, None))
 
 
+class LaboratoryTest(unittest.TestCase):
+    """With jobs that fail in the calls of run_job given by their numbers, counted from 0 per job."""
+
+    def measure(self, failing):
+        calls, said = {}, []
+
+        def run_job(job, _steps, _gpus):
+            call = calls[job.name] = calls.get(job.name, -1) + 1
+            if call in failing.get(job.name, ()):
+                raise programs.ProgramError(f"{job.name} ended with [1]:\ndetails")
+            versions = {"host": {"versions": {}, "device": "cpu"}}
+            return {**record(), **versions}, unittest.mock.Mock(server_seconds={}, gpu_samples=[], clocks=[])
+
+        jobs_of_group = [unittest.mock.Mock(configuration={"id": name, "runs": []}) for name in ("star", "ddp")]
+        for job in jobs_of_group:
+            job.name = job.configuration["id"]
+        laboratory = measure.Laboratory(parse("--repeats=3"), None, said.append)
+        with unittest.mock.patch.object(measure, "run_job", run_job):
+            measured = laboratory.measure(jobs_of_group)
+        return {job.name: [run["repeat"] for run in job.configuration["runs"]] for job in measured}, laboratory.failures
+
+    def test_all_well(self):
+        self.assertEqual(self.measure({}), ({"star": [0, 1, 2], "ddp": [0, 1, 2]}, []))
+
+    def test_one_failure_is_noted_and_the_run_repeated(self):
+        runs, failures = self.measure({"ddp": [0, 3]})
+        self.assertEqual(runs, {"star": [0, 1, 2], "ddp": [0, 1, 2]})
+        self.assertEqual(failures, ["ddp failed and was run again: ddp ended with [1]:"] * 2)
+
+    def test_a_job_that_fails_twice_takes_no_other_with_it(self):
+        for failing in ([0, 1], [2, 3]):
+            runs, failures = self.measure({"ddp": failing})
+            self.assertEqual(runs, {"star": [0, 1, 2]})
+            self.assertEqual(failures[-1], "ddp failed twice and is left out: ddp ended with [1]:")
+
+
 if __name__ == "__main__":
     unittest.main()
