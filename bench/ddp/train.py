@@ -9,6 +9,7 @@ it comes, unless a flag of options.py tunes it. With --data=ram (the default) th
 the GPU's memory, and a batch costs one gather; --data=dataloader is what people write.
 """
 
+import gc
 import json
 import os
 import re
@@ -54,7 +55,9 @@ def train(rank, flags, world_size, local_size, init_method):
         device.join(rank, init_method, flags.deadline_s)
     _work(flags, rank, device)
     if world_size > 1:
-        dist.barrier()  # a process that leaves while others still talk to it breaks them: Gloo's threads end them
+        # Gloo's threads end with the last object that holds the group, and DDP is one that only the collector frees.
+        # A thread that outlives the interpreter ends the process by SIGABRT (pytorch/pytorch pull request 179291).
+        gc.collect()
         dist.destroy_process_group()
 
 

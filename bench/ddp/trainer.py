@@ -111,7 +111,8 @@ class Trainer:
             bucket_cap_mb=flags.bucket_cap_mb, gradient_as_bucket_view=flags.gradient_as_bucket_view,
             static_graph=flags.static_graph)
         # Backward ends with the gradient of the model's first tensor: what is left then is exchange.
-        next(self.model.parameters()).register_hook(lambda gradient: self.clock.done("backward"))
+        clock = self.clock  # not self: DDP would hold the hook, the hook DDP, and no collector sees such a ring
+        next(self.model.parameters()).register_hook(lambda gradient: clock.done("backward"))
         return replica
 
     @contextlib.contextmanager
