@@ -209,12 +209,13 @@ class Comparison:
 
     def _finish(self):
         results = self.results
-        self.notes += self.laboratory.failures + self.peer_settings.notes
+        self.notes += self.laboratory.failures + self.peer_settings.failures
+        results["peer_notes"] += self.peer_settings.notes
         results["versions"].update({name: version for name, version in self.laboratory.versions.items()
                                     if name not in results["versions"]})
         if any(sync in jobs.PEERS for sync in self.options.syncs) and self.torch is not None:
-            self.notes.append("dropout: while losses are compared PyTorch drops what Starring drops; while it is timed "
-                              "it uses its own, which is faster")
+            results["peer_notes"].append("Dropout: while losses are compared PyTorch drops what Starring drops; while "
+                                         "it is timed it uses its own, which is faster.")
         if self.options.quick:
             self.notes.append("--quick: a test of the comparison itself; its numbers say nothing about speed")
         clocks = self.laboratory.clocks

@@ -189,7 +189,7 @@ class Laboratory:
                 try:
                     record, sampler = self._run(job, steps)
                 except programs.ProgramError as error:
-                    self._note_failure(job, "failed twice and is left out", error)
+                    self._note_failure(job, "the second time, so it is left out", error)
                     jobs.remove(job)
                     continue
                 run = make_run(repeat, record, sampler, load)
@@ -207,12 +207,12 @@ class Laboratory:
         try:
             return run_job(job, steps, self.gpus)
         except programs.ProgramError as error:
-            self._note_failure(job, "failed and was run again", error)
+            self._note_failure(job, "it was run again", error)
             return run_job(job, steps, self.gpus)
 
     def _note_failure(self, job, what, error):
         self.say(str(error))
-        self.failures.append(f"{job.configuration['id']} {what}: {str(error).splitlines()[0]}")
+        self.failures.append(f"{str(error).splitlines()[0].rstrip(':')}: {what}")
 
     def _note_peer(self, job, versions):
         """What the peer only knew when it ran: how its processes talk, and that there was no CUDA graph."""
@@ -234,7 +234,7 @@ class Laboratory:
             try:
                 record, _ = self._run(job, self.options.steps or CALIBRATION_STEPS)
             except programs.ProgramError as error:
-                self._note_failure(job, "failed twice and is left out", error)
+                self._note_failure(job, "the second time, so it is left out", error)
                 continue
             step_seconds.append(record["step_ms"]["mean"] / 1e3)
             working.append(job)

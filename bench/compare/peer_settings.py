@@ -13,7 +13,7 @@ class PeerSettings:
 
     def __init__(self, options, torch, device, say):
         self.options, self.torch, self.device, self.say = options, torch, device, say
-        self.notes = []
+        self.notes, self.failures = [], []
         self._tuned = {}
 
     def __call__(self, model, sync, workers):
@@ -44,12 +44,12 @@ class PeerSettings:
                 with open(found, encoding="utf-8") as file:
                     best = json.load(file)
             except programs.ProgramError as error:
-                self.notes.append(f"no sweep of PyTorch's settings for {model}, {workers} workers: "
-                                  f"{str(error).splitlines()[0]}")
+                self.failures.append(f"no sweep of PyTorch's settings for {model}, {workers} workers: "
+                                     f"{str(error).splitlines()[0]}")
                 return jobs.tuned(self.device)
         tried = ", ".join(f"{_text(attempt['settings'])} {_result(attempt)}" for attempt in best["tried"])
         of = f"{model}, {workers} worker{'s' * (workers > 1)}"
-        self.notes.append(f"PyTorch's settings for {of}, tried one upon the other: {tried}")
+        self.notes.append(f"{of}, tried one upon the other: {tried}.")
         settings = {**jobs.tuned(self.device), **best["settings"]}
         return {name: str(value).lower() for name, value in settings.items() if value is not False}
 

@@ -50,9 +50,10 @@ def find_python(modules):
 
 _ASK_TORCH = """
 import json, torch
-c = torch.__config__.show()
-libraries = [x for x in ("MKL", "OpenBLAS", "oneDNN") if x.lower() in c.lower() or
-             (x == "oneDNN" and torch.backends.mkldnn.is_available())]
+with open("/proc/self/maps") as f:
+    loaded = f.read()  # Debian's torch takes whatever BLAS is installed
+libraries = [x for x, found in (("MKL", torch.backends.mkl.is_available()), ("OpenBLAS", "openblas" in loaded),
+                                ("oneDNN", torch.backends.mkldnn.is_available())) if found]
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus and torch.distributed.is_nccl_available() else ""
 print(json.dumps({"version": torch.__version__, "libraries": " + ".join(libraries), "gpus": gpus, "nccl": nccl,

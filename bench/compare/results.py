@@ -143,7 +143,8 @@ class Results(TypedDict):
     seconds: float
     machine: Machine
     versions: Dict[str, str]  # starring, torch, torch_backend, mpi, grpc, onednn, ...
-    notes: List[str]  # for people
+    notes: List[str]  # for people: what casts doubt on a number, or is missing
+    peer_notes: List[str]  # for people: how the peer came to its settings
     configurations: List[Configuration]
     training: List[Training]
     agreement: List[Agreement]
@@ -158,8 +159,8 @@ class ResultsError(Exception):
 
 def empty(command, started_at, machine):
     return Results(schema=SCHEMA, command=list(command), started_at=started_at, seconds=0.0, machine=machine,
-                   versions={}, notes=[], configurations=[], training=[], agreement=[], loaders=[], exchanges=[],
-                   trace=None)
+                   versions={}, notes=[], peer_notes=[], configurations=[], training=[], agreement=[], loaders=[],
+                   exchanges=[], trace=None)
 
 
 def write(path, results):
@@ -180,7 +181,7 @@ def read(path):
     if not isinstance(results, dict) or results.get("schema") != SCHEMA:
         found = results.get("schema") if isinstance(results, dict) else "no object"
         raise ResultsError("%s: expected schema %d, found %s" % (path, SCHEMA, found))
-    for name in ("notes", "configurations", "training", "agreement", "loaders", "exchanges", "command"):
+    for name in ("notes", "peer_notes", "configurations", "training", "agreement", "loaders", "exchanges", "command"):
         results.setdefault(name, [])
     for name in ("versions", "machine"):
         results.setdefault(name, {})

@@ -57,7 +57,7 @@ def _against(group, chosen):
         if other["sync"] == chosen or other is not _row(group, other["sync"]):
             continue
         if other["id"] in mine["tie_with"]:
-            texts.append(f"a tie with {NAMES[other['sync']]} ({_rate(other)})")
+            texts.append(f"a tie with {NAMES[other['sync']]} at {other['samples_per_second']['median']:,.0f}")
         else:
             ratio = mine["samples_per_second"]["median"] / other["samples_per_second"]["median"]
             texts.append(f"{ratio:.2f} times {NAMES[other['sync']]}")

@@ -23,7 +23,7 @@ def _bytes_per_step(configuration, direction):
     return _median((run.get("exchange_bytes_per_step") or {}).get(direction) for run in configuration["runs"])
 
 
-def _row(row, configuration, name_of):
+def _row(row, configuration, name_of, best):
     runs = configuration.get("runs") or []
     return {
         **row, "configuration": configuration, "label": labels.configuration(configuration),
@@ -33,6 +33,7 @@ def _row(row, configuration, name_of):
         "bytes_received": _bytes_per_step(configuration, "received"),
         "seconds_per_epoch": _median(run.get("seconds_per_epoch") for run in runs),
         "gpu": next((run["gpu"] for run in runs if run.get("gpu")), None),
+        "ties_with_best": best in (row.get("tie_with") or []),
         "ties": [name_of.get(one, one) for one in row.get("tie_with") or []],
     }
 
@@ -43,7 +44,8 @@ def groups(results, analysis):
     name_of = {one: labels.configuration(by_id[one]) for one in by_id}
     made = []
     for group in analysis.get("groups") or []:
-        rows = [_row(row, by_id[row["id"]], name_of) for row in group.get("rows") or [] if row["id"] in by_id]
+        best = next((row["id"] for row in group.get("rows") or [] if row.get("best")), None)
+        rows = [_row(row, by_id[row["id"]], name_of, best) for row in group.get("rows") or [] if row["id"] in by_id]
         rows.sort(key=lambda row: (labels.sync_order(row["sync"]), row["label"]))
         if rows:
             made.append({**group, "rows": rows,

@@ -214,13 +214,13 @@ class LaboratoryTest(unittest.TestCase):
     def test_one_failure_is_noted_and_the_run_repeated(self):
         runs, failures = self.measure({"ddp": [0, 3]})
         self.assertEqual(runs, {"star": [0, 1, 2], "ddp": [0, 1, 2]})
-        self.assertEqual(failures, ["ddp failed and was run again: ddp ended with [1]:"] * 2)
+        self.assertEqual(failures, ["ddp ended with [1]: it was run again"] * 2)
 
     def test_a_job_that_fails_twice_takes_no_other_with_it(self):
         for failing in ([0, 1], [2, 3]):
             runs, failures = self.measure({"ddp": failing})
             self.assertEqual(runs, {"star": [0, 1, 2]})
-            self.assertEqual(failures[-1], "ddp failed twice and is left out: ddp ended with [1]:")
+            self.assertEqual(failures[-1], "ddp ended with [1]: the second time, so it is left out")
 
 
 if __name__ == "__main__":

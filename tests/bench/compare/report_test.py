@@ -136,7 +136,7 @@ class ReportTest(unittest.TestCase):
         for version in self.results["versions"].values():
             self.assert_shown(version, words)
         for expected in ("4 hosts at 1 Gbit/s", "oversubscribed", "dataloader-batches", "74,659", "64 MB",
-                         "bucket_cap_mb=1", *self.results["notes"]):
+                         "bucket_cap_mb=1", *self.results["notes"], *self.results["peer_notes"]):
             self.assert_shown(expected, words)
         self.assertFalse('id="banner"' in self.html)
 
@@ -172,6 +172,16 @@ class ReportTest(unittest.TestCase):
         found = dict(self.analysis, groups=self.analysis["groups"] * 3)
         self.assertLessEqual(len(self.write(dict(many, training=[], exchanges=[]), found)[1].splitlines()),
                              SUMMARY_LINES_MAX)
+
+    def test_summary_marks_ties_with_the_best_alone(self):
+        group = dict(next(group for group in self.analysis["groups"] if len(group["rows"]) > 2))
+        rows = [dict(row, best=False, tie_with=[]) for row in group["rows"]]
+        rows[0]["best"] = True
+        rows[1]["tie_with"], rows[2]["tie_with"] = [rows[2]["id"]], [rows[1]["id"]]
+        for ties in (0, 1):
+            summary = self.write(self.results, dict(self.analysis, groups=[dict(group, rows=rows)]))[1]
+            self.assertEqual(summary.count("(tie)"), ties)
+            rows[1]["tie_with"] = [rows[0]["id"]]
 
     def test_says_where_double_precision_decided(self):
         settled = self.changed()
