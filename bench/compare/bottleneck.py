@@ -6,6 +6,7 @@ STRAGGLER_RATIO = 1.15  # slowest worker's compute time / the median worker's
 SERVER_BUSY_PERCENT = 85.0  # of a server that has a core to itself
 SERVER_SHARE_MIN = 0.05  # of the workers' cores, that servers on the same cores take
 SHARE_MIN = 0.10  # of a step: below, waiting is no bottleneck
+CORES_BUSY_PERCENT = 75.0  # of all cores, where servers share the workers': below, nobody waits for a core
 SLOWED_MIN = 1.10  # compute beside servers / compute of the same model without
 
 
@@ -30,6 +31,12 @@ def _cores(configuration, role):
     return {core for text in configuration["cores"].get(role, []) for core in text.split(",")}
 
 
+def _cores_percent(configuration):
+    """Mean use of the job's cores by all its processes."""
+    cores = _cores(configuration, "worker") | _cores(configuration, "server")
+    return statistics.mean(sum(run["cpu_percent"].values()) for run in configuration["runs"]) / max(1, len(cores))
+
+
 def _percent(part, whole):
     return f"{100 * part / whole:.0f} %"
 
@@ -50,6 +57,9 @@ def _server(configuration, share, group):
             return None
         return (f"the busiest server uses {max(percents):.0f} % of its core, and the workers wait for the exchange "
                 f"{_of_step(share, 'exchange', share['step'])}")
+    used = _cores_percent(configuration)
+    if used < CORES_BUSY_PERCENT:
+        return None
     taken = sum(percents) / (100 * len(_cores(configuration, "worker")))
     others = [shares(other)["compute"] for other in group
               if other["sync"] in ("ring", "mpi") and other["workers"] == configuration["workers"]]
@@ -58,7 +68,8 @@ def _server(configuration, share, group):
         return None
     against = f"; compute takes {share['compute']:.2f} ms, {slowed:.2f} times the ring's" if others else ""
     return (f"the servers use {sum(percents):.0f} % of a core of the workers' {len(_cores(configuration, 'worker'))}, "
-            f"the exchange is exposed for {_of_step(share, 'exchange', share['step'])}{against}")
+            f"which are {used:.0f} % busy; the exchange is exposed for {_of_step(share, 'exchange', share['step'])}"
+            f"{against}")
 
 
 def find(configuration, group):
