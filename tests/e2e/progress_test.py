@@ -10,8 +10,14 @@ import unittest
 
 from tests.e2e import jobs
 
-# An epoch lasts long enough to be watched: the live line changes ten times a second.
-FLAGS = ["--dataset=synthetic", "--synthetic_train_count=8000", "--synthetic_test_count=50", "--epochs=2"]
+def flags(train_count):
+    return ["--dataset=synthetic", f"--synthetic_train_count={train_count}", "--synthetic_test_count=50", "--epochs=2"]
+
+
+# An epoch lasts long enough to be watched: the live line changes ten times a second, and two fast workers take 90,000
+# samples a second.
+WATCHED = flags(20000)
+SHORT = flags(1000)
 
 
 class ProgressTest(jobs.JobTest):
@@ -47,19 +53,18 @@ class ProgressTest(jobs.JobTest):
             self.assertNotIn(text, seen)
 
     def test_one_process(self):
-        self.check_live(self.on_a_terminal([jobs.WORKER, *FLAGS]))
-        self.check_plain(self.run_to_end([jobs.WORKER, *FLAGS]).output)
+        self.check_live(self.on_a_terminal([jobs.WORKER, *WATCHED]))
+        self.check_plain(self.run_to_end([jobs.WORKER, *SHORT]).output)
 
     def test_star_and_ring_by_launch(self):
         for sync in ("star", "ring"):
             with self.subTest(sync=sync):
-                command = self.job_command(sync, workers=2, flags=FLAGS)
-                self.check_live(self.on_a_terminal(command))
-                self.check_plain(self.run_to_end(command).output)
+                self.check_live(self.on_a_terminal(self.job_command(sync, workers=2, flags=WATCHED)))
+                self.check_plain(self.run_to_end(self.job_command(sync, workers=2, flags=SHORT)).output)
 
     def test_mpirun_by_hand_is_plain(self):
         # mpirun gives its ranks a terminal even when its own output goes to a file.
-        command = ["mpirun", "--oversubscribe", "-np", "2", jobs.WORKER, *FLAGS]
+        command = ["mpirun", "--oversubscribe", "-np", "2", jobs.WORKER, *SHORT]
         self.check_plain(self.on_a_terminal(command))
         self.check_plain(self.run_to_end(command).output)
 
