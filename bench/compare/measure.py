@@ -189,8 +189,9 @@ class Laboratory:
                 try:
                     record, sampler = self._run(job, steps)
                 except programs.ProgramError as error:
-                    self._note_failure(job, "the second time, so it is left out", error)
+                    self._note_failure("the second time, so it is left out", error)
                     jobs.remove(job)
+                    job.configuration["runs"].clear()
                     continue
                 run = make_run(repeat, record, sampler, load)
                 job.configuration["runs"].append(run)
@@ -207,10 +208,10 @@ class Laboratory:
         try:
             return run_job(job, steps, self.gpus)
         except programs.ProgramError as error:
-            self._note_failure(job, "it was run again", error)
+            self._note_failure("it was run again", error)
             return run_job(job, steps, self.gpus)
 
-    def _note_failure(self, job, what, error):
+    def _note_failure(self, what, error):
         self.say(str(error))
         self.failures.append(f"{str(error).splitlines()[0].rstrip(':')}: {what}")
 
@@ -234,7 +235,7 @@ class Laboratory:
             try:
                 record, _ = self._run(job, self.options.steps or CALIBRATION_STEPS)
             except programs.ProgramError as error:
-                self._note_failure(job, "the second time, so it is left out", error)
+                self._note_failure("the second time, so it is left out", error)
                 continue
             step_seconds.append(record["step_ms"]["mean"] / 1e3)
             working.append(job)

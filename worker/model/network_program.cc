@@ -31,7 +31,6 @@ class ProgramBuilder {
     reader_counts_.assign(layer_count, 0);
     sole_.assign(layer_count, false);
     gradients_.assign(layer_count, kNone);
-    masked_.assign(layer_count, false);
     needs_gradient_.assign(layer_count, false);
     for (const GraphLayer& layer : graph.layers()) {
       for (const int input : layer.inputs) {
@@ -127,9 +126,10 @@ class ProgramBuilder {
     int dy = gradients_[l];
     CHECK_GE(dy, 0) << "layer " << layer.name << " has no reader";
     const int y = outputs_[l];
-    // The fused mask writes to dy, so a dy that somebody else holds is masked into a storage of its own before.
-    const bool mask_here = MasksByItself(layer) || holders_[dy] > 1;
-    if (BackwardReadsOutput(layer) && mask_here && !masked_[l]) dy = EmitMask(l, y, dy, list);
+    // Of several readers the last has masked the sum (Contribute). A mask that backward does on the way writes to dy,
+    // so a dy that somebody else holds is masked into a storage of its own before.
+    const bool mask_here = MasksByItself(layer) ? reader_counts_[l] < 2 : holders_[dy] > 1;
+    if (BackwardReadsOutput(layer) && mask_here) dy = EmitMask(l, y, dy, list);
 
     switch (layer.kind) {
       case LayerKind::kRelu:
@@ -198,7 +198,6 @@ class ProgramBuilder {
     if (is_last && MasksByItself(graph_.layers()[input])) {
       instruction.operation = Operation::kSumMask;
       instruction.y = outputs_[input];
-      masked_[input] = true;
     }
     Emit(&program_.backward[l], instruction);
     --holders_[sum];
@@ -224,7 +223,6 @@ class ProgramBuilder {
   std::vector<bool> sole_;              // of each layer: nobody reads its storage under another name
   std::vector<int> gradients_;          // of each layer: the storage of its output's gradient, so far
   std::vector<int> gradients_to_come_;  // of each layer: readers that have not contributed to it
-  std::vector<bool> masked_;            // of each layer: kSumMask was the last of its gradient
   std::vector<bool> needs_gradient_;    // of each layer: something to train is there or below
 };
 

@@ -206,6 +206,8 @@ class LaboratoryTest(unittest.TestCase):
         laboratory = measure.Laboratory(parse("--repeats=3"), None, said.append)
         with unittest.mock.patch.object(measure, "run_job", run_job):
             measured = laboratory.measure(jobs_of_group)
+        for job in jobs_of_group:
+            self.assertEqual(bool(job.configuration["runs"]), job in measured, job.name)
         return {job.name: [run["repeat"] for run in job.configuration["runs"]] for job in measured}, laboratory.failures
 
     def test_all_well(self):

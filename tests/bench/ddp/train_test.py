@@ -187,16 +187,18 @@ class TrainTest(unittest.TestCase):
         # Else its threads outlive the interpreter now and then, which ends the process by SIGABRT.
         script = ("import gc, train; from torch.nn.parallel import DistributedDataParallel as Ddp; train.main();"
                   "found = [one for one in gc.get_objects() if isinstance(one, Ddp)]; assert not found, found")
-        with socket.socket() as probe, tempfile.TemporaryDirectory() as folder:
-            write_mnist(folder)
+        with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-            probe.close()
+        with tempfile.TemporaryDirectory() as folder:
+            write_mnist(folder)
             flags = ["--dataset=mnist", f"--data_dir={folder}", "--epochs=1", "--global_batch=16"]
             group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
                      "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.path.dirname(train.__file__)}
             ranks = [subprocess.Popen([sys.executable, "-c", script, *flags],
                                       env={**os.environ, **group, "RANK": str(rank)}) for rank in range(2)]
+            for rank in ranks:
+                self.addCleanup(rank.kill)
             self.assertEqual([rank.wait(timeout=120) for rank in ranks], [0, 0])
 
     def assert_schema(self, record):
