@@ -1,8 +1,9 @@
 #!/usr/bin/python3
-"""Counts what Bazel tested: `count_tests.py NAME=EVENTS...`, one build event file (JSON) for each run.
+"""Counts what Bazel tested: `count_tests.py NAME[:BUDGET_S]=EVENTS...`, one build event file (JSON) for each run.
 
 Bazel itself counts targets; one target holds many cases, of GoogleTest or Python's unittest. Here a case is a test.
-Prints every failed and skipped one, a line for each run, and last, over all runs, exactly
+Prints every failed and skipped one, for each run a line with its time and its ten slowest tests, and last, over all
+runs, exactly
 
     N passed, N failed, N skipped
 
@@ -10,7 +11,8 @@ Nothing that went wrong may look like success, so one failure is counted for
   - a target that did not build (a test or not),
   - a test that ended badly although each of its cases passed (a leak found at exit, a crash, a timeout),
   - a test that ran no case at all,
-  - a run that Bazel did not finish, or ended with an error that no target accounts for.
+  - a run that Bazel did not finish, or ended with an error that no target accounts for,
+  - a run that took more than half as long again as its budget: a suite that grows unnoticed is run less often.
 A test that is incompatible with a configuration is no test there, and is not counted. In a run of clang-tidy every
 target whose sources it approved is a test that passed.
 
@@ -30,6 +32,8 @@ class Count:
     passed: int = 0
     failed: list = dataclasses.field(default_factory=list)  # what failed, in words
     skipped: list = dataclasses.field(default_factory=list)
+    seconds: float = 0  # from Bazel's start to its end, building included
+    slowest: list = dataclasses.field(default_factory=list)  # (seconds, label) of tests that ran, longest first
 
     def add(self, other):
         self.passed += other.passed
@@ -91,10 +95,14 @@ def count_run(events):
     summaries = {}  # label -> status; None until Bazel has summed the test up
     xml_paths = {}  # (label, run, shard) -> path of the last attempt's test.xml
     not_built = set()
+    test_seconds = {}  # label -> of its slowest shard, if it ran now
     tidy_count = 0
     exit_code = None
+    started_ms = finished_ms = 0
     for event in events:
         identity = event.get("id", {})
+        if "started" in event:
+            started_ms = int(event["started"].get("startTimeMillis", 0))
         if "targetCompleted" in identity:
             label = identity["targetCompleted"]["label"]
             if "completed" in event:
@@ -109,6 +117,11 @@ def count_run(events):
                     summaries.setdefault(child["testSummary"]["label"], None)
         elif "testResult" in event:
             result = identity["testResult"]
+            cached = (event["testResult"].get("cachedLocally")
+                      or event["testResult"].get("executionInfo", {}).get("cachedRemotely"))
+            if not cached:
+                seconds = int(event["testResult"].get("testAttemptDurationMillis", 0)) / 1000
+                test_seconds[result["label"]] = max(seconds, test_seconds.get(result["label"], 0))
             for output in event["testResult"].get("testActionOutput", []):
                 if output["name"] == "test.xml":
                     key = (result["label"], result.get("run"), result.get("shard"))
@@ -117,8 +130,10 @@ def count_run(events):
             summaries[identity["testSummary"]["label"]] = event["testSummary"]["overallStatus"]
         elif "finished" in event:
             exit_code = event["finished"].get("exitCode", {}).get("code", 0)
+            finished_ms = int(event["finished"].get("finishTimeMillis", 0))
 
-    count = Count(passed=tidy_count)
+    count = Count(passed=tidy_count, seconds=max(0, finished_ms - started_ms) / 1000,
+                  slowest=sorted(((seconds, label) for label, seconds in test_seconds.items()), reverse=True)[:10])
     for label in sorted(not_built):
         count.failed.append(f"{label} did not build")
     for label, status in sorted(summaries.items()):
@@ -148,11 +163,17 @@ def main(arguments):
     total = Count()
     for argument in arguments:
         name, path = argument.split("=", 1)
+        name, _, budget = name.partition(":")
         count = count_run(read_events(path))
+        if budget and count.seconds > 1.5 * float(budget):
+            count.failed.append(f"the whole run took {count.seconds:.0f} s, its budget is {budget} s: shrink or tag "
+                                "`long` what is slowest, or say in deploy/test.sh why the budget grows")
         for kind in ("failed", "skipped"):
             for what in getattr(count, kind):
                 print(f"{name}: {kind}: {what}")
-        print(f"{name}: {count}")
+        print(f"{name}: {count} in {count.seconds:.0f} s")
+        for seconds, label in count.slowest:
+            print(f"{name}: {seconds:7.1f} s {label}")
         total.add(count)
     print(total)
     return 0 if total.passed and not total.failed else 1

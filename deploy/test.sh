@@ -1,12 +1,30 @@
 #!/bin/bash
-# Tests everything, as continuous integration does: installs what is missing, then runs every test as it ships, every
-# test under AddressSanitizer and UndefinedBehaviorSanitizer, those that can run under ThreadSanitizer, and clang-tidy.
+# Tests Starring: installs what is missing, then runs every test as it ships but the long ones.
 #
-# The last line is `N passed, N failed, N skipped`, over all runs. Exit status 0 means that nothing failed.
+#   deploy/test.sh         for people: at most 15 minutes on two cores after deploy/quickstart.sh
+#   deploy/test.sh --all   what continuous integration runs: also the long tests (chaos, strangers, load, Slurm, the
+#                          bundle, network namespaces), every test under AddressSanitizer and UndefinedBehaviorSanitizer,
+#                          those that can run under ThreadSanitizer, and clang-tidy: at most an hour on two cores with
+#                          nothing cached
+#
+# Prints the time of each part, and its ten slowest tests. A part that takes more than half as long again as its budget
+# has failed. The last line is `N passed, N failed, N skipped`, over all parts. Exit status 0 means that nothing failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
-if ! deploy/setup.sh --test; then
+all=no
+case "$*" in
+  "") ;;
+  --all) all=yes ;;
+  *)
+    echo "test: unexpected \"$*\": deploy/test.sh [--all]" >&2
+    exit 2
+    ;;
+esac
+
+setup=()
+if [[ ${all} == yes ]]; then setup=(--test); fi
+if ! deploy/setup.sh "${setup[@]}"; then
   echo "0 passed, 1 failed, 0 skipped"
   exit 1
 fi
@@ -15,18 +33,27 @@ events=$(mktemp -d) || exit 1
 trap 'rm -rf "${events}"' EXIT
 
 counted=()
-# run NAME COMMAND FLAG...: every run goes on after failures; count_tests.py finds them in the events.
+# run NAME BUDGET_S COMMAND ARGUMENT...: every part goes on after failures; count_tests.py finds them in the events.
 run() {
-  local name=$1 command=$2
-  shift 2
+  local name=$1 budget_s=$2 command=$3
+  shift 3
   echo "test: ${name}"
-  bazel "${command}" --keep_going --noshow_progress --build_event_json_file="${events}/${name}" "$@" //... || true
-  counted+=("${name}=${events}/${name}")
+  bazel "${command}" --keep_going --noshow_progress --build_event_json_file="${events}/${name}" "$@" || true
+  counted+=("${name}:${budget_s}=${events}/${name}")
 }
 
-run plain test
-run asan_ubsan test --config=asan_ubsan
-run tsan test --config=tsan
-run tidy build --config=tidy
+# Tests and binaries by name: `//...` would also build each library as a target of its own, which compiles every source
+# a second time, with -fPIC. What only sanitizers can build is left out.
+targets=${events}/targets
+bazel query --noshow_progress \
+  'kind("_(test|binary) rule", //...) except attr("target_compatible_with", "never", //...)' >"${targets}"
+
+run plain 900 test --test_tag_filters=-long --target_pattern_file="${targets}"
+if [[ ${all} == yes ]]; then
+  run long 540 test --test_tag_filters=long --build_tests_only //...
+  run asan_ubsan 1200 test --config=asan_ubsan //...
+  run tsan 360 test --config=tsan //...
+  run tidy 600 build --config=tidy //...
+fi
 
 deploy/count_tests.py "${counted[@]}"

@@ -115,6 +115,26 @@ class CountTestsTest(unittest.TestCase):
         refused = {"id": {"buildFinished": {}}, "finished": {"exitCode": {"name": "PARSING_FAILURE", "code": 1}}}
         self.assertEqual(self.count(*passing, refused), "1 passed, 1 failed, 0 skipped")
 
+    def test_times(self):
+        def ran(label, milliseconds, **how):
+            return {"id": {"testResult": {"label": label}},
+                    "testResult": {"testAttemptDurationMillis": str(milliseconds), **how}}
+
+        started = {"id": {"started": {}}, "started": {"startTimeMillis": "1000"}}
+        finished = {**FINISHED, "finished": {**FINISHED["finished"], "finishTimeMillis": "61000"}}
+        tests = [ran("//short", 10), ran("//long", 5000), ran("//cached", 9000, cachedLocally=True),
+                 ran("//fetched", 9000, executionInfo={"cachedRemotely": True}), ran("//long", 7000)]
+        count = count_tests.count_run([started, *tests, *self.events_of("//a", "PASSED", PASSING), finished])
+        self.assertEqual(count.seconds, 60)
+        self.assertEqual(count.slowest, [(7, "//long"), (0.01, "//short"), (0, "//a")])
+
+        path = os.path.join(self._folder.name, "timed")
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(event) + "\n"
+                            for event in [started, *self.events_of("//a", "PASSED", PASSING), finished])
+        self.assertEqual(count_tests.main([f"plain:40={path}"]), 0)  # half as long again, and no more
+        self.assertEqual(count_tests.main([f"plain:39={path}"]), 1)
+
     def test_exit_status(self):
         path = os.path.join(self._folder.name, "events")
         for events, status in (([*self.events_of("//a", "PASSED", PASSING), FINISHED], 0),
