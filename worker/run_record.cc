@@ -73,6 +73,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   for (const std::string& server : options.servers) config.add_servers(server);
   config.set_checkpoint_dir(options.checkpoint_dir);
   config.set_checkpoint_every_epochs(static_cast<int>(options.checkpoint_every_epochs));
+  config.set_checkpoint_every_steps(static_cast<int>(options.checkpoint_every_steps));
   config.set_resume(options.resume);
   config.set_record(options.record);
   config.set_trace(options.trace);

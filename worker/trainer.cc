@@ -14,6 +14,7 @@
 #include "common/limits.h"
 #include "common/sha256.h"
 #include "common/status.h"
+#include "worker/checkpoint_schedule.h"
 #include "worker/checkpointer.h"
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
@@ -50,7 +51,10 @@ class TrainerImpl final : public Trainer {
         trace_(options.trace),
         track_(options.track),
         steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
-        end_step_(EndStep(worker_, steps_per_epoch_)) {}
+        end_step_(EndStep(worker_, steps_per_epoch_)),
+        checkpoints_({.steps_per_epoch = steps_per_epoch_,
+                      .every_epochs = worker_.checkpoint_every_epochs,
+                      .every_steps = worker_.checkpoint_every_steps}) {}
 
   absl::StatusOr<TrainResult> Run() override;
 
@@ -62,6 +66,7 @@ class TrainerImpl final : public Trainer {
   void TakeFinished();
   absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status FinishEpoch();
+  absl::Status SaveCheckpoint();
   absl::Status AverageBuffers();
   absl::Status SumLosses();
   absl::Status GatherUse();
@@ -69,6 +74,8 @@ class TrainerImpl final : public Trainer {
 
   const Layout& layout() const { return network_.layout(); }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that was just finished
+  // Steps that end an epoch, or the run in the middle of one.
+  bool EndsEpoch(int64_t step_count) const { return step_count % steps_per_epoch_ == 0 || step_count == end_step_; }
 
   const WorkerOptions& worker_;
   const TrainAndTest& data_;
@@ -83,6 +90,7 @@ class TrainerImpl final : public Trainer {
   TraceTrack* const track_;
   const int64_t steps_per_epoch_;
   const int64_t end_step_;
+  const CheckpointSchedule checkpoints_;
 
   std::unique_ptr<Loader> train_loader_;
   Loader::Options loader_options_;  // of training
@@ -197,7 +205,8 @@ absl::Status TrainerImpl::TrainToEnd() {
     }
     RETURN_IF_ERROR(TrainStep());
     ++step_;
-    if (step_ % steps_per_epoch_ == 0 || step_ == end_step_) RETURN_IF_ERROR(FinishEpoch());
+    if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
+    if (step_ == end_step_ || checkpoints_.IsDue(step_)) RETURN_IF_ERROR(SaveCheckpoint());
   }
   result_.steps = step_ - first_step;
   result_.next_step = step_;
@@ -205,8 +214,7 @@ absl::Status TrainerImpl::TrainToEnd() {
   if (result_.stopped_early) {
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
     RETURN_IF_ERROR(SumLosses());
-    RETURN_IF_ERROR(AverageBuffers());
-    RETURN_IF_ERROR(checkpointer_->Save(step_, training_step_.parameters(), &exchange_));
+    RETURN_IF_ERROR(SaveCheckpoint());
   }
   RETURN_IF_ERROR(CheckRanksAgree());
   result_.step_summary = timer_->Summary();
@@ -220,7 +228,7 @@ absl::Status TrainerImpl::TrainToEnd() {
 absl::Status TrainerImpl::TrainStep() {
   const TraceSpan span(track_, "step", {.step = step_});
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
-  if ((step_ + 1) % steps_per_epoch_ == 0 || step_ + 1 == end_step_) {
+  if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1)) {
     // Part of the step: nothing follows to hide it behind.
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
@@ -310,13 +318,21 @@ absl::Status TrainerImpl::FinishEpoch() {
   result_.epochs.push_back(summary);
   progress_->EpochDone(summary);
   for (RunObserver* const observer : observers_) observer->OnEpoch(summary, step_);
-  const bool last = step_ == end_step_;
-  const bool whole_epoch = step_ % steps_per_epoch_ == 0;
-  if (last || (whole_epoch && (epoch() + 1) % worker_.checkpoint_every_epochs == 0))
-    RETURN_IF_ERROR(checkpointer_->Save(step_, training_step_.parameters(), &exchange_));
   epoch_loss_sum_ = 0;
   epoch_samples_ = 0;
   epoch_begin_ = absl::Now();
+  return absl::OkStatus();
+}
+
+// Between two steps, with no bucket in flight; its time is none of the epoch's.
+absl::Status TrainerImpl::SaveCheckpoint() {
+  const absl::Time begin = absl::Now();
+  processor_use_.Pause();
+  // In the middle of an epoch too the checkpoint has every rank's statistics. Whether one is written or not, they are
+  // averaged at the same steps, so a run that resumes there goes on with the bits of one that was never cut.
+  if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
+  RETURN_IF_ERROR(checkpointer_->Save(step_, training_step_.parameters(), &exchange_));
+  epoch_begin_ += absl::Now() - begin;
   return absl::OkStatus();
 }
 

@@ -66,6 +66,8 @@ ABSL_FLAG(int64_t, bucket_bytes, 0,
           "servers have loopback addresses and share memory, else 1 MiB");
 ABSL_FLAG(std::string, checkpoint_dir, "", "folder for checkpoints; empty: none are written");
 ABSL_FLAG(int64_t, checkpoint_every_epochs, 5, "epochs between checkpoints");
+ABSL_FLAG(int64_t, checkpoint_every_steps, 0,
+          "steps of the run between checkpoints, in addition to those of --checkpoint_every_epochs; 0: none");
 ABSL_FLAG(bool, resume, false, "continue from the newest complete checkpoint in --checkpoint_dir, if there is one");
 ABSL_FLAG(std::string, record, "", "rank 0 writes the run record, JSON, to this file");
 ABSL_FLAG(bool, record_losses, false, "the run record has the loss of every step; the same on every worker");
@@ -237,6 +239,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   if (options.bucket_bytes == 0) options.bucket_bytes = DefaultBucketBytes(options);
   options.checkpoint_dir = absl::GetFlag(FLAGS_checkpoint_dir);
   options.checkpoint_every_epochs = absl::GetFlag(FLAGS_checkpoint_every_epochs);
+  options.checkpoint_every_steps = absl::GetFlag(FLAGS_checkpoint_every_steps);
   options.resume = absl::GetFlag(FLAGS_resume);
   options.record = absl::GetFlag(FLAGS_record);
   options.record_losses = absl::GetFlag(FLAGS_record_losses);
@@ -261,6 +264,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   RETURN_IF_ERROR(RequireAtLeast("loader_threads", options.loader_threads, 1));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("bucket_bytes", options.bucket_bytes, 0));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("checkpoint_every_epochs", options.checkpoint_every_epochs, 1));
+  RETURN_IF_ERROR(RequireAtLeast<int64_t>("checkpoint_every_steps", options.checkpoint_every_steps, 0));
   RETURN_IF_ERROR(RequireAtLeast("join_deadline_s", absl::GetFlag(FLAGS_join_deadline_s), 1));
   RETURN_IF_ERROR(RequireAtLeast("exchange_deadline_s", absl::GetFlag(FLAGS_exchange_deadline_s), 1));
   if (options.resume && options.checkpoint_dir.empty()) return Refuse("resume", "true", "it needs --checkpoint_dir");
@@ -336,7 +340,10 @@ std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() co
           {"device", device},
           {"math", math},
           {"cuda_aware_mpi", CudaAwareMpiName(cuda_aware_mpi)},
+          // A checkpoint is collective: a rank that had none to write would leave the others waiting.
+          {"checkpoint_dir", checkpoint_dir.empty() ? "" : "(given)"},
           {"checkpoint_every_epochs", absl::StrCat(checkpoint_every_epochs)},
+          {"checkpoint_every_steps", absl::StrCat(checkpoint_every_steps)},
           {"record_losses", record_losses ? "true" : "false"}};
 }
 

@@ -62,6 +62,7 @@ struct WorkerOptions {
 
   std::string checkpoint_dir;
   int64_t checkpoint_every_epochs = 0;
+  int64_t checkpoint_every_steps = 0;  // beside the one above; 0: none
   bool resume = false;
   std::string record;
   bool record_losses = false;

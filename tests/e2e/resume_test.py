@@ -1,6 +1,7 @@
 """A run that was cut and resumed ends with the bits of the run that was not."""
 
 import os
+import shutil
 import signal
 import unittest
 
@@ -36,6 +37,29 @@ class ResumeTest(JobTest):
     def test_saved_by_ring_resumed_by_star_with_adamw(self):
         adamw = ["--optimizer=adamw", "--learning_rate=0.001"]
         self.assertEqual(self.halves(("ring", 2, 0), ("star", 2, 2), *adamw), self.whole(*adamw))
+
+    def test_a_checkpoint_in_the_middle_of_an_epoch(self):
+        # Batch norm keeps running statistics, which every rank has for itself until they are averaged.
+        model = self.path("normed.textproto")
+        with open(model, "w") as file:
+            file.write("""
+                layer { name: "conv1" conv2d { out_channels: 4 kernel: 5 stride: 2 } }
+                layer { name: "bn1" batch_norm { relu: true } }
+                layer { name: "flat" flatten {} }
+                layer { name: "fc1" dense { units: 10 } }
+            """)
+        for sync in ("star", "ring"):
+            folder = self.path("steps." + sync)
+            flags = [*SMALL[:4], "--progress=plain", "--model=" + model, "--epochs=2", "--checkpoint_every_epochs=100",
+                     "--checkpoint_every_steps=4", "--checkpoint_dir=" + folder, "--resume"]
+            whole = self.train(sync, 2, 1, flags)
+            self.assertEqual(sorted(os.listdir(folder)), ["step-000000012", "step-000000014"])
+            shutil.rmtree(os.path.join(folder, "step-000000014"))
+            rest = self.train(sync, 2, 1, flags)
+            self.assertEqual(rest["steps"], 2)
+            self.assertEqual(rest["parameter_sha256"], whole["parameter_sha256"])
+            for field in ("test_loss", "test_accuracy"):
+                self.assertEqual(rest["epochs"][-1][field], whole["epochs"][-1][field])
 
     def test_a_signal_checkpoints_in_the_middle_of_an_epoch(self):
         for number, sync in ((signal.SIGINT, "star"), (signal.SIGTERM, "ring"), (signal.SIGTERM, "local")):

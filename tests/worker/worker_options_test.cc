@@ -37,6 +37,7 @@ TEST(WorkerOptionsTest, NoFlagTrainsLenetOnFashionMnistInOneProcess) {
   EXPECT_EQ(options->model, "lenet5");
   EXPECT_EQ(options->dataset.name, "fashion-mnist");
   EXPECT_EQ(options->checkpoint_every_epochs, 5);
+  EXPECT_EQ(options->checkpoint_every_steps, 0);
 }
 
 TEST(WorkerOptionsTest, AutoChoosesTheTopology) {
