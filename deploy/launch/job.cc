@@ -84,7 +84,12 @@ absl::Status Job::Start() {
     case LaunchSync::kStar: {
       RETURN_IF_ERROR(StartServers());
       ASSIGN_OR_RETURN(const std::vector<std::string> addresses, AwaitServerAddresses());
-      return StartWorkers(addresses);
+      if (options_.proxies.empty()) return StartWorkers(addresses);
+      for (size_t shard = 0; shard < addresses.size(); ++shard) {
+        context_.merger->Print(absl::StrCat("launch: ", NameOf('s', static_cast<int>(shard)), " listens at ",
+                                            addresses[shard], ", the workers dial ", options_.proxies[shard]));
+      }
+      return StartWorkers(options_.proxies);
     }
     case LaunchSync::kRing:
     case LaunchSync::kMpi:

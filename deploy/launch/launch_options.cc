@@ -10,6 +10,7 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/command_line.h"
@@ -22,6 +23,9 @@ ABSL_FLAG(int, servers, 0, "star: server processes; 0 means 1");
 ABSL_FLAG(int, restarts, 0, "after a failure, start the job again with --resume, at most so many times");
 ABSL_FLAG(int, cores_per_worker, 0, "cores that each worker is pinned to; 0: an equal share");
 ABSL_FLAG(int, cores_per_server, 0, "cores that each server is pinned to; 0: what the workers leave, else all");
+ABSL_FLAG(std::string, through_proxy, "",
+          "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints "
+          "where the servers listen, so that whoever is there can forward to them");
 ABSL_FLAG(std::string, worker_binary, "", "the worker; empty: the one built with this launcher");
 ABSL_FLAG(std::string, server_binary, "", "the server; empty: the one built with this launcher");
 ABSL_FLAG(std::string, trace, "",
@@ -109,6 +113,17 @@ absl::Status ReadServers(LaunchOptions& options) {
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", absl::GetFlag(FLAGS_server_binary)));
   } else if (count > 0) {
     return Refuse("servers", absl::StrCat(count), absl::StrCat("--sync=", options.sync_name, " has no servers"));
+  }
+  const std::string proxies = absl::GetFlag(FLAGS_through_proxy);
+  if (proxies.empty()) return absl::OkStatus();
+  options.proxies = absl::StrSplit(proxies, ',');
+  if (options.sync != LaunchSync::kStar) {
+    return Refuse("through_proxy", proxies, absl::StrCat("--sync=", options.sync_name, " has no servers"));
+  }
+  if (static_cast<int>(options.proxies.size()) != options.server_count) {
+    return Refuse("through_proxy", proxies,
+                  absl::StrCat("it has ", options.proxies.size(), " addresses for ", options.server_count,
+                               " servers: give one for each of --servers"));
   }
   return absl::OkStatus();
 }

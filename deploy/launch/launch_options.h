@@ -23,6 +23,7 @@ struct LaunchOptions {
   std::string worker_binary;
   std::string server_binary;              // star only
   std::vector<std::string> worker_flags;  // what stood behind "--"
+  std::vector<std::string> proxies;       // star: what the workers dial instead of each server; empty: the servers
   std::string trace;                      // --trace of every process; empty: none
   int metrics_port = -1;                  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
   std::chrono::seconds start_deadline{30};  // for the servers to listen

@@ -94,6 +94,14 @@ class StarTest(LaunchTest):
                              "--world_size=2", "--model=x y"):
                 self.assertIn(expected, flags)
 
+    def test_workers_dial_proxies_and_the_servers_are_named(self):
+        code, _, err = self.launch(["--servers=2", "--through_proxy=127.0.0.1:81,127.0.0.1:82"])
+        self.assertEqual(code, 0, err)
+        self.assertIn("--servers=127.0.0.1:81,127.0.0.1:82", self.note("w0")[1])
+        for shard in (0, 1):
+            self.assertIn(f"launch: s{shard} listens at 127.0.0.1:700{shard}, the workers dial 127.0.0.1:8{shard + 1}",
+                          err)
+
     def test_pins_cores_and_says_so(self):
         code, _, err = self.launch(["--workers=2", "--servers=2", "--cores_per_worker=1"], SLURM_PROCID="3",
                                    OMP_NUM_THREADS="7")
@@ -324,6 +332,8 @@ class RefusalTest(LaunchTest):
                 (["--sync=tree"], [], r"--sync cannot be \"tree\": it must be one of star, ring, mpi, local"),
                 (["--workers=0"], [], "--workers cannot be \"0\": it must be from 1"),
                 (["--sync=ring", "--servers=2"], [], "--servers cannot be \"2\": --sync=ring has no servers"),
+                (["--servers=2", "--through_proxy=h:1"], [], "it has 1 addresses for 2 servers"),
+                (["--sync=ring", "--through_proxy=h:1"], [], "--sync=ring has no servers"),
                 (["--sync=local", "--workers=2"], [], "--sync=local is one worker"),
                 (["--restarts=1"], [], "give the workers a --checkpoint_dir"),
                 (["--worker=2"], [], "unknown flag --worker, did you mean --workers"),

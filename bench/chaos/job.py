@@ -1,0 +1,285 @@
+"""One job under `deploy/launch --restarts`, its live numbers, and the events of a schedule done to it."""
+
+import collections
+import dataclasses
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import urllib.request
+import uuid
+
+from bench.chaos import processes
+from bench.chaos.proxy import Proxy, cut_some
+
+# Between two looks at a job: what a time to the next step is exact to.
+TICK_S = 0.01
+# For every process of a job to be gone once its launcher is: Open MPI's own daemons need a few seconds.
+LEFT_SECONDS_MAX = 20.0
+# A schedule ends where so much of the job is done: an event needs a next step to be measured by.
+LAST_EVENT_FRACTION = 0.85
+RESTARTS = 1000
+KEPT_LINES = 400
+
+NO_PROCESS = processes.Process(pid=0, started="", role="proxy", number=0)
+
+
+class JobFailed(Exception):
+    """The job did what no job may do. `outcome` is one of Outcome.FAILURES."""
+
+    def __init__(self, outcome, text):
+        super().__init__(text)
+        self.outcome = outcome
+
+
+class Outcome:
+    OK = "ok"
+    WRONG_DIGEST = "wrong digest"
+    HANG = "hang"
+    ERROR = "error"  # it ended with another exit code than 0
+    LEFT_BEHIND = "left behind"  # processes that outlive the launcher
+    FAILURES = (WRONG_DIGEST, HANG, ERROR, LEFT_BEHIND)
+
+
+@dataclasses.dataclass(frozen=True)
+class JobPlan:
+    """How a job is started. Everything that decides the digest is in `worker_flags`."""
+    launch: str
+    setup: object  # schedule.Setup
+    worker_flags: tuple
+    steps: int
+    limit_s: float  # the whole job
+    event_limit_s: float  # from the end of an event to the next step
+
+
+@dataclasses.dataclass
+class Done:
+    """An event that took place."""
+    event: object  # schedule.Event
+    at_s: float  # since the job was started
+    wall: float  # seconds since 1970
+    begin: float  # on the monotonic clock
+    victim_pid: int  # 0: connections
+    attempt: int  # of the launcher to run the job, from 1
+    step_before: int
+    next_step_s: float = None  # from the event's begin; None: the job ended first
+    restarted: bool = False
+
+
+class Job:
+    """One job, from `start` to `finish`. Used as a context manager, it leaves no process and no folder."""
+
+    def __init__(self, plan, say):
+        self._plan = plan
+        self._say = say
+        self._mark = uuid.uuid4().hex
+        self._folder = tempfile.mkdtemp(prefix="chaos.")
+        self._launcher = None
+        self._readers = []
+        self._lines = collections.deque(maxlen=KEPT_LINES)
+        self._attempts = []  # the address of rank 0's numbers, of every attempt that came so far
+        self._start_count = 0  # how often the launcher has started all processes
+        self._starts_seen = 0  # of these, when the last event took place
+        self._begin = time.monotonic()
+        self._proxies = [Proxy() for _ in range(plan.setup.servers)] if plan.setup.topology == "star" else []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._end()
+
+    @property
+    def output(self):
+        return "\n".join(list(self._lines))
+
+    def start(self):
+        """Starts the launcher; once more after it was killed."""
+        setup = self._plan.setup
+        command = [self._plan.launch, "--sync=" + setup.topology, "--workers=%d" % setup.workers,
+                   "--restarts=%d" % RESTARTS, "--metrics_port=0"]
+        if self._proxies:
+            command += ["--servers=%d" % setup.servers,
+                        "--through_proxy=" + ",".join(proxy.address for proxy in self._proxies)]
+        command += ["--", *self._plan.worker_flags, "--resume", "--progress=plain", "--share_gpus",
+                    "--checkpoint_dir=" + os.path.join(self._folder, "checkpoints"),
+                    "--record=" + self._record,
+                    "--exchange_deadline_s=%d" % setup.exchange_deadline_s,
+                    "--join_deadline_s=%d" % setup.join_deadline_s]
+        environment = dict(os.environ, TMPDIR=self._folder, **{processes.MARK: self._mark})
+        self._launcher = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                          stderr=subprocess.STDOUT, text=True, errors="replace",
+                                          start_new_session=True)
+        self._start_count += 1
+        reader = threading.Thread(target=self._read, args=(self._launcher.stdout,), daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+    @property
+    def _record(self):
+        return os.path.join(self._folder, "record.json")
+
+    def _read(self, stream):
+        for line in stream:
+            line = line.rstrip("\n")
+            self._lines.append("%8.3f %s" % (time.monotonic() - self._begin, line))
+            if found := re.search(r"launch: s(\d+) listens at ([^,\s]+)", line):
+                self._proxies[int(found[1])].set_target(found[2])
+            elif re.search(r"launch: restart \d+ of", line):
+                self._start_count += 1
+                for proxy in self._proxies:
+                    proxy.set_target(None)
+            elif found := re.search(r"worker 0: metrics at (\S+)", line):
+                self._attempts.append(found[1])
+        stream.close()
+
+    def _position(self):
+        """The newest attempt's number and the newest step of the run that it made; step -1 before its first."""
+        attempt = len(self._attempts)
+        if attempt == 0:
+            return 0, -1
+        try:
+            with urllib.request.urlopen(self._attempts[attempt - 1], timeout=0.5) as answer:
+                text = answer.read().decode()
+        except (OSError, http.client.HTTPException, ValueError):
+            return attempt, -1
+        values = dict(re.findall(r"^(starring_steps?(?:_total)?)(?:\{[^}]*\})? ([0-9.e+]+)$", text, re.MULTILINE))
+        if float(values.get("starring_steps_total", 0)) < 1:
+            return attempt, -1
+        return attempt, int(float(values["starring_step"]))
+
+    def _check(self, since, limit_s, what):
+        now = time.monotonic()
+        if now - since > limit_s:
+            raise JobFailed(Outcome.HANG, "%s after %.0f s" % (what, limit_s))
+        if now - self._begin > self._plan.limit_s:
+            raise JobFailed(Outcome.HANG, "the job has not ended after %.0f s: %s" % (self._plan.limit_s, what))
+
+    def run(self, events, on_event, until=None):
+        """Does the events one after the other, and returns the digest of the job's end. Of each, `on_event` gets a
+        Done once it is known when the job went on. `until`: the time at which to do no more of them."""
+        self.start()
+        base, restart_needed, pending = (0, -1), True, []
+        for event in events:
+            if not event.at_start:
+                base = self._recover(base, restart_needed, pending, on_event)
+                restart_needed = False
+                if base is None or base[1] >= LAST_EVENT_FRACTION * self._plan.steps:
+                    break
+            if until is not None and time.monotonic() > until:
+                break
+            done = self._do(event, base)
+            if done is None:
+                continue
+            pending.append(done)
+            restart_needed = restart_needed or event.kind == "kill"
+        self._recover(base or (0, -1), restart_needed, pending, on_event)
+        return self._finish()
+
+    def _recover(self, base, restart_needed, pending, on_event):
+        """Waits for a step that began after `base` was seen, and tells it of the pending events. A step may have been
+        under way, so in the same attempt it takes the second one. Returns where the job is, None if it has ended."""
+        since = time.monotonic()
+        now = None
+        while self._launcher.poll() is None:
+            now = self._position()
+            if now[1] >= 0 and (now[0] > base[0] or (not restart_needed and now[1] >= base[1] + 2)):
+                break
+            now = None
+            self._check(since, self._plan.event_limit_s, "no step after step %d" % base[1])
+            time.sleep(TICK_S)
+        for done in pending:
+            if now is not None:
+                done.next_step_s = time.monotonic() - done.begin
+                done.restarted = now[0] > done.attempt
+            on_event(done)
+        pending.clear()
+        return now
+
+    def _find(self, event, start_count):
+        """The process that an event is about, once it is there; of a start after `start_count`. None if the job ended
+        before. For connections, a process that is none."""
+        since = time.monotonic()
+        while True:
+            ended = self._launcher.poll() is not None
+            if self._start_count > start_count:
+                if event.role == "proxy":
+                    return None if ended else NO_PROCESS
+                for process in processes.find(self._mark):
+                    if process.role == event.role and process.number == event.number:
+                        return process
+            if ended:
+                return None
+            self._check(since, self._plan.event_limit_s, "no %s %d" % (event.role, event.number))
+            time.sleep(TICK_S)
+
+    def _do(self, event, base):
+        """The event, done; None if its victim ended before."""
+        victim = self._find(event, self._starts_seen if event.at_start else 0)
+        if victim is None:
+            return None
+        time.sleep(event.delay_s)
+        attempt, step = base
+        if not event.at_start:
+            attempt, step = max(base, self._position())
+        self._starts_seen = self._start_count
+        done = Done(event=event, begin=time.monotonic(), at_s=time.monotonic() - self._begin, wall=time.time(),
+                    victim_pid=victim.pid, attempt=attempt, step_before=step)
+        if event.role == "proxy":
+            self._disturb(event)
+        elif not processes.send(victim, signal.SIGKILL if event.kind == "kill" else signal.SIGSTOP):
+            return None
+        elif event.kind != "kill":
+            time.sleep(event.duration_s)
+            processes.send(victim, signal.SIGCONT)
+        elif event.role == "launch":
+            self._launcher.wait(timeout=LEFT_SECONDS_MAX)
+            self._await_nothing_left()
+            self.start()
+        self._say("%8.2f s  step %6d  %s" % (done.at_s, step, event))
+        return done
+
+    def _disturb(self, event):
+        proxy = self._proxies[event.number]
+        if event.kind == "cut":
+            cut_some(proxy, event.delay_s)
+            return
+        (proxy.shut if event.kind.startswith("shut") else proxy.freeze)()
+        time.sleep(event.duration_s)
+        proxy.open()
+
+    def _await_nothing_left(self):
+        since = time.monotonic()
+        while left := processes.find(self._mark):
+            if time.monotonic() - since > LEFT_SECONDS_MAX:
+                raise JobFailed(Outcome.LEFT_BEHIND, "%.0f s after the launcher ended there are still %s" %
+                                (LEFT_SECONDS_MAX, ", ".join("%s %d (%d)" % (p.role, p.number, p.pid) for p in left)))
+            time.sleep(TICK_S)
+
+    def _finish(self):
+        since = time.monotonic()
+        while self._launcher.poll() is None:
+            self._check(since, self._plan.limit_s, "no end")
+            time.sleep(TICK_S)
+        for reader in self._readers:
+            reader.join(timeout=5)
+        if self._launcher.returncode != 0:
+            raise JobFailed(Outcome.ERROR, "the launcher ended with exit code %d" % self._launcher.returncode)
+        self._await_nothing_left()
+        with open(self._record) as file:
+            return json.load(file)["parameter_sha256"]
+
+    def _end(self):
+        processes.kill_all(self._mark)
+        if self._launcher is not None:
+            self._launcher.wait()
+        processes.kill_all(self._mark)  # what the launcher may have started meanwhile
+        for proxy in self._proxies:
+            proxy.close()
+        shutil.rmtree(self._folder, ignore_errors=True)

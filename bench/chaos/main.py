@@ -1,0 +1,195 @@
+"""bench/chaos: kills and stops processes of a job and cuts its connections; the digest must stay that of a quiet run.
+
+  bazel run //bench:chaos -- --events=150 --log=$PWD/chaos.jsonl             starts a log
+  bazel run //bench:chaos -- --events=150 --log=$PWD/chaos.jsonl --continue  goes on with it until so many are in it
+
+Exit code 0: every job ended with the right digest, in time, and left no process.
+"""
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+
+from bench.chaos.job import Job, JobFailed, JobPlan, Outcome
+from bench.chaos.log import Log, summary
+from bench.chaos.schedule import Setup, job_seed, make_schedule
+
+# Steps of a job, enough for some ten events: a step takes 0.1 to 1 ms, so that a restart is what takes time here.
+STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("ring", "logreg"): 60000, ("ring", "lenet5"): 15000}
+MODELS = ("logreg", "lenet5")
+SYNTHETIC = ("--dataset=synthetic", "--synthetic_train_count=1024", "--synthetic_test_count=64", "--global_batch=32",
+             "--seed=1", "--device=cpu", "--learning_rate=0.01")
+STEPS_PER_EPOCH = 32
+EVENTS_PER_JOB_MAX = 60
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--topologies", default="star,ring", help="star, ring or both (default: %(default)s)")
+    parser.add_argument("--events", type=int, default=150, help="events of each topology (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=None, help="end after so long, with fewer events")
+    parser.add_argument("--seed", type=int, default=1, help="of all schedules (default: %(default)s)")
+    parser.add_argument("--job", type=int, default=None, help="do this job of the seed only: to repeat a failure")
+    parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
+    parser.add_argument("--servers", type=int, default=2, help="of a star (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=0, help="of a job; 0: as many as ten events take")
+    parser.add_argument("--checkpoint_every_steps", type=int, default=100, help="(default: %(default)s)")
+    parser.add_argument("--exchange_deadline_s", type=int, default=2, help="(default: %(default)s)")
+    parser.add_argument("--join_deadline_s", type=int, default=4, help="(default: %(default)s)")
+    parser.add_argument("--job_limit_s", type=float, default=600, help="a longer job hangs (default: %(default)s)")
+    parser.add_argument("--event_limit_s", type=float, default=60,
+                        help="a job without a step for so long after an event hangs (default: %(default)s)")
+    parser.add_argument("--log", default=None, help="file to append events and jobs to; without it none is kept")
+    parser.add_argument("--continue", dest="goes_on", action="store_true", help="go on with the --log that is there")
+    parser.add_argument("--launch", default=None, help="the launcher (default: the one built with this program)")
+    options = parser.parse_args(arguments)
+    if options.log and os.path.exists(options.log) and not options.goes_on:
+        parser.error("%s exists: add --continue to go on with it, or name another --log" % options.log)
+    for topology in options.topologies.split(","):
+        if topology not in ("star", "ring"):
+            parser.error("--topologies has %r: it must be of star and ring" % topology)
+    return options
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def find_launcher():
+    """Bazel's runfiles, or the build next to a source tree."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for root in (os.getcwd(), os.path.join(here, "../.."), os.path.join(here, "../../bazel-bin")):
+        path = os.path.join(root, "deploy/launch")
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return os.path.abspath(path)
+    sys.exit("chaos: no deploy/launch: bazel build //deploy:launch, or give --launch")
+
+
+class Chaos:
+    """Runs jobs until there are enough events."""
+
+    def __init__(self, options):
+        self._options = options
+        self._launch = os.path.abspath(options.launch) if options.launch else find_launcher()
+        self._folder = tempfile.TemporaryDirectory(prefix="chaos.log.")
+        self._log = Log(options.log or os.path.join(self._folder.name, "log"))
+        self._until = time.monotonic() + options.seconds if options.seconds else None
+        self._digests = {}
+        self.failures = 0
+
+    def run(self):
+        options = self._options
+        self._log.add("run", wall=time.time(), machine="%s, %d cores" % (platform.platform(), os.cpu_count()),
+                      command=sys.argv[1:])
+        topologies = options.topologies.split(",")
+        if options.job is not None:
+            self._job(topologies[options.job % len(topologies)], options.job)
+        else:
+            job = len(self._log.of("job", seed=options.seed))
+            while not self._over(topologies):
+                topology = topologies[job % len(topologies)]
+                if self._missing(topology) > 0:
+                    self._job(topology, job)
+                job += 1
+        say("")
+        say(summary(self._log))
+
+    def _missing(self, topology):
+        return self._options.events - len(self._log.of("event", topology=topology))
+
+    def _over(self, topologies):
+        if self._until is not None and time.monotonic() > self._until:
+            return True
+        return all(self._missing(topology) <= 0 for topology in topologies)
+
+    def _worker_flags(self, topology, job):
+        options = self._options
+        model = MODELS[job // 4 % 2]
+        steps = options.steps or STEPS[topology, model]
+        same_host = ("shared_memory", "socket")[job // 2 % 2]
+        return steps, ("--model=" + model, "--same_host=" + same_host, *SYNTHETIC,
+                       "--epochs=%d" % -(-steps // STEPS_PER_EPOCH), "--max_steps=%d" % steps,
+                       "--checkpoint_every_steps=%d" % options.checkpoint_every_steps)
+
+    def _plan(self, topology, job):
+        options = self._options
+        setup = Setup(topology=topology, workers=options.workers, servers=options.servers,
+                      exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s)
+        steps, flags = self._worker_flags(topology, job)
+        return JobPlan(launch=self._launch, setup=setup, worker_flags=flags, steps=steps,
+                       limit_s=options.job_limit_s, event_limit_s=options.event_limit_s)
+
+    def _digest(self, plan):
+        """Of the undisturbed job. The model decides it; topology, servers and transport do not, which is tested
+        elsewhere, so one run a model and topology will do."""
+        key = (plan.setup.topology, plan.worker_flags[0])
+        if key not in self._digests:
+            begin = time.monotonic()
+            with Job(plan, say) as job:
+                try:
+                    self._digests[key] = job.run([], lambda done: None)
+                except JobFailed as failure:
+                    sys.exit("chaos: the undisturbed job failed: %s\n%s" % (failure, job.output))
+            say("undisturbed %s %s: digest %s, %d steps in %.1f s" % (
+                *key, self._digests[key][:12], plan.steps, time.monotonic() - begin))
+        return self._digests[key]
+
+    def _job(self, topology, number):
+        options = self._options
+        plan = self._plan(topology, number)
+        expected = self._digest(plan)
+        seed = job_seed(options.seed, number)
+        events = make_schedule(seed, plan.setup, EVENTS_PER_JOB_MAX)
+        say("job %d, %s, seed %d, %s" % (number, topology, options.seed, " ".join(plan.worker_flags[:2])))
+        began, count = time.time(), 0
+
+        def on_event(done):
+            nonlocal count
+            count += 1
+            self._log.add("event", topology=topology, seed=options.seed, job=number, kind=done.event.kind,
+                          role=done.event.role, number=done.event.number, duration_s=done.event.duration_s,
+                          at_start=done.event.at_start, wall=done.wall, at_s=done.at_s, step=done.step_before,
+                          next_step_s=done.next_step_s, restarted=done.restarted)
+            say("            next step %s%s" % ("after %.2f s" % done.next_step_s if done.next_step_s is not None
+                                                else "never: the job ended", ", restarted" * done.restarted))
+
+        with Job(plan, say) as job:
+            try:
+                digest = job.run(events[:max(1, self._missing(topology))] if options.job is None else events,
+                                 on_event, self._until)
+                outcome, text = (Outcome.OK, "") if digest == expected else (
+                    Outcome.WRONG_DIGEST, "digest %s, undisturbed %s" % (digest, expected))
+            except JobFailed as failure:
+                outcome, text = failure.outcome, str(failure)
+            output = job.output
+        self._log.add("job", topology=topology, seed=options.seed, job=number, wall=began, events=count,
+                      seconds=time.time() - began, outcome=outcome, text=text)
+        say("job %d: %s, %d events, %.1f s" % (number, outcome, count, time.time() - began))
+        if outcome != Outcome.OK:
+            self.failures += 1
+            self._explain(number, events[:count + 1], text, output)
+
+    def _explain(self, number, events, text, output):
+        say("chaos: job %d failed: %s" % (number, text))
+        say("\n".join("  | " + line for line in output.splitlines()))
+        say("its schedule:\n" + "\n".join("  %s" % event for event in events))
+        arguments = [word for word in sys.argv[1:] if not word.startswith(("--job=", "--log", "--continue", "--sec"))]
+        say("repeat it: bench/chaos %s --job=%d" % (" ".join(arguments), number))
+
+
+def main(arguments):
+    options = parse(arguments)
+    chaos = Chaos(options)
+    chaos.run()
+    return 1 if chaos.failures else 0
+
+
+if __name__ == "__main__":
+    if directory := os.environ.get("BUILD_WORKING_DIRECTORY"):
+        LAUNCHER_HERE = find_launcher()
+        os.chdir(directory)
+        sys.argv += ["--launch=" + LAUNCHER_HERE] if not any(a.startswith("--launch") for a in sys.argv) else []
+    sys.exit(main(sys.argv[1:]))

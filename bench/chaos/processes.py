@@ -1,0 +1,81 @@
+"""The processes of one job, found by a variable in their environment, which children inherit however they start."""
+
+import dataclasses
+import os
+import signal
+
+MARK = "STARRING_CHAOS_JOB"
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+    pid: int
+    started: str  # in clock ticks since the machine started: tells it from a later process with its number
+    role: str  # worker, server, mpirun, launch or other
+    number: int  # rank or shard
+
+
+def _read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _stat(pid):
+    """State and start time."""
+    fields = _read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+    return fields[0].decode(), fields[19].decode()
+
+
+def _describe(pid, environment, command):
+    program = os.path.basename(command[0]).decode(errors="replace") if command else ""
+    role = program if program in ("worker", "server", "mpirun", "launch") else "other"
+    number = 0
+    if role == "worker":
+        number = _number(command, b"--rank=", environment.get(b"OMPI_COMM_WORLD_RANK", b"0"))
+    elif role == "server":
+        number = _number(command, b"--shard=", b"0")
+    elif role == "launch" and b"OMPI_COMM_WORLD_RANK" in environment:
+        role = "other"  # a rank that is about to become a worker
+    return Process(pid=pid, started=_stat(pid)[1], role=role, number=number)
+
+
+def _number(command, flag, default):
+    for word in command:
+        if word.startswith(flag):
+            return int(word[len(flag):])
+    return int(default)
+
+
+def find(mark):
+    """All processes of the job `mark` that have not ended."""
+    wanted = ("%s=%s" % (MARK, mark)).encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            variables = _read("/proc/%s/environ" % name).split(b"\0")
+            if wanted not in variables or _stat(int(name))[0] == "Z":
+                continue
+            environment = dict(variable.partition(b"=")[::2] for variable in variables)
+            command = _read("/proc/%s/cmdline" % name).split(b"\0")
+            found.append(_describe(int(name), environment, command))
+        except (OSError, IndexError, ValueError):
+            continue  # it ended meanwhile, or belongs to somebody else
+    return found
+
+
+def send(process, number):
+    """Whether the process was still there to be sent the signal."""
+    try:
+        if _stat(process.pid)[1] != process.started:
+            return False
+        os.kill(process.pid, number)
+        return True
+    except (OSError, IndexError):
+        return False
+
+
+def kill_all(mark):
+    for process in find(mark):
+        send(process, signal.SIGKILL)
