@@ -43,14 +43,14 @@ LayerCase<DenseKind> MakeCase(DeviceTest* test, const DenseSpec& s) {
 }
 
 TEST_P(DeviceTest, DenseMatchesTheReference) {
-  ForEachSpec<DenseSpec>(Shapes(), [this](const DenseSpec& spec) {
+  ForEachSpec<DenseSpec>(Tested(Shapes()), [this](const DenseSpec& spec) {
     SCOPED_TRACE(Describe(spec));
     MakeCase(this, spec).CheckAgainstReference();
   });
 }
 
 TEST_P(DeviceTest, DenseGradientsMatchFiniteDifferences) {
-  for (DenseSpec spec : Shapes()) {
+  for (DenseSpec spec : Tested(Shapes())) {
     for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
       spec.activation = activation;
       SCOPED_TRACE(Describe(spec));
@@ -60,7 +60,7 @@ TEST_P(DeviceTest, DenseGradientsMatchFiniteDifferences) {
 }
 
 TEST_P(DeviceTest, DenseGivesTheSameBitsOnEveryRunAndAtEveryAddress) {
-  for (DenseSpec spec : Shapes()) {
+  for (DenseSpec spec : Tested(Shapes())) {
     spec.activation = Activation::kRelu;
     SCOPED_TRACE(Describe(spec));
     MakeCase(this, spec).CheckBits();
