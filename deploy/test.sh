@@ -3,9 +3,11 @@
 #
 #   deploy/test.sh         for people: at most 15 minutes on two cores after deploy/quickstart.sh
 #   deploy/test.sh --all   what continuous integration runs: also the long tests (chaos, strangers, load, Slurm, the
-#                          bundle, network namespaces), every test under AddressSanitizer and UndefinedBehaviorSanitizer,
+#                          bundle, network namespaces), tests under AddressSanitizer and UndefinedBehaviorSanitizer,
 #                          those that can run under ThreadSanitizer, and clang-tidy: at most an hour on two cores with
 #                          nothing cached
+#
+# A test is long if it is tagged so, or is of size large: Bazel gives every test the name of its timeout as a tag.
 #
 # Prints the time of each part, and its ten slowest tests. A part that takes more than half as long again as its budget
 # has failed. The last line is `N passed, N failed, N skipped`, over all parts. Exit status 0 means that nothing failed.

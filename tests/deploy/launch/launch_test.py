@@ -32,8 +32,8 @@ class LaunchTest(unittest.TestCase):
     def setUp(self):
         self.notes = tempfile.mkdtemp(prefix="n")
         self.temporary = tempfile.mkdtemp(prefix="t")
-        self.addCleanup(shutil.rmtree, self.notes)
-        self.addCleanup(shutil.rmtree, self.temporary)
+        self.addCleanup(shutil.rmtree, self.notes, ignore_errors=True)
+        self.addCleanup(shutil.rmtree, self.temporary, ignore_errors=True)
 
     def command(self, flags, worker_flags=()):
         return [LAUNCH, f"--worker_binary={FAKE}", f"--server_binary={FAKE}"] + list(flags) + [
