@@ -1,6 +1,7 @@
 #include "common/crc32c.h"
 
 #include <array>
+#include <cstring>
 
 namespace starring {
 namespace {
@@ -19,12 +20,38 @@ constexpr std::array<uint32_t, 256> MakeTable() {
 
 constexpr std::array<uint32_t, 256> kTable = MakeTable();
 
+#if defined(__x86_64__)
+__attribute__((target("sse4.2"))) uint32_t ExtendByInstruction(uint32_t crc, std::span<const std::byte> bytes) {
+  uint64_t state = ~crc;
+  for (; bytes.size() >= sizeof(uint64_t); bytes = bytes.subspan(sizeof(uint64_t))) {
+    uint64_t word;
+    std::memcpy(&word, bytes.data(), sizeof(word));
+    state = __builtin_ia32_crc32di(state, word);
+  }
+  auto last = static_cast<uint32_t>(state);
+  for (const std::byte byte : bytes) last = __builtin_ia32_crc32qi(last, static_cast<uint8_t>(byte));
+  return ~last;
+}
+#endif
+
 }  // namespace
 
-uint32_t Crc32c(absl::string_view bytes) {
-  uint32_t crc = ~uint32_t{0};
-  for (const char c : bytes) crc = kTable[(crc ^ static_cast<unsigned char>(c)) & 0xff] ^ (crc >> 8);
+uint32_t ExtendCrc32cByTable(uint32_t crc, std::span<const std::byte> bytes) {
+  crc = ~crc;
+  for (const std::byte byte : bytes) crc = kTable[(crc ^ static_cast<uint32_t>(byte)) & 0xff] ^ (crc >> 8);
   return ~crc;
+}
+
+uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> bytes) {
+#if defined(__x86_64__)
+  static const bool has_instruction = __builtin_cpu_supports("sse4.2") != 0;
+  if (has_instruction) return ExtendByInstruction(crc, bytes);
+#endif
+  return ExtendCrc32cByTable(crc, bytes);
+}
+
+uint32_t Crc32c(absl::string_view bytes) {
+  return ExtendCrc32c(0, std::as_bytes(std::span(bytes.data(), bytes.size())));
 }
 
 }  // namespace starring

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
@@ -145,17 +146,24 @@ Difference FirstDifference(const Message& a, const Message& b, const std::string
   return {};
 }
 
+bool IsFact(const std::string& flag) { return flag.find('.') != std::string::npos; }
+
 Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement& b) {
   std::map<std::string, std::string> flags_a, flags_b;
   for (const v1::FlagValue& flag : a.flags()) flags_a[flag.flag()] = flag.value();
   for (const v1::FlagValue& flag : b.flags()) flags_b[flag.flag()] = flag.value();
-  for (const auto& [flag, value] : flags_a) {
-    const auto other = flags_b.find(flag);
-    if (other == flags_b.end()) return {"--" + flag, value, "(no such flag)"};
-    if (other->second != value) return {"--" + flag, value, other->second};
-  }
-  for (const auto& [flag, value] : flags_b) {
-    if (!flags_a.contains(flag)) return {"--" + flag, "(no such flag)", value};
+  // Flags before facts: another --dataset says more than another checksum.
+  for (const bool facts : {false, true}) {
+    const std::string dashes = facts ? "" : "--";
+    for (const auto& [flag, value] : flags_a) {
+      if (IsFact(flag) != facts) continue;
+      const auto other = flags_b.find(flag);
+      if (other == flags_b.end()) return {dashes + flag, value, "(no such flag)"};
+      if (other->second != value) return {dashes + flag, value, other->second};
+    }
+    for (const auto& [flag, value] : flags_b) {
+      if (IsFact(flag) == facts && !flags_a.contains(flag)) return {dashes + flag, "(no such flag)", value};
+    }
   }
   return {};
 }
@@ -165,6 +173,9 @@ std::string WayOut(const std::string& name) {
   if (name == "layout_hash" || name == "element_count")
     return "start all workers with the same --model and the same build";
   if (name == "first_step") return "resume all workers from the same checkpoint, or none";
+  if (absl::StartsWith(name, "data.")) {
+    return "give all workers the same files in --data_dir, or the same --synthetic_ flags";
+  }
   if (name == "world_size") return "start all workers with the same --world_size";
   return "start all workers with the same flags";
 }

@@ -28,7 +28,8 @@ struct JobSpec {
   BucketMap buckets;
 
   // Every other setting that must be equal on all ranks, as (flag, value): model, dataset, seed, global_batch, ...
-  // Compared pair by pair; a difference is refused with the flag's name and both values.
+  // Compared pair by pair; a difference is refused with the flag's name and both values. A name with a dot is no flag
+  // but a fact that the process has found out: "data.train".
   std::vector<std::pair<std::string, std::string>> agreed_flags;
 
   // The optimizer's state vectors at first_step, each layout.element_count() long; empty means zeros. Rank 0's counts.

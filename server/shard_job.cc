@@ -305,16 +305,19 @@ absl::Status ShardJob::TakeSum(LaneId from, const ReceivedMessage& message, Time
   }
   std::vector<double> values(message.payload_bytes / sizeof(double));
   CopyPieces(message.payload, std::as_writable_bytes(std::span(values)));
+  const SumKind kind{.purpose = static_cast<SumPurpose>(message.fields.sum_purpose()),
+                     .value_count = static_cast<int64_t>(values.size())};
+  if (sum_wait_.empty()) {
+    sum_kind_ = kind;
+    sum_kind_rank_ = from.rank;
+  }
+  RETURN_IF_ERROR(CheckSameSum(from.rank, kind, sum_kind_rank_, sum_kind_));
   if (!sum_wait_.Add(from, now)) return absl::OkStatus();
   summands_[from.rank] = std::move(values);
   if (!sum_wait_.complete()) return absl::OkStatus();
 
   std::vector<double> sum = summands_[0];
   for (int rank = 1; rank < world_size(); ++rank) {
-    if (summands_[rank].size() != sum.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("sum ", number, ": rank ", rank, " adds ", summands_[rank].size(),
-                                                     " values, rank 0 adds ", sum.size()));
-    }
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += summands_[rank][i];
   }
   last_sum_ = std::make_shared<const std::vector<double>>(std::move(sum));
@@ -408,13 +411,16 @@ void ShardJob::CheckDeadlines(Time now) {
 void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> has_not_done) {
   if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
   std::string gone;
+  int missing = 0;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) {
+    if (wait.Has(rank)) continue;
+    ++missing;
+    if (workers_[rank].lanes_open.empty()) {
       absl::StrAppend(&gone, ", rank ", rank, " has no connection to shard ", options_.shard, " any more");
     }
   }
-  Fail(absl::DeadlineExceededError(
-      absl::StrCat(wait.DescribeMissing(), " has ", has_not_done(), " within ", Deadline(), gone)));
+  Fail(absl::DeadlineExceededError(absl::StrCat(wait.DescribeMissing(), missing == 1 ? " has " : " have ",
+                                                has_not_done(), " within ", Deadline(), gone)));
 }
 
 std::string ShardJob::Deadline() const { return absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s"); }

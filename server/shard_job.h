@@ -26,6 +26,7 @@
 #include "common/parameter_shard.h"
 #include "common/star/exchange_message.h"
 #include "common/star/shared_memory.h"
+#include "common/sum_purpose.h"
 #include "common/trace.h"
 #include "server/collective_wait.h"
 #include "server/server_metrics.h"
@@ -136,7 +137,9 @@ class ShardJob {
   std::vector<Worker> workers_;
 
   int64_t next_sum_ = 0;
-  std::vector<std::vector<double>> summands_;            // of next_sum_, by rank
+  std::vector<std::vector<double>> summands_;  // of next_sum_, by rank
+  SumKind sum_kind_;                           // of next_sum_, as `sum_kind_rank_`, the first, has it
+  int sum_kind_rank_ = 0;
   std::shared_ptr<const std::vector<double>> last_sum_;  // shared with answers on their way
   CollectiveWait sum_wait_;
   CollectiveWait finish_wait_;

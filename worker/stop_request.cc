@@ -48,7 +48,7 @@ absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
   if (step < next_vote_step_) return false;
   const absl::Time now = absl::Now();
   std::array<double, 2> votes = {requested ? 1.0 : 0.0, absl::ToDoubleSeconds(now - last_vote_time_)};
-  RETURN_IF_ERROR(exchange_->Sum(votes));
+  RETURN_IF_ERROR(exchange_->Sum(SumPurpose::kStopVote, votes));
   // The sums are the same bits on every rank, and so is what follows from them.
   const double step_seconds = votes[1] / world_size_ / static_cast<double>(step - last_vote_step_);
   const double steps = step_seconds > 0 ? kVoteInterval / step_seconds : static_cast<double>(kVoteIntervalStepsMax);

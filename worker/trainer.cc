@@ -19,6 +19,7 @@
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
 #include "worker/processor_use.h"
+#include "worker/ranks_agree.h"
 #include "worker/stop_request.h"
 
 namespace starring {
@@ -70,7 +71,7 @@ class TrainerImpl final : public Trainer {
   absl::Status AverageBuffers();
   absl::Status SumLosses();
   absl::Status GatherUse();
-  absl::Status CheckRanksAgree();
+  absl::Status CheckParameters();
 
   const Layout& layout() const { return network_.layout(); }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that was just finished
@@ -138,6 +139,7 @@ absl::Status TrainerImpl::StartExchange() {
               .agreed_flags = worker_.AgreedFlags(),
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
+  for (auto& fact : DatasetFacts(data_)) job.agreed_flags.push_back(std::move(fact));
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = steps_per_epoch_ * worker_.epochs;
   }
@@ -155,7 +157,7 @@ absl::Status TrainerImpl::StartExchange() {
 absl::StatusOr<Normalization> TrainerImpl::MeasurePixels() {
   const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
   std::vector<double> sums = PixelSums(data_.train, part.begin, part.end);
-  RETURN_IF_ERROR(exchange_.Sum(sums));
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kPixels, sums));
   return NormalizationFromSums(sums);
 }
 
@@ -216,7 +218,7 @@ absl::Status TrainerImpl::TrainToEnd() {
     RETURN_IF_ERROR(SumLosses());
     RETURN_IF_ERROR(SaveCheckpoint());
   }
-  RETURN_IF_ERROR(CheckRanksAgree());
+  RETURN_IF_ERROR(CheckParameters());
   result_.step_summary = timer_->Summary();
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
@@ -269,7 +271,7 @@ absl::Status TrainerImpl::AverageBuffers() {
     std::vector<float> mine(buffer.values.size());
     RETURN_IF_ERROR(network_.ReadBuffer(buffer, mine));
     std::vector<double> values(mine.begin(), mine.end());
-    RETURN_IF_ERROR(exchange_.Sum(values));
+    RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kRunningStatistics, values));
     for (size_t i = 0; i < values.size(); ++i) mine[i] = static_cast<float>(values[i] / worker_.world_size);
     RETURN_IF_ERROR(network_.WriteBuffer(buffer, mine));
   }
@@ -307,8 +309,8 @@ absl::Status TrainerImpl::FinishEpoch() {
   RETURN_IF_ERROR(SumLosses());
   std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
-  RETURN_IF_ERROR(exchange_.Sum(sums));
-  CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
+  CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks have agreed on the data at Start
   const EpochSummary summary{.epoch = epoch(),
                              .train_loss = sums[0] / static_cast<double>(epoch_samples_),
                              .test_loss = sums[1] / sums[3],
@@ -344,7 +346,7 @@ absl::Status TrainerImpl::SumLosses() {
     const std::span<StepLoss> part = std::span(losses).subspan(losses_summed_, count);
     std::vector<double> values(count);
     for (size_t i = 0; i < count; ++i) values[i] = part[i].loss;
-    RETURN_IF_ERROR(exchange_.Sum(values));
+    RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kLosses, values));
     for (size_t i = 0; i < count; ++i) part[i].loss = values[i];
     losses_summed_ += count;
   }
@@ -359,27 +361,18 @@ absl::Status TrainerImpl::GatherUse() {
   std::vector<double> values(2 * static_cast<size_t>(worker_.world_size));
   values[2 * rank] = part_ms(StepPart::kForward) + part_ms(StepPart::kBackward);
   values[2 * rank + 1] = processor_use_.percent();
-  RETURN_IF_ERROR(exchange_.Sum(values));
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kWorkerUse, values));
   for (size_t i = 0; i < values.size(); i += 2) {
     result_.workers.push_back({.compute_ms = values[i], .cpu_percent = values[i + 1]});
   }
   return absl::OkStatus();
 }
 
-absl::Status TrainerImpl::CheckRanksAgree() {
+absl::Status TrainerImpl::CheckParameters() {
   result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
   result_.steps_per_epoch = steps_per_epoch_;
-  result_.bucket_bytes = buckets_.bucket(buckets_.bucket_count() - 1).size() * static_cast<int64_t>(sizeof(float));
-  if (worker_.world_size == 1) return absl::OkStatus();
-  // Twelve hexadecimal digits are exact in a double, and so is their sum over ranks.
-  const auto mine = static_cast<double>(std::stoull(result_.parameter_sha256.substr(0, 12), nullptr, 16));
-  std::array<double, 1> sum = {mine};
-  RETURN_IF_ERROR(exchange_.Sum(sum));
-  if (sum[0] != mine * worker_.world_size) {
-    return absl::InternalError(absl::StrCat("rank ", worker_.rank, " ends with parameters ", result_.parameter_sha256,
-                                            ", and another rank with others: this is a defect of the exchange"));
-  }
-  return absl::OkStatus();
+  result_.bucket_bytes = buckets_.bucket_bytes();
+  return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);
 }
 
 }  // namespace

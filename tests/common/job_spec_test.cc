@@ -84,6 +84,21 @@ TEST(JobSpecTest, AnotherLayoutIsNamedByItsHash) {
 }
 
 // A model given by different names is clearer than by different hashes.
+TEST(JobSpecTest, AFactThatDiffersIsNamedAfterTheFlags) {
+  const auto add_facts = [](JobSpec& job, const std::string& train) {
+    job.agreed_flags.push_back({"data.train", train});
+  };
+  JobSpec a = MakeJob(), b = MakeJob();
+  add_facts(a, "60000 images");
+  add_facts(b, "50000 images");
+  EXPECT_EQ(std::string(CompareAgreements(1, SerializeAgreement(b), 0, SerializeAgreement(a)).message()),
+            "rank 1 has data.train=50000 images, rank 0 has data.train=60000 images: give all workers the same files "
+            "in --data_dir, or the same --synthetic_ flags");
+  b.agreed_flags[1].second = "2";
+  EXPECT_THAT(std::string(CompareAgreements(1, SerializeAgreement(b), 0, SerializeAgreement(a)).message()),
+              HasSubstr("--seed=2"));
+}
+
 TEST(JobSpecTest, FlagsAreNamedBeforeFields) {
   EXPECT_THAT(Compare([](JobSpec& job) {
                 job.layout = Layout::Create({{.name = "v", .dims = {300, 100}}}).value();

@@ -97,7 +97,7 @@ class BadPeerTest(JobTest):
 
     def test_star_workers_with_different_flags(self):
         for flag, first, second in (("seed", "1", "2"), ("model", "lenet5", "mlp"), ("learning_rate", "0.05", "0.01"),
-                                    ("global_batch", "33", "34")):
+                                    ("global_batch", "33", "34"), ("synthetic_train_count", "200", "190")):
             _, address = self.start_server()
             flags = [f for f in SMALL_JOB if not f.startswith("--" + flag)]
             workers = [self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2",
@@ -110,11 +110,14 @@ class BadPeerTest(JobTest):
                 self.assertIn(word, refused[0].output)
 
     def test_ring_workers_with_different_flags(self):
-        command = ["mpirun", "--oversubscribe", "-np", "1", WORKER, *SMALL_JOB, "--seed=1",
-                   ":", "-np", "1", WORKER, *SMALL_JOB, "--seed=2"]
-        done = self.run_to_end(command, deadline_s=90)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertIn("seed", done.output)
+        for flag, difference in (("--seed=2", "rank 1 has --seed=2, rank 0 has --seed=1"),
+                                 ("--synthetic_test_count=40", "rank 1 has data.test=40 images")):
+            others = [f for f in SMALL_JOB if not f.startswith(flag.partition("=")[0])]
+            command = ["mpirun", "--oversubscribe", "-np", "1", WORKER, *SMALL_JOB,
+                       ":", "-np", "1", WORKER, *others, flag]
+            done = self.run_to_end(command, deadline_s=90)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(difference, done.output)
 
 
 if __name__ == "__main__":

@@ -500,6 +500,15 @@ TEST(ShardJobTest, AWrongMessageFailsTheJobNamingTheRank) {
          s->SendSum({1, 0}, 0, {1.0, 2.0});
        },
        "2 values"},
+      {"sums of different purposes",
+       [&](Shard* s) {
+         for (int rank = 0; rank < 2; ++rank) {
+           ExchangeMessage sum = Shard::Fields(ExchangeMessage::SUM, 0, 0);
+           sum.set_sum_purpose(static_cast<int>(rank == 0 ? SumPurpose::kStopVote : SumPurpose::kEpoch));
+           s->Send({rank, 0}, sum, bytes.first(16));
+         }
+       },
+       "rank 1 adds 2 values for the end of an epoch, rank 0 adds 2 values for a vote to stop"},
       {"kind",
        [](Shard* s) {
          s->Send({1, 0}, Shard::Fields(ExchangeMessage::PARAMETERS, 0, 0));

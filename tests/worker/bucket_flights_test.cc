@@ -27,7 +27,7 @@ class RecordingExchange : public GradientExchange {
     awaited.emplace_back(step, bucket);
     return absl::OkStatus();
   }
-  absl::Status Sum(std::span<double>) override { return absl::OkStatus(); }
+  absl::Status Sum(SumPurpose, std::span<double>) override { return absl::OkStatus(); }
   absl::Status GatherOptimizerState(std::span<const std::span<float>>) override { return absl::OkStatus(); }
   void Abort(const absl::Status&) override {}
   absl::Status Finish() override { return absl::OkStatus(); }

@@ -14,7 +14,7 @@ class FakeExchange : public GradientExchange {
   absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
   void Submit(int64_t, int, std::span<const float>) override {}
   absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
-  absl::Status Sum(std::span<double> values) override {
+  absl::Status Sum(SumPurpose, std::span<double> values) override {
     ++sums;
     if (fails) return absl::DeadlineExceededError("rank 1 is missing");
     values[0] += others_stop ? 1 : 0;

@@ -7,6 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "common/check.h"
+#include "common/crc32c.h"
 #include "common/status.h"
 #include "worker/data/file_stream.h"
 
@@ -35,7 +36,9 @@ void Interleave(const uint8_t* planes, uint8_t* image) {
 absl::Status AppendRecords(const std::string& path, int64_t first_record, std::span<const uint8_t> records,
                            Dataset& dataset) {
   const size_t count = records.size() / kRecordBytes;
-  size_t image = dataset.images.size();
+  const size_t first_image = dataset.images.size();
+  const size_t first_label = dataset.labels.size();
+  size_t image = first_image;
   dataset.images.resize(image + count * kImageBytes);
   for (size_t i = 0; i < count; ++i, image += kImageBytes) {
     const uint8_t* record = records.data() + i * kRecordBytes;
@@ -48,6 +51,10 @@ absl::Status AppendRecords(const std::string& path, int64_t first_record, std::s
     dataset.labels.push_back(record[0]);
     Interleave(record + 1, dataset.images.data() + image);
   }
+  dataset.images_crc32c =
+      ExtendCrc32c(dataset.images_crc32c, std::as_bytes(std::span(dataset.images).subspan(first_image)));
+  dataset.labels_crc32c =
+      ExtendCrc32c(dataset.labels_crc32c, std::as_bytes(std::span(dataset.labels).subspan(first_label)));
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -119,7 +120,17 @@ absl::StatusOr<TrainAndTest> LoadCifar10(const DatasetOptions& options) {
                   "fetch them with deploy/get_data.sh cifar10");
 }
 
+std::string FactsOf(const Dataset& set) {
+  return absl::StrFormat("%d images of %d x %d x %d in %d classes, CRC-32C %08x of images and %08x of labels",
+                         set.count, set.height, set.width, set.channels, set.classes, set.images_crc32c,
+                         set.labels_crc32c);
+}
+
 }  // namespace
+
+std::vector<std::pair<std::string, std::string>> DatasetFacts(const TrainAndTest& sets) {
+  return {{"data.train", FactsOf(sets.train)}, {"data.test", FactsOf(sets.test)}};
+}
 
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   if (options.name == "mnist") {

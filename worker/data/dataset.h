@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,6 +16,8 @@ struct Dataset {
   int64_t classes = 0;
   std::vector<uint8_t> images;  // (count, height, width, channels): CIFAR's planes are interleaved when read
   std::vector<uint8_t> labels;  // (count), below `classes`
+  uint32_t images_crc32c = 0;   // of the two arrays above, computed while they were read
+  uint32_t labels_crc32c = 0;
   int64_t image_bytes() const { return height * width * channels; }
 };
 
@@ -41,6 +44,9 @@ struct DatasetOptions {
 // InvalidArgument for an unknown name or an impossible synthetic size; NotFound says which files were looked for,
 // where, and how to get them; DataLoss names file, expected and found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
+
+// What all ranks of a job must have read alike, for JobSpec::agreed_flags: counts, shapes and checksums.
+std::vector<std::pair<std::string, std::string>> DatasetFacts(const TrainAndTest& sets);
 
 }  // namespace starring
 

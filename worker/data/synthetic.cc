@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
+#include "common/crc32c.h"
 #include "common/limits.h"
 #include "common/philox.h"
 #include "common/status.h"
@@ -64,7 +65,9 @@ Dataset MakeSet(const DatasetOptions& options, const std::vector<uint8_t>& patte
     const uint8_t* pattern = patterns.data() + label * set.image_bytes();
     uint8_t* image = set.images.data() + i * set.image_bytes();
     for (int64_t b = 0; b < set.image_bytes(); ++b) image[b] = static_cast<uint8_t>((pattern[b] + 3 * image[b]) / 4);
+    set.images_crc32c = ExtendCrc32c(set.images_crc32c, std::as_bytes(std::span(image, set.image_bytes())));
   }
+  set.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(set.labels)));
   return set;
 }
 

@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "common/job_spec.h"
+#include "common/sum_purpose.h"
 
 namespace starring {
 
@@ -51,8 +52,9 @@ class GradientExchange {
   virtual absl::Status Await(int64_t step, int bucket) = 0;
 
   // Element-wise sum over all workers, in rank order, on every worker; also a barrier. For few numbers (at most
-  // limits.h kSumValuesMax). REQUIRES: no bucket between Submit and Await is needed; buckets may be in flight.
-  virtual absl::Status Sum(std::span<double> values) = 0;
+  // limits.h kSumValuesMax). May be called while buckets are in flight. FailedPrecondition, naming two ranks and what
+  // each adds, unless all ranks give the same purpose and the same number of values.
+  virtual absl::Status Sum(SumPurpose purpose, std::span<double> values) = 0;
 
   // Collective, with no bucket in flight: rank 0 leaves with the whole of every optimizer state vector (state[i] has
   // layout.element_count() elements); the other ranks' spans may be empty.

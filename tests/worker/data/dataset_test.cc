@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/check.h"
+#include "common/crc32c.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/data/data_files.h"
@@ -88,6 +91,40 @@ TEST(DatasetTest, ReadsCifarBatchesInTheOrderOfTheirNumbers) {
     EXPECT_THAT(sets->train.labels, ElementsAre(5, 6, 7, 8, 9, 0));
     EXPECT_THAT(sets->test.labels, ElementsAre(0, 1, 2, 3));
   }
+}
+
+// What ranks compare before they train together.
+TEST(DatasetTest, FactsTellDataSetsApart) {
+  const auto facts = [](const DatasetOptions& options) {
+    const auto sets = LoadDataset(options);
+    CHECK_OK(sets);
+    for (const Dataset* set : {&sets->train, &sets->test}) {
+      EXPECT_EQ(set->images_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->images))));
+      EXPECT_EQ(set->labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->labels))));
+    }
+    return DatasetFacts(*sets);
+  };
+  const std::string folder = MakeFolder("facts");
+  WriteIdxSet(folder, 6, 3);
+  const auto mnist = facts({.name = "mnist", .data_dir = folder});
+  EXPECT_THAT(mnist[0].second, HasSubstr("6 images of 4 x 4 x 1 in 10 classes"));
+  WriteFile(folder, "train-images-idx3-ubyte", IdxImages(6, 4, 4, 1));
+  EXPECT_NE(facts({.name = "mnist", .data_dir = folder})[0], mnist[0]);
+  EXPECT_EQ(facts({.name = "mnist", .data_dir = folder})[1], mnist[1]);
+
+  // More records than are read at once, from one file and from two.
+  const std::string one = MakeFolder("one"), two = MakeFolder("two");
+  for (const std::string& cifar : {one, two}) WriteFile(cifar, "test_batch.bin", CifarRecords(2));
+  WriteFile(one, "data_batch_1.bin", CifarRecords(300));
+  WriteFile(two, "data_batch_1.bin", CifarRecords(10));
+  WriteFile(two, "data_batch_2.bin", CifarRecords(290, 10));
+  EXPECT_EQ(facts({.name = "cifar10", .data_dir = one}), facts({.name = "cifar10", .data_dir = two}));
+
+  const DatasetOptions synthetic{.name = "synthetic", .synthetic_train_count = 20, .synthetic_test_count = 5};
+  DatasetOptions other = synthetic;
+  other.seed = 1;
+  EXPECT_EQ(facts(synthetic), facts(synthetic));
+  EXPECT_NE(facts(synthetic), facts(other));
 }
 
 TEST(DatasetTest, NotFoundSaysWhatWhereAndHow) {

@@ -55,7 +55,7 @@ class CudaLocalExchangeImpl final : public CudaLocalExchange {
   void Submit(int64_t, int, std::span<const float>) override { CHECK(false) << "no gradient leaves the GPU"; }
   absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
 
-  absl::Status Sum(std::span<double> values) override {
+  absl::Status Sum(SumPurpose, std::span<double> values) override {
     CHECK_LE(values.size(), kSumValuesMax);
     return absl::OkStatus();
   }

@@ -52,7 +52,7 @@ class LocalExchange final : public GradientExchange {
 
   absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
 
-  absl::Status Sum(std::span<double> values) override {
+  absl::Status Sum(SumPurpose, std::span<double> values) override {
     CHECK_LE(values.size(), kSumValuesMax);
     return absl::OkStatus();
   }

@@ -42,6 +42,7 @@ enum class ControlTag : int {
   kVerdict,
   kBroadcast,
   kSum,
+  kSumRest,
   kSumResult,
   kState,
   kBarrier,

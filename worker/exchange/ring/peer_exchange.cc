@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <utility>
 
@@ -25,6 +26,15 @@ constexpr std::chrono::microseconds kPauseMax{320};
 
 // With nothing in flight it looks now and then whether somebody calls the roll.
 constexpr std::chrono::milliseconds kRollCallInterval{200};
+
+// The first message of a sum: what it is for, and its first values.
+constexpr size_t kSumHeadValues = 6;
+struct SumHead {
+  int64_t purpose = 0;
+  int64_t value_count = 0;
+  std::array<double, kSumHeadValues> values;
+};
+static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
 
 }  // namespace
 
@@ -214,18 +224,34 @@ absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::
                    " (oldest in flight: step ", oldest.step, ", bucket ", oldest.bucket, "): ", missing)));
 }
 
-absl::Status PeerExchange::Sum(std::span<double> values) {
+absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   CHECK_LE(values.size(), kSumValuesMax);
   TrainerDrives drive(*this);
   pump_.CountCall();
   const CollectiveOptions options = {.what = "a sum over all ranks", .deadline = job_.exchange_deadline};
-  std::vector<double> all(pump_.rank() == 0 ? values.size() * pump_.world_size() : 0);
-  RETURN_IF_ERROR(
-      GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(values), std::as_writable_bytes(std::span(all)), options));
-  // Added in one place, so that everybody has the same bits.
-  if (pump_.rank() == 0) {
-    for (int rank = 1; rank < pump_.world_size(); ++rank) {
-      for (size_t i = 0; i < values.size(); ++i) values[i] += all[rank * values.size() + i];
+  const SumKind kind{.purpose = purpose, .value_count = static_cast<int64_t>(values.size())};
+  // Every sum begins with a message of one length, so that rank 0 can tell ranks that add different things from each
+  // other. A vote, which happens once a second, is done with it; more values follow in a second message.
+  const size_t head_count = std::min(values.size(), kSumHeadValues);
+  SumHead head{.purpose = static_cast<int64_t>(kind.purpose), .value_count = kind.value_count, .values = {}};
+  std::copy_n(values.begin(), head_count, head.values.begin());
+  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.world_size() : 0);
+  RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(std::span(&head, 1)),
+                               std::as_writable_bytes(std::span(heads)), options));
+  for (size_t rank = 1; rank < heads.size(); ++rank) {
+    const SumKind other{.purpose = static_cast<SumPurpose>(heads[rank].purpose),
+                        .value_count = heads[rank].value_count};
+    if (absl::Status same = CheckSameSum(static_cast<int>(rank), other, 0, kind); !same.ok()) return Fail(same);
+    for (size_t i = 0; i < head_count; ++i) values[i] += heads[rank].values[i];
+  }
+  const std::span<double> rest = values.subspan(head_count);
+  if (!rest.empty()) {
+    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.world_size() : 0);
+    RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSumRest, std::as_bytes(rest),
+                                 std::as_writable_bytes(std::span(all)), options));
+    // Added in one place, so that everybody has the same bits.
+    for (size_t rank = 1; rank < all.size() / rest.size(); ++rank) {
+      for (size_t i = 0; i < rest.size(); ++i) rest[i] += all[rank * rest.size() + i];
     }
   }
   return SendFromRoot(pump_, ControlTag::kSumResult, std::as_writable_bytes(values), options);

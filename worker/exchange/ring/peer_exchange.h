@@ -52,7 +52,7 @@ class PeerExchange final : public GradientExchange {
   MemoryPlace memory_place() const override;
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
-  absl::Status Sum(std::span<double> values) override;
+  absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
   absl::Status Finish() override;

@@ -48,7 +48,7 @@ class StarExchange final : public GradientExchange {
   }
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
-  absl::Status Sum(std::span<double> values) override;
+  absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
   absl::Status Finish() override;
@@ -219,11 +219,12 @@ absl::Status StarExchange::Await(int64_t step, int bucket) {
   return client_->Wait(pending_[bucket]);
 }
 
-absl::Status StarExchange::Sum(std::span<double> values) {
+absl::Status StarExchange::Sum(SumPurpose purpose, std::span<double> values) {
   CHECK_LE(static_cast<int64_t>(values.size()), kSumValuesMax);
   const std::vector<double> mine(values.begin(), values.end());
   std::vector<std::unique_ptr<StarRequest>> requests;
   requests.push_back(MakeRequest(ExchangeMessage::SUM, 0, next_sum_++, 0));
+  requests.back()->fields.set_sum_purpose(static_cast<int>(purpose));
   requests.back()->payload = std::as_bytes(std::span(mine));
   requests.back()->destination = std::as_writable_bytes(values);
   requests.back()->pending = &group_pending_;

@@ -36,7 +36,7 @@ bool HasFault(const std::string& fault, int rank) {
 
 absl::Status CheckSum(GradientExchange& exchange, int rank, int world_size) {
   std::vector<double> values = {1.0, static_cast<double>(rank), 0.1 * (rank + 1)};
-  RETURN_IF_ERROR(exchange.Sum(values));
+  RETURN_IF_ERROR(exchange.Sum(SumPurpose::kStopVote, values));
   double tenths = 0;
   for (int r = 0; r < world_size; ++r) tenths += 0.1 * (r + 1);
   const std::vector<double> expected = {1.0 * world_size, world_size * (world_size - 1) / 2.0, tenths};

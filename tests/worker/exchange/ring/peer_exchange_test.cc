@@ -66,7 +66,7 @@ absl::Status RunRank(const Training& training, GradientExchange& exchange, int r
       exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
     }
     std::vector<double> values = {1.0, static_cast<double>(rank)};
-    RETURN_IF_ERROR(exchange.Sum(values));  // buckets are in flight
+    RETURN_IF_ERROR(exchange.Sum(SumPurpose::kStopVote, values));  // buckets are in flight
     const std::vector<double> expected = {1.0 * job.world_size, job.world_size * (job.world_size - 1) / 2.0};
     if (values != expected) return absl::InternalError("wrong sum");
     for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
@@ -210,6 +210,43 @@ TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
       EXPECT_EQ(outcomes[rank].status.code(), absl::StatusCode::kUnavailable) << outcomes[rank].status;
       EXPECT_THAT(std::string(outcomes[rank].status.message()),
                   HasSubstr("rank 2 gave up: gradient of fc1.weight is NaN"));
+    }
+  }
+}
+
+// Ranks that have lost step with each other add nothing to each other's numbers.
+TEST(PeerExchange, RefusesASumOfDifferentThings) {
+  const std::vector<double> few(2), many(20), most(30);
+  struct Case {
+    SumPurpose purpose;
+    std::vector<double> values;
+    std::string expected;
+  };
+  for (const Case& c : {Case{SumPurpose::kEpoch, few, "rank 2 adds 2 values for the end of an epoch"},
+                        Case{SumPurpose::kStopVote, {1}, "rank 2 adds 1 value for a vote to stop"},
+                        Case{SumPurpose::kStopVote, many, "rank 2 adds 20 values for a vote to stop"},
+                        Case{SumPurpose::kStopVote, most, "rank 2 adds 30 values for a vote to stop"}}) {
+    Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3}};
+    InMemoryNetwork network(3, 5);
+    std::vector<std::vector<float>> parameters(3, std::vector<float>(64));
+    std::vector<std::unique_ptr<PeerExchange>> exchanges;
+    for (int rank = 0; rank < 3; ++rank) {
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+    }
+    std::vector<absl::Status> status(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        const absl::Status started = exchanges[rank]->Start(training.job.Spec(rank), parameters[rank]);
+        ASSERT_TRUE(started.ok()) << started;
+        std::vector<double> values = rank == 2 ? c.values : c.values.size() == 20 ? most : few;
+        status[rank] = exchanges[rank]->Sum(rank == 2 ? c.purpose : SumPurpose::kStopVote, values);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_FALSE(status[rank].ok()) << rank;
+      EXPECT_THAT(std::string(status[rank].message()), HasSubstr(c.expected)) << rank;
     }
   }
 }

@@ -127,11 +127,11 @@ TEST(StarExchangeTest, SumsInRankOrderOnEveryWorker) {
     for (int i = 0; i < 20; ++i) {
       // Left to right from rank 0 the large values cancel before the small one comes.
       std::vector<double> values = {rank == 0 ? 1e300 : rank == 1 ? -1e300 : 1.5, static_cast<double>(rank + i)};
-      ASSERT_TRUE(exchange->Sum(values).ok());
+      ASSERT_TRUE(exchange->Sum(SumPurpose::kStopVote, values).ok());
       EXPECT_EQ(values[0], 1.5);
       EXPECT_EQ(values[1], 3.0 + 3 * i);
     }
-    ASSERT_TRUE(exchange->Sum({}).ok());
+    ASSERT_TRUE(exchange->Sum(SumPurpose::kStopVote, {}).ok());
     ASSERT_TRUE(exchange->Finish().ok());
   });
 }

@@ -55,7 +55,7 @@ TEST_P(CutTest, TheResultIsTheSameWhenConnectionsBreakInTheMiddleOfMessages) {
     const absl::Status trained = TrainSteps(exchange.get(), job, kSteps, RoughGradientAt);
     EXPECT_TRUE(trained.ok()) << trained;
     std::vector<double> sum = {1.0 + rank};
-    const absl::Status summed = exchange->Sum(sum);
+    const absl::Status summed = exchange->Sum(SumPurpose::kStopVote, sum);
     EXPECT_TRUE(summed.ok()) << summed;
     EXPECT_EQ(sum[0], 3.0);
     const absl::Status finished = exchange->Finish();
@@ -202,7 +202,7 @@ TEST(StarFaultTest, ALateWorkerIsNamedWithBucketAndStep) {
     absl::Status status;
     if (rank == 1) {  // is there, and contributes nothing
       std::vector<double> sum = {1};
-      status = exchange->Sum(sum);
+      status = exchange->Sum(SumPurpose::kStopVote, sum);
     } else {
       JobSpec rest = job;
       rest.first_step = 2;
@@ -211,7 +211,7 @@ TEST(StarFaultTest, ALateWorkerIsNamedWithBucketAndStep) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
     EXPECT_THAT(Message(status),
                 AnyOf(AllOf(HasSubstr("rank 1 has not contributed bucket"), HasSubstr("of step 2 within 1 s")),
-                      HasSubstr("ranks 0, 2 has not joined in sum 0")));
+                      HasSubstr("ranks 0, 2 have not joined in sum 0")));
   });
   for (const auto& server : servers.servers) {
     EXPECT_THAT(server->Wait().code(), AnyOf(absl::StatusCode::kDeadlineExceeded, absl::StatusCode::kAborted));
@@ -236,7 +236,7 @@ TEST(StarFaultTest, AnAbortReachesTheOthersAtOnceWithRankAndReason) {
       status = TrainSteps(exchange, rest, 1, GradientAt);
     } else {
       std::vector<double> sum = {1};
-      status = exchange->Sum(sum);
+      status = exchange->Sum(SumPurpose::kStopVote, sum);
     }
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr("rank 1 gave up"), HasSubstr("fc1.weight is NaN")));
@@ -266,7 +266,7 @@ TEST(StarFaultTest, AServerThatDiesIsNamedWithinTheDeadline) {
   RunJob(servers.addresses, 2, absl::Seconds(1), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
     ASSERT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
     std::vector<double> sum = {1};
-    ASSERT_TRUE(exchange->Sum(sum).ok());
+    ASSERT_TRUE(exchange->Sum(SumPurpose::kStopVote, sum).ok());
     if (rank == 0) servers.servers[1].reset();
     JobSpec rest = job;
     rest.first_step = 1;
