@@ -11,6 +11,7 @@ from tests.e2e.jobs import WORKER
 class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     worker = os.path.abspath("tests/cuda_emulation/worker_emulated")
+    epochs = 2  # an emulated GPU is some hundred times slower than a real one
 
     def test_cuda_aware_mpi_gives_the_same_bits(self):
         for model, variants in (([*cuda_jobs.MLP, "--epochs=2"], ([], ["--nocuda_graph"])), (self.everything(), ([],))):

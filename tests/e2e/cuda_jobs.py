@@ -36,7 +36,7 @@ class CudaJobs(JobTest):
     """Mixed with unittest.TestCase by those that set `worker`."""
 
     worker = None
-    epochs = 3  # emulated GPUs are slow
+    epochs = 3
 
     def cuda(self, sync, workers=1, servers=1, flags=()):
         """The run record of a job on GPUs."""
