@@ -68,6 +68,7 @@ class Done:
     victim_pid: int  # 0: connections
     attempt: int  # of the launcher to run the job, from 1
     step_before: int
+    after: tuple = None  # attempt and step at the end of the event
     next_step_s: float = None  # from the event's begin; None: the job ended first
     restarted: bool = False
 
@@ -97,6 +98,7 @@ class Job:
 
     @property
     def output(self):
+        """The newest lines that the launcher printed."""
         return "\n".join(list(self._lines))
 
     def start(self):
@@ -178,6 +180,7 @@ class Job:
             if done is None:
                 continue
             pending.append(done)
+            base = max(base, done.after or base)
             restart_needed = restart_needed or event.kind == "kill"
         self._recover(base or (0, -1), restart_needed, pending, on_event)
         return self._finish()
@@ -242,6 +245,8 @@ class Job:
             self._launcher.wait(timeout=LEFT_SECONDS_MAX)
             self._await_nothing_left()
             self.start()
+        if event.kind != "kill":  # what was made before the event began to tell is no next step
+            done.after = max((attempt, step), self._position())
         self._say("%8.2f s  step %6d  %s" % (done.at_s, step, event))
         return done
 

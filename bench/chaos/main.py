@@ -18,7 +18,7 @@ from bench.chaos.log import Log, summary
 from bench.chaos.schedule import Setup, job_seed, make_schedule
 
 # Steps of a job, enough for some ten events: a step takes 0.1 to 1 ms, so that a restart is what takes time here.
-STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("ring", "logreg"): 60000, ("ring", "lenet5"): 15000}
+STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000}
 MODELS = ("logreg", "lenet5")
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_train_count=1024", "--synthetic_test_count=64", "--global_batch=32",
              "--seed=1", "--device=cpu", "--learning_rate=0.01")
@@ -44,6 +44,7 @@ def parse(arguments):
                         help="a job without a step for so long after an event hangs (default: %(default)s)")
     parser.add_argument("--log", default=None, help="file to append events and jobs to; without it none is kept")
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="go on with the --log that is there")
+    parser.add_argument("--outputs", default=None, help="folder for what the newest lines of each job were")
     parser.add_argument("--launch", default=None, help="the launcher (default: the one built with this program)")
     options = parser.parse_args(arguments)
     if options.log and os.path.exists(options.log) and not options.goes_on:
@@ -165,6 +166,9 @@ class Chaos:
             except JobFailed as failure:
                 outcome, text = failure.outcome, str(failure)
             output = job.output
+        if options.outputs:
+            with open(os.path.join(options.outputs, "job.%d.%d" % (options.seed, number)), "w") as file:
+                file.write(output)
         self._log.add("job", topology=topology, seed=options.seed, job=number, wall=began, events=count,
                       seconds=time.time() - began, outcome=outcome, text=text)
         say("job %d: %s, %d events, %.1f s" % (number, outcome, count, time.time() - began))

@@ -91,8 +91,9 @@ class ProxyTest(unittest.TestCase):
         self.addCleanup(client.close)
         return client
 
-    def talks(self, client):
+    def talks(self, client=None):
         try:
+            client = client or self.connect()
             client.sendall(b"hello")
             return client.recv(1000) == b"hello"
         except ConnectionError:
@@ -109,11 +110,11 @@ class ProxyTest(unittest.TestCase):
         self.assertTrue(self.talks(client) and self.talks(other))
         self.assertEqual(self.proxy.cut(), 2)
         self.assertFalse(self.talks(client) or self.talks(other))
-        self.assertTrue(self.talks(self.connect()))
+        self.assertTrue(self.talks())
         self.proxy.shut()
-        self.assertFalse(self.talks(self.connect()))
+        self.assertFalse(self.talks())
         self.proxy.open()
-        self.assertTrue(self.talks(self.connect()))
+        self.assertTrue(self.talks())
 
     def test_freeze_holds_what_it_gets(self):
         self.proxy.set_target(Echo(self).address)
