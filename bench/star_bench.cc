@@ -8,6 +8,9 @@
 //
 //   bazel-bin/bench/star_bench --addresses=a:7077,b:7077 --workers=2 --rank=0 --bytes=7600000 --shared_memory=false
 //
+// With --job_secret, --tls and so on, as worker and server have them, for servers and workers both; star_security.py
+// compares.
+//
 // GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
 // on any core, `switches` their context switches. The servers apply SGD with momentum.
 #include <malloc.h>
@@ -31,6 +34,7 @@
 #include "absl/strings/numbers.h"
 #include "common/check.h"
 #include "common/job_spec.h"
+#include "common/security_flags.h"
 #include "server/parameter_server.h"
 #include "worker/exchange/star/star_exchange.h"
 
@@ -68,11 +72,18 @@ struct Row {
   int64_t steps = 0;
 };
 
+TransportSecurity Security() {
+  auto security = LoadTransportSecurity(SecurityFlags());
+  CHECK_OK(security);
+  return *std::move(security);
+}
+
 int ServerProcess(int shard, int address_pipe) {
   Pin(shard);
   auto server = ParameterServer::Start({.listen = "127.0.0.1:0",
                                         .shard = shard,
                                         .shard_count = absl::GetFlag(FLAGS_servers),
+                                        .security = Security(),
                                         .join_deadline = absl::Seconds(60),
                                         .log = nullptr});
   CHECK_OK(server);
@@ -100,6 +111,7 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
       CreateStarExchange({.addresses = addresses,
                           .lanes = absl::GetFlag(FLAGS_lanes),
                           .run_id = "",
+                          .security = Security(),
                           .same_host = absl::GetFlag(FLAGS_shared_memory) ? StarOptions::SameHost::kSharedMemory
                                                                           : StarOptions::SameHost::kSocket});
   CHECK_OK(exchange);

@@ -52,6 +52,7 @@ int ExitCode(const absl::Status& status) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kUnauthenticated:
       return kExitRefused;
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:

@@ -94,6 +94,12 @@ inline constexpr int kAbortNoticeBytesMax = 1024;
 // opens. A step of lenet5 is about 30 of them.
 inline constexpr int64_t kTraceEventsMax = int64_t{1} << 17;
 
+// A private key, a certificate and a chain of some more, as text.
+inline constexpr size_t kSecretFileBytesMax = 64 << 10;
+
+// The name of a run, which a server keeps and prints: a job's number, or what a person types.
+inline constexpr size_t kRunIdBytesMax = 255;
+
 inline constexpr int kPortMax = 65535;  // of TCP
 
 }  // namespace starring

@@ -21,6 +21,7 @@
 #include "common/command_line.h"
 #include "common/limits.h"
 #include "common/metrics/metrics.h"
+#include "common/security_flags.h"
 #include "common/status.h"
 #include "common/trace.h"
 #include "server/parameter_server.h"
@@ -29,6 +30,10 @@
 ABSL_FLAG(std::string, listen, "127.0.0.1:7077", "host:port to listen on; port 0 takes a free one");
 ABSL_FLAG(int, shard, 0, "which shard of the parameters this server owns");
 ABSL_FLAG(int, shard_count, 1, "number of servers");
+ABSL_FLAG(std::string, run_id, "",
+          "the only run whose workers may join, as their --run_id says; empty: that of the first worker");
+ABSL_FLAG(bool, insecure, false,
+          "without --job_secret, listen on other addresses than loopback too: whoever reaches them can join");
 ABSL_FLAG(absl::Duration, join_deadline, absl::InfiniteDuration(),
           "how long to wait, from the start, until all workers have joined; inf: as long as it takes");
 ABSL_FLAG(std::string, trace, "",
@@ -116,10 +121,18 @@ int Main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   absl::SetProgramUsageMessage("one shard of the parameter server; see README.md");
   absl::Status status = ParseFlags(argc, argv).status();
+  absl::StatusOr<TransportSecurity> security = TransportSecurity();
+  if (status.ok()) {
+    security = LoadTransportSecurity(SecurityFlags());
+    status = security.status();
+  }
   if (status.ok()) {
     status = Serve({.listen = absl::GetFlag(FLAGS_listen),
                     .shard = absl::GetFlag(FLAGS_shard),
                     .shard_count = absl::GetFlag(FLAGS_shard_count),
+                    .run_id = absl::GetFlag(FLAGS_run_id),
+                    .security = *std::move(security),
+                    .insecure = absl::GetFlag(FLAGS_insecure),
                     .join_deadline = absl::GetFlag(FLAGS_join_deadline),
                     .log = nullptr});
   }

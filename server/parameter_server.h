@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/trace.h"
+#include "common/transport_security.h"
 #include "server/server_metrics.h"
 
 namespace starring {
@@ -25,6 +26,10 @@ class ParameterServer {
     std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one
     int shard = 0;
     int shard_count = 1;
+    std::string run_id;  // the only run whose workers may join; empty: that of the first who comes
+    // Without a token there only a loopback address is listened on, unless `insecure`.
+    TransportSecurity security = {};
+    bool insecure = false;
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
     std::function<void(const std::string&)> log;              // lines for people; called by the server's thread
     ServerMetrics* metrics = nullptr;                         // outlives the server; null: there are none

@@ -15,6 +15,8 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
                      " takes it for shard ", request.shard(), " of ", request.shard_count(),
                      ": give every worker all servers in --servers, in the order of their --shard"));
   }
+  // A worker of an earlier attempt, which still looks for its servers at these addresses, must not found this job.
+  if (!expected_run_id_.empty()) RETURN_IF_ERROR(CompareRuns(request));
   if (!anybody()) RETURN_IF_ERROR(Found(request));
   if (const absl::Status status = Compare(request); !status.ok()) {
     if (request.rank() >= 0 && request.rank() < static_cast<int>(members_.size()) && !members_[request.rank()].joined) {
@@ -49,12 +51,15 @@ absl::Status Rendezvous::Found(const v1::JoinRequest& request) {
   return absl::OkStatus();
 }
 
+absl::Status Rendezvous::CompareRuns(const v1::JoinRequest& request) const {
+  if (request.run_id() == run_id_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("this server serves run \"", run_id_, "\", rank ", request.rank(),
+                                                    " belongs to run \"", request.run_id(),
+                                                    "\": start servers of its own for every run"));
+}
+
 absl::Status Rendezvous::Compare(const v1::JoinRequest& request) const {
-  if (request.run_id() != run_id_) {
-    return absl::FailedPreconditionError(absl::StrCat("this server serves run \"", run_id_, "\", rank ", request.rank(),
-                                                      " belongs to run \"", request.run_id(),
-                                                      "\": start servers of its own for every run"));
-  }
+  RETURN_IF_ERROR(CompareRuns(request));
   RETURN_IF_ERROR(CompareAgreements(request.rank(), request.agreement(), first_rank_, agreement_bytes_));
   if (request.rank() < 0 || request.rank() >= static_cast<int>(members_.size())) {
     return absl::InvalidArgumentError(

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,8 +21,10 @@ namespace starring {
 
 class Rendezvous {
  public:
+  // With a `run_id` only workers of that run are taken in; without, those of the first worker's.
   // REQUIRES: 0 <= shard < shard_count.
-  Rendezvous(int shard, int shard_count) : shard_(shard), shard_count_(shard_count) {}
+  Rendezvous(int shard, int shard_count, std::string run_id)
+      : shard_(shard), shard_count_(shard_count), expected_run_id_(std::move(run_id)), run_id_(expected_run_id_) {}
 
   // Takes the worker in, or refuses it: InvalidArgument (wrong shard, bad rank, agreements that differ), AlreadyExists
   // (another process has this rank), FailedPrecondition (another run). A repeated Join of one worker is taken in again.
@@ -51,11 +54,13 @@ class Rendezvous {
     std::string refusal;  // of the last attempt for this rank that was refused
   };
 
+  absl::Status CompareRuns(const v1::JoinRequest& request) const;
   absl::Status Compare(const v1::JoinRequest& request) const;
   absl::Status Found(const v1::JoinRequest& request);
 
   const int shard_;
   const int shard_count_;
+  const std::string expected_run_id_;
   std::vector<Member> members_;
   int joined_count_ = 0;
   bool complete_ = false;

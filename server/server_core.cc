@@ -35,7 +35,8 @@ ParameterServer::Core::Core(Options options)
                    [this](ExchangeLane* lane, const ReceivedMessage& message) { OnLaneMessage(lane, message); },
                    [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
       track_(AddTrack(options_.trace, {.name = "shard"})),
-      rendezvous_(options_.shard, options_.shard_count),
+      admission_(options_.security.token),
+      rendezvous_(options_.shard, options_.shard_count, options_.run_id),
       job_id_(DrawId()) {}
 
 ParameterServer::Core::~Core() {
@@ -61,6 +62,14 @@ absl::Status ParameterServer::Core::Start() {
     return absl::InvalidArgumentError(
         absl::StrCat("listen address \"", options_.listen, "\" is not host:port, for instance 127.0.0.1:7077"));
   }
+  const bool is_exposed = !IsLoopbackHost(options_.listen.substr(0, colon));
+  if (is_exposed && options_.security.token.empty() && !options_.insecure) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "listening on ", options_.listen,
+        " without a secret would let anybody on the network join: give servers and "
+        "workers --job_secret=FILE (deploy/launch --make_secret=FILE makes one), listen on 127.0.0.1, or accept it by "
+        "--insecure"));
+  }
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
   // Else a second server on a taken port would silently get half of the workers.
@@ -68,7 +77,7 @@ absl::Status ParameterServer::Core::Start() {
   builder.SetMaxReceiveMessageSize(-1);
   builder.SetMaxSendMessageSize(-1);
   int port = 0;
-  builder.AddListeningPort(options_.listen, grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(options_.listen, MakeServerCredentials(options_.security), &port);
   builder.RegisterService(&service_);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
@@ -84,6 +93,9 @@ absl::Status ParameterServer::Core::Start() {
                                                    "port 0 takes a free one"));
   }
   address_ = absl::StrCat(options_.listen.substr(0, colon), ":", port);
+  if (is_exposed && !options_.security.tls.has_value()) {
+    Log("connections are not encrypted: --tls on servers and workers encrypts them");
+  }
   thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();
 }
@@ -142,8 +154,9 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   if (interrupted_) {
     result = absl::OkStatus();
   } else if (absl::FromChrono(now - started_) >= options_.join_deadline) {
-    result = absl::DeadlineExceededError(
-        absl::StrCat(rendezvous_.DescribeMissing(), " within ", absl::FormatDuration(options_.join_deadline)));
+    result = absl::DeadlineExceededError(absl::StrCat(rendezvous_.DescribeMissing(), " within ",
+                                                      absl::FormatDuration(options_.join_deadline),
+                                                      admission_.DescribeRefusals()));
   } else {
     return;
   }
@@ -191,6 +204,11 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   ListenForJoin();
   const bool had_begun = rendezvous_.complete();
   const v1::JoinRequest& request = call->request();
+  if (const absl::Status status = admission_.Check(request, call->peer()); !status.ok()) {
+    Log(absl::StrCat("refused a request from ", call->peer(), ": ", std::string(status.message())));
+    call->Refuse(status);
+    return;
+  }
   if (const absl::Status status = rendezvous_.Join(request); !status.ok()) {
     Log(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())));
     call->Refuse(status);
@@ -253,6 +271,10 @@ void ParameterServer::Core::BeginJob() {
 
 void ParameterServer::Core::OnStatus(StatusCall* call) {
   ListenForStatus();
+  if (const absl::Status status = admission_.Check(call->request(), call->peer()); !status.ok()) {
+    call->Refuse(status);
+    return;
+  }
   v1::GetStatusReply reply;
   if (job_ != nullptr) {
     job_->Describe(&reply);

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "server/admission.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
 #include "server/rendezvous.h"
@@ -87,6 +88,7 @@ class ParameterServer::Core {
   std::map<LaneId, ExchangeLane*> lanes_by_id_;
   TraceTrack* const track_;               // null: there is no trace
   std::map<LaneId, TraceTrack*> tracks_;  // of the lanes that were ever open, if there is a trace
+  Admission admission_;
   Rendezvous rendezvous_;
   const uint64_t job_id_;
   std::unique_ptr<ShardJob> job_;

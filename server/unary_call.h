@@ -10,6 +10,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -35,6 +36,7 @@ class UnaryCall {
   }
 
   const Request& request() const { return request_; }
+  std::string peer() const { return context_.peer(); }
   bool answered() const { return answering_ || answered_ || done_; }
 
   // REQUIRES: !answered().

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
 namespace starring {
@@ -97,6 +98,10 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     environment.local_rank = std::max(0, source.local_rank);
     environment.local_size = std::max(environment.local_rank + 1, source.local_size);
     break;
+  }
+  if (in_slurm_step && !ReadText(lookup, "SLURM_JOB_ID").empty()) {
+    environment.run_id =
+        absl::StrCat("slurm-", ReadText(lookup, "SLURM_JOB_ID"), "-", std::max(0, number({"SLURM_RESTART_COUNT"})));
   }
   // Of an mpirun in a Slurm job it says nothing: there one task of Slurm's starts all ranks of a node.
   environment.has_own_gpus =

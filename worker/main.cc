@@ -95,7 +95,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
     case Sync::kStar:
       return CreateStarExchange({.addresses = options.servers,
                                  .lanes = options.lanes,
-                                 .run_id = "",
+                                 .run_id = options.run_id,
+                                 .security = options.security,
                                  .same_host = options.same_host == SameHost::kSharedMemory
                                                   ? StarOptions::SameHost::kSharedMemory
                                                   : StarOptions::SameHost::kSocket,
@@ -239,6 +240,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
 
 int Main(int argc, char** argv) {
   KeepFreedMemory();
+  setenv("GRPC_VERBOSITY", "NONE", 0);      // what matters of gRPC's log is in our own messages
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core
   InstallStopSignals();
   signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write, as a full disk is

@@ -69,6 +69,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_loader_threads(options.loader_threads);
   config.set_bucket_bytes(static_cast<int>(facts.result->bucket_bytes));
   config.set_lanes(options.sync == Sync::kStar ? options.lanes : 0);
+  config.set_security(options.sync == Sync::kStar ? SecurityName(options.security) : "");
   config.set_same_host(options.sync == Sync::kStar ? SameHostName(options.same_host) : "");
   for (const std::string& server : options.servers) config.add_servers(server);
   config.set_checkpoint_dir(options.checkpoint_dir);

@@ -10,6 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "common/command_line.h"
 #include "common/limits.h"
+#include "common/security_flags.h"
 #include "common/status.h"
 
 ABSL_FLAG(
@@ -19,6 +20,9 @@ ABSL_FLAG(
 ABSL_FLAG(int, rank, -1, "number of this worker, from 0; under mpirun and srun the launcher says it");
 ABSL_FLAG(int, world_size, 0, "number of workers; under mpirun and srun the launcher says it");
 ABSL_FLAG(std::string, servers, "", "star: host:port of every server shard, in shard order, separated by commas");
+ABSL_FLAG(std::string, run_id, "",
+          "star: name of the run, the same on every worker; a server refuses the workers of another; empty: the "
+          "number of the Slurm job, if there is one");
 ABSL_FLAG(int, lanes, 2, "star: streams to each server");
 ABSL_FLAG(std::string, same_host, "shared_memory",
           "star, if all servers are on this machine: arrays go through shared_memory, or through a socket as to any "
@@ -201,6 +205,24 @@ absl::Status ReadTopology(const LauncherEnvironment& launcher, WorkerOptions& op
   return absl::OkStatus();
 }
 
+// What protects the connections to the servers.
+absl::Status ReadSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
+  options.run_id = absl::GetFlag(FLAGS_run_id);
+  if (options.run_id.empty()) options.run_id = launcher.run_id;
+  if (options.run_id.size() > kRunIdBytesMax) {
+    return Refuse("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
+  }
+  const SecurityFiles files = SecurityFlags();
+  if (options.sync != Sync::kStar) {
+    for (const std::string& word : SecurityFlagWords(files)) {
+      return absl::InvalidArgumentError(absl::StrCat("flag ", word, " protects the connections of a star, and --sync=",
+                                                     SyncName(options.sync), " has none: drop it"));
+    }
+  }
+  ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(files));
+  return absl::OkStatus();
+}
+
 absl::Status ReadData(WorkerOptions& options) {
   DatasetOptions& dataset = options.dataset;
   dataset.name = absl::GetFlag(FLAGS_dataset);
@@ -357,6 +379,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                    (Choose<SameHost>("same_host", absl::GetFlag(FLAGS_same_host),
                                      {{"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}})));
   RETURN_IF_ERROR(ReadTopology(launcher, options));
+  RETURN_IF_ERROR(ReadSecurity(launcher, options));
   RETURN_IF_ERROR(ReadRun(launcher, options));
   RETURN_IF_ERROR(ReadData(options));
   RETURN_IF_ERROR(ReadOptimizer(options.optimizer));

@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "common/learning_rate.h"
 #include "common/optimizer.h"
+#include "common/transport_security.h"
 #include "worker/data/dataset.h"
 #include "worker/launcher_environment.h"
 
@@ -36,6 +37,8 @@ struct WorkerOptions {
   int world_size = 1;
   std::vector<std::string> servers;  // star: one address per shard, in shard order
   int lanes = 2;                     // star: streams per server
+  std::string run_id;                // which attempt of which job this is; equal on all workers
+  TransportSecurity security;        // star: as the servers have it
   SameHost same_host = SameHost::kSharedMemory;
 
   std::string model;

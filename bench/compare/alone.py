@@ -69,9 +69,11 @@ def _run_on_hosts(lab, commands):
 
 def _star_between_hosts(lab, bench, workers, size):
     """A server and a worker on each host; servers serve one job, so one size."""
-    servers, _ = lab.star_commands([programs.binary("server/server")], [], workers, workers)
+    secret = lab.make_secret(programs.binary("deploy/launch"))
+    servers, _ = lab.star_commands([programs.binary("server/server")], [], secret, workers, workers)
     addresses = ",".join(word.partition("=")[2] for argv in servers for word in argv if word.startswith("--listen="))
-    argv = [*bench, "--addresses=" + addresses, f"--bytes={size}", "--shared_memory=false", "--pin=false"]
+    argv = [*bench, "--addresses=" + addresses, f"--bytes={size}", "--shared_memory=false", "--pin=false",
+            "--job_secret=" + secret]
     with contextlib.ExitStack() as running:
         for server in servers:
             process = subprocess.Popen(server, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -84,7 +84,8 @@ class Job:
         sync, workers = self.configuration["sync"], self.configuration["workers"]
         worker = [programs.binary("worker/worker"), *flags, *OURS_ONLY]
         if sync == "star":
-            servers, ranks = self.lab.star_commands([programs.binary("server/server")], worker,
+            secret = self.lab.make_secret(programs.binary("deploy/launch"))
+            servers, ranks = self.lab.star_commands([programs.binary("server/server")], worker, secret,
                                                     self.configuration["servers"], workers)
             return [Command(argv) for argv in [*servers, *ranks]]
         if sync in ("ring", "mpi"):

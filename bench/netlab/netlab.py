@@ -19,7 +19,8 @@ in the lab is ended with it. An interrupted or killed owner leaves nothing behin
 
 To fill the section `netlab:4,1gbit` of a comparison, model mlp and 4 workers, one on each host:
 
-    star        lab.star_commands([server], [worker, ...]): 4 servers, one beside each worker, as two lists of commands.
+    star        lab.star_commands([server], [worker, ...], secret): 4 servers, one beside each worker, as two lists of
+                commands. `secret` is the job's, from lab.make_secret(launch): servers listen beyond loopback.
                 Start all, wait for all. Its --same_host=socket matters: one kernel has all hosts, which the worker
                 would find out, and hand arrays over in memory. Ports are fixed: a host has all ports to itself.
     ring, mpi   lab.mpirun([worker, "--sync=ring", ...])
@@ -64,6 +65,7 @@ class Netlab:
         self.folder = None
         self._keeper = None
         self._processes = None
+        self._secrets = 0
 
     @staticmethod
     def why_not():
@@ -138,11 +140,19 @@ class Netlab:
         return {"MASTER_ADDR": self.addresses[0], "MASTER_PORT": str(port), "WORLD_SIZE": str(workers),
                 "GLOO_SOCKET_IFNAME": INTERFACE}
 
-    def star_commands(self, server, worker, servers=None, workers=None):
+    def make_secret(self, launch):
+        """The file of a job's secret, made by the program deploy/launch; it is gone with the lab."""
+        self._secrets += 1
+        path = os.path.join(self.folder, "secret-%d" % self._secrets)
+        subprocess.run([launch, "--make_secret=" + path], stdout=subprocess.DEVNULL, check=True)
+        return path
+
+    def star_commands(self, server, worker, secret, servers=None, workers=None):
         """(commands of the servers, commands of the workers): shard s on host s, rank r on host r, modulo the hosts.
 
-        `server` and `worker` are the beginnings of their command lines.
+        `server` and `worker` are the beginnings of their command lines, `secret` the file that both get.
         """
+        server, worker = [*server, "--job_secret=" + secret], [*worker, "--job_secret=" + secret]
         servers, workers = servers or self.hosts, workers or self.hosts
         places = ["%s:%d" % (self.addresses[shard % self.hosts], STAR_PORT + shard // self.hosts)
                   for shard in range(servers)]

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/check.h"
 #include "common/limits.h"
@@ -51,6 +53,51 @@ std::vector<std::pair<std::string, int>> TransportArguments() {
       {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
       {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000},
   };
+}
+
+std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TransportSecurity& security) {
+  if (!security.tls.has_value()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = security.tls->trusted;
+  options.pem_key_cert_pairs = {{security.tls->private_key, security.tls->certificate}};
+  return grpc::SslServerCredentials(options);
+}
+
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TransportSecurity& security,
+                                                                 grpc::ChannelArguments* arguments) {
+  if (!security.tls.has_value()) return grpc::InsecureChannelCredentials();
+  if (!security.tls->server_name.empty()) arguments->SetSslTargetNameOverride(security.tls->server_name);
+  return grpc::SslCredentials({.pem_root_certs = security.tls->trusted,
+                               .pem_private_key = security.tls->private_key,
+                               .pem_cert_chain = security.tls->certificate});
+}
+
+absl::Status ExplainConnectionError(const std::string& error, const TransportSecurity& security) {
+  // Texts of gRPC 1.51 and OpenSSL 3, which have no codes for these; an unknown text only loses the explanation.
+  const bool is_tls = security.tls.has_value();
+  const bool is_site = is_tls && security.tls->server_name.empty();
+  if (is_tls && absl::StrContains(error, "wrong version number")) {
+    return absl::InvalidArgumentError("it does not speak TLS: start it with --tls, or this worker without");
+  }
+  // The second is a signature that another authority of the same name has made.
+  if (is_tls && (absl::StrContains(error, "certificate verify failed") || absl::StrContains(error, "EVP lib"))) {
+    return absl::InvalidArgumentError(is_site ? "its certificate is not signed by this worker's --tls_ca"
+                                              : "its certificate is not that of this worker's --job_secret: give the "
+                                                "same file to servers and workers");
+  }
+  if (is_tls && (absl::StrContains(error, "Peer name") || absl::StrContains(error, "Hostname Verification"))) {
+    return absl::InvalidArgumentError(
+        "its certificate is for another name than that of its address in --servers: name it as its --tls_certificate "
+        "does");
+  }
+  if (!absl::StrContains(error, "failed to connect") || !absl::StrContains(error, "Socket closed")) {
+    return absl::UnavailableError(absl::StrCat(error, ": start it, or correct --servers"));
+  }
+  return absl::UnavailableError(
+      is_tls ? "it ends every connection during the handshake, as a server does that does not trust this worker's "
+               "certificate: give both the same --job_secret, or certificates of one --tls_ca"
+             : "it ends every connection at once, as a server does that was started with --tls: start this worker with "
+               "--tls, too");
 }
 
 grpc::ByteBuffer MakeByteBuffer(const v1::ExchangeMessage& fields, std::span<const std::byte> payload,

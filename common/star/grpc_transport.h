@@ -5,7 +5,10 @@
 #ifndef STARRING_COMMON_STAR_GRPC_TRANSPORT_H_
 #define STARRING_COMMON_STAR_GRPC_TRANSPORT_H_
 
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
 #include <grpcpp/support/byte_buffer.h>
+#include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/status.h>
 
 #include <cstddef>
@@ -19,11 +22,22 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/star/exchange_message.h"
+#include "common/transport_security.h"
 
 namespace starring {
 
 // Channel arguments of a client channel and of a server, the same for both.
 std::vector<std::pair<std::string, int>> TransportArguments();
+
+// The one place where gRPC's credentials are made: of a port of a server, and of a channel to one. The second also
+// sets what `arguments` need for it.
+std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TransportSecurity& security);
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TransportSecurity& security,
+                                                                 grpc::ChannelArguments* arguments);
+
+// What gRPC says of a connection that failed, in words that name the flag to look at. kUnavailable: it may come up yet;
+// kInvalidArgument: the two sides are protected differently, and waiting is in vain.
+absl::Status ExplainConnectionError(const std::string& error, const TransportSecurity& security);
 
 // The message `fields` + `payload` that refers to `payload` where it lies. gRPC holds `keeper` until it has no further
 // use for the bytes. REQUIRES: fields.payload() is empty; a non-empty payload has a keeper.

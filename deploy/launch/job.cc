@@ -108,6 +108,7 @@ absl::Status Job::StartServers() {
     spec.argv = {options_.server_binary, "--listen=127.0.0.1:0", absl::StrCat("--shard=", shard),
                  absl::StrCat("--shard_count=", options_.server_count),
                  absl::StrCat("--port_file=", context_.folder, "/", name, ".port")};
+    spec.argv.insert(spec.argv.end(), context_.star_flags.begin(), context_.star_flags.end());
     AppendWatching(options_.worker_count, &spec.argv);
     spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
     RETURN_IF_ERROR(StartChild(name, Role::kServer, std::move(spec)));
@@ -156,6 +157,7 @@ absl::Status Job::StartWorkers(const std::vector<std::string>& addresses) {
       spec.argv.push_back(absl::StrCat("--servers=", absl::StrJoin(addresses, ",")));
       spec.argv.push_back(absl::StrCat("--rank=", rank));
       spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
+      spec.argv.insert(spec.argv.end(), context_.star_flags.begin(), context_.star_flags.end());
     }
     spec.cores = context_.cores->workers[static_cast<size_t>(rank)];
     RETURN_IF_ERROR(StartChild(NameOf('w', rank), Role::kWorker, std::move(spec)));

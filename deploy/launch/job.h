@@ -32,6 +32,7 @@ class Job {
     LineMerger* merger = nullptr;
     std::string folder;
     std::vector<std::string> worker_flags;
+    std::vector<std::string> star_flags;  // of servers and workers both
   };
   explicit Job(const Context& context);
 

@@ -15,6 +15,7 @@
 #include "absl/strings/strip.h"
 #include "common/command_line.h"
 #include "common/limits.h"
+#include "common/security_flags.h"
 #include "common/status.h"
 
 ABSL_FLAG(std::string, sync, "star", "how gradients are synchronised: star, ring, mpi or local");
@@ -28,6 +29,8 @@ ABSL_FLAG(std::string, through_proxy, "",
           "where the servers listen, so that whoever is there can forward to them");
 ABSL_FLAG(std::string, worker_binary, "", "the worker; empty: the one built with this launcher");
 ABSL_FLAG(std::string, server_binary, "", "the server; empty: the one built with this launcher");
+ABSL_FLAG(std::string, make_secret, "",
+          "write the secret of one job to this file, mode 0600, for --job_secret of servers and workers, and end");
 ABSL_FLAG(std::string, trace, "",
           "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...");
 ABSL_FLAG(int, metrics_port, -1,
@@ -85,6 +88,14 @@ bool HasFlag(const std::vector<std::string>& words, absl::string_view flag) {
 }
 
 absl::Status CheckWorkerFlags(const LaunchOptions& options) {
+  for (const absl::string_view shared :
+       {"run_id", "job_secret", "tls", "notls", "tls_ca", "tls_certificate", "tls_key"}) {
+    if (HasFlag(options.worker_flags, shared)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("flag --", shared, " is after --, but the servers need the same: ",
+                       shared == "run_id" ? "drop it, the launcher sets it for both" : "give it before --"));
+    }
+  }
   for (const absl::string_view ours : {"sync", "rank", "world_size", "servers"}) {
     if (HasFlag(options.worker_flags, ours)) {
       return absl::InvalidArgumentError(
@@ -103,6 +114,24 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
                   "a restart continues from a checkpoint: give the workers a --checkpoint_dir behind --");
   }
   return absl::OkStatus();
+}
+
+// Loads what the processes will load: a file that is unfit is refused before anything is started.
+absl::Status ReadSecurity(LaunchOptions& options) {
+  options.security = SecurityFlags();
+  const std::vector<std::string> words = SecurityFlagWords(options.security);
+  if (options.sync != LaunchSync::kStar && !words.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("flag ", words.front(),
+                                                   " protects the connections of a star, and "
+                                                   "--sync=",
+                                                   options.sync_name, " has none: drop it"));
+  }
+  SecurityFiles files = options.security;
+  // The launcher makes the job's secret, from which TLS has its key and certificate.
+  if (files.job_secret.empty() && files.tls_ca.empty() && files.tls_certificate.empty() && files.tls_key.empty()) {
+    files.tls = false;
+  }
+  return LoadTransportSecurity(files).status();
 }
 
 absl::Status ReadServers(LaunchOptions& options) {
@@ -145,6 +174,8 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   const char* const* const dashes = std::find_if(argv, end, [](const char* word) { return strcmp(word, "--") == 0; });
   if (dashes != end) options.worker_flags.assign(dashes + 1, end);
 
+  options.make_secret = absl::GetFlag(FLAGS_make_secret);
+  if (!options.make_secret.empty()) return options;
   options.sync_name = absl::GetFlag(FLAGS_sync);
   options.worker_count = absl::GetFlag(FLAGS_workers);
   options.restart_count = absl::GetFlag(FLAGS_restarts);
@@ -165,6 +196,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
     return Refuse("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
   RETURN_IF_ERROR(ReadServers(options));
+  RETURN_IF_ERROR(ReadSecurity(options));
   ASSIGN_OR_RETURN(options.worker_binary, FindProgram("worker", "worker_binary", absl::GetFlag(FLAGS_worker_binary)));
   RETURN_IF_ERROR(CheckWorkerFlags(options));
   return options;

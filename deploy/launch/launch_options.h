@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/transport_security.h"
 
 namespace starring {
 
@@ -24,6 +25,8 @@ struct LaunchOptions {
   std::string server_binary;              // star only
   std::vector<std::string> worker_flags;  // what stood behind "--"
   std::vector<std::string> proxies;       // star: what the workers dial instead of each server; empty: the servers
+  SecurityFiles security;                 // star: of servers and workers; without job_secret the launcher makes one
+  std::string make_secret;                // if not empty: write a secret there, and nothing else is set
   std::string trace;                      // --trace of every process; empty: none
   int metrics_port = -1;                  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
   std::chrono::seconds start_deadline{30};  // for the servers to listen

@@ -6,14 +6,18 @@
 
 #include <cstdio>
 #include <filesystem>
+#include <random>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/command_line.h"
+#include "common/job_secret.h"
+#include "common/security_flags.h"
 #include "common/status.h"
 #include "deploy/launch/core_plan.h"
 #include "deploy/launch/job.h"
@@ -69,8 +73,34 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   return text;
 }
 
+// What protects the star of one attempt, and keeps those of another out. A secret is made where none was given.
+absl::StatusOr<std::vector<std::string>> StarFlags(const LaunchOptions& options, const std::string& folder,
+                                                   const std::string& run_id) {
+  if (options.sync != LaunchSync::kStar) return std::vector<std::string>();
+  SecurityFiles files = options.security;
+  if (files.job_secret.empty()) {
+    files.job_secret = absl::StrCat(folder, "/secret");
+    RETURN_IF_ERROR(MakeJobSecret(files.job_secret), "cannot make the job's secret");
+  }
+  std::vector<std::string> words = SecurityFlagWords(files);
+  words.push_back(absl::StrCat("--run_id=", run_id));
+  return words;
+}
+
+// No random choice that could change results: it tells this launcher's job from any other's.
+std::string DrawJobName() {
+  std::random_device device;
+  return absl::StrCat("launch-", absl::Hex(device(), absl::kZeroPad8));
+}
+
 absl::StatusOr<int> Launch(int argc, const char* const* argv) {
   ASSIGN_OR_RETURN(const LaunchOptions options, ParseLaunchOptions(argc, argv));
+  if (!options.make_secret.empty()) {
+    RETURN_IF_ERROR(MakeJobSecret(options.make_secret));
+    std::printf("%s: the secret of one job, for --job_secret of its servers and workers\n",
+                options.make_secret.c_str());
+    return kExitOk;
+  }
   ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
   LineMerger merger(WriteAll);
   const CorePlan plan = PlanCores(AllowedCores(), {.worker_count = options.worker_count,
@@ -83,10 +113,13 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
                        .signals = &signals,
                        .merger = &merger,
                        .folder = "",
-                       .worker_flags = options.worker_flags};
+                       .worker_flags = options.worker_flags,
+                       .star_flags = {}};
+  const std::string job_name = DrawJobName();
   for (int restart = 0;; ++restart) {
     ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
     context.folder = folder.path();
+    ASSIGN_OR_RETURN(context.star_flags, StarFlags(options, folder.path(), absl::StrCat(job_name, "-", restart)));
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());
     if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0) return outcome.exit_code;

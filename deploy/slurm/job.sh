@@ -25,6 +25,20 @@ node_address() {
   scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+'
 }
 
+# job_secret: the file of the job's secret, which all its nodes see and its user alone may read. JOB_SECRET names one
+# that is there; else one is made where the job was submitted, for the caller to remove.
+job_secret() {
+  if [[ -n ${JOB_SECRET:-} ]]; then
+    echo "${JOB_SECRET}"
+    return
+  fi
+  local launch path=${SLURM_SUBMIT_DIR}/.starring-secret-${SLURM_JOB_ID}-${SLURM_RESTART_COUNT:-0}
+  launch=$(program deploy/launch) || fail "no launch in ${STARRING}: bazel build //deploy:launch, or set STARRING"
+  rm -f "${path}"
+  "${launch}" --make_secret="${path}" >/dev/null || fail "cannot make the job's secret: make one, and set JOB_SECRET"
+  echo "${path}"
+}
+
 # finish PID: waits for the workers, and returns their status. Ahead of the time limit, and when asked by
 # `scancel --batch --signal=USR1`, they are asked to save and to end; srun and mpirun both pass on SIGUSR1. `scancel`
 # alone tells them by itself, and this script too, which then waits for them instead of ending.

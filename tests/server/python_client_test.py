@@ -10,9 +10,10 @@ import sys
 import tempfile
 import unittest
 
-from tests.server.server_process import Server, agreement_bytes, digest_of, start_worker
+from tests.server.server_process import Server, agreement_bytes, digest_of, make_secret, start_worker
 
 STEPS = 3
+WIRE_VERSION = 1  # of common/star/wire_version.h, and what this client was written for
 
 
 def generate_stubs(folder):
@@ -43,7 +44,7 @@ def gradient(rank, step, begin, end):
 class PythonWorker:
     """A worker of one shard that owns every bucket whole."""
 
-    def __init__(self, stubs, address, rank, world_size):
+    def __init__(self, stubs, address, rank, world_size, token=b""):
         import grpc
         job_pb2, self.pb, services = stubs
         self.rank = rank
@@ -53,8 +54,9 @@ class PythonWorker:
         agreement = job_pb2.JobAgreement.FromString(agreement_bytes(world_size))
         self.element_count = agreement.element_count
         reply = self.service.Join(self.pb.JoinRequest(
-            rank=rank, worker_id=4711 + rank, shard=0, shard_count=1, agreement=agreement.SerializeToString(),
-            join_deadline_ms=30000, exchange_deadline_ms=30000), timeout=40)
+            rank=rank, wire_version=WIRE_VERSION, token=token, worker_id=4711 + rank, shard=0,
+            shard_count=1, agreement=agreement.SerializeToString(), join_deadline_ms=30000,
+            exchange_deadline_ms=30000), timeout=40)
         self.requests = queue.Queue()
         self.answers = self.service.Exchange(iter(self.requests.get, None))
         self.requests.put(self.pb.ExchangeMessage(kind=self.pb.ExchangeMessage.HELLO, rank=rank, lane=0,
@@ -122,8 +124,8 @@ class PythonClientTest(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def start_server(self):
-        server = Server()
+    def start_server(self, *flags):
+        server = Server(*flags)
         self.addCleanup(server.stop)
         return server
 
@@ -148,6 +150,34 @@ class PythonClientTest(unittest.TestCase):
             self.assertEqual(python.digest(), expected)
             code, errors = server.wait()
             self.assertEqual(code, 0, errors)
+
+    def test_the_token_is_the_digest_of_the_secret(self):
+        import grpc
+        secret = os.path.join(self.folder.name, "secret")
+        make_secret(secret)
+        with open(secret, "rb") as file:
+            token = hashlib.sha256(file.read()).digest()
+        server = self.start_server("--job_secret=" + secret)
+        with self.assertRaises(grpc.RpcError) as refusal:
+            PythonWorker(self.stubs, server.address, 0, 1)
+        self.assertEqual(refusal.exception.code(), grpc.StatusCode.UNAUTHENTICATED)
+        python = PythonWorker(self.stubs, server.address, 0, 1, token)
+        python.requests.put(None)  # ends the job: its only worker leaves
+        python.channel.close()
+
+    def test_another_wire_version_is_refused_with_both(self):
+        import grpc
+        _, pb, services = self.stubs
+        server = self.start_server()
+        with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            for version in (0, WIRE_VERSION + 1):
+                with self.assertRaises(grpc.RpcError) as refusal:
+                    services.ParameterServerStub(channel).Join(
+                        pb.JoinRequest(wire_version=version, shard_count=1, agreement=agreement_bytes(1),
+                                       join_deadline_ms=30000, exchange_deadline_ms=30000), timeout=40)
+                self.assertEqual(refusal.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
+                self.assertIn("version %d of the wire, this server version %d" % (version, WIRE_VERSION),
+                              refusal.exception.details())
 
     def test_get_status(self):
         import grpc

@@ -31,7 +31,7 @@ JobSpec Job(int rank, int world_size) {
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
-  Rendezvous rendezvous(0, 1);
+  Rendezvous rendezvous(0, 1, "");
   EXPECT_FALSE(rendezvous.anybody());
   EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 11)).ok());
   EXPECT_TRUE(rendezvous.anybody());
@@ -45,7 +45,7 @@ TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
 }
 
 TEST(RendezvousTest, ARepeatedJoinCountsOnce) {
-  Rendezvous rendezvous(0, 1);
+  Rendezvous rendezvous(0, 1, "");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
   EXPECT_FALSE(rendezvous.complete());
@@ -53,8 +53,22 @@ TEST(RendezvousTest, ARepeatedJoinCountsOnce) {
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());  // its answer was lost
 }
 
+// A worker of attempt 1 that still looks for its servers, at the addresses where attempt 2 has its own.
+TEST(RendezvousTest, AWorkerOfAnotherAttemptDoesNotFoundTheJob) {
+  Rendezvous rendezvous(0, 1, "job-2");
+  v1::JoinRequest straggler = Request(Job(0, 2), 10);
+  straggler.set_run_id("job-1");
+  const absl::Status status = rendezvous.Join(straggler);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("\"job-1\""), HasSubstr("\"job-2\"")));
+  EXPECT_FALSE(rendezvous.anybody());
+  v1::JoinRequest request = Request(Job(0, 2), 11);
+  request.set_run_id("job-2");
+  EXPECT_TRUE(rendezvous.Join(request).ok());
+}
+
 TEST(RendezvousTest, RefusesASecondProcessOfARank) {
-  Rendezvous rendezvous(0, 1);
+  Rendezvous rendezvous(0, 1, "");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
   const absl::Status taken = rendezvous.Join(Request(Job(0, 2), 99));
   EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
@@ -64,7 +78,7 @@ TEST(RendezvousTest, RefusesASecondProcessOfARank) {
 }
 
 TEST(RendezvousTest, RefusesAnotherRun) {
-  Rendezvous rendezvous(0, 1);
+  Rendezvous rendezvous(0, 1, "");
   v1::JoinRequest first = Request(Job(0, 2), 10);
   first.set_run_id("monday");
   EXPECT_TRUE(rendezvous.Join(first).ok());
@@ -76,7 +90,7 @@ TEST(RendezvousTest, RefusesAnotherRun) {
 }
 
 TEST(RendezvousTest, RefusesAWorkerThatMistakesTheShard) {
-  Rendezvous rendezvous(1, 2);
+  Rendezvous rendezvous(1, 2, "");
   v1::JoinRequest request = Request(Job(0, 1), 10);
   request.set_shard(0);
   request.set_shard_count(2);
@@ -89,7 +103,7 @@ TEST(RendezvousTest, RefusesAWorkerThatMistakesTheShard) {
 }
 
 TEST(RendezvousTest, RefusesWhatIsNoJob) {
-  Rendezvous rendezvous(0, 1);
+  Rendezvous rendezvous(0, 1, "");
   v1::JoinRequest request = Request(Job(0, 2), 10);
   request.set_agreement("no agreement");
   EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kInvalidArgument);
@@ -125,7 +139,7 @@ TEST(RendezvousTest, RefusesEveryFieldThatDiffersWithBothValues) {
       {"buckets", [](JobSpec* job) { job->buckets = MakeJob(1, 2, 200'000, 512 << 10).buckets; }, {"bucket_bytes"}},
   };
   for (const Case& c : cases) {
-    Rendezvous rendezvous(0, 1);
+    Rendezvous rendezvous(0, 1, "");
     EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
     JobSpec other = Job(1, 2);
     c.change(&other);
@@ -139,7 +153,7 @@ TEST(RendezvousTest, RefusesEveryFieldThatDiffersWithBothValues) {
 }
 
 TEST(RendezvousTest, AWorkerThatLeftCanComeBackWithOtherFlags) {
-  Rendezvous rendezvous(0, 1);
+  Rendezvous rendezvous(0, 1, "");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
   rendezvous.Leave(0, 99);  // not the one who joined
   EXPECT_TRUE(rendezvous.Joined(0));
@@ -150,7 +164,7 @@ TEST(RendezvousTest, AWorkerThatLeftCanComeBackWithOtherFlags) {
 }
 
 TEST(RendezvousTest, NobodyLeavesAJobThatHasBegun) {
-  Rendezvous rendezvous(0, 1);
+  Rendezvous rendezvous(0, 1, "");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 1), 10)).ok());
   rendezvous.Leave(0, 10);
   EXPECT_TRUE(rendezvous.complete());

@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 
 SERVER = "server/server"
+LAUNCH = "deploy/launch"
 WORKER = "tests/worker/exchange/star/star_worker"
 PATIENCE_S = 50  # for a process that should end by itself
 
@@ -12,7 +13,8 @@ class Server:
     """//server in a process of its own, on a free port."""
 
     def __init__(self, *flags):
-        self.process = subprocess.Popen([SERVER, "--listen=127.0.0.1:0", *flags], stdout=subprocess.PIPE,
+        where = [] if any(flag.startswith("--listen=") for flag in flags) else ["--listen=127.0.0.1:0"]
+        self.process = subprocess.Popen([SERVER, *where, *flags], stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True)
         line = self.process.stdout.readline()
         assert line.startswith("listening on "), line + self.process.communicate()[1]
@@ -27,6 +29,10 @@ class Server:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate()
+
+
+def make_secret(path):
+    subprocess.run([LAUNCH, "--make_secret=" + path], check=True, stdout=subprocess.DEVNULL)
 
 
 def start_worker(servers, rank, world_size, *flags):

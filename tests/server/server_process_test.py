@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import unittest
 
-from tests.server.server_process import PATIENCE_S, SERVER, Server, digest_of, start_worker
+from tests.server.server_process import PATIENCE_S, SERVER, Server, digest_of, make_secret, start_worker
 
 
 def run_server(*flags):
@@ -43,10 +43,32 @@ class ServerProcessTest(unittest.TestCase):
     def test_values_that_make_no_sense_are_refused(self):
         for flags, expected in ((("--shard=2", "--shard_count=2"), "shard 2"), (("--shard=-1",), "shard -1"),
                                 (("--shard_count=0",), "shard count 0"), (("--listen=localhost",), "localhost"),
-                                (("--listen=192.0.2.1:7077",), "192.0.2.1:7077")):
+                                (("--listen=192.0.2.1:7077", "--insecure"), "192.0.2.1:7077")):
             result = run_server(*flags)
             self.assertEqual(result.returncode, 2, flags)
             self.assertIn(expected, result.stderr)
+
+    def test_without_a_secret_only_loopback_is_listened_on(self):
+        result = run_server("--listen=0.0.0.0:0")
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--insecure", result.stderr)
+        server = self.start("--listen=0.0.0.0:0", "--insecure")
+        self.assertTrue(server.address.startswith("0.0.0.0:"))
+
+    def test_a_secret_that_others_may_read_is_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "secret")
+            result = run_server("--job_secret=" + path)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("--make_secret=" + path, result.stderr)
+            make_secret(path)
+            os.chmod(path, 0o644)
+            result = run_server("--job_secret=" + path)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("mode 0644", result.stderr)
+            os.chmod(path, 0o600)
+            server = self.start("--listen=0.0.0.0:0", "--job_secret=" + path, "--tls")
+            self.assertTrue(server.address.startswith("0.0.0.0:"))
 
     def test_a_taken_port_is_refused(self):
         server = self.start()

@@ -14,6 +14,7 @@ from netlab import Netlab
 
 SERVER = os.path.abspath("server/server")
 WORKER = os.path.abspath("worker/worker")
+LAUNCH = os.path.abspath("deploy/launch")
 SECONDS_MAX = 60
 # mlp: the network has to carry 7 MB a step. 200 samples in batches of 33 leave a last batch of 2.
 JOB = ["--model=mlp", "--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50",
@@ -110,12 +111,14 @@ class NetlabTest(unittest.TestCase):
         with Netlab(hosts=2) as lab:
             output = self.run_to_end(lab.mpirun([WORKER, "--sync=ring", "--record=" + self.record("ring"), *JOB]))
             self.assertIn("ring with 2 workers", output)
-            servers, workers = lab.star_commands([SERVER], [WORKER, "--record=" + self.record("star"), *JOB])
+            servers, workers = lab.star_commands([SERVER], [WORKER, "--record=" + self.record("star"), *JOB],
+                                                 lab.make_secret(LAUNCH))
             processes = [subprocess.Popen(command) for command in servers + workers]
             self.assertEqual([process.wait(timeout=SECONDS_MAX) for process in processes], [0] * 4)
         star, ring = self.read_record("star"), self.read_record("ring")
         self.assertEqual(star["parameter_sha256"], ring["parameter_sha256"])
         self.assertEqual(star["config"]["same_host"], "socket")
+        self.assertEqual(star["config"]["security"], "token")
         self.assertEqual(ring["config"]["world_size"], 2)
         # 2 hosts: 7.4 MB out and 7.4 MB in a step, at 1 Gbit/s. Far less would mean that they did not cross the link.
         for record in (star, ring):

@@ -1,12 +1,15 @@
 """deploy:launch with fake workers and servers: who is started how, and that nothing is left behind."""
 
+import base64
 import errno
+import hashlib
 import os
 import pty
 import re
 import select
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -101,6 +104,66 @@ class StarTest(LaunchTest):
         for shard in (0, 1):
             self.assertIn(f"launch: s{shard} listens at 127.0.0.1:700{shard}, the workers dial 127.0.0.1:8{shard + 1}",
                           err)
+
+    def test_the_secret_is_in_a_file_and_nowhere_else(self):
+        process = self.start(["--sync=star", "--workers=2", "--servers=2", "--tls"], ["--wait"])
+        names = ("w0", "w1", "s0", "s1")
+        self.await_started(*names)
+        paths, runs = set(), set()
+        for name in names:
+            facts, flags = self.note(name)
+            self.assertIn("--tls", flags)
+            paths |= {flag.partition("=")[2] for flag in flags if flag.startswith("--job_secret=")}
+            runs |= {flag for flag in flags if flag.startswith("--run_id=")}
+        self.assertEqual((len(paths), len(runs)), (1, 1), (paths, runs))
+        self.assertRegex(runs.pop(), r"^--run_id=launch-[0-9a-f]{8}-0$")
+        secret = paths.pop()
+        self.assertEqual(stat.S_IMODE(os.stat(secret).st_mode), 0o600)
+        self.assertEqual(stat.S_IMODE(os.stat(os.path.dirname(secret)).st_mode), 0o700)
+        with open(secret, "rb") as file:
+            content = file.read()
+        token = hashlib.sha256(content)
+        hidden = [token.digest(), token.hexdigest().encode(), base64.b64encode(token.digest())]
+        hidden += [line for line in content.splitlines() if not line.startswith(b"-----")]
+        pids = [process.pid] + [int(self.note(name)[0]["pid"]) for name in names]
+        for pid in pids:
+            for place in ("cmdline", "environ"):
+                with open(f"/proc/{pid}/{place}", "rb") as file:
+                    seen = file.read()
+                for word in hidden:
+                    self.assertNotIn(word, seen, f"{place} of {pid}")
+        process.terminate()
+        self.assertEqual(self.finish(process)[0], 0)
+        self.assertFalse(os.path.exists(secret))
+
+    def test_a_secret_by_hand(self):
+        secret = os.path.join(self.notes, "secret")
+        made = subprocess.run([LAUNCH, "--make_secret=" + secret], capture_output=True, text=True, check=False)
+        self.assertEqual(made.returncode, 0, made.stderr)
+        self.assertIn(secret, made.stdout)
+        self.assertEqual(stat.S_IMODE(os.stat(secret).st_mode), 0o600)
+        again = subprocess.run([LAUNCH, "--make_secret=" + secret], capture_output=True, text=True, check=False)
+        self.assertEqual(again.returncode, 2)
+        self.assertIn("never overwritten", again.stderr)
+        code, _, err = self.launch(["--workers=1", "--job_secret=" + secret])
+        self.assertEqual(code, 0, err)
+        for name in ("w0", "s0"):
+            self.assertIn("--job_secret=" + secret, self.note(name)[1])
+        os.chmod(secret, 0o644)
+        code, _, err = self.launch(["--workers=1", "--job_secret=" + secret])
+        self.assertEqual(code, 2)
+        self.assertIn("mode 0644", err)
+
+    def test_what_protects_a_star_is_refused_elsewhere(self):
+        for flags, worker_flags, expected in (
+                (["--sync=local", "--tls"], [], "--sync=local has none"),
+                (["--workers=1"], ["--tls"], "give it before --"),
+                (["--workers=1"], ["--run_id=x"], "the launcher sets it"),
+                (["--workers=1", "--tls_ca=/nowhere"], [], "--tls_ca"),
+                (["--workers=1", "--job_secret=/nowhere/secret"], [], "--make_secret=/nowhere/secret")):
+            code, _, err = self.launch(flags, worker_flags)
+            self.assertEqual(code, 2, err)
+            self.assertIn(expected, err)
 
     def test_pins_cores_and_says_so(self):
         code, _, err = self.launch(["--workers=2", "--servers=2", "--cores_per_worker=1"], SLURM_PROCID="3",
@@ -214,6 +277,8 @@ class StarTest(LaunchTest):
         flags = self.note("w1")[1]
         self.assertIn("--resume=true", flags)
         self.assertNotIn("--resume=false", flags)
+        # A worker of the first attempt could not join the second.
+        self.assertRegex(" ".join(flags), r"--run_id=launch-[0-9a-f]{8}-1")
 
     def test_gives_up_after_the_last_restart(self):
         code, _, err = self.launch(["--workers=1", "--restarts=2"], ["--exit=w0:9", "--checkpoint_dir=x"])

@@ -81,7 +81,7 @@ class SlurmTest(unittest.TestCase):
             return json.load(file)
 
     def test_star_and_ring_agree(self):
-        jobs = {"star": self.submit("star.sbatch", SHORT, "star"),
+        jobs = {"star": self.submit("star.sbatch", SHORT, "star", TLS="1"),
                 "ring": self.submit("ring.sbatch", SHORT, "ring"),
                 "mpirun": self.submit("ring.sbatch", SHORT, "mpirun", START="mpirun")}
         digests = {self.digest_of(job, name) for name, job in jobs.items()}
@@ -89,7 +89,10 @@ class SlurmTest(unittest.TestCase):
         for name in jobs:
             config = self.record(name)["config"]
             self.assertEqual((config["sync"], config["world_size"]), ("star" if name == "star" else "ring", 2))
-        self.assertEqual(self.record("star")["config"]["server_count"], 2)
+        config = self.record("star")["config"]
+        self.assertEqual((config["server_count"], config["security"]), (2, "tls"))
+        secrets = [name for name in os.listdir(self.folder) if jobs["star"] in name and "secret" in name]
+        self.assertEqual(secrets, [])  # removed at the end
         # Servers and workers are on nodes of their own.
         found = re.search(r"servers (host\d):\d+,(host\d):\d+, workers on host\[(\d)-(\d)\]", self.output("star"))
         self.assertTrue(found and found[1] == found[2] and found[1][-1] not in found.groups()[2:], self.output("star"))

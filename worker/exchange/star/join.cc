@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/star/grpc_transport.h"
+#include "common/star/wire_version.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 
 namespace starring {
@@ -22,8 +23,8 @@ uint64_t DrawWorkerId() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest request, absl::Time deadline,
-                                 absl::Duration join_deadline) {
+absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest request, const TransportSecurity& security,
+                                 absl::Time deadline, absl::Duration join_deadline) {
   const std::string server = absl::StrCat("server ", target.address, " (shard ", request.shard(), ")");
   const auto stub = v1::ParameterServer::NewStub(target.channel);
   while (true) {
@@ -36,10 +37,14 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message()));
     }
+    const absl::Status reason = ExplainConnectionError(status.error_message(), security);
+    if (!absl::IsUnavailable(reason)) {
+      return absl::Status(reason.code(), absl::StrCat(server, ": ", std::string(reason.message())));
+    }
     if (absl::Now() + kRetryPause >= deadline) {
       return absl::UnavailableError(absl::StrCat(server, " cannot be reached within ",
-                                                 absl::FormatDuration(join_deadline), ": ", status.error_message(),
-                                                 ": start it, or correct --servers"));
+                                                 absl::FormatDuration(join_deadline), ": ",
+                                                 std::string(reason.message())));
     }
     absl::SleepFor(kRetryPause);
   }
@@ -48,10 +53,13 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
 }  // namespace
 
 absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::string& run_id,
+                                              const TransportSecurity& security,
                                               const std::vector<JoinTarget>& targets) {
   const absl::Time deadline = absl::Now() + job.join_deadline;
   v1::JoinRequest request;
   request.set_run_id(run_id);
+  request.set_wire_version(kWireVersion);
+  request.set_token(security.token);
   request.set_rank(job.rank);
   request.set_worker_id(DrawWorkerId());
   request.set_shard_count(static_cast<int>(targets.size()));
@@ -60,7 +68,7 @@ absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::str
   std::vector<uint64_t> job_ids;
   for (const JoinTarget& target : targets) {
     request.set_shard(static_cast<int>(job_ids.size()));
-    absl::StatusOr<uint64_t> job_id = JoinOne(target, request, deadline, job.join_deadline);
+    absl::StatusOr<uint64_t> job_id = JoinOne(target, request, security, deadline, job.join_deadline);
     if (!job_id.ok()) return job_id.status();
     job_ids.push_back(*job_id);
   }

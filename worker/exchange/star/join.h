@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/job_spec.h"
+#include "common/transport_security.h"
 
 namespace starring {
 
@@ -21,9 +22,11 @@ struct JoinTarget {
 
 // Returns the job's number at each shard. Shard 0 comes first, so that workers which disagree meet there and nowhere
 // else. A server that is not up yet is tried again until the join deadline, which counts for all shards together.
-// Unavailable, naming the address, if a server cannot be reached; DeadlineExceeded, naming the ranks, if workers are
+// Unavailable, naming the address, if a server cannot be reached; InvalidArgument, at once, if it is protected in
+// another way than `security`; DeadlineExceeded, naming the ranks, if workers are
 // missing; else what the server refuses the worker for.
 absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::string& run_id,
+                                              const TransportSecurity& security,
                                               const std::vector<JoinTarget>& targets);
 
 }  // namespace starring

@@ -22,13 +22,14 @@ namespace {
 
 using v1::ExchangeMessage;
 
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security) {
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  const auto credentials = MakeChannelCredentials(security, &arguments);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
 class StarExchange final : public GradientExchange {
@@ -114,10 +115,12 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   std::vector<JoinTarget> targets;
   for (const std::string& address : options_.addresses) {
     client.shards.push_back({.address = address, .job_id = 0, .lanes = {}});
-    for (int lane = 0; lane < options_.lanes; ++lane) client.shards.back().lanes.push_back(OpenChannel(address));
+    for (int lane = 0; lane < options_.lanes; ++lane) {
+      client.shards.back().lanes.push_back(OpenChannel(address, options_.security));
+    }
     targets.push_back({.address = address, .channel = client.shards.back().lanes[0]});
   }
-  ASSIGN_OR_RETURN(const std::vector<uint64_t> job_ids, JoinAll(job, options_.run_id, targets));
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> job_ids, JoinAll(job, options_.run_id, options_.security, targets));
   for (size_t shard = 0; shard < job_ids.size(); ++shard) client.shards[shard].job_id = job_ids[shard];
   client_ = std::make_unique<StarClient>(std::move(client));
   if (options_.same_host == StarOptions::SameHost::kSharedMemory) RETURN_IF_ERROR(ShareMemory());

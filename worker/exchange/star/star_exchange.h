@@ -17,6 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/trace.h"
+#include "common/transport_security.h"
 #include "worker/exchange/gradient_exchange.h"
 
 namespace starring {
@@ -25,6 +26,7 @@ struct StarOptions {
   std::vector<std::string> addresses;  // host:port of shard 0, 1, ...
   int lanes = 2;                       // connections to every shard
   std::string run_id;                  // equal on all workers of a run; may be empty
+  TransportSecurity security = {};     // as the servers have it
   // How arrays travel if all servers are on this machine. Elsewhere, and if memory cannot be shared: by socket.
   enum class SameHost { kSharedMemory, kSocket };
   SameHost same_host = SameHost::kSharedMemory;

@@ -1,0 +1,21 @@
+// The flags --job_secret, --tls, --tls_ca, --tls_certificate and --tls_key, which are the same for worker, server and
+// launcher.
+#ifndef STARRING_COMMON_SECURITY_FLAGS_H_
+#define STARRING_COMMON_SECURITY_FLAGS_H_
+
+#include <string>
+#include <vector>
+
+#include "common/transport_security.h"
+
+namespace starring {
+
+// Their values. Call after the command line was read.
+SecurityFiles SecurityFlags();
+
+// The words of a command line that give a process the same values.
+std::vector<std::string> SecurityFlagWords(const SecurityFiles& files);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_SECURITY_FLAGS_H_

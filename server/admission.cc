@@ -1,0 +1,52 @@
+#include "server/admission.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/job_secret.h"
+#include "common/limits.h"
+#include "common/star/wire_version.h"
+#include "common/status.h"
+
+namespace starring {
+
+absl::Status Admission::Check(const v1::JoinRequest& request, absl::string_view peer) {
+  // The token first: a stranger learns nothing else.
+  RETURN_IF_ERROR(CheckToken(request.token(), peer));
+  if (request.wire_version() != kWireVersion) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", request.rank(), " speaks version ", request.wire_version(),
+                                                   " of the wire, this server version ", kWireVersion,
+                                                   ": start servers and workers of one build"));
+  }
+  if (request.run_id().size() > kRunIdBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", request.rank(), " has a run_id of ",
+                                                   request.run_id().size(), " bytes, at most ", kRunIdBytesMax,
+                                                   " are allowed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Admission::Check(const v1::GetStatusRequest& request, absl::string_view peer) {
+  return CheckToken(request.token(), peer);
+}
+
+absl::Status Admission::CheckToken(absl::string_view token, absl::string_view peer) {
+  if (SameToken(token, token_)) return absl::OkStatus();
+  ++refused_count_;
+  last_refused_ = std::string(peer);
+  if (token_.empty()) {
+    return absl::UnauthenticatedError(
+        "this server was given no secret, and the request brings one: start servers and workers with the same "
+        "--job_secret");
+  }
+  return absl::UnauthenticatedError(
+      "the request does not bring the secret of this server's job: start servers and workers with the same "
+      "--job_secret");
+}
+
+std::string Admission::DescribeRefusals() const {
+  if (refused_count_ == 0) return "";
+  return absl::StrCat(" (", refused_count_, refused_count_ == 1 ? " request" : " requests",
+                      " without the job's secret ", refused_count_ == 1 ? "was" : "were", " refused, the last from ",
+                      last_refused_, ")");
+}
+
+}  // namespace starring
