@@ -27,12 +27,17 @@ absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("element_count is ", options.element_count, ", at most ", kElementCountMax, " is allowed"));
 
+  if (options.bucket_bytes > kBucketBytesMax)
+    return absl::InvalidArgumentError(
+        absl::StrCat("--bucket_bytes=", options.bucket_bytes, ": at most ", kBucketBytesMax, " (1 GiB) are allowed"));
+
   // A bucket longer than the vector is the whole vector: clamped first, so that nothing overflows and equal cuts get
   // equal bucket_bytes().
   const int64_t block_elements = ReductionBlockElements(options.world_size);
   const int64_t wanted_bytes = std::min<int64_t>(options.bucket_bytes, options.element_count * sizeof(float));
   const int64_t block_bytes = block_elements * sizeof(float);
-  const int64_t bucket_blocks = (wanted_bytes + block_bytes - 1) / block_bytes;
+  // Up, but not beyond the limit, so that what is sent to others is accepted there. A block has 128 MiB at most.
+  const int64_t bucket_blocks = std::min((wanted_bytes + block_bytes - 1) / block_bytes, kBucketBytesMax / block_bytes);
 
   BucketMap map;
   map.element_count_ = options.element_count;

@@ -21,7 +21,7 @@ class BucketMap {
  public:
   BucketMap() = default;
 
-  // `bucket_bytes` is rounded up to whole reduction blocks of `world_size` ranks.
+  // `bucket_bytes` is rounded up to whole reduction blocks of `world_size` ranks, but not over the limit.
   // Fails with InvalidArgument if an argument is below 1 or above limits.h, or there are more buckets than it allows.
   struct Options {
     int64_t element_count = 0;

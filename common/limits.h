@@ -76,7 +76,24 @@ inline constexpr int kLaneAnswersMax = 4 * kLaneRequestsMax;
 
 // The fields of an exchange message without its payload: numbers and at most one status text.
 inline constexpr int64_t kMessageFieldsBytesMax = 64 << 10;
-inline constexpr int64_t kStatusTextBytesMax = 8 << 10;
+
+// The text of a status on its way. gRPC sends it as metadata, of which a client takes 8 KiB in all.
+inline constexpr int64_t kStatusTextBytesMax = 4 << 10;
+
+// The payload of one message; a longer slice travels in parts. A receiver buffers a whole message before it can look at
+// it, from whomever it comes. Far above the slices of 1 to 2 MB that travel fastest, so that few are ever cut.
+inline constexpr int64_t kMessagePayloadBytesMax = int64_t{64} << 20;
+inline constexpr int64_t kMessageBytesMax = kMessagePayloadBytesMax + kMessageFieldsBytesMax;
+
+// A bucket is the unit of overlap and of MPI's messages, whose lengths are 31 bits; the best are a few MB.
+inline constexpr int64_t kBucketBytesMax = int64_t{1} << 30;
+
+// A Join: the agreement has a hundred bytes a flag.
+inline constexpr int64_t kJoinBytesMax = 64 << 10;
+
+// The longest deadline that a worker may ask for; a longer one counts as this. A year, so that milliseconds and
+// nanoseconds are far from overflow.
+inline constexpr int64_t kDeadlineMsMax = int64_t{365} * 24 * 3600 * 1000;
 
 // Operations that the ring has in flight at a time (sends and receives, at 4 a reduction block for two ranks): enough
 // to hide a message's latency behind the additions. Every poll looks at all of them, and every block has a chunk of
@@ -86,6 +103,10 @@ inline constexpr int kRingOperationsInFlightMax = 24;
 // One message when rank 0's parameters travel from rank to rank at the start.
 inline constexpr int64_t kBroadcastSegmentBytes = int64_t{1} << 20;
 
+// One message when a rank's part of the optimizer's state goes to rank 0. MPI counts bytes of a message in 31 bits, and
+// a transport need not buffer more than this.
+inline constexpr int64_t kTransferSegmentBytes = int64_t{1} << 20;
+
 // What a worker that gives up tells its ring about the reason; longer texts are cut. Small enough that MPI sends it
 // without waiting for the receiver.
 inline constexpr int kAbortNoticeBytesMax = 1024;
@@ -94,6 +115,9 @@ inline constexpr int kAbortNoticeBytesMax = 1024;
 // opens. A step of lenet5 is about 30 of them.
 inline constexpr int64_t kTraceEventsMax = int64_t{1} << 17;
 
+// Full tracks that all lanes of a server share: 112 MB, however many workers there are.
+inline constexpr int64_t kServerTracksMax = 16;
+
 // A private key, a certificate and a chain of some more, as text.
 inline constexpr size_t kSecretFileBytesMax = 64 << 10;
 
@@ -101,6 +125,46 @@ inline constexpr size_t kSecretFileBytesMax = 64 << 10;
 inline constexpr size_t kRunIdBytesMax = 255;
 
 inline constexpr int kPortMax = 65535;  // of TCP
+
+// Connections at a server that are not known to be a worker's: workers that have just connected, monitors, strangers.
+// A worker's own connections come on top, as many as its job has. Few, because each may buffer kStrangerBytesMax.
+inline constexpr int kStrangerConnectionsMax = 64;
+
+// What such a connection may send before it is cut, and how much more for every second of its age: handshakes, a Join
+// and its repeats, or GetStatus once a second for ever. 64 of them then fill 22 MiB in the time to HELLO.
+inline constexpr int64_t kStrangerBytesMax = 256 << 10;
+inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
+
+// Streams of one connection. A worker opens one lane on each of its connections and one call beside it; a client of
+// another kind may open all its lanes on one.
+inline constexpr int kStreamsPerConnectionMax = kLanesMax + 4;
+
+// A connection must have shaken hands by then, and a stream must have said HELLO: both take milliseconds, and what
+// takes longer holds memory and descriptors for nobody.
+inline constexpr int kHelloDeadlineMs = 10'000;
+
+// Descriptors of one connection at a server: gRPC's, and the one by which it is watched and cut.
+inline constexpr int64_t kDescriptorsPerConnection = 2;
+
+// What a process has open beside connections: standard streams, epoll, shared memory, files, libraries.
+inline constexpr int64_t kOtherDescriptorsMax = 64;
+
+// What a server or worker raises its soft limit to, as far as the hard one allows: kWorldSizeMax workers of 16 lanes.
+inline constexpr int64_t kDescriptorsMax =
+    kOtherDescriptorsMax + kDescriptorsPerConnection * (int64_t{kWorldSizeMax} * kLanesMax + kStrangerConnectionsMax);
+
+// --memory_limit_gb: a petabyte, far from overflow in bytes.
+inline constexpr double kMemoryLimitGbMax = 1e6;
+
+// A line of the server's log, which quotes what others sent, and such lines in so many milliseconds: a stranger must
+// fill neither disk nor terminal. Ranks that a message names, of perhaps a thousand.
+inline constexpr size_t kLogLineBytesMax = 1024;
+inline constexpr int64_t kLogRefusalsMax = 20;
+inline constexpr int64_t kLogPeriodMs = 10'000;
+inline constexpr int kRanksNamedMax = 16;
+
+// The first message of a lane, HELLO: five numbers.
+inline constexpr int64_t kHelloBytesMax = 4 << 10;
 
 }  // namespace starring
 

@@ -428,11 +428,17 @@ std::span<float> ParameterShard::StateOf(const Bucket& b, int vector) const {
 
 void ParameterShard::CopyState(int bucket, int vector, std::span<float> out) const {
   CHECK_OK(CheckBucket(bucket));
+  CHECK_EQ(out.size(), buckets_[bucket]->element_count);
+  CopyStatePart(bucket, vector, 0, out);
+}
+
+void ParameterShard::CopyStatePart(int bucket, int vector, int64_t offset, std::span<float> out) const {
+  CHECK_OK(CheckBucket(bucket));
   CHECK(0 <= vector && vector < state_count_) << vector;
   Bucket& b = *buckets_[bucket];
-  CHECK_EQ(out.size(), b.element_count);
+  CHECK(offset >= 0 && offset + std::ssize(out) <= b.element_count) << offset;
   std::lock_guard lock(b.mutex);
-  std::ranges::copy(StateOf(b, vector), out.begin());
+  std::ranges::copy(StateOf(b, vector).subspan(offset, out.size()), out.begin());
 }
 
 absl::Status ParameterShard::SetState(int bucket, int vector, BytePieces state) {

@@ -149,6 +149,8 @@ class ParameterShard {
 
   // The slice's part of state vector `vector`, ascending. REQUIRES: out.size() == slice_element_count(bucket).
   void CopyState(int bucket, int vector, std::span<float> out) const;
+  // The same of its elements from `offset` on. REQUIRES: offset + out.size() <= slice_element_count(bucket).
+  void CopyStatePart(int bucket, int vector, int64_t offset, std::span<float> out) const;
   // FailedPrecondition after the bucket's first contribution; InvalidArgument on a wrong bucket, vector or byte count.
   absl::Status SetState(int bucket, int vector, BytePieces state);
 

@@ -27,6 +27,7 @@ class CollectiveWait {
   // `from` has sent its part, perhaps again: the answer goes to where it came from last. True the first time.
   bool Add(LaneId from, Time now);
 
+  int count() const { return count_; }
   bool Has(int rank) const { return lanes_[rank].has_value(); }
   bool empty() const { return count_ == 0; }
   bool complete() const { return count_ == static_cast<int>(lanes_.size()); }

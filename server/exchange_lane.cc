@@ -1,9 +1,12 @@
 #include "server/exchange_lane.h"
 
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
+#include "common/star/message_parts.h"
 
 namespace starring {
 
@@ -16,6 +19,7 @@ void ExchangeLane::OnAccept(bool ok) {
     events_.on_gone(this, End::kBroken);
     return;
   }
+  accepted_at_ = std::chrono::steady_clock::now();
   events_.on_accepted(this);
   reading_ = true;
   stream_.Read(&incoming_, &read_tag_);
@@ -28,7 +32,11 @@ void ExchangeLane::OnRead(bool ok) {
     GoneIfDone();
     return;
   }
-  if (!closing_) {
+  if (!closing_ && !id.has_value() && static_cast<int64_t>(incoming_.Length()) > kHelloBytesMax) {
+    Close(absl::InvalidArgumentError(absl::StrCat("the first message of a lane has ", incoming_.Length(),
+                                                  " bytes, HELLO has at most ", kHelloBytesMax)));
+    incoming_.Clear();
+  } else if (!closing_) {
     absl::StatusOr<ReceivedMessage> message = DecodeByteBuffer(incoming_);
     incoming_.Clear();
     if (message.ok()) {
@@ -53,16 +61,36 @@ void ExchangeLane::Send(Answer answer) {
   if (track != nullptr && answer.fields.kind() == v1::ExchangeMessage::PARAMETERS) {
     labels = {.step = answer.fields.step(), .bucket = answer.fields.bucket(), .peer = answer.to.rank};
   }
-  outgoing_.push_back({MakeByteBuffer(answer.fields, answer.payload, std::move(answer.keeper)), labels});
+  outgoing_.push_back({.answer = std::move(answer), .next_part = 0, .labels = labels});
   if (!writing_) Write();
+}
+
+bool ExchangeLane::TakePart(Outgoing* outgoing, grpc::ByteBuffer* message) {
+  Answer& answer = outgoing->answer;
+  const int64_t payload_bytes =
+      answer.make == nullptr ? std::ssize(answer.payload) : answer.made_count * static_cast<int64_t>(sizeof(float));
+  const int part = outgoing->next_part++;
+  const bool is_last = outgoing->next_part == PartCount(payload_bytes);
+  const int64_t begin = PartBegin(part);
+  const int64_t size = PartBytes(payload_bytes, part);
+  if (part > 0) answer.fields.set_part(part);
+  if (answer.make == nullptr) {
+    *message = MakeByteBuffer(answer.fields, answer.payload.subspan(begin, size), answer.keeper);
+  } else {
+    const auto copy = std::make_shared<std::vector<float>>(size / sizeof(float));  // shared: as any keeper
+    answer.make(begin / static_cast<int64_t>(sizeof(float)), *copy);
+    *message = MakeByteBuffer(answer.fields, std::as_bytes(std::span<const float>(*copy)), copy);
+  }
+  return is_last;
 }
 
 void ExchangeLane::Write() {
   writing_ = true;
-  const Outgoing next = outgoing_.front();  // shares the slices
-  outgoing_.pop_front();
+  Outgoing& next = outgoing_.front();
   if (next.labels.step >= 0) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = next.labels};
-  stream_.Write(next.message, &write_tag_);
+  grpc::ByteBuffer message;
+  if (TakePart(&next, &message)) outgoing_.pop_front();
+  stream_.Write(message, &write_tag_);
 }
 
 void ExchangeLane::OnWrite(bool ok) {

@@ -9,9 +9,11 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "common/star/grpc_transport.h"
@@ -48,6 +50,11 @@ class ExchangeLane {
   // Ends the stream now; the peer sees a broken connection.
   void Cancel();
 
+  // As gRPC says it. When the stream came: not yet, without a value.
+  std::string peer() const { return context_.peer(); }
+  std::optional<std::chrono::steady_clock::time_point> accepted_at() const { return accepted_at_; }
+  bool closing() const { return closing_; }
+
   // The worker's name for this lane, once HELLO came. Kept here for whoever owns the lanes.
   std::optional<LaneId> id;
   // Likewise: where its answers to gradients are traced; null: there is no trace.
@@ -72,11 +79,15 @@ class ExchangeLane {
 
   grpc::ByteBuffer incoming_;
   struct Outgoing {
-    grpc::ByteBuffer message;
+    Answer answer;
+    int next_part = 0;   // see message_parts.h
     TraceLabels labels;  // a step, if it is traced
   };
+  // The next message of what waits; true if it was the last of its answer.
+  static bool TakePart(Outgoing* outgoing, grpc::ByteBuffer* message);
   std::deque<Outgoing> outgoing_;
   TraceEvent write_;  // what is being written, if it is traced: has a name
+  std::optional<std::chrono::steady_clock::time_point> accepted_at_;
   bool reading_ = false;
   bool writing_ = false;
   bool closing_ = false;

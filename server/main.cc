@@ -36,6 +36,11 @@ ABSL_FLAG(bool, insecure, false,
           "without --job_secret, listen on other addresses than loopback too: whoever reaches them can join");
 ABSL_FLAG(absl::Duration, join_deadline, absl::InfiniteDuration(),
           "how long to wait, from the start, until all workers have joined; inf: as long as it takes");
+ABSL_FLAG(
+    double, memory_limit_gb, 0,
+    "memory that this server may use, in units of 10^9 bytes; a job that needs more is refused when its first "
+    "worker joins; 0: what is free then (MemAvailable, or the control group's limit), divided by the job's servers "
+    "on this machine");
 ABSL_FLAG(std::string, trace, "",
           "writes a timeline (Chrome trace events) when the job is over; trace.json makes trace.server-SHARD.json");
 ABSL_FLAG(
@@ -90,7 +95,17 @@ absl::StatusOr<ServerMetrics*> ServeMetrics(int shard) {
   return new ServerMetrics(metrics.release());
 }
 
+absl::StatusOr<int64_t> MemoryLimitBytes() {
+  const double gb = absl::GetFlag(FLAGS_memory_limit_gb);
+  if (!(gb >= 0 && gb <= kMemoryLimitGbMax)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--memory_limit_gb=", gb, " is not between 0 and ", kMemoryLimitGbMax));
+  }
+  return static_cast<int64_t>(1e9 * gb);
+}
+
 absl::Status Serve(ParameterServer::Options options) {
+  ASSIGN_OR_RETURN(options.memory_bytes_max, MemoryLimitBytes());
   std::unique_ptr<Trace> trace;
   if (const std::string path = absl::GetFlag(FLAGS_trace); !path.empty()) {
     ASSIGN_OR_RETURN(trace, Trace::Create({.path = path, .role = Trace::Role::kServer, .number = options.shard}));

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/limits.h"
 #include "common/trace.h"
 #include "common/transport_security.h"
 #include "server/server_metrics.h"
@@ -30,9 +31,13 @@ class ParameterServer {
     // Without a token there only a loopback address is listened on, unless `insecure`.
     TransportSecurity security = {};
     bool insecure = false;
+    // What it may hold; a job that needs more is refused. 0: the memory that is free when the first worker joins,
+    // divided by the servers that run here.
+    int64_t memory_bytes_max = 0;
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
-    std::function<void(const std::string&)> log;              // lines for people; called by the server's thread
-    ServerMetrics* metrics = nullptr;                         // outlives the server; null: there are none
+    absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
+    std::function<void(const std::string&)> log;  // lines for people; called by the server's thread
+    ServerMetrics* metrics = nullptr;             // outlives the server; null: there are none
     Trace* trace = nullptr;  // is written before Wait returns; outlives the server; null: there is none
   };
   // Fails with InvalidArgument on a wrong option or an address that cannot be listened on.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/limits.h"
 #include "common/status.h"
 
 namespace starring {
@@ -17,6 +18,10 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
   }
   // A worker of an earlier attempt, which still looks for its servers at these addresses, must not found this job.
   if (!expected_run_id_.empty()) RETURN_IF_ERROR(CompareRuns(request));
+  if (request.lanes() < 0 || request.lanes() > kLanesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", request.rank(), " has ", request.lanes(), " lanes, at most ", kLanesMax, " are allowed"));
+  }
   if (!anybody()) RETURN_IF_ERROR(Found(request));
   if (const absl::Status status = Compare(request); !status.ok()) {
     if (request.rank() >= 0 && request.rank() < static_cast<int>(members_.size()) && !members_[request.rank()].joined) {
@@ -24,11 +29,13 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
     }
     return status;
   }
+  if (affordable_ != nullptr && request.lanes() > lanes_) RETURN_IF_ERROR(affordable_(agreement_, request.lanes()));
   Member& member = members_[request.rank()];
   if (!member.joined) {
     member = {.joined = true, .worker_id = request.worker_id()};
     ++joined_count_;
   }
+  lanes_ = std::max(lanes_, request.lanes());
   join_deadline_ms_ = std::max(join_deadline_ms_, request.join_deadline_ms());
   exchange_deadline_ms_ = std::max(exchange_deadline_ms_, request.exchange_deadline_ms());
   complete_ = complete_ || joined_count_ == static_cast<int>(members_.size());
@@ -42,6 +49,9 @@ absl::Status Rendezvous::Found(const v1::JoinRequest& request) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", request.rank(), " is not below the world size ", agreement.world_size));
   }
+  const int lanes = std::max(request.lanes(), 1);
+  if (affordable_ != nullptr) RETURN_IF_ERROR(affordable_(agreement, lanes));
+  lanes_ = lanes;
   members_.assign(agreement.world_size, {});
   first_rank_ = request.rank();
   agreement_bytes_ = request.agreement();
@@ -88,15 +98,18 @@ std::string Rendezvous::DescribeMissing() const {
   if (members_.empty()) return "no worker has joined";
   std::vector<std::string> missing;
   std::string refusals;
+  int missing_count = 0;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
-    if (members_[rank].joined) continue;
+    if (members_[rank].joined || ++missing_count > kRanksNamedMax) continue;
     missing.push_back(absl::StrCat(rank));
     if (!members_[rank].refusal.empty()) {
       absl::StrAppend(&refusals, " (rank ", rank, " was refused: ", members_[rank].refusal, ")");
     }
   }
-  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), " of ", members_.size(),
-                      missing.size() == 1 ? " has" : " have", " not joined", refusals);
+  std::string more;
+  if (missing_count > kRanksNamedMax) more = absl::StrCat(" and ", missing_count - kRanksNamedMax, " more");
+  return absl::StrCat(missing_count == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), more, " of ",
+                      members_.size(), missing_count == 1 ? " has" : " have", " not joined", refusals);
 }
 
 }  // namespace starring

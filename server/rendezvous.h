@@ -9,6 +9,7 @@
 #define STARRING_SERVER_RENDEZVOUS_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,10 +22,16 @@ namespace starring {
 
 class Rendezvous {
  public:
+  // Whether this server can serve such a job, with so many lanes a worker. Asked before a first worker is taken in.
+  using Affordable = std::function<absl::Status(const Agreement&, int lanes)>;
   // With a `run_id` only workers of that run are taken in; without, those of the first worker's.
   // REQUIRES: 0 <= shard < shard_count.
-  Rendezvous(int shard, int shard_count, std::string run_id)
-      : shard_(shard), shard_count_(shard_count), expected_run_id_(std::move(run_id)), run_id_(expected_run_id_) {}
+  Rendezvous(int shard, int shard_count, std::string run_id, Affordable affordable = nullptr)
+      : shard_(shard),
+        shard_count_(shard_count),
+        expected_run_id_(std::move(run_id)),
+        affordable_(std::move(affordable)),
+        run_id_(expected_run_id_) {}
 
   // Takes the worker in, or refuses it: InvalidArgument (wrong shard, bad rank, agreements that differ), AlreadyExists
   // (another process has this rank), FailedPrecondition (another run). A repeated Join of one worker is taken in again.
@@ -46,6 +53,8 @@ class Rendezvous {
   // The longest that any worker asked for.
   int64_t join_deadline_ms() const { return join_deadline_ms_; }
   int64_t exchange_deadline_ms() const { return exchange_deadline_ms_; }
+  // The most that any worker will open.
+  int lanes() const { return lanes_; }
 
  private:
   struct Member {
@@ -61,6 +70,7 @@ class Rendezvous {
   const int shard_;
   const int shard_count_;
   const std::string expected_run_id_;
+  const Affordable affordable_;
   std::vector<Member> members_;
   int joined_count_ = 0;
   bool complete_ = false;
@@ -70,6 +80,7 @@ class Rendezvous {
   std::string run_id_;
   int64_t join_deadline_ms_ = 0;
   int64_t exchange_deadline_ms_ = 0;
+  int lanes_ = 1;
 };
 
 }  // namespace starring

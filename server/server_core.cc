@@ -1,13 +1,17 @@
 #include "server/server_core.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/host_port.h"
 #include "common/limits.h"
+#include "common/machine_limits.h"
 #include "common/status.h"
 
 namespace starring {
@@ -18,10 +22,29 @@ constexpr std::chrono::milliseconds kTick(100);
 // How long a server whose job is over waits for workers that have not taken their last answers.
 constexpr std::chrono::seconds kLinger(5);
 
+// Of what a worker asked for. Negative ones are over at once.
+std::chrono::milliseconds BoundedDeadline(int64_t ms) {
+  return std::chrono::milliseconds(std::clamp<int64_t>(ms, 0, kDeadlineMsMax));
+}
+
 // Not a random choice that could change results: it tells this server process from another at the same address.
 uint64_t DrawId() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+// Every lane has a track, as writes on two lanes overlap. Together they keep what kTracksMax full ones would.
+int64_t LaneTraceEvents(int64_t track_count) {
+  return std::min(kTraceEventsMax, std::max<int64_t>(kServerTracksMax * kTraceEventsMax / track_count, 1));
+}
+
+// `text` as one line that a terminal shows as it is. Refusals quote what a stranger sent.
+std::string LogLine(absl::string_view text) {
+  std::string line(text.substr(0, kLogLineBytesMax));
+  std::replace_if(
+      line.begin(), line.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  if (text.size() > line.size()) absl::StrAppend(&line, "... (", text.size() - line.size(), " bytes more)");
+  return line;
 }
 
 }  // namespace
@@ -36,11 +59,13 @@ ParameterServer::Core::Core(Options options)
                    [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
       track_(AddTrack(options_.trace, {.name = "shard"})),
       admission_(options_.security.token),
-      rendezvous_(options_.shard, options_.shard_count, options_.run_id),
+      rendezvous_(options_.shard, options_.shard_count, options_.run_id,
+                  [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); }),
       job_id_(DrawId()) {}
 
 ParameterServer::Core::~Core() {
   if (!thread_.joinable()) return;
+  acceptor_->Stop();
   // The polling thread takes the events that this causes, and shuts the queue down when nothing is left that could ask
   // it for another.
   server_->Shutdown(std::chrono::system_clock::now());
@@ -57,12 +82,8 @@ absl::Status ParameterServer::Core::Start() {
     return absl::InvalidArgumentError(
         absl::StrCat("shard ", options_.shard, " is not below the shard count ", options_.shard_count));
   }
-  const size_t colon = options_.listen.rfind(':');
-  if (colon == std::string::npos || colon == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("listen address \"", options_.listen, "\" is not host:port, for instance 127.0.0.1:7077"));
-  }
-  const bool is_exposed = !IsLoopbackHost(options_.listen.substr(0, colon));
+  RETURN_IF_ERROR(ParseHostPort(options_.listen).status(), "--listen");
+  const bool is_exposed = !IsLoopbackHost(options_.listen.substr(0, options_.listen.rfind(':')));
   if (is_exposed && options_.security.token.empty() && !options_.insecure) {
     return absl::InvalidArgumentError(absl::StrCat(
         "listening on ", options_.listen,
@@ -70,32 +91,44 @@ absl::Status ParameterServer::Core::Start() {
         "workers --job_secret=FILE (deploy/launch --make_secret=FILE makes one), listen on 127.0.0.1, or accept it by "
         "--insecure"));
   }
+  descriptors_max_ = RaiseDescriptorLimit(kDescriptorsMax);
+  ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen(options_.listen));
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
-  // Else a second server on a taken port would silently get half of the workers.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.SetMaxReceiveMessageSize(-1);
-  builder.SetMaxSendMessageSize(-1);
-  int port = 0;
-  builder.AddListeningPort(options_.listen, MakeServerCredentials(options_.security), &port);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHelloDeadlineMs);
+  // A message that is small on the wire must not be large in memory. No worker compresses.
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));
+  builder.SetMaxSendMessageSize(static_cast<int>(kMessageBytesMax));
+  UpdateMemoryLimit();
+  builder.SetResourceQuota(quota_);
+  // gRPC listens on no port itself: it would accept connections without a limit.
+  to_grpc_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+      MakeServerCredentials(options_.security));
   builder.RegisterService(&service_);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
-  if (server_ == nullptr || port == 0) {
-    if (server_ != nullptr) server_->Shutdown();
+  if (server_ == nullptr) {
     queue_->Shutdown();
     void* tag;
     bool ok;
     while (queue_->Next(&tag, &ok)) {
     }
-    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", options_.listen,
-                                                   ": is the port taken, or is the host not this machine's? "
-                                                   "port 0 takes a free one"));
+    return absl::InternalError("gRPC cannot start a server");
   }
-  address_ = absl::StrCat(options_.listen.substr(0, colon), ":", port);
   if (is_exposed && !options_.security.tls.has_value()) {
     Log("connections are not encrypted: --tls on servers and workers encrypts them");
   }
+  acceptor_->Start(kWorldSizeMax + kStrangerConnectionsMax, [this](int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    to_grpc_->HandleNewConnection(&connection);
+  });
   thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();
 }
@@ -145,6 +178,7 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
     const double seconds = std::round(static_cast<double>(deadline.count()) / 100.0) / 10.0;
     call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", seconds, " s")));
   }
+  CloseSilentLanes(now);
   if (job_ != nullptr) {
     job_->CheckDeadlines(now);
     EndIfTold(now);
@@ -164,6 +198,15 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   for (const auto& [call, pending] : pending_joins_) call->Refuse(refusal);
   pending_joins_.clear();
   End(result);
+}
+
+void ParameterServer::Core::CloseSilentLanes(Clock::time_point now) {
+  for (const auto& [lane, owner] : lanes_) {
+    if (lane->id.has_value() || lane->closing() || !lane->accepted_at().has_value()) continue;
+    if (absl::FromChrono(now - *lane->accepted_at()) < options_.hello_deadline) continue;
+    lane->Close(absl::DeadlineExceededError(
+        absl::StrCat("no HELLO on this lane within ", absl::FormatDuration(options_.hello_deadline))));
+  }
 }
 
 void ParameterServer::Core::End(absl::Status result) {
@@ -204,13 +247,18 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   ListenForJoin();
   const bool had_begun = rendezvous_.complete();
   const v1::JoinRequest& request = call->request();
-  if (const absl::Status status = admission_.Check(request, call->peer()); !status.ok()) {
-    Log(absl::StrCat("refused a request from ", call->peer(), ": ", std::string(status.message())));
+  absl::Status status = admission_.Check(request, call->peer());
+  if (const auto bytes = static_cast<int64_t>(request.ByteSizeLong()); status.ok() && bytes > kJoinBytesMax) {
+    status = absl::InvalidArgumentError(absl::StrCat("a Join of ", bytes, " bytes, at most ", kJoinBytesMax));
+  }
+  if (!status.ok()) {
+    LogRefusal(absl::StrCat("refused a request from ", call->peer(), ": ", std::string(status.message())));
     call->Refuse(status);
     return;
   }
-  if (const absl::Status status = rendezvous_.Join(request); !status.ok()) {
-    Log(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())));
+  status = rendezvous_.Join(request);
+  if (!status.ok()) {
+    LogRefusal(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())));
     call->Refuse(status);
     return;
   }
@@ -220,13 +268,52 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
     call->Answer(reply);
     return;
   }
-  const std::chrono::milliseconds deadline(request.join_deadline_ms());
+  acceptor_->Keep(call->peer());  // its worker waits there, perhaps for hours
+  acceptor_->SetLimit(rendezvous_.agreement().world_size * rendezvous_.lanes() + kStrangerConnectionsMax);
+  DropOlderJoin(request);
+  const auto deadline = BoundedDeadline(request.join_deadline_ms());
   pending_joins_[call] = {.expires = Clock::now() + deadline, .deadline = deadline};
   if (rendezvous_.complete()) {
     BeginJob();
   } else {
     Log(absl::StrCat("rank ", request.rank(), " joined; ", rendezvous_.DescribeMissing()));
   }
+}
+
+// A worker that joins again has lost the call before. When gRPC finds that out, later, the worker must not be taken for
+// gone; and calls that nobody waits for must not pile up.
+void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
+  for (const auto& [call, pending] : pending_joins_) {
+    if (call->request().rank() != request.rank() || call->request().worker_id() != request.worker_id()) continue;
+    JoinCall* const older = call;
+    pending_joins_.erase(older);
+    older->Refuse(absl::AbortedError("the worker has joined again"));
+    return;
+  }
+}
+
+absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
+  RETURN_IF_ERROR(ShardJob::CheckMemory(agreement, options_.shard, options_.shard_count, UpdateMemoryLimit()));
+  const int64_t needed = kOtherDescriptorsMax +
+                         kDescriptorsPerConnection * (int64_t{agreement.world_size} * lanes + kStrangerConnectionsMax);
+  if (needed <= descriptors_max_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(agreement.world_size, " workers with ", lanes, " lanes each need ", needed,
+                   " descriptors at this server, which may open ", descriptors_max_,
+                   ": raise the hard limit (ulimit -Hn, LimitNOFILE), or give the workers fewer --lanes"));
+}
+
+int64_t ParameterServer::Core::UpdateMemoryLimit() {
+  int64_t bytes = options_.memory_bytes_max;
+  if (bytes == 0) {
+    const absl::StatusOr<int64_t> available = AvailableMemoryBytes();
+    // The servers of one job begin at the same time, and each finds the same memory free.
+    const int servers = std::min(CountProcessesOfThisProgram(), options_.shard_count);
+    bytes = available.ok() ? *available / servers : std::numeric_limits<int64_t>::max();
+  }
+  // What gRPC holds of messages counts too: it slows down, then drops streams, before the machine runs out of memory.
+  quota_.Resize(static_cast<size_t>(bytes));
+  return bytes;
 }
 
 void ParameterServer::Core::OnJoinGone(JoinCall* call) {
@@ -240,8 +327,9 @@ void ParameterServer::Core::BeginJob() {
       ShardJob::Create({.agreement = agreement,
                         .shard = options_.shard,
                         .shard_count = options_.shard_count,
-                        .exchange_deadline = std::chrono::milliseconds(rendezvous_.exchange_deadline_ms()),
-                        .join_deadline = std::chrono::milliseconds(rendezvous_.join_deadline_ms()),
+                        .memory_bytes_max = UpdateMemoryLimit(),
+                        .exchange_deadline = BoundedDeadline(rendezvous_.exchange_deadline_ms()),
+                        .join_deadline = BoundedDeadline(rendezvous_.join_deadline_ms()),
                         .send =
                             [this](Answer answer) {
                               const auto found = lanes_by_id_.find(answer.to);
@@ -261,6 +349,7 @@ void ParameterServer::Core::BeginJob() {
   }
   pending_joins_.clear();
   if (!job.ok()) {
+    begin_failure_ = job.status();
     End(job.status());
     return;
   }
@@ -278,6 +367,9 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
   v1::GetStatusReply reply;
   if (job_ != nullptr) {
     job_->Describe(&reply);
+  } else if (!begin_failure_.ok()) {
+    reply.set_state(v1::GetStatusReply::FAILED);
+    reply.set_message(std::string(begin_failure_.message()));
   } else {
     reply.set_message(rendezvous_.DescribeMissing());
     if (rendezvous_.anybody()) {
@@ -320,10 +412,14 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
   }
   const LaneId id{.rank = hello.rank(), .lane = hello.lane()};
   lane->id = id;
+  acceptor_->Keep(lane->peer());
   if (options_.trace != nullptr) {
     TraceTrack*& track = tracks_[id];
-    if (track == nullptr)
-      track = AddTrack(options_.trace, {.name = absl::StrCat("lane ", id.lane, " of worker ", id.rank)});
+    if (track == nullptr) {
+      const int64_t track_count = static_cast<int64_t>(job_->world_size()) * rendezvous_.lanes();
+      track = AddTrack(options_.trace, {.name = absl::StrCat("lane ", id.lane, " of worker ", id.rank),
+                                        .events_max = LaneTraceEvents(track_count)});
+    }
     lane->track = track;
   }
   ExchangeLane*& current = lanes_by_id_[id];
@@ -359,7 +455,19 @@ void ParameterServer::Core::EndIfTold(Clock::time_point now) {
 }
 
 void ParameterServer::Core::Log(const std::string& line) const {
-  if (options_.log != nullptr) options_.log(line);
+  if (options_.log != nullptr) options_.log(LogLine(line));
+}
+
+void ParameterServer::Core::LogRefusal(const std::string& line) {
+  const Clock::time_point now = Clock::now();
+  if (now - refusals_since_ >= std::chrono::milliseconds(kLogPeriodMs)) {
+    if (refusals_logged_ > kLogRefusalsMax) {
+      Log(absl::StrCat(refusals_logged_ - kLogRefusalsMax, " more refusals are not shown"));
+    }
+    refusals_since_ = now;
+    refusals_logged_ = 0;
+  }
+  if (++refusals_logged_ <= kLogRefusalsMax) Log(line);
 }
 
 }  // namespace starring

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "server/admission.h"
+#include "server/connection_acceptor.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
 #include "server/rendezvous.h"
@@ -34,7 +35,7 @@ class ParameterServer::Core {
   ~Core();
 
   absl::Status Start();
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return acceptor_->address(); }
   absl::Status Wait();
   void Interrupt() { interrupted_ = true; }
 
@@ -50,10 +51,17 @@ class ParameterServer::Core {
 
   void Run();
   void Tick(Clock::time_point now);
+  // Ends streams that have not said HELLO in time.
+  void CloseSilentLanes(Clock::time_point now);
   void End(absl::Status result);
 
   void OnJoin(JoinCall* call);
   void OnJoinGone(JoinCall* call);
+  void DropOlderJoin(const v1::JoinRequest& request);
+  // Whether there is memory and descriptors for a job; allocates nothing.
+  absl::Status CheckAffordable(const Agreement& agreement, int lanes);
+  // What this server may use now, which gRPC is told as well.
+  int64_t UpdateMemoryLimit();
   void BeginJob();
   void OnStatus(StatusCall* call);
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
@@ -62,13 +70,18 @@ class ParameterServer::Core {
   // The job is over: ends when every worker has taken its last answers, or the time to linger has passed.
   void EndIfTold(Clock::time_point now);
   void Log(const std::string& line) const;
+  // The same of a line that anybody may cause: some in a while, then their number.
+  void LogRefusal(const std::string& line);
 
   const Options options_;
   const Clock::time_point started_ = Clock::now();
-  std::string address_;
+  int64_t descriptors_max_ = 0;
+  grpc::ResourceQuota quota_;
   RawParameterServerService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_grpc_;  // what is accepted goes there
+  std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::thread thread_;
   std::atomic<bool> interrupted_ = false;
   std::atomic<bool> server_is_down_ = false;
@@ -91,6 +104,9 @@ class ParameterServer::Core {
   Admission admission_;
   Rendezvous rendezvous_;
   const uint64_t job_id_;
+  absl::Status begin_failure_;   // of a job for which all workers had joined
+  int64_t refusals_logged_ = 0;  // since
+  Clock::time_point refusals_since_;
   std::unique_ptr<ShardJob> job_;
   bool trace_written_ = false;
   std::set<int> told_;  // ranks that have taken their last answers

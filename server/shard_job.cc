@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/optimizer.h"
@@ -28,8 +29,33 @@ ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind k
 
 }  // namespace
 
+int64_t ShardJob::MemoryNeeded(const Agreement& agreement, int shard, int shard_count) {
+  // What a bucket and a worker's part in it cost beside their floats; see CollectiveWait, ParameterShard::Bucket.
+  constexpr int64_t kBytesPerBucket = 1024;
+  constexpr int64_t kBytesPerContribution = 256;
+  int64_t owned = 0;
+  for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
+    owned += agreement.buckets.ShardSlice(b, shard, shard_count).size() * static_cast<int64_t>(sizeof(float));
+  }
+  // Buffers of the parameters and a copy in shared memory, state, and what all workers but the last wait with.
+  const int64_t copies = kSliceBuffersMax + 1 + StateVectorCount(agreement.optimizer) + agreement.world_size;
+  const int64_t per_bucket = kBytesPerBucket + agreement.world_size * kBytesPerContribution;
+  return owned * copies + agreement.buckets.bucket_count() * per_bucket;
+}
+
+absl::Status ShardJob::CheckMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max) {
+  const int64_t needed = MemoryNeeded(agreement, shard, shard_count);
+  if (needed <= memory_bytes_max) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "shard %d of %d needs %.3f GB for %d elements of %d workers, this server may use %.3f GB: start more servers, or "
+      "raise the server's --memory_limit_gb",
+      shard, shard_count, 1e-9 * static_cast<double>(needed), agreement.buckets.element_count(), agreement.world_size,
+      1e-9 * static_cast<double>(memory_bytes_max)));
+}
+
 absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
   const Agreement& agreement = options.agreement;
+  RETURN_IF_ERROR(CheckMemory(agreement, options.shard, options.shard_count, options.memory_bytes_max));
   ParameterShard::Options shard_options{
       .element_count = agreement.buckets.element_count(),
       .world_size = agreement.world_size,
@@ -64,6 +90,7 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
 void ShardJob::OnLaneOpen(LaneId lane) {
   CHECK(lane.rank >= 0 && lane.rank < world_size()) << lane.rank;
   workers_[lane.rank].lanes_open.insert(lane.lane);
+  workers_[lane.rank].parts.erase(lane.lane);  // of the stream before
   if (state_ == State::kFailed) SendError(lane);
 }
 
@@ -77,16 +104,43 @@ void ShardJob::SendError(LaneId lane) {
 
 void ShardJob::OnLaneClosed(LaneId lane, Time now) {
   Worker& worker = workers_[lane.rank];
+  worker.parts.erase(lane.lane);
   if (worker.lanes_open.erase(lane.lane) > 0 && worker.lanes_open.empty()) worker.alone_since = now;
 }
 
 void ShardJob::OnMessage(LaneId from, const ReceivedMessage& message, Time now) {
   bytes_received_ += message.payload_bytes;
   if (state_ == State::kFailed) return;
-  if (const absl::Status status = Handle(from, message, now); !status.ok()) {
+  if (const absl::Status status = TakePart(from, message, now); !status.ok()) {
     Fail(Annotate(status, absl::StrCat("shard ", options_.shard, " got a wrong message from rank ", from.rank)));
   }
   if (options_.metrics != nullptr) options_.metrics->OnBytes(bytes_received_, bytes_sent_);
+}
+
+int64_t ShardJob::SliceBytes(const ExchangeMessage& fields) const {
+  switch (fields.kind()) {
+    case ExchangeMessage::INITIAL_PARAMETERS:
+    case ExchangeMessage::INITIAL_STATE:
+    case ExchangeMessage::GRADIENT:
+      if (fields.shared() || !CheckBucket(fields).ok()) return -1;
+      return buckets_[fields.bucket()].slice.size() * static_cast<int64_t>(sizeof(float));
+    default:
+      return -1;
+  }
+}
+
+absl::Status ShardJob::TakePart(LaneId from, const ReceivedMessage& message, Time now) {
+  if (const int64_t slice_bytes = SliceBytes(message.fields); slice_bytes > kMessagePayloadBytesMax) {
+    ASSIGN_OR_RETURN(const std::optional<ReceivedMessage> whole,
+                     workers_[from.rank].parts[from.lane].Add(message, slice_bytes));
+    return whole.has_value() ? Handle(from, *whole, now) : absl::OkStatus();
+  }
+  if (message.fields.part() != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("part ", message.fields.part(), " of ",
+                                                   ExchangeMessage::Kind_Name(message.fields.kind()),
+                                                   ", which fits into one message"));
+  }
+  return Handle(from, message, now);
 }
 
 absl::Status ShardJob::Handle(LaneId from, const ReceivedMessage& message, Time now) {
@@ -118,12 +172,13 @@ absl::Status ShardJob::Handle(LaneId from, const ReceivedMessage& message, Time 
 
 absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage& message) {
   RETURN_IF_ERROR(CheckBucket(message.fields));
+  RETURN_IF_ERROR(CheckIsRank0(from));
   const int b = message.fields.bucket();
   // A repeat that comes after the first contribution: the answer was on its way already.
   const auto sealed = shard_->Parameters(b);
   if (sealed == nullptr) {
     RETURN_IF_ERROR(shard_->SetParameters(b, message.payload));
-    Publish(b);
+    Publish(b);  // rank 0 reads there without asking
     for (const LaneId lane : buckets_[b].fetches.Take()) SendParameters(lane, b, shard_->Parameters(b));
   }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
@@ -133,7 +188,13 @@ absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage&
 absl::Status ShardJob::TakeInitialState(LaneId from, const ReceivedMessage& message) {
   RETURN_IF_ERROR(CheckBucket(message.fields));
   RETURN_IF_ERROR(CheckVector(message.fields));
-  RETURN_IF_ERROR(shard_->SetState(message.fields.bucket(), message.fields.vector(), message.payload));
+  RETURN_IF_ERROR(CheckIsRank0(from));
+  const int b = message.fields.bucket();
+  // Rank 0 sends a bucket's state before its parameters. When those are here this is a repeat, which must not undo what
+  // the others have contributed since.
+  if (shard_->Parameters(b) == nullptr) {
+    RETURN_IF_ERROR(shard_->SetState(b, message.fields.vector(), message.payload));
+  }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
   return absl::OkStatus();
 }
@@ -178,11 +239,18 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
     SendParameters(from, b, std::move(result.sealed));
     return absl::OkStatus();
   }
-  buckets_[b].gradients.Add(from, now);
+  if (buckets_[b].gradients.Add(from, now)) {
+    ++worker.gradients_waiting;
+    if (buckets_[b].gradients.count() == 1) ++buckets_waiting_;
+  }
   if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
   if (result.fate != ContributionFate::kSealed) return absl::OkStatus();
-  Publish(b);
-  for (const LaneId lane : buckets_[b].gradients.Take()) SendParameters(lane, b, result.sealed);
+  PublishIfShared(b);
+  --buckets_waiting_;
+  for (const LaneId lane : buckets_[b].gradients.Take()) {
+    --workers_[lane.rank].gradients_waiting;
+    SendParameters(lane, b, result.sealed);
+  }
   return absl::OkStatus();
 }
 
@@ -224,11 +292,20 @@ int64_t ShardJob::FirstArrivalNs(int bucket) const {
 absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
   RETURN_IF_ERROR(CheckBucket(message.fields));
   RETURN_IF_ERROR(CheckVector(message.fields));
+  if (from.lane != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("FETCH_STATE on lane ", from.lane, ": it is asked on lane 0, where one copy is made at a time"));
+  }
   const int b = message.fields.bucket();
-  auto state = std::make_shared<std::vector<float>>(shard_->slice_element_count(b));
-  shard_->CopyState(b, message.fields.vector(), *state);
-  const auto bytes = std::as_bytes(std::span<const float>(*state));
-  Send(from, AnswerTo(message.fields, ExchangeMessage::STATE), bytes, std::move(state));
+  const int vector = message.fields.vector();
+  const int64_t count = shard_->slice_element_count(b);
+  bytes_sent_ += count * static_cast<int64_t>(sizeof(float));
+  // The state stands still until this worker contributes again, which it does after the answer.
+  options_.send(
+      {.to = from,
+       .fields = AnswerTo(message.fields, ExchangeMessage::STATE),
+       .make = [this, b, vector](int64_t begin, std::span<float> out) { shard_->CopyStatePart(b, vector, begin, out); },
+       .made_count = count});
   return absl::OkStatus();
 }
 
@@ -263,10 +340,15 @@ absl::Status ShardJob::OpenMemory(const ExchangeMessage& request) {
 
 void ShardJob::UpdateInPlaceIfAllShare(int bucket) {
   Bucket& b = buckets_[bucket];
-  const auto shares = [](const Worker& worker) { return worker.shares; };
-  if (b.in_place || !std::ranges::all_of(workers_, shares) || shard_->Parameters(bucket) == nullptr) return;
+  if (b.in_place || sharing_count_ < world_size() || shard_->Parameters(bucket) == nullptr) return;
+  Publish(bucket);
   b.in_place = true;
   shard_->UpdateInPlace(bucket, memory_->writable_values().subspan(b.slice.begin, b.slice.size()), memory_);
+}
+
+// A star that shares memory at this shard only, and so at none, is not to pay for it in every step.
+void ShardJob::PublishIfShared(int bucket) {
+  if (sharing_count_ > 0) Publish(bucket);
 }
 
 void ShardJob::Publish(int bucket) {
@@ -281,6 +363,7 @@ absl::Status ShardJob::NoteSharing(int rank, const ExchangeMessage& request) {
   if (request.shared() && workers_[rank].gradients == nullptr) {
     return absl::FailedPreconditionError("a request refers to shared memory, and none is shared");
   }
+  sharing_count_ += static_cast<int>(request.shared()) - static_cast<int>(workers_[rank].shares);
   workers_[rank].shares = request.shared();
   return absl::OkStatus();
 }
@@ -346,6 +429,12 @@ absl::Status ShardJob::CheckBucket(const ExchangeMessage& fields) const {
       absl::StrCat("bucket ", fields.bucket(), " is not below the bucket count ", shard_->bucket_count()));
 }
 
+absl::Status ShardJob::CheckIsRank0(LaneId from) {
+  if (from.rank == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", from.rank, " sends what all start from: rank 0 alone may do that"));
+}
+
 absl::Status ShardJob::CheckVector(const ExchangeMessage& fields) const {
   const int count = StateVectorCount(options_.agreement.optimizer);
   if (fields.vector() >= 0 && fields.vector() < count) return absl::OkStatus();
@@ -360,6 +449,7 @@ void ShardJob::SendParameters(LaneId to, int bucket, std::shared_ptr<const Seale
   fields.set_bucket(bucket);
   const auto bytes = std::as_bytes(sealed->parameters());
   if (workers_[to.rank].shares) {
+    Publish(bucket);  // for the first that reads there
     CHECK_EQ(buckets_[bucket].published, sealed->step());
     fields.set_shared(true);
     bytes_sent_ += static_cast<int64_t>(bytes.size());
@@ -442,11 +532,8 @@ void ShardJob::Describe(v1::GetStatusReply* reply) const {
     worker->set_lanes_open(static_cast<int>(workers_[rank].lanes_open.size()));
     worker->set_finished(finish_wait_.Has(rank));
     worker->set_contributions(workers_[rank].contributions);
-    for (const Bucket& bucket : buckets_) {
-      if (!bucket.gradients.empty() && !bucket.gradients.Has(rank)) {
-        worker->set_buckets_missing(worker->buckets_missing() + 1);
-      }
-    }
+    // Counted as messages come: whoever asks must not stop the thread that sums for long.
+    worker->set_buckets_missing(buckets_waiting_ - workers_[rank].gradients_waiting);
   }
 }
 

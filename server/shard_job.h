@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
+#include <map>
 #include <memory>
 #include <set>
 #include <span>
@@ -25,6 +27,7 @@
 #include "common/job_spec.h"
 #include "common/parameter_shard.h"
 #include "common/star/exchange_message.h"
+#include "common/star/message_parts.h"
 #include "common/star/shared_memory.h"
 #include "common/sum_purpose.h"
 #include "common/trace.h"
@@ -33,12 +36,17 @@
 
 namespace starring {
 
-// Where an answer goes.
+// Where an answer goes. Its payload may be longer than one message carries: who writes it cuts it (message_parts.h).
 struct Answer {
   LaneId to;
   v1::ExchangeMessage fields;  // without payload
   std::span<const std::byte> payload;
   std::shared_ptr<const void> keeper;  // of the payload; shared with the parameter shard and other workers' answers
+
+  // Not null: instead of a payload, the array [0, made_count) that this copies from element `begin` on to `out`. Called
+  // when its turn to be written has come, on ShardJob's thread and while that lives: a lane holds one part of one copy.
+  std::function<void(int64_t begin, std::span<float> out)> make;
+  int64_t made_count = 0;
 };
 
 class ShardJob {
@@ -48,6 +56,7 @@ class ShardJob {
     Agreement agreement;
     int shard = 0;
     int shard_count = 1;
+    int64_t memory_bytes_max = std::numeric_limits<int64_t>::max();
     std::chrono::milliseconds exchange_deadline{60'000};
     // A worker opens its lanes when it has joined at every shard, which may take as long as that.
     std::chrono::milliseconds join_deadline{60'000};
@@ -57,7 +66,14 @@ class ShardJob {
     TraceTrack* track = nullptr;       // of the thread that calls; null: there is no trace
     ServerMetrics* metrics = nullptr;  // likewise; null: there are none
   };
+  // ResourceExhausted, with both numbers, if the shard needs more memory than it may use.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
+
+  // What a shard of this job holds at most, in bytes: parameters, the optimizer's state, the contributions of all
+  // workers to all buckets. Allocates nothing.
+  static int64_t MemoryNeeded(const Agreement& agreement, int shard, int shard_count);
+  // What Create says about it.
+  static absl::Status CheckMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max);
 
   // REQUIRES: 0 <= lane.rank < world size.
   void OnLaneOpen(LaneId lane);
@@ -86,6 +102,8 @@ class ShardJob {
     int64_t contributions = 0;
     std::shared_ptr<const SharedMemory> gradients;  // shared with contributions that lie there; null: it has none
     bool shares = false;                            // its last request asked for parameters in shared memory
+    int gradients_waiting = 0;                      // buckets whose step in progress has its contribution
+    std::map<int, PartAssembler> parts;             // by lane: of a gradient or an array that has not come whole
   };
   struct Bucket {
     ElementRange slice;        // what the shard owns of it
@@ -97,6 +115,8 @@ class ShardJob {
 
   ShardJob(Options options, std::unique_ptr<ParameterShard> shard);
 
+  // Puts parts together, then Handle.
+  absl::Status TakePart(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status Handle(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status TakeInitialParameters(LaneId from, const ReceivedMessage& message);
   absl::Status TakeInitialState(LaneId from, const ReceivedMessage& message);
@@ -114,12 +134,18 @@ class ShardJob {
   absl::Status OpenMemory(const v1::ExchangeMessage& request);
   // When all workers read parameters in memory_, the parameter shard needs no buffers of its own.
   void UpdateInPlaceIfAllShare(int bucket);
+  // Publish, if a worker reads there.
+  void PublishIfShared(int bucket);
   // Writes the newest parameters to memory_. Not while a worker may read the bucket's: see parameter_server.proto.
   void Publish(int bucket);
   absl::Status TakeFinish(LaneId from, const ReceivedMessage& message, Time now);
 
   absl::Status CheckBucket(const v1::ExchangeMessage& fields) const;
   absl::Status CheckVector(const v1::ExchangeMessage& fields) const;
+  static absl::Status CheckIsRank0(LaneId from);
+
+  // Bytes that a payload of this kind has; -1: it has none that is a slice.
+  int64_t SliceBytes(const v1::ExchangeMessage& fields) const;
 
   void SendParameters(LaneId to, int bucket, std::shared_ptr<const SealedSlice> sealed);
   void Send(LaneId to, v1::ExchangeMessage fields, std::span<const std::byte> payload = {},
@@ -135,6 +161,8 @@ class ShardJob {
   // For parameters; null until a worker shares its own for gradients. Shared with slices that lie there.
   std::shared_ptr<SharedMemory> memory_;
   std::vector<Worker> workers_;
+  int sharing_count_ = 0;    // workers that share
+  int buckets_waiting_ = 0;  // whose step in progress has a contribution
 
   int64_t next_sum_ = 0;
   std::vector<std::vector<double>> summands_;  // of next_sum_, by rank

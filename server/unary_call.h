@@ -36,6 +36,7 @@ class UnaryCall {
   }
 
   const Request& request() const { return request_; }
+  // As gRPC says it; meaningful from on_request on.
   std::string peer() const { return context_.peer(); }
   bool answered() const { return answering_ || answered_ || done_; }
 

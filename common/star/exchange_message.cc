@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -107,7 +108,7 @@ absl::Status MergeFields(std::span<const BytePiece> pieces, int64_t begin, int64
 
 std::string EncodeBeforePayload(const v1::ExchangeMessage& fields, int64_t payload_bytes) {
   CHECK(fields.payload().empty());
-  CHECK(payload_bytes >= 0 && payload_bytes <= std::numeric_limits<int32_t>::max()) << payload_bytes;
+  CHECK(payload_bytes >= 0 && payload_bytes <= kMessagePayloadBytesMax) << payload_bytes;
   std::string bytes;
   fields.AppendToString(&bytes);
   if (payload_bytes > 0) {
@@ -121,14 +122,15 @@ std::string EncodeBeforePayload(const v1::ExchangeMessage& fields, int64_t paylo
 
 absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces) {
   const int64_t total = TotalBytes(pieces);
-  if (total > std::numeric_limits<int32_t>::max()) {
+  if (total > kMessageBytesMax) {
     return absl::InvalidArgumentError(
-        absl::StrCat("exchange message of ", total, " bytes is longer than protobuf allows"));
+        absl::StrCat("exchange message has ", total, " bytes, at most ", kMessageBytesMax, " are allowed"));
   }
   PieceStream stream(pieces);
   CodedInputStream input(&stream);
   ReceivedMessage message;
   int64_t fields_begin = 0;  // of the fields not yet parsed
+  bool has_payload = false;
   while (true) {
     const int64_t field_begin = input.CurrentPosition();
     const uint32_t tag = input.ReadTag();
@@ -141,6 +143,11 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
         return absl::InvalidArgumentError("exchange message ends inside a field");
       }
       continue;
+    }
+    // A second one would replace the first, as protobuf has it; a message of thousands of empty ones costs a search
+    // through all pieces for each.
+    if (std::exchange(has_payload, true)) {
+      return absl::InvalidArgumentError("exchange message has a second payload");
     }
     uint32_t length;
     if (!input.ReadVarint32(&length) || length > total - input.CurrentPosition()) {

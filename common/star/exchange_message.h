@@ -23,7 +23,8 @@ namespace starring {
 
 using BytePiece = std::span<const std::byte>;
 
-// What goes on the wire before `payload_bytes` bytes of payload. REQUIRES: fields.payload() is empty.
+// What goes on the wire before `payload_bytes` bytes of payload. REQUIRES: fields.payload() is empty; payload_bytes is
+// at most limits.h kMessagePayloadBytesMax (longer ones: message_parts.h).
 std::string EncodeBeforePayload(const v1::ExchangeMessage& fields, int64_t payload_bytes);
 
 struct ReceivedMessage {
@@ -36,7 +37,7 @@ struct ReceivedMessage {
 };
 
 // `pieces` put together are one message, cut anywhere. Fails with InvalidArgument if they are no legal ExchangeMessage,
-// or the fields without payload are longer than limits.h allows.
+// have two payloads, or are longer than limits.h allows, with or without their payload.
 absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces);
 
 // Copies `pieces` to `out`. REQUIRES: they have out.size() bytes altogether.

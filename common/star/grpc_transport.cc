@@ -29,9 +29,8 @@ std::string PrintableAscii(absl::string_view text) {
 
 std::vector<std::pair<std::string, int>> TransportArguments() {
   return {
-      // The largest message is a slice, which BucketMap bounds; gRPC's own limit would be 4 MB.
-      {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, -1},
-      {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
+      {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
+      {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
       // A message is to arrive in few, large slices: large frames, read in large chunks, and never throttled by
       // HTTP/2's
       // windows. How much is in flight is limited by the exchange.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/limits.h"
 #include "common/reduction_order.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -27,7 +28,7 @@ TEST(BucketMapTest, BucketsAreWholeBlocksAndCoverTheVector) {
   for (const int world_size : {1, 2, 3, 5}) {
     const int64_t block = ReductionBlockElements(world_size);
     for (const int64_t element_count : {int64_t{1}, int64_t{16}, block, block + 16, 7 * block + 48}) {
-      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{65536}, 3 * block * 4, INT64_MAX}) {
+      for (const int64_t bucket_bytes : {int64_t{1}, int64_t{65536}, 3 * block * 4, kBucketBytesMax}) {
         const BucketMap map =
             BucketMap::Create({.element_count = element_count, .bucket_bytes = bucket_bytes, .world_size = world_size})
                 .value();
@@ -56,7 +57,7 @@ TEST(BucketMapTest, EqualCutsHaveEqualBucketBytes) {
   };
   const int64_t block_bytes = ReductionBlockElements(2) * 4;
   EXPECT_EQ(bytes(1), bytes(block_bytes));
-  EXPECT_EQ(bytes(4 * block_bytes), bytes(INT64_MAX));
+  EXPECT_EQ(bytes(4 * block_bytes), bytes(kBucketBytesMax));
   EXPECT_NE(bytes(block_bytes), bytes(block_bytes + 1));
 }
 
@@ -113,6 +114,22 @@ TEST(BucketMapTest, RingSlicesAreTheRanksChunksOfEveryBlock) {
   }
 }
 
+// What one process rounds, another must accept.
+TEST(BucketMapTest, RoundsToNoMoreThanTheLimit) {
+  for (const int world_size : {1, 3, 7, 1000, kWorldSizeMax}) {
+    const auto create = [&](int64_t bucket_bytes) {
+      const auto map = BucketMap::Create(
+          {.element_count = int64_t{1} << 31, .bucket_bytes = bucket_bytes, .world_size = world_size});
+      EXPECT_TRUE(map.ok()) << map.status();
+      return map->bucket_bytes();
+    };
+    const int64_t rounded = create(kBucketBytesMax);
+    EXPECT_LE(rounded, kBucketBytesMax);
+    EXPECT_GT(rounded, kBucketBytesMax / 2);
+    EXPECT_EQ(create(rounded), rounded);
+  }
+}
+
 TEST(BucketMapTest, RefusesOptionsOutOfBounds) {
   const auto message = [](BucketMap::Options options) {
     const absl::Status status = BucketMap::Create(options).status();
@@ -122,6 +139,8 @@ TEST(BucketMapTest, RefusesOptionsOutOfBounds) {
   EXPECT_THAT(message({.element_count = 0, .bucket_bytes = 1, .world_size = 1}), HasSubstr("element_count is 0"));
   EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 0, .world_size = 1}), HasSubstr("bucket_bytes is 0"));
   EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 1, .world_size = 0}), HasSubstr("world_size is 0"));
+  EXPECT_THAT(message({.element_count = 1, .bucket_bytes = kBucketBytesMax + 1, .world_size = 1}),
+              HasSubstr("--bucket_bytes=1073741825"));
   EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 1, .world_size = 1 << 20}),
               HasSubstr("world_size is 1048576"));
   EXPECT_THAT(message({.element_count = int64_t{1} << 34, .bucket_bytes = 1, .world_size = 1}),

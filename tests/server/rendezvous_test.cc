@@ -171,5 +171,33 @@ TEST(RendezvousTest, NobodyLeavesAJobThatHasBegun) {
   EXPECT_TRUE(rendezvous.Joined(0));
 }
 
+TEST(RendezvousTest, NamesAFewOfManyMissingRanks) {
+  Rendezvous rendezvous(0, 1, "");
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 1000), 10)).ok());
+  EXPECT_THAT(rendezvous.DescribeMissing(), HasSubstr("ranks 1, 2, 3"));
+  EXPECT_THAT(rendezvous.DescribeMissing(), HasSubstr("16 and 983 more of 1000 have not joined"));
+}
+
+TEST(RendezvousTest, AsksWhetherAJobIsAffordableBeforeItIsTaken) {
+  std::vector<int> asked;
+  Rendezvous rendezvous(0, 1, "", [&](const Agreement& agreement, int lanes) {
+    asked.push_back(lanes);
+    return agreement.world_size * lanes <= 8 ? absl::OkStatus() : absl::ResourceExhaustedError("too many");
+  });
+  v1::JoinRequest request = Request(Job(0, 16), 10);
+  EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(rendezvous.anybody());
+  request = Request(Job(0, 2), 10);
+  request.set_lanes(4);
+  EXPECT_TRUE(rendezvous.Join(request).ok());
+  request = Request(Job(1, 2), 11);
+  request.set_lanes(5);  // more than the first worker's
+  EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kResourceExhausted);
+  request.set_lanes(3);
+  EXPECT_TRUE(rendezvous.Join(request).ok());
+  EXPECT_EQ(rendezvous.lanes(), 4);
+  EXPECT_EQ(asked, (std::vector<int>{1, 4, 5}));
+}
+
 }  // namespace
 }  // namespace starring

@@ -1,5 +1,6 @@
 """Server and worker processes for tests. Run from the root of the runfiles, as Bazel does."""
 import os
+import resource
 import subprocess
 import tempfile
 
@@ -12,10 +13,14 @@ PATIENCE_S = 50  # for a process that should end by itself
 class Server:
     """//server in a process of its own, on a free port."""
 
-    def __init__(self, *flags):
+    def __init__(self, *flags, limits=None):
+        """`limits`: of setrlimit, {resource: (soft, hard)}."""
+        def set_limits():
+            for which, values in (limits or {}).items():
+                resource.setrlimit(which, values)
         where = [] if any(flag.startswith("--listen=") for flag in flags) else ["--listen=127.0.0.1:0"]
         self.process = subprocess.Popen([SERVER, *where, *flags], stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True)
+                                        stderr=subprocess.PIPE, text=True, preexec_fn=set_limits)
         line = self.process.stdout.readline()
         assert line.startswith("listening on "), line + self.process.communicate()[1]
         self.address = line[len("listening on "):].strip()

@@ -1,5 +1,6 @@
 """The server as a process: flags, exit codes, signals."""
 import os
+import resource
 import signal
 import subprocess
 import tempfile
@@ -13,8 +14,8 @@ def run_server(*flags):
 
 
 class ServerProcessTest(unittest.TestCase):
-    def start(self, *flags):
-        server = Server(*flags)
+    def start(self, *flags, **options):
+        server = Server(*flags, **options)
         self.addCleanup(server.stop)
         return server
 
@@ -43,7 +44,9 @@ class ServerProcessTest(unittest.TestCase):
     def test_values_that_make_no_sense_are_refused(self):
         for flags, expected in ((("--shard=2", "--shard_count=2"), "shard 2"), (("--shard=-1",), "shard -1"),
                                 (("--shard_count=0",), "shard count 0"), (("--listen=localhost",), "localhost"),
-                                (("--listen=192.0.2.1:7077", "--insecure"), "192.0.2.1:7077")):
+                                (("--listen=192.0.2.1:7077", "--insecure"), "192.0.2.1:7077"),
+                                (("--listen=127.0.0.1:99999",), "99999"), (("--memory_limit_gb=-1",), "-1"),
+                                (("--memory_limit_gb=nan",), "nan")):
             result = run_server(*flags)
             self.assertEqual(result.returncode, 2, flags)
             self.assertIn(expected, result.stderr)
@@ -116,6 +119,17 @@ class ServerProcessTest(unittest.TestCase):
         self.assertIsNone(server.process.poll())
         server.process.send_signal(signal.SIGINT)
         self.assertEqual(server.wait()[0], 130)
+
+    def test_a_job_that_needs_more_descriptors_than_there_are_is_refused(self):
+        server = self.start(limits={resource.RLIMIT_NOFILE: (256, 512)})
+        with open("/proc/%d/limits" % server.process.pid) as file:
+            line = next(line for line in file if line.startswith("Max open files"))
+        self.assertEqual(line.split()[3:5], ["512", "512"])  # raised as far as the hard limit
+        worker = self.start_worker([server], 0, 500, "--deadline=10s")
+        _, errors = worker.communicate(timeout=PATIENCE_S)
+        self.assertIn("RESOURCE_EXHAUSTED", errors)
+        self.assertIn("500 workers with 2 lanes each need 2192 descriptors", errors)
+        self.assertIn("may open 512", errors)
 
     def test_nobody_comes(self):
         result = run_server("--listen=127.0.0.1:0", "--join_deadline=300ms")

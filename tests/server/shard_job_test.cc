@@ -1,6 +1,7 @@
 #include "server/shard_job.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "gmock/gmock.h"
@@ -29,11 +30,19 @@ class Shard {
                                      .shard_count = 1,
                                      .exchange_deadline = seconds(10),
                                      .join_deadline = seconds(5),
-                                     .send = [this](Answer answer) { answers.push_back(std::move(answer)); },
+                                     .send = [this](Answer answer) { on_answer(std::move(answer)); },
                                      .now = now});
     CHECK_OK(created);
     job = *std::move(created);
     for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
+  }
+
+  // As the lane that writes it does.
+  static void Make(Answer* answer) {
+    auto values = std::make_shared<std::vector<float>>(answer->made_count);
+    answer->make(0, *values);
+    answer->payload = std::as_bytes(std::span<const float>(*values));
+    answer->keeper = values;
   }
 
   void Send(LaneId from, ExchangeMessage fields, std::span<const std::byte> payload = {}) {
@@ -118,6 +127,10 @@ class Shard {
   JobSpec spec;
   ShardJob::Time now{seconds(1000)};
   std::vector<Answer> answers;
+  std::function<void(Answer)> on_answer = [this](Answer answer) {
+    if (answer.make != nullptr) Make(&answer);
+    answers.push_back(std::move(answer));
+  };
   std::unique_ptr<ShardJob> job;
 };
 
@@ -544,6 +557,117 @@ TEST(ShardJobTest, DescribesItself) {
   EXPECT_EQ(reply.workers(1).lanes_open(), 1);
   EXPECT_GT(reply.bytes_received(), 0);
   EXPECT_GT(reply.bytes_sent(), 0);
+}
+
+TEST(ShardJobTest, ARepeatedInitialStateChangesNothing) {
+  Shard shard(2);
+  const std::vector<float> state = InitialParameters(shard.spec.layout.element_count());
+  const ExchangeMessage initial_state = Shard::Fields(ExchangeMessage::INITIAL_STATE, -1, 1);
+  shard.Send({0, 0}, initial_state, shard.Slice(state, 1));
+  shard.SendInitialParameters();
+  // Rank 0's lane broke before it got the answer; rank 1 has contributed meanwhile.
+  shard.SendGradient({1, 0}, 0, 1);
+  shard.TakeAnswers();
+  shard.Send({0, 0}, initial_state, shard.Slice(state, 1));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning) << shard.job->status();
+  EXPECT_EQ(shard.TakeAnswers().at(0).fields.kind(), ExchangeMessage::ACCEPTED);
+}
+
+TEST(ShardJobTest, OnlyRank0SaysWhatAllStartFrom) {
+  for (const auto kind : {ExchangeMessage::INITIAL_PARAMETERS, ExchangeMessage::INITIAL_STATE}) {
+    Shard shard(2);
+    const std::vector<float> values = InitialParameters(shard.spec.layout.element_count());
+    shard.Send({1, 0}, Shard::Fields(kind, -1, 0), shard.Slice(values, 0));
+    EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
+    EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("rank 0 alone"));
+  }
+}
+
+TEST(ShardJobTest, CountsTheBucketsThatWaitForAWorker) {
+  Shard shard(3, 3 * 3 * 32768);
+  ASSERT_EQ(shard.spec.buckets.bucket_count(), 3);
+  const auto missing = [&] {
+    v1::GetStatusReply reply;
+    shard.job->Describe(&reply);
+    std::vector<int> counts;
+    for (const auto& worker : reply.workers()) counts.push_back(worker.buckets_missing());
+    return counts;
+  };
+  shard.SendInitialParameters();
+  EXPECT_THAT(missing(), ElementsAre(0, 0, 0));
+  shard.SendGradient({0, 0}, 0, 0);
+  shard.SendGradient({0, 0}, 0, 1);
+  shard.SendGradient({2, 0}, 0, 1);
+  shard.SendGradient({2, 0}, 0, 1);  // once more
+  EXPECT_THAT(missing(), ElementsAre(0, 2, 1));
+  shard.SendGradient({1, 0}, 0, 1);
+  EXPECT_THAT(missing(), ElementsAre(0, 1, 1));
+  shard.SendGradient({1, 0}, 0, 0);
+  shard.SendGradient({2, 0}, 0, 0);
+  EXPECT_THAT(missing(), ElementsAre(0, 0, 0));
+  shard.SendGradient({1, 0}, 1, 2);  // too early: fails the job, and counts nothing
+  EXPECT_THAT(missing(), ElementsAre(0, 0, 0));
+}
+
+TEST(ShardJobTest, StateIsCopiedWhenItsTurnHasCome) {
+  Shard shard(1);
+  std::vector<Answer> waiting;
+  shard.on_answer = [&](Answer answer) { waiting.push_back(std::move(answer)); };
+  shard.Send({0, 0}, Shard::Fields(ExchangeMessage::FETCH_STATE, 0, 0));
+  ASSERT_EQ(waiting.size(), 1u);
+  EXPECT_TRUE(waiting[0].payload.empty());
+  ASSERT_NE(waiting[0].make, nullptr);
+  EXPECT_EQ(waiting[0].made_count, shard.spec.buckets.bucket(0).size());
+  std::vector<float> part(2, 5.0f);
+  waiting[0].make(waiting[0].made_count - 2, part);
+  EXPECT_THAT(part, ElementsAre(0.0f, 0.0f));
+  // On another lane there could be two at a time.
+  shard.job->OnLaneOpen({0, 1});
+  shard.Send({0, 1}, Shard::Fields(ExchangeMessage::FETCH_STATE, 0, 0));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
+  EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("lane 0"));
+}
+
+TEST(ShardJobTest, APartOfAShortSliceIsRefused) {
+  Shard shard(1);
+  shard.SendInitialParameters();
+  const std::vector<float> values(shard.spec.layout.element_count());
+  ExchangeMessage fields = Shard::Fields(ExchangeMessage::GRADIENT, 0, 0);
+  fields.set_part(1);
+  shard.Send({0, 0}, fields, shard.Slice(values, 0));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
+  EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("part 1"));
+}
+
+TEST(ShardJobTest, MemoryThatNobodyReadsIsNotWrittenTo) {
+  Shard shard(2);
+  shard.SendInitialParameters();
+  const auto gradients = shard.MakeMemory();
+  const auto parameters = shard.OpenMemory(shard.Share({0, 0}, gradients->where()));
+  // Another shard was out of reach, so the worker goes on by socket.
+  const std::vector<float> before = Copy(parameters->values());
+  for (int rank = 0; rank < 2; ++rank) shard.SendGradient({rank, 0}, 0, 0);
+  EXPECT_EQ(shard.TakeAnswers().size(), 2u);
+  EXPECT_EQ(Copy(parameters->values()), before);
+}
+
+TEST(ShardJobTest, AJobThatNeedsMoreMemoryThanThereIsIsRefusedBeforeItIsTaken) {
+  const JobSpec spec = MakeJob(0, 4, 1 << 20, 1 << 20);
+  const auto agreement = ParseAgreement(SerializeAgreement(spec));
+  ASSERT_TRUE(agreement.ok());
+  // Three buffers and a shared one, momentum, and what four workers wait with; a little for bookkeeping.
+  const int64_t slice = 4 * (1 << 20) / 2;
+  const int64_t needed = ShardJob::MemoryNeeded(*agreement, 0, 2);
+  EXPECT_GE(needed, slice * (3 + 1 + 1 + 4));
+  EXPECT_LE(needed, slice * (3 + 1 + 1 + 4) + 10'000);
+  const auto create = [&](int64_t bytes) {
+    return ShardJob::Create({.agreement = *agreement, .shard = 0, .shard_count = 2, .memory_bytes_max = bytes})
+        .status();
+  };
+  EXPECT_TRUE(create(needed).ok());
+  const absl::Status refused = create(needed - 1);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("needs 0.019 GB"), HasSubstr("--memory_limit_gb")));
 }
 
 }  // namespace

@@ -136,9 +136,16 @@ absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const Collec
 absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data, const CollectiveOptions& options) {
   const bool sends = pump.rank() == route.from;
   const int peer = sends ? route.to : route.from;
-  const Token token =
-      sends ? pump.SendFrom(peer, ControlTag::kState, data) : pump.ReceiveInto(peer, ControlTag::kState, data);
-  return WaitFor(pump, {&token, 1}, options);
+  std::vector<Token> tokens;  // of the segments before the next one
+  for (size_t begin = 0; begin < data.size(); begin += kTransferSegmentBytes) {
+    const std::span<std::byte> segment =
+        data.subspan(begin, std::min<size_t>(kTransferSegmentBytes, data.size() - begin));
+    // One may be on its way while the one before it ends.
+    if (tokens.size() > 1) RETURN_IF_ERROR(WaitFor(pump, {&tokens[tokens.size() - 2], 1}, options));
+    tokens.push_back(sends ? pump.SendFrom(peer, ControlTag::kState, segment)
+                           : pump.ReceiveInto(peer, ControlTag::kState, segment));
+  }
+  return WaitFor(pump, tokens, options);
 }
 
 absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options) {

@@ -44,7 +44,7 @@ absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std
                                                           const CollectiveOptions& options);
 absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const CollectiveOptions& options);
 
-// `data` of rank `from` arrives in `data` of rank `to`; only these two call it.
+// `data` of rank `from` arrives in `data` of rank `to`, in segments; only these two call it.
 struct Route {
   int from = 0;
   int to = 0;

@@ -38,7 +38,8 @@ std::string Ranks(const std::vector<int>& ranks) {
 }  // namespace
 
 MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
-  return MessagePump::Clock::now() + absl::ToChronoNanoseconds(duration);
+  // A longer one would overflow when it is added: then it would be over already.
+  return MessagePump::Clock::now() + absl::ToChronoNanoseconds(std::min(duration, absl::Milliseconds(kDeadlineMsMax)));
 }
 
 MessagePump::MessagePump(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}

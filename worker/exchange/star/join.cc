@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/limits.h"
 #include "common/star/grpc_transport.h"
 #include "common/star/wire_version.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
@@ -14,6 +15,8 @@ namespace starring {
 namespace {
 
 constexpr absl::Duration kRetryPause = absl::Milliseconds(50);
+// A rank that is taken becomes free when the server notices that its process is gone: in seconds, not in milliseconds.
+constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
 // The server says who is missing when the deadline has passed: its answer needs a little longer than that.
 constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
 
@@ -28,12 +31,18 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
   const std::string server = absl::StrCat("server ", target.address, " (shard ", request.shard(), ")");
   const auto stub = v1::ParameterServer::NewStub(target.channel);
   while (true) {
-    request.set_join_deadline_ms(std::max<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 0));
+    request.set_join_deadline_ms(
+        std::clamp<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 0, kDeadlineMsMax));
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline + kAnswerGrace));
     v1::JoinReply reply;
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
+    const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
+    if (is_taken && absl::Now() + kTakenPause < deadline) {
+      absl::SleepFor(kTakenPause);
+      continue;
+    }
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message()));
     }
@@ -64,10 +73,11 @@ absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::str
   request.set_worker_id(DrawWorkerId());
   request.set_shard_count(static_cast<int>(targets.size()));
   request.set_agreement(SerializeAgreement(job));
-  request.set_exchange_deadline_ms(absl::ToInt64Milliseconds(job.exchange_deadline));
+  request.set_exchange_deadline_ms(std::min(absl::ToInt64Milliseconds(job.exchange_deadline), kDeadlineMsMax));
   std::vector<uint64_t> job_ids;
   for (const JoinTarget& target : targets) {
     request.set_shard(static_cast<int>(job_ids.size()));
+    request.set_lanes(target.lanes);
     absl::StatusOr<uint64_t> job_id = JoinOne(target, request, security, deadline, job.join_deadline);
     if (!job_id.ok()) return job_id.status();
     job_ids.push_back(*job_id);

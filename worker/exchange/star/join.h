@@ -18,10 +18,12 @@ namespace starring {
 struct JoinTarget {
   std::string address;
   std::shared_ptr<grpc::Channel> channel;  // shared: gRPC's way
+  int lanes = 1;                           // that the worker will open to it
 };
 
 // Returns the job's number at each shard. Shard 0 comes first, so that workers which disagree meet there and nowhere
-// else. A server that is not up yet is tried again until the join deadline, which counts for all shards together.
+// else. A server that is not up yet, or knows another process as this rank (which may have died with its machine), is
+// tried again until the join deadline, which counts for all shards together.
 // Unavailable, naming the address, if a server cannot be reached; InvalidArgument, at once, if it is protected in
 // another way than `security`; DeadlineExceeded, naming the ranks, if workers are
 // missing; else what the server refuses the worker for.

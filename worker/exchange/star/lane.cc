@@ -1,11 +1,14 @@
 #include "worker/exchange/star/lane.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/peer_name.h"
+#include "common/star/message_parts.h"
 
 namespace starring {
 namespace {
@@ -79,6 +82,7 @@ const StarRequest* Lane::oldest() const {
 void Lane::Open() {
   state_ = State::kStarting;
   hello_sent_ = abort_sent_ = writes_done_ = false;
+  next_part_ = 0;
   context_ = std::make_unique<grpc::ClientContext>();
   stream_ = stub_.PrepareCall(context_.get(), kMethod, options_.queue);
   stream_->StartCall(&start_tag_);
@@ -90,7 +94,9 @@ void Lane::OnStart(bool ok) {
     return;
   }
   state_ = State::kOpen;
+  peer_ = PeerNameOfUri(context_->peer());
   while (!sent_.empty()) {  // on the stream before
+    sent_.back()->parts_received = 0;
     waiting_.push_front(std::move(sent_.back()));
     sent_.pop_back();
   }
@@ -115,6 +121,8 @@ void Lane::WriteNext() {
     message.set_kind(ExchangeMessage::ABORT);
     SetStatusFields(*abort_, &message);
     Write(message, {}, nullptr);
+  } else if (next_part_ > 0) {
+    WritePart();
   } else if (closing_) {
     if (std::exchange(writes_done_, true)) return;
     writing_ = true;
@@ -122,15 +130,30 @@ void Lane::WriteNext() {
   } else if (!waiting_.empty() && sent_.size() < kLaneRequestsMax) {
     std::unique_ptr<StarRequest>& request = waiting_.front();
     if (!std::exchange(request->was_sent, true)) request->since = std::chrono::steady_clock::now();
-    if (IsTraced(*request)) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = LabelsOf(*request)};
-    if (request->fields.shared()) {
-      Write(request->fields, {}, nullptr);
-    } else {
-      Write(request->fields, request->payload, request->payload_use);
-    }
     payload_bytes_sent_ += static_cast<int64_t>(request->payload.size());
     sent_.push_back(std::move(request));
     waiting_.pop_front();
+    WritePart();
+  }
+}
+
+void Lane::WritePart() {
+  const StarRequest& request = *sent_.back();
+  if (IsTraced(request)) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = LabelsOf(request)};
+  const int64_t payload_bytes = request.fields.shared() ? 0 : std::ssize(request.payload);
+  if (payload_bytes == 0) {
+    Write(request.fields, {}, nullptr);
+    return;
+  }
+  const int part = next_part_;
+  next_part_ = part + 1 < PartCount(payload_bytes) ? part + 1 : 0;
+  const auto payload = request.payload.subspan(PartBegin(part), PartBytes(payload_bytes, part));
+  if (part == 0) {
+    Write(request.fields, payload, request.payload_use);
+  } else {
+    ExchangeMessage fields = request.fields;
+    fields.set_part(part);
+    Write(fields, payload, request.payload_use);
   }
 }
 
@@ -186,25 +209,17 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
   const auto found =
       std::find_if(sent_.begin(), sent_.end(), [&](const auto& sent) { return Answers(message.fields, sent->fields); });
   if (found == sent_.end()) return;  // a second answer to a request that was repeated
-  std::unique_ptr<StarRequest> request = std::move(*found);
-  sent_.erase(found);
-  const bool shared = request->fields.shared();
-  const int64_t expected = shared ? 0 : std::ssize(request->destination);
-  if (message.payload_bytes != expected || message.fields.shared() != shared) {
-    options_.on_failure(absl::InternalError(
-        absl::StrCat("shard ", options_.shard, " answered ", ExchangeMessage::Kind_Name(request->fields.kind()),
-                     " with ", message.payload_bytes, " bytes", message.fields.shared() ? " in shared memory" : "",
-                     ", expected ", expected, shared ? " in shared memory" : "")));
+  if (const absl::StatusOr<bool> is_whole = TakePart(message, found->get()); !is_whole.ok()) {
+    options_.on_failure(is_whole.status());
+    return;
+  } else if (!*is_whole) {
     return;
   }
-  {
-    const TraceSpan span(IsTraced(*request) ? options_.track : nullptr, "receive", LabelsOf(*request));
-    if (shared) {
-      payload_bytes_received_ += request->shared_answer_bytes;
-    } else {
-      CopyPieces(message.payload, request->destination);
-    }
-  }
+  // The answer to a request that is still being written, since an earlier stream brought it whole: the rest need not
+  // go.
+  if (std::next(found) == sent_.end()) next_part_ = 0;
+  std::unique_ptr<StarRequest> request = std::move(*found);
+  sent_.erase(found);
   if (IsTraced(*request)) {
     options_.track->Add({.name = "exchange",
                          .kind = TraceEvent::Kind::kFlight,
@@ -215,6 +230,29 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
   if (request->parameter_memory != nullptr) *request->parameter_memory = message.fields.parameter_memory();
   options_.on_answer(std::move(request));
   WriteNext();
+}
+
+absl::StatusOr<bool> Lane::TakePart(const ReceivedMessage& message, StarRequest* request) {
+  const bool shared = request->fields.shared();
+  const int64_t whole = shared ? 0 : std::ssize(request->destination);
+  const int part = message.fields.part();
+  // A first part begins anew: an answer that was cut off is sent again as a whole.
+  const bool in_order = part == 0 || part == request->parts_received;
+  const int64_t expected = in_order && part >= 0 && part < PartCount(whole) ? PartBytes(whole, part) : -1;
+  if (message.payload_bytes != expected || message.fields.shared() != shared) {
+    return absl::InternalError(absl::StrCat(
+        "shard ", options_.shard, " answered ", ExchangeMessage::Kind_Name(request->fields.kind()), " with ",
+        message.payload_bytes, " bytes", message.fields.shared() ? " in shared memory" : "", " as part ", part,
+        ", expected part ", request->parts_received, " of ", whole, " bytes", shared ? " in shared memory" : ""));
+  }
+  const TraceSpan span(IsTraced(*request) ? options_.track : nullptr, "receive", LabelsOf(*request));
+  if (shared) {
+    payload_bytes_received_ += request->shared_answer_bytes;
+  } else if (whole > 0) {
+    CopyPieces(message.payload, request->destination.subspan(PartBegin(part), expected));
+  }
+  request->parts_received = part + 1;
+  return request->parts_received == PartCount(whole);
 }
 
 bool Lane::IsTraced(const StarRequest& request) const {
@@ -231,6 +269,7 @@ std::vector<std::unique_ptr<StarRequest>> Lane::TakeRequests() {
     requests.insert(requests.end(), std::make_move_iterator(queue->begin()), std::make_move_iterator(queue->end()));
     queue->clear();
   }
+  next_part_ = 0;
   return requests;
 }
 

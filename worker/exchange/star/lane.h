@@ -62,6 +62,9 @@ class Lane {
   // Why there is no connection, or OK.
   const absl::Status& connection() const { return connection_; }
 
+  // The server's end of the newest connection, as common/peer_name.h spells it; empty before there was one.
+  const std::string& peer() const { return peer_; }
+
   int64_t payload_bytes_sent() const { return payload_bytes_sent_; }
   int64_t payload_bytes_received() const { return payload_bytes_received_; }
 
@@ -75,6 +78,11 @@ class Lane {
   void OnFinish();
   void WriteNext();
   void Write(const v1::ExchangeMessage& fields, std::span<const std::byte> payload, std::shared_ptr<const void> keeper);
+  // The next part of the newest request that is sent.
+  void WritePart();
+  // Copies a part of the answer to `request` to its place. True when it was the last; InternalError if it has another
+  // length than expected.
+  absl::StatusOr<bool> TakePart(const ReceivedMessage& message, StarRequest* request);
   void TakeAnswer(const ReceivedMessage& message);
   // Of the exchange of a gradient; other requests are not traced.
   bool IsTraced(const StarRequest& request) const;
@@ -100,6 +108,7 @@ class Lane {
   std::chrono::milliseconds backoff_;
   int64_t payload_bytes_sent_ = 0;
   int64_t payload_bytes_received_ = 0;
+  std::string peer_;
 
   // Of the current stream. The stream refers to the context and goes first.
   std::unique_ptr<grpc::ClientContext> context_;
@@ -107,6 +116,7 @@ class Lane {
   grpc::ByteBuffer incoming_;
   grpc::Status final_status_;
   bool hello_sent_ = false;
+  int next_part_ = 0;  // of sent_.back(), if it is not written to its end: above 0
   bool abort_sent_ = false;
   bool writes_done_ = false;
   bool reading_ = false;

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/peer_name.h"
 
 namespace starring {
 namespace {
@@ -167,6 +169,7 @@ void StarClient::Tick(Clock::time_point now) {
     CheckDeadlines(now);
   } else if (now - failed_at_ > kAbortPatience) {
     CloseLanes(Lane::Urgency::kNow);
+    if (!draining_.empty()) CutConnections();
   }
 }
 
@@ -215,6 +218,17 @@ void StarClient::CloseLanes(Lane::Urgency urgency) {
   for (const auto& shard : lanes_) {
     for (const auto& lane : shard) lane->Close(urgency);
   }
+}
+
+// A peer that has stopped reading holds slices in gRPC's writes, which outlive their streams: gRPC 1.51 closes a
+// connection only when its write is over, and the kernel gives up after TCP_USER_TIMEOUT, 20 s. The trainer waits for
+// its memory.
+void StarClient::CutConnections() {
+  std::set<std::string> peers;
+  for (const auto& shard : lanes_) {
+    for (const auto& lane : shard) peers.insert(lane->peer());
+  }
+  for (const std::string& peer : peers) CutConnectionsTo(peer);
 }
 
 bool StarClient::AllLanesClosed() const {

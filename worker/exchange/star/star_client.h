@@ -69,6 +69,7 @@ class StarClient {
   enum class Tell { kShards, kNobody };
   void Fail(const absl::Status& why, Tell tell);
   void CloseLanes(Lane::Urgency urgency);
+  void CutConnections();
   bool AllLanesClosed() const;
   // Ends requests whose payload gRPC has let go of, and publishes a failure when there are no others.
   void EndDrained();

@@ -8,7 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/host_port.h"
 #include "common/limits.h"
+#include "common/machine_limits.h"
 #include "common/optimizer.h"
 #include "common/star/grpc_transport.h"
 #include "common/star/shared_memory.h"
@@ -107,18 +109,18 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   pending_.assign(job.buckets.bucket_count(), 0);
   submitted_.assign(job.buckets.bucket_count(), job.first_step - 1);
 
-  StarClient::Options client{
-      .rank = job.rank,
-      .shards = {},
-      .exchange_deadline = std::chrono::milliseconds(absl::ToInt64Milliseconds(job.exchange_deadline)),
-      .trace = options_.trace};
+  StarClient::Options client{.rank = job.rank,
+                             .shards = {},
+                             .exchange_deadline = std::chrono::milliseconds(
+                                 std::min(absl::ToInt64Milliseconds(job.exchange_deadline), kDeadlineMsMax)),
+                             .trace = options_.trace};
   std::vector<JoinTarget> targets;
   for (const std::string& address : options_.addresses) {
     client.shards.push_back({.address = address, .job_id = 0, .lanes = {}});
     for (int lane = 0; lane < options_.lanes; ++lane) {
       client.shards.back().lanes.push_back(OpenChannel(address, options_.security));
     }
-    targets.push_back({.address = address, .channel = client.shards.back().lanes[0]});
+    targets.push_back({.address = address, .channel = client.shards.back().lanes[0], .lanes = options_.lanes});
   }
   ASSIGN_OR_RETURN(const std::vector<uint64_t> job_ids, JoinAll(job, options_.run_id, options_.security, targets));
   for (size_t shard = 0; shard < job_ids.size(); ++shard) client.shards[shard].job_id = job_ids[shard];
@@ -244,6 +246,7 @@ absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>
       ForEachSlice(b, [&](int shard, ElementRange slice) {
         for (size_t i = 0; i < state.size(); ++i) {
           requests.push_back(MakeRequest(ExchangeMessage::FETCH_STATE, shard, 0, b));
+          requests.back()->lane = 0;  // one answer at a time: each is a copy of the shard's
           requests.back()->fields.set_vector(static_cast<int>(i));
           requests.back()->destination = BytesOf(state[i], slice);
           requests.back()->pending = &group_pending_;
@@ -288,13 +291,17 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStarExchange(const StarO
                                                    kShardCountMax, " addresses, host:port, separated by commas"));
   }
   for (const std::string& address : options.addresses) {
-    if (address.find(':') == std::string::npos) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("server address \"", address, "\" is not host:port, for instance 127.0.0.1:7077"));
-    }
+    RETURN_IF_ERROR(ParseHostPort(address).status(), "--servers");
   }
   if (options.lanes < 1 || options.lanes > kLanesMax) {
     return absl::InvalidArgumentError(absl::StrCat(options.lanes, " lanes: between 1 and ", kLanesMax, " are allowed"));
+  }
+  const int64_t connections = static_cast<int64_t>(options.addresses.size()) * options.lanes;
+  const int64_t needed = kOtherDescriptorsMax + connections;
+  if (const int64_t may_open = RaiseDescriptorLimit(needed); may_open < needed) {
+    return absl::InvalidArgumentError(absl::StrCat(options.addresses.size(), " servers with ", options.lanes,
+                                                   " lanes each need ", needed, " descriptors, this process may open ",
+                                                   may_open, ": raise the hard limit (ulimit -Hn), or lower --lanes"));
   }
   return std::make_unique<StarExchange>(options);
 }

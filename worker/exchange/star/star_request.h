@@ -26,7 +26,8 @@ struct StarRequest {
   std::shared_ptr<const void> payload_use = std::make_shared<char>();
   std::chrono::steady_clock::time_point since;  // posted, or first sent
   bool was_sent = false;
-  int64_t posted_ns = 0;  // TraceNow, if there is a trace
+  int parts_received = 0;  // of the answer; see message_parts.h
+  int64_t posted_ns = 0;   // TraceNow, if there is a trace
 };
 
 }  // namespace starring

@@ -24,6 +24,7 @@ class InMemoryNetwork::RankTransport final : public Transport {
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
     std::lock_guard lock(network_.mutex_);
     CountPosted();
+    network_.message_bytes_max_ = std::max(network_.message_bytes_max_, std::ssize(data));
     Send send = {.from = rank_, .to = peer, .tag = tag, .copy = {}, .data = data, .token = token};
     if (network_.Chance(50)) {
       send.eager = true;
@@ -116,6 +117,11 @@ void InMemoryNetwork::CorruptMessages(int tag) {
 int InMemoryNetwork::operations_in_flight_max() const {
   std::lock_guard lock(mutex_);
   return in_flight_max_;
+}
+
+int64_t InMemoryNetwork::message_bytes_max() const {
+  std::lock_guard lock(mutex_);
+  return message_bytes_max_;
 }
 
 // Pairs the oldest send and the oldest receive of the same (from, to, tag); leaves a random part for later, but never

@@ -38,6 +38,8 @@ class InMemoryNetwork {
 
   // The most operations that any rank had posted at a time.
   int operations_in_flight_max() const;
+  // The longest message that any rank has sent.
+  int64_t message_bytes_max() const;
 
  private:
   class RankTransport;
@@ -82,6 +84,7 @@ class InMemoryNetwork {
   std::optional<int> corrupt_tag_;
   std::vector<int> in_flight_;
   int in_flight_max_ = 0;
+  int64_t message_bytes_max_ = 0;
 };
 
 }  // namespace starring

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/limits.h"
 #include "common/reduction_order.h"
 #include "common/status.h"
 #include "gmock/gmock.h"
@@ -154,6 +155,38 @@ TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
     ASSERT_EQ(outcome.status, absl::OkStatus());
     EXPECT_EQ(outcome.parameters, expected);
   }
+}
+
+TEST(PeerExchange, LongStateTravelsInSegments) {
+  const ExampleJob job = {.element_count = 1'200'000, .bucket_bytes = 8 << 20, .world_size = 2};
+  InMemoryNetwork network(2, 11);
+  std::vector<std::vector<float>> state;
+  job.Reference(1, &state);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      PeerExchange exchange(network.CreateTransport(rank), Algorithm::kRing);
+      std::vector<float> parameters = job.InitialParameters();
+      const std::vector<float> gradient = job.Gradient(rank, 0);
+      CHECK_OK(exchange.Start(job.Spec(rank), parameters));
+      exchange.Submit(0, 0, gradient);
+      CHECK_OK(exchange.Await(0, 0));
+      std::vector<std::vector<float>> gathered(state.size(), std::vector<float>(parameters.size()));
+      const std::vector<std::span<float>> spans(gathered.begin(), gathered.end());
+      CHECK_OK(exchange.GatherOptimizerState(spans));
+      if (rank == 0) {
+        EXPECT_EQ(gathered, state);
+      }
+      CHECK_OK(exchange.Finish());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(network.message_bytes_max(), std::max(kTransferSegmentBytes, kBroadcastSegmentBytes));
+}
+
+TEST(PeerExchange, ADeadlineThatIsInfiniteIsNotOver) {
+  EXPECT_GT(DeadlineAfter(absl::InfiniteDuration()), MessagePump::Clock::now() + std::chrono::hours(24));
+  EXPECT_GT(DeadlineAfter(absl::Hours(24 * 365 * 200)), MessagePump::Clock::now() + std::chrono::hours(24));
 }
 
 TEST(PeerExchange, LocalIsARingOfOne) {

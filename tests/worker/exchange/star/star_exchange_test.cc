@@ -7,6 +7,7 @@
 #include "common/optimizer.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"
+#include "tests/worker/exchange/star/tcp_proxy.h"
 
 namespace starring {
 namespace {
@@ -219,6 +220,28 @@ TEST(StarExchangeTest, ShardsWithoutASlice) {
   ASSERT_TRUE(exchange->Finish().ok());
   EXPECT_EQ(ParametersOf(*exchange, parameters), ReferenceRun(job, 2, RoughGradientAt));
   for (const auto& server : servers.servers) EXPECT_TRUE(server->Wait().ok());
+}
+
+// In parts, both ways; the connections break in the middle of one.
+TEST(StarExchangeTest, ASliceMayBeLongerThanAMessage) {
+  const int64_t elements = kMessagePayloadBytesMax / 4 + 40'000;
+  Servers servers(1);
+  TcpProxy proxy(servers.addresses[0]);
+  proxy.CutEvery(kMessagePayloadBytesMax + 50'021, 1);
+  const JobSpec job = MakeJob(0, 1, elements, 2 * kMessagePayloadBytesMax);
+  ASSERT_EQ(job.buckets.bucket_count(), 1);
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar({proxy.address()}, 1, SameHost::kSocket);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  const absl::Status trained = TrainSteps(exchange.get(), job, 1, RoughGradientAt);
+  EXPECT_TRUE(trained.ok()) << trained;
+  std::vector<float> state(job.layout.element_count());
+  const std::span<float> states[] = {state};
+  EXPECT_TRUE(exchange->GatherOptimizerState(states).ok());
+  EXPECT_TRUE(exchange->Finish().ok());
+  EXPECT_EQ(proxy.cuts(), 1);
+  EXPECT_TRUE(parameters == ReferenceRun(job, 1, RoughGradientAt));
+  for (const int64_t i : {int64_t{0}, elements / 2, elements - 1}) EXPECT_EQ(state[i], RoughGradientAt(0, 0, i)) << i;
 }
 
 }  // namespace

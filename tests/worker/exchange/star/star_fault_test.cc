@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "absl/time/clock.h"
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"
@@ -292,6 +293,25 @@ TEST(StarFaultTest, AServerThatHangsIsNamedWithinTheDeadline) {
   const absl::Status status = TrainSteps(exchange.get(), job, 1, GradientAt);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(Message(status), AllOf(HasSubstr(proxy.address()), HasSubstr("of step 0"), HasSubstr("of rank 0")));
+}
+
+// Full socket buffers: what gRPC has not written it does not let go of, whatever becomes of the stream.
+TEST(StarFaultTest, AServerThatHangsInTheMiddleOfALongSliceIsNamedWithinTheDeadlineToo) {
+  Servers servers(1);
+  TcpProxy proxy(servers.addresses[0]);
+  JobSpec job = MakeJob(0, 1, kMessagePayloadBytesMax / 4, kMessagePayloadBytesMax);
+  job.exchange_deadline = absl::Seconds(2);
+  std::vector<float> parameters(job.layout.element_count());
+  auto exchange = MakeStar({proxy.address()}, 1, SameHost::kSocket);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  proxy.Freeze();
+  const std::vector<float> gradient(job.layout.element_count());
+  const absl::Time begin = absl::Now();
+  exchange->Submit(0, 0, gradient);
+  const absl::Status status = exchange->Await(0, 0);
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  // 2 s, 2 s for the server's verdict, 1 s for telling it; 20 s more when the kernel has to give up.
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(14));
 }
 
 // A new server process at the old address knows nothing of the job: waiting for it would be in vain.

@@ -1,0 +1,286 @@
+#include "server/connection_acceptor.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info ends before tcpi_bytes_received
+#include <netdb.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <iterator>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/host_port.h"
+#include "common/limits.h"
+#include "common/peer_name.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// What epoll returns for a descriptor that is no connection: its number, above all ids of connections.
+constexpr uint64_t kDescriptorBit = uint64_t{1} << 63;
+// Connections that wait in the kernel to be accepted; the kernel lowers it to net.core.somaxconn.
+constexpr int kBacklog = 1024;
+// Without descriptors nothing can be accepted, and the listener stays readable: not to be asked in a loop.
+constexpr std::chrono::milliseconds kDescriptorPause(10);
+// How often strangers are looked at: those that send, and those that have sent nothing since.
+constexpr std::chrono::milliseconds kBusyPeriod(5);
+constexpr std::chrono::milliseconds kIdlePeriod(100);
+// As gRPC sets it on connections that it accepts itself, from the keepalive's timeout.
+constexpr int kUserTimeoutMs = 20'000;
+
+int64_t BytesReceived(int fd) {
+  tcp_info info = {};
+  socklen_t length = sizeof(info);
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  return static_cast<int64_t>(info.tcpi_bytes_received);
+}
+
+void SetOption(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof(value)); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(const std::string& address) {
+  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor);
+  RETURN_IF_ERROR(acceptor->Open(address));
+  return acceptor;
+}
+
+absl::Status ConnectionAcceptor::Open(const std::string& address) {
+  ASSIGN_OR_RETURN(const HostPort wanted, ParseHostPort(address));
+  epoll_ = epoll_create1(EPOLL_CLOEXEC);
+  stop_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (epoll_ < 0 || stop_ < 0) return absl::ErrnoToStatus(errno, "cannot watch connections");
+
+  const addrinfo hints = {.ai_flags = AI_PASSIVE, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+  addrinfo* found = nullptr;
+  // 0.0.0.0 has always meant every address of the machine.
+  const std::string host = wanted.host == "0.0.0.0" ? "::" : wanted.host;
+  absl::Status status;
+  int port = wanted.port;
+  if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {
+    status = absl::InvalidArgumentError(gai_strerror(error));
+  } else {
+    for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+      const absl::Status added = AddListener(one->ai_addr, one->ai_addrlen, &port);
+      // A host of several addresses need not have all of them, but a taken port would halve the workers' way.
+      if (!added.ok() && (status.ok() || absl::IsAlreadyExists(added))) status = added;
+    }
+    freeaddrinfo(found);
+  }
+  if (listeners_.empty() && wanted.host == "0.0.0.0") {  // a machine without IPv6
+    sockaddr_in any = {.sin_family = AF_INET, .sin_port = 0, .sin_addr = {INADDR_ANY}, .sin_zero = {}};
+    status = AddListener(&any, sizeof(any), &port);
+  }
+  if (listeners_.empty() || absl::IsAlreadyExists(status)) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", address, ": ", std::string(status.message()),
+                                                   ": is the port taken, or is the host not this machine's? "
+                                                   "port 0 takes a free one"));
+  }
+  address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  return absl::OkStatus();
+}
+
+// A port of 0 becomes the one that was bound.
+absl::Status ConnectionAcceptor::AddListener(const void* socket_address, unsigned length, int* port) {
+  sockaddr_storage address = {};
+  CHECK_LE(length, sizeof(address));
+  memcpy(&address, socket_address, length);
+  const auto number = htons(static_cast<uint16_t>(*port));
+  if (address.ss_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(address).sin6_port = number;
+  } else if (address.ss_family == AF_INET) {
+    reinterpret_cast<sockaddr_in&>(address).sin_port = number;
+  } else {
+    return absl::InvalidArgumentError("neither IPv4 nor IPv6");
+  }
+  const int fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return absl::ErrnoToStatus(errno, "socket");
+  SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);  // not REUSEPORT: a second server must not share the port silently
+  if (address.ss_family == AF_INET6) SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  auto* const bound = reinterpret_cast<sockaddr*>(&address);
+  if (bind(fd, bound, length) != 0 || listen(fd, kBacklog) != 0) {
+    const int error = errno;
+    close(fd);
+    return error == EADDRINUSE ? absl::AlreadyExistsError(strerror(error)) : absl::ErrnoToStatus(error, "bind");
+  }
+  socklen_t bound_length = sizeof(address);
+  CHECK(getsockname(fd, bound, &bound_length) == 0);
+  *port = ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
+  listeners_.push_back(fd);
+  return absl::OkStatus();
+}
+
+void ConnectionAcceptor::Stop() {
+  if (!thread_.joinable()) return;
+  const uint64_t one = 1;
+  CHECK(write(stop_, &one, sizeof(one)) == sizeof(one));
+  thread_.join();
+}
+
+ConnectionAcceptor::~ConnectionAcceptor() {
+  Stop();
+  for (const int fd : listeners_) close(fd);
+  for (const auto& [id, connection] : connections_) close(connection.fd);
+  if (epoll_ >= 0) close(epoll_);
+  if (stop_ >= 0) close(stop_);
+}
+
+void ConnectionAcceptor::Start(int connections_max, std::function<void(int fd)> hand_over) {
+  CHECK(!thread_.joinable()) << "Start is called once";
+  SetLimit(connections_max);
+  hand_over_ = std::move(hand_over);
+  const auto watch = [&](int fd) {
+    epoll_event event = {.events = EPOLLIN, .data = {.u64 = kDescriptorBit | static_cast<uint64_t>(fd)}};
+    CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0) << strerror(errno);
+  };
+  watch(stop_);
+  for (const int fd : listeners_) watch(fd);
+  thread_ = std::thread([this] { Run(); });
+}
+
+void ConnectionAcceptor::SetLimit(int connections_max) {
+  CHECK_GE(connections_max, 1);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  connections_max_ = connections_max;
+}
+
+int ConnectionAcceptor::open_count() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return open_count_;
+}
+
+void ConnectionAcceptor::Run() {
+  while (true) {
+    std::array<epoll_event, 64> events;
+    const int count = epoll_wait(epoll_, events.data(), events.size(), CheckStrangersMs());
+    CHECK(count >= 0 || errno == EINTR) << strerror(errno);
+    for (int i = 0; i < count; ++i) {
+      const uint64_t id = events[i].data.u64;
+      if ((id & kDescriptorBit) == 0) {
+        OnConnectionEvent(id, events[i].events);
+      } else if (const int fd = static_cast<int>(id & ~kDescriptorBit); fd == stop_) {
+        return;
+      } else {
+        Accept(fd);
+      }
+    }
+  }
+}
+
+// The kernel tells of data only if gRPC has not read them yet, so it does not tell of all. Therefore the strangers are
+// looked at from time to time as well, and often while one of them sends.
+int ConnectionAcceptor::CheckStrangersMs() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (strangers_.empty()) return -1;
+  const Clock::time_point now = Clock::now();
+  if (now >= check_at_) {
+    bool is_busy = false;
+    const std::vector<uint64_t> ids(strangers_.begin(), strangers_.end());
+    for (const uint64_t id : ids) is_busy |= CheckStranger(id);
+    check_at_ = now + (is_busy ? kBusyPeriod : kIdlePeriod);
+  }
+  return static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(check_at_ - now).count());
+}
+
+bool ConnectionAcceptor::CheckStranger(uint64_t id) {
+  Connection& connection = connections_[id];
+  const int64_t bytes = BytesReceived(connection.fd);
+  const auto age = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - connection.accepted);
+  if (bytes > kStrangerBytesMax + age.count() * kStrangerBytesPerSecond) Cut(id);
+  return std::exchange(connection.bytes_received, bytes) != bytes;
+}
+
+void ConnectionAcceptor::Accept(int listener) {
+  const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  const int watched = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (watched < 0) {
+    const bool is_out_of_descriptors = errno == EMFILE || errno == ENFILE;
+    if (fd >= 0) close(fd);
+    if (is_out_of_descriptors) {
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        MakeRoom();
+      }
+      std::this_thread::sleep_for(kDescriptorPause);
+    }
+    return;  // else the peer is gone already
+  }
+  std::string peer = PeerNameOfSocket(fd);
+  if (peer.empty()) {  // gone again, which gRPC would log
+    close(watched);
+    close(fd);
+    return;
+  }
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (open_count_ >= connections_max_ && !MakeRoom()) {
+      close(watched);
+      close(fd);
+      return;
+    }
+    const uint64_t id = next_id_++;
+    connections_[id] = {.fd = watched, .peer = std::move(peer), .accepted = Clock::now()};
+    strangers_.insert(id);
+    ++open_count_;
+    // Edges only: the data are gRPC's to read.
+    epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = id}};
+    CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, watched, &event) == 0) << strerror(errno);
+  }
+  hand_over_(fd);
+}
+
+bool ConnectionAcceptor::MakeRoom() {
+  if (strangers_.empty()) return false;
+  Cut(*strangers_.begin());
+  return true;
+}
+
+// gRPC finds the end of the stream and closes its descriptor; the event of that closes this one.
+void ConnectionAcceptor::Cut(uint64_t id) {
+  strangers_.erase(id);
+  --open_count_;
+  shutdown(connections_[id].fd, SHUT_RDWR);
+}
+
+void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  if ((events & EPOLLHUP) != 0) {  // both directions: gRPC shuts down what it closes
+    if (found->second.kept || strangers_.erase(id) > 0) --open_count_;
+    close(found->second.fd);
+    connections_.erase(found);
+  } else if (strangers_.contains(id)) {
+    CheckStranger(id);
+  }
+}
+
+void ConnectionAcceptor::Keep(absl::string_view peer) {
+  const std::string name = PeerNameOfUri(peer);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // The newest of that name: an older one may not have been closed yet.
+  for (auto it = connections_.rbegin(); it != connections_.rend(); ++it) {
+    auto& [id, connection] = *it;
+    if (connection.peer != name) continue;
+    if (strangers_.erase(id) == 0) return;  // kept already, or being cut
+    connection.kept = true;
+    // Data need no attention any more, and the exchange pays nothing for this thread.
+    epoll_event event = {.events = EPOLLET, .data = {.u64 = id}};
+    epoll_ctl(epoll_, EPOLL_CTL_MOD, connection.fd, &event);
+    return;
+  }
+}
+
+}  // namespace starring

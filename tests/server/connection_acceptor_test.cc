@@ -1,0 +1,233 @@
+#include "server/connection_acceptor.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <functional>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/host_port.h"
+#include "common/limits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kPatienceMs = 20'000;
+
+// One connection to an acceptor on loopback.
+class Client {
+ public:
+  explicit Client(const std::string& address) {
+    const auto to = ParseHostPort(address);
+    sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(static_cast<uint16_t>(to->port))};
+    sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(static_cast<uint16_t>(to->port)), .sin_addr = {}};
+    const bool is_v6 = to->host.find(':') != std::string::npos;
+    v6.sin6_addr = in6addr_loopback;
+    v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    fd_ = socket(is_v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    is_connected_ = is_v6 ? connect(fd_, reinterpret_cast<sockaddr*>(&v6), sizeof(v6)) == 0
+                          : connect(fd_, reinterpret_cast<sockaddr*>(&v4), sizeof(v4)) == 0;
+    sockaddr_in6 own = {};
+    socklen_t length = sizeof(own);
+    getsockname(fd_, reinterpret_cast<sockaddr*>(&own), &length);  // both families have the port at the same place
+    peer_ = absl::StrCat(is_v6 ? "ipv6:%5B::1%5D:" : "ipv4:127.0.0.1:", ntohs(own.sin6_port));
+  }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+  ~Client() { close(fd_); }
+
+  bool is_connected() const { return is_connected_; }
+  // As gRPC names it at the server.
+  const std::string& peer() const { return peer_; }
+  // False when the server has closed the connection.
+  bool Send(int64_t bytes) const {
+    const std::string data(bytes, 'x');
+    return send(fd_, data.data(), data.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(data.size());
+  }
+  // Whether the server closes it within so long.
+  bool IsClosed(int patience_ms = kPatienceMs) const {
+    pollfd wait = {.fd = fd_, .events = POLLRDHUP, .revents = 0};
+    return poll(&wait, 1, patience_ms) == 1;
+  }
+
+ private:
+  int fd_ = -1;
+  bool is_connected_ = false;
+  std::string peer_;
+};
+
+// An acceptor whose sockets are read and closed as gRPC would.
+class Server {
+ public:
+  explicit Server(int connections_max, const std::string& listen = "127.0.0.1:0") {
+    auto listening = ConnectionAcceptor::Listen(listen);
+    if (!listening.ok()) return;
+    acceptor = *std::move(listening);
+    acceptor->Start(connections_max, [this](int fd) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      fds_.push_back(fd);
+      changed_.notify_all();
+    });
+  }
+  ~Server() {
+    if (acceptor != nullptr) acceptor->Stop();
+    for (const int fd : fds_) close(fd);
+  }
+  // The socket that was handed over as number `index`.
+  int Await(size_t index) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool came =
+        changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs), [&] { return fds_.size() > index; });
+    EXPECT_TRUE(came) << "connection " << index << " was not handed over";
+    return came ? fds_[index] : -1;
+  }
+
+  std::unique_ptr<ConnectionAcceptor> acceptor;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int> fds_;
+};
+
+bool Eventually(const std::function<bool()>& holds) {
+  const absl::Time end = absl::Now() + absl::Milliseconds(kPatienceMs);
+  while (!holds()) {
+    if (absl::Now() > end) return false;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return true;
+}
+
+TEST(ConnectionAcceptorTest, HandsOverSocketsThatDoNotBlock) {
+  Server server(10);
+  const Client client(server.acceptor->address());
+  const int fd = server.Await(0);
+  EXPECT_NE(fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
+  EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
+  EXPECT_EQ(server.acceptor->open_count(), 1);
+}
+
+TEST(ConnectionAcceptorTest, ForgetsAConnectionThatItsOwnerCloses) {
+  Server server(10);
+  const Client client(server.acceptor->address());
+  shutdown(server.Await(0), SHUT_RDWR);
+  EXPECT_TRUE(client.IsClosed());
+  EXPECT_TRUE(Eventually([&] { return server.acceptor->open_count() == 0; }));
+}
+
+TEST(ConnectionAcceptorTest, CutsTheOldestStrangerOverTheLimit) {
+  Server server(2);
+  const Client first(server.acceptor->address());
+  server.Await(0);
+  const Client second(server.acceptor->address());
+  server.Await(1);
+  const Client third(server.acceptor->address());
+  server.Await(2);
+  EXPECT_TRUE(first.IsClosed());
+  EXPECT_FALSE(second.IsClosed(0));
+  EXPECT_FALSE(third.IsClosed(0));
+  EXPECT_EQ(server.acceptor->open_count(), 2);
+}
+
+TEST(ConnectionAcceptorTest, NeverCutsAKeptConnection) {
+  for (const char* listen : {"127.0.0.1:0", "[::1]:0"}) {
+    Server server(2, listen);
+    if (server.acceptor == nullptr) continue;  // a machine without IPv6: the first address is there always
+    const Client first(server.acceptor->address());
+    server.Await(0);
+    server.acceptor->Keep(first.peer());
+    const Client second(server.acceptor->address());
+    server.Await(1);
+    const Client third(server.acceptor->address());
+    server.Await(2);
+    EXPECT_TRUE(second.IsClosed());
+    server.acceptor->Keep(third.peer());
+    const Client fourth(server.acceptor->address());
+    EXPECT_TRUE(fourth.IsClosed());
+    EXPECT_FALSE(first.IsClosed(0));
+    EXPECT_FALSE(third.IsClosed(0));
+    server.acceptor->SetLimit(3);
+    const Client fifth(server.acceptor->address());
+    server.Await(3);
+    EXPECT_FALSE(fifth.IsClosed(0));
+  }
+}
+
+TEST(ConnectionAcceptorTest, CutsAStrangerThatSendsMuchAndNoKeptConnection) {
+  Server server(10);
+  const Client stranger(server.acceptor->address());
+  const Client worker(server.acceptor->address());
+  server.Await(1);
+  server.acceptor->Keep(worker.peer());
+  ASSERT_TRUE(stranger.Send(kStrangerBytesMax / 2));
+  EXPECT_FALSE(stranger.IsClosed(50));
+  // Nobody reads here, and what the kernel has taken counts. More than it takes need not be sent for this.
+  char bytes[1 << 16];
+  std::thread reader([&, fd = server.Await(0)] {
+    pollfd wait = {.fd = fd, .events = POLLIN, .revents = 0};
+    while (poll(&wait, 1, kPatienceMs) == 1 && read(fd, bytes, sizeof(bytes)) > 0) {
+    }
+  });
+  for (int i = 0; i < 10 && stranger.Send(kStrangerBytesMax / 4); ++i) {
+  }
+  EXPECT_TRUE(stranger.IsClosed());
+  reader.join();
+  std::thread worker_reader([&, fd = server.Await(1)] {
+    pollfd wait = {.fd = fd, .events = POLLIN, .revents = 0};
+    for (int64_t left = 4 * kStrangerBytesMax; left > 0 && poll(&wait, 1, kPatienceMs) == 1;) {
+      const ssize_t count = read(fd, bytes, sizeof(bytes));
+      if (count <= 0) break;
+      left -= count;
+    }
+  });
+  EXPECT_TRUE(worker.Send(4 * kStrangerBytesMax));
+  worker_reader.join();
+  EXPECT_FALSE(worker.IsClosed(50));
+}
+
+TEST(ConnectionAcceptorTest, AnUnknownPeerIsNoError) {
+  Server server(2);
+  for (const char* peer : {"", "unix:", "ipv4:127.0.0.1:1", "nonsense"}) server.acceptor->Keep(peer);
+  EXPECT_EQ(server.acceptor->open_count(), 0);
+}
+
+TEST(ConnectionAcceptorTest, RefusesWhatItCannotListenOn) {
+  const auto refusal = [](const std::string& address) {
+    const auto acceptor = ConnectionAcceptor::Listen(address);
+    EXPECT_EQ(acceptor.status().code(), absl::StatusCode::kInvalidArgument) << address;
+    return std::string(acceptor.status().message());
+  };
+  EXPECT_THAT(refusal("127.0.0.1:99999"), HasSubstr("99999"));  // was port 34463 once
+  EXPECT_THAT(refusal("192.0.2.1:0"), HasSubstr("192.0.2.1:0"));
+  const auto first = ConnectionAcceptor::Listen("127.0.0.1:0");
+  ASSERT_TRUE(first.ok());
+  EXPECT_THAT(refusal((*first)->address()), HasSubstr("taken"));
+}
+
+TEST(ConnectionAcceptorTest, ListensOnEveryAddress) {
+  Server server(4, "0.0.0.0:0");
+  ASSERT_NE(server.acceptor, nullptr);
+  EXPECT_THAT(server.acceptor->address(), HasSubstr("0.0.0.0:"));
+  const Client client(server.acceptor->address());
+  server.Await(0);
+  server.acceptor->Keep(client.peer());  // as an IPv4 peer, though the socket may be IPv6's
+  server.acceptor->SetLimit(1);
+  const Client second(server.acceptor->address());
+  EXPECT_TRUE(second.IsClosed());
+}
+
+}  // namespace
+}  // namespace starring

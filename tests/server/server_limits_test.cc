@@ -1,0 +1,413 @@
+// What a server bounds before it knows who calls, and what it bounds of those it knows. Raw gRPC clients stand for
+// strangers, of which a worker of ours is none.
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/limits.h"
+#include "common/star/grpc_transport.h"
+#include "common/star/wire_version.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/starring/v1/job.pb.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
+#include "tests/worker/exchange/star/star_fixture.h"
+
+namespace starring {
+namespace {
+
+using ::testing::HasSubstr;
+using v1::ExchangeMessage;
+
+constexpr absl::Duration kPatience = absl::Seconds(20);
+
+std::unique_ptr<ParameterServer> StartServer(ParameterServer::Options options = {}) {
+  auto server = ParameterServer::Start(std::move(options));
+  CHECK_OK(server);
+  return *std::move(server);
+}
+
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  arguments.SetMaxReceiveMessageSize(-1);
+  arguments.SetMaxSendMessageSize(-1);
+  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+}
+
+class Stranger {
+ public:
+  explicit Stranger(const std::string& address)
+      : channel_(OpenChannel(address)), stub_(v1::ParameterServer::NewStub(channel_)) {}
+
+  v1::ParameterServer::Stub& stub() { return *stub_; }
+
+  v1::GetStatusReply Status() {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    v1::GetStatusReply reply;
+    const grpc::Status status = stub_->GetStatus(&context, {}, &reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return reply;
+  }
+
+ private:
+  const std::shared_ptr<grpc::Channel> channel_;  // shared: gRPC's way
+  const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+};
+
+// An Exchange stream that ends by itself or not at all.
+class Stream {
+ public:
+  explicit Stream(Stranger& stranger) {
+    context_.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    stream_ = stranger.stub().Exchange(&context_);
+  }
+  ~Stream() {
+    context_.TryCancel();
+    if (stream_ != nullptr) stream_->Finish();
+  }
+  bool Write(const ExchangeMessage& message) { return stream_->Write(message); }
+  // How the server ends the stream.
+  grpc::Status End() {
+    ExchangeMessage message;
+    while (stream_->Read(&message)) {
+    }
+    const grpc::Status status = stream_->Finish();
+    stream_.reset();
+    return status;
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReaderWriter<ExchangeMessage, ExchangeMessage>> stream_;
+};
+
+TEST(ServerLimitsTest, AStreamWithoutHelloEnds) {
+  const auto server = StartServer({.hello_deadline = absl::Milliseconds(200)});
+  Stranger stranger(server->address());
+  Stream stream(stranger);
+  const grpc::Status status = stream.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr("no HELLO"));
+}
+
+TEST(ServerLimitsTest, AFirstMessageLongerThanHelloEndsTheStream) {
+  const auto server = StartServer();
+  Stranger stranger(server->address());
+  ExchangeMessage hello;
+  hello.set_kind(ExchangeMessage::HELLO);
+  hello.set_text(std::string(kHelloBytesMax, 'x'));
+  Stream stream(stranger);
+  stream.Write(hello);
+  const grpc::Status status = stream.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat(kHelloBytesMax)));
+}
+
+TEST(ServerLimitsTest, AConnectionHasNoMoreStreamsThanAllowed) {
+  const auto server = StartServer();
+  Stranger stranger(server->address());
+  std::deque<Stream> streams;
+  for (int i = 0; i < kStreamsPerConnectionMax; ++i) streams.emplace_back(stranger);
+  // The server says how many it takes, and gRPC's clients keep to that.
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(300)));
+  v1::GetStatusReply reply;
+  EXPECT_EQ(stranger.stub().GetStatus(&context, {}, &reply).error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
+  streams.pop_back();
+  EXPECT_EQ(stranger.Status().state(), v1::GetStatusReply::WAITING);
+}
+
+TEST(ServerLimitsTest, CompressedMessagesAreRefused) {
+  const auto server = StartServer();
+  for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    Stranger stranger(server->address());
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    context.set_compression_algorithm(algorithm);
+    v1::JoinRequest request;
+    request.set_agreement(std::string(100'000, '.'));  // a thousandth of that on the wire
+    v1::JoinReply reply;
+    const grpc::Status status = stranger.stub().Join(&context, request, &reply);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << status.error_message();
+  }
+}
+
+TEST(ServerLimitsTest, StrangersDoNotKeepAWorkerOut) {
+  const auto server = StartServer({.listen = "127.0.0.1:0"});
+  const JobSpec job = MakeJob(0, 1, 1000, 1);
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar({server->address()}, 2, SameHost::kSocket);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  // More than the job's connections and all strangers that are allowed beside them.
+  std::deque<Stranger> strangers;
+  for (int i = 0; i < 2 * kStrangerConnectionsMax; ++i) {
+    strangers.emplace_back(server->address());
+    strangers.back().Status();
+  }
+  const absl::Status trained = TrainSteps(exchange.get(), job, 3, RoughGradientAt);
+  EXPECT_TRUE(trained.ok()) << trained;
+  EXPECT_TRUE(exchange->Finish().ok());
+  EXPECT_EQ(parameters, ReferenceRun(job, 3, RoughGradientAt));
+}
+
+v1::JoinRequest RequestOf(const JobSpec& job, uint64_t worker_id) {
+  v1::JoinRequest request;
+  request.set_wire_version(kWireVersion);
+  request.set_rank(job.rank);
+  request.set_worker_id(worker_id);
+  request.set_shard_count(1);
+  request.set_agreement(SerializeAgreement(job));
+  request.set_join_deadline_ms(20'000);
+  request.set_exchange_deadline_ms(20'000);
+  return request;
+}
+
+// A Join that waits in a thread of its own.
+class PendingJoin {
+ public:
+  PendingJoin(const std::string& address, v1::JoinRequest request)
+      : stranger_(address), request_(std::move(request)), thread_([this] {
+          context_.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+          status_ = stranger_.stub().Join(&context_, request_, &reply_);
+        }) {}
+  ~PendingJoin() {
+    context_.TryCancel();
+    if (thread_.joinable()) thread_.join();
+  }
+  void Cancel() { context_.TryCancel(); }
+  grpc::Status Wait() {
+    thread_.join();
+    return status_;
+  }
+  uint64_t job_id() const { return reply_.job_id(); }
+
+ private:
+  Stranger stranger_;
+  const v1::JoinRequest request_;
+  grpc::ClientContext context_;
+  v1::JoinReply reply_;
+  grpc::Status status_;
+  std::thread thread_;
+};
+
+bool Eventually(const std::function<bool()>& holds) {
+  const absl::Time end = absl::Now() + kPatience;
+  while (!holds()) {
+    if (absl::Now() > end) return false;
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  return true;
+}
+
+bool Joined(const v1::GetStatusReply& status, int rank) {
+  return rank < status.workers_size() && status.workers(rank).joined();
+}
+
+TEST(ServerLimitsTest, ARepeatedJoinReplacesTheOneBeforeForGood) {
+  std::atomic<int> joins = 0;
+  const auto server =
+      StartServer({.log = [&](const std::string& line) { joins += absl::StrContains(line, "joined;"); }});
+  Stranger monitor(server->address());
+  PendingJoin first(server->address(), RequestOf(MakeJob(0, 2, 1000, 1), 10));
+  ASSERT_TRUE(Eventually([&] { return joins == 1; }));
+  PendingJoin second(server->address(), RequestOf(MakeJob(0, 2, 1000, 1), 10));
+  ASSERT_TRUE(Eventually([&] { return joins == 2; }));
+  // The first call does not wait any longer; and when it is gone, the worker is not.
+  EXPECT_EQ(first.Wait().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_TRUE(Joined(monitor.Status(), 0));
+  PendingJoin other(server->address(), RequestOf(MakeJob(1, 2, 1000, 1), 11));
+  EXPECT_TRUE(second.Wait().ok());
+  EXPECT_TRUE(other.Wait().ok());
+  EXPECT_EQ(second.job_id(), other.job_id());
+}
+
+TEST(ServerLimitsTest, AWorkerThatGivesUpIsForgotten) {
+  const auto server = StartServer();
+  Stranger monitor(server->address());
+  PendingJoin join(server->address(), RequestOf(MakeJob(0, 2, 1000, 1), 10));
+  ASSERT_TRUE(Eventually([&] { return Joined(monitor.Status(), 0); }));
+  join.Cancel();
+  EXPECT_TRUE(Eventually([&] { return !Joined(monitor.Status(), 0); }));
+}
+
+// Its process may have died with its machine, which the server has not noticed yet.
+TEST(ServerLimitsTest, ARankThatIsTakenIsTriedAgainUntilItIsFree) {
+  std::atomic<int> joins = 0;
+  std::atomic<int> refusals = 0;
+  const auto server = StartServer({.log = [&](const std::string& line) {
+    joins += absl::StrContains(line, "joined;");
+    refusals += absl::StrContains(line, "refused rank 0: another process");
+  }});
+  const JobSpec job = MakeJob(0, 2, 1000, 1);
+  PendingJoin dead(server->address(), RequestOf(job, 99));
+  ASSERT_TRUE(Eventually([&] { return joins == 1; }));
+  absl::Status started;
+  std::thread worker([&] {
+    std::vector<float> parameters(job.layout.element_count());
+    started = MakeStar({server->address()}, 1, SameHost::kSocket)->Start(job, parameters);
+  });
+  EXPECT_TRUE(Eventually([&] { return refusals > 0; }));
+  dead.Cancel();
+  EXPECT_TRUE(Eventually([&] { return joins == 2; }));
+  EXPECT_TRUE(PendingJoin(server->address(), RequestOf(MakeJob(1, 2, 1000, 1), 11)).Wait().ok());
+  worker.join();
+  EXPECT_TRUE(started.ok()) << started;
+}
+
+v1::JoinRequest HugeRequest() {
+  v1::JobAgreement agreement;
+  agreement.set_world_size(1);
+  agreement.set_element_count(kElementCountMax);
+  agreement.set_bucket_bytes(kBucketBytesMax);
+  agreement.mutable_optimizer()->set_kind(v1::OptimizerConfig::ADAMW);
+  agreement.mutable_optimizer()->set_beta1(0.9);
+  agreement.mutable_optimizer()->set_beta2(0.999);
+  agreement.mutable_optimizer()->set_epsilon(1e-8);
+  agreement.mutable_schedule()->set_base(0.1);
+  v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);
+  request.set_agreement(agreement.SerializeAsString());
+  return request;
+}
+
+TEST(ServerLimitsTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother) {
+  for (const int64_t limit : {int64_t{1'000'000'000}, int64_t{0}}) {  // given, and of this machine
+    const auto server = StartServer({.memory_bytes_max = limit});
+    const grpc::Status status = PendingJoin(server->address(), HugeRequest()).Wait();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
+    EXPECT_THAT(status.error_message(), HasSubstr("needs 1924.1"));  // 7 times 256 GiB
+    if (limit > 0) {
+      EXPECT_THAT(status.error_message(), HasSubstr("may use 1.000 GB"));
+    }
+    EXPECT_EQ(Stranger(server->address()).Status().world_size(), 0);
+    EXPECT_TRUE(PendingJoin(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 11)).Wait().ok());
+  }
+}
+
+TEST(ServerLimitsTest, ALongJoinIsRefused) {
+  const auto server = StartServer();
+  v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);
+  request.set_agreement(std::string(kJoinBytesMax, 'x'));
+  const grpc::Status status = PendingJoin(server->address(), request).Wait();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT) << status.error_message();
+  EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat(kJoinBytesMax)));
+}
+
+TEST(ServerLimitsTest, LanesOverTheLimitAreRefused) {
+  const auto server = StartServer();
+  v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);
+  for (const int lanes : {-1, kLanesMax + 1}) {
+    request.set_lanes(lanes);
+    EXPECT_EQ(PendingJoin(server->address(), request).Wait().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+}
+
+TEST(ServerLimitsTest, TheLogIsPrintableShortAndRare) {
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  const auto server = StartServer({.log = [&](const std::string& line) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    lines.push_back(line);
+  }});
+  JobSpec job = MakeJob(0, 2, 1000, 1);
+  job.agreed_flags = {{"seed", "1"}};
+  PendingJoin first(server->address(), RequestOf(job, 10));
+  Stranger monitor(server->address());
+  ASSERT_TRUE(Eventually([&] { return Joined(monitor.Status(), 0); }));
+  job.rank = 1;
+  job.agreed_flags = {{"seed", "\x1b[2J\n" + std::string(10'000, 'x')}};  // quoted in the refusal
+  for (int i = 0; i < 2 * kLogRefusalsMax; ++i) {
+    EXPECT_EQ(PendingJoin(server->address(), RequestOf(job, 11)).Wait().error_code(),
+              grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  const std::lock_guard<std::mutex> lock(mutex);
+  int refusals = 0;
+  for (const std::string& line : lines) {
+    refusals += absl::StrContains(line, "refused");
+    EXPECT_LE(line.size(), kLogLineBytesMax + 100);
+    EXPECT_TRUE(std::all_of(line.begin(), line.end(), absl::ascii_isprint)) << line;
+  }
+  EXPECT_EQ(refusals, kLogRefusalsMax);
+}
+
+TEST(ServerLimitsTest, ADeadlineBeyondAllMeasureIsNotOver) {
+  const auto server = StartServer();
+  v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);
+  request.set_join_deadline_ms(INT64_MAX);
+  request.set_exchange_deadline_ms(INT64_MAX);
+  ASSERT_TRUE(PendingJoin(server->address(), request).Wait().ok());
+  absl::SleepFor(absl::Milliseconds(300));  // in which deadlines are looked at twice
+  const v1::GetStatusReply status = Stranger(server->address()).Status();
+  EXPECT_EQ(status.state(), v1::GetStatusReply::RUNNING) << status.message();
+}
+
+ExchangeMessage MessageOf(ExchangeMessage::Kind kind, int64_t step = 0, int bucket = 0) {
+  ExchangeMessage message;
+  message.set_kind(kind);
+  message.set_step(step);
+  message.set_bucket(bucket);
+  return message;
+}
+
+TEST(ServerLimitsTest, AWorkerThatAsksAndDoesNotReadIsCut) {
+  const auto server = StartServer();
+  const JobSpec job =
+      MakeJob(0, 1, 32768, 1);  // answers of 128 KiB, more than gRPC buffers at a client that stands still
+  PendingJoin join(server->address(), RequestOf(job, 10));
+  ASSERT_TRUE(join.Wait().ok());
+  Stranger worker(server->address());
+  Stranger monitor(server->address());
+  Stream stream(worker);
+  ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
+  hello.set_job_id(join.job_id());
+  ASSERT_TRUE(stream.Write(hello));
+  ExchangeMessage parameters = MessageOf(ExchangeMessage::INITIAL_PARAMETERS, -1);
+  parameters.set_payload(std::string(job.layout.element_count() * sizeof(float), '\0'));
+  ASSERT_TRUE(stream.Write(parameters));
+  ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
+  for (int i = 0; i < 8 * kLaneAnswersMax && stream.Write(MessageOf(ExchangeMessage::FETCH_PARAMETERS, -1)); ++i) {
+  }
+  EXPECT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 0; }));
+}
+
+TEST(ServerLimitsTest, AWorkerHasNoMoreRequestsInFlightOnALaneThanAllowed) {
+  const auto server = StartServer();
+  constexpr int kBuckets = 4 * kLaneRequestsMax;
+  JobSpec job = MakeJob(0, 2, kBuckets * 2 * 32768, 1);
+  ASSERT_EQ(job.buckets.bucket_count(), kBuckets);
+  PendingJoin other(server->address(),
+                    RequestOf(MakeJob(1, 2, kBuckets * 2 * 32768, 1), 11));  // and contributes nothing
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  const std::vector<float> gradient(job.layout.element_count());
+  auto exchange = MakeStar({server->address()}, 1, SameHost::kSocket);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  for (int b = 0; b < kBuckets; ++b) {
+    const ElementRange range = job.buckets.bucket(b);
+    exchange->Submit(0, b, std::span(gradient).subspan(range.begin, range.size()));
+  }
+  Stranger monitor(server->address());
+  const auto contributions = [&] { return monitor.Status().workers(0).contributions(); };
+  ASSERT_TRUE(Eventually([&] { return contributions() >= kLaneRequestsMax; }));
+  absl::SleepFor(absl::Milliseconds(200));  // in which more would come
+  EXPECT_EQ(contributions(), kLaneRequestsMax);
+  exchange->Abort(absl::CancelledError("the test is over"));
+}
+
+}  // namespace
+}  // namespace starring
