@@ -145,6 +145,9 @@ TEST(BucketMapTest, RefusesOptionsOutOfBounds) {
               HasSubstr("world_size is 1048576"));
   EXPECT_THAT(message({.element_count = int64_t{1} << 34, .bucket_bytes = 1, .world_size = 1}),
               HasSubstr("--bucket_bytes=1 cuts"));
+  const int64_t most = int64_t{65'536} * ReductionBlockElements(1);
+  EXPECT_TRUE(BucketMap::Create({.element_count = most, .bucket_bytes = 1, .world_size = 1}).ok());
+  EXPECT_THAT(message({.element_count = most + 1, .bucket_bytes = 1, .world_size = 1}), HasSubstr("in 65537 buckets"));
 }
 
 }  // namespace

@@ -117,5 +117,10 @@ TEST(LayoutTest, NoAxesMeansTheSameOrder) {
   EXPECT_EQ(back, ours);
 }
 
+TEST(LayoutTest, RefusesMoreTensorsThanAllowed) {
+  const std::vector<TensorSpec> tensors((1 << 20) + 1, {.name = "a", .dims = {1}});
+  EXPECT_THAT(std::string(Layout::Create(tensors).status().message()), HasSubstr("1048577 tensors"));
+}
+
 }  // namespace
 }  // namespace starring

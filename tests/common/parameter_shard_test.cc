@@ -1,11 +1,13 @@
 #include "common/parameter_shard.h"
 
+#include <algorithm>
 #include <memory>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/allocation_count.h"
@@ -365,6 +367,20 @@ TEST(ParameterShardTest, OptionsOutOfBoundsAreRefused) {
   EXPECT_THAT(message([](auto& o) { o.slices[0][0].end = 49; }), HasSubstr("range 0 of bucket 0 is [32, 49)"));
   EXPECT_THAT(message([](auto& o) { o.slices[1] = {{4, 8}, {7, 9}}; }), HasSubstr("range 1 of bucket 1"));
   EXPECT_THAT(message([](auto& o) { o.slices[1][0].end = 33; }), HasSubstr("element 32 is owned in two buckets"));
+}
+
+// Slow readers may hold as many as they like; what is kept for the next steps is bounded.
+TEST(ParameterShardTest, KeepsNoMoreBuffersThanAllowed) {
+  const auto shard = MakeStarted(SgdOptions(1));
+  std::vector<std::shared_ptr<const SealedSlice>> held;
+  std::vector<std::weak_ptr<const SealedSlice>> seen;
+  for (int step = 0; step < 4 * kSliceBuffersMax; ++step) {
+    held.push_back(MustContribute(*shard, Constant(0, step, 0, 1, 16)).sealed);
+    seen.push_back(held.back());
+  }
+  held.clear();
+  EXPECT_EQ(std::count_if(seen.begin(), seen.end(), [](const auto& slice) { return !slice.expired(); }),
+            kSliceBuffersMax);
 }
 
 }  // namespace

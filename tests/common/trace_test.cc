@@ -113,5 +113,12 @@ TEST(TraceTest, ThreadsAddTracksAndEventsAtTheSameTime) {
   EXPECT_THAT(ContentOf(8), HasSubstr(R"("tid":4)"));
 }
 
+TEST(TraceTest, ATrackForgetsItsOldestEvents) {
+  TraceTrack track({.name = "compute"});
+  for (int i = 0; i < 131'072 + 5; ++i) track.Add({.name = "step"});
+  EXPECT_EQ(track.added_count(), 131'077);
+  EXPECT_EQ(track.kept_count(), 131'072);
+}
+
 }  // namespace
 }  // namespace starring

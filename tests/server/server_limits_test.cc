@@ -409,5 +409,15 @@ TEST(ServerLimitsTest, AWorkerHasNoMoreRequestsInFlightOnALaneThanAllowed) {
   exchange->Abort(absl::CancelledError("the test is over"));
 }
 
+TEST(ServerLimitsTest, ShardsOverTheLimitAreRefused) {
+  EXPECT_TRUE(ParameterServer::Start({.shard = 255, .shard_count = 256}).ok());
+  EXPECT_EQ(ParameterServer::Start({.shard = 256, .shard_count = 257}).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ServerLimitsTest, AHandshakeAndHelloHaveTenSeconds) {
+  EXPECT_EQ(ParameterServer::Options().hello_deadline, absl::Seconds(10));
+}
+
 }  // namespace
 }  // namespace starring

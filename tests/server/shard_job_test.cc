@@ -670,5 +670,14 @@ TEST(ShardJobTest, AJobThatNeedsMoreMemoryThanThereIsIsRefusedBeforeItIsTaken) {
   EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("needs 0.019 GB"), HasSubstr("--memory_limit_gb")));
 }
 
+TEST(ShardJobTest, ASumHasNoMoreValuesThanAllowed) {
+  Shard shard(1);
+  shard.SendSum({0, 0}, 0, std::vector<double>(4096));
+  EXPECT_EQ(shard.TakeAnswers().size(), 1u);
+  shard.SendSum({0, 0}, 1, std::vector<double>(4097));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
+  EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("up to 4096"));
+}
+
 }  // namespace
 }  // namespace starring

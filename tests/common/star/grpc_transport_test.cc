@@ -74,5 +74,14 @@ TEST(GrpcTransportTest, ATextThatIsNotUtf8Arrives) {
   EXPECT_EQ(parsed.text(), "no file ??.bin");
 }
 
+// gRPC's clients take 8 KiB of metadata, and drop the whole status with more.
+TEST(GrpcTransportTest, ALongStatusIsCut) {
+  const absl::Status status = absl::NotFoundError(std::string(100'000, 'x'));
+  EXPECT_EQ(ToGrpcStatus(status).error_message().size(), 4096u);
+  ExchangeMessage fields;
+  SetStatusFields(status, &fields);
+  EXPECT_EQ(fields.text().size(), 4096u);
+}
+
 }  // namespace
 }  // namespace starring

@@ -359,7 +359,10 @@ TEST(StarFaultTest, WrongOptionsAreRefused) {
   EXPECT_EQ(code({.addresses = {}, .lanes = 2, .run_id = ""}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.addresses = {"localhost"}, .lanes = 2, .run_id = ""}), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code({.addresses = {"a:1"}, .lanes = 0, .run_id = ""}), absl::StatusCode::kInvalidArgument);
-  EXPECT_EQ(code({.addresses = {"a:1"}, .lanes = 99, .run_id = ""}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.addresses = {"a:1"}, .lanes = 17, .run_id = ""}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({.addresses = {"a:99999"}, .lanes = 2, .run_id = ""}), absl::StatusCode::kInvalidArgument);
+  const std::vector<std::string> many(257, "a:1");
+  EXPECT_EQ(code({.addresses = many, .lanes = 1, .run_id = ""}), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(StarFaultTest, InterruptEndsAServerWithoutAJobAtOnce) {
