@@ -1,12 +1,67 @@
 """The server as a process: flags, exit codes, signals."""
 import os
+import queue
 import resource
 import signal
+import socket
 import subprocess
 import tempfile
+import threading
+import time
 import unittest
 
 from tests.server.server_process import PATIENCE_S, SERVER, Server, digest_of, make_secret, start_worker
+
+
+class SlowProxy:
+    """Passes connections on, every byte `delay_s` later."""
+
+    def __init__(self, target, delay_s):
+        host, _, port = target.rpartition(":")
+        self._target, self._delay_s = (host, int(port)), delay_s
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self._run(self._accept)
+
+    def close(self):
+        self._listener.close()
+
+    def _run(self, function, *arguments):
+        threading.Thread(target=function, args=arguments, daemon=True).start()
+
+    def _accept(self):
+        while True:
+            try:
+                near = self._listener.accept()[0]
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            for source, sink in ((near, far), (far, near)):
+                pieces = queue.Queue()
+                self._run(self._read, source, pieces)
+                self._run(self._write, sink, pieces)
+
+    def _read(self, source, pieces):
+        piece = b"start"
+        while piece:
+            try:
+                piece = source.recv(1 << 16)
+            except OSError:
+                piece = b""
+            pieces.put((time.monotonic() + self._delay_s, piece))
+
+    def _write(self, sink, pieces):
+        piece = b"start"
+        while piece:
+            due, piece = pieces.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            try:
+                if piece:
+                    sink.sendall(piece)
+                else:
+                    sink.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                return
 
 
 def run_server(*flags):
@@ -72,6 +127,18 @@ class ServerProcessTest(unittest.TestCase):
             os.chmod(path, 0o600)
             server = self.start("--listen=0.0.0.0:0", "--job_secret=" + path, "--tls")
             self.assertTrue(server.address.startswith("0.0.0.0:"))
+
+    def test_workers_join_over_a_slow_network(self):
+        # A TLS handshake takes some round trips here, longer than a worker waits between two attempts.
+        with tempfile.TemporaryDirectory() as folder:
+            secret = os.path.join(folder, "secret")
+            make_secret(secret)
+            security = ["--job_secret=" + secret, "--tls"]
+            server = self.start(*security)
+            proxy = SlowProxy(server.address, 0.1)
+            self.addCleanup(proxy.close)
+            workers = [self.start_worker([proxy], rank, 2, *security, "--steps=2") for rank in range(2)]
+            self.assertEqual(len({digest_of(worker) for worker in workers}), 1)
 
     def test_a_taken_port_is_refused(self):
         server = self.start()

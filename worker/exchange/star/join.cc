@@ -15,6 +15,8 @@ namespace starring {
 namespace {
 
 constexpr absl::Duration kRetryPause = absl::Milliseconds(50);
+// Between two looks at why there is no connection.
+constexpr absl::Duration kConnectWait = absl::Seconds(1);
 // A rank that is taken becomes free when the server notices that its process is gone: in seconds, not in milliseconds.
 constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
 // The server says who is missing when the deadline has passed: its answer needs a little longer than that.
@@ -56,6 +58,9 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
                                                  std::string(reason.message())));
     }
     absl::SleepFor(kRetryPause);
+    // gRPC of this age only goes on with a handshake while somebody waits: the call above does not, as it fails at once
+    // while there is no connection. This returns as soon as there is one.
+    target.channel->WaitForConnected(absl::ToChronoTime(std::min(deadline, absl::Now() + kConnectWait)));
   }
 }
 

@@ -28,7 +28,9 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const Tra
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 50);
+  // How long one attempt to connect may take, in spite of the name: a TLS handshake is several round trips, and a lost
+  // packet of TCP's own handshake a second.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   const auto credentials = MakeChannelCredentials(security, &arguments);
   return grpc::CreateCustomChannel(address, credentials, arguments);

@@ -4,6 +4,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "common/security_flags.h"
 #include "common/sha256.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 
@@ -31,9 +32,13 @@ absl::Status Work() {
   }
   std::vector<float> parameters(job.layout.element_count(), 0.0f);
   if (job.rank == 0) parameters = InitialParameters(job.layout.element_count());
-  const auto exchange = MakeStar(absl::GetFlag(FLAGS_servers));
+  const auto security = LoadTransportSecurity(SecurityFlags());
+  if (!security.ok()) return security.status();
+  const auto made = CreateStarExchange({.addresses = absl::GetFlag(FLAGS_servers), .security = *security});
+  CHECK_OK(made);
+  GradientExchange* const exchange = made->get();
   absl::Status status = exchange->Start(job, parameters);
-  if (status.ok()) status = TrainSteps(exchange.get(), job, absl::GetFlag(FLAGS_steps), GradientAt);
+  if (status.ok()) status = TrainSteps(exchange, job, absl::GetFlag(FLAGS_steps), GradientAt);
   if (status.ok()) status = exchange->Finish();
   parameters = ParametersOf(*exchange, parameters);
   if (status.ok()) std::printf("%s\n", Sha256Hex(std::span<const float>(parameters)).c_str());
