@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 #include <utility>
@@ -259,7 +260,12 @@ void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   if ((events & EPOLLHUP) != 0) {  // both directions: gRPC shuts down what it closes
-    if (found->second.kept || strangers_.erase(id) > 0) --open_count_;
+    const bool was_stranger = strangers_.erase(id) > 0;
+    if (found->second.kept || was_stranger) --open_count_;
+    if (was_stranger && !found->second.heard && BytesReceived(found->second.fd) > 0) {
+      ++unheard_.count;
+      unheard_.last_peer = found->second.peer;
+    }
     close(found->second.fd);
     connections_.erase(found);
   } else if (strangers_.contains(id)) {
@@ -267,20 +273,31 @@ void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
   }
 }
 
-void ConnectionAcceptor::Keep(absl::string_view peer) {
+std::map<uint64_t, ConnectionAcceptor::Connection>::iterator ConnectionAcceptor::Find(absl::string_view peer) {
   const std::string name = PeerNameOfUri(peer);
+  const auto found = std::find_if(connections_.rbegin(), connections_.rend(),
+                                  [&](const auto& entry) { return entry.second.peer == name; });
+  return found == connections_.rend() ? connections_.end() : std::prev(found.base());
+}
+
+void ConnectionAcceptor::Keep(absl::string_view peer) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  // The newest of that name: an older one may not have been closed yet.
-  for (auto it = connections_.rbegin(); it != connections_.rend(); ++it) {
-    auto& [id, connection] = *it;
-    if (connection.peer != name) continue;
-    if (strangers_.erase(id) == 0) return;  // kept already, or being cut
-    connection.kept = true;
-    // Data need no attention any more, and the exchange pays nothing for this thread.
-    epoll_event event = {.events = EPOLLET, .data = {.u64 = id}};
-    epoll_ctl(epoll_, EPOLL_CTL_MOD, connection.fd, &event);
-    return;
-  }
+  const auto found = Find(peer);
+  if (found == connections_.end() || strangers_.erase(found->first) == 0) return;  // kept already, or being cut
+  found->second.kept = true;
+  // Data need no attention any more, and the exchange pays nothing for this thread.
+  epoll_event event = {.events = EPOLLET, .data = {.u64 = found->first}};
+  epoll_ctl(epoll_, EPOLL_CTL_MOD, found->second.fd, &event);
+}
+
+void ConnectionAcceptor::Heard(absl::string_view peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = Find(peer); found != connections_.end()) found->second.heard = true;
+}
+
+ConnectionAcceptor::Unheard ConnectionAcceptor::unheard() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return unheard_;
 }
 
 }  // namespace starring

@@ -50,6 +50,17 @@ class ConnectionAcceptor {
   // `peer` as gRPC's ServerContext::peer() says it. No effect on an unknown one.
   void Keep(absl::string_view peer);
 
+  // A request came from `peer`, whoever it is. No effect on an unknown one.
+  void Heard(absl::string_view peer);
+
+  // Connections that sent something and were ended by gRPC before any request came: their peer speaks no HTTP/2, or
+  // one of the two sides has TLS, or one does not trust the other.
+  struct Unheard {
+    int64_t count = 0;
+    std::string last_peer;
+  };
+  Unheard unheard() const;
+
   int open_count() const;
 
  private:
@@ -59,6 +70,7 @@ class ConnectionAcceptor {
     std::string peer;
     Clock::time_point accepted;
     bool kept = false;
+    bool heard = false;
     int64_t bytes_received = 0;  // when it was last looked at
   };
 
@@ -74,6 +86,8 @@ class ConnectionAcceptor {
   bool CheckStranger(uint64_t id);
   // Room for one more: false if all connections are kept.
   bool MakeRoom();
+  // The newest connection of that name, as an older one may not have been closed yet; or the end.
+  std::map<uint64_t, Connection>::iterator Find(absl::string_view peer);
   void Cut(uint64_t id);
 
   std::string address_;
@@ -90,7 +104,8 @@ class ConnectionAcceptor {
   uint64_t next_id_ = 0;
   std::map<uint64_t, Connection> connections_;  // by age: ids ascend
   std::set<uint64_t> strangers_;                // of these: neither kept nor cut
-  int open_count_ = 0;                          // of those that are not cut
+  Unheard unheard_;
+  int open_count_ = 0;  // of those that are not cut
 };
 
 }  // namespace starring

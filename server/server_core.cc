@@ -172,13 +172,16 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   for (JoinCall* call : expired) {
     const auto deadline = pending_joins_[call].deadline;
     pending_joins_.erase(call);
-    const std::string missing = rendezvous_.DescribeMissing();
+    const std::string missing = absl::StrCat(rendezvous_.DescribeMissing(), DescribeStrangers());
     rendezvous_.Leave(call->request().rank(), call->request().worker_id());
     // Rounded: what was left of the worker's deadline when it called.
     const double seconds = std::round(static_cast<double>(deadline.count()) / 100.0) / 10.0;
     call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", seconds, " s")));
   }
   CloseSilentLanes(now);
+  if (job_ == nullptr && std::exchange(unheard_logged_, acceptor_->unheard().count) < acceptor_->unheard().count) {
+    LogRefusal(DescribeUnheard());
+  }
   if (job_ != nullptr) {
     job_->CheckDeadlines(now);
     EndIfTold(now);
@@ -188,9 +191,8 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   if (interrupted_) {
     result = absl::OkStatus();
   } else if (absl::FromChrono(now - started_) >= options_.join_deadline) {
-    result = absl::DeadlineExceededError(absl::StrCat(rendezvous_.DescribeMissing(), " within ",
-                                                      absl::FormatDuration(options_.join_deadline),
-                                                      admission_.DescribeRefusals()));
+    result = absl::DeadlineExceededError(absl::StrCat(
+        rendezvous_.DescribeMissing(), " within ", absl::FormatDuration(options_.join_deadline), DescribeStrangers()));
   } else {
     return;
   }
@@ -198,6 +200,20 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   for (const auto& [call, pending] : pending_joins_) call->Refuse(refusal);
   pending_joins_.clear();
   End(result);
+}
+
+std::string ParameterServer::Core::DescribeUnheard() const {
+  const ConnectionAcceptor::Unheard unheard = acceptor_->unheard();
+  return absl::StrCat(unheard.count, unheard.count == 1 ? " connection" : " connections",
+                      " ended before a request, the last from ", unheard.last_peer,
+                      options_.security.tls.has_value()
+                          ? ": start every worker with --tls and this server's --job_secret"
+                          : ": so ends a worker's with --tls, which this server was not given");
+}
+
+std::string ParameterServer::Core::DescribeStrangers() const {
+  if (acceptor_->unheard().count == 0) return admission_.DescribeRefusals();
+  return absl::StrCat(admission_.DescribeRefusals(), " (", DescribeUnheard(), ")");
 }
 
 void ParameterServer::Core::CloseSilentLanes(Clock::time_point now) {
@@ -247,6 +263,7 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   ListenForJoin();
   const bool had_begun = rendezvous_.complete();
   const v1::JoinRequest& request = call->request();
+  acceptor_->Heard(call->peer());
   absl::Status status = admission_.Check(request, call->peer());
   if (const auto bytes = static_cast<int64_t>(request.ByteSizeLong()); status.ok() && bytes > kJoinBytesMax) {
     status = absl::InvalidArgumentError(absl::StrCat("a Join of ", bytes, " bytes, at most ", kJoinBytesMax));
@@ -360,6 +377,7 @@ void ParameterServer::Core::BeginJob() {
 
 void ParameterServer::Core::OnStatus(StatusCall* call) {
   ListenForStatus();
+  acceptor_->Heard(call->peer());
   if (const absl::Status status = admission_.Check(call->request(), call->peer()); !status.ok()) {
     call->Refuse(status);
     return;

@@ -53,6 +53,9 @@ class ParameterServer::Core {
   void Tick(Clock::time_point now);
   // Ends streams that have not said HELLO in time.
   void CloseSilentLanes(Clock::time_point now);
+  // Who came and could not join, for people who wait for a worker; empty: there was none.
+  std::string DescribeStrangers() const;
+  std::string DescribeUnheard() const;
   void End(absl::Status result);
 
   void OnJoin(JoinCall* call);
@@ -104,7 +107,8 @@ class ParameterServer::Core {
   Admission admission_;
   Rendezvous rendezvous_;
   const uint64_t job_id_;
-  absl::Status begin_failure_;   // of a job for which all workers had joined
+  absl::Status begin_failure_;  // of a job for which all workers had joined
+  int64_t unheard_logged_ = 0;
   int64_t refusals_logged_ = 0;  // since
   Clock::time_point refusals_since_;
   std::unique_ptr<ShardJob> job_;

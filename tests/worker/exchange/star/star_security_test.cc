@@ -141,6 +141,7 @@ TEST(StarSecurityTest, AMissingSecretIsRefusedAndTheServerSaysSo) {
   EXPECT_EQ(end.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(Message(end), HasSubstr("1 request without the job's secret was refused, the last from ipv4:127.0.0.1:"));
   EXPECT_THAT(server.log(), Not(HasSubstr("rank")));
+  EXPECT_THAT(Message(end), Not(HasSubstr("ended before a request")));  // it was heard, and refused
 
   Server open({});
   const absl::Status unwanted = Join(open.address(), token);
@@ -150,15 +151,20 @@ TEST(StarSecurityTest, AMissingSecretIsRefusedAndTheServerSaysSo) {
 
 TEST(StarSecurityTest, TlsOnOneSideIsSaid) {
   const TransportSecurity tls = WithSecret(true);
-  Server plain({.token = tls.token, .tls = {}});
+  Server plain({.token = tls.token, .tls = {}}, absl::Seconds(2));
   const absl::Status at_plain = Join(plain.address(), tls);
   EXPECT_EQ(at_plain.code(), absl::StatusCode::kInvalidArgument) << at_plain;
   EXPECT_THAT(Message(at_plain), HasSubstr("does not speak TLS: start it with --tls"));
+  EXPECT_THAT(Message(plain.Wait()), AllOf(HasSubstr("ended before a request, the last from 127.0.0.1:"),
+                                           HasSubstr("so ends a worker's with --tls")));
+  EXPECT_THAT(plain.log(), HasSubstr("so ends a worker's with --tls"));
 
-  Server encrypted(tls);
+  Server encrypted(tls, absl::Seconds(2));
   const absl::Status at_encrypted = Join(encrypted.address(), {.token = tls.token, .tls = {}}, absl::Seconds(1));
   EXPECT_EQ(at_encrypted.code(), absl::StatusCode::kUnavailable) << at_encrypted;
   EXPECT_THAT(Message(at_encrypted), HasSubstr("start this worker with --tls"));
+  EXPECT_THAT(Message(encrypted.Wait()), AllOf(HasSubstr("ended before a request, the last from 127.0.0.1:"),
+                                               HasSubstr("start every worker with --tls")));
 }
 
 TEST(StarSecurityTest, TlsNeedsTheTokenToo) {
