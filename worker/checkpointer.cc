@@ -1,12 +1,57 @@
 #include "worker/checkpointer.h"
 
 #include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/status.h"
+#include "common/steady_time.h"
+#include "worker/finite_check.h"
 
 namespace starring {
+namespace {
+
+// How long rank 0 looks at the disk before it shows the others that it lives.
+constexpr absl::Duration kWaitRound = absl::Milliseconds(250);
+constexpr absl::Duration kLockPatience = absl::Seconds(5);
+
+std::string FormatSeconds(absl::Duration duration) { return absl::StrFormat("%g s", absl::ToDoubleSeconds(duration)); }
+
+}  // namespace
+
+struct Checkpointer::Write {
+  int64_t step = 0;
+  const absl::Time begin = SteadyNow();
+
+  absl::Duration age() const { return absl::Trunc(SteadyNow() - begin, absl::Milliseconds(100)); }
+
+  // True if it has ended.
+  bool WaitFor(absl::Duration patience) {
+    std::unique_lock lock(mutex_);
+    return ended_.wait_for(lock, absl::ToChronoNanoseconds(patience), [this] { return status_.has_value(); });
+  }
+  absl::Status status() {
+    std::lock_guard lock(mutex_);
+    return *status_;
+  }
+  void End(const absl::Status& status) {
+    {
+      std::lock_guard lock(mutex_);
+      status_ = status;
+    }
+    ended_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::optional<absl::Status> status_;
+};
 
 Checkpointer::Checkpointer(Options options) : options_(std::move(options)) {
   for (int i = 0; i < StateVectorCount(options_.worker->optimizer); ++i) {
@@ -14,7 +59,10 @@ Checkpointer::Checkpointer(Options options) : options_(std::move(options)) {
   }
 }
 
-Checkpointer::~Checkpointer() { Wait(); }
+Checkpointer::~Checkpointer() {
+  if (write_ != nullptr) write_->WaitFor(options_.worker->checkpoint_deadline);
+  Collect();
+}
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
   const WorkerOptions& worker = *options.worker;
@@ -24,7 +72,17 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
                      "\": it holds checkpoints of a run before: add --resume to go on with "
                      "it, or name another folder"));
   }
-  return std::unique_ptr<Checkpointer>(new Checkpointer(std::move(options)));
+  std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(std::move(options)));
+  if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
+    absl::StatusOr<FolderLock> lock = FolderLock::Take(worker.checkpoint_dir, kLockPatience);
+    if (absl::IsFailedPrecondition(lock.status())) {
+      return absl::InvalidArgumentError(absl::StrCat("flag --checkpoint_dir cannot be \"", worker.checkpoint_dir,
+                                                     "\": ", std::string(lock.status().message())));
+    }
+    RETURN_IF_ERROR(lock.status());
+    checkpointer->lock_.emplace(*std::move(lock));
+  }
+  return checkpointer;
 }
 
 // What decides which samples a step sees and what is done with them: a resumed run must have it alike.
@@ -69,7 +127,8 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   }
   const std::string& dir = options_.worker->checkpoint_dir;
   ASSIGN_OR_RETURN(std::optional<FoundCheckpoint> found,
-                   ReadNewestCheckpoint(dir, options_.network->layout(), state_names_, buffer_sizes));
+                   ReadNewestCheckpoint(dir, options_.network->layout(), state_names_, buffer_sizes,
+                                        writes() ? OptimizerState::kRead : OptimizerState::kCheckOnly));
   if (!found.has_value()) {
     options_.warn(absl::StrCat("no checkpoint in ", dir, " yet: starting from the beginning"));
     return 0;
@@ -94,20 +153,43 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   return checkpoint.step;
 }
 
-absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
+absl::StatusOr<double> Checkpointer::SumOfRanks(double mine, GradientExchange* exchange) {
+  std::array<double, 1> values = {mine};
+  RETURN_IF_ERROR(exchange->Sum(SumPurpose::kCheckpoint, values));
+  return values[0];
+}
+
+absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
-  const bool writes = options_.worker->rank == 0;
+  const bool is_busy = write_ != nullptr && !write_->WaitFor(absl::ZeroDuration());
+  ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
+  if (busy_ranks == 0) return Save(step, parameters, exchange);
+  if (writes()) {
+    options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", write_->step,
+                               " is still being written, after ", FormatSeconds(write_->age())));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
+  if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(WaitForWrite(step, exchange));  // one at a time
+  RETURN_IF_ERROR(Save(step, parameters, exchange));
+  return WaitForWrite(step, exchange);
+}
+
+absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   std::vector<std::vector<float>> state(state_names_.size());
   std::vector<std::span<float>> state_spans(state.size());
-  if (writes) {
+  if (writes()) {
     for (size_t i = 0; i < state.size(); ++i) {
       state[i].resize(parameters.size());
       state_spans[i] = state[i];
     }
   }
   RETURN_IF_ERROR(exchange->GatherOptimizerState(state_spans));
-  if (!writes) return absl::OkStatus();
-  Wait();
+  if (!writes()) return absl::OkStatus();
+  Collect();
   Checkpoint checkpoint{.step = step,
                         .epoch = step / options_.steps_per_epoch,
                         .config = SharedFlags(),
@@ -120,15 +202,51 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
     values.resize(buffer.values.size());
     RETURN_IF_ERROR(options_.network->ReadBuffer(buffer, values));
   }
-  write_ = std::async(std::launch::async,
-                      [dir = options_.worker->checkpoint_dir, layout = options_.network->layout(),
-                       checkpoint = std::move(checkpoint)] { return WriteCheckpoint(dir, layout, checkpoint); });
+  const Layout& layout = options_.network->layout();
+  RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.parameters));
+  for (size_t i = 0; i < checkpoint.state.size(); ++i) {
+    RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.state[i], absl::StrCat(".", state_names_[i])));
+  }
+  is_saved_ = false;
+  write_ = std::make_shared<Write>();
+  write_->step = step;
+  std::thread([write = write_, save = options_.write, dir = options_.worker->checkpoint_dir,
+               layout = options_.network->layout(), checkpoint = std::move(checkpoint)]() mutable {
+    const absl::Status status = save(dir, layout, checkpoint);
+    checkpoint = {};  // its memory is wanted for the next one
+    write->End(status);
+  }).detach();
   return absl::OkStatus();
 }
 
-void Checkpointer::Wait() {
-  if (!write_.valid()) return;
-  const absl::Status status = write_.get();
+absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange) {
+  constexpr double kBusy = 0, kDone = 1, kLate = 2;  // what rank 0 reports; the others add nothing
+  const absl::Duration deadline = options_.worker->checkpoint_deadline;
+  const absl::Duration round = std::min(kWaitRound, options_.worker->exchange_deadline / 4);
+  const absl::Time end = SteadyNow() + deadline;
+  while (true) {
+    double report = 0;
+    if (writes()) {
+      const bool is_done = write_ == nullptr || write_->WaitFor(std::min(round, end - SteadyNow()));
+      report = is_done ? kDone : SteadyNow() >= end ? kLate : kBusy;
+    }
+    ASSIGN_OR_RETURN(const double of_rank_0, SumOfRanks(report, exchange));
+    if (of_rank_0 == kBusy) continue;
+    Collect();
+    if (of_rank_0 == kDone) return absl::OkStatus();
+    return absl::DeadlineExceededError(
+        absl::StrCat("rank 0 has not written a checkpoint into ", options_.worker->checkpoint_dir, " at step ", step,
+                     " within ", FormatSeconds(deadline),
+                     ": look at the disk or give a longer --checkpoint_deadline_s; the last complete one stays"));
+  }
+}
+
+// Takes note of a write that has ended.
+void Checkpointer::Collect() {
+  if (write_ == nullptr || !write_->WaitFor(absl::ZeroDuration())) return;
+  const absl::Status status = write_->status();
+  write_ = nullptr;
+  is_saved_ = status.ok();
   if (status.ok()) return;
   options_.warn(
       absl::StrCat("warning: no checkpoint was written, the last complete one stays: ", std::string(status.message())));

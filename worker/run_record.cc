@@ -83,6 +83,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_metrics_port(options.metrics_port);
   config.set_metrics_address(options.metrics_address);
   config.set_join_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.join_deadline)));
+  config.set_checkpoint_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.checkpoint_deadline)));
   config.set_exchange_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.exchange_deadline)));
 }
 

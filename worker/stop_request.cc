@@ -1,13 +1,15 @@
 #include "worker/stop_request.h"
 
 #include <signal.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 
-#include "absl/time/clock.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -17,11 +19,19 @@ constexpr int64_t kVoteIntervalStepsMax = 10000;  // however fast the steps seem
 constexpr int64_t kFirstVoteSteps = 8;            // before the duration of a step is known
 
 // A signal handler can reach nothing but a global.
-volatile sig_atomic_t stop_signals = 0;
+std::atomic<int64_t> first_stop_ns = 0;  // 0: none yet
+static_assert(std::atomic<int64_t>::is_always_lock_free);
+
+// A signal to a whole process group and the launcher's own come at once and are one wish.
+constexpr int64_t kSecondSignalNs = 1'000'000'000;
 
 void OnStopSignal(int) {
-  if (stop_signals > 0) _exit(130);
-  stop_signals = 1;
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC, &now);  // may be called in a handler, as atomics without locks may
+  const int64_t now_ns = now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+  int64_t first_ns = 0;
+  if (first_stop_ns.compare_exchange_strong(first_ns, now_ns)) return;
+  if (now_ns - first_ns >= kSecondSignalNs) _exit(130);
 }
 
 }  // namespace
@@ -34,19 +44,19 @@ void InstallStopSignals() {
   for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 
-bool StopRequested() { return stop_signals > 0; }
+bool StopRequested() { return first_stop_ns > 0; }
 
 StopVote::StopVote(int world_size, int64_t first_step, GradientExchange* exchange)
     : world_size_(world_size),
       exchange_(exchange),
       last_vote_step_(first_step),
       next_vote_step_(first_step + kFirstVoteSteps),
-      last_vote_time_(absl::Now()) {}
+      last_vote_time_(SteadyNow()) {}
 
 absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
   if (world_size_ == 1) return requested;
   if (step < next_vote_step_) return false;
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   std::array<double, 2> votes = {requested ? 1.0 : 0.0, absl::ToDoubleSeconds(now - last_vote_time_)};
   RETURN_IF_ERROR(exchange_->Sum(SumPurpose::kStopVote, votes));
   // The sums are the same bits on every rank, and so is what follows from them.

@@ -10,8 +10,9 @@
 
 namespace starring {
 
-// SIGINT, SIGTERM and SIGUSR1 (what mpirun passes on) now count as a request to stop; the second one ends the process
-// at once with exit code 130. Call once, before threads are started.
+// SIGINT, SIGTERM and SIGUSR1 (what mpirun passes on) now count as a request to stop; one that comes a second or more
+// after the first ends the process at once with exit code 130. Sooner it is the same wish: a service manager signals
+// launcher and workers alike, and the launcher then signals the workers. Call once, before threads are started.
 void InstallStopSignals();
 bool StopRequested();
 

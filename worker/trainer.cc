@@ -9,15 +9,17 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/sha256.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "worker/checkpoint_schedule.h"
 #include "worker/checkpointer.h"
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
+#include "worker/finite_check.h"
 #include "worker/processor_use.h"
 #include "worker/ranks_agree.h"
 #include "worker/stop_request.h"
@@ -95,8 +97,8 @@ class TrainerImpl final : public Trainer {
 
   std::unique_ptr<Loader> train_loader_;
   Loader::Options loader_options_;  // of training
-  std::unique_ptr<Checkpointer> checkpointer_;
   std::unique_ptr<Progress> progress_;
+  std::unique_ptr<Checkpointer> checkpointer_;  // goes first: it may have a last warning to print
   std::optional<StepTimer> timer_;
   ProcessorUse processor_use_;
   int64_t first_measured_step_ = 0;
@@ -192,7 +194,7 @@ absl::Status TrainerImpl::TrainToEnd() {
   timer_.emplace(first_measured_step_ - step_, track_);
   RETURN_IF_ERROR(training_step_.Begin({.normalization = normalization, .timer = &*timer_, .end_step = end_step_}));
   StopVote vote(worker_.world_size, step_, &exchange_);
-  epoch_begin_ = absl::Now();
+  epoch_begin_ = SteadyNow();
   while (step_ < end_step_) {
     if (step_ >= first_measured_step_) processor_use_.Resume();
     timer_->BeginStep();
@@ -208,7 +210,7 @@ absl::Status TrainerImpl::TrainToEnd() {
     RETURN_IF_ERROR(TrainStep());
     ++step_;
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
-    if (step_ == end_step_ || checkpoints_.IsDue(step_)) RETURN_IF_ERROR(SaveCheckpoint());
+    if (step_ != end_step_ && checkpoints_.IsDue(step_)) RETURN_IF_ERROR(SaveCheckpoint());
   }
   result_.steps = step_ - first_step;
   result_.next_step = step_;
@@ -216,15 +218,17 @@ absl::Status TrainerImpl::TrainToEnd() {
   if (result_.stopped_early) {
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
     RETURN_IF_ERROR(SumLosses());
-    RETURN_IF_ERROR(SaveCheckpoint());
+    if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
   }
   RETURN_IF_ERROR(CheckParameters());
+  if (result_.steps > 0 || result_.stopped_early) {
+    RETURN_IF_ERROR(checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_));
+  }
   result_.step_summary = timer_->Summary();
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
-  RETURN_IF_ERROR(exchange_.Finish());
-  checkpointer_->Wait();
-  return absl::OkStatus();
+  result_.checkpoint_saved = checkpointer_->is_saved();
+  return exchange_.Finish();
 }
 
 absl::Status TrainerImpl::TrainStep() {
@@ -246,7 +250,7 @@ void TrainerImpl::TakeFinished() {
   for (const FinishedStep& done : finished_) {
     epoch_loss_sum_ += done.loss.loss_sum;
     epoch_samples_ += done.global_count;
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (worker_.record_losses) {
       result_.losses.push_back({.step = done.step,
                                 .seconds = seconds_before_epoch_ + absl::ToDoubleSeconds(now - epoch_begin_),
@@ -302,7 +306,7 @@ absl::Status TrainerImpl::Evaluate(std::span<double, 3> sums) {
 }
 
 absl::Status TrainerImpl::FinishEpoch() {
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - epoch_begin_);
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_);
   seconds_before_epoch_ += seconds;
   processor_use_.Pause();
   RETURN_IF_ERROR(AverageBuffers());
@@ -322,19 +326,19 @@ absl::Status TrainerImpl::FinishEpoch() {
   for (RunObserver* const observer : observers_) observer->OnEpoch(summary, step_);
   epoch_loss_sum_ = 0;
   epoch_samples_ = 0;
-  epoch_begin_ = absl::Now();
+  epoch_begin_ = SteadyNow();
   return absl::OkStatus();
 }
 
 // Between two steps, with no bucket in flight; its time is none of the epoch's.
 absl::Status TrainerImpl::SaveCheckpoint() {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   processor_use_.Pause();
   // In the middle of an epoch too the checkpoint has every rank's statistics. Whether one is written or not, they are
   // averaged at the same steps, so a run that resumes there goes on with the bits of one that was never cut.
   if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
-  RETURN_IF_ERROR(checkpointer_->Save(step_, training_step_.parameters(), &exchange_));
-  epoch_begin_ += absl::Now() - begin;
+  RETURN_IF_ERROR(checkpointer_->SavePeriodic(step_, training_step_.parameters(), &exchange_));
+  epoch_begin_ += SteadyNow() - begin;
   return absl::OkStatus();
 }
 
@@ -372,6 +376,7 @@ absl::Status TrainerImpl::CheckParameters() {
   result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
   result_.steps_per_epoch = steps_per_epoch_;
   result_.bucket_bytes = buckets_.bucket_bytes();
+  RETURN_IF_ERROR(CheckFinite(layout(), step_, training_step_.parameters()));
   return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);
 }
 

@@ -46,6 +46,7 @@ struct TrainResult {
   int64_t steps = 0;      // taken by this process
   int64_t next_step = 0;  // where a resumed run would go on
   bool stopped_early = false;
+  bool checkpoint_saved = false;  // of next_step; rank 0 knows
   StepSummary step_summary;
   ExchangeCounters exchange;
   std::string parameter_sha256;

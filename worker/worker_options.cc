@@ -72,6 +72,8 @@ ABSL_FLAG(std::string, checkpoint_dir, "", "folder for checkpoints; empty: none 
 ABSL_FLAG(int64_t, checkpoint_every_epochs, 5, "epochs between checkpoints");
 ABSL_FLAG(int64_t, checkpoint_every_steps, 0,
           "steps of the run between checkpoints, in addition to those of --checkpoint_every_epochs; 0: none");
+ABSL_FLAG(int, checkpoint_deadline_s, 300,
+          "seconds that all ranks wait at the end, or at a stop, for the checkpoint to be on the disk");
 ABSL_FLAG(bool, resume, false, "continue from the newest complete checkpoint in --checkpoint_dir, if there is one");
 ABSL_FLAG(std::string, record, "", "rank 0 writes the run record, JSON, to this file");
 ABSL_FLAG(bool, record_losses, false, "the run record has the loss of every step; the same on every worker");
@@ -279,6 +281,8 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   }
   options.join_deadline = absl::Seconds(absl::GetFlag(FLAGS_join_deadline_s));
   options.exchange_deadline = absl::Seconds(absl::GetFlag(FLAGS_exchange_deadline_s));
+  options.checkpoint_deadline = absl::Seconds(absl::GetFlag(FLAGS_checkpoint_deadline_s));
+  RETURN_IF_ERROR(RequireAtLeast("checkpoint_deadline_s", absl::GetFlag(FLAGS_checkpoint_deadline_s), 1));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("epochs", options.epochs, 1));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("max_steps", options.max_steps, 0));
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("global_batch", options.global_batch, 1));

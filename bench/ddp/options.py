@@ -117,7 +117,7 @@ def config(flags, dataset, device, steps_total, cuda_graph):
         "loader_threads": flags.loader_workers if flags.data == "dataloader" else 0,
         "bucket_bytes": int(flags.bucket_cap_mb * 1024 * 1024) if world_size > 1 else 0, "lanes": 0, "same_host": "",
         "security": "", "servers": [], "checkpoint_dir": "", "checkpoint_every_epochs": 0,
-        "checkpoint_every_steps": 0, "resume": False, "record": flags.record,
+        "checkpoint_every_steps": 0, "checkpoint_deadline_s": 0, "resume": False, "record": flags.record,
         "trace": "", "tensorboard_dir": "", "tensorboard_every_steps": 0, "metrics_port": -1, "metrics_address": "",
         "share_gpus": flags.share_gpus,
         "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s,

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 import unittest
 
 from tests.e2e.jobs import JobTest, SMALL_JOB, WORKER
@@ -169,10 +170,20 @@ class FailureTest(JobTest):
     def test_a_second_signal_ends_the_process_now(self):
         worker = self.start([WORKER, *ENDLESS])
         self.wait_for_output(worker, "epoch 1/100000")
-        os.kill(worker.pid, signal.SIGSTOP)  # both signals are then pending before a step can end
+        # Stopped before a step can end: both signals are one wish, of a service manager and of a launcher.
+        for first in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
+            os.kill(worker.pid, first)
+        done = self.finish(worker, deadline_s=30)
+        self.assertEqual(done.returncode, 0, done.output)
+
+        # One that cannot stop in good order: rank 0 of two, whose peer does not come.
+        _, address = self.start_server()
+        worker = self.start([WORKER, "--servers=" + address, "--rank=0", "--world_size=2", *ENDLESS])
+        time.sleep(1)  # until it has its signal handlers
         os.kill(worker.pid, signal.SIGINT)
+        time.sleep(1.2)
+        self.assertIsNone(worker.poll())
         os.kill(worker.pid, signal.SIGTERM)
-        os.kill(worker.pid, signal.SIGCONT)
         done = self.finish(worker, deadline_s=30)
         self.assertEqual(done.returncode, 130, done.output)
 

@@ -1,5 +1,8 @@
 #include "worker/stop_request.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -33,6 +36,22 @@ class FakeExchange : public GradientExchange {
  private:
   const int world_size_;
 };
+
+// What a service manager sends to a whole group and what the launcher then sends are one wish.
+TEST(StopRequestTest, TwoSignalsAtOnceAreOneWishAndALaterOneEndsTheProcess) {
+  const auto run = [] {
+    InstallStopSignals();
+    if (StopRequested()) _exit(1);
+    raise(SIGTERM);
+    raise(SIGTERM);
+    raise(SIGUSR1);
+    if (!StopRequested()) _exit(2);
+    usleep(1'050'000);
+    raise(SIGINT);
+    _exit(3);
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(130), "");
+}
 
 TEST(StopVoteTest, OneWorkerStopsAtOnceAndAsksNobody) {
   FakeExchange exchange(1);

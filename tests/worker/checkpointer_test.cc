@@ -1,0 +1,204 @@
+#include "worker/checkpointer.h"
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <latch>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_device.h"
+#include "tests/worker/exchange/ring/in_memory_transport.h"
+#include "worker/exchange/ring/peer_exchange.h"
+#include "worker/model/layer_file.h"
+
+namespace starring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr int kRanks = 2;
+
+// A ring of two ranks, each with a checkpointer, on a disk that is as slow as a test wants it.
+class CheckpointerTest : public testing::Test {
+ protected:
+  struct Rank {
+    WorkerOptions options;
+    std::unique_ptr<Device> device;
+    std::unique_ptr<Network> network;
+    BucketMap buckets;
+    std::vector<float> parameters;
+    std::vector<std::string> warnings;
+    std::unique_ptr<PeerExchange> exchange;
+    std::unique_ptr<Checkpointer> checkpointer;
+  };
+
+  void SetUp() override {
+    dir_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(dir_);
+  }
+
+  // Calls run(rank) on a thread of each rank, whose exchange has started.
+  void RunRanks(const std::function<void(Rank*)>& run) {
+    InMemoryNetwork network(kRanks, 1);
+    std::vector<Rank> ranks(kRanks);
+    std::vector<std::thread> threads;
+    for (int i = 0; i < kRanks; ++i) {
+      ranks[i].exchange = std::make_unique<PeerExchange>(network.CreateTransport(i), PeerExchange::Algorithm::kRing);
+      threads.emplace_back([&, i, rank = &ranks[i]] {
+        Prepare(i, rank);
+        run(rank);
+        rank->checkpointer.reset();
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    warnings_ = ranks[0].warnings;
+    EXPECT_THAT(ranks[1].warnings, IsEmpty());
+  }
+
+  void Prepare(int number, Rank* rank) {
+    rank->options.rank = number;
+    rank->options.world_size = kRanks;
+    rank->options.sync = Sync::kRing;
+    rank->options.optimizer.momentum = 0.9;
+    rank->options.resume = resume_;
+    rank->options.checkpoint_dir = dir_;
+    rank->options.exchange_deadline = exchange_deadline_;
+    rank->options.checkpoint_deadline = checkpoint_deadline_;
+    const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .classes = 10, .batch_max = 1};
+    rank->device = CreateCpuDevice(1).value();
+    rank->network = Network::Create(LayerFile::Load("logreg").value(), shape, rank->device.get()).value();
+    const Layout& layout = rank->network->layout();
+    rank->buckets =
+        BucketMap::Create({.element_count = layout.element_count(), .bucket_bytes = 1, .world_size = kRanks}).value();
+    rank->parameters.assign(layout.element_count(), 1.0f);
+    JobSpec job{.rank = number,
+                .world_size = kRanks,
+                .optimizer = rank->options.optimizer,
+                .schedule = {},
+                .layout = layout,
+                .buckets = rank->buckets,
+                .agreed_flags = {},
+                .optimizer_state = {},
+                .exchange_deadline = exchange_deadline_};
+    CHECK_OK(rank->exchange->Start(job, rank->parameters));
+    auto created = Checkpointer::Create({.worker = &rank->options,
+                                         .network = rank->network.get(),
+                                         .buckets = &rank->buckets,
+                                         .warn = [rank](const std::string& text) { rank->warnings.push_back(text); },
+                                         .write = write_});
+    CHECK_OK(created.status());
+    rank->checkpointer = *std::move(created);
+  }
+
+  std::string dir_;
+  bool resume_ = false;
+  absl::Duration exchange_deadline_ = absl::Seconds(60);
+  absl::Duration checkpoint_deadline_ = absl::Seconds(60);
+  std::function<absl::Status(const std::string&, const Layout&, const Checkpoint&)> write_ = WriteCheckpoint;
+  std::vector<std::string> warnings_;
+};
+
+TEST_F(CheckpointerTest, APeriodicCheckpointIsSkippedWhileTheDiskIsSlow) {
+  // Shared: a write may outlive the test's frame.
+  const auto may_end = std::make_shared<std::latch>(1);
+  write_ = [may_end](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
+    if (checkpoint.step == 10) may_end->wait();
+    return WriteCheckpoint(dir, layout, checkpoint);
+  };
+  RunRanks([&](Rank* rank) {
+    const auto save = [&](int64_t step) {
+      EXPECT_EQ(rank->checkpointer->SavePeriodic(step, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    };
+    save(10);
+    save(20);
+    if (rank->options.rank == 0) may_end->count_down();
+    EXPECT_EQ(rank->checkpointer->SaveFinal(30, rank->parameters, rank->exchange.get()), absl::OkStatus());
+  });
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("no checkpoint of step 20: that of step 10 is still being written")));
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000010"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ + "/step-000000020"));
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000030"));
+}
+
+TEST_F(CheckpointerTest, AllRanksWaitForTheLastOneLongerThanForAnyExchange) {
+  exchange_deadline_ = absl::Seconds(1);
+  write_ = [](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // a slow disk
+    return WriteCheckpoint(dir, layout, checkpoint);
+  };
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SaveFinal(30, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000030")) << "rank " << rank->options.rank;
+    EXPECT_EQ(rank->checkpointer->is_saved(), rank->options.rank == 0);
+  });
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
+TEST_F(CheckpointerTest, ADiskThatHangsEndsTheJobOnEveryRankAtTheDeadline) {
+  checkpoint_deadline_ = absl::Milliseconds(300);
+  const auto may_end = std::make_shared<std::latch>(1);
+  const auto has_ended = std::make_shared<std::latch>(1);
+  write_ = [may_end, has_ended](const std::string&, const Layout&, const Checkpoint&) {
+    may_end->wait();
+    has_ended->count_down();
+    return absl::OkStatus();
+  };
+  RunRanks([&](Rank* rank) {
+    const absl::Status status = rank->checkpointer->SaveFinal(30, rank->parameters, rank->exchange.get());
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 has not written a checkpoint into " + dir_));
+    EXPECT_THAT(std::string(status.message()), HasSubstr("--checkpoint_deadline_s"));
+  });
+  may_end->count_down();
+  has_ended->wait();
+}
+
+TEST_F(CheckpointerTest, AFailedWriteIsAWarningAlsoAtTheVeryEnd) {
+  write_ = [](const std::string&, const Layout&, const Checkpoint&) {
+    return absl::ResourceExhaustedError("no space left");
+  };
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SavePeriodic(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    EXPECT_FALSE(rank->checkpointer->is_saved());
+  });
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("no checkpoint was written")));
+}
+
+TEST_F(CheckpointerTest, WhatIsNotFiniteIsNotSaved) {
+  RunRanks([&](Rank* rank) {
+    rank->parameters[3] = std::numeric_limits<float>::infinity();
+    const absl::Status status = rank->checkpointer->SavePeriodic(10, rank->parameters, rank->exchange.get());
+    if (rank->options.rank != 0) return;
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("after step 9 tensor fc1.weight has inf"));
+  });
+  EXPECT_FALSE(HasCheckpoint(dir_));
+}
+
+TEST_F(CheckpointerTest, RankZeroAloneReadsTheOptimizersState) {
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+  });
+  resume_ = true;
+  RunRanks([&](Rank* rank) {
+    std::vector<std::vector<float>> state;
+    const auto step = rank->checkpointer->Restore(rank->parameters, &state);
+    EXPECT_EQ(step.value(), 10);
+    EXPECT_EQ(state.size(), rank->options.rank == 0 ? 1 : 0);
+    rank->warnings.clear();
+  });
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,190 @@
+#include "worker/trainer.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/check.h"
+#include "common/checkpoint_folders.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_device.h"
+#include "worker/cpu_training_step.h"
+#include "worker/exchange/local/local_exchange.h"
+#include "worker/model/layer_file.h"
+
+namespace starring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A local exchange that fails when `failing_step` is submitted.
+class FailingExchange final : public GradientExchange {
+ public:
+  explicit FailingExchange(int64_t failing_step) : failing_step_(failing_step), inner_(CreateLocalExchange()) {}
+  absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
+    return inner_->Start(job, parameters);
+  }
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
+    inner_->Submit(step, bucket, gradient);
+  }
+  absl::Status Await(int64_t step, int bucket) override {
+    return step == failing_step_ ? absl::UnavailableError("rank 1 is gone") : inner_->Await(step, bucket);
+  }
+  absl::Status Sum(SumPurpose purpose, std::span<double> values) override { return inner_->Sum(purpose, values); }
+  absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
+    return inner_->GatherOptimizerState(state);
+  }
+  void Abort(const absl::Status& why) override { inner_->Abort(why); }
+  absl::Status Finish() override { return inner_->Finish(); }
+  ExchangeCounters counters() const override { return inner_->counters(); }
+
+ private:
+  const int64_t failing_step_;
+  const std::unique_ptr<GradientExchange> inner_;
+};
+
+// Logistic regression on 20 tiny images in batches of 6: 4 steps an epoch.
+class TrainerTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    options_.model = "logreg";
+    options_.dataset = {.name = "synthetic",
+                        .synthetic_train_count = 20,
+                        .synthetic_test_count = 5,
+                        .synthetic_height = 4,
+                        .synthetic_width = 4};
+    options_.epochs = 5;
+    options_.global_batch = 6;
+    options_.optimizer.momentum = 0.9;
+    options_.loader_threads = 1;
+    options_.bucket_bytes = 1 << 20;
+    options_.checkpoint_every_epochs = 2;
+    options_.exchange_deadline = options_.join_deadline = absl::Seconds(60);
+    options_.checkpoint_dir = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    std::filesystem::remove_all(options_.checkpoint_dir);
+  }
+
+  absl::StatusOr<TrainResult> Train() {
+    const TrainAndTest data = LoadDataset(options_.dataset).value();
+    const auto device = CreateCpuDevice(1).value();
+    const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .classes = 10, .batch_max = kEvaluationBatch};
+    const auto network = Network::Create(LayerFile::Load(options_.model).value(), shape, device.get()).value();
+    buckets_ = BucketMap::Create({.element_count = network->layout().element_count(),
+                                  .bucket_bytes = options_.bucket_bytes,
+                                  .world_size = 1})
+                   .value();
+    const auto exchange = std::make_unique<FailingExchange>(failing_step_);
+    const auto step = CreateCpuTrainingStep({.network = network.get(),
+                                             .exchange = exchange.get(),
+                                             .buckets = &buckets_,
+                                             .rank = 0,
+                                             .exchange_part = StepPart::kOptimizer},
+                                            device.get())
+                          .value();
+    const auto trainer = Trainer::Create({.worker = &options_,
+                                          .data = &data,
+                                          .network = network.get(),
+                                          .exchange = exchange.get(),
+                                          .buckets = &buckets_,
+                                          .step = step.get(),
+                                          .stop_requested = [this] { return stop_at_ >= 0 && asked_++ == stop_at_; }});
+    return trainer->Run();
+  }
+
+  // Ascending.
+  std::vector<int64_t> SavedSteps() {
+    std::vector<int64_t> steps;
+    for (const CheckpointFolder& folder : ListCheckpointFolders(options_.checkpoint_dir)) steps.push_back(folder.step);
+    std::ranges::reverse(steps);
+    return steps;
+  }
+
+  WorkerOptions options_;
+  BucketMap buckets_;
+  int64_t failing_step_ = -1;
+  int64_t stop_at_ = -1;
+  int64_t asked_ = 0;
+};
+
+TEST_F(TrainerTest, SavesEveryKEpochsAndAtTheEnd) {
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->next_step, 20);
+  EXPECT_TRUE(result->checkpoint_saved);
+  EXPECT_THAT(SavedSteps(), ElementsAre(16, 20));  // of 8, 16 and 20 the newest two stay
+  EXPECT_EQ(result->bucket_bytes, buckets_.bucket_bytes());
+}
+
+TEST_F(TrainerTest, EndsAtMaxStepsInTheMiddleOfAnEpoch) {
+  options_.max_steps = 7;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->steps, 7);
+  EXPECT_EQ(result->total_steps, 7);
+  EXPECT_EQ(result->steps_per_epoch, 4);
+  ASSERT_EQ(result->epochs.size(), 2);  // the second is cut short, and reported
+  EXPECT_EQ(result->epochs[1].epoch, 1);
+  EXPECT_THAT(SavedSteps(), ElementsAre(7));
+}
+
+TEST_F(TrainerTest, SavesEverySoManyStepsAndWhereItIsStopped) {
+  options_.checkpoint_every_epochs = 100;
+  options_.checkpoint_every_steps = 6;
+  stop_at_ = 15;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->stopped_early);
+  EXPECT_EQ(result->next_step, 15);
+  EXPECT_THAT(SavedSteps(), ElementsAre(12, 15));
+}
+
+TEST_F(TrainerTest, ARunThatIsOverSavesNothingAgain) {
+  ASSERT_TRUE(Train().ok());
+  std::filesystem::remove_all(options_.checkpoint_dir + "/step-000000016");
+  options_.resume = true;
+  const auto again = Train();
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->steps, 0);
+  EXPECT_FALSE(again->checkpoint_saved);
+  EXPECT_THAT(SavedSteps(), ElementsAre(20));
+}
+
+// The disk is full, and before anybody has heard of it a peer dies.
+TEST_F(TrainerTest, AFailedCheckpointAfterAFailedRunIsAWarning) {
+  failing_step_ = 9;
+  signal(SIGXFSZ, SIG_IGN);
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 100;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const auto result = Train();
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("rank 1 is gone"));
+  EXPECT_THAT(SavedSteps(), ElementsAre());
+}
+
+TEST_F(TrainerTest, ParametersThatAreNotFiniteAreNoResult) {
+  options_.checkpoint_dir = "";
+  options_.epochs = 1;
+  options_.max_steps = 1;
+  options_.schedule.base = 3e38;  // the gradient is finite, the update is not
+  options_.optimizer.momentum = 0;
+  options_.optimizer.weight_decay = 1e30;
+  const auto result = Train();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("after step 0 tensor fc1.weight has "));
+}
+
+}  // namespace
+}  // namespace starring
