@@ -52,7 +52,7 @@ Job::Job(const Context& context)
     : context_(context),
       options_(*context.options),
       environment_(InheritedEnvironment()),
-      supervisor_(context.signals, context.merger) {
+      supervisor_(context.signals, context.merger, context.output) {
   // Threads that spin while they wait would take the cores of those that they wait for.
   environment_.SetDefault("OMP_WAIT_POLICY", "PASSIVE");
   environment_.SetDefault("OMP_NUM_THREADS", absl::StrCat(context.cores->workers.front().size()));

@@ -12,6 +12,7 @@
 #include "deploy/launch/environment.h"
 #include "deploy/launch/launch_options.h"
 #include "deploy/launch/line_merger.h"
+#include "deploy/launch/output_queue.h"
 #include "deploy/launch/signal_queue.h"
 #include "deploy/launch/supervisor.h"
 
@@ -30,6 +31,7 @@ class Job {
     const CorePlan* cores = nullptr;
     SignalQueue* signals = nullptr;
     LineMerger* merger = nullptr;
+    OutputQueue* output = nullptr;  // where the merger writes
     std::string folder;
     std::vector<std::string> worker_flags;
     std::vector<std::string> star_flags;  // of servers and workers both

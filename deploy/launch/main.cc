@@ -4,6 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <random>
@@ -24,6 +26,7 @@
 #include "deploy/launch/launch_options.h"
 #include "deploy/launch/line_merger.h"
 #include "deploy/launch/mpi_rank.h"
+#include "deploy/launch/output_queue.h"
 #include "deploy/launch/signal_queue.h"
 
 namespace starring {
@@ -53,14 +56,25 @@ class TemporaryFolder {
   std::string path_;
 };
 
-void WriteAll(OutputStream stream, absl::string_view bytes) {
-  const int fd = stream == OutputStream::kOut ? STDOUT_FILENO : STDERR_FILENO;
-  while (!bytes.empty()) {
-    const ssize_t written = write(fd, bytes.data(), bytes.size());
-    if (written < 0 && errno != EINTR) return;  // nobody reads any more: the job goes on without
-    if (written > 0) bytes.remove_prefix(static_cast<size_t>(written));
+// An attempt that ends as soon as it has begun will probably do so again: its cause needs a moment to pass.
+class RestartPause {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // How long to wait after an attempt that took so long.
+  std::chrono::milliseconds After(Clock::duration attempt) {
+    if (attempt >= kSoon) pause_ = std::chrono::milliseconds(0);
+    const std::chrono::milliseconds pause = pause_;
+    pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
+    return pause;
   }
-}
+
+ private:
+  static constexpr std::chrono::seconds kSoon{3};
+  static constexpr std::chrono::milliseconds kPauseMin{250};
+  static constexpr std::chrono::milliseconds kPauseMax{8000};
+  std::chrono::milliseconds pause_{0};  // the first restart comes at once
+};
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   std::string text = absl::StrCat("launch: ", options.sync_name, ", cores:");
@@ -102,7 +116,8 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
     return kExitOk;
   }
   ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
-  LineMerger merger(WriteAll);
+  OutputQueue output;
+  LineMerger merger([&output](OutputStream stream, absl::string_view bytes) { output.Write(stream, bytes); });
   const CorePlan plan = PlanCores(AllowedCores(), {.worker_count = options.worker_count,
                                                    .server_count = options.server_count,
                                                    .cores_per_worker = options.cores_per_worker,
@@ -112,14 +127,17 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
                        .cores = &plan,
                        .signals = &signals,
                        .merger = &merger,
+                       .output = &output,
                        .folder = "",
                        .worker_flags = options.worker_flags,
                        .star_flags = {}};
   const std::string job_name = DrawJobName();
+  RestartPause restart_pause;
   for (int restart = 0;; ++restart) {
     ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
     context.folder = folder.path();
     ASSIGN_OR_RETURN(context.star_flags, StarFlags(options, folder.path(), absl::StrCat(job_name, "-", restart)));
+    const RestartPause::Clock::time_point begin = RestartPause::Clock::now();
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());
     if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0) return outcome.exit_code;
@@ -133,6 +151,9 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
     }
     merger.Print(absl::StrCat("launch: restart ", restart + 1, " of ", options.restart_count,
                               ", from the last complete checkpoint"));
+    if (signals.StopsWithin(restart_pause.After(RestartPause::Clock::now() - begin))) {
+      return outcome.exit_code;
+    }
     context.worker_flags = ResumingFlags(options.worker_flags);
   }
 }

@@ -1,6 +1,7 @@
 #include "deploy/launch/signal_queue.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/signalfd.h>
@@ -21,6 +22,19 @@ absl::StatusOr<SignalQueue> SignalQueue::Create() {
   UniqueFd fd(signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC));
   if (fd.get() < 0) return absl::InternalError(absl::StrCat("signalfd: ", strerror(errno)));
   return SignalQueue(std::move(fd));
+}
+
+bool SignalQueue::StopsWithin(std::chrono::milliseconds pause) {
+  const auto end = std::chrono::steady_clock::now() + pause;
+  while (true) {
+    for (const int number : Take()) {
+      if (number != SIGCHLD && number != SIGWINCH) return true;
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return false;
+    pollfd ready = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    poll(&ready, 1, static_cast<int>(left.count()));
+  }
 }
 
 std::vector<int> SignalQueue::Take() {

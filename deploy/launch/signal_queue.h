@@ -2,6 +2,7 @@
 #ifndef STARRING_DEPLOY_LAUNCH_SIGNAL_QUEUE_H_
 #define STARRING_DEPLOY_LAUNCH_SIGNAL_QUEUE_H_
 
+#include <chrono>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -16,6 +17,8 @@ class SignalQueue {
   static absl::StatusOr<SignalQueue> Create();
 
   int fd() const { return fd_.get(); }
+  // Waits for `pause`, or until a signal that asks to stop has come: then true.
+  bool StopsWithin(std::chrono::milliseconds pause);
   // Those that have come since the last call; never blocks.
   std::vector<int> Take();
 

@@ -56,7 +56,9 @@ void Supervisor::Poll(std::chrono::milliseconds timeout) {
   std::erase_if(outputs_, [](const Output& output) { return !output.open; });
   std::vector<pollfd> fds = {{.fd = signals_->fd(), .events = POLLIN, .revents = 0}};
   for (const Output& output : outputs_) fds.push_back({.fd = output.fd.get(), .events = POLLIN, .revents = 0});
+  fds.push_back({.fd = output_->fd(), .events = POLLOUT, .revents = 0});
   if (poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return;
+  if (fds.back().revents != 0) output_->Drain();
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (fds[i + 1].revents != 0) Read(outputs_[i]);
   }

@@ -15,6 +15,7 @@
 #include "deploy/launch/child_process.h"
 #include "deploy/launch/line_merger.h"
 #include "deploy/launch/output_channel.h"
+#include "deploy/launch/output_queue.h"
 #include "deploy/launch/signal_queue.h"
 
 namespace starring {
@@ -36,8 +37,9 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
   using Condition = std::function<bool()>;
 
-  // Both outlive the supervisor.
-  Supervisor(SignalQueue* signals, LineMerger* merger) : signals_(signals), merger_(merger) {}
+  // All outlive the supervisor.
+  Supervisor(SignalQueue* signals, LineMerger* merger, OutputQueue* output)
+      : signals_(signals), merger_(merger), output_(output) {}
   // Kills what still runs.
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
@@ -79,6 +81,7 @@ class Supervisor {
 
   SignalQueue* const signals_;
   LineMerger* const merger_;
+  OutputQueue* const output_;  // where the merger writes
   std::vector<Child> children_;
   std::vector<Output> outputs_;
   int reap_count_ = 0;

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 import unittest
 
@@ -320,6 +321,25 @@ class StarTest(LaunchTest):
         process.stderr.close()
         os.close(master)
 
+
+    def test_a_stopped_terminal_does_not_hold_the_job_up(self):
+        master, slave = pty.openpty()
+        termios.tcflow(slave, termios.TCOOFF)  # Ctrl-S
+        text = "x" * 5000 + r"\n"
+        process = subprocess.Popen(self.command(["--workers=2"], ["--print=" + 20 * text]), env=self.environment(),
+                                   stdout=slave, stderr=slave)
+        self.assertEqual(process.wait(DEADLINE_S), 0)
+        self.assert_nothing_left()
+        os.close(slave)
+        os.close(master)
+
+    def test_a_stop_between_two_attempts_ends_the_launcher(self):
+        process = self.start(["--workers=1", "--restarts=100"], ["--exit=w0:9", "--checkpoint_dir=x"])
+        self.await_started("w0")
+        time.sleep(2)  # by now it pauses most of the time
+        process.terminate()
+        _, err = self.finish(process)
+        self.assertNotIn("restart 20 of 100", err)
 
     def clear_notes(self):
         for name in os.listdir(self.notes):
