@@ -119,7 +119,20 @@ absl::Status OnGpu(const absl::Status& status) {
 // Exchange and step: on a GPU, one worker's optimizer runs there too.
 struct Workings {
   std::unique_ptr<GradientExchange> exchange;
-  std::unique_ptr<TrainingStep> step;  // ends first
+  std::unique_ptr<TrainingStep> step;
+
+  Workings() = default;
+  Workings(Workings&&) = default;
+  // The exchange lets go of the step's memory, then that goes, then the exchange, whose own memory the step has pinned.
+  ~Workings() {
+    if (exchange == nullptr || exchange->Release()) {
+      step.reset();
+      return;
+    }
+    // The process is about to end, and what may still be written to stays until then.
+    static_cast<void>(step.release());
+    static_cast<void>(exchange.release());
+  }
 };
 
 absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const NetworkOptions& shape,
@@ -223,7 +236,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
     std::printf("%s after %lld steps, p50 %.3f ms a step, parameters %.12s\n",
                 result.stopped_early ? "stopped" : "done", static_cast<long long>(result.next_step),
                 result.step_summary.p50_ms, result.parameter_sha256.c_str());
-    if (result.stopped_early && !options.checkpoint_dir.empty()) {
+    if (result.stopped_early && result.checkpoint_saved) {
       std::printf("saved in %s: --resume goes on from there\n", options.checkpoint_dir.c_str());
     }
   }
@@ -248,17 +261,19 @@ int Main(int argc, char** argv) {
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();
-  Onlookers onlookers;
-  if (status.ok()) {
-    absl::StatusOr<Onlookers> created = CreateOnlookers(*options);
-    status = created.status();
-    if (status.ok()) onlookers = *std::move(created);
-  }
+  // MPI first: it sets variables of the environment, which no other thread may read meanwhile, and metrics have
+  // threads.
   std::unique_ptr<MpiRuntime> mpi;
   if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
     absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(launcher, options->join_deadline);
     status = started.status();
     if (status.ok()) mpi = *std::move(started);
+  }
+  Onlookers onlookers;
+  if (status.ok()) {
+    absl::StatusOr<Onlookers> created = CreateOnlookers(*options);
+    status = created.status();
+    if (status.ok()) onlookers = *std::move(created);
   }
   const int rank = options.ok() ? options->rank : launcher.rank;
   if (status.ok()) {

@@ -63,6 +63,12 @@ class GradientExchange {
   // Tells the peers, as well as it can and at once, that this worker gives up and why. Only destruction may follow.
   virtual void Abort(const absl::Status& why) = 0;
 
+  // The first step of destruction, after Finish, Abort or an error: ends what this object does by itself, so that it
+  // touches nothing any more of the memory that it was given. False if a library still may, as MPI may write into a
+  // receive that was posted before an error: then neither that memory nor this object may go before the process does.
+  // Only destruction may follow, and memory of the exchange's own ends with that.
+  virtual bool Release() { return true; }
+
   // Orderly end, with no bucket in flight; collective.
   virtual absl::Status Finish() = 0;
 

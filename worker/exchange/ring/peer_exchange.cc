@@ -300,6 +300,13 @@ void PeerExchange::Abort(const absl::Status& why) {
   pump_.Abort(why);
 }
 
+// Without an error every operation has completed: Finish drains. After one nobody polls, and MPI keeps what was posted.
+bool PeerExchange::Release() {
+  StopBackground();
+  std::lock_guard lock(mutex_);
+  return pump_.failure().ok() && (machine_ == nullptr || machine_->IsIdle());
+}
+
 absl::Status PeerExchange::Fail(const absl::Status& status) {
   pump_.Abort(status);
   return status;

@@ -40,9 +40,7 @@ class StarExchange final : public GradientExchange {
  public:
   explicit StarExchange(StarOptions options) : options_(std::move(options)) {}
 
-  ~StarExchange() override {
-    if (client_ != nullptr && !over_) client_->Abort(absl::CancelledError("it ended before the job was finished"));
-  }
+  ~StarExchange() override { StarExchange::Release(); }
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
   std::span<float> gradient_memory() override {
@@ -56,6 +54,7 @@ class StarExchange final : public GradientExchange {
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
+  bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
 
@@ -263,6 +262,13 @@ absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>
 void StarExchange::Abort(const absl::Status& why) {
   if (client_ == nullptr || std::exchange(over_, true)) return;
   client_->Abort(why);
+}
+
+// gRPC reads gradients where the worker has them, and the client waits until it has let go of them.
+bool StarExchange::Release() {
+  Abort(absl::CancelledError("it ended before the job was finished"));
+  client_.reset();
+  return true;
 }
 
 absl::Status StarExchange::Finish() {

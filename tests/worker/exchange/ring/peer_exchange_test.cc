@@ -247,6 +247,33 @@ TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
   }
 }
 
+TEST(PeerExchange, LetsGoOfMemoryAfterAnOrderlyEndOnly) {
+  for (const bool fails : {false, true}) {
+    Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 2}, .step_count = 2};
+    training.before_step = [&](int rank, int64_t step) {
+      return fails && rank == 1 && step == 1 ? absl::CancelledError("enough") : absl::OkStatus();
+    };
+    InMemoryNetwork network(2, 6);
+    std::vector<Outcome> outcomes(2);
+    std::vector<std::vector<float>> gradients(2);
+    std::vector<std::unique_ptr<PeerExchange>> exchanges;
+    for (int rank = 0; rank < 2; ++rank) {
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+    }
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(outcomes[rank].status.ok(), !fails) << outcomes[rank].status;
+      EXPECT_EQ(exchanges[rank]->Release(), !fails) << rank;
+    }
+  }
+}
+
 // Ranks that have lost step with each other add nothing to each other's numbers.
 TEST(PeerExchange, RefusesASumOfDifferentThings) {
   const std::vector<double> few(2), many(20), most(30);
