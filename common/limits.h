@@ -124,6 +124,17 @@ inline constexpr size_t kSecretFileBytesMax = 64 << 10;
 // The name of a run, which a server keeps and prints: a job's number, or what a person types.
 inline constexpr size_t kRunIdBytesMax = 255;
 
+// A check before training (worker --check). A note is one worker's report: some 150 bytes for each server or rank that
+// it dialled. A server keeps those of all workers while they check, and no longer.
+inline constexpr int kCheckStagesMax = 5;
+inline constexpr int64_t kCheckNoteBytesMax = 64 << 10;
+// One rank's addresses, where MPI itself has to gather them: all ranks' fit one collective's buffer.
+inline constexpr int64_t kCheckCardBytesMax = 4 << 10;
+inline constexpr int64_t kCheckBoardBytesMax = 32 << 20;
+// One message of a bandwidth test, and one whole test: enough to fill a link, too little to hinder a neighbour.
+inline constexpr int64_t kCheckPayloadBytesMax = 1 << 20;
+inline constexpr int64_t kCheckBandwidthBytesMax = 16 << 20;
+
 inline constexpr int kPortMax = 65535;  // of TCP
 
 // Connections at a server that are not known to be a worker's: workers that have just connected, monitors, strangers.

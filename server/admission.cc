@@ -28,6 +28,10 @@ absl::Status Admission::Check(const v1::GetStatusRequest& request, absl::string_
   return CheckToken(request.token(), peer);
 }
 
+absl::Status Admission::Check(const v1::CheckRequest& request, absl::string_view peer) {
+  return CheckToken(request.token(), peer);
+}
+
 absl::Status Admission::CheckToken(absl::string_view token, absl::string_view peer) {
   if (SameToken(token, token_)) return absl::OkStatus();
   ++refused_count_;

@@ -23,6 +23,7 @@ class Admission {
   // has too long a name. `peer` is where the request came from.
   absl::Status Check(const v1::JoinRequest& request, absl::string_view peer);
   absl::Status Check(const v1::GetStatusRequest& request, absl::string_view peer);
+  absl::Status Check(const v1::CheckRequest& request, absl::string_view peer);
 
   // " (2 requests without the job's secret were refused, the last from PEER)", or nothing.
   std::string DescribeRefusals() const;

@@ -24,9 +24,10 @@
 
 namespace starring {
 
-// Join and GetStatus as protobuf messages, Exchange as bytes.
-using RawParameterServerService = v1::ParameterServer::WithRawMethod_Exchange<v1::ParameterServer::WithAsyncMethod_Join<
-    v1::ParameterServer::WithAsyncMethod_GetStatus<v1::ParameterServer::Service>>>;
+// Join, GetStatus and Check as protobuf messages, Exchange as bytes.
+using RawParameterServerService = v1::ParameterServer::WithRawMethod_Exchange<
+    v1::ParameterServer::WithAsyncMethod_Join<v1::ParameterServer::WithAsyncMethod_GetStatus<
+        v1::ParameterServer::WithAsyncMethod_Check<v1::ParameterServer::Service>>>>;
 
 class ExchangeLane {
  public:

@@ -12,6 +12,8 @@
 #include "common/host_port.h"
 #include "common/limits.h"
 #include "common/machine_limits.h"
+#include "common/process_facts.h"
+#include "common/star/wire_version.h"
 #include "common/status.h"
 
 namespace starring {
@@ -54,6 +56,7 @@ ParameterServer::Core::Core(Options options)
       join_events_{[this](JoinCall* call) { OnJoin(call); }, [this](JoinCall* call) { OnJoinGone(call); }},
       status_events_{[this](StatusCall* call) { OnStatus(call); },
                      [this](StatusCall* call) { status_calls_.erase(call); }},
+      check_events_{[this](CheckCall* call) { OnCheck(call); }, [this](CheckCall* call) { check_calls_.erase(call); }},
       lane_events_{[this](ExchangeLane*) { ListenForLane(); },
                    [this](ExchangeLane* lane, const ReceivedMessage& message) { OnLaneMessage(lane, message); },
                    [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
@@ -142,6 +145,7 @@ absl::Status ParameterServer::Core::Wait() {
 void ParameterServer::Core::Run() {
   ListenForJoin();
   ListenForStatus();
+  ListenForCheck();
   ListenForLane();
   bool queue_is_down = false;
   Clock::time_point next_tick = Clock::now() + kTick;
@@ -156,7 +160,8 @@ void ParameterServer::Core::Run() {
       next_tick = now + kTick;
       Tick(now);
     }
-    if (server_is_down_ && join_calls_.empty() && status_calls_.empty() && lanes_.empty() && !queue_is_down) {
+    if (server_is_down_ && join_calls_.empty() && status_calls_.empty() && check_calls_.empty() && lanes_.empty() &&
+        !queue_is_down) {
       queue_is_down = true;
       queue_->Shutdown();
     }
@@ -165,6 +170,7 @@ void ParameterServer::Core::Run() {
 }
 
 void ParameterServer::Core::Tick(Clock::time_point now) {
+  check_board_.Forget(now);
   std::vector<JoinCall*> expired;
   for (const auto& [call, pending] : pending_joins_) {
     if (now >= pending.expires) expired.push_back(call);
@@ -251,6 +257,14 @@ void ParameterServer::Core::ListenForStatus() {
         service_.RequestGetStatus(context, request, responder, queue_.get(), queue_.get(), tag);
       });
   status_calls_.emplace(call.get(), std::move(call));
+}
+
+void ParameterServer::Core::ListenForCheck() {
+  auto call =
+      std::make_unique<CheckCall>(&check_events_, [this](auto* context, auto* request, auto* responder, void* tag) {
+        service_.RequestCheck(context, request, responder, queue_.get(), queue_.get(), tag);
+      });
+  check_calls_.emplace(call.get(), std::move(call));
 }
 
 void ParameterServer::Core::ListenForLane() {
@@ -405,6 +419,54 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
   reply.set_shard_count(options_.shard_count);
   reply.set_uptime_seconds(std::chrono::duration<double>(Clock::now() - started_).count());
   call->Answer(reply);
+}
+
+void ParameterServer::Core::OnCheck(CheckCall* call) {
+  ListenForCheck();
+  const absl::Status admitted = admission_.Check(call->request(), call->peer());
+  const absl::StatusOr<v1::CheckReply> reply = admitted.ok() ? AnswerCheck(call->request()) : admitted;
+  if (reply.ok()) {
+    call->Answer(*reply);
+  } else {
+    call->Refuse(reply.status());
+  }
+}
+
+absl::StatusOr<v1::CheckReply> ParameterServer::Core::AnswerCheck(const v1::CheckRequest& request) {
+  // A check times the network with payloads: a job that trains is not to feel it.
+  if (job_ != nullptr) {
+    check_board_.Clear();
+    return absl::FailedPreconditionError(absl::StrCat("shard ", options_.shard, " already trains with ",
+                                                      job_->world_size(),
+                                                      " workers: check before the job starts, or after it has ended"));
+  }
+  if (static_cast<int64_t>(request.payload().size()) > kCheckPayloadBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a payload of ", request.payload().size(), " bytes is longer than ", kCheckPayloadBytesMax));
+  }
+  v1::CheckReply reply;
+  if (request.facts()) {
+    v1::ProcessFacts facts = ReadProcessFacts(v1::ProcessFacts::SERVER, options_.shard);
+    facts.set_wire_version(kWireVersion);
+    v1::ProcessFacts::Library* const library = facts.add_libraries();
+    library->set_name("gRPC");
+    library->set_version(grpc::Version());
+    reply.set_facts(facts.SerializeAsString());
+  }
+  if (request.worker_id() != 0) {
+    RETURN_IF_ERROR(check_board_.Greet(request.rank(), request.worker_id(), Clock::now()));
+    if (request.put_stage() != 0) {
+      RETURN_IF_ERROR(check_board_.Put(request.rank(), request.put_stage(), request.put_text()));
+    }
+    const std::string* const note =
+        request.get_stage() == 0 ? nullptr : check_board_.Get(request.get_rank(), request.get_stage());
+    reply.set_found(note != nullptr);
+    if (note != nullptr) reply.set_text(*note);
+    if (request.leave()) check_board_.Leave(request.rank());
+    reply.set_note_count(check_board_.worker_count());
+  }
+  reply.set_clock_us(WallClockMicroseconds());
+  return reply;
 }
 
 void ParameterServer::Core::OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message) {

@@ -21,6 +21,7 @@
 #include "absl/status/status.h"
 #include "server/admission.h"
 #include "server/connection_acceptor.h"
+#include "server/check_board.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
 #include "server/rendezvous.h"
@@ -43,10 +44,12 @@ class ParameterServer::Core {
   using Clock = std::chrono::steady_clock;
   using JoinCall = UnaryCall<v1::JoinRequest, v1::JoinReply>;
   using StatusCall = UnaryCall<v1::GetStatusRequest, v1::GetStatusReply>;
+  using CheckCall = UnaryCall<v1::CheckRequest, v1::CheckReply>;
 
   // Asks gRPC for one more call of each kind.
   void ListenForJoin();
   void ListenForStatus();
+  void ListenForCheck();
   void ListenForLane();
 
   void Run();
@@ -67,6 +70,8 @@ class ParameterServer::Core {
   int64_t UpdateMemoryLimit();
   void BeginJob();
   void OnStatus(StatusCall* call);
+  void OnCheck(CheckCall* call);
+  absl::StatusOr<v1::CheckReply> AnswerCheck(const v1::CheckRequest& request);
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
   void OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello);
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
@@ -96,9 +101,12 @@ class ParameterServer::Core {
   };
   const JoinCall::Events join_events_;
   const StatusCall::Events status_events_;
+  const CheckCall::Events check_events_;
   const ExchangeLane::Events lane_events_;
   std::map<JoinCall*, std::unique_ptr<JoinCall>> join_calls_;
   std::map<StatusCall*, std::unique_ptr<StatusCall>> status_calls_;
+  std::map<CheckCall*, std::unique_ptr<CheckCall>> check_calls_;
+  CheckBoard check_board_;
   std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
   std::map<JoinCall*, PendingJoin> pending_joins_;
   std::map<LaneId, ExchangeLane*> lanes_by_id_;
