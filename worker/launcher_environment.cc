@@ -79,6 +79,9 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
   if (environment.cores_per_worker.empty()) environment.cores_per_worker = absl::StrJoin(cores, ",");
   environment.cores_per_server = ReadText(lookup, "STARRING_CORES_PER_SERVER");
 
+  environment.mpi_interfaces_included = ReadText(lookup, "OMPI_MCA_btl_tcp_if_include");
+  environment.mpi_interfaces_excluded = ReadText(lookup, "OMPI_MCA_btl_tcp_if_exclude");
+
   // mpirun inside of a Slurm allocation leaves Slurm's variables in place: it counts first. Slurm sets SLURM_PROCID in
   // a batch script too, where nobody else was started; only srun adds the step's number.
   const bool in_slurm_step = number({"SLURM_STEP_ID", "SLURM_STEPID"}) != kNotSet;

@@ -34,7 +34,10 @@ struct LauncherEnvironment {
   // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
   std::string cores_per_worker;
   std::string cores_per_server;
-  std::string run_id;          // which job of Slurm's, and which start of it; empty: of none
+  std::string run_id;  // which job of Slurm's, and which start of it; empty: of none
+  // The networks that the user allows or forbids Open MPI: btl_tcp_if_include, btl_tcp_if_exclude.
+  std::string mpi_interfaces_included;
+  std::string mpi_interfaces_excluded;
   bool output_is_ours = true;  // a terminal behind stdout is the person's own, not one that mpirun or srun made up
 };
 

@@ -18,6 +18,8 @@
 #include "common/metrics/metrics.h"
 #include "common/status.h"
 #include "common/trace.h"
+#include "worker/check/check.h"
+#include "worker/check/check_plan.h"
 #include "worker/cpu_training_step.h"
 #include "worker/cuda_training_step.h"
 #include "worker/data/dataset.h"
@@ -251,6 +253,29 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                          .versions = LibraryVersions()});
 }
 
+// What a person calls this machine's GPUs.
+std::string GpusText(const WorkerOptions& options) {
+  if (options.device == "cpu") return "";
+  const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices();
+  if (!gpus.ok() || gpus->empty()) return "";
+  return absl::StrCat(gpus->size(), " x ", gpus->front().name);
+}
+
+int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std::unique_ptr<MpiRuntime> mpi) {
+  // There is no step to finish and nothing to save.
+  for (const int signal_number : {SIGINT, SIGTERM, SIGUSR1}) signal(signal_number, SIG_DFL);
+  const CheckOutcome outcome = RunCheck({.options = &options,
+                                         .launcher = &launcher,
+                                         .mpi = mpi.get(),
+                                         .gpu = GpusText(options),
+                                         .print = [](const std::string& text) {
+                                           std::fputs(text.c_str(), stdout);
+                                           std::fflush(stdout);
+                                         }});
+  if (mpi != nullptr && outcome.mpi_is_stuck) mpi->ExitWithoutFinalize(outcome.exit_code);
+  return outcome.exit_code;
+}
+
 int Main(int argc, char** argv) {
   KeepFreedMemory();
   setenv("GRPC_VERBOSITY", "NONE", 0);      // what matters of gRPC's log is in our own messages
@@ -265,10 +290,12 @@ int Main(int argc, char** argv) {
   // threads.
   std::unique_ptr<MpiRuntime> mpi;
   if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
-    absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(launcher, options->join_deadline);
+    absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(
+        launcher, options->check ? kGatherDeadline : options->join_deadline, options->check ? OwnPlace(launcher) : "");
     status = started.status();
     if (status.ok()) mpi = *std::move(started);
   }
+  if (status.ok() && options->check) return Check(*options, launcher, std::move(mpi));
   Onlookers onlookers;
   if (status.ok()) {
     absl::StatusOr<Onlookers> created = CreateOnlookers(*options);

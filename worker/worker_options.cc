@@ -86,6 +86,9 @@ ABSL_FLAG(int, metrics_port, -1,
           "-1: none");
 ABSL_FLAG(std::string, metrics_address, "127.0.0.1", "address of --metrics_port; 0.0.0.0: every one of the machine");
 ABSL_FLAG(std::string, progress, "auto", "auto (live on a terminal, plain elsewhere), live, plain or none");
+ABSL_FLAG(bool, check, false,
+          "instead of training: dials every process that this job would talk to, prints one table (rank 0) and whether "
+          "the job is ready, or what to mend; exit code 0, 2 or 3");
 ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
 ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
 
@@ -271,6 +274,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.tensorboard_dir = absl::GetFlag(FLAGS_tensorboard_dir);
   options.tensorboard_every_steps = absl::GetFlag(FLAGS_tensorboard_every_steps);
   options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
+  options.check = absl::GetFlag(FLAGS_check);
   options.metrics_address = absl::GetFlag(FLAGS_metrics_address);
   RETURN_IF_ERROR(RequireAtLeast<int64_t>("tensorboard_every_steps", options.tensorboard_every_steps, 1));
   RETURN_IF_ERROR(RequireAtLeast("metrics_port", options.metrics_port, -1));

@@ -75,6 +75,7 @@ struct WorkerOptions {
   std::string metrics_address;
   int metrics_port = -1;  // -1: none; 0: a free one; else rank 0's, the others' follow
   ProgressStyle progress = ProgressStyle::kAuto;
+  bool check = false;  // dial all peers and end, instead of training
 
   absl::Duration join_deadline;
   absl::Duration exchange_deadline;

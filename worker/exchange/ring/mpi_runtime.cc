@@ -83,7 +83,7 @@ absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher)
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvironment& launcher,
-                                                              absl::Duration join_deadline) {
+                                                              absl::Duration join_deadline, const std::string& note) {
   AvoidForbiddenSingleCopy();
   SendChunksEagerly();
   // mpirun of the bundle has said so to us already; srun has not.
@@ -92,7 +92,8 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
   {
     Watchdog watchdog(join_deadline,
                       absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " waited ",
-                                   absl::FormatDuration(join_deadline), " in MPI_Init: another rank did not start"));
+                                   absl::FormatDuration(join_deadline), " in MPI_Init: another rank did not start",
+                                   note.empty() ? "" : ": ", note));
     // No more than SERIALIZED: with MULTIPLE every call would take Open MPI's own locks.
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS) {
       return absl::InternalError("MPI_Init_thread failed");

@@ -19,9 +19,10 @@ class MpiRuntime {
  public:
   // InvalidArgument when MPI sees another number of ranks than the launcher started (srun without PMI starts singletons
   // silently), with the way out. A process that is missing keeps everybody else inside MPI_Init, where nothing can be
-  // returned: after `join_deadline` this process ends with a message and exit code 3.
+  // returned: after `join_deadline` this process ends with a message, which `note` is added to, and exit code 3.
   static absl::StatusOr<std::unique_ptr<MpiRuntime>> Start(const LauncherEnvironment& launcher,
-                                                           absl::Duration join_deadline = absl::Seconds(60));
+                                                           absl::Duration join_deadline = absl::Seconds(60),
+                                                           const std::string& note = "");
 
   // MPI_Finalize: all ranks leave together. Only after an orderly end; else ExitWithoutFinalize.
   ~MpiRuntime();

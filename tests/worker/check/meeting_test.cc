@@ -1,0 +1,100 @@
+#include "worker/check/meeting.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+
+namespace starring {
+namespace {
+
+struct SharedNotes {
+  std::mutex mutex;
+  std::map<std::pair<int, CheckStage>, std::string> notes;
+};
+
+class MemoryBoard final : public NoteBoard {
+ public:
+  MemoryBoard(SharedNotes* shared, int rank) : shared_(shared), rank_(rank) {}
+  absl::Status Put(CheckStage stage, const std::string& text) override {
+    const std::lock_guard lock(shared_->mutex);
+    shared_->notes[{rank_, stage}] = text;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::optional<std::string>> Get(int rank, CheckStage stage) override {
+    const std::lock_guard lock(shared_->mutex);
+    const auto found = shared_->notes.find({rank, stage});
+    if (found == shared_->notes.end()) return std::optional<std::string>();
+    return std::optional<std::string>(found->second);
+  }
+
+ private:
+  SharedNotes* const shared_;
+  const int rank_;
+};
+
+v1::ProcessReport ReportOf(int rank) {
+  v1::ProcessReport report;
+  report.mutable_facts()->set_number(rank);
+  return report;
+}
+
+Meeting::Options OptionsOf(NoteBoard* board, int rank, int world_size, absl::Time begin) {
+  return {.board = board, .rank = rank, .world_size = world_size, .begin = begin, .rest = absl::SleepFor};
+}
+
+TEST(MeetingTest, OneTestsAtATimeAndAllEndWithTheVerdict) {
+  constexpr int kWorldSize = 5;
+  SharedNotes shared;
+  std::mutex mutex;
+  std::vector<int> turns;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < kWorldSize; ++rank) {
+    threads.emplace_back([&, rank] {
+      MemoryBoard board(&shared, rank);
+      Meeting meeting(OptionsOf(&board, rank, kWorldSize, absl::Now()));
+      ASSERT_TRUE(meeting.Put(CheckStage::kCard, ReportOf(rank)).ok());
+      meeting.AwaitTurn(1, CheckStage::kReport);
+      {
+        const std::lock_guard lock(mutex);
+        turns.push_back(rank);
+      }
+      ASSERT_TRUE(meeting.Put(CheckStage::kReport, ReportOf(rank)).ok());
+      if (rank > 0) {
+        EXPECT_EQ(meeting.AwaitVerdict(), 3);
+        return;
+      }
+      const Meeting::Everything everything = meeting.GatherReports(ReportOf(0));
+      EXPECT_EQ(everything.reports.size(), static_cast<size_t>(kWorldSize));
+      EXPECT_TRUE(everything.missing.empty());
+      meeting.Announce(3);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(turns, (std::vector<int>{0, 1, 2, 3, 4}));
+}
+
+// Rank 1 never came, rank 2 did not end: the time is up.
+TEST(MeetingTest, WhoIsMissingIsNamed) {
+  SharedNotes shared;
+  MemoryBoard board(&shared, 2);
+  Meeting second(OptionsOf(&board, 2, 3, absl::InfinitePast()));
+  ASSERT_TRUE(second.Put(CheckStage::kCard, ReportOf(2)).ok());
+  EXPECT_FALSE(second.AwaitTurn(1, CheckStage::kReport).has_value());
+  EXPECT_FALSE(second.AwaitVerdict().has_value());
+
+  MemoryBoard first_board(&shared, 0);
+  Meeting first(OptionsOf(&first_board, 0, 3, absl::InfinitePast()));
+  const Meeting::Everything everything = first.GatherReports(ReportOf(0));
+  EXPECT_EQ(everything.missing, std::vector<int>{1});
+  ASSERT_EQ(everything.reports.size(), 2u);
+  EXPECT_EQ(everything.reports[1].facts().number(), 2) << "by its card";
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,130 @@
+#include "worker/check/peer_link.h"
+
+#include <errno.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/limits.h"
+#include "worker/check/peer_listener.h"
+#include "worker/check/tcp_dial.h"
+
+namespace starring {
+namespace {
+
+using ::testing::HasSubstr;
+
+// A port of loopback: bound, and listened at if `listens`. Never accepts.
+class SilentPort {
+ public:
+  explicit SilentPort(bool listens) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(socket_.fd(), reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_TRUE(!listens || listen(socket_.fd(), 1) == 0);
+    EXPECT_EQ(getsockname(socket_.fd(), reinterpret_cast<sockaddr*>(&address), &length), 0);
+    address_ = absl::StrCat("127.0.0.1:", ntohs(address.sin_port));
+  }
+  const std::string& address() const { return address_; }
+
+ private:
+  Socket socket_;
+  std::string address_;
+};
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+
+class PeerLinkTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto listener = PeerListener::Start();
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    listener_ = *std::move(listener);
+  }
+  PeerLink Link(uint64_t nonce) {
+    const std::vector<std::string> addresses = {absl::StrCat("127.0.0.1:", listener_->port())};
+    std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));
+    EXPECT_EQ(dialled[0].error, "");
+    EXPECT_EQ(dialled[0].local_address, "127.0.0.1");
+    return PeerLink(std::move(dialled[0].socket), nonce);
+  }
+  std::unique_ptr<PeerListener> listener_;
+};
+
+TEST_F(PeerLinkTest, MeasuresRoundTripClockAndBandwidth) {
+  PeerLink link = Link(listener_->nonce());
+  const auto round_trip = link.MeasureRoundTrip(Soon());
+  ASSERT_TRUE(round_trip.ok()) << round_trip.status();
+  EXPECT_GT(round_trip->microseconds, 0);
+  EXPECT_LT(std::abs(round_trip->clock_ahead_s), 1);
+  const auto rate = link.MeasureBandwidth(0.05, Soon());
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_GT(*rate, 1e6);
+  EXPECT_TRUE(link.MeasureRoundTrip(Soon()).ok()) << "after the payload";
+}
+
+TEST_F(PeerLinkTest, CarriesNotes) {
+  PeerLink link = Link(listener_->nonce());
+  const auto none = link.Get(3, 1, Soon());
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_FALSE(none->has_value());
+  const std::string note(kCheckNoteBytesMax, 'n');
+  ASSERT_TRUE(link.Put(3, 1, note, Soon()).ok());
+  PeerLink other = Link(listener_->nonce());
+  const auto found = other.Get(3, 1, Soon());
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(*found, note);
+  EXPECT_EQ(listener_->Get(3, 1), note);
+  EXPECT_FALSE(link.Put(3, 1, note + "x", Soon()).ok()) << "longer than limits.h allows";
+}
+
+TEST_F(PeerLinkTest, StrangersAreCut) {
+  PeerLink stranger = Link(listener_->nonce() + 1);
+  const auto answer = stranger.MeasureRoundTrip(Soon());
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kUnavailable) << answer.status();
+  EXPECT_TRUE(Link(listener_->nonce()).MeasureRoundTrip(Soon()).ok());
+}
+
+TEST(TcpDialTest, SaysWhatIsWrong) {
+  const SilentPort closed(/*listens=*/false);
+  const SilentPort silent(/*listens=*/true);
+  const std::vector<std::string> addresses = {closed.address(), silent.address(), "no-such-host.invalid:1",
+                                              "255.255.255.255:1"};
+  std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));
+  EXPECT_EQ(dialled[0].error_number, ECONNREFUSED);
+  EXPECT_EQ(dialled[0].error, "connection refused (ECONNREFUSED)");
+  EXPECT_EQ(dialled[1].error, "");
+  EXPECT_THAT(dialled[2].error, HasSubstr("no-such-host.invalid: "));
+  EXPECT_NE(dialled[3].error, "");
+
+  PeerLink link(std::move(dialled[1].socket), 0);
+  const absl::Time start = absl::Now();
+  const auto answer = link.MeasureRoundTrip(start + absl::Milliseconds(200));
+  EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded) << answer.status();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+TEST(TcpDialTest, GivesUpInTime) {
+  // A backlog that is full answers nothing, as a firewall that drops packets.
+  const SilentPort silent(/*listens=*/true);
+  std::vector<std::vector<DialResult>> held;
+  const absl::Time start = absl::Now();
+  for (int i = 0; i < 20; ++i) {
+    held.push_back(DialAll(std::vector<std::string>{silent.address()}, absl::Milliseconds(300)));
+    if (!held.back()[0].error.empty()) break;
+  }
+  EXPECT_EQ(held.back()[0].error, "connection timed out (ETIMEDOUT)");
+  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+}
+
+}  // namespace
+}  // namespace starring

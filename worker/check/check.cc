@@ -1,0 +1,157 @@
+#include "worker/check/check.h"
+
+#include <dnnl.h>
+#include <errno.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/command_line.h"
+#include "common/process_facts.h"
+#include "worker/check/interfaces.h"
+#include "worker/check/topology_check.h"
+#include "worker/exchange/ring/mpi_probe.h"
+#include "worker/exchange/star/check_client.h"
+
+namespace starring {
+namespace {
+
+void AddLibrary(const std::string& name, const std::string& version, v1::ProcessFacts* facts) {
+  v1::ProcessFacts::Library* const library = facts->add_libraries();
+  library->set_name(name);
+  library->set_version(version);
+}
+
+// The kernel module's, which the CUDA driver's library must fit; empty without one.
+std::string NvidiaDriverVersion() {
+  std::string version;
+  std::ifstream("/sys/module/nvidia/version") >> version;
+  return version;
+}
+
+v1::ProcessReport OwnReport(const CheckParts& parts) {
+  v1::ProcessReport report;
+  v1::ProcessFacts* const facts = report.mutable_facts();
+  *facts = ReadProcessFacts(v1::ProcessFacts::WORKER, parts.options->rank);
+  facts->set_wire_version(StarWireVersion());
+  AddLibrary("gRPC", GrpcVersion(), facts);
+  if (parts.mpi != nullptr) AddLibrary("Open MPI", MpiVersion(), facts);
+  const dnnl_version_t* const onednn = dnnl_version();
+  AddLibrary("oneDNN", absl::StrCat(onednn->major, ".", onednn->minor, ".", onednn->patch), facts);
+  if (const std::string driver = NvidiaDriverVersion(); !driver.empty()) AddLibrary("NVIDIA driver", driver, facts);
+  facts->set_gpu(parts.gpu);
+  return report;
+}
+
+}  // namespace
+
+CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology topology) {
+  const WorkerOptions& options = *parts.options;
+  return {.topology = topology,
+          .world_size = options.world_size,
+          .shard_count = static_cast<int>(options.servers.size()),
+          .lanes = options.lanes,
+          .threads = options.threads,
+          .uses_gpus = options.device != "cpu",
+          .reports = {},
+          .missing = {},
+          .gather_deadline = std::min(kGatherDeadline, options.join_deadline),
+          .bandwidth = {}};
+}
+
+CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own) {
+  findings.reports = {own};
+  CheckVerdict verdict = JudgeCheck(findings);
+  if (verdict.exit_code == kExitOk && findings.world_size > 1) {
+    verdict.exit_code = kExitPeerMissing;
+    verdict.sentence =
+        absl::StrCat("not ready: rank 0 did not answer to w", parts.options->rank,
+                     ", whose own findings these are: see what rank 0 says, and whether both reach a common server");
+  }
+  parts.print(absl::StrCat(CheckTable(findings), CheckEnd(findings, verdict)));
+  return {.exit_code = verdict.exit_code, .mpi_is_stuck = own.mpi_hangs()};
+}
+
+CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::ProcessReport own, Meeting& meeting,
+                      const std::function<void(v1::ProcessReport&)>& try_mpi) {
+  if (parts.options->rank != 0) {
+    if (try_mpi != nullptr && meeting.AwaitDecision()) {
+      v1::ProcessReport by_mpi;
+      by_mpi.mutable_facts()->set_number(parts.options->rank);
+      try_mpi(by_mpi);
+      if (!meeting.Put(CheckStage::kMpiReport, by_mpi).ok()) return ConcludeAlone(parts, std::move(findings), own);
+      own.MergeFrom(by_mpi);
+    }
+    const std::optional<int> exit_code = meeting.AwaitVerdict();
+    if (!exit_code.has_value()) return ConcludeAlone(parts, std::move(findings), own);
+    return {.exit_code = *exit_code, .mpi_is_stuck = own.mpi_hangs()};
+  }
+  Meeting::Everything everything = meeting.GatherReports(own);
+  findings.reports = everything.reports;
+  findings.missing = everything.missing;
+  CheckVerdict verdict = JudgeCheck(findings);
+  parts.print(CheckTable(findings));
+  if (try_mpi != nullptr) {
+    const bool tries = verdict.exit_code == kExitOk;
+    if (tries) parts.print(MpiWarning(findings));
+    if (!meeting.Decide(tries).ok()) return ConcludeAlone(parts, std::move(findings), own);
+    if (tries) {
+      try_mpi(everything.reports.front());
+      meeting.GatherMpiReports(everything);
+      findings.reports = everything.reports;
+      verdict = JudgeCheck(findings);
+    }
+  }
+  parts.print(CheckEnd(findings, verdict));
+  meeting.Announce(verdict.exit_code);
+  own = everything.reports.front();
+  return {.exit_code = verdict.exit_code, .mpi_is_stuck = own.mpi_hangs()};
+}
+
+std::string WayOut(int error_number, CheckFindings::Topology topology) {
+  const bool star = topology == CheckFindings::Topology::kStar;
+  switch (error_number) {
+    case ECONNREFUSED:
+      return star ? "start that server, or correct --servers" : "let TCP pass between the hosts: a firewall refuses it";
+    case ETIMEDOUT:
+      return star ? "let TCP pass to that port through the firewalls on the way, or correct --servers"
+                  : "let TCP pass between the hosts, to all ports: packets are lost on the way";
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+      return star ? "bring up the interface, or give --servers an address in a network that both hosts share"
+                  : "bring up the interface, or set OMPI_MCA_btl_tcp_if_include to a network that all hosts share";
+    default:
+      return star ? "correct --servers" : "let TCP pass between the hosts";
+  }
+}
+
+std::string OwnPlace(const LauncherEnvironment& launcher) {
+  char host[256] = "";
+  gethostname(host, sizeof(host) - 1);
+  const std::string& include = launcher.mpi_interfaces_included;
+  const std::string& exclude = launcher.mpi_interfaces_excluded;
+  return absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " is on ", host, ", interfaces ",
+                      AddressesText(ListInterfaceAddresses()),
+                      ", btl_tcp_if_include=", include.empty() ? "(not set)" : include,
+                      exclude.empty() ? "" : absl::StrCat(", btl_tcp_if_exclude=", exclude));
+}
+
+CheckOutcome RunCheck(const CheckParts& parts) {
+  v1::ProcessReport report = OwnReport(parts);
+  switch (parts.options->sync) {
+    case Sync::kStar:
+      return CheckStar(parts, std::move(report));
+    case Sync::kRing:
+    case Sync::kMpi:
+      return CheckRing(parts, std::move(report));
+    case Sync::kLocal:
+      break;
+  }
+  return ConcludeAlone(parts, EmptyFindings(parts, CheckFindings::Topology::kAlone), report);
+}
+
+}  // namespace starring

@@ -1,0 +1,176 @@
+#include "worker/check/peer_listener.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+#include "common/process_facts.h"
+
+namespace starring {
+namespace {
+
+using peer_protocol::Request;
+using peer_protocol::Word;
+
+constexpr int kBacklog = 128;
+// Every rank may dial every other one, and hold a second connection to rank 0's notes.
+constexpr size_t kConnectionsMax = 2 * kWorldSizeMax + 64;
+constexpr size_t kReadBytes = 256 << 10;
+
+uint64_t DrawNonce() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+absl::Status SystemError(const char* what) {
+  return absl::InternalError(absl::StrCat("cannot ", what, ": ", ErrnoText(errno)));
+}
+
+// Answers are short: they fit the socket's buffer, or the peer does not read and is cut.
+bool SendAll(int fd, const std::string& bytes) {
+  return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start() {
+  Socket listening(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (listening.fd() < 0) return SystemError("make a socket");
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t length = sizeof(address);
+  if (bind(listening.fd(), reinterpret_cast<sockaddr*>(&address), length) != 0) return SystemError("take a port");
+  if (listen(listening.fd(), kBacklog) != 0) return SystemError("listen");
+  if (getsockname(listening.fd(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return SystemError("listen");
+  Socket waker(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (waker.fd() < 0) return SystemError("make an eventfd");
+  return std::unique_ptr<PeerListener>(
+      new PeerListener(std::move(listening), std::move(waker), ntohs(address.sin_port), DrawNonce()));
+}
+
+PeerListener::PeerListener(Socket socket, Socket waker, int port, uint64_t nonce)
+    : socket_(std::move(socket)), waker_(std::move(waker)), port_(port), nonce_(nonce), thread_([this] { Run(); }) {}
+
+PeerListener::~PeerListener() {
+  const uint64_t one = 1;
+  if (write(waker_.fd(), &one, sizeof(one)) < 0) shutdown(socket_.fd(), SHUT_RDWR);
+  thread_.join();
+}
+
+void PeerListener::Put(int rank, int stage, std::string text) {
+  const std::lock_guard lock(mutex_);
+  notes_[{rank, stage}] = std::move(text);
+}
+
+std::optional<std::string> PeerListener::Get(int rank, int stage) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = notes_.find({rank, stage});
+  if (found == notes_.end()) return std::nullopt;
+  return found->second;
+}
+
+void PeerListener::Run() {
+  while (true) {
+    std::vector<pollfd> polled = {{.fd = waker_.fd(), .events = POLLIN, .revents = 0},
+                                  {.fd = socket_.fd(), .events = POLLIN, .revents = 0}};
+    for (const Connection& connection : connections_) {
+      polled.push_back({.fd = connection.socket.fd(), .events = POLLIN, .revents = 0});
+    }
+    if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
+    if (polled[0].revents != 0) return;
+    const size_t count = connections_.size();
+    for (size_t i = count; i-- > 0;) {
+      if (polled[i + 2].revents == 0 || OnReadable(connections_[i])) continue;
+      std::swap(connections_[i], connections_.back());
+      connections_.pop_back();
+    }
+    if (polled[1].revents != 0) Accept();
+  }
+}
+
+void PeerListener::Accept() {
+  Socket accepted(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (accepted.fd() < 0 || connections_.size() >= kConnectionsMax) return;
+  const int one = 1;
+  setsockopt(accepted.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  connections_.push_back({.socket = std::move(accepted), .received = "", .bytes_to_skip = 0});
+}
+
+bool PeerListener::OnReadable(Connection& connection) {
+  static thread_local std::string buffer(kReadBytes, '\0');
+  const ssize_t count = recv(connection.socket.fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+  if (count == 0) return false;
+  if (count < 0) return errno == EAGAIN || errno == EINTR;
+  size_t begin = 0;
+  const size_t end = static_cast<size_t>(count);
+  while (begin < end) {
+    if (connection.bytes_to_skip > 0) {
+      const size_t skipped = std::min(connection.bytes_to_skip, end - begin);
+      connection.bytes_to_skip -= skipped;
+      begin += skipped;
+      if (connection.bytes_to_skip == 0 && !Answer(connection, std::nullopt, false)) return false;
+      continue;
+    }
+    // The rest of a head, or of a note behind it.
+    Request head;
+    size_t wanted = sizeof(head);
+    if (connection.received.size() >= sizeof(head)) {
+      memcpy(&head, connection.received.data(), sizeof(head));
+      wanted += head.length;
+    }
+    const size_t taken = std::min(wanted - connection.received.size(), end - begin);
+    connection.received.append(buffer, begin, taken);
+    begin += taken;
+    if (connection.received.size() >= sizeof(head) && !AnswerComplete(connection)) return false;
+  }
+  return true;
+}
+
+// Once the head is there: refuses it, waits for what follows, or answers.
+bool PeerListener::AnswerComplete(Connection& connection) {
+  Request head;
+  memcpy(&head, connection.received.data(), sizeof(head));
+  if (head.magic != peer_protocol::kMagic || head.nonce != nonce_) return false;
+  if (head.word == Word::kData) {
+    if (head.length == 0 || head.length > kCheckPayloadBytesMax) return false;
+    connection.bytes_to_skip = head.length;
+    connection.received.clear();
+    return true;
+  }
+  if (head.word == Word::kPut) {
+    if (head.length > kCheckNoteBytesMax || head.rank < 0 || head.rank >= kWorldSizeMax || head.stage < 1 ||
+        head.stage > kCheckStagesMax) {
+      return false;
+    }
+    if (connection.received.size() < sizeof(head) + head.length) return true;
+    Put(head.rank, head.stage, connection.received.substr(sizeof(head)));
+  } else if (head.length != 0) {
+    return false;
+  }
+  connection.received.clear();
+  if (head.word == Word::kGet) return Answer(connection, Get(head.rank, head.stage), true);
+  return (head.word == Word::kPing || head.word == Word::kPut) && Answer(connection, std::nullopt, false);
+}
+
+bool PeerListener::Answer(const Connection& connection, const std::optional<std::string>& note, bool is_get) {
+  peer_protocol::Answer answer;
+  answer.clock_us = WallClockMicroseconds();
+  answer.found = is_get && note.has_value() ? 1 : 0;
+  answer.length = note.has_value() ? static_cast<uint32_t>(note->size()) : 0;
+  std::string bytes(reinterpret_cast<const char*>(&answer), sizeof(answer));
+  if (note.has_value()) bytes += *note;
+  return SendAll(connection.socket.fd(), bytes);
+}
+
+}  // namespace starring

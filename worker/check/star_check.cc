@@ -1,0 +1,198 @@
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <random>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/status.h"
+#include "worker/check/interfaces.h"
+#include "worker/check/tcp_dial.h"
+#include "worker/check/topology_check.h"
+#include "worker/exchange/star/check_client.h"
+
+namespace starring {
+namespace {
+
+using v1::LinkReport;
+
+// Enough for a table that is whole although some workers reach only some servers.
+constexpr size_t kBoardServersMax = 4;
+// Servers that are asked at the same time.
+constexpr size_t kThreadsMax = 16;
+// A server forgets workers that it has not heard for some seconds.
+constexpr absl::Duration kKeepPause = absl::Seconds(1);
+// Facts of more servers would make a note too long.
+constexpr int kServersInNoteMax = 32;
+
+uint64_t DrawWorkerId() {
+  std::random_device device;
+  return (static_cast<uint64_t>(device()) << 32 | device()) | 1;  // not 0
+}
+
+// The boards of the first servers that this worker reaches, as one: a note is put on all, and found on any.
+class ServerBoard final : public NoteBoard {
+ public:
+  explicit ServerBoard(std::vector<StarCheckClient*> servers) : servers_(std::move(servers)) {}
+
+  ~ServerBoard() override {
+    for (StarCheckClient* server : servers_) server->Leave(absl::Now() + absl::Seconds(1)).IgnoreError();
+  }
+
+  absl::Status Put(CheckStage stage, const std::string& text) override {
+    absl::Status status;
+    bool any = false;
+    for (StarCheckClient* server : servers_) {
+      const absl::Status put = server->Put(static_cast<int>(stage), text, absl::Now() + kAnswerDeadline);
+      any = any || put.ok();
+      status.Update(put);
+    }
+    return any ? absl::OkStatus() : status;
+  }
+
+  absl::StatusOr<std::optional<std::string>> Get(int rank, CheckStage stage) override {
+    absl::Status status = absl::UnavailableError("no server answers");
+    for (size_t i = 0; i < servers_.size(); ++i) {
+      StarCheckClient* const server = servers_[next_++ % servers_.size()];
+      auto note = server->Get(rank, static_cast<int>(stage), absl::Now() + kAnswerDeadline);
+      if (note.ok()) return note;  // this server's answer; the next one is asked the next time
+      status = note.status();
+    }
+    return status;
+  }
+
+  // Lets the servers know that this worker is there, for as long as it does other things.
+  void Keep() {
+    if (absl::Now() - kept_ < kKeepPause) return;
+    kept_ = absl::Now();
+    for (StarCheckClient* server : servers_) {
+      server->Get(0, static_cast<int>(CheckStage::kCard), absl::Now() + kAnswerDeadline).IgnoreError();
+    }
+  }
+
+ private:
+  const std::vector<StarCheckClient*> servers_;
+  size_t next_ = 0;
+  absl::Time kept_ = absl::InfinitePast();
+};
+
+struct Server {
+  std::unique_ptr<StarCheckClient> client;  // null: not reachable
+  LinkReport link;
+  std::optional<v1::ProcessFacts> facts;
+};
+
+void Fail(const std::string& error, const std::string& way_out, Server& server) {
+  server.link.set_error(error);
+  server.link.set_way_out(way_out);
+}
+
+void AskServer(int shard, Server& server) {
+  const auto answer = server.client->Ask(absl::Now() + kAnswerDeadline);
+  if (!answer.ok()) {
+    const bool silent = answer.status().code() == absl::StatusCode::kDeadlineExceeded;
+    // What a server says in refusal has its way out in it.
+    Fail(std::string(answer.status().message()),
+         silent ? "correct --servers, or start that server again if it is stuck" : "", server);
+    return;
+  }
+  server.facts = answer->facts;
+  if (answer->facts.number() != shard) {
+    Fail(absl::StrCat("answers as shard ", answer->facts.number()), "give --servers in shard order", server);
+    return;
+  }
+  server.link.set_round_trip_us(answer->round_trip_us);
+  server.link.set_clock_ahead_s(answer->clock_ahead_s);
+}
+
+std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
+  const std::vector<std::string>& addresses = parts.options->servers;
+  const std::vector<InterfaceAddress> interfaces = ListInterfaceAddresses();
+  const std::vector<DialResult> dialled = DialAll(addresses, kDialDeadline);
+  std::vector<Server> servers(addresses.size());
+  for (size_t shard = 0; shard < servers.size(); ++shard) {
+    Server& server = servers[shard];
+    server.link.set_means(LinkReport::GRPC);
+    server.link.set_peer_role(v1::ProcessFacts::SERVER);
+    server.link.set_peer(static_cast<int>(shard));
+    server.link.set_address(addresses[shard]);
+    server.link.set_interface(InterfaceWith(interfaces, dialled[shard].local_address));
+    if (!dialled[shard].error.empty()) {
+      server.link.set_error_number(dialled[shard].error_number);
+      Fail(dialled[shard].error, WayOut(dialled[shard].error_number, CheckFindings::Topology::kStar), server);
+      continue;
+    }
+    server.client = std::make_unique<StarCheckClient>(StarCheckClient::Options{.address = addresses[shard],
+                                                                               .security = parts.options->security,
+                                                                               .rank = parts.options->rank,
+                                                                               .worker_id = worker_id});
+  }
+  for (size_t begin = 0; begin < servers.size(); begin += kThreadsMax) {
+    std::vector<std::thread> threads;
+    for (size_t shard = begin; shard < std::min(servers.size(), begin + kThreadsMax); ++shard) {
+      if (servers[shard].client == nullptr) continue;
+      threads.emplace_back([&servers, shard] { AskServer(static_cast<int>(shard), servers[shard]); });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  return servers;
+}
+
+void FillReport(const std::vector<Server>& servers, v1::ProcessReport* report) {
+  report->clear_links();
+  report->clear_servers();
+  const bool with_facts = report->facts().number() == 0 || static_cast<int>(servers.size()) <= kServersInNoteMax;
+  for (const Server& server : servers) {
+    *report->add_links() = server.link;
+    if (with_facts && server.facts.has_value()) *report->add_servers() = *server.facts;
+  }
+}
+
+}  // namespace
+
+CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
+  const WorkerOptions& options = *parts.options;
+  const absl::Time begin = absl::Now();
+  CheckFindings findings = EmptyFindings(parts, CheckFindings::Topology::kStar);
+  findings.bandwidth = PlanBandwidth(static_cast<int>(options.servers.size()), options.world_size);
+  std::vector<Server> servers = DialServers(parts, DrawWorkerId());
+  std::vector<StarCheckClient*> board_servers;
+  for (const Server& server : servers) {
+    if (server.link.error().empty() && board_servers.size() < kBoardServersMax) {
+      board_servers.push_back(server.client.get());
+    }
+  }
+  FillReport(servers, &report);
+  if (board_servers.empty()) return ConcludeAlone(parts, std::move(findings), report);
+
+  ServerBoard board(board_servers);
+  Meeting meeting({.board = &board,
+                   .rank = options.rank,
+                   .world_size = options.world_size,
+                   .begin = begin,
+                   .gather_deadline = findings.gather_deadline,
+                   .rest = [](absl::Duration pause) { absl::SleepFor(pause); }});
+  if (!meeting.Put(CheckStage::kCard, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
+  if (options.rank % findings.bandwidth.rank_stride == 0) {
+    meeting.AwaitTurn(findings.bandwidth.rank_stride, CheckStage::kReport);
+    for (Server& server : servers) {
+      if (!server.link.error().empty()) continue;
+      const auto rate = server.client->MeasureBandwidth(findings.bandwidth.seconds, absl::Now() + kAnswerDeadline);
+      if (rate.ok()) {
+        server.link.set_bytes_per_second(*rate);
+      } else {
+        Fail(absl::StrCat("small messages pass, large ones do not: ", std::string(rate.status().message())),
+             "look for a smaller MTU on the way", server);
+      }
+      board.Keep();
+    }
+  }
+  FillReport(servers, &report);
+  if (!meeting.Put(CheckStage::kReport, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
+  return Conclude(parts, std::move(findings), report, meeting, nullptr);
+}
+
+}  // namespace starring

@@ -1,0 +1,186 @@
+#include "worker/check/tcp_dial.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace starring {
+namespace {
+
+// A name with more addresses than this is a cluster's, not a server's.
+constexpr size_t kAddressesPerName = 4;
+
+struct Place {
+  sockaddr_storage address = {};
+  socklen_t length = 0;
+};
+
+struct Resolution {
+  std::vector<Place> places;
+  std::string error;
+  bool done = false;
+};
+
+void Resolve(const std::string& host_and_port, Resolution& resolution) {
+  const size_t colon = host_and_port.rfind(':');
+  std::string host = host_and_port.substr(0, colon);
+  if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  const std::string port = colon == std::string::npos ? "" : host_and_port.substr(colon + 1);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int code = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+  if (code != 0) {
+    resolution.error = absl::StrCat(host, ": ", absl::AsciiStrToLower(gai_strerror(code)));
+    return;
+  }
+  for (const addrinfo* info = found; info != nullptr && resolution.places.size() < kAddressesPerName;
+       info = info->ai_next) {
+    Place place;
+    place.length = info->ai_addrlen;
+    memcpy(&place.address, info->ai_addr, info->ai_addrlen);
+    resolution.places.push_back(place);
+  }
+  freeaddrinfo(found);
+}
+
+// getaddrinfo cannot be given a deadline. Threads that outlast ours end by themselves; what they write to is shared.
+struct Resolutions {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Resolution> by_name;
+  size_t open = 0;
+};
+
+std::vector<Resolution> ResolveAll(std::span<const std::string> names, absl::Time end) {
+  const auto shared = std::make_shared<Resolutions>();
+  shared->by_name.resize(names.size());
+  shared->open = names.size();
+  for (size_t i = 0; i < names.size(); ++i) {
+    std::thread([shared, i, name = names[i]] {
+      Resolution resolution;
+      Resolve(name, resolution);
+      resolution.done = true;
+      const std::lock_guard lock(shared->mutex);
+      shared->by_name[i] = std::move(resolution);
+      --shared->open;
+      shared->changed.notify_all();
+    }).detach();
+  }
+  std::unique_lock lock(shared->mutex);
+  shared->changed.wait_until(lock, absl::ToChronoTime(end), [&] { return shared->open == 0; });
+  std::vector<Resolution> copy = shared->by_name;
+  for (size_t i = 0; i < copy.size(); ++i) {
+    if (!copy[i].done) copy[i].error = absl::StrCat(names[i], ": the name service does not answer");
+  }
+  return copy;
+}
+
+struct Attempt {
+  size_t name = 0;
+  Socket socket;
+  bool open = false;
+  int error_number = 0;
+};
+
+Attempt Begin(size_t name, const Place& place) {
+  Attempt attempt;
+  attempt.name = name;
+  attempt.socket = Socket(socket(place.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (attempt.socket.fd() < 0) {
+    attempt.error_number = errno;
+    return attempt;
+  }
+  const int one = 1;
+  setsockopt(attempt.socket.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  if (connect(attempt.socket.fd(), reinterpret_cast<const sockaddr*>(&place.address), place.length) != 0 &&
+      errno != EINPROGRESS) {
+    attempt.error_number = errno;
+    return attempt;
+  }
+  attempt.open = true;
+  return attempt;
+}
+
+std::string LocalAddress(int fd) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  char text[NI_MAXHOST] = "";
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return "";
+  if (getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  return text;
+}
+
+void Settle(Attempt& attempt, DialResult& result) {
+  int error_number = 0;
+  socklen_t length = sizeof(error_number);
+  getsockopt(attempt.socket.fd(), SOL_SOCKET, SO_ERROR, &error_number, &length);
+  attempt.open = false;
+  attempt.error_number = error_number;
+  if (error_number != 0 || result.socket.fd() >= 0) return;
+  result.local_address = LocalAddress(attempt.socket.fd());
+  result.socket = std::move(attempt.socket);
+}
+
+}  // namespace
+
+Socket::~Socket() {
+  if (fd_ >= 0) close(fd_);
+}
+
+std::string ErrnoText(int error_number) {
+  const char* const name = strerrorname_np(error_number);
+  return absl::StrCat(
+      absl::AsciiStrToLower(strerrordesc_np(error_number) == nullptr ? "unknown error" : strerrordesc_np(error_number)),
+      " (", name == nullptr ? absl::StrCat("errno ", error_number) : std::string(name), ")");
+}
+
+std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout) {
+  const absl::Time end = absl::Now() + timeout;
+  const std::vector<Resolution> resolved = ResolveAll(addresses, end);
+  std::vector<DialResult> results(addresses.size());
+  std::vector<Attempt> attempts;
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    results[i].error = resolved[i].error;
+    for (const Place& place : resolved[i].places) attempts.push_back(Begin(i, place));
+  }
+  const auto is_open = [](const Attempt& attempt) { return attempt.open; };
+  while (std::any_of(attempts.begin(), attempts.end(), is_open) && absl::Now() < end) {
+    std::vector<pollfd> polled;
+    for (const Attempt& attempt : attempts) {
+      polled.push_back({.fd = attempt.open ? attempt.socket.fd() : -1, .events = POLLOUT, .revents = 0});
+    }
+    const int64_t wait_ms = std::max<int64_t>(1, absl::ToInt64Milliseconds(end - absl::Now()));
+    if (poll(polled.data(), polled.size(), static_cast<int>(wait_ms)) <= 0) continue;
+    for (size_t i = 0; i < attempts.size(); ++i) {
+      if (attempts[i].open && polled[i].revents != 0) Settle(attempts[i], results[attempts[i].name]);
+    }
+  }
+  for (const Attempt& attempt : attempts) {
+    DialResult& result = results[attempt.name];
+    if (result.socket.fd() >= 0 || result.error_number != 0) continue;
+    result.error_number = attempt.open ? ETIMEDOUT : attempt.error_number;
+    result.error = ErrnoText(result.error_number);
+  }
+  return results;
+}
+
+}  // namespace starring

@@ -1,0 +1,180 @@
+#include "worker/exchange/star/check_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/limits.h"
+#include "common/process_facts.h"
+#include "common/star/grpc_transport.h"
+#include "common/star/wire_version.h"
+#include "common/status.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
+
+namespace starring {
+namespace {
+
+constexpr int kPings = 10;
+// So that the link is busy while an answer is on its way.
+constexpr int kCallsInFlight = 4;
+
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security) {
+  grpc::ChannelArguments arguments;
+  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
+  const auto credentials = MakeChannelCredentials(security, &arguments);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
+}
+
+}  // namespace
+
+class StarCheckClient::Calls {
+ public:
+  explicit Calls(Options options)
+      : options_(std::move(options)),
+        stub_(v1::ParameterServer::NewStub(OpenChannel(options_.address, options_.security))) {}
+
+  v1::CheckRequest Unsigned() const {
+    v1::CheckRequest request;
+    request.set_token(options_.security.token);
+    return request;
+  }
+  v1::CheckRequest Signed() const {
+    v1::CheckRequest request = Unsigned();
+    request.set_rank(options_.rank);
+    request.set_worker_id(options_.worker_id);
+    return request;
+  }
+
+  absl::Status ToStatus(const grpc::Status& status) const {
+    switch (status.error_code()) {
+      case grpc::StatusCode::OK:
+        return absl::OkStatus();
+      case grpc::StatusCode::DEADLINE_EXCEEDED:
+        return absl::DeadlineExceededError("connected, but no server of Starring answers");
+      case grpc::StatusCode::UNIMPLEMENTED:
+        return absl::FailedPreconditionError("a server without --check: another version, or another program");
+      case grpc::StatusCode::UNAVAILABLE: {
+        const absl::Status explained = ExplainConnectionError(status.error_message(), options_.security);
+        return absl::Status(explained.code(), absl::StrCat("connected, then closed: ", explained.message()));
+      }
+      default:
+        return FromGrpcStatus(status);
+    }
+  }
+
+  absl::StatusOr<v1::CheckReply> Call(const v1::CheckRequest& request, absl::Time end) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(end));
+    v1::CheckReply reply;
+    RETURN_IF_ERROR(ToStatus(stub_->Check(&context, request, &reply)));
+    return reply;
+  }
+
+  struct Flight {
+    grpc::ClientContext context;
+    v1::CheckReply reply;
+    grpc::Status status;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::CheckReply>> reader;
+  };
+  void Begin(const v1::CheckRequest& request, absl::Time end, grpc::CompletionQueue* queue) {
+    auto flight = std::make_unique<Flight>();
+    flight->context.set_deadline(absl::ToChronoTime(end));
+    flight->reader = stub_->AsyncCheck(&flight->context, request, queue);
+    Flight* const raw = flight.release();  // Next takes it back
+    raw->reader->Finish(&raw->reply, &raw->status, raw);
+  }
+  absl::Status Next(grpc::CompletionQueue* queue) const {
+    void* tag = nullptr;
+    bool ok = false;
+    if (!queue->Next(&tag, &ok)) return absl::InternalError("gRPC's queue has ended");
+    const std::unique_ptr<Flight> flight(static_cast<Flight*>(tag));
+    return ToStatus(flight->status);
+  }
+
+ private:
+  const Options options_;
+  const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+};
+
+StarCheckClient::StarCheckClient(Options options) : calls_(std::make_unique<Calls>(std::move(options))) {}
+
+StarCheckClient::~StarCheckClient() = default;
+
+absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
+  v1::CheckRequest request = calls_->Unsigned();
+  request.set_facts(true);
+  ASSIGN_OR_RETURN(const v1::CheckReply first, calls_->Call(request, end));
+  Answer answer;
+  if (!answer.facts.ParseFromString(first.facts())) return absl::DataLossError("its answer cannot be read");
+  answer.round_trip_us = std::numeric_limits<double>::max();
+  for (int i = 0; i < kPings; ++i) {
+    const int64_t clock = WallClockMicroseconds();
+    const absl::Time start = absl::Now();
+    ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(calls_->Unsigned(), end));
+    const double microseconds = absl::ToDoubleMicroseconds(absl::Now() - start);
+    if (microseconds >= answer.round_trip_us) continue;
+    answer.round_trip_us = microseconds;
+    answer.clock_ahead_s = (static_cast<double>(reply.clock_us() - clock) - microseconds / 2) / 1e6;
+  }
+  return answer;
+}
+
+absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::Time end) {
+  v1::CheckRequest request = calls_->Unsigned();
+  request.set_payload(std::string(kCheckPayloadBytesMax, '\0'));
+  grpc::CompletionQueue queue;
+  const absl::Time start = absl::Now();
+  int64_t bytes = 0;
+  int in_flight = 0;
+  absl::Status status;
+  const auto wants_more = [&] {
+    return status.ok() &&
+           (bytes == 0 || (bytes < kCheckBandwidthBytesMax && absl::Now() - start < absl::Seconds(seconds)));
+  };
+  while (in_flight > 0 || wants_more()) {
+    if (in_flight < kCallsInFlight && wants_more()) {
+      calls_->Begin(request, end, &queue);
+      ++in_flight;
+      bytes += kCheckPayloadBytesMax;
+      continue;
+    }
+    status.Update(calls_->Next(&queue));
+    --in_flight;
+  }
+  const double measured_seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  queue.Shutdown();
+  RETURN_IF_ERROR(status);
+  return static_cast<double>(bytes) / measured_seconds;
+}
+
+absl::Status StarCheckClient::Put(int stage, const std::string& text, absl::Time end) {
+  v1::CheckRequest request = calls_->Signed();
+  request.set_put_stage(stage);
+  request.set_put_text(text);
+  return calls_->Call(request, end).status();
+}
+
+absl::StatusOr<std::optional<std::string>> StarCheckClient::Get(int rank, int stage, absl::Time end) {
+  v1::CheckRequest request = calls_->Signed();
+  request.set_get_rank(rank);
+  request.set_get_stage(stage);
+  ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(request, end));
+  if (!reply.found()) return std::optional<std::string>();
+  return std::optional<std::string>(reply.text());
+}
+
+absl::StatusOr<int> StarCheckClient::Leave(absl::Time end) {
+  v1::CheckRequest request = calls_->Signed();
+  request.set_leave(true);
+  ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(request, end));
+  return reply.note_count();
+}
+
+std::string GrpcVersion() { return grpc::Version(); }
+
+int StarWireVersion() { return kWireVersion; }
+
+}  // namespace starring

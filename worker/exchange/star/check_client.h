@@ -1,0 +1,61 @@
+// The Check calls of a worker to one server, before training.
+//
+// Thread safety: one thread.
+#ifndef STARRING_WORKER_EXCHANGE_STAR_CHECK_CLIENT_H_
+#define STARRING_WORKER_EXCHANGE_STAR_CHECK_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/transport_security.h"
+#include "proto/starring/v1/check.pb.h"
+
+namespace starring {
+
+class StarCheckClient {
+ public:
+  struct Options {
+    std::string address;
+    TransportSecurity security;  // as the server has it
+    int rank = 0;
+    uint64_t worker_id = 0;  // that no other process has: rank and this sign the notes of this worker
+  };
+  // Connects with the first call.
+  explicit StarCheckClient(Options options);
+  ~StarCheckClient();
+  StarCheckClient(const StarCheckClient&) = delete;
+  StarCheckClient& operator=(const StarCheckClient&) = delete;
+
+  struct Answer {
+    v1::ProcessFacts facts;
+    double round_trip_us = 0;  // of the quickest of several calls
+    double clock_ahead_s = 0;  // the server's wall clock less ours, give or take half the round trip
+  };
+  // Each call fails with DeadlineExceeded at `end`, else with why the server does not answer or refuses.
+  absl::StatusOr<Answer> Ask(absl::Time end);
+  // Bytes per second towards the server, from as much as is sent in `seconds`, at most limits.h's.
+  absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);
+  // The server's board of notes: server/check_board.h.
+  absl::Status Put(int stage, const std::string& text, absl::Time end);
+  absl::StatusOr<std::optional<std::string>> Get(int rank, int stage, absl::Time end);
+  // Takes this worker's notes away. Returns how many workers have notes left.
+  absl::StatusOr<int> Leave(absl::Time end);
+
+ private:
+  class Calls;
+  const std::unique_ptr<Calls> calls_;
+};
+
+// "1.51.1"
+std::string GrpcVersion();
+// Of the protocol: common/star/wire_version.h.
+int StarWireVersion();
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_STAR_CHECK_CLIENT_H_
