@@ -64,13 +64,21 @@ absl::StatusOr<JobOutcome> Job::Run() {
   const absl::Status started = Start();
   if (started.ok()) RunWorkers();
   const bool done = started.ok() && WorkersDone();
-  if (done && FirstFailure() == nullptr) EndServers();
+  if (done && options_.check) {
+    EndCheck();
+  } else if (done && FirstFailure() == nullptr) {
+    EndServers();
+  }
 
   JobOutcome outcome{.exit_code = 0, .stopped = supervisor_.stop_count() > 0};
   if (const Child* const failure = FirstFailure(); failure != nullptr) {
     outcome.exit_code = failure->exit_code;
-    context_.merger->Print(
-        absl::StrCat("launch: ", EndText(*failure), supervisor_.AnyRunning() ? ": ending the others" : ""));
+    // A check says by itself what is wrong, in its last sentence.
+    const bool said = options_.check && (failure->exit_code == kExitRefused || failure->exit_code == kExitPeerMissing);
+    if (!said) {
+      context_.merger->Print(
+          absl::StrCat("launch: ", EndText(*failure), supervisor_.AnyRunning() ? ": ending the others" : ""));
+    }
   } else if (!done && outcome.stopped) {
     outcome.exit_code = 128 + supervisor_.stop_signal();
   }
@@ -187,7 +195,8 @@ absl::Status Job::StartMpirun() {
   RETURN_IF_ERROR(SetMpirunCommand({.rank_count = options_.worker_count,
                                     .folder = context_.folder,
                                     .cores = context_.cores->workers,
-                                    .worker = WorkerCommand()},
+                                    .worker = WorkerCommand(),
+                                    .quiet = options_.check},
                                    spec));
   spec.death_signal = SIGTERM;  // mpirun ends its ranks and cleans up behind itself
   return StartChild("mpirun", Role::kMpirun, std::move(spec));
@@ -223,6 +232,7 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 
 std::vector<std::string> Job::WorkerCommand() const {
   std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", options_.sync_name)};
+  if (options_.check) command.emplace_back("--check");
   AppendWatching(0, &command);
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());
   return command;
@@ -230,11 +240,12 @@ std::vector<std::string> Job::WorkerCommand() const {
 
 // Returns when the workers are done, or the job has failed, or it is to end at once.
 void Job::RunWorkers() {
-  const auto over = [&] { return WorkersDone() || FirstFailure() != nullptr; };
+  // A worker that cannot reach the others ends its check before they end theirs, which have their own deadlines.
+  const auto over = [&] { return WorkersDone() || (!options_.check && FirstFailure() != nullptr); };
   supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0; }, Clock::now() + kForEver, seconds(60));
   if (!over()) StopPolitely();
   const Child* const failure = FirstFailure();
-  if (failure == nullptr || failure->exit_code != kExitPeerMissing) return;
+  if (options_.check || failure == nullptr || failure->exit_code != kExitPeerMissing) return;
   supervisor_.RunUntil(
       [&] {
         return !supervisor_.AnyRunning() || FirstFailure()->exit_code != kExitPeerMissing ||
@@ -257,6 +268,12 @@ void Job::StopPolitely() {
     context_.merger->Print(absl::StrCat("launch: the workers still run ", options_.stop_deadline.count(),
                                         " s later (--stop_deadline_s): ending them"));
   }
+}
+
+// Servers that still wait for a job have nothing to save, and nothing to say after the table.
+void Job::EndCheck() {
+  supervisor_.EndAll(SIGKILL);
+  supervisor_.RunUntil([&] { return !supervisor_.AnyRunning(); }, Clock::now() + kKillDeadline, seconds(60));
 }
 
 void Job::EndServers() {

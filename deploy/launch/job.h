@@ -56,6 +56,7 @@ class Job {
   void RunWorkers();
   void StopPolitely();
   void EndServers();
+  void EndCheck();
   void EndEverybody();
   const Child* FirstFailure() const;
   bool WorkersDone() const;

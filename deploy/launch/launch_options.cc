@@ -27,6 +27,9 @@ ABSL_FLAG(int, cores_per_server, 0, "cores that each server is pinned to; 0: wha
 ABSL_FLAG(std::string, through_proxy, "",
           "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints "
           "where the servers listen, so that whoever is there can forward to them");
+ABSL_FLAG(bool, check, false,
+          "instead of training: every process dials every other one that it would talk to; prints one table and "
+          "whether the job is ready, or what to mend; exit code 0, 2 or 3");
 ABSL_FLAG(std::string, worker_binary, "", "the worker; empty: the one built with this launcher");
 ABSL_FLAG(std::string, server_binary, "", "the server; empty: the one built with this launcher");
 ABSL_FLAG(std::string, make_secret, "",
@@ -178,6 +181,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   if (!options.make_secret.empty()) return options;
   options.sync_name = absl::GetFlag(FLAGS_sync);
   options.worker_count = absl::GetFlag(FLAGS_workers);
+  options.check = absl::GetFlag(FLAGS_check);
   options.restart_count = absl::GetFlag(FLAGS_restarts);
   options.cores_per_worker = absl::GetFlag(FLAGS_cores_per_worker);
   options.cores_per_server = absl::GetFlag(FLAGS_cores_per_server);

@@ -19,6 +19,7 @@ struct LaunchOptions {
   int worker_count = 1;
   int server_count = 0;  // 0 unless star
   int restart_count = 0;
+  bool check = false;        // the workers dial whom they will talk to, and end
   int cores_per_worker = 0;  // see CoreDemand
   int cores_per_server = 0;
   std::string worker_binary;

@@ -140,7 +140,9 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
     const RestartPause::Clock::time_point begin = RestartPause::Clock::now();
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());
-    if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0) return outcome.exit_code;
+    if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0 || options.check) {
+      return outcome.exit_code;
+    }
     if (outcome.exit_code == kExitRefused) {
       merger.Print("launch: exit code 2 means wrong flags or input: no restart would help");
       return outcome.exit_code;

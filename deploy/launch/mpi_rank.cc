@@ -98,6 +98,7 @@ absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec) {
   // Open MPI would count cores itself, refuse more ranks than it likes, and bind them: the plan is ours. argv[0] is no
   // path: from one it derives where it is installed, wrongly for /bin/mpirun.
   spec.argv = {"mpirun", "--oversubscribe", "--bind-to", "none", "-np", absl::StrCat(job.rank_count)};
+  if (job.quiet) spec.argv.emplace_back("--quiet");
   spec.argv.emplace_back(self);
   spec.argv.push_back(absl::StrCat(kRankFlag, job.folder));
   spec.argv.push_back(absl::StrCat(kCoresFlag, CoreListsText(job.cores)));

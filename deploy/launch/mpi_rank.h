@@ -21,6 +21,8 @@ struct MpiJob {
   std::string folder;
   std::vector<std::vector<int>> cores;  // by rank
   std::vector<std::string> worker;      // program and flags
+  // mpirun does not comment on ranks that end with another code than 0.
+  bool quiet = false;
 };
 
 // Where rank's "out", "err" or "pid" is.

@@ -58,3 +58,17 @@ finish() {
 CHECKPOINTS=${CHECKPOINTS:-${SLURM_SUBMIT_DIR}/starring-checkpoints/${SLURM_JOB_NAME}}
 RECORD=${RECORD:-${SLURM_SUBMIT_DIR}/starring-${SLURM_JOB_ID}.json}
 TRAIN=(--checkpoint_dir="${CHECKPOINTS}" --resume --record="${RECORD}" --progress=plain)
+
+# CHECK=1, or --check among the worker's flags: no training, but one table of who reaches whom (deploy/README.md). A
+# worker that reaches nobody ends before the others, which are to finish their table.
+KILL_ON_BAD_EXIT=1
+for flag in "$@"; do
+  if [[ ${flag} =~ ^--?check(=(true|1))?$ ]]; then
+    CHECK=1
+    TRAIN=()
+  fi
+done
+if [[ ${CHECK:-0} == 1 ]]; then
+  KILL_ON_BAD_EXIT=0
+  if ((${#TRAIN[@]} > 0)); then TRAIN=(--check); fi
+fi

@@ -97,6 +97,16 @@ class SlurmTest(unittest.TestCase):
         found = re.search(r"servers (host\d):\d+,(host\d):\d+, workers on host\[(\d)-(\d)\]", self.output("star"))
         self.assertTrue(found and found[1] == found[2] and found[1][-1] not in found.groups()[2:], self.output("star"))
 
+    def test_a_check_trains_nothing(self):
+        jobs = {"check-star": self.submit("star.sbatch", SHORT, "check-star", CHECK="1"),
+                "check-ring": self.submit("ring.sbatch", [*SHORT, "--check"], "check-ring"),
+                "check-mpirun": self.submit("ring.sbatch", SHORT, "check-mpirun", START="mpirun", CHECK="1")}
+        for name, job in jobs.items():
+            self.assertEqual(self.finish(job, name), ("COMPLETED", 0), self.output(name))
+            self.assertIn("ready: 2 workers reach %s" % ("all 2 servers" if name == "check-star" else "each other"),
+                          self.output(name))
+            self.assertFalse(os.path.exists(self.path(name + ".json")))
+
     def test_a_cancelled_job_goes_on(self):
         starts = {"stopped-star": ("star.sbatch", ""), "stopped-ring": ("ring.sbatch", "pmix"),
                   "stopped-mpirun": ("ring.sbatch", "mpirun")}

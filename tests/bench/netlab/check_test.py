@@ -1,0 +1,139 @@
+"""worker --check between hosts that do not reach each other: the one thing to mend is named, and nothing hangs.
+
+Hosts are network namespaces. A host's way back is blocked, its interface is down, or Open MPI is told of a network that
+is an island.
+"""
+
+import os
+import re
+import subprocess
+import tempfile
+import unittest
+
+from netlab import Netlab
+
+LAUNCH = os.path.abspath("deploy/launch")
+SERVER = os.path.abspath("server/server")
+WORKER = os.path.abspath("worker/worker")
+SECONDS_MAX = 120
+
+
+class CheckTest(unittest.TestCase):
+
+    def setUp(self):
+        reason = Netlab.why_not()
+        if reason:
+            self.skipTest("NOTHING WAS CHECKED ACROSS HOSTS: no lab here: " + reason)
+        self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
+
+    def shell(self, lab, host, script):
+        subprocess.run(lab.command(host, ["sh", "-ec", script]), check=True, timeout=SECONDS_MAX)
+
+    def run_ring(self, lab, settings=None):
+        """A check by mpirun, one rank on each host. `settings` are Open MPI's, in place of the lab's."""
+        command = lab.mpirun([WORKER, "--sync=ring", "--check", "--device=cpu"])
+        for name, value in (settings or {}).items():
+            command[command.index(name) + 1] = value
+        return self.finish(command)
+
+    def run_star(self, lab, workers):
+        """Servers on all hosts of the lab, which stay; checks by workers, rank r on host workers[r]."""
+        secret = lab.make_secret(LAUNCH)
+        servers, _ = lab.star_commands([SERVER], [WORKER], secret)
+        for command in servers:
+            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self.addCleanup(server.wait)
+            self.addCleanup(server.kill)
+            self.addCleanup(server.stdout.close)
+            self.assertIn("listening on", server.stdout.readline())
+        places = ",".join("%s:7077" % address for address in lab.addresses)
+        flags = ["--check", "--device=cpu", "--job_secret=" + secret, "--servers=" + places,
+                 "--world_size=%d" % len(workers)]
+        return self.finish_workers([lab.command(host, [WORKER, *flags, "--rank=%d" % rank])
+                                    for rank, host in enumerate(workers)])
+
+    def finish_workers(self, commands):
+        checks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                  for command in commands]
+        outputs = [check.communicate(timeout=SECONDS_MAX)[0] for check in checks]
+        return [check.returncode for check in checks], outputs
+
+    def finish(self, command):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
+        return done.returncode, done.stdout
+
+    def sentence(self, output):
+        """The last sentence of the table, its lines put together; mpirun may add remarks of its own."""
+        found = re.search(r"(?m)^((?:not )?ready: .*(?:\n  .*)*)", output)
+        self.assertIsNotNone(found, output)
+        return re.sub(r"\s+", " ", found[1])
+
+    def test_hosts_that_reach_each_other_are_ready(self):
+        with Netlab(hosts=3, rate="1gbit") as lab:
+            code, output = self.run_ring(lab)
+            self.assertEqual(code, 0, output)
+            self.assertEqual(self.sentence(output), "ready: 3 workers reach each other", output)
+            rates = re.findall(r"(?m)^w\d +w\d +tcp +10\.77\.0\.\d:\d+ +eth0 +reachable +\S+ ms +(.*) Mbit/s", output)
+            self.assertEqual(len(rates), 6, output)
+            for rate in rates:
+                self.assertLess(int(rate), 1500, output)  # the link's 1000, and its burst
+            codes, outputs = self.run_star(lab, [0, 1, 2])
+            self.assertEqual(codes, [0, 0, 0], outputs)
+            self.assertEqual(self.sentence(outputs[0]), "ready: 3 workers reach all 3 servers", outputs[0])
+            self.assertEqual(outputs[1:], ["", ""], "rank 0 alone prints")
+
+    def test_a_host_whose_packets_are_lost(self):
+        with Netlab(hosts=3) as lab:
+            # What host2 sends to host0 is dropped: as by a firewall, host0's dials are never answered.
+            self.shell(lab, 2, "ip route add blackhole %s/32" % lab.addresses[0])
+            codes, outputs = self.run_star(lab, [0, 1])
+            self.assertEqual(codes, [3, 3], outputs)
+            self.assertIn("not ready: w0 cannot reach s2 at 10.77.0.3:7077: connection timed out (ETIMEDOUT): let",
+                          self.sentence(outputs[0]), outputs[0])
+            self.assertRegex(outputs[0], r"w1 +s2 +grpc +10\.77\.0\.3:7077 +eth0 +reachable")
+
+    def test_a_worker_without_a_network_is_named_by_the_others(self):
+        with Netlab(hosts=2) as lab:
+            self.shell(lab, 1, "ip link set eth0 down")
+            codes, outputs = self.run_star_of_first(lab)
+            self.assertEqual(codes, [3, 3], outputs)
+            self.assertIn("not ready: w1 has not reported", self.sentence(outputs[0]), outputs[0])
+            self.assertIn("not ready: w1 cannot reach s0 at 10.77.0.1:7077: network is unreachable (ENETUNREACH):",
+                          self.sentence(outputs[1]), outputs[1])
+
+    def run_star_of_first(self, lab):
+        """One server, on host 0; worker r on host r."""
+        secret = lab.make_secret(LAUNCH)
+        server = subprocess.Popen(lab.command(0, [SERVER, "--listen=%s:7077" % lab.addresses[0],
+                                                  "--job_secret=" + secret]),
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.kill)
+        self.addCleanup(server.stdout.close)
+        self.assertIn("listening on", server.stdout.readline())
+        flags = ["--check", "--device=cpu", "--job_secret=" + secret, "--join_deadline_s=5",
+                 "--servers=%s:7077" % lab.addresses[0], "--world_size=2"]
+        return self.finish_workers([lab.command(rank, [WORKER, *flags, "--rank=%d" % rank]) for rank in (0, 1)])
+
+    def test_a_ring_on_an_island(self):
+        with Netlab(hosts=2) as lab:
+            # Each host has an interface of its own that leads nowhere, in a subnet of its own.
+            for host in range(2):
+                self.shell(lab, host, "ip link add island type veth peer name shore; "
+                                      "ip address add 10.9%d.0.1/24 dev island; "
+                                      "ip link set shore up; ip link set island up" % host)
+            code, output = self.run_ring(lab, {"btl_tcp_if_include": "island"})
+            self.assertEqual(code, 3, output)
+            self.assertRegex(self.sentence(output), r"not ready: w0 cannot reach w1 at 10\.91\.0\.1:\d+: network is "
+                                                    r"unreachable \(ENETUNREACH\): bring up the interface, or set "
+                                                    r"OMPI_MCA_btl_tcp_if_include to a network that all hosts share")
+            # Both are offered. Open MPI takes the island too and ends the job, after the table and the way out.
+            code, output = self.run_ring(lab, {"btl_tcp_if_include": "eth0,island"})
+            self.assertNotEqual(code, 0, output)
+            self.assertRegex(output, r"w0 +w1 +tcp +10\.77\.0\.2:\d+ +eth0 +reachable", output)
+            self.assertRegex(output, r"w0 +w1 +tcp +10\.91\.0\.1:\d+ +\S+ +network is unreachable", output)
+            self.assertRegex(output, r"not ready, if nothing follows: .*\n?.*_btl_tcp_if_include=10\.77\.0\.0/24")
+
+
+if __name__ == "__main__":
+    unittest.main()

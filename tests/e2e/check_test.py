@@ -1,0 +1,144 @@
+"""launch --check and worker --check: ready, or the one thing to mend, with real processes."""
+
+import shutil
+import socket
+import time
+import unittest
+
+from jobs import LAUNCH, SERVER, SMALL_JOB, WORKER, JobTest
+
+# A check ends by its own deadlines after a minute at most.
+CHECK_SECONDS_MAX = 120
+HAS_MPIRUN = shutil.which("mpirun") is not None
+
+
+class CheckTest(JobTest):
+
+    def check(self, *flags, worker_flags=()):
+        done = self.run_to_end([LAUNCH, "--check", *flags, "--", *worker_flags], CHECK_SECONDS_MAX)
+        self.assert_fits(done.output)
+        return done
+
+    def worker_check(self, servers, *flags):
+        return self.run_to_end([WORKER, "--check", "--servers=" + ",".join(servers), *flags], CHECK_SECONDS_MAX)
+
+    def assert_fits(self, output):
+        for line in output.splitlines():
+            self.assertLessEqual(len(line), 120, line)
+
+    def last_sentence(self, done):
+        """The last sentence, whose lines but the first are set in."""
+        lines = done.output.rstrip("\n").splitlines()
+        start = len(lines) - 1
+        while lines[start].startswith("  "):
+            start -= 1
+        return " ".join(line.strip() for line in lines[start:])
+
+    def test_star_is_ready(self):
+        done = self.check("--sync=star", "--workers=2", "--servers=2")
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertRegex(self.last_sentence(done), "^ready: 2 workers reach all 2 servers")
+        for process in ("w0", "w1", "s0", "s1"):
+            self.assertRegex(done.output, r"(?m)^%s +\S+ +\d+ +[\d.]+ GiB +\d+ +[+-]?[\d.]+ " % process)
+        for pair in ("w0 +s0", "w0 +s1", "w1 +s0", "w1 +s1"):
+            self.assertRegex(done.output,
+                             r"(?m)^%s +grpc +127.0.0.1:\d+ +lo +reachable +[\d.]+ ms +[\d.]+ .bit/s" % pair)
+        self.assertRegex(done.output, r"s0, s1: starring [\d.]+, .*protobuf [\d.]+, gRPC [\d.]+")
+
+    @unittest.skipUnless(HAS_MPIRUN, "no mpirun")
+    def test_ring_is_ready(self):
+        done = self.check("--sync=ring", "--workers=3")
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertRegex(self.last_sentence(done), "^ready: 3 workers reach each other")
+        for rank in range(3):
+            for other in {0, 1, 2} - {rank}:
+                self.assertRegex(done.output, r"(?m)^w%d +w%d +tcp +127.0.0.1:\d+ +lo +reachable " % (rank, other))
+            self.assertRegex(done.output, r"(?m)^w%d +w%d +mpi .*reachable +[\d.]+ ms +[\d.]+ .bit/s" %
+                             (rank, (rank + 1) % 3))
+        self.assertIn("Open MPI 4", done.output)
+
+    def test_one_process_needs_nobody(self):
+        done = self.check("--sync=local")
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertEqual(self.last_sentence(done).partition(";")[0], "ready: one worker, which needs no other")
+
+    def test_a_closed_port_is_named(self):
+        _, address = self.start_server()
+        with socket.socket() as bound:
+            bound.bind(("127.0.0.1", 0))
+            closed = "127.0.0.1:%d" % bound.getsockname()[1]
+            done = self.worker_check([address, closed])
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertEqual(self.last_sentence(done),
+                         "not ready: w0 cannot reach s1 at %s: connection refused (ECONNREFUSED): start that server, "
+                         "or correct --servers" % closed)
+        self.assertRegex(done.output, r"w0 +s0 +grpc +%s +lo +reachable" % address)
+        self.assert_fits(done.output)
+
+    def test_a_port_that_is_silent_is_named(self):
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))
+            silent.listen(16)
+            address = "127.0.0.1:%d" % silent.getsockname()[1]
+            started = time.monotonic()
+            done = self.worker_check([address])
+        self.assertLess(time.monotonic() - started, 60)
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("not ready: w0 cannot reach s0 at %s: connected, but no server of Starring answers" % address,
+                      self.last_sentence(done))
+
+    def test_a_name_that_nobody_knows(self):
+        done = self.worker_check(["no-such-host.invalid:7077"])
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("no-such-host.invalid", self.last_sentence(done))
+
+    def test_servers_in_another_order_are_refused(self):
+        servers = []
+        for shard in (0, 1):
+            port_file = self.path("port.%d" % shard)
+            process = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=%d" % shard, "--shard_count=2",
+                                  "--port_file=" + port_file])
+            self.wait_for_output(process, "listening on")
+            servers.append(self.output_of(process).split()[2])
+        done = self.worker_check(reversed(servers))
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertRegex(self.last_sentence(done), r"at \S+ answers as shard (1, .* as shard 0|0, .* as shard 1): give")
+
+    def test_a_worker_that_never_comes_is_named(self):
+        _, address = self.start_server()
+        done = self.worker_check([address], "--rank=0", "--world_size=2", "--join_deadline_s=4")
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("not ready: w1 has not reported within 4s", self.last_sentence(done))
+
+    def test_a_server_that_was_checked_serves_its_job(self):
+        server, address = self.start_server()
+        for _ in range(2):
+            checks = [self.start([WORKER, "--check", "--servers=" + address, "--rank=%d" % rank, "--world_size=2"])
+                      for rank in range(2)]
+            for check in checks:
+                done = self.finish(check, CHECK_SECONDS_MAX)
+                self.assertEqual(done.returncode, 0, done.output)
+        worker = self.start([WORKER, "--servers=" + address, *SMALL_JOB, "--max_steps=2"])
+        self.assertEqual(self.finish(worker).returncode, 0, self.output_of(worker))
+        self.assertEqual(self.finish(server).returncode, 0, self.output_of(server))
+
+    def test_a_server_that_trains_is_left_alone(self):
+        _, address = self.start_server()
+        endless = [flag for flag in SMALL_JOB if not flag.startswith("--epochs")]
+        worker = self.start([WORKER, "--servers=" + address, *endless, "--epochs=1000000"])
+        self.wait_for_output(worker, "epoch ")
+        done = self.worker_check([address])
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("shard 0 already trains with 1 workers: check before the job starts", self.last_sentence(done))
+        self.assertIsNone(worker.poll())
+
+    def test_ctrl_c_ends_it(self):
+        _, address = self.start_server()
+        process = self.start([WORKER, "--check", "--servers=" + address, "--rank=0", "--world_size=2"])
+        time.sleep(1)  # it waits for worker 1; earlier or later, the signal ends it all the same
+        process.terminate()
+        self.assertNotEqual(self.finish(process, 15).returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
