@@ -6,6 +6,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/limits.h"
 #include "common/status.h"
 #include "proto/starring/v1/job.pb.h"
 
@@ -237,8 +238,9 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
   agreement.world_size = proto.world_size();
   agreement.first_step = proto.first_step();
   agreement.layout_hash = proto.layout_hash();
-  if (agreement.first_step < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("first_step is ", agreement.first_step, ", it must be 0 or more"));
+  if (agreement.first_step < 0 || agreement.first_step > kStepMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_step is ", agreement.first_step, ", it must be from 0 to ", kStepMax));
   }
   ASSIGN_OR_RETURN(agreement.optimizer, FromProto(proto.optimizer()));
   ASSIGN_OR_RETURN(agreement.schedule, FromProto(proto.schedule()));

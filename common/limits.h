@@ -26,6 +26,9 @@ inline constexpr int64_t kElementCountMax = int64_t{1} << 36;
 inline constexpr int kTensorCountMax = 1 << 20;
 inline constexpr int kTensorAxesMax = 8;
 
+// The step that a run begins with: steps are counted up from it for as long as the run goes on, without an overflow.
+inline constexpr int64_t kStepMax = int64_t{1} << 48;
+
 // Values of one GradientExchange::Sum: statistics, not tensors.
 inline constexpr int64_t kSumValuesMax = 4096;
 

@@ -2,8 +2,8 @@
 # Installs what Starring is built and tested with, from Debian 12's own archive. Installs only what is missing: a second
 # run changes nothing and takes no time.
 #
-#   --test  also what only tests need: a Slurm, for deploy/slurm. Not where systemd runs, which would start its daemons;
-#           there: apt-get install slurm-wlm munge iproute2
+#   --test  also what only tests need: clang and libFuzzer, for bench/fuzz, and a Slurm, for deploy/slurm. A Slurm not
+#           where systemd runs, which would start its daemons; there: apt-get install slurm-wlm munge iproute2
 #
 # Exit status: 0 when everything but the optional packages is there, 1 otherwise.
 set -euo pipefail
@@ -21,9 +21,10 @@ PACKAGES=(
 # Only the comparison needs these: PyTorch as the peer, the others for the page.
 # torch takes whatever BLAS is installed; the reference one would make an unfair peer (measured: 6 against 90 GFLOP/s).
 OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-matplotlib python3-jinja2)
-TEST_PACKAGES=(slurm-wlm munge iproute2)
+TEST_PACKAGES=(clang libclang-rt-14-dev slurm-wlm munge iproute2)
 # SYSTEMD is for the test of this file.
-if [[ ${1:-} != --test || -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=(); fi
+if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=(clang libclang-rt-14-dev); fi
+if [[ ${1:-} != --test ]]; then TEST_PACKAGES=(); fi
 
 # The packages among the arguments that are not installed, one a line.
 missing() {
@@ -95,7 +96,7 @@ main() {
   if [[ ${#wanted_test[@]} -gt 0 ]]; then
     echo "setup: installing ${wanted_test[*]}"
     if ! apt_install "${wanted_test[@]}"; then
-      echo "setup: could not install ${wanted_test[*]}: all works but the tests of Slurm jobs and of bench/netlab" >&2
+      echo "setup: could not install ${wanted_test[*]}: all works but bench/fuzz and tests of Slurm and netlab" >&2
     fi
   fi
   echo "setup: done"

@@ -42,7 +42,7 @@ class Rendezvous {
 
   bool anybody() const { return joined_count_ > 0; }
   bool complete() const { return complete_; }
-  bool Joined(int rank) const { return rank < static_cast<int>(members_.size()) && members_[rank].joined; }
+  bool Joined(int rank) const { return rank >= 0 && rank < static_cast<int>(members_.size()) && members_[rank].joined; }
 
   // "rank 1 of 4 has not joined", with the reason if its last attempt was refused. REQUIRES: !complete().
   std::string DescribeMissing() const;

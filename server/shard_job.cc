@@ -380,7 +380,7 @@ absl::Status ShardJob::TakeSum(LaneId from, const ReceivedMessage& message, Time
   }
   // A repeat of the last sum is answered again; an older one has been answered, or the worker would not have gone on.
   if (number < next_sum_) {
-    if (number == next_sum_ - 1) {
+    if (number == next_sum_ - 1 && last_sum_ != nullptr) {
       Send(from, AnswerTo(message.fields, ExchangeMessage::SUM_RESULT), std::as_bytes(std::span(*last_sum_)),
            last_sum_);
     }

@@ -98,7 +98,8 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     environment.launcher = source.launcher;
     environment.rank = source.rank;
     environment.world_size = source.world_size;
-    environment.local_rank = std::max(0, source.local_rank);
+    // No host has more ranks than the job.
+    environment.local_rank = source.local_rank < source.world_size ? std::max(0, source.local_rank) : 0;
     environment.local_size = std::max(environment.local_rank + 1, source.local_size);
     break;
   }

@@ -1,5 +1,6 @@
 #include "worker/data/cifar_reader.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -60,7 +61,8 @@ absl::Status AppendRecords(const std::string& path, int64_t first_record, std::s
 
 absl::Status AppendFile(const CifarFiles& files, const std::string& path, Dataset& dataset) {
   ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
-  std::vector<uint8_t> buffer(kRecordsAtOnce * kRecordBytes);
+  // One record more than the file can have, so that a small file needs a small buffer, and one turn of the loop.
+  std::vector<uint8_t> buffer(std::min(kRecordsAtOnce, stream->size_bytes_max() / kRecordBytes + 1) * kRecordBytes);
   int64_t record = 0;
   for (int64_t bytes = std::ssize(buffer); bytes == std::ssize(buffer);) {
     ASSIGN_OR_RETURN(bytes, stream->Read(buffer));

@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Searches for inputs that crash, leak, or take too long or too much memory: libFuzzer over the targets of tests/fuzz.
+
+    bazel run //bench:fuzz -- --continue
+
+Builds the targets with clang, AddressSanitizer and UndefinedBehaviorSanitizer (.bazelrc, --config=fuzz), then runs one
+after the other, at low priority, in pieces of a minute, each of which is a line of the log. `--continue` counts what
+the log has already, so that a search may be interrupted, and go on after a defect is mended.
+
+Leaves in the folder --out: log.jsonl, corpus/TARGET (what libFuzzer found worth keeping; it begins there the next time)
+and findings/ (inputs that fail). Such an input, once its defect is mended, belongs in tests/fuzz/corpus/TARGET, which
+the tests replay. Exit status 0: as many inputs as were asked for and no finding, 1: a finding or too few inputs, 2: the
+command line was refused.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+
+INPUTS = 1_000_000  # of each target by default
+INPUTS_OF = {"shard_job": 2_000_000}
+# Limits of one input. The memory is the process's, with its sanitizers: about 40 MiB without any input.
+INPUT_SECONDS_MAX = 1
+MEMORY_MB_MAX = 256
+INPUT_BYTES_MAX = 4096
+PIECE_SECONDS = 60
+# So that freed memory, which AddressSanitizer keeps to find its late use, does not hide what an input needs.
+SANITIZERS = {"ASAN_OPTIONS": "quarantine_size_mb=4:malloc_context_size=8:detect_leaks=1",
+              "UBSAN_OPTIONS": "print_stacktrace=1"}
+
+
+def parse_options(arguments):
+    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.split("\n")[0])
+    parser.add_argument("--target", default="", help="names, with commas between them (default: all)")
+    parser.add_argument("--inputs", type=int, default=0,
+                        help="for each target (default: %d, shard_job %d)" % (INPUTS, INPUTS_OF["shard_job"]))
+    parser.add_argument("--seconds", type=int, default=0, help="for each target, at most (default: no limit)")
+    parser.add_argument("--continue", dest="resume", action="store_true", help="count what the log has")
+    parser.add_argument("--summary", action="store_true", help="print the table of the log and run nothing")
+    parser.add_argument("--out", default="data/fuzz", help="folder, from the repository's root (default: %(default)s)")
+    parser.add_argument("--binaries", default="", help="folder of TARGET_fuzz (default: build them)")
+    options = parser.parse_args(arguments)
+    if options.inputs < 0 or options.seconds < 0:
+        parser.error("--inputs and --seconds must be 0 or more")
+    return options
+
+
+def build(root):
+    """The folder of the binaries."""
+    labels = subprocess.run(["bazel", "query", "--noshow_progress", "filter(_fuzz$, //tests/fuzz:all)"], cwd=root,
+                            check=True, stdout=subprocess.PIPE, text=True).stdout.split()
+    subprocess.run(["bazel", "build", "--noshow_progress", "--config=fuzz", *labels], cwd=root, check=True)
+    folder = subprocess.run(["bazel", "info", "--noshow_progress", "--config=fuzz", "bazel-bin"], cwd=root, check=True,
+                            stdout=subprocess.PIPE, text=True).stdout.strip()
+    return os.path.join(folder, "tests/fuzz")
+
+
+def read_log(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+    except FileNotFoundError:
+        return []
+
+
+def number(pattern, text, default=0):
+    found = re.findall(pattern, text, re.M)
+    return int(found[-1]) if found else default
+
+
+def parse_output(text):
+    """What libFuzzer says of a piece. The corpus is run first, and not counted: it is no new input."""
+    inited = number(r"^#(\d+)\s+INITED", text) if "INITED" in text else 0
+    return {
+        "inputs": max(0, number(r"stat::number_of_executed_units:\s*(\d+)", text) - inited),
+        "edges": number(r" cov: (\d+)", text),
+        "edges_all": number(r"Loaded 1 modules\s+\((\d+) inline", text),
+        "memory_mb": number(r"stat::peak_rss_mb:\s*(\d+)", text),
+        "slowest_s": number(r"stat::slowest_unit_time_sec:\s*(\d+)", text),
+    }
+
+
+def is_slow_alone(binary, path):
+    """An input over its time may have waited for a core. By itself it counts what it computes, the best of three."""
+    times = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([binary, path], check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       env={**os.environ, **SANITIZERS})
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(times) > INPUT_SECONDS_MAX
+
+
+class Search:
+    def __init__(self, options, root, binaries):
+        self.options, self.root, self.binaries = options, root, binaries
+        self.out = os.path.join(root, options.out)
+        self.findings = os.path.join(self.out, "findings")
+        os.makedirs(self.findings, exist_ok=True)
+        self.log_path = os.path.join(self.out, "log.jsonl")
+        self.log = read_log(self.log_path)
+        self.first = 0 if options.resume or options.summary else len(self.log)
+
+    def counted(self, target):
+        return [line for line in self.log[self.first:] if line["target"] == target]
+
+    def run_piece(self, target, inputs, seconds):
+        binary = os.path.join(self.binaries, target + "_fuzz")
+        corpus = os.path.join(self.out, "corpus", target)
+        os.makedirs(corpus, exist_ok=True)
+        begin = time.time()
+        # A seed of its own for every piece: none repeats another.
+        seed = 1 + sum(1 for line in self.log if line["target"] == target)
+        # The corpus is run as well, and libFuzzer counts it.
+        runs = inputs + len(os.listdir(corpus)) + 100
+        done = subprocess.run(
+            [binary, "-runs=%d" % runs, "-max_total_time=%d" % seconds, "-seed=%d" % seed, "-print_final_stats=1",
+             "-timeout=%d" % max(1, INPUT_SECONDS_MAX), "-rss_limit_mb=%d" % MEMORY_MB_MAX,
+             "-max_len=%d" % INPUT_BYTES_MAX,
+             "-artifact_prefix=%s/%s-" % (self.findings, target), corpus,
+             os.path.join(self.root, "tests/fuzz/corpus", target)],
+            check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+            env={**os.environ, **SANITIZERS}, preexec_fn=lambda: os.nice(15))
+        line = {"target": target, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin)),
+                "seconds": round(time.time() - begin, 1), **parse_output(done.stderr), "finding": ""}
+        if done.returncode != 0:
+            written = re.findall(r"Test unit written to (\S+)", done.stderr)
+            path = written[-1] if written else ""
+            if "/%s-timeout-" % target in path and not is_slow_alone(binary, path):
+                line["starved"] = True  # by other processes: not the input's time
+                os.remove(path)
+            else:
+                line["finding"] = path or "exit status %d" % done.returncode
+                with open(os.path.join(self.findings, target + ".output"), "w", encoding="utf-8") as file:
+                    file.write(done.stderr)
+        self.log.append(line)
+        with open(self.log_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return line
+
+    def run(self, target):
+        """True when the target has had all its inputs."""
+        wanted = self.options.inputs or INPUTS_OF.get(target, INPUTS)
+        end = time.monotonic() + self.options.seconds if self.options.seconds else float("inf")
+        while True:
+            left = wanted - sum(line["inputs"] for line in self.counted(target))
+            seconds = min(PIECE_SECONDS, end - time.monotonic())
+            if left <= 0 or seconds < 1:
+                return left <= 0
+            line = self.run_piece(target, left, int(seconds))
+            print("fuzz: %-21s %9d inputs, %d left%s" % (target, line["inputs"], max(0, left - line["inputs"]),
+                                                         ", FINDING: " + line["finding"] if line["finding"] else ""),
+                  flush=True)
+            if line["finding"]:
+                return False
+
+    def table(self, targets):
+        rows = ["| target | inputs | inputs/s | edges covered | peak memory | slowest input | findings |",
+                "| --- | --- | --- | --- | --- | --- | --- |"]
+        total = 0
+        for target in targets:
+            lines = self.counted(target)
+            if not lines:
+                continue
+            inputs = sum(line["inputs"] for line in lines)
+            total += inputs
+            edges, edges_all = max((line["edges"], line["edges_all"]) for line in lines)
+            slowest = max((line["slowest_s"] for line in lines if not line.get("starved")), default=0)
+            rows.append("| %s | %s | %d | %d of %d (%d %%) | %d MiB | %s | %d |" % (
+                target, "{:,}".format(inputs), inputs / max(1, sum(line["seconds"] for line in lines)), edges,
+                edges_all, 100 * edges / max(1, edges_all), max(line["memory_mb"] for line in lines),
+                "%d s" % slowest if slowest else "below 1 s", sum(1 for line in lines if line["finding"])))
+        rows.append("| all | %s | | | | | |" % "{:,}".format(total))
+        return "\n".join(rows)
+
+
+def main(arguments):
+    options = parse_options(arguments)
+    root = os.environ.get("BUILD_WORKSPACE_DIRECTORY", os.getcwd())
+    corpora = os.path.join(root, "tests/fuzz/corpus")
+    if not os.path.isdir(corpora):
+        print("fuzz: %s has no tests/fuzz/corpus: run it from the repository's root" % root, file=sys.stderr)
+        return 2
+    targets = options.target.split(",") if options.target else sorted(os.listdir(corpora))
+    for target in targets:
+        if not os.path.isdir(os.path.join(corpora, target)):
+            print("fuzz: there is no target %s, only %s" % (target, ", ".join(sorted(os.listdir(corpora)))),
+                  file=sys.stderr)
+            return 2
+    if options.summary:
+        print(Search(options, root, "").table(targets))
+        return 0
+    search = Search(options, root, options.binaries or build(root))
+    complete = [search.run(target) for target in targets]
+    print(search.table(targets))
+    return 0 if all(complete) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

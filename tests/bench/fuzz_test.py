@@ -1,0 +1,93 @@
+"""bench/fuzz over targets that are shell scripts: what it counts, what it calls a finding, and how it goes on."""
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+import unittest
+
+from bench import fuzz
+
+# What libFuzzer writes of a piece of 1000 inputs, 9 of which were the corpus.
+OUTPUT = """INFO: Loaded 1 modules   (1065 inline 8-bit counters): 1065 [0x55, 0x56),
+#9\tINITED cov: 200 ft: 300 corp: 6/1Kb exec/s: 0 rss: 38Mb
+#500\tNEW    cov: 266 ft: 400 corp: 20/2Kb lim: 33 exec/s: 0 rss: 40Mb L: 8/33 MS: 1 ChangeBit-
+stat::number_of_executed_units: 1009
+stat::average_exec_per_sec:     1000
+stat::slowest_unit_time_sec:    0
+stat::peak_rss_mb:              41
+"""
+
+
+class FuzzTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(dir=os.environ.get("TEST_TMPDIR"))
+        self.addCleanup(folder.cleanup)
+        self.root = folder.name
+        os.makedirs(os.path.join(self.root, "tests/fuzz/corpus/idx"))
+        os.environ["BUILD_WORKSPACE_DIRECTORY"] = self.root
+        self.addCleanup(os.environ.pop, "BUILD_WORKSPACE_DIRECTORY")
+
+    def target(self, script):
+        path = os.path.join(self.root, "idx_fuzz")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("#!/bin/bash\ncat >&2 <<'END'\n%sEND\n%s\n" % (OUTPUT, script))
+        os.chmod(path, 0o755)
+
+    def fuzz(self, *arguments):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            status = fuzz.main(["--binaries=" + self.root, *arguments])
+        return status, output.getvalue()
+
+    def test_adds_up_and_goes_on(self):
+        self.target("exit 0")
+        status, output = self.fuzz("--inputs=2500")
+        self.assertEqual(status, 0, output)
+        self.assertIn("| idx | 3,000 |", output)
+        self.assertIn("| 266 of 1065 (24 %) | 41 MiB | below 1 s | 0 |", output)
+        self.assertIn("| all | 3,000 |", output)
+        self.assertIn("| idx | 5,000 |", self.fuzz("--inputs=5000", "--continue")[1])
+        self.assertIn("| idx | 1,000 |", self.fuzz("--inputs=1000")[1])  # begins anew
+        self.assertIn("| idx | 6,000 |", self.fuzz("--summary")[1])
+        with open(os.path.join(self.root, "data/fuzz/log.jsonl"), encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["inputs"] for line in file], 6 * [1000])
+
+    def test_a_finding_ends_the_target(self):
+        self.target("echo 'Test unit written to /nowhere/idx-crash-1' >&2; exit 77")
+        status, output = self.fuzz("--inputs=5000")
+        self.assertEqual(status, 1)
+        self.assertIn("FINDING: /nowhere/idx-crash-1", output)
+        self.assertIn("| idx | 1,000 |", output)
+        self.assertIn("below 1 s | 1 |", output)
+
+    def test_an_input_that_waited_for_a_core_is_no_finding(self):
+        # Sleeps over its time, alone too, but computes nothing.
+        waits = os.path.join(self.root, "data/fuzz/findings/idx-timeout-1")
+        self.target("[[ $# -gt 1 && ! -e {0}.seen ]] || exit 0; touch {0} {0}.seen\n"
+                    "echo 'Test unit written to {0}' >&2; exit 70".format(waits))
+        status, output = self.fuzz("--inputs=2000")
+        self.assertEqual(status, 0, output)
+        self.assertFalse(os.path.exists(waits))
+
+    def test_an_input_that_computes_too_long_is_one(self):
+        path = os.path.join(self.root, "data/fuzz/findings/idx-timeout-1")
+        self.target("if [[ $# -eq 1 ]]; then end=$((SECONDS + 2)); while ((SECONDS < end)); do :; done; exit 0; fi\n"
+                    "touch {0}; echo 'Test unit written to {0}' >&2; exit 70".format(path))
+        before = fuzz.INPUT_SECONDS_MAX
+        self.addCleanup(setattr, fuzz, "INPUT_SECONDS_MAX", before)
+        fuzz.INPUT_SECONDS_MAX = 0.2  # the loop shares its core with other tests
+        status, output = self.fuzz("--inputs=2000")
+        self.assertEqual(status, 1)
+        self.assertIn("idx-timeout-1", output)
+
+    def test_refuses_what_is_no_target(self):
+        status, output = self.fuzz("--target=idy")
+        self.assertEqual(status, 2)
+        self.assertIn("there is no target idy, only idx", output)
+
+
+if __name__ == "__main__":
+    unittest.main()

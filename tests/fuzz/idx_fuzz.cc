@@ -1,0 +1,20 @@
+// Both files of an IDX data set: a length, the labels, then the images.
+#include "common/check.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/memory_file.h"
+#include "worker/data/idx_reader.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static starring::MemoryFile& labels = *new starring::MemoryFile;
+  static starring::MemoryFile& images = *new starring::MemoryFile;
+  starring::FuzzInput input(data, size);
+  labels.Write(input.Block());
+  images.Write(input.Rest());
+  const auto dataset = starring::ReadIdx({.images = images.path(), .labels = labels.path()});
+  if (!dataset.ok()) return 0;
+  CHECK_GE(dataset->count, 1);
+  CHECK_EQ(dataset->count, std::ssize(dataset->labels));
+  CHECK_EQ(dataset->count * dataset->image_bytes(), std::ssize(dataset->images));
+  for (const uint8_t label : dataset->labels) CHECK_LT(label, dataset->classes);
+  return 0;
+}

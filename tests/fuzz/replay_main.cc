@@ -1,0 +1,119 @@
+// Runs a fuzz target as a test, without libFuzzer: every file of a corpus, then mutations of them for a second, always
+// the same ones in the same order. What searches is bench/fuzz.
+//
+//   replay FOLDER [SECONDS]
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/check.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
+// Null without a sanitizer.
+extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+constexpr size_t kInputBytesMax = 4096;
+// An input that takes as long is a defect. Sanitized, on a machine that is busy, it may take ten times what it takes.
+constexpr std::chrono::seconds kInputTimeMax{10};
+
+std::string g_input;  // the one that runs, for the two below
+
+void WriteInput() {
+  std::fprintf(stderr, "replay: the input was (hexadecimal, for xxd -r -p):\n");
+  for (const char byte : g_input) std::fprintf(stderr, "%02x", static_cast<unsigned char>(byte));
+  std::fprintf(stderr, "\n");
+}
+
+void OnSignal(int number) {
+  WriteInput();
+  signal(number, SIG_DFL);
+  raise(number);
+}
+
+void Run(const std::string& input) {
+  g_input = input;
+  const Clock::time_point begin = Clock::now();
+  LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size());
+  CHECK(Clock::now() - begin < kInputTimeMax);
+}
+
+class Mutator {
+ public:
+  std::string Mutate(const std::vector<std::string>& corpus) {
+    std::string input = corpus[Below(corpus.size())];
+    for (size_t changes = 1 + Below(4); changes > 0; --changes) Change(input, corpus[Below(corpus.size())]);
+    input.resize(std::min(input.size(), kInputBytesMax));
+    return input;
+  }
+
+ private:
+  size_t Below(size_t count) { return random_() % count; }
+
+  void Change(std::string& input, const std::string& other) {
+    const size_t at = Below(input.size() + 1);
+    const size_t length = Below(std::min<size_t>(input.size() - at, 64) + 1);
+    switch (Below(6)) {
+      case 0:  // a bit
+        if (at < input.size()) input[at] = static_cast<char>(input[at] ^ (1 << Below(8)));
+        break;
+      case 1:  // a byte, often one of those at which something ends
+        if (at < input.size())
+          input[at] = static_cast<char>(Below(2) == 0 ? "\0\x7f\x80\xff\x01"[Below(5)] : Below(256));
+        break;
+      case 2:
+        input.erase(at, length);
+        break;
+      case 3:  // again, behind itself
+        input.insert(at, input.substr(at, length));
+        break;
+      case 4:
+        input.insert(at, 1 + Below(8), static_cast<char>(Below(256)));
+        break;
+      case 5:  // the end of another
+        input = input.substr(0, at) + other.substr(Below(other.size() + 1));
+        break;
+    }
+  }
+
+  std::mt19937_64 random_{1};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK_GE(argc, 2);
+  for (const int number : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE}) signal(number, OnSignal);
+  if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(WriteInput);
+  std::vector<fs::path> paths;
+  for (const auto& entry : fs::directory_iterator(argv[1])) paths.push_back(entry.path());
+  CHECK(!paths.empty()) << argv[1] << " is empty";
+  std::sort(paths.begin(), paths.end());
+  std::vector<std::string> corpus;
+  for (const fs::path& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    Run(corpus.back());
+  }
+  Run("");
+  Mutator mutator;
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(argc > 2 ? std::atoi(argv[2]) : 1);
+  int64_t count = 0;
+  for (; Clock::now() < end; ++count) Run(mutator.Mutate(corpus));
+  std::printf("replay: %zu files, %lld mutations\n", corpus.size(), static_cast<long long>(count));
+  return 0;
+}

@@ -1,0 +1,252 @@
+// What several workers send to one shard, in any order, on lanes that open and close, as time goes by.
+//
+// The input is two bytes that choose the job, then events. An event is a byte (what happens, to which rank and lane)
+// and what it needs. Messages are raw bytes, or are made up from few bytes so that most of them get past the first
+// checks; all go through DecodeMessage, in two pieces.
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/star/exchange_message.h"
+#include "common/star/shared_memory.h"
+#include "proto/starring/v1/job.pb.h"
+#include "server/shard_job.h"
+#include "tests/fuzz/fuzz_input.h"
+
+namespace starring {
+namespace {
+
+using std::chrono::milliseconds;
+using v1::ExchangeMessage;
+
+// As many answers as a lane may have before the server writes them.
+constexpr size_t kAnswersKept = 16;
+constexpr int64_t kBlockElements = 32768;  // of a world of one
+
+struct JobShape {
+  int world_size = 1;
+  int64_t element_count = 1;
+  int shard = 0;
+  int shard_count = 1;
+  int64_t first_step = 0;
+};
+
+JobShape ShapeOf(int first, int second) {
+  JobShape shape{.world_size = 1 + (first & 3), .shard_count = 1 + (first >> 6)};
+  constexpr std::array<int64_t, 3> kElementCounts = {1, 40, 100};
+  // Rarely two buckets, which take a hundred times as long.
+  const int size = std::min((first >> 2) & 3, (second >> 6) == 3 ? 3 : 2);
+  if (size == 3) shape.world_size = 1 + (first & 1);  // two buckets, the first of which is short
+  shape.element_count = size < 3 ? kElementCounts[size] : shape.world_size * kBlockElements + 24;
+  shape.shard = (second & 15) % shape.shard_count;
+  constexpr std::array<int64_t, 4> kFirstSteps = {0, 1, 1000, int64_t{1} << 40};
+  shape.first_step = kFirstSteps[(second >> 4) & 3];
+  return shape;
+}
+
+Agreement AgreementOf(const JobShape& shape, int first) {
+  v1::JobAgreement proto;
+  proto.set_world_size(shape.world_size);
+  proto.set_layout_hash("hash");
+  proto.set_element_count(shape.element_count);
+  const auto buckets =
+      BucketMap::Create({.element_count = shape.element_count, .bucket_bytes = 1, .world_size = shape.world_size});
+  CHECK_OK(buckets);
+  proto.set_bucket_bytes(buckets->bucket_bytes());
+  proto.set_first_step(shape.first_step);
+  const bool adamw = (first & 16) != 0;
+  proto.mutable_optimizer()->set_kind(adamw ? v1::OptimizerConfig::ADAMW : v1::OptimizerConfig::SGD);
+  proto.mutable_optimizer()->set_momentum((first & 32) != 0 && !adamw ? 0.9 : 0);
+  proto.mutable_optimizer()->set_beta1(0.9);
+  proto.mutable_optimizer()->set_beta2(0.999);
+  proto.mutable_optimizer()->set_epsilon(1e-8);
+  proto.mutable_schedule()->set_base(0.1);
+  auto agreement = ParseAgreement(proto.SerializeAsString());
+  CHECK_OK(agreement);
+  return *std::move(agreement);
+}
+
+// The memory of a worker on this machine, one for gradients and one for parameters: made once, as it costs more than
+// all the rest of an input.
+const v1::SharedMemory& MemoryOf(int64_t element_count, int which) {
+  static auto& memories = *new std::map<std::pair<int64_t, int>, std::unique_ptr<SharedMemory>>;
+  std::unique_ptr<SharedMemory>& memory = memories[{element_count, which}];
+  if (memory == nullptr) {
+    auto created = SharedMemory::Create(element_count);
+    CHECK_OK(created);
+    memory = *std::move(created);
+  }
+  return memory->where();
+}
+
+class Driver {
+ public:
+  explicit Driver(FuzzInput* input) : input_(*input) {
+    const int first = input_.Byte(), second = input_.Byte();
+    shape_ = ShapeOf(first, second);
+    const Agreement agreement = AgreementOf(shape_, first);
+    for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
+      slice_bytes_.push_back(agreement.buckets.ShardSlice(b, shape_.shard, shape_.shard_count).size() * 4);
+    }
+    newest_.assign(slice_bytes_.size(), shape_.first_step - 1);
+    auto job = ShardJob::Create({.agreement = agreement,
+                                 .shard = shape_.shard,
+                                 .shard_count = shape_.shard_count,
+                                 .exchange_deadline = milliseconds(10'000),
+                                 .join_deadline = milliseconds(5'000),
+                                 .send = [this](Answer answer) { Take(std::move(answer)); },
+                                 .now = now_});
+    CHECK_OK(job);
+    job_ = *std::move(job);
+  }
+
+  void Run() {
+    while (!input_.empty()) {
+      const ShardJob::State before = job_->state();
+      Event();
+      CHECK(before != ShardJob::State::kFailed || job_->state() == ShardJob::State::kFailed);
+      CHECK(before != ShardJob::State::kFinished || job_->state() == ShardJob::State::kFinished);
+      CHECK_EQ(job_->state() == ShardJob::State::kFailed, !job_->status().ok());
+    }
+  }
+
+ private:
+  void Event() {
+    const int byte = input_.Byte();
+    const LaneId lane{.rank = ((byte >> 3) & 3) % shape_.world_size, .lane = byte >> 5};
+    switch (byte & 7) {
+      case 0:
+        Deliver(lane, input_.Block());
+        break;
+      case 1:
+        lanes_open_.insert(lane);
+        job_->OnLaneOpen(lane);
+        break;
+      case 2:
+        if (lanes_open_.erase(lane) > 0) job_->OnLaneClosed(lane, now_);
+        break;
+      case 3:
+        now_ += milliseconds(100 * input_.Byte());
+        job_->CheckDeadlines(now_);
+        break;
+      case 4: {
+        v1::GetStatusReply reply;
+        job_->Describe(&reply);
+        CHECK_EQ(reply.workers_size(), shape_.world_size);
+        kept_.clear();
+        break;
+      }
+      default:
+        DeliverMadeUp(lane);
+        break;
+    }
+  }
+
+  // The fields from five bytes; the payload is as long as it should be, but for the last of them.
+  void DeliverMadeUp(LaneId lane) {
+    constexpr std::array kKinds = {ExchangeMessage::GRADIENT,    ExchangeMessage::INITIAL_PARAMETERS,
+                                   ExchangeMessage::SUM,         ExchangeMessage::FETCH_PARAMETERS,
+                                   ExchangeMessage::FETCH_STATE, ExchangeMessage::INITIAL_STATE,
+                                   ExchangeMessage::SHARE,       ExchangeMessage::FINISH};
+    const int kind = input_.Byte();
+    const auto step_ahead = static_cast<int8_t>(input_.Byte());
+    int bucket = input_.Byte() % (static_cast<int>(slice_bytes_.size()) + 1);
+    const int fill = input_.Byte();
+    if (bucket == 1 && slice_bytes_.size() == 2 && fill % 16 != 0) bucket = 0;  // likewise
+    const auto longer = static_cast<int8_t>(input_.Byte());
+    ExchangeMessage fields;
+    fields.set_kind(kKinds[kind % kKinds.size()]);
+    fields.set_bucket(bucket);
+    fields.set_vector((kind >> 3) & 3);
+    fields.set_shared((kind & 32) != 0);
+    const bool exists = bucket < static_cast<int>(slice_bytes_.size());
+    int64_t bytes = 0;
+    int64_t step = 0;
+    switch (fields.kind()) {
+      case ExchangeMessage::SUM:
+        bytes = 8 * (fill % 4);
+        step = next_sum_;
+        break;
+      case ExchangeMessage::GRADIENT:
+        step = exists ? newest_[bucket] + 1 : 0;
+        if (!fields.shared() && exists) bytes = slice_bytes_[bucket];
+        break;
+      case ExchangeMessage::INITIAL_PARAMETERS:
+      case ExchangeMessage::INITIAL_STATE:
+        if (exists) bytes = slice_bytes_[bucket];
+        break;
+      case ExchangeMessage::SHARE:
+        *fields.mutable_gradient_memory() = MemoryOf(shape_.element_count, (kind >> 3) & 1);
+        if ((kind & 64) != 0) *fields.mutable_parameter_memory() = MemoryOf(shape_.element_count, 1);
+        break;
+      default:
+        break;
+    }
+    fields.set_step(step + step_ahead);
+    bytes = std::max<int64_t>(0, bytes + longer);
+    Deliver(lane, EncodeBeforePayload(fields, bytes) + std::string(bytes, static_cast<char>(fill)));
+  }
+
+  // As a lane does with what it reads.
+  void Deliver(LaneId lane, const std::string& bytes) {
+    if (!lanes_open_.contains(lane)) return;
+    const auto kept = std::make_shared<const std::string>(bytes);
+    const BytePiece whole = std::as_bytes(std::span(*kept));
+    const std::array<BytePiece, 2> pieces = {whole.first(whole.size() / 2), whole.subspan(whole.size() / 2)};
+    auto message = DecodeMessage(pieces);
+    if (!message.ok() || message->fields.kind() == ExchangeMessage::HELLO) return;
+    message->keeper = kept;
+    job_->OnMessage(lane, *message, now_);
+  }
+
+  void Take(Answer answer) {
+    CHECK(0 <= answer.to.rank && answer.to.rank < shape_.world_size) << answer.to.rank;
+    CHECK_GE(answer.fields.kind(), ExchangeMessage::ACCEPTED);
+    // A worker must be able to read it.
+    const std::string head = EncodeBeforePayload(answer.fields, std::ssize(answer.payload));
+    const std::array<BytePiece, 2> pieces = {std::as_bytes(std::span(head)), answer.payload};
+    CHECK_OK(DecodeMessage(pieces));
+    if (answer.fields.kind() == ExchangeMessage::PARAMETERS) {
+      int64_t& newest = newest_[answer.fields.bucket()];
+      CHECK_GE(answer.fields.step(), newest);
+      newest = answer.fields.step();
+    }
+    if (answer.fields.kind() == ExchangeMessage::SUM_RESULT) {
+      next_sum_ = std::max(next_sum_, answer.fields.step() + 1);
+    }
+    kept_.push_back(std::move(answer));
+    if (kept_.size() <= kAnswersKept) return;
+    for (const std::byte byte : kept_.front().payload) bytes_seen_ += byte == std::byte{0} ? 0 : 1;
+    kept_.pop_front();
+  }
+
+  FuzzInput& input_;
+  JobShape shape_;
+  std::vector<int64_t> slice_bytes_;  // by bucket
+  std::vector<int64_t> newest_;       // by bucket: the step of the parameters that a worker has been sent
+  int64_t next_sum_ = 0;
+  int64_t bytes_seen_ = 0;
+  ShardJob::Time now_{std::chrono::seconds(1000)};
+  std::set<LaneId> lanes_open_;
+  std::deque<Answer> kept_;  // as by a transport that has not written them yet
+  std::unique_ptr<ShardJob> job_;
+};
+
+}  // namespace
+}  // namespace starring
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  starring::SilenceProtobuf();
+  starring::FuzzInput input(data, size);
+  starring::Driver(&input).Run();
+  return 0;
+}
