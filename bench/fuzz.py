@@ -28,6 +28,7 @@ INPUTS_OF = {"shard_job": 2_000_000}
 INPUT_SECONDS_MAX = 1
 MEMORY_MB_MAX = 256
 INPUT_BYTES_MAX = 4096
+INPUT_BYTES_MAX_OF = {"shard_job": 768}  # some hundred messages; more of them find less in the same time
 PIECE_SECONDS = 60
 # So that freed memory, which AddressSanitizer keeps to find its late use, does not hide what an input needs.
 SANITIZERS = {"ASAN_OPTIONS": "quarantine_size_mb=4:malloc_context_size=8:detect_leaks=1",
@@ -122,7 +123,7 @@ class Search:
         done = subprocess.run(
             [binary, "-runs=%d" % runs, "-max_total_time=%d" % seconds, "-seed=%d" % seed, "-print_final_stats=1",
              "-timeout=%d" % max(1, INPUT_SECONDS_MAX), "-rss_limit_mb=%d" % MEMORY_MB_MAX,
-             "-max_len=%d" % INPUT_BYTES_MAX,
+             "-max_len=%d" % INPUT_BYTES_MAX_OF.get(target, INPUT_BYTES_MAX),
              "-artifact_prefix=%s/%s-" % (self.findings, target), corpus,
              os.path.join(self.root, "tests/fuzz/corpus", target)],
             check=False, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",

@@ -31,7 +31,10 @@ struct FileStream::Inflater {
 };
 
 FileStream::FileStream(std::string path, int descriptor, int64_t file_bytes)
-    : path_(std::move(path)), descriptor_(descriptor), file_bytes_(file_bytes), buffer_(std::clamp<size_t>(file_bytes, 1, kBufferBytes)) {}
+    : path_(std::move(path)),
+      descriptor_(descriptor),
+      file_bytes_(file_bytes),
+      buffer_(std::clamp<size_t>(file_bytes, 1, kBufferBytes)) {}
 
 FileStream::~FileStream() { close(descriptor_); }
 
