@@ -16,6 +16,8 @@ KINDS = {
 
 # A worker gives the server this long after the exchange deadline to name the culprit, before it gives up by itself.
 VERDICT_GRACE_S = 2.0
+# A lane that was refused dials again after a pause of up to this (lane.cc), so it needs so much more than the outage.
+REDIAL_PAUSE_S = 1.0
 
 # Fractions of the deadline. Nothing is drawn near 1, where either outcome is right and neither is tested.
 SHORT = (0.02, 0.75)
@@ -78,7 +80,7 @@ def _draw(rng, setup, at_start):
     role, number = _victim(rng, setup, kind)
     duration_s = 0.0
     if kind.endswith("-short"):
-        duration_s = rng.uniform(*SHORT) * deadline_s
+        duration_s = rng.uniform(*SHORT) * (deadline_s - REDIAL_PAUSE_S * (kind == "shut-short"))
     elif kind.endswith("-long"):
         duration_s = rng.uniform(*LONG) * deadline_s + (0.0 if role == "worker" else VERDICT_GRACE_S)
     delay_s = rng.uniform(0.0, 0.4) if at_start else rng.uniform(0.1, 0.8)
