@@ -30,6 +30,12 @@ constexpr milliseconds kTick{20};
 constexpr milliseconds kCulpritGrace{1000};
 // Between SIGTERM and SIGKILL when the job has failed. mpirun needs two seconds to end its ranks.
 constexpr seconds kTermGrace{4};
+// For mpirun to end once all of its ranks have, which takes it two seconds.
+constexpr seconds kMpirunGrace{5};
+// Ranks end together, so the first of them to end should not be this far ahead of the last.
+constexpr seconds kLastRankGrace{60};
+// Between two looks at the ranks, which are mpirun's children and not ours.
+constexpr seconds kRanksTick{1};
 // For servers to leave by themselves once the workers have.
 constexpr seconds kServerGrace{2};
 // A killed process is gone at once, unless the kernel is in trouble.
@@ -242,7 +248,16 @@ std::vector<std::string> Job::WorkerCommand() const {
 void Job::RunWorkers() {
   // A worker that cannot reach the others ends its check before they end theirs, which have their own deadlines.
   const auto over = [&] { return WorkersDone() || (!options_.check && FirstFailure() != nullptr); };
-  supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0; }, Clock::now() + kForEver, seconds(60));
+  const seconds tick = supervisor_.AnyRunning(Role::kMpirun) ? kRanksTick : seconds(60);
+  supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || MpirunIsOverdue(); },
+                       Clock::now() + kForEver, tick);
+  if (!over() && supervisor_.stop_count() == 0) {
+    context_.merger->Print(absl::StrCat("launch: ", ended_ranks_, " of ", options_.worker_count,
+                                        " ranks have ended, and mpirun has not noticed: ending it"));
+    supervisor_.Signal(Role::kMpirun, SIGKILL);
+    supervisor_.RunUntil(over, Clock::now() + kKillDeadline, seconds(60));
+    return;
+  }
   if (!over()) StopPolitely();
   const Child* const failure = FirstFailure();
   if (options_.check || failure == nullptr || failure->exit_code != kExitPeerMissing) return;
@@ -252,6 +267,20 @@ void Job::RunWorkers() {
                supervisor_.stop_count() > 1;
       },
       Clock::now() + kCulpritGrace, seconds(60));
+}
+
+// Open MPI 4.1 waits for ever after a rank that died while it was connecting ("PMIX ERROR: UNREACHABLE").
+bool Job::MpirunIsOverdue() {
+  for (const Child& child : supervisor_.children()) {
+    if (!child.running || child.role != Role::kMpirun) continue;
+    const Clock::time_point now = Clock::now();
+    const int ended = CountEndedRanks(context_.folder, options_.worker_count, child.pid);
+    if (ended != ended_ranks_) ended_ranks_since_ = now;
+    ended_ranks_ = ended;
+    const seconds grace = ended == options_.worker_count ? kMpirunGrace : kLastRankGrace;
+    return ended > 0 && now > ended_ranks_since_ + grace;
+  }
+  return false;
 }
 
 // The workers agree on a step, save and leave with 0. Servers are left alone: the workers need them for that.

@@ -54,6 +54,7 @@ class Job {
   std::vector<std::string> WorkerCommand() const;
 
   void RunWorkers();
+  bool MpirunIsOverdue();
   void StopPolitely();
   void EndServers();
   void EndCheck();
@@ -66,6 +67,9 @@ class Job {
   Environment environment_;
   Supervisor supervisor_;
   std::vector<UniqueFd> held_open_;
+  // MPI: how many ranks had ended when that was looked at last, and when it changed.
+  int ended_ranks_ = 0;
+  std::chrono::steady_clock::time_point ended_ranks_since_;
 };
 
 }  // namespace starring

@@ -47,15 +47,23 @@ bool MayReadMemoryOfPeers() {
   return allowed;
 }
 
-// The parent of a process, or 0.
+// The parent of a process, or 0; also 0 if it has ended and its parent has not noticed.
 pid_t ParentOf(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
   for (std::string line; std::getline(file, line);) {
     absl::string_view text = line;
     int parent = 0;
+    if (absl::StartsWith(text, "State:\tZ")) return 0;
     if (absl::ConsumePrefix(&text, "PPid:") && absl::SimpleAtoi(text, &parent)) return parent;
   }
   return 0;
+}
+
+// What a rank noted when it started, or 0.
+pid_t NotedPid(const std::string& folder, int rank) {
+  pid_t pid = 0;
+  std::ifstream file(RankPath(folder, rank, "pid"));
+  return file >> pid && pid > 0 ? pid : 0;
 }
 
 // In our own folder, where a bundle has it, which was made for the worker beside it; else the first on PATH, or empty.
@@ -116,11 +124,20 @@ void SetMpiDefaults(int rank_count, int core_count, Environment& environment) {
   if (!MayReadMemoryOfPeers()) environment.SetDefault("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
 }
 
+int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun) {
+  int ended = 0;
+  for (int rank = 0; rank < rank_count; ++rank) {
+    const pid_t pid = NotedPid(folder, rank);
+    if (pid > 0 && ParentOf(pid) != mpirun) ++ended;
+  }
+  return ended;
+}
+
 void KillRanks(const std::string& folder, int rank_count, pid_t mpirun) {
   for (int rank = 0; rank < rank_count; ++rank) {
-    pid_t pid = 0;
-    // The number may have gone to somebody else since.
-    if (std::ifstream(RankPath(folder, rank, "pid")) >> pid && pid > 0 && ParentOf(pid) == mpirun) kill(pid, SIGKILL);
+    const pid_t pid = NotedPid(folder, rank);
+    // The number may have gone to another process since.
+    if (pid > 0 && ParentOf(pid) == mpirun) kill(pid, SIGKILL);
   }
 }
 

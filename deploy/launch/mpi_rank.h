@@ -34,6 +34,9 @@ absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec);
 // What Open MPI needs to know about this machine and user; only where the user has not said otherwise.
 void SetMpiDefaults(int rank_count, int core_count, Environment& environment);
 
+// How many ranks have started and ended again, by what they noted about themselves.
+int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun);
+
 // Kills the ranks themselves, so that mpirun has nothing to wait for and cleans up behind them.
 void KillRanks(const std::string& folder, int rank_count, pid_t mpirun);
 

@@ -404,6 +404,18 @@ class RingTest(LaunchTest):
         self.assertEqual(process.returncode, 137, err)
         self.assert_nothing_left(wait_s=10)
 
+    def test_an_mpirun_that_outlives_its_ranks_is_ended(self):
+        # Open MPI's own does so at times, when a rank dies while it connects.
+        with open(f"{self.temporary}/mpirun", "w", encoding="utf-8") as file:
+            file.write("#!/bin/bash\nshift 5\nfor rank in 0 1; do OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=2 "
+                       "\"$@\" & done\nwait\nsleep 1000\n")
+        os.chmod(f"{self.temporary}/mpirun", 0o755)
+        code, _, err = self.launch(["--sync=ring", "--workers=2", "--restarts=1"], ["--checkpoint_dir=x"],
+                                   PATH=self.temporary + ":" + os.environ["PATH"])
+        self.assertEqual(code, 137, err)
+        self.assertIn("2 of 2 ranks have ended, and mpirun has not noticed: ending it", err)
+        self.assertIn("launch: restart 1 of 1", err)
+
     def test_restarts_with_resume(self):
         code, _, err = self.launch(["--sync=ring", "--workers=2", "--restarts=1"],
                                    ["--exit=w1:3", "--resumed_exit=0", "--checkpoint_dir=x"])
