@@ -73,6 +73,11 @@ class Done:
     restarted: bool = False
 
 
+def _is_next(now, before):
+    """Whether a step began after `before` was seen, both an attempt and a step. One may have been under way."""
+    return now[0] > before[0] or before[1] < 0 or now[1] >= before[1] + 2
+
+
 class Job:
     """One job, from `start` to `finish`. Used as a context manager, it leaves no process and no folder."""
 
@@ -180,19 +185,20 @@ class Job:
             if done is None:
                 continue
             pending.append(done)
-            base = max(base, done.after or base)
             restart_needed = restart_needed or event.kind == "kill"
         self._recover(base or (0, -1), restart_needed, pending, on_event)
         return self._finish()
 
     def _recover(self, base, restart_needed, pending, on_event):
-        """Waits for a step that began after `base` was seen, and tells it of the pending events. A step may have been
-        under way, so in the same attempt it takes the second one. Returns where the job is, None if it has ended."""
+        """Waits for a step that began after `base` was seen and the pending events were over, and tells them of it.
+        Returns where the job is, None if it has ended."""
         since = time.monotonic()
         now = None
+        floor = max([done.after for done in pending if done.after], default=(0, -1))
         while self._launcher.poll() is None:
             now = self._position()
-            if now[1] >= 0 and (now[0] > base[0] or (not restart_needed and now[1] >= base[1] + 2)):
+            is_new = now[0] > base[0] if restart_needed else _is_next(now, base)
+            if now[1] >= 0 and is_new and _is_next(now, floor):
                 break
             now = None
             self._check(since, self._plan.event_limit_s, "no step after step %d" % base[1])

@@ -14,7 +14,8 @@ KINDS = {
     "ring": {"kill": 8, "stop-short": 7, "stop-long": 5},
 }
 
-# A worker gives the server this long after the exchange deadline to name the culprit, before it gives up by itself.
+# A wait goes on so long after its deadline, for others to name the culprit: a worker for the server, a ring's sum
+# for rank 0.
 VERDICT_GRACE_S = 2.0
 # A lane that was refused dials again after a pause of up to this (lane.cc), so it needs so much more than the outage.
 REDIAL_PAUSE_S = 1.0
@@ -82,7 +83,7 @@ def _draw(rng, setup, at_start):
     if kind.endswith("-short"):
         duration_s = rng.uniform(*SHORT) * (deadline_s - REDIAL_PAUSE_S * (kind == "shut-short"))
     elif kind.endswith("-long"):
-        duration_s = rng.uniform(*LONG) * deadline_s + (0.0 if role == "worker" else VERDICT_GRACE_S)
+        duration_s = rng.uniform(*LONG) * deadline_s + VERDICT_GRACE_S
     delay_s = rng.uniform(0.0, 0.4) if at_start else rng.uniform(0.1, 0.8)
     return Event(kind=kind, at_start=at_start, delay_s=delay_s, role=role, number=number, duration_s=duration_s)
 
