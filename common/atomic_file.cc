@@ -1,13 +1,19 @@
 #include "common/atomic_file.h"
 
 #include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
+#include "common/check.h"
+#include "common/status.h"
 
 namespace starring {
 namespace {
@@ -20,28 +26,84 @@ absl::Status SystemError(int error, absl::string_view what, const std::string& p
   return absl::ErrnoToStatus(error, message);
 }
 
-absl::Status WriteAndFlush(int file, absl::string_view content, const std::string& path) {
-  while (!content.empty()) {
-    const ssize_t written = write(file, content.data(), content.size());
+absl::Status WriteAll(int file, std::span<const std::byte> bytes, const std::string& path) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(file, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return SystemError(errno, "write", path);
-    content.remove_prefix(static_cast<size_t>(written));
+    bytes = bytes.subspan(static_cast<size_t>(written));
   }
-  if (fsync(file) != 0) return SystemError(errno, "flush", path);
   return absl::OkStatus();
+}
+
+// Where a link leads; `path` itself if that does not exist yet.
+std::string Resolve(const std::string& path) {
+  char resolved[PATH_MAX];
+  return realpath(path.c_str(), resolved) == nullptr ? path : resolved;
+}
+
+bool IsWrittenStraight(const std::string& path) {
+  struct stat status = {};
+  if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) return true;
+  // /dev/stdout and its like, whatever they lead to: standard output may be a file.
+  const bool is_of_the_system = absl::StartsWith(path, "/dev/") || absl::StartsWith(path, "/proc/");
+  return is_of_the_system && lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
+}
+
+// At the end: /dev/stdout may be a file that has text already.
+absl::Status WriteStraight(const std::string& path, absl::string_view content) {
+  const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (file < 0) return SystemError(errno, "open", path);
+  absl::Status status = WriteAll(file, std::as_bytes(std::span(content.data(), content.size())), path);
+  if (close(file) != 0 && status.ok()) status = SystemError(errno, "close", path);
+  return status;
 }
 
 }  // namespace
 
-absl::Status WriteFileAtomically(const std::string& path, absl::string_view content) {
-  const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
-  const int file = open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+AtomicFile::AtomicFile(std::string path, std::string temporary, int file)
+    : path_(std::move(path)), temporary_(std::move(temporary)), file_(file) {}
+
+AtomicFile::~AtomicFile() {
+  if (file_ < 0) return;
+  close(file_);
+  unlink(temporary_.c_str());
+}
+
+absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
+  std::string temporary = absl::StrCat(path, ".tmp.", getpid());
+  // O_EXCL: in a folder that others may write to, a planted link would have us truncate what it names.
+  const auto create = [&] {
+    return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  };
+  int file = create();
+  if (file < 0 && errno == EEXIST && unlink(temporary.c_str()) == 0) file = create();  // an earlier crash's
   if (file < 0) return SystemError(errno, "create", temporary);
-  absl::Status status = WriteAndFlush(file, content, temporary);
-  if (close(file) != 0 && status.ok()) status = SystemError(errno, "close", temporary);
-  if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) status = SystemError(errno, "rename to", path);
-  if (!status.ok()) unlink(temporary.c_str());
+  return std::unique_ptr<AtomicFile>(new AtomicFile(path, std::move(temporary), file));
+}
+
+absl::Status AtomicFile::Append(std::span<const std::byte> bytes) {
+  CHECK_GE(file_, 0) << "Append after Commit";
+  return WriteAll(file_, bytes, temporary_);
+}
+
+absl::Status AtomicFile::Commit() {
+  CHECK_GE(file_, 0) << "Commit twice";
+  if (fsync(file_) != 0) return SystemError(errno, "flush", temporary_);
+  const int closed = close(std::exchange(file_, -1));
+  absl::Status status = closed == 0 ? absl::OkStatus() : SystemError(errno, "close", temporary_);
+  if (status.ok() && std::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    status = SystemError(errno, "rename to", path_);
+  }
+  if (!status.ok()) unlink(temporary_.c_str());
   return status;
+}
+
+absl::Status WriteFileAtomically(const std::string& path, absl::string_view content) {
+  if (IsWrittenStraight(path)) return WriteStraight(path, content);
+  ASSIGN_OR_RETURN(const std::unique_ptr<AtomicFile> file, AtomicFile::Create(Resolve(path)));
+  RETURN_IF_ERROR(file->Append(std::as_bytes(std::span(content.data(), content.size()))));
+  return file->Commit();
 }
 
 }  // namespace starring

@@ -39,15 +39,21 @@ struct Checkpoint {
 // Writes DIR/step-..., replacing one of the same step, then deletes all but the newest limits.h kCheckpointsKept up to
 // that step. PyTorch's batch norm also saves how many batches it has seen: NAME.num_batches_tracked is written as
 // `step` beside each NAME.running_mean. ResourceExhausted when the disk is full; DIR's complete checkpoints stay and no
-// part of the new one is left. REQUIRES: vectors as long as said above.
+// part of the new one is left. Needs the memory of the largest tensor beside the checkpoint. REQUIRES: vectors as long
+// as said above.
 absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const Checkpoint& checkpoint);
+
+// kCheckOnly: the optimizer's file must be whole and fit the run, as with kRead, but its vectors stay empty. For ranks
+// that get the state from another one.
+enum class OptimizerState { kRead, kCheckOnly };
 
 // The checkpoint in `folder` (DIR/step-...). `state_names` and `buffer_sizes` say what the run needs beside the layout.
 // DataLoss when a file is missing or not what the manifest says, naming file, expected and found. InvalidArgument when
 // the checkpoint is complete but of another model or optimizer, naming the tensor and both values.
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layout& layout,
                                           const std::vector<std::string>& state_names,
-                                          const std::map<std::string, int64_t>& buffer_sizes);
+                                          const std::map<std::string, int64_t>& buffer_sizes,
+                                          OptimizerState wanted = OptimizerState::kRead);
 
 struct FoundCheckpoint {
   Checkpoint checkpoint;
@@ -58,7 +64,8 @@ struct FoundCheckpoint {
 // damaged: to begin again is for a person to decide. InvalidArgument as ReadCheckpoint.
 absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::string& dir, const Layout& layout,
                                                                     const std::vector<std::string>& state_names,
-                                                                    const std::map<std::string, int64_t>& buffer_sizes);
+                                                                    const std::map<std::string, int64_t>& buffer_sizes,
+                                                                    OptimizerState wanted = OptimizerState::kRead);
 
 // True if DIR has a folder that ReadNewestCheckpoint would look at.
 bool HasCheckpoint(const std::string& dir);

@@ -1,6 +1,7 @@
 #include "common/checkpoint_folders.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,12 +9,14 @@
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/status.h"
 
@@ -25,6 +28,7 @@ namespace fs = std::filesystem;
 constexpr char kStep[] = "step-";
 constexpr char kWriting[] = ".writing-";
 constexpr char kReplaced[] = ".replaced-";
+constexpr char kLock[] = ".lock";
 
 absl::Status FileSystemError(const std::error_code& error, absl::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot ", what, " ", path));
@@ -60,6 +64,17 @@ std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string
     if (absl::ConsumePrefix(&rest, prefix) && entry->is_directory(ignored)) names.emplace_back(rest);
   }
   return names;
+}
+
+// As fs::create_directories, and each folder that is new is on the disk with its name.
+absl::Status CreateFolders(const fs::path& path) {
+  std::error_code error;
+  if (path.empty() || fs::is_directory(path, error)) return absl::OkStatus();
+  const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
+  RETURN_IF_ERROR(CreateFolders(parent));
+  fs::create_directory(path, error);
+  if (error) return FileSystemError(error, "create", path.string());
+  return FlushFolder(parent.empty() ? "." : parent.string());
 }
 
 // What a crash left behind.
@@ -115,8 +130,7 @@ absl::Status PublishFolder(const std::string& dir, int64_t step,
                            absl::FunctionRef<absl::Status(const std::string& folder)> fill) {
   CHECK_GE(step, 0);
   std::error_code error;
-  fs::create_directories(dir, error);
-  if (error) return FileSystemError(error, "create", dir);
+  RETURN_IF_ERROR(CreateFolders(dir));
   RemoveLeftovers(dir);
   const std::string name = absl::StrFormat("%s%09d", kStep, step);
   const std::string temporary = absl::StrCat(dir, "/", kWriting, name);
@@ -127,6 +141,30 @@ absl::Status PublishFolder(const std::string& dir, int64_t step,
   if (status.ok()) status = TakePlace(dir, temporary, name);
   if (!status.ok()) fs::remove_all(temporary, error);
   return status;
+}
+
+FolderLock::FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) close(file_);
+}
+
+absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Duration patience) {
+  RETURN_IF_ERROR(CreateFolders(dir));
+  const std::string path = absl::StrCat(dir, "/", kLock);
+  FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (lock.file_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  // A job that was killed may need a moment until the kernel has let go of what it held.
+  for (const absl::Time end = absl::Now() + patience;;) {
+    if (flock(lock.file_, LOCK_EX | LOCK_NB) == 0) return lock;
+    if (errno == EINTR) continue;
+    // A file system without locks: then nothing keeps two jobs apart but the user.
+    if (errno != EWOULDBLOCK) return lock;
+    if (absl::Now() >= end) break;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("another job writes checkpoints into ", dir, ": name another folder, or wait until it has ended"));
 }
 
 void RemoveOldFolders(const std::string& dir, int64_t newest_step, int kept) {

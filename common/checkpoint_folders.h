@@ -3,10 +3,11 @@
 //
 //   DIR/step-000000123             complete
 //   DIR/.writing-step-000000123    half written, or what a crash left; the next PublishFolder removes it
+//   DIR/.lock                      locked by the process that publishes
 //   DIR/.replaced-step-000000123   complete, while another of the same step takes its place; after a crash in between
 //                                  it still counts
 //
-// One process at a time publishes in a directory; any number may list and read.
+// One process at a time publishes in a directory, which FolderLock sees to; any number may list and read.
 #ifndef STARRING_COMMON_CHECKPOINT_FOLDERS_H_
 #define STARRING_COMMON_CHECKPOINT_FOLDERS_H_
 
@@ -16,12 +17,28 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
 
 namespace starring {
 
 struct CheckpointFolder {
   int64_t step = 0;
   std::string path;
+};
+
+// Keeps other jobs from publishing in a directory while it lives; it ends with the process, however that ends.
+class FolderLock {
+ public:
+  // Makes `dir` if it is not there. FailedPrecondition when another process still has the lock after `patience`.
+  static absl::StatusOr<FolderLock> Take(const std::string& dir, absl::Duration patience);
+  ~FolderLock();
+  FolderLock(FolderLock&& other) noexcept;
+  FolderLock& operator=(FolderLock&&) = delete;
+
+ private:
+  explicit FolderLock(int file) : file_(file) {}
+  int file_;
 };
 
 // Newest first; empty if `dir` does not exist.

@@ -40,6 +40,16 @@ inline constexpr int kSliceBuffersMax = 3;
 // A safetensors header is some 100 bytes a tensor; a longer one is no model but an attack or an accident.
 inline constexpr int64_t kSafetensorsHeaderBytesMax = int64_t{1} << 26;
 
+// The same for the header of a checkpoint's file, whose tensors are known before it is read: so many bytes, and so many
+// more for each tensor. Parsed, a header takes some 25 times its size.
+inline constexpr int64_t kTensorHeaderBytesMin = int64_t{1} << 20;
+inline constexpr int64_t kTensorHeaderBytesMax = 1024;
+
+// A manifest: flags, files and at most so many owner ranges, of 100 bytes each. A run with more of them leaves them
+// out, as no person would read them; earlier builds wrote all of them.
+inline constexpr int64_t kManifestOwnerRangesMax = 4096;
+inline constexpr int64_t kManifestBytesMax = int64_t{1} << 24;
+
 // Complete checkpoints that stay in a folder: the newest, and one to fall back to if the disk lies.
 inline constexpr int kCheckpointsKept = 2;
 
@@ -179,6 +189,10 @@ inline constexpr int kRanksNamedMax = 16;
 
 // The first message of a lane, HELLO: five numbers.
 inline constexpr int64_t kHelloBytesMax = 4 << 10;
+
+// What the launcher keeps of a job's output while its terminal is stopped or nobody empties its pipe: some minutes of a
+// chatty job. More is left out.
+inline constexpr size_t kLaunchOutputBytesMax = size_t{4} << 20;
 
 }  // namespace starring
 

@@ -22,7 +22,6 @@ using google::protobuf::ListValue;
 using google::protobuf::Struct;
 using google::protobuf::Value;
 
-constexpr size_t kLengthBytes = 8;
 constexpr size_t kAlignment = 64;
 constexpr char kMetadata[] = "__metadata__";
 
@@ -65,8 +64,9 @@ absl::StatusOr<const Value*> Field(const Struct& entry, const char* field, Value
   return &found->second;
 }
 
-absl::StatusOr<TensorView> ParseEntry(const Struct& entry, absl::string_view name, absl::string_view data) {
-  TensorView tensor;
+// Offsets in the header count from its end, where the file still has `data_bytes`.
+absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view name, int64_t data_bytes) {
+  TensorPlace tensor;
   ASSIGN_OR_RETURN(const Value* type, Field(entry, "dtype", Value::kStringValue, name));
   if (type->string_value() == "I64") {
     tensor.type = TensorType::kInt64;
@@ -86,90 +86,122 @@ absl::StatusOr<TensorView> ParseEntry(const Struct& entry, absl::string_view nam
   ASSIGN_OR_RETURN(const Value* offsets, Field(entry, "data_offsets", Value::kListValue, name));
   const ListValue& list = offsets->list_value();
   if (list.values_size() != 2) return Damaged(absl::StrCat("tensor ", name, " has no begin and end"));
-  ASSIGN_OR_RETURN(const int64_t begin, WholeNumber(list.values(0), name));
-  ASSIGN_OR_RETURN(const int64_t end, WholeNumber(list.values(1), name));
-  if (begin > end || end > static_cast<int64_t>(data.size())) {
-    return Damaged(
-        absl::StrCat("tensor ", name, " lies in bytes ", begin, " to ", end, ", the file has ", data.size()));
+  ASSIGN_OR_RETURN(tensor.begin, WholeNumber(list.values(0), name));
+  ASSIGN_OR_RETURN(tensor.end, WholeNumber(list.values(1), name));
+  if (tensor.begin > tensor.end || tensor.end > data_bytes) {
+    return Damaged(absl::StrCat("tensor ", name, " lies in bytes ", tensor.begin, " to ", tensor.end, ", the file has ",
+                                data_bytes));
   }
-  if (end - begin != bytes) {
+  if (tensor.end - tensor.begin != bytes) {
     return Damaged(absl::StrCat("tensor ", name, " of shape [", absl::StrJoin(tensor.shape, ", "), "] needs ", bytes,
-                                " bytes, the file gives it ", end - begin));
+                                " bytes, the file gives it ", tensor.end - tensor.begin));
   }
-  tensor.bytes = std::as_bytes(std::span(data.data() + begin, static_cast<size_t>(bytes)));
   return tensor;
 }
 
 // Tensors must cover the data without a hole or an overlap, as the format demands.
-absl::Status CheckCover(const std::map<std::string, TensorView>& tensors, absl::string_view data) {
-  std::vector<std::pair<const std::byte*, size_t>> ranges;
-  for (const auto& [name, tensor] : tensors) ranges.emplace_back(tensor.bytes.data(), tensor.bytes.size());
+absl::Status CheckCover(const std::map<std::string, TensorPlace>& tensors, int64_t data_bytes) {
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (const auto& [name, tensor] : tensors) ranges.emplace_back(tensor.begin, tensor.end);
   std::sort(ranges.begin(), ranges.end());
-  const auto* expected = reinterpret_cast<const std::byte*>(data.data());
-  for (const auto& [begin, size] : ranges) {
-    if (size == 0) continue;
+  int64_t expected = 0;
+  for (const auto& [begin, end] : ranges) {
+    if (begin == end) continue;
     if (begin != expected) return Damaged("tensors overlap or leave a hole");
-    expected += size;
+    expected = end;
   }
-  if (expected != reinterpret_cast<const std::byte*>(data.data()) + data.size()) {
-    return Damaged(absl::StrCat("tensors end before the file does, which has ", data.size(), " bytes of them"));
-  }
-  return absl::OkStatus();
+  if (expected == data_bytes) return absl::OkStatus();
+  return Damaged(absl::StrCat("tensors end before the file does, which has ", data_bytes, " bytes of them"));
 }
 
 }  // namespace
 
-std::string SerializeSafetensors(const std::map<std::string, TensorView>& tensors) {
+std::string SafetensorsHeader(const std::map<std::string, TensorShape>& tensors) {
   // Entry by entry: protobuf writes the members of a whole Struct in an order that changes from run to run.
   std::string header = absl::StrCat("{", ToJson(StringValue(kMetadata)), ":{\"format\":\"pt\"}");
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     CHECK(name != kMetadata);
     int64_t bytes = TypeBytes(tensor.type);
-    for (int64_t size : tensor.shape) bytes *= size;
-    CHECK_EQ(bytes, tensor.bytes.size()) << name;
     v1::SafetensorsEntry entry;
     entry.set_dtype(TypeName(tensor.type));
-    for (int64_t size : tensor.shape) entry.add_shape(static_cast<double>(size));
+    for (int64_t size : tensor.shape) {
+      entry.add_shape(static_cast<double>(size));
+      bytes *= size;
+    }
     entry.add_data_offsets(static_cast<double>(offset));
     entry.add_data_offsets(static_cast<double>(offset + bytes));
     absl::StrAppend(&header, ",", ToJson(StringValue(name)), ":", ToJson(entry));
     offset += bytes;
   }
   header += "}";
-  while ((kLengthBytes + header.size()) % kAlignment != 0) header += ' ';
-  std::string file(kLengthBytes, '\0');
-  const uint64_t length = header.size();
+  while ((kSafetensorsLengthBytes + header.size()) % kAlignment != 0) header += ' ';
+  std::string length(kSafetensorsLengthBytes, '\0');
+  const uint64_t header_bytes = header.size();
   static_assert(std::endian::native == std::endian::little);
-  std::memcpy(file.data(), &length, kLengthBytes);
-  file.reserve(kLengthBytes + header.size() + static_cast<size_t>(offset));
-  file += header;
+  std::memcpy(length.data(), &header_bytes, length.size());
+  return length + header;
+}
+
+std::string SerializeSafetensors(const std::map<std::string, TensorView>& tensors) {
+  std::map<std::string, TensorShape> shapes;
+  for (const auto& [name, tensor] : tensors) {
+    int64_t bytes = TypeBytes(tensor.type);
+    for (int64_t size : tensor.shape) bytes *= size;
+    CHECK_EQ(bytes, tensor.bytes.size()) << name;
+    shapes[name] = {.type = tensor.type, .shape = tensor.shape};
+  }
+  std::string file = SafetensorsHeader(shapes);
   for (const auto& [name, tensor] : tensors) {
     file.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
   }
   return file;
 }
 
-absl::StatusOr<std::map<std::string, TensorView>> ParseSafetensors(absl::string_view file) {
-  if (file.size() < kLengthBytes) return Damaged(absl::StrCat("expected at least 8 bytes, found ", file.size()));
-  uint64_t length = 0;
-  std::memcpy(&length, file.data(), kLengthBytes);
-  const uint64_t length_max = std::min<uint64_t>(file.size() - kLengthBytes, kSafetensorsHeaderBytesMax);
-  if (length > length_max) {
-    return Damaged(absl::StrCat("the header claims ", length, " bytes, at most ", length_max, " are possible"));
-  }
+absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view length, int64_t file_bytes, int64_t header_bytes_max) {
+  CHECK_EQ(length.size(), kSafetensorsLengthBytes);
+  uint64_t bytes = 0;
+  std::memcpy(&bytes, length.data(), length.size());
+  const int64_t bytes_max = std::min(file_bytes - kSafetensorsLengthBytes, header_bytes_max);
+  if (bytes <= static_cast<uint64_t>(bytes_max)) return static_cast<int64_t>(bytes);
+  return Damaged(absl::StrCat("the header claims ", bytes, " bytes, at most ", bytes_max, " are possible"));
+}
+
+absl::StatusOr<std::map<std::string, TensorPlace>> ParseSafetensorsHeader(absl::string_view json, int64_t file_bytes) {
+  const int64_t data_begin = kSafetensorsLengthBytes + static_cast<int64_t>(json.size());
+  CHECK_LE(data_begin, file_bytes);
   Struct header;
-  const auto parsed =
-      google::protobuf::util::JsonStringToMessage(std::string(file.substr(kLengthBytes, length)), &header);
+  const auto parsed = google::protobuf::util::JsonStringToMessage(std::string(json), &header);
   if (!parsed.ok()) return Damaged(absl::StrCat("the header is no JSON object: ", std::string(parsed.message())));
-  const absl::string_view data = file.substr(kLengthBytes + length);
-  std::map<std::string, TensorView> tensors;
+  std::map<std::string, TensorPlace> tensors;
   for (const auto& [name, value] : header.fields()) {
     if (name == kMetadata) continue;
     if (value.kind_case() != Value::kStructValue) return Damaged(absl::StrCat("tensor ", name, " is no JSON object"));
-    ASSIGN_OR_RETURN(tensors[name], ParseEntry(value.struct_value(), name, data));
+    ASSIGN_OR_RETURN(tensors[name], ParseEntry(value.struct_value(), name, file_bytes - data_begin));
   }
-  RETURN_IF_ERROR(CheckCover(tensors, data));
+  RETURN_IF_ERROR(CheckCover(tensors, file_bytes - data_begin));
+  for (auto& [name, tensor] : tensors) {
+    tensor.begin += data_begin;
+    tensor.end += data_begin;
+  }
+  return tensors;
+}
+
+absl::StatusOr<std::map<std::string, TensorView>> ParseSafetensors(absl::string_view file) {
+  const auto file_bytes = static_cast<int64_t>(file.size());
+  if (file_bytes < kSafetensorsLengthBytes) {
+    return Damaged(absl::StrCat("expected at least 8 bytes, found ", file.size()));
+  }
+  ASSIGN_OR_RETURN(const int64_t header_bytes, SafetensorsHeaderBytes(file.substr(0, kSafetensorsLengthBytes),
+                                                                      file_bytes, kSafetensorsHeaderBytesMax));
+  ASSIGN_OR_RETURN(const auto places,
+                   ParseSafetensorsHeader(file.substr(kSafetensorsLengthBytes, header_bytes), file_bytes));
+  std::map<std::string, TensorView> tensors;
+  for (const auto& [name, place] : places) {
+    const absl::string_view bytes = file.substr(place.begin, place.end - place.begin);
+    tensors[name] = {
+        .type = place.type, .shape = place.shape, .bytes = std::as_bytes(std::span(bytes.data(), bytes.size()))};
+  }
   return tensors;
 }
 

@@ -1,11 +1,15 @@
 #include "common/atomic_file.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <span>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -40,6 +44,65 @@ TEST(WriteFileAtomicallyTest, KeepsTheOldFileWhenTheNewOneDoesNotFit) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_EQ(Read(path), "old");
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+}
+
+TEST(WriteFileAtomicallyTest, DoesNotFollowALinkThatLiesInWait) {
+  const std::string victim = testing::TempDir() + "/victim", path = testing::TempDir() + "/watched";
+  std::ofstream(victim) << "precious";
+  const std::string trap = path + ".tmp." + std::to_string(getpid());
+  std::filesystem::create_symlink(victim, trap);
+  ASSERT_TRUE(WriteFileAtomically(path, "new").ok());
+  EXPECT_EQ(Read(victim), "precious");
+  EXPECT_EQ(Read(path), "new");
+  EXPECT_FALSE(std::filesystem::is_symlink(path));
+}
+
+TEST(WriteFileAtomicallyTest, ALinkStaysOneAndItsTargetIsReplaced) {
+  const std::string target = testing::TempDir() + "/target", path = testing::TempDir() + "/link";
+  std::ofstream(target) << "old and longer";
+  std::filesystem::create_symlink(target, path);
+  ASSERT_TRUE(WriteFileAtomically(path, "new").ok());
+  EXPECT_TRUE(std::filesystem::is_symlink(path));
+  EXPECT_EQ(Read(target), "new");
+}
+
+TEST(WriteFileAtomicallyTest, WritesStraightToWhatIsNoRegularFile) {
+  const std::string fifo = testing::TempDir() + "/fifo";
+  ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+  const int reader = open(fifo.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  ASSERT_TRUE(WriteFileAtomically(fifo, "through").ok());
+  char text[16] = {};
+  EXPECT_EQ(read(reader, text, sizeof(text)), 7);
+  EXPECT_EQ(std::string(text), "through");
+  close(reader);
+  EXPECT_TRUE(std::filesystem::is_fifo(fifo));
+
+  // As /dev/stdout of a process whose output goes to a file that has text already.
+  const std::string log = testing::TempDir() + "/log";
+  std::ofstream(log) << "epoch 1\n";
+  const int out = open(log.c_str(), O_WRONLY | O_CLOEXEC);
+  ASSERT_GE(out, 0);
+  ASSERT_TRUE(WriteFileAtomically("/proc/self/fd/" + std::to_string(out), "record\n").ok());
+  close(out);
+  EXPECT_EQ(Read(log), "epoch 1\nrecord\n");
+}
+
+TEST(AtomicFileTest, WithoutCommitNothingIsLeft) {
+  const std::string folder = testing::TempDir() + "/uncommitted";
+  std::filesystem::create_directory(folder);
+  for (const bool commits : {false, true}) {
+    const auto file = AtomicFile::Create(folder + "/file");
+    ASSERT_TRUE(file.ok()) << file.status();
+    for (const std::string piece : {"one ", "two"}) {
+      ASSERT_TRUE((*file)->Append(std::as_bytes(std::span(piece))).ok());
+    }
+    if (commits) {
+      ASSERT_TRUE((*file)->Commit().ok());
+    }
+  }
+  EXPECT_EQ(Read(folder + "/file"), "one two");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
 

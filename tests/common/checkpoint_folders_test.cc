@@ -56,6 +56,20 @@ TEST_F(CheckpointFoldersTest, NewestFirstWhateverTheNumberOfDigits) {
   EXPECT_THAT(Steps(), ElementsAre(1234567890123, 100, 9, 0));
 }
 
+TEST_F(CheckpointFoldersTest, OneProcessAtATimeHasTheLock) {
+  const std::string deep = dir_ + "/made/on/the/way";
+  {
+    const auto first = FolderLock::Take(deep, absl::ZeroDuration());
+    ASSERT_TRUE(first.ok()) << first.status();
+    const auto second = FolderLock::Take(deep, absl::Milliseconds(60));
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr(deep));
+    EXPECT_TRUE(FolderLock::Take(dir_, absl::ZeroDuration()).ok());
+  }
+  EXPECT_TRUE(FolderLock::Take(deep, absl::ZeroDuration()).ok());
+  EXPECT_TRUE(ListCheckpointFolders(deep).empty());
+}
+
 TEST_F(CheckpointFoldersTest, OtherNamesAreNotTaken) {
   for (const char* name : {"step-", "step-1x", "step--1", "step-9999999999999999999", "Step-1", "step-2.old", "x"}) {
     fs::create_directories(dir_ + "/" + name);

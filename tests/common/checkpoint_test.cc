@@ -267,6 +267,66 @@ TEST_F(CheckpointTest, AKilledWriterLeavesAWholeCheckpoint) {
   EXPECT_EQ(Names().size(), 2) << "what the dead left is cleared away";
 }
 
+// Nothing is allocated by what a file claims.
+TEST_F(CheckpointTest, FilesOfAbsurdSizeAreDamaged) {
+  const Layout layout = SmallLayout();
+  for (const char* name : {"model.safetensors", "optimizer.safetensors", "manifest.json"}) {
+    ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 10)).ok());
+    fs::resize_file(dir_ + "/step-000000010/" + name, uintmax_t{1} << 40);  // sparse
+    const auto read = Read(layout);
+    EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(read.status().message()), HasSubstr(std::string(name) + " has 1099511627776 bytes"));
+  }
+}
+
+TEST_F(CheckpointTest, StateThatIsOnlyCheckedIsNotRead) {
+  const Layout layout = SmallLayout();
+  const Checkpoint written = Filled(layout, 10);
+  ASSERT_TRUE(WriteCheckpoint(dir_, layout, written).ok());
+  const auto check = [&](const std::vector<std::string>& state_names) {
+    return ReadNewestCheckpoint(dir_, layout, state_names, {{"bn.running_mean", 2}}, OptimizerState::kCheckOnly);
+  };
+  const auto found = check({"momentum_buffer"});
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ((*found)->checkpoint.parameters, written.parameters);
+  EXPECT_EQ((*found)->checkpoint.buffers, written.buffers);
+  EXPECT_TRUE((*found)->checkpoint.state.empty());
+  EXPECT_EQ(check({"exp_avg"}).status().code(), absl::StatusCode::kInvalidArgument);
+  std::fstream(dir_ + "/step-000000010/optimizer.safetensors", std::ios::in | std::ios::out | std::ios::binary)
+      << "damage";
+  EXPECT_EQ(check({"momentum_buffer"}).status().code(), absl::StatusCode::kDataLoss);
+}
+
+int64_t PeakMemoryBytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word == "VmHWM:" && status >> word) return std::stoll(word) * 1024;
+  }
+  return -1;
+}
+
+// Three vectors of 64 MiB in 16 tensors: a file is written and read tensor by tensor.
+TEST_F(CheckpointTest, WritingTakesNoMoreMemoryThanATensor) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 16; ++i) {
+    specs.push_back({.name = std::to_string(i), .dims = {1024, 1024}, .torch_axes = {1, 0}});
+  }
+  const Layout layout = *Layout::Create(specs);
+  const pid_t child = fork();  // the peak is a process's
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    Checkpoint checkpoint = {.step = 1, .state_names = {"exp_avg", "exp_avg_sq"}};
+    checkpoint.parameters.assign(layout.element_count(), 1.0f);
+    checkpoint.state.assign(2, checkpoint.parameters);
+    const int64_t before = PeakMemoryBytes();
+    if (!WriteCheckpoint(dir_, layout, checkpoint).ok()) _exit(1);
+    _exit(PeakMemoryBytes() - before < (int64_t{24} << 20) ? 0 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 0);
+}
+
 TEST_F(CheckpointTest, AFullDiskKeepsTheLastCompleteOneAndLeavesNothing) {
   const Layout layout = SmallLayout();
   ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 10)).ok());
