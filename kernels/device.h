@@ -1,4 +1,5 @@
-// What a layer needs from a device: memory and operations. kernels/cpu answers with oneDNN, kernels/cuda with cuBLAS.
+// What a layer needs from a device: memory and operations. kernels/cpu answers with loops of our own and oneDNN,
+// kernels/cuda with cuBLAS.
 //
 // An operation is created once per shape (primitives are compiled, workspaces sized), then run many times without
 // allocating. Activations are NHWC float32; dense layers see a flattened sample. Pointers are device pointers, 64-byte
@@ -155,7 +156,7 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  virtual std::string name() const = 0;  // for the run record: "cpu (oneDNN 2.6.3, 1 thread)"
+  virtual std::string name() const = 0;  // for the run record, when all operations are created: "cpu (1 thread)"
 
   // Zeroed. ResourceExhausted with the number of bytes when it does not fit.
   virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) = 0;

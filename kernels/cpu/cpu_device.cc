@@ -41,9 +41,10 @@ class CpuDevice : public Device {
   }
 
   std::string name() const override {
+    const std::string threads = absl::StrCat(context_.threads, context_.threads == 1 ? " thread" : " threads");
+    if (!uses_onednn_) return absl::StrCat("cpu (", threads, ")");
     const dnnl_version_t* version = dnnl_version();
-    return absl::StrCat("cpu (oneDNN ", version->major, ".", version->minor, ".", version->patch, ", ",
-                        context_.threads, context_.threads == 1 ? " thread)" : " threads)");
+    return absl::StrCat("cpu (oneDNN ", version->major, ".", version->minor, ".", version->patch, ", ", threads, ")");
   }
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
@@ -60,6 +61,7 @@ class CpuDevice : public Device {
   absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
     RETURN_IF_ERROR(CheckShape(spec));
     if (TiledConv2dPays(spec, context_.instruction_set)) return CreateTiledConv2d(&context_, spec);
+    uses_onednn_ = true;
     return CreateOnednnConv2d(&context_, spec);
   }
   absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
@@ -106,6 +108,7 @@ class CpuDevice : public Device {
 
  private:
   CpuContext context_;
+  bool uses_onednn_ = false;  // many networks run on our own loops alone
 };
 
 }  // namespace

@@ -28,9 +28,26 @@ std::vector<DeviceMaker> Makers() {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, DeviceTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
 
-TEST(CpuDevice, NamesTheLibraryAndTheThreads) {
-  EXPECT_THAT(CreateCpuDevice(1).value()->name(), testing::MatchesRegex("cpu \\(oneDNN 2\\.[0-9.]+, 1 thread\\)"));
-  EXPECT_THAT(CreateCpuDevice(3).value()->name(), testing::EndsWith(", 3 threads)"));
+TEST(CpuDevice, NamesTheThreadsAndTheLibraryIfAnOperationUsesIt) {
+  const auto device = CreateCpuDevice({.threads = 1, .instruction_set = BestInstructionSet()}).value();
+  EXPECT_EQ(device->name(), "cpu (1 thread)");
+  EXPECT_EQ(CreateCpuDevice(3).value()->name(), "cpu (3 threads)");
+  // lenet5's first layer is ours; one of many channels is oneDNN's where the CPU has AVX2.
+  Conv2dSpec few{.batch = 2,
+                 .in_height = 8,
+                 .in_width = 8,
+                 .in_channels = 1,
+                 .out_channels = 6,
+                 .kernel_height = 5,
+                 .kernel_width = 5};
+  ASSERT_TRUE(device->CreateConv2d(few).ok());
+  EXPECT_EQ(device->name(), "cpu (1 thread)");
+  Conv2dSpec many = few;
+  many.in_channels = many.out_channels = 64;
+  ASSERT_TRUE(device->CreateConv2d(many).ok());
+  EXPECT_THAT(device->name(), BestInstructionSet() == InstructionSet::kBaseline
+                                  ? testing::MatchesRegex("cpu \\(1 thread\\)")
+                                  : testing::MatchesRegex("cpu \\(oneDNN 2\\.[0-9.]+, 1 thread\\)"));
 }
 
 }  // namespace
