@@ -174,6 +174,10 @@ std::string WayOut(const std::string& name) {
   if (name == "layout_hash" || name == "element_count")
     return "start all workers with the same --model and the same build";
   if (name == "first_step") return "resume all workers from the same checkpoint, or none";
+  if (name == "bucket_bytes") {
+    return "give all workers the same --bucket_bytes; without it a star's workers choose by whether they reach the "
+           "servers at loopback addresses, so give all of them the same --servers";
+  }
   if (absl::StartsWith(name, "data.")) {
     return "give all workers the same files in --data_dir, or the same --synthetic_ flags";
   }

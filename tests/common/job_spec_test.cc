@@ -84,6 +84,16 @@ TEST(JobSpecTest, AnotherLayoutIsNamedByItsHash) {
 }
 
 // A model given by different names is clearer than by different hashes.
+// One worker reaches the servers as 127.0.0.1, another by a name.
+TEST(JobSpecTest, AnotherDefaultOfBucketBytesIsExplained) {
+  EXPECT_THAT(Compare([](JobSpec& job) {
+                job.buckets =
+                    BucketMap::Create({.element_count = job.layout.element_count(), .bucket_bytes = 1, .world_size = 3})
+                        .value();
+              }),
+              HasSubstr("give all of them the same --servers"));
+}
+
 TEST(JobSpecTest, AFactThatDiffersIsNamedAfterTheFlags) {
   const auto add_facts = [](JobSpec& job, const std::string& train) {
     job.agreed_flags.push_back({"data.train", train});

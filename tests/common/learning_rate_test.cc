@@ -59,14 +59,18 @@ TEST(LearningRateTest, RefusesWhatMakesNoSense) {
     return std::string(status.message());
   };
   EXPECT_TRUE(ValidateSchedule({}).ok());
+  EXPECT_TRUE(ValidateSchedule({.base = 0, .warmup_steps = 0}).ok());
+  EXPECT_TRUE(ValidateSchedule({.kind = ScheduleKind::kStep, .decay_steps = 1, .gamma = 1}).ok());
+  EXPECT_TRUE(ValidateSchedule({.kind = ScheduleKind::kCosine, .warmup_steps = 5, .total_steps = 6}).ok());
   EXPECT_TRUE(ValidateSchedule({.kind = ScheduleKind::kStep, .decay_steps = 1}).ok());
   EXPECT_TRUE(ValidateSchedule({.kind = ScheduleKind::kCosine, .total_steps = 1}).ok());
   EXPECT_THAT(message({.base = -1}), HasSubstr("learning rate is -1"));
   EXPECT_THAT(message({.base = std::nan("")}), HasSubstr("learning rate is nan"));
   EXPECT_THAT(message({.base = 1e300}), HasSubstr("finite"));
-  EXPECT_THAT(message({.warmup_steps = -3}), HasSubstr("warmup_steps is -3"));
+  EXPECT_THAT(message({.warmup_steps = -1}), HasSubstr("warmup_steps is -1, it must be 0 or more"));
   EXPECT_THAT(message({.kind = ScheduleKind::kStep}), HasSubstr("decay_steps is 0"));
   EXPECT_THAT(message({.kind = ScheduleKind::kStep, .decay_steps = 1, .gamma = 0}), HasSubstr("gamma is 0"));
+  EXPECT_THAT(message({.kind = ScheduleKind::kStep, .decay_steps = 1, .gamma = 1.001}), HasSubstr("gamma is 1.001"));
   EXPECT_THAT(message({.kind = ScheduleKind::kCosine, .warmup_steps = 5, .total_steps = 5}),
               HasSubstr("total_steps is 5, it must be more than warmup_steps (5)"));
   EXPECT_THAT(message({.kind = static_cast<ScheduleKind>(9)}), HasSubstr("schedule kind is 9"));
