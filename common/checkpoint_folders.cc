@@ -69,7 +69,7 @@ std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string
 // As fs::create_directories, and each folder that is new is on the disk with its name.
 absl::Status CreateFolders(const fs::path& path) {
   std::error_code error;
-  if (path.empty() || fs::is_directory(path, error)) return absl::OkStatus();
+  if (path.empty() || fs::exists(path, error)) return absl::OkStatus();
   const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
   RETURN_IF_ERROR(CreateFolders(parent));
   fs::create_directory(path, error);

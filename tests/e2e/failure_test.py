@@ -179,7 +179,7 @@ class FailureTest(JobTest):
         # One that cannot stop in good order: rank 0 of two, whose peer does not come.
         _, address = self.start_server()
         worker = self.start([WORKER, "--servers=" + address, "--rank=0", "--world_size=2", *ENDLESS])
-        time.sleep(1)  # until it has its signal handlers
+        self.wait_for_output(worker, "parameters, on")
         os.kill(worker.pid, signal.SIGINT)
         time.sleep(1.2)
         self.assertIsNone(worker.poll())
