@@ -43,11 +43,14 @@ bool WriteAll(int socket, const char* data, ssize_t size) {
 
 }  // namespace
 
-TcpProxy::TcpProxy(const std::string& target) : target_(target) {
+TcpProxy::TcpProxy(const std::string& target, int receive_buffer_bytes) : target_(target) {
   listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CHECK_GE(listener_, 0);
   sockaddr_in address = Loopback(0);
   CHECK_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  if (receive_buffer_bytes > 0) {  // inherited by what is accepted
+    CHECK_EQ(setsockopt(listener_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes)), 0);
+  }
   CHECK_EQ(listen(listener_, 64), 0);
   socklen_t length = sizeof(address);
   CHECK_EQ(getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &length), 0);

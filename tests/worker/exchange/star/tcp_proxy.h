@@ -16,8 +16,9 @@ namespace starring {
 
 class TcpProxy {
  public:
-  // Forwards what connects to address() to `target`, host:port with a numeric host.
-  explicit TcpProxy(const std::string& target);
+  // Forwards what connects to address() to `target`, host:port with a numeric host. The kernel keeps so many bytes for
+  // it that it has not read; 0: as many as it likes.
+  explicit TcpProxy(const std::string& target, int receive_buffer_bytes = 0);
   ~TcpProxy();
 
   const std::string& address() const { return address_; }
