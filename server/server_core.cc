@@ -35,7 +35,7 @@ uint64_t DrawId() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-// Every lane has a track, as writes on two lanes overlap. Together they keep what kTracksMax full ones would.
+// Every lane has a track, as writes on two lanes overlap. Together they keep what kServerTracksMax full ones would.
 int64_t LaneTraceEvents(int64_t track_count) {
   return std::min(kTraceEventsMax, std::max<int64_t>(kServerTracksMax * kTraceEventsMax / track_count, 1));
 }
@@ -324,7 +324,9 @@ void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
 }
 
 absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
-  RETURN_IF_ERROR(ShardJob::CheckMemory(agreement, options_.shard, options_.shard_count, UpdateMemoryLimit()));
+  // Now, and not when the job begins: by then the other servers may have taken their part of what was free.
+  memory_bytes_max_ = UpdateMemoryLimit();
+  RETURN_IF_ERROR(ShardJob::CheckMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
   const int64_t needed = kOtherDescriptorsMax +
                          kDescriptorsPerConnection * (int64_t{agreement.world_size} * lanes + kStrangerConnectionsMax);
   if (needed <= descriptors_max_) return absl::OkStatus();
@@ -358,7 +360,7 @@ void ParameterServer::Core::BeginJob() {
       ShardJob::Create({.agreement = agreement,
                         .shard = options_.shard,
                         .shard_count = options_.shard_count,
-                        .memory_bytes_max = UpdateMemoryLimit(),
+                        .memory_bytes_max = memory_bytes_max_,
                         .exchange_deadline = BoundedDeadline(rendezvous_.exchange_deadline_ms()),
                         .join_deadline = BoundedDeadline(rendezvous_.join_deadline_ms()),
                         .send =

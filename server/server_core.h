@@ -84,6 +84,7 @@ class ParameterServer::Core {
   const Options options_;
   const Clock::time_point started_ = Clock::now();
   int64_t descriptors_max_ = 0;
+  int64_t memory_bytes_max_ = 0;  // when the first worker joined
   grpc::ResourceQuota quota_;
   RawParameterServerService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
