@@ -425,9 +425,11 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
 
 void ParameterServer::Core::OnCheck(CheckCall* call) {
   ListenForCheck();
+  acceptor_->Heard(call->peer());
   const absl::Status admitted = admission_.Check(call->request(), call->peer());
   const absl::StatusOr<v1::CheckReply> reply = admitted.ok() ? AnswerCheck(call->request()) : admitted;
   if (reply.ok()) {
+    acceptor_->Keep(call->peer());  // it will send more than strangers may, to time the network
     call->Answer(*reply);
   } else {
     call->Refuse(reply.status());

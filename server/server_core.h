@@ -20,8 +20,8 @@
 
 #include "absl/status/status.h"
 #include "server/admission.h"
-#include "server/connection_acceptor.h"
 #include "server/check_board.h"
+#include "server/connection_acceptor.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
 #include "server/rendezvous.h"
