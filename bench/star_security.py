@@ -4,12 +4,12 @@
     bazel build -c opt //bench:star_bench //deploy:launch
     python3 bench/star_security.py --repeats=7
 
-Arrays go through sockets, as between machines: two workers and two servers on loopback. The site's certificate
-authority is made with the program openssl.
+Arrays go through sockets, as between machines: two workers and two servers on loopback. A cell is the median time of an
+exchange, and the processor time that all four processes together spend on one, which a busy machine changes less. The
+site's certificate authority is made with the program openssl.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -54,24 +54,28 @@ def main():
         run(os.path.join(flags.binaries, "deploy/launch"), "--make_secret=" + os.path.join(folder, "secret"))
         ways = {"plain": [], "token": [secret], "mutual TLS": [secret, "--tls"],
                 "mutual TLS, a site's own CA": [secret, "--tls", *make_site(folder)]}
-        times = {(way, size): [] for way in ways for size in sizes}
+        exchange_ms = {(way, size): [] for way in ways for size in sizes}
+        processor_ms = {(way, size): [] for way in ways for size in sizes}
         for _ in range(flags.repeats):
             for way, more in ways.items():
-                text = run(os.path.join(flags.binaries, "bench/star_bench"), "--shared_memory=false", "--format=json",
+                text = run(os.path.join(flags.binaries, "bench/star_bench"), "--shared_memory=false",
                            "--bytes=" + flags.bytes, *more)
-                for line in text.splitlines():
-                    row = json.loads(line)
-                    times[way, row["bytes"]].append(row["latency_us"] / 1e3)
-    print("| connections | " + " | ".join("%d MiB, ms" % (size >> 20) for size in sizes) + " |")
-    print("| --- |" + " --- |" * len(sizes))
+                for line in text.splitlines()[1:]:
+                    size, p50_ms, _, _, user_ms, system_ms, _ = map(float, line.split())
+                    exchange_ms[way, int(size)].append(p50_ms)
+                    processor_ms[way, int(size)].append(user_ms + system_ms)
+    heads = ["%d MiB, %s" % (size >> 20, what) for size in sizes for what in ("ms", "CPU ms")]
+    print("| connections | " + " | ".join(heads) + " |\n| --- |" + " --- |" * len(heads))
     for way in ways:
-        cells = []
-        for size in sizes:
-            median = statistics.median(times[way, size])
-            spread = (max(times[way, size]) - min(times[way, size])) / median
-            plain = statistics.median(times["plain", size])
-            cells.append("%.2f (%.0f %%), %.2f times" % (median, 100 * spread, median / plain))
+        cells = [_cell(values, way, size) for size in sizes for values in (exchange_ms, processor_ms)]
         print("| %s | %s |" % (way, " | ".join(cells)))
+
+
+def _cell(values, way, size):
+    """Median, spread, and how many times that of plain connections."""
+    median = statistics.median(values[way, size])
+    spread = (max(values[way, size]) - min(values[way, size])) / median
+    return "%.1f (%.0f %%), %.2f" % (median, 100 * spread, median / statistics.median(values["plain", size]))
 
 
 if __name__ == "__main__":
