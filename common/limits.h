@@ -194,6 +194,24 @@ inline constexpr int64_t kHelloBytesMax = 4 << 10;
 // chatty job. More is left out.
 inline constexpr size_t kLaunchOutputBytesMax = size_t{4} << 20;
 
+// Files of flags: a person writes them by hand. Depth and number end a file that names itself.
+inline constexpr int64_t kFlagFileBytesMax = 64 << 10;
+inline constexpr int64_t kFlagLineBytesMax = 8 << 10;
+inline constexpr int kFlagFileDepthMax = 4;
+inline constexpr int kFlagFilesMax = 16;
+
+// Numbers on a command line. Each is far above any use and far below an overflow when it is multiplied: a larger one is
+// a typing error.
+inline constexpr int64_t kStepCountMax = 1'000'000'000'000;
+inline constexpr int64_t kEpochCountMax = 1'000'000;
+inline constexpr int64_t kGlobalBatchMax = 1 << 24;
+inline constexpr int64_t kBucketBytesMax = 1 << 30;
+inline constexpr int kComputeThreadsMax = 1024;
+inline constexpr int kCoreCountMax = 4096;
+inline constexpr int kRestartCountMax = 1000;
+inline constexpr int kDeadlineSecondsMax = 7 * 24 * 3600;  // a week: longer than a machine's maintenance
+inline constexpr int kStartSecondsMax = 3600;              // for processes of this machine to start or to save
+
 }  // namespace starring
 
 #endif  // STARRING_COMMON_LIMITS_H_

@@ -6,9 +6,17 @@
 #include <string>
 #include <vector>
 
+#include "common/flag_table.h"
 #include "common/transport_security.h"
 
 namespace starring {
+
+// For the table of flags of each program.
+inline constexpr FlagRow kSecurityRows[] = {
+    {"job_secret", "security", Text("file")}, {"tls", "security", Switch()},
+    {"tls_ca", "security", Text("file")},     {"tls_certificate", "security", Text("file")},
+    {"tls_key", "security", Text("file")},
+};
 
 // Their values. Call after the command line was read.
 SecurityFiles SecurityFlags();

@@ -11,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/usage.h"
 #include "absl/strings/str_cat.h"
 #include "common/bucket_map.h"
 #include "common/command_line.h"
@@ -282,7 +281,6 @@ int Main(int argc, char** argv) {
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core
   InstallStopSignals();
   signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write, as a full disk is
-  absl::SetProgramUsageMessage("trains a network, alone or as one of several workers; see README.md");
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();

@@ -4,11 +4,10 @@
 #include <sys/utsname.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/version.h"
 
 namespace starring {
 namespace {
-
-constexpr char kStarringVersion[] = "0.1";
 
 std::string KernelRelease() {
   utsname name = {};

@@ -9,65 +9,67 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/command_line.h"
+#include "common/flag_table.h"
+#include "common/host_port.h"
 #include "common/limits.h"
 #include "common/security_flags.h"
 #include "common/status.h"
 
 ABSL_FLAG(
     std::string, sync, "auto",
-    "how gradients are synchronised: auto, local, star, ring or mpi (plain MPI_Allreduce, as a control); auto means "
-    "star with --servers, ring under mpirun or srun with more than one rank, else local");
-ABSL_FLAG(int, rank, -1, "number of this worker, from 0; under mpirun and srun the launcher says it");
-ABSL_FLAG(int, world_size, 0, "number of workers; under mpirun and srun the launcher says it");
-ABSL_FLAG(std::string, servers, "", "star: host:port of every server shard, in shard order, separated by commas");
+    "how gradients are synchronised; auto: star with --servers, ring under mpirun or srun, else local; mpi: plain "
+    "MPI_Allreduce, as a control");
+ABSL_FLAG(int, rank, -1, "number of this worker, from 0; -1: as mpirun or srun says, else 0");
+ABSL_FLAG(int, world_size, 0, "number of workers; 0: as mpirun or srun says, else 1");
+ABSL_FLAG(std::string, servers, "", "star: address of every server shard, in shard order");
 ABSL_FLAG(std::string, run_id, "",
           "star: name of the run, the same on every worker; a server refuses the workers of another; empty: the "
           "number of the Slurm job, if there is one");
 ABSL_FLAG(int, lanes, 2, "star: streams to each server");
 ABSL_FLAG(std::string, same_host, "shared_memory",
-          "star, if all servers are on this machine: arrays go through shared_memory, or through a socket as to any "
-          "other machine; does not change the bits");
+          "star, if all servers are on this machine: how arrays travel; does not change the bits");
+ABSL_FLAG(int64_t, bucket_bytes, 0,
+          "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
+          "servers have loopback addresses and share memory, else 1 MiB");
+ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
+ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
 ABSL_FLAG(std::string, model, "lenet5", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file");
-ABSL_FLAG(std::string, dataset, "fashion-mnist", "mnist, fashion-mnist, cifar10 or synthetic");
+ABSL_FLAG(std::string, dataset, "fashion-mnist", "what to train on");
 ABSL_FLAG(std::string, data_dir, "", "folder of the data set's files; fashion-mnist is found by itself on Debian");
+ABSL_FLAG(std::string, augment, "none", "crop_flip: random crop with padding 4, and horizontal flip");
 ABSL_FLAG(int64_t, synthetic_train_count, 60000, "synthetic: training images");
 ABSL_FLAG(int64_t, synthetic_test_count, 10000, "synthetic: test images");
 ABSL_FLAG(int64_t, synthetic_size, 28, "synthetic: height and width of an image");
 ABSL_FLAG(int64_t, synthetic_channels, 1, "synthetic: channels of an image");
-ABSL_FLAG(std::string, augment, "none", "none, or crop_flip: random crop with padding 4 and horizontal flip");
 ABSL_FLAG(int64_t, epochs, 5, "passes over the training set");
-ABSL_FLAG(int64_t, max_steps, 0, "stop after this step of the run, 0: no limit");
+ABSL_FLAG(int64_t, max_steps, 0, "stop after this step of the run; 0: no limit");
 ABSL_FLAG(int64_t, global_batch, 64, "samples per step, all workers together");
-ABSL_FLAG(uint64_t, seed, 1, "of everything random");
-ABSL_FLAG(std::string, optimizer, "sgd", "sgd or adamw");
+ABSL_FLAG(uint64_t, seed, 1, "seed of everything random");
+ABSL_FLAG(std::string, optimizer, "sgd", "update rule, with PyTorch's semantics");
 ABSL_FLAG(double, learning_rate, 0.05, "base learning rate");
 ABSL_FLAG(double, momentum, 0.9, "sgd: momentum");
 ABSL_FLAG(bool, nesterov, false, "sgd: Nesterov's momentum");
-ABSL_FLAG(double, weight_decay, 0.0, "weight decay (sgd: added to the gradient; adamw: decoupled)");
-ABSL_FLAG(double, beta1, 0.9, "adamw");
-ABSL_FLAG(double, beta2, 0.999, "adamw");
-ABSL_FLAG(double, epsilon, 1e-8, "adamw");
-ABSL_FLAG(std::string, schedule, "constant", "learning rate: constant, step or cosine");
+ABSL_FLAG(double, weight_decay, 0.0, "sgd: added to the gradient; adamw: decoupled");
+ABSL_FLAG(double, beta1, 0.9, "adamw: decay of the mean");
+ABSL_FLAG(double, beta2, 0.999, "adamw: decay of the mean square");
+ABSL_FLAG(double, epsilon, 1e-8, "adamw: added to the root of the mean square");
+ABSL_FLAG(std::string, schedule, "constant", "learning rate over steps");
 ABSL_FLAG(int64_t, warmup_steps, 0, "steps of linear warm-up");
-ABSL_FLAG(int64_t, decay_steps, 0, "schedule step: multiply the rate by --decay_gamma every so many steps");
-ABSL_FLAG(double, decay_gamma, 0.1, "schedule step: the factor");
-ABSL_FLAG(int64_t, total_steps, 0, "schedule cosine: step at which the rate reaches 0; 0: the end of --epochs");
+ABSL_FLAG(int64_t, decay_steps, 0, "step: multiply the rate by --decay_gamma every so many steps");
+ABSL_FLAG(double, decay_gamma, 0.1, "step: the factor");
+ABSL_FLAG(int64_t, total_steps, 0, "cosine: step at which the rate reaches 0; 0: the end of --epochs");
 ABSL_FLAG(int, threads, 1, "compute threads of this worker; part of what decides the bits");
 ABSL_FLAG(int, loader_threads, 1, "threads that fill a batch; the batch does not depend on it");
 ABSL_FLAG(int, prefetch_depth, -1,
           "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3");
-ABSL_FLAG(std::string, device, "auto", "auto (cuda where the driver shows a GPU, else cpu), cpu or cuda");
-ABSL_FLAG(std::string, math, "fp32",
-          "cuda: what matrix products round their factors to: fp32 (not at all), tf32 or bf16; sums are fp32 always");
+ABSL_FLAG(std::string, device, "auto", "auto: cuda where the driver shows a GPU, else cpu");
+ABSL_FLAG(std::string, math, "fp32", "cuda: what matrix products round their factors to; sums are fp32 always");
 ABSL_FLAG(bool, share_gpus, false,
           "cuda: workers may share a GPU; without it more workers on a machine than it has GPUs are refused");
 ABSL_FLAG(bool, cuda_graph, true, "cuda: a step is captured once and launched as a whole; does not change the bits");
 ABSL_FLAG(std::string, cuda_aware_mpi, "off",
-          "cuda in a ring: auto: MPI sends from GPU to GPU where the library says that it can, and can; off: by way of "
+          "cuda in a ring: auto: MPI sends from GPU to GPU where the library says that it can, and can; off: through "
           "pinned host memory; does not change the bits");
-ABSL_FLAG(int64_t, bucket_bytes, 0,
-          "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
-          "servers have loopback addresses and share memory, else 1 MiB");
 ABSL_FLAG(std::string, checkpoint_dir, "", "folder for checkpoints; empty: none are written");
 ABSL_FLAG(int64_t, checkpoint_every_epochs, 5, "epochs between checkpoints");
 ABSL_FLAG(int64_t, checkpoint_every_steps, 0,
@@ -84,16 +86,77 @@ ABSL_FLAG(int64_t, tensorboard_every_steps, 20, "steps between two points of Ten
 ABSL_FLAG(int, metrics_port, -1,
           "serves live numbers at http://ADDRESS:PORT/metrics (Prometheus); rank r takes this port + r; 0: a free one; "
           "-1: none");
-ABSL_FLAG(std::string, metrics_address, "127.0.0.1", "address of --metrics_port; 0.0.0.0: every one of the machine");
-ABSL_FLAG(std::string, progress, "auto", "auto (live on a terminal, plain elsewhere), live, plain or none");
+ABSL_FLAG(std::string, metrics_address, "127.0.0.1",
+          "address of --metrics_port; 0.0.0.0: every address of the machine");
+ABSL_FLAG(std::string, progress, "auto", "lines of rank 0; auto: live on a terminal, else plain");
 ABSL_FLAG(bool, check, false,
           "instead of training: dials every process that this job would talk to, prints one table (rank 0) and whether "
           "the job is ready, or what to mend; exit code 0, 2 or 3");
-ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
-ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
 
 namespace starring {
 namespace {
+
+constexpr FlagRow kRows[] = {
+    {"sync", "job", OneOf("auto", "local", "star", "ring", "mpi")},
+    {"rank", "job", Whole(-1, kWorldSizeMax - 1)},
+    {"world_size", "job", Whole(0, kWorldSizeMax)},
+    {"servers", "job", Text("host:port,...")},
+    {"run_id", "job", Text("name")},
+    {"check", "job", Switch()},
+    {"join_deadline_s", "job", Whole(1, kDeadlineSecondsMax)},
+    {"lanes", "exchange", Whole(1, kLanesMax)},
+    {"same_host", "exchange", OneOf("shared_memory", "socket")},
+    {"bucket_bytes", "exchange", Whole(0, kBucketBytesMax)},
+    {"exchange_deadline_s", "exchange", Whole(1, kDeadlineSecondsMax)},
+    {"model", "model", Text("name or file")},
+    {"dataset", "data", OneOf("mnist", "fashion-mnist", "cifar10", "synthetic")},
+    {"data_dir", "data", Text("folder")},
+    {"augment", "data", OneOf("none", "crop_flip")},
+    {"synthetic_train_count", "data", Whole(1, kDatasetImagesMax)},
+    {"synthetic_test_count", "data", Whole(1, kDatasetImagesMax)},
+    {"synthetic_size", "data", Whole(1, kImageSideMax)},
+    {"synthetic_channels", "data", Whole(1, kImageChannelsMax)},
+    {"epochs", "training", Whole(1, kEpochCountMax)},
+    {"max_steps", "training", Whole(0, kStepCountMax)},
+    {"global_batch", "training", Whole(1, kGlobalBatchMax)},
+    {"seed", "training", AnyWhole()},
+    {"optimizer", "optimizer", OneOf("sgd", "adamw")},
+    {"learning_rate", "optimizer", RealAbove(0, 1e6)},
+    {"momentum", "optimizer", RealBelow(0, 1)},
+    {"nesterov", "optimizer", Switch()},
+    {"weight_decay", "optimizer", Real(0, 1e6)},
+    {"beta1", "optimizer", RealBelow(0, 1)},
+    {"beta2", "optimizer", RealBelow(0, 1)},
+    {"epsilon", "optimizer", RealAbove(0, 1)},
+    {"schedule", "schedule", OneOf("constant", "step", "cosine")},
+    {"warmup_steps", "schedule", Whole(0, kStepCountMax)},
+    {"decay_steps", "schedule", Whole(0, kStepCountMax)},
+    {"decay_gamma", "schedule", RealAbove(0, 1)},
+    {"total_steps", "schedule", Whole(0, kStepCountMax)},
+    {"threads", "processor", Whole(1, kComputeThreadsMax)},
+    {"loader_threads", "processor", Whole(1, kLoaderThreadsMax)},
+    {"prefetch_depth", "processor", Whole(-1, kPrefetchDepthMax)},
+    {"device", "processor", OneOf("auto", "cpu", "cuda")},
+    {"math", "processor", OneOf("fp32", "tf32", "bf16")},
+    {"share_gpus", "processor", Switch()},
+    {"cuda_graph", "processor", Switch()},
+    {"cuda_aware_mpi", "processor", OneOf("off", "auto")},
+    {"checkpoint_dir", "checkpoint", Text("folder")},
+    {"checkpoint_every_epochs", "checkpoint", Whole(1, kEpochCountMax)},
+    {"checkpoint_every_steps", "checkpoint", Whole(0, kStepCountMax)},
+    {"checkpoint_deadline_s", "checkpoint", Whole(1, kDeadlineSecondsMax)},
+    {"resume", "checkpoint", Switch()},
+    {"record", "output", Text("file")},
+    {"record_losses", "output", Switch()},
+    {"trace", "output", Text("file")},
+    {"tensorboard_dir", "output", Text("folder")},
+    {"tensorboard_every_steps", "output", Whole(1, kStepCountMax)},
+    {"metrics_port", "output", Whole(-1, kPortMax)},
+    {"metrics_address", "output", Text("address")},
+    {"progress", "output", OneOf("auto", "live", "plain", "none")},
+};
+constexpr auto kAllRows = JoinRows(kRows, kSecurityRows);
+constexpr FlagTable kTable = {.program = "worker", .purpose = "one training process.", .rows = kAllRows};
 
 bool IsLoopback(absl::string_view address) {
   return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
@@ -102,12 +165,6 @@ bool IsLoopback(absl::string_view address) {
 
 absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
-
-template <typename T>
-absl::Status RequireAtLeast(absl::string_view flag, T value, T least) {
-  if (value >= least) return absl::OkStatus();
-  return Refuse(flag, absl::StrCat(value), absl::StrCat("it must be at least ", least));
 }
 
 template <typename E>
@@ -153,11 +210,9 @@ absl::Status ReadSchedule(LearningRateSchedule& schedule) {
   schedule.decay_steps = absl::GetFlag(FLAGS_decay_steps);
   schedule.gamma = absl::GetFlag(FLAGS_decay_gamma);
   schedule.total_steps = absl::GetFlag(FLAGS_total_steps);
-  if (!(schedule.base > 0)) return Refuse("learning_rate", absl::StrCat(schedule.base), "it must be above 0");
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("warmup_steps", schedule.warmup_steps, 0));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("total_steps", schedule.total_steps, 0));
-  if (schedule.kind == ScheduleKind::kStep)
-    RETURN_IF_ERROR(RequireAtLeast<int64_t>("decay_steps", schedule.decay_steps, 1));
+  if (schedule.kind == ScheduleKind::kStep && schedule.decay_steps == 0) {
+    return Refuse("decay_steps", "0", "--schedule=step needs at least 1");
+  }
   return absl::OkStatus();
 }
 
@@ -189,10 +244,15 @@ absl::Status ReadTopology(const LauncherEnvironment& launcher, WorkerOptions& op
   }
   if (options.sync == Sync::kStar) {
     if (servers.empty()) return Refuse("sync", "star", "it needs --servers=host:port,... (deploy/launch starts them)");
-    for (const std::string& server : options.servers) {
-      if (server.find(':') == std::string::npos) return Refuse("servers", servers, "each server is host:port");
+    if (options.servers.size() > kShardCountMax) {
+      return Refuse("servers", absl::StrCat(options.servers.size(), " addresses"),
+                    absl::StrCat("at most ", kShardCountMax, " servers"));
     }
-    return RequireAtLeast("lanes", options.lanes, 1);
+    for (const std::string& server : options.servers) {
+      ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(server), "--servers");
+      if (host_port.port == 0) return Refuse("servers", server, "no server listens on port 0: give the one it prints");
+    }
+    return absl::OkStatus();
   }
   if (!servers.empty())
     return Refuse("servers", servers, absl::StrCat("--sync=", sync, " has no servers: drop one of the two"));
@@ -237,10 +297,6 @@ absl::Status ReadData(WorkerOptions& options) {
   dataset.synthetic_height = dataset.synthetic_width = absl::GetFlag(FLAGS_synthetic_size);
   dataset.synthetic_channels = absl::GetFlag(FLAGS_synthetic_channels);
   dataset.seed = options.seed;
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_train_count", dataset.synthetic_train_count, 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_test_count", dataset.synthetic_test_count, 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_size", absl::GetFlag(FLAGS_synthetic_size), 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("synthetic_channels", dataset.synthetic_channels, 1));
   ASSIGN_OR_RETURN(options.augment,
                    (Choose<bool>("augment", absl::GetFlag(FLAGS_augment), {{"none", false}, {"crop_flip", true}})));
   return absl::OkStatus();
@@ -276,8 +332,6 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
   options.check = absl::GetFlag(FLAGS_check);
   options.metrics_address = absl::GetFlag(FLAGS_metrics_address);
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("tensorboard_every_steps", options.tensorboard_every_steps, 1));
-  RETURN_IF_ERROR(RequireAtLeast("metrics_port", options.metrics_port, -1));
   if (options.metrics_port + options.rank > kPortMax) {
     return Refuse("metrics_port", absl::StrCat(options.metrics_port),
                   absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
@@ -286,17 +340,6 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.join_deadline = absl::Seconds(absl::GetFlag(FLAGS_join_deadline_s));
   options.exchange_deadline = absl::Seconds(absl::GetFlag(FLAGS_exchange_deadline_s));
   options.checkpoint_deadline = absl::Seconds(absl::GetFlag(FLAGS_checkpoint_deadline_s));
-  RETURN_IF_ERROR(RequireAtLeast("checkpoint_deadline_s", absl::GetFlag(FLAGS_checkpoint_deadline_s), 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("epochs", options.epochs, 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("max_steps", options.max_steps, 0));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("global_batch", options.global_batch, 1));
-  RETURN_IF_ERROR(RequireAtLeast("threads", options.threads, 1));
-  RETURN_IF_ERROR(RequireAtLeast("loader_threads", options.loader_threads, 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("bucket_bytes", options.bucket_bytes, 0));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("checkpoint_every_epochs", options.checkpoint_every_epochs, 1));
-  RETURN_IF_ERROR(RequireAtLeast<int64_t>("checkpoint_every_steps", options.checkpoint_every_steps, 0));
-  RETURN_IF_ERROR(RequireAtLeast("join_deadline_s", absl::GetFlag(FLAGS_join_deadline_s), 1));
-  RETURN_IF_ERROR(RequireAtLeast("exchange_deadline_s", absl::GetFlag(FLAGS_exchange_deadline_s), 1));
   if (options.resume && options.checkpoint_dir.empty()) return Refuse("resume", "true", "it needs --checkpoint_dir");
   ASSIGN_OR_RETURN(options.progress, (Choose<ProgressStyle>("progress", absl::GetFlag(FLAGS_progress),
                                                             {{"auto", ProgressStyle::kAuto},
@@ -377,9 +420,11 @@ std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() co
           {"record_losses", record_losses ? "true" : "false"}};
 }
 
+const FlagTable& WorkerFlags() { return kTable; }
+
 absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,
                                                  const LauncherEnvironment& launcher) {
-  RETURN_IF_ERROR(ParseFlags(argc, argv).status());
+  RETURN_IF_ERROR(ParseFlags(argc, argv, kTable, FlagFilePart::kWorker).status());
   WorkerOptions options;
   options.seed = absl::GetFlag(FLAGS_seed);
   options.lanes = absl::GetFlag(FLAGS_lanes);

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/flag_table.h"
 #include "common/learning_rate.h"
 #include "common/optimizer.h"
 #include "common/transport_security.h"
@@ -87,6 +88,9 @@ struct WorkerOptions {
   // What every rank must have set alike, as (flag, value), for JobSpec::agreed_flags.
   std::vector<std::pair<std::string, std::string>> AgreedFlags() const;
 };
+
+// Every flag of the worker.
+const FlagTable& WorkerFlags();
 
 // Reads argv and what the launcher (mpirun, srun) says. InvalidArgument names the flag, its value and the way out.
 absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,

@@ -14,11 +14,13 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/command_line.h"
+#include "common/flag_file.h"
+#include "common/flag_table.h"
 #include "common/limits.h"
 #include "common/security_flags.h"
 #include "common/status.h"
 
-ABSL_FLAG(std::string, sync, "star", "how gradients are synchronised: star, ring, mpi or local");
+ABSL_FLAG(std::string, sync, "star", "how gradients are synchronised");
 ABSL_FLAG(int, workers, 1, "worker processes");
 ABSL_FLAG(int, servers, 0, "star: server processes; 0 means 1");
 ABSL_FLAG(int, restarts, 0, "after a failure, start the job again with --resume, at most so many times");
@@ -37,20 +39,40 @@ ABSL_FLAG(std::string, make_secret, "",
 ABSL_FLAG(std::string, trace, "",
           "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...");
 ABSL_FLAG(int, metrics_port, -1,
-          "workers serve live numbers (Prometheus) from this port on, the servers behind them; 0: free ones; -1: none");
+          "workers serve live numbers (Prometheus) from this port on, the servers after them; 0: free ones; -1: none");
 ABSL_FLAG(int, start_deadline_s, 30, "seconds for the servers to listen");
 ABSL_FLAG(int, stop_deadline_s, 60, "seconds for the workers to save and leave after Ctrl-C or SIGTERM");
 
 namespace starring {
 namespace {
 
+constexpr FlagRow kRows[] = {
+    {"sync", "job", OneOf("star", "ring", "mpi", "local")},
+    {"workers", "job", Whole(1, kWorldSizeMax)},
+    {"servers", "job", Whole(0, kShardCountMax)},
+    {"through_proxy", "job", Text("host:port,...")},
+    {"restarts", "job", Whole(0, kRestartCountMax)},
+    {"check", "job", Switch()},
+    {"start_deadline_s", "job", Whole(1, kStartSecondsMax)},
+    {"stop_deadline_s", "job", Whole(1, kStartSecondsMax)},
+    {"cores_per_worker", "processor", Whole(0, kCoreCountMax)},
+    {"cores_per_server", "processor", Whole(0, kCoreCountMax)},
+    {"trace", "output", Text("file")},
+    {"metrics_port", "output", Whole(-1, kPortMax)},
+    {"worker_binary", "program", Text("file")},
+    {"server_binary", "program", Text("file")},
+    {"make_secret", "security", Text("file")},
+};
+constexpr auto kAllRows = JoinRows(kRows, kSecurityRows);
+constexpr FlagTable kTable = {
+    .program = "launch",
+    .purpose =
+        "runs a job of several processes on this machine: launch FLAGS -- WORKER FLAGS.\n"
+        "worker --help shows the latter. A file of flags may have both, with a line -- between them.",
+    .rows = kAllRows};
+
 absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
-
-absl::Status RequireRange(absl::string_view flag, int value, int least, int most) {
-  if (value >= least && value <= most) return absl::OkStatus();
-  return Refuse(flag, absl::StrCat(value), absl::StrCat("it must be from ", least, " to ", most));
 }
 
 absl::StatusOr<LaunchSync> ParseSync(const std::string& name) {
@@ -90,31 +112,47 @@ bool HasFlag(const std::vector<std::string>& words, absl::string_view flag) {
   return std::any_of(words.begin(), words.end(), [flag](const std::string& word) { return IsFlag(word, flag); });
 }
 
+// The workers' flags and those of their files, which the workers read themselves.
+absl::StatusOr<std::vector<std::string>> WithFilesRead(const std::vector<std::string>& worker_flags) {
+  std::vector<std::string> words = worker_flags;
+  for (size_t i = 0; i < worker_flags.size(); ++i) {
+    if (!IsFlag(worker_flags[i], "flagfile")) continue;
+    const size_t equals = worker_flags[i].find('=');
+    if (equals == std::string::npos && i + 1 == worker_flags.size()) break;  // the workers refuse it
+    ASSIGN_OR_RETURN(
+        const FlagFile file,
+        ReadFlagFile(equals == std::string::npos ? worker_flags[i + 1] : worker_flags[i].substr(equals + 1)));
+    for (const FlagLine& line : file.dashes_place.empty() ? file.lines : file.worker_lines) words.push_back(line.word);
+  }
+  return words;
+}
+
 absl::Status CheckWorkerFlags(const LaunchOptions& options) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> worker_flags, WithFilesRead(options.worker_flags));
   for (const absl::string_view shared :
        {"run_id", "job_secret", "tls", "notls", "tls_ca", "tls_certificate", "tls_key"}) {
-    if (HasFlag(options.worker_flags, shared)) {
+    if (HasFlag(worker_flags, shared)) {
       return absl::InvalidArgumentError(
           absl::StrCat("flag --", shared, " is after --, but the servers need the same: ",
                        shared == "run_id" ? "drop it, the launcher sets it for both" : "give it before --"));
     }
   }
   for (const absl::string_view ours : {"sync", "rank", "world_size", "servers"}) {
-    if (HasFlag(options.worker_flags, ours)) {
+    if (HasFlag(worker_flags, ours)) {
       return absl::InvalidArgumentError(
-          absl::StrCat("flag --", ours, " stands behind --, but the launcher sets it for each worker: drop it there"));
+          absl::StrCat("flag --", ours, " is after --, but the launcher sets it for each worker: drop it there"));
     }
   }
-  constexpr absl::string_view kBehindToo = "it stands behind -- too: drop it there, the launcher gives it to everybody";
-  if (!options.trace.empty() && HasFlag(options.worker_flags, "trace")) {
-    return Refuse("trace", options.trace, kBehindToo);
+  constexpr absl::string_view kAfterToo = "it is after -- too: drop it there, the launcher gives it to every process";
+  if (!options.trace.empty() && HasFlag(worker_flags, "trace")) {
+    return Refuse("trace", options.trace, kAfterToo);
   }
-  if (options.metrics_port >= 0 && HasFlag(options.worker_flags, "metrics_port")) {
-    return Refuse("metrics_port", absl::StrCat(options.metrics_port), kBehindToo);
+  if (options.metrics_port >= 0 && HasFlag(worker_flags, "metrics_port")) {
+    return Refuse("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
   }
-  if (options.restart_count > 0 && !HasFlag(options.worker_flags, "checkpoint_dir")) {
+  if (options.restart_count > 0 && !HasFlag(worker_flags, "checkpoint_dir")) {
     return Refuse("restarts", absl::StrCat(options.restart_count),
-                  "a restart continues from a checkpoint: give the workers a --checkpoint_dir behind --");
+                  "a restart continues from a checkpoint: give the workers a --checkpoint_dir after --");
   }
   return absl::OkStatus();
 }
@@ -139,7 +177,6 @@ absl::Status ReadSecurity(LaunchOptions& options) {
 
 absl::Status ReadServers(LaunchOptions& options) {
   const int count = absl::GetFlag(FLAGS_servers);
-  RETURN_IF_ERROR(RequireRange("servers", count, 0, kShardCountMax));
   if (options.sync == LaunchSync::kStar) {
     options.server_count = std::max(1, count);
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", absl::GetFlag(FLAGS_server_binary)));
@@ -162,6 +199,8 @@ absl::Status ReadServers(LaunchOptions& options) {
 
 }  // namespace
 
+const FlagTable& LaunchFlags() { return kTable; }
+
 std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {
   // A flag that is given twice is refused.
   std::erase_if(worker_flags,
@@ -171,11 +210,15 @@ std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {
 }
 
 absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* argv) {
-  RETURN_IF_ERROR(ParseFlags(argc, argv).status());
+  ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, kTable, FlagFilePart::kLauncher));
   LaunchOptions options;
   const char* const* const end = argv + argc;
   const char* const* const dashes = std::find_if(argv, end, [](const char* word) { return strcmp(word, "--") == 0; });
   if (dashes != end) options.worker_flags.assign(dashes + 1, end);
+  // Each worker reads its part of the file itself: its errors name file and line.
+  for (const std::string& file : flags.files_with_worker_part) {
+    options.worker_flags.push_back(absl::StrCat("--flagfile=", file));
+  }
 
   options.make_secret = absl::GetFlag(FLAGS_make_secret);
   if (!options.make_secret.empty()) return options;
@@ -190,12 +233,6 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
   options.stop_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_stop_deadline_s));
   ASSIGN_OR_RETURN(options.sync, ParseSync(options.sync_name));
-  RETURN_IF_ERROR(RequireRange("workers", options.worker_count, 1, kWorldSizeMax));
-  RETURN_IF_ERROR(RequireRange("restarts", options.restart_count, 0, 1000));
-  RETURN_IF_ERROR(RequireRange("cores_per_worker", options.cores_per_worker, 0, 4096));
-  RETURN_IF_ERROR(RequireRange("cores_per_server", options.cores_per_server, 0, 4096));
-  RETURN_IF_ERROR(RequireRange("start_deadline_s", absl::GetFlag(FLAGS_start_deadline_s), 1, 3600));
-  RETURN_IF_ERROR(RequireRange("stop_deadline_s", absl::GetFlag(FLAGS_stop_deadline_s), 1, 3600));
   if (options.sync == LaunchSync::kLocal && options.worker_count > 1) {
     return Refuse("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/flag_table.h"
 #include "common/transport_security.h"
 
 namespace starring {
@@ -24,7 +25,7 @@ struct LaunchOptions {
   int cores_per_server = 0;
   std::string worker_binary;
   std::string server_binary;              // star only
-  std::vector<std::string> worker_flags;  // what stood behind "--"
+  std::vector<std::string> worker_flags;  // the words after "--"
   std::vector<std::string> proxies;       // star: what the workers dial instead of each server; empty: the servers
   SecurityFiles security;                 // star: of servers and workers; without job_secret the launcher makes one
   std::string make_secret;                // if not empty: write a secret there, and nothing else is set
@@ -33,6 +34,9 @@ struct LaunchOptions {
   std::chrono::seconds start_deadline{30};  // for the servers to listen
   std::chrono::seconds stop_deadline{60};   // for the workers to save and leave after a signal
 };
+
+// Every flag of the launcher.
+const FlagTable& LaunchFlags();
 
 // InvalidArgument names the flag, its value and the way out; NotFound names a binary that is not there.
 absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* argv);

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/flags/usage.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -165,7 +164,6 @@ int Main(int argc, char** argv) {
   // `bazel run` starts us elsewhere; a path in a flag is meant from where the user stands.
   const char* const directory = getenv("BUILD_WORKING_DIRECTORY");
   if (directory != nullptr && chdir(directory) != 0) std::fprintf(stderr, "launch: cannot enter %s\n", directory);
-  absl::SetProgramUsageMessage("launch <flags> -- <worker flags>: runs a job of several processes on this machine");
   const absl::StatusOr<int> exit_code = Launch(argc, argv);
   if (exit_code.ok()) return *exit_code;
   std::fprintf(stderr, "launch: error: %s\n", std::string(exit_code.status().message()).c_str());

@@ -1,6 +1,7 @@
 """Wrong flags, files and peers: refused before training, with both values and the way out."""
 
 import gzip
+import json
 import os
 import struct
 import unittest
@@ -29,7 +30,7 @@ class BadInputTest(JobTest):
         self.assertIn("--sink", done.output)
 
     def test_values_and_contradictions(self):
-        self.assert_refused(["--epochs=0"], "--epochs", '"0"', "at least 1")
+        self.assert_refused(["--epochs=0"], "--epochs", '"0"', "from 1 to")
         self.assert_refused(["--sync=star"], "--servers")
         self.assert_refused(["--sync=ring", "--servers=127.0.0.1:1"], "--servers", "ring")
         self.assert_refused(["--optimizer=adam"], '"adam"', "sgd, adamw")
@@ -37,6 +38,33 @@ class BadInputTest(JobTest):
         self.assert_refused(["--rank=2", "--world_size=2", "--servers=127.0.0.1:1"], "rank", '"2"')
         self.assert_refused(["--device=cpu", "--math=tf32"], "--math", "tf32")
         self.assert_refused(["--dataset=imagenet"], "imagenet", "fashion-mnist")
+
+    def test_a_file_of_flags_says_what_is_trained(self):
+        record = self.path("record.json")
+        path = self.path("job.flags")
+        with open(path, "w") as file:
+            file.write("# A small job.\n\n" + "\n".join(SMALL_JOB) + "\n--max_steps=3\n--seed=7\n")
+        done = self.run_to_end([WORKER, "--flagfile=" + path, "--record=" + record, "--max_steps=5"])
+        self.assertEqual(done.returncode, 0, done.output)
+        with open(record) as file:
+            config = json.load(file)["config"]
+        self.assertEqual((config["dataset"], config["seed"], config["max_steps"]), ("synthetic", "7", 5))
+        self.assert_refused(["--flagfile=" + self.path("nowhere")], self.path("nowhere"))
+        with open(path, "a") as file:
+            file.write("--epoch=3\n")
+        line = 2 + len(SMALL_JOB) + 3
+        self.assert_refused(["--flagfile=" + path], "%s:%d: unknown flag --epoch" % (path, line))
+
+    def test_a_file_of_flags_of_the_launcher_and_its_workers(self):
+        path = self.path("job.flags")
+        with open(path, "w") as file:
+            file.write("--sync=star\n--workers=2\n--\n" + "\n".join(SMALL_JOB) + "\n--max_steps=2\n")
+        record = self.path("record.json")
+        done = self.run_to_end([LAUNCH, "--flagfile=" + path, "--", "--record=" + record])
+        self.assertEqual(done.returncode, 0, done.output)
+        with open(record) as file:
+            config = json.load(file)["config"]
+        self.assertEqual((config["dataset"], config["world_size"]), ("synthetic", 2))
 
     def test_layer_file(self):
         self.assert_refused(["--model=lenet"], "lenet5")

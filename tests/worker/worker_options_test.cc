@@ -4,14 +4,17 @@
 #include <vector>
 
 #include "absl/flags/reflection.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/flag_table_checks.h"
 
 namespace starring {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 absl::StatusOr<WorkerOptions> Parse(std::vector<const char*> words, const LauncherEnvironment& launcher = {}) {
   const absl::FlagSaver restore;
@@ -27,6 +30,19 @@ std::string Refusal(const std::vector<const char*>& words, const LauncherEnviron
 
 LauncherEnvironment MpirunOf(int rank, int world_size) {
   return {.launcher = Launcher::kOpenMpi, .rank = rank, .world_size = world_size};
+}
+
+TEST(WorkerOptionsTest, EveryFlagIsInTheTableAndInTheHelp) { ExpectWholeTable(WorkerFlags()); }
+
+// The parser knows the choices of the table: none ends in "it must be one of".
+TEST(WorkerOptionsTest, EveryChoiceOfTheTableIsRead) {
+  for (const FlagRow& row : WorkerFlags().rows) {
+    for (const absl::string_view choice : row.limits.choices) {
+      if (choice.empty()) continue;
+      const std::string word = absl::StrCat("--", row.name, "=", choice);
+      EXPECT_THAT(std::string(Parse({word.c_str()}).status().message()), Not(HasSubstr("must be one of"))) << word;
+    }
+  }
 }
 
 TEST(WorkerOptionsTest, NoFlagTrainsLenetOnFashionMnistInOneProcess) {
@@ -83,7 +99,14 @@ TEST(WorkerOptionsTest, RefusesContradictions) {
 }
 
 TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
-  EXPECT_THAT(Refusal({"--global_batch=0"}), HasSubstr("flag --global_batch cannot be \"0\": it must be at least 1"));
+  EXPECT_THAT(Refusal({"--global_batch=0"}),
+              HasSubstr("flag --global_batch cannot be \"0\": it must be a whole number from 1 to "));
+  EXPECT_THAT(Refusal({"--warmup_steps=-1"}), HasSubstr("flag --warmup_steps cannot be \"-1\""));
+  EXPECT_THAT(Refusal({"--bucket_bytes=1073741825"}), HasSubstr("from 0 to 1073741824"));
+  EXPECT_THAT(Refusal({"--lanes=17"}), HasSubstr("from 1 to 16"));
+  EXPECT_THAT(Refusal({"--metrics_port=65536"}), HasSubstr("from -1 to 65535"));
+  EXPECT_THAT(Refusal({"--servers=127.0.0.1:0"}), HasSubstr("port 0"));
+  EXPECT_THAT(Refusal({"--servers=127.0.0.1:99999"}), HasSubstr("port 99999 is over 65535"));
   EXPECT_THAT(Refusal({"--learning_rate=-1"}), HasSubstr("above 0"));
   EXPECT_THAT(Refusal({"--learning_rate=nan"}), HasSubstr("above 0"));
   EXPECT_THAT(Refusal({"--sync=tree"}), HasSubstr("auto"));

@@ -1,0 +1,27 @@
+// What holds for the table of flags of every program.
+#ifndef STARRING_TESTS_COMMON_FLAG_TABLE_CHECKS_H_
+#define STARRING_TESTS_COMMON_FLAG_TABLE_CHECKS_H_
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/flag_table.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+
+// Every flag of the process has its row, and --help shows it on two screens of 120 columns.
+inline void ExpectWholeTable(const FlagTable& table) {
+  EXPECT_TRUE(CheckFlagTable(table).ok()) << CheckFlagTable(table);
+  const std::string help = *HelpText(table, "");
+  for (const FlagRow& row : table.rows) EXPECT_TRUE(absl::StrContains(help, absl::StrCat("  --", row.name, "=")));
+  EXPECT_LE(std::count(help.begin(), help.end(), '\n'), 110);
+  for (const absl::string_view line : absl::StrSplit(help, '\n')) EXPECT_LE(line.size(), 120u) << line;
+}
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_COMMON_FLAG_TABLE_CHECKS_H_

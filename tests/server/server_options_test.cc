@@ -1,0 +1,58 @@
+#include "server/server_options.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/flags/reflection.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/common/flag_table_checks.h"
+
+namespace starring {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+absl::StatusOr<ServerOptions> Parse(std::vector<const char*> words) {
+  const absl::FlagSaver restore;
+  words.insert(words.begin(), "server");
+  return ParseServerOptions(static_cast<int>(words.size()), words.data());
+}
+
+std::string Refusal(const std::vector<const char*>& words) {
+  const auto options = Parse(words);
+  EXPECT_EQ(options.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(options.status().message());
+}
+
+TEST(ServerOptionsTest, EveryFlagIsInTheTableAndInTheHelp) { ExpectWholeTable(ServerFlags()); }
+
+TEST(ServerOptionsTest, JoinDeadline) {
+  EXPECT_EQ(Parse({})->join_deadline, absl::InfiniteDuration());
+  EXPECT_EQ(Parse({"--join_deadline_s=7"})->join_deadline, absl::Seconds(7));
+  EXPECT_THAT(Refusal({"--join_deadline_s=-1"}), HasSubstr("whole number from 0"));
+}
+
+TEST(ServerOptionsTest, TheOldNameOfJoinDeadlineIsReadForOneRelease) {
+  EXPECT_EQ(Parse({"--join_deadline=300ms"})->join_deadline, absl::Milliseconds(300));
+  EXPECT_THAT(Refusal({"--join_deadline=1s", "--join_deadline_s=1"}), HasSubstr("keep the latter"));
+  EXPECT_THAT(Refusal({"--join_deadline=-1s"}), HasSubstr("above 0"));
+  EXPECT_THAT(Refusal({"--join_deadline=1"}), HasSubstr("duration such as 90s"));
+}
+
+TEST(ServerOptionsTest, RefusesPortsThatAreNone) {
+  EXPECT_THAT(Refusal({"--listen=127.0.0.1:99999"}),
+              AllOf(HasSubstr("--listen: address"), HasSubstr("port 99999 is over 65535")));
+  EXPECT_THAT(Refusal({"--shard=1", "--shard_count=2", "--metrics_port=65535"}), HasSubstr("ports end at 65535"));
+  EXPECT_EQ(Parse({"--shard=1", "--shard_count=2", "--metrics_port=9400"})->metrics_port, 9401);
+  EXPECT_EQ(Parse({"--shard=1", "--shard_count=2", "--metrics_port=0"})->metrics_port, 0);
+}
+
+TEST(ServerOptionsTest, RefusesAShardThatIsNone) {
+  EXPECT_THAT(Refusal({"--shard=2", "--shard_count=2"}), HasSubstr("--shard_count is 2"));
+  EXPECT_THAT(Refusal({"--shard=-1"}), HasSubstr("flag --shard cannot be \"-1\""));
+}
+
+}  // namespace
+}  // namespace starring
