@@ -205,7 +205,6 @@ inline constexpr int kFlagFilesMax = 16;
 inline constexpr int64_t kStepCountMax = 1'000'000'000'000;
 inline constexpr int64_t kEpochCountMax = 1'000'000;
 inline constexpr int64_t kGlobalBatchMax = 1 << 24;
-inline constexpr int64_t kBucketBytesMax = 1 << 30;
 inline constexpr int kComputeThreadsMax = 1024;
 inline constexpr int kCoreCountMax = 4096;
 inline constexpr int kRestartCountMax = 1000;

@@ -1,4 +1,4 @@
-// //worker: one training process. See ParseWorkerOptions for its flags, DESIGN section 8 for how it is started.
+// //worker: one training process. --help shows its flags, README.md how it is started.
 #include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>

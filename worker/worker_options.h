@@ -1,4 +1,4 @@
-// The worker's command line, resolved: every flag of DESIGN section 8 with its default, checked for contradictions.
+// The worker's command line, resolved: the value of every flag, checked for contradictions.
 #ifndef STARRING_WORKER_WORKER_OPTIONS_H_
 #define STARRING_WORKER_WORKER_OPTIONS_H_
 

@@ -170,7 +170,7 @@ class TraceTest(JobTest):
                 self.assertIn(word, done.output)
         done = self.run_to_end([LAUNCH, "--sync=local", wrong, "--", *SMALL_JOB, wrong], deadline_s=60)
         self.assertEqual(done.returncode, REFUSED, done.output)
-        self.assertIn("behind --", done.output)
+        self.assertIn("after -- too", done.output)
 
 
 class MergeTest(JobTest):

@@ -1,10 +1,17 @@
 #include "worker/worker_options.h"
 
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
+#include "absl/flags/commandlineflag.h"
 #include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flag_table_checks.h"
@@ -33,6 +40,46 @@ LauncherEnvironment MpirunOf(int rank, int world_size) {
 }
 
 TEST(WorkerOptionsTest, EveryFlagIsInTheTableAndInTheHelp) { ExpectWholeTable(WorkerFlags()); }
+
+// The section "## Flags" of a page.
+std::string FlagsSection(const char* path) {
+  std::ifstream file(path);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const size_t begin = text.find("\n## Flags\n");
+  EXPECT_NE(begin, std::string::npos) << path;
+  if (begin == std::string::npos) return "";
+  return text.substr(begin, text.find("\n## ", begin + 1) - begin);
+}
+
+// Each `--name` and `--name=value` of the page is a flag, and the value one that it takes. In the first column of a
+// table the value is the default.
+void ExpectFlagsOfTheTable(const std::string& page) {
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    const std::vector<absl::string_view> pieces = absl::StrSplit(line, '`');
+    for (size_t i = 1; i < pieces.size(); i += 2) {
+      absl::string_view word = pieces[i];
+      if (!absl::ConsumePrefix(&word, "--") || word.empty()) continue;
+      const std::vector<absl::string_view> parts = absl::StrSplit(word, absl::MaxSplits('=', 1));
+      if (parts[0] == "help" || parts[0] == "flagfile") continue;
+      const FlagRow* const row = WorkerFlags().Find(parts[0]);
+      ASSERT_NE(row, nullptr) << "no flag --" << parts[0] << " in worker --help: " << line;
+      if (parts.size() == 1) continue;
+      EXPECT_TRUE(row->limits.Allow(parts[1])) << line;
+      if (i == 1 && absl::StartsWith(line, "| `--")) {
+        EXPECT_EQ(absl::FindCommandLineFlag(row->name)->DefaultValue(), parts[1]) << line;
+      }
+    }
+  }
+}
+
+TEST(WorkerOptionsTest, ThePagesTellTheFlagsOfTheTable) {
+  ExpectFlagsOfTheTable(FlagsSection("README.md"));
+  const std::string page = FlagsSection("worker/README.md");
+  ExpectFlagsOfTheTable(page);
+  for (const FlagRow& row : WorkerFlags().rows) {
+    EXPECT_THAT(page, HasSubstr(absl::StrCat("\n### ", row.topic, "\n"))) << "of --" << row.name;
+  }
+}
 
 // The parser knows the choices of the table: none ends in "it must be one of".
 TEST(WorkerOptionsTest, EveryChoiceOfTheTableIsRead) {

@@ -427,15 +427,15 @@ class RefusalTest(LaunchTest):
     def test_wrong_flags(self):
         for flags, worker_flags, message in (
                 (["--sync=tree"], [], r"--sync cannot be \"tree\": it must be one of star, ring, mpi, local"),
-                (["--workers=0"], [], "--workers cannot be \"0\": it must be from 1"),
+                (["--workers=0"], [], "--workers cannot be \"0\": it must be a whole number from 1"),
                 (["--sync=ring", "--servers=2"], [], "--servers cannot be \"2\": --sync=ring has no servers"),
                 (["--servers=2", "--through_proxy=h:1"], [], "it has 1 addresses for 2 servers"),
                 (["--sync=ring", "--through_proxy=h:1"], [], "--sync=ring has no servers"),
                 (["--sync=local", "--workers=2"], [], "--sync=local is one worker"),
                 (["--restarts=1"], [], "give the workers a --checkpoint_dir"),
                 (["--worker=2"], [], "unknown flag --worker, did you mean --workers"),
-                ([], ["--rank=1"], "--rank stands behind --"),
-                (["--sync=local"], ["--servers=a:1"], "--servers stands behind --")):
+                ([], ["--rank=1"], "--rank is after --"),
+                (["--sync=local"], ["--servers=a:1"], "--servers is after --")):
             code, _, err = self.launch(flags, worker_flags)
             self.assertEqual(code, 2, err)
             self.assertRegex(err, "launch: error: .*" + message)
