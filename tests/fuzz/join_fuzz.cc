@@ -1,19 +1,28 @@
 // A sequence of JoinRequests to one server, and of workers that leave. An agreement that is taken is used as a server
-// uses it: its slices are cut and its learning rate is asked for.
+// uses it: its slices are cut, its learning rate is asked for, and a job that the server can afford begins.
 #include <string>
 
 #include "common/check.h"
 #include "common/learning_rate.h"
+#include "common/limits.h"
 #include "proto/starring/v1/parameter_server.pb.h"
 #include "server/rendezvous.h"
+#include "server/shard_job.h"
 #include "tests/fuzz/fuzz_input.h"
+
+// Of the job that begins: 16 buckets, or a hundred workers.
+constexpr int64_t kMemoryBytesMax = 4 << 20;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   starring::SilenceProtobuf();
   starring::FuzzInput input(data, size);
   const int shard_count = 1 + input.Byte() % 4;
   const int shard = input.Byte() % shard_count;
-  starring::Rendezvous rendezvous(shard, shard_count);
+  const std::string run_id = input.Byte() % 4 == 3 ? "a" : "";
+  starring::Rendezvous rendezvous(shard, shard_count, run_id, [&](const starring::Agreement& agreement, int lanes) {
+    CHECK(lanes >= 1 && lanes <= starring::kLanesMax) << lanes;
+    return starring::ShardJob::CheckMemory(agreement, shard, shard_count, kMemoryBytesMax);
+  });
   // More calls than a member may have, and fewer than make a single input slow.
   for (int call = 0; call < 64 && !input.empty(); ++call) {
     const int kind = input.Byte();
@@ -41,5 +50,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const int64_t step : {agreement.first_step, agreement.first_step + 1}) {
     (void)starring::LearningRateAt(agreement.schedule, step);
   }
+  CHECK_OK(
+      starring::ShardJob::Create(
+          {.agreement = agreement, .shard = shard, .shard_count = shard_count, .memory_bytes_max = kMemoryBytesMax})
+          .status());
   return 0;
 }

@@ -142,7 +142,11 @@ class Driver {
         v1::GetStatusReply reply;
         job_->Describe(&reply);
         CHECK_EQ(reply.workers_size(), shape_.world_size);
-        kept_.clear();
+        for (const auto& worker : reply.workers()) {
+          CHECK(worker.buckets_missing() >= 0 && worker.buckets_missing() <= std::ssize(slice_bytes_))
+              << worker.buckets_missing();
+        }
+        while (!kept_.empty()) Write();
         break;
       }
       default:
@@ -166,7 +170,8 @@ class Driver {
     ExchangeMessage fields;
     fields.set_kind(kKinds[kind % kKinds.size()]);
     fields.set_bucket(bucket);
-    fields.set_vector((kind >> 3) & 3);
+    const int vector_or_purpose = (kind >> 3) & 3;
+    fields.set_vector(vector_or_purpose);
     fields.set_shared((kind & 32) != 0);
     const bool exists = bucket < static_cast<int>(slice_bytes_.size());
     int64_t bytes = 0;
@@ -174,6 +179,7 @@ class Driver {
     switch (fields.kind()) {
       case ExchangeMessage::SUM:
         bytes = 8 * (fill % 4);
+        fields.set_sum_purpose(vector_or_purpose);
         step = next_sum_;
         break;
       case ExchangeMessage::GRADIENT:
@@ -224,9 +230,17 @@ class Driver {
       next_sum_ = std::max(next_sum_, answer.fields.step() + 1);
     }
     kept_.push_back(std::move(answer));
-    if (kept_.size() <= kAnswersKept) return;
-    for (const std::byte byte : kept_.front().payload) bytes_seen_ += byte == std::byte{0} ? 0 : 1;
+    if (kept_.size() > kAnswersKept) Write();
+  }
+
+  // As a lane does when the answer's turn has come.
+  void Write() {
+    const Answer answer = std::move(kept_.front());
     kept_.pop_front();
+    for (const std::byte byte : answer.payload) bytes_seen_ += byte == std::byte{0} ? 0 : 1;
+    if (answer.make == nullptr) return;
+    std::vector<float> part(std::min<int64_t>(answer.made_count, 64));
+    answer.make(answer.made_count - std::ssize(part), part);
   }
 
   FuzzInput& input_;
