@@ -2,6 +2,7 @@
 //
 // Prints "listening on HOST:PORT" on stdout. Ends with 0 when all workers have finished, or when it is asked to stop
 // (SIGINT, SIGTERM) before a job began; during a job the first signal lets the workers finish, the second ends at once.
+#include <google/protobuf/stubs/logging.h>
 #include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -99,6 +100,8 @@ absl::Status Serve(const ServerOptions& options) {
 int Main(int argc, char** argv) {
   KeepFreedMemory();
   setenv("GRPC_VERBOSITY", "NONE", 0);  // what matters of gRPC's log is in our own messages
+  // A message that does not parse is refused. Protobuf would also write a line for each, as often as a stranger likes.
+  google::protobuf::SetLogHandler(nullptr);
   // Before any thread is started, so that all inherit it and only HandleSignals gets them.
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);

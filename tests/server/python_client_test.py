@@ -179,6 +179,17 @@ class PythonClientTest(unittest.TestCase):
                 self.assertIn("version %d of the wire, this server version %d" % (version, WIRE_VERSION),
                               refusal.exception.details())
 
+    def test_what_does_not_parse_is_refused_and_not_logged(self):
+        import grpc
+        server = self.start_server()
+        with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            join = channel.unary_unary("/starring.v1.ParameterServer/Join")
+            for _ in range(3):
+                with self.assertRaises(grpc.RpcError):
+                    join(b"\x0a\x01\xff", timeout=20)  # a run_id that is no UTF-8
+        server.process.terminate()
+        self.assertNotIn("libprotobuf", server.wait()[1])
+
     def test_get_status(self):
         import grpc
         _, pb, services = self.stubs
