@@ -66,7 +66,8 @@ class Done:
     wall: float  # seconds since 1970
     begin: float  # on the monotonic clock
     victim_pid: int  # 0: connections
-    attempt: int  # of the launcher to run the job, from 1
+    start: int  # how often all processes had been started
+    attempt: int  # how often rank 0 had said where its numbers are
     step_before: int
     after: tuple = None  # attempt and step at the end of the event
     next_step_s: float = None  # from the event's begin; None: the job ended first
@@ -172,7 +173,18 @@ class Job:
         """Does the events one after the other, and returns the digest of the job's end. Of each, `on_event` gets a
         Done once it is known when the job went on. `until`: the time at which to do no more of them."""
         self.start()
-        base, restart_needed, pending = (0, -1), True, []
+        pending = []
+        try:
+            self._do_all(events, pending, on_event, until)
+        except JobFailed:
+            for done in pending:
+                on_event(done)
+            raise
+        return self._finish()
+
+    def _do_all(self, events, pending, on_event, until):
+        """`pending`: events that took place since a step was seen."""
+        base, restart_needed = (0, -1), True
         for event in events:
             if not event.at_start:
                 base = self._recover(base, restart_needed, pending, on_event)
@@ -186,8 +198,9 @@ class Job:
                 continue
             pending.append(done)
             restart_needed = restart_needed or event.kind == "kill"
+            if not event.at_start:
+                base = (done.attempt, done.step_before)
         self._recover(base or (0, -1), restart_needed, pending, on_event)
-        return self._finish()
 
     def _recover(self, base, restart_needed, pending, on_event):
         """Waits for a step that began after `base` was seen and the pending events were over, and tells them of it.
@@ -206,7 +219,7 @@ class Job:
         for done in pending:
             if now is not None:
                 done.next_step_s = time.monotonic() - done.begin
-                done.restarted = now[0] > done.attempt
+                done.restarted = self._start_count > done.start
             on_event(done)
         pending.clear()
         return now
@@ -238,8 +251,9 @@ class Job:
         if not event.at_start:
             attempt, step = max(base, self._position())
         self._starts_seen = self._start_count
-        done = Done(event=event, begin=time.monotonic(), at_s=time.monotonic() - self._begin, wall=time.time(),
-                    victim_pid=victim.pid, attempt=attempt, step_before=step)
+        begin = time.monotonic()
+        done = Done(event=event, begin=begin, at_s=begin - self._begin, wall=time.time(), victim_pid=victim.pid,
+                    start=self._start_count, attempt=attempt, step_before=step)
         if event.role == "proxy":
             self._disturb(event)
         elif not processes.send(victim, signal.SIGKILL if event.kind == "kill" else signal.SIGSTOP):

@@ -9,6 +9,7 @@ Exit code 0: every job ended with the right digest, in time, and left no process
 import argparse
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -186,6 +187,7 @@ class Chaos:
 
 def main(arguments):
     options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of Job.__exit__, which leaves no process behind
     chaos = Chaos(options)
     chaos.run()
     return 1 if chaos.failures else 0
