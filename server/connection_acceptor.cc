@@ -153,6 +153,8 @@ void ConnectionAcceptor::SetLimit(int connections_max) {
   CHECK_GE(connections_max, 1);
   const std::lock_guard<std::mutex> lock(mutex_);
   connections_max_ = connections_max;
+  while (open_count_ > connections_max_ && MakeRoom()) {
+  }
 }
 
 int ConnectionAcceptor::open_count() const {

@@ -44,7 +44,7 @@ class ConnectionAcceptor {
   // Accepts no more. What was handed over lives on.
   void Stop();
 
-  // Counts at the next connection; what is over it already stays.
+  // Cuts the oldest strangers that are over it.
   void SetLimit(int connections_max);
 
   // `peer` as gRPC's ServerContext::peer() says it. No effect on an unknown one.

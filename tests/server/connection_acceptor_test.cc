@@ -142,6 +142,24 @@ TEST(ConnectionAcceptorTest, CutsTheOldestStrangerOverTheLimit) {
   EXPECT_EQ(server.acceptor->open_count(), 2);
 }
 
+TEST(ConnectionAcceptorTest, CutsTheOldestStrangersOverALowerLimit) {
+  Server server(3);
+  const Client first(server.acceptor->address());
+  server.Await(0);
+  server.acceptor->Keep(first.peer());
+  const Client second(server.acceptor->address());
+  server.Await(1);
+  const Client third(server.acceptor->address());
+  server.Await(2);
+  server.acceptor->SetLimit(2);
+  EXPECT_TRUE(second.IsClosed());
+  EXPECT_FALSE(first.IsClosed(0));
+  EXPECT_FALSE(third.IsClosed(0));
+  server.acceptor->SetLimit(1);
+  EXPECT_TRUE(third.IsClosed());
+  EXPECT_FALSE(first.IsClosed(0));
+}
+
 TEST(ConnectionAcceptorTest, NeverCutsAKeptConnection) {
   for (const char* listen : {"127.0.0.1:0", "[::1]:0"}) {
     Server server(2, listen);
