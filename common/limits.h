@@ -120,6 +120,10 @@ inline constexpr int64_t kBroadcastSegmentBytes = int64_t{1} << 20;
 // a transport need not buffer more than this.
 inline constexpr int64_t kTransferSegmentBytes = int64_t{1} << 20;
 
+// Stragglers in a run record. One is found a minute at most, and a rank that stays slow is one entry: a longer list is
+// of ranks that take turns, and is not read.
+inline constexpr int64_t kStragglersRecordedMax = 100;
+
 // What a worker that gives up tells its ring about the reason; longer texts are cut. Small enough that MPI sends it
 // without waiting for the receiver.
 inline constexpr int kAbortNoticeBytesMax = 1024;

@@ -18,7 +18,8 @@ std::string CollectiveWait::DescribeMissing() const {
   for (int rank = 0; rank < static_cast<int>(lanes_.size()); ++rank) {
     if (!Has(rank)) missing.push_back(rank);
   }
-  return absl::StrCat(missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "));
+  const bool is_one = missing.size() == 1;
+  return absl::StrCat(is_one ? "rank " : "ranks ", absl::StrJoin(missing, ", "), is_one ? " has" : " have");
 }
 
 std::vector<LaneId> CollectiveWait::Waiting() const {

@@ -33,7 +33,7 @@ class CollectiveWait {
   bool complete() const { return count_ == static_cast<int>(lanes_.size()); }
   // When the first part came. REQUIRES: !empty().
   Time since() const { return since_; }
-  // "rank 1" or "ranks 1, 3".
+  // "rank 1 has" or "ranks 1, 3 have".
   std::string DescribeMissing() const;
 
   // Everybody who waits, by rank.

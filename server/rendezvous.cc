@@ -8,6 +8,11 @@
 #include "common/status.h"
 
 namespace starring {
+namespace {
+
+constexpr int64_t kStallReportMsMax = 24 * 3600 * 1000;
+
+}  // namespace
 
 absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
   if (request.shard() != shard_ || request.shard_count() != shard_count_) {
@@ -38,6 +43,7 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
   lanes_ = std::max(lanes_, request.lanes());
   join_deadline_ms_ = std::max(join_deadline_ms_, request.join_deadline_ms());
   exchange_deadline_ms_ = std::max(exchange_deadline_ms_, request.exchange_deadline_ms());
+  stall_report_ms_ = std::clamp<int64_t>(request.stall_report_ms(), 0, stall_report_ms_);
   complete_ = complete_ || joined_count_ == static_cast<int>(members_.size());
   return absl::OkStatus();
 }
@@ -58,6 +64,7 @@ absl::Status Rendezvous::Found(const v1::JoinRequest& request) {
   agreement_ = std::move(agreement);
   run_id_ = request.run_id();
   join_deadline_ms_ = exchange_deadline_ms_ = 0;
+  stall_report_ms_ = std::clamp<int64_t>(request.stall_report_ms(), 0, kStallReportMsMax);
   return absl::OkStatus();
 }
 

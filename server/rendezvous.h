@@ -55,6 +55,8 @@ class Rendezvous {
   int64_t exchange_deadline_ms() const { return exchange_deadline_ms_; }
   // The most that any worker will open.
   int lanes() const { return lanes_; }
+  // 0 if any worker wants none.
+  int64_t stall_report_ms() const { return stall_report_ms_; }
 
  private:
   struct Member {
@@ -81,6 +83,7 @@ class Rendezvous {
   int64_t join_deadline_ms_ = 0;
   int64_t exchange_deadline_ms_ = 0;
   int lanes_ = 1;
+  int64_t stall_report_ms_ = 0;
 };
 
 }  // namespace starring

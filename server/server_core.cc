@@ -369,6 +369,8 @@ void ParameterServer::Core::BeginJob() {
                               if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
                             },
                         .now = Clock::now(),
+                        .stall_times = {.report_after = std::chrono::milliseconds(rendezvous_.stall_report_ms())},
+                        .log = [this](const std::string& line) { Log(line); },
                         .track = track_,
                         .metrics = options_.metrics});
   v1::JoinReply reply;

@@ -10,6 +10,7 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/optimizer.h"
+#include "common/star/progress_message.h"
 #include "common/status.h"
 
 namespace starring {
@@ -80,7 +81,13 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
       workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now + options_.join_deadline}),
       summands_(world_size()),
       sum_wait_(world_size()),
-      finish_wait_(world_size()) {
+      finish_wait_(world_size()),
+      stall_({.world_size = world_size(),
+              .times = options_.stall_times,
+              .now = options_.now,
+              .ask = [this](int rank) { AskProgress(rank); },
+              .tell = [this](int rank, const std::string& text) { TellStall(rank, text); },
+              .log = options_.log}) {
   if (options_.metrics != nullptr) options_.metrics->OnJob(world_size());
   for (int b = 0; b < shard_->bucket_count(); ++b) {
     buckets_[b].slice = options_.agreement.buckets.ShardSlice(b, options_.shard, options_.shard_count);
@@ -111,6 +118,12 @@ void ShardJob::OnLaneClosed(LaneId lane, Time now) {
 void ShardJob::OnMessage(LaneId from, const ReceivedMessage& message, Time now) {
   bytes_received_ += message.payload_bytes;
   if (state_ == State::kFailed) return;
+  if (message.fields.kind() == ExchangeMessage::PROGRESS) {
+    stall_.OnProgress(from.rank, GetProgress(message.fields.progress()), now);
+    if (message.fields.progress().asks()) Send(from, AnswerTo(message.fields, ExchangeMessage::HERE));
+    return;
+  }
+  stall_.OnArrival(now);
   if (const absl::Status status = TakePart(from, message, now); !status.ok()) {
     Fail(Annotate(status, absl::StrCat("shard ", options_.shard, " got a wrong message from rank ", from.rank)));
   }
@@ -476,15 +489,57 @@ void ShardJob::Fail(const absl::Status& why) {
   }
 }
 
+void ShardJob::AskProgress(int rank) {
+  const std::set<int>& lanes = workers_[rank].lanes_open;
+  if (lanes.empty()) return;
+  ExchangeMessage question;
+  question.set_kind(ExchangeMessage::ASK_PROGRESS);
+  Send({rank, *lanes.begin()}, std::move(question));
+}
+
+void ShardJob::TellStall(int rank, const std::string& text) {
+  const std::set<int>& lanes = workers_[rank].lanes_open;
+  if (lanes.empty()) return;
+  ExchangeMessage stall;
+  stall.set_kind(ExchangeMessage::STALL);
+  stall.set_text(text);
+  Send({rank, *lanes.begin()}, std::move(stall));
+}
+
+std::string ShardJob::DescribeOldestWait() const {
+  const CollectiveWait* oldest = nullptr;
+  std::string text;
+  const auto consider = [&](const CollectiveWait& wait, absl::FunctionRef<std::string()> describe) {
+    if (wait.empty() || (oldest != nullptr && oldest->since() <= wait.since())) return;
+    oldest = &wait;
+    text = describe();
+  };
+  for (int b = 0; b < shard_->bucket_count(); ++b) {
+    const CollectiveWait& gradients = buckets_[b].gradients;
+    consider(gradients, [&] {
+      return absl::StrCat(gradients.DescribeMissing(), " not contributed bucket ", b, " of step ",
+                          shard_->Parameters(b)->step() + 1);
+    });
+    consider(buckets_[b].fetches,
+             [&] { return absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b); });
+  }
+  consider(sum_wait_, [&] { return absl::StrCat(sum_wait_.DescribeMissing(), " not joined in sum ", next_sum_); });
+  if (!finish_wait_.complete()) {
+    consider(finish_wait_, [&] { return absl::StrCat(finish_wait_.DescribeMissing(), " not finished"); });
+  }
+  return text;
+}
+
 void ShardJob::CheckDeadlines(Time now) {
+  if (state_ == State::kRunning && stall_.IsQuiet(now)) stall_.Look(DescribeOldestWait(), now);
   for (int b = 0; b < shard_->bucket_count(); ++b) {
     FailIfLate(buckets_[b].gradients, now, [&] {
       return absl::StrCat("not contributed bucket ", b, " of step ", shard_->Parameters(b)->step() + 1);
     });
     const CollectiveWait& fetches = buckets_[b].fetches;
     if (!fetches.empty() && now - fetches.since() > options_.exchange_deadline) {
-      Fail(absl::DeadlineExceededError(
-          absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b, " within ", Deadline())));
+      Fail(absl::DeadlineExceededError(absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b,
+                                                    " within ", Deadline(), stall_.DescribeRoot(now))));
     }
   }
   FailIfLate(sum_wait_, now, [&] { return absl::StrCat("not joined in sum ", next_sum_); });
@@ -498,19 +553,16 @@ void ShardJob::CheckDeadlines(Time now) {
   }
 }
 
-void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> has_not_done) {
+void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done) {
   if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
   std::string gone;
-  int missing = 0;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (wait.Has(rank)) continue;
-    ++missing;
-    if (workers_[rank].lanes_open.empty()) {
+    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) {
       absl::StrAppend(&gone, ", rank ", rank, " has no connection to shard ", options_.shard, " any more");
     }
   }
-  Fail(absl::DeadlineExceededError(absl::StrCat(wait.DescribeMissing(), missing == 1 ? " has " : " have ",
-                                                has_not_done(), " within ", Deadline(), gone)));
+  Fail(absl::DeadlineExceededError(
+      absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), gone, stall_.DescribeRoot(now))));
 }
 
 std::string ShardJob::Deadline() const { return absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s"); }

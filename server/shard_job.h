@@ -26,6 +26,7 @@
 #include "absl/status/statusor.h"
 #include "common/job_spec.h"
 #include "common/parameter_shard.h"
+#include "common/roll_call.h"
 #include "common/star/exchange_message.h"
 #include "common/star/message_parts.h"
 #include "common/star/shared_memory.h"
@@ -33,6 +34,7 @@
 #include "common/trace.h"
 #include "server/collective_wait.h"
 #include "server/server_metrics.h"
+#include "server/stall_watch.h"
 
 namespace starring {
 
@@ -63,8 +65,10 @@ class ShardJob {
     // Called from inside the methods below, in the order of the answers. An answer to a lane that is gone is dropped.
     std::function<void(Answer)> send;
     Time now;
-    TraceTrack* track = nullptr;       // of the thread that calls; null: there is no trace
-    ServerMetrics* metrics = nullptr;  // likewise; null: there are none
+    StallTimes stall_times;
+    std::function<void(const std::string&)> log;  // lines for people; null: none
+    TraceTrack* track = nullptr;                  // of the thread that calls; null: there is no trace
+    ServerMetrics* metrics = nullptr;             // likewise; null: there are none
   };
   // ResourceExhausted, with both numbers, if the shard needs more memory than it may use.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
@@ -151,8 +155,12 @@ class ShardJob {
   void Send(LaneId to, v1::ExchangeMessage fields, std::span<const std::byte> payload = {},
             std::shared_ptr<const void> keeper = nullptr);
   void SendError(LaneId to);
-  // Fails the job if `wait` is older than the deadline: "RANKS `has_not_done` within 60 s".
-  void FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> has_not_done);
+  // Fails the job if `wait` is older than the deadline: "rank 1 has `not_done` within 60 s".
+  void FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done);
+  // What the oldest wait is for, as in FailIfLate: "rank 1 has not joined in sum 3"; empty: no worker waits.
+  std::string DescribeOldestWait() const;
+  void AskProgress(int rank);
+  void TellStall(int rank, const std::string& text);
   std::string Deadline() const;
 
   const Options options_;
@@ -171,6 +179,7 @@ class ShardJob {
   std::shared_ptr<const std::vector<double>> last_sum_;  // shared with answers on their way
   CollectiveWait sum_wait_;
   CollectiveWait finish_wait_;
+  StallWatch stall_;
 
   State state_ = State::kRunning;
   absl::Status status_;

@@ -20,6 +20,7 @@ absl::Status BucketFlights::Await(ElementRange range, StepTimer& timer, absl::Fu
   const BucketMap& buckets = *options_.buckets;
   for (int b = buckets.BucketOf(range.end - 1); b <= buckets.BucketOf(range.begin); ++b) {
     if (submitted_step_[b] < 0) continue;
+    if (timer.progress() != nullptr) timer.progress()->set_bucket(b);
     {
       const TraceSpan span(timer.track(), "wait", {.step = submitted_step_[b], .bucket = b});
       RETURN_IF_ERROR(options_.exchange->Await(submitted_step_[b], b));
@@ -57,6 +58,7 @@ void BucketFlights::SubmitFrom(int64_t begin, int64_t step, std::span<const floa
     const ElementRange range = buckets.bucket(next_bucket_);
     CHECK_LT(submitted_step_[next_bucket_], 0) << "bucket " << next_bucket_ << " was not awaited";
     submitted_step_[next_bucket_] = step;
+    if (timer.progress() != nullptr) timer.progress()->set_bucket(next_bucket_);
     const TraceSpan span(timer.track(), "submit", {.step = step, .bucket = next_bucket_});
     options_.exchange->Submit(step, next_bucket_, gradients.subspan(range.begin, range.size()));
   }

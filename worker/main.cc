@@ -15,6 +15,7 @@
 #include "common/bucket_map.h"
 #include "common/command_line.h"
 #include "common/metrics/metrics.h"
+#include "common/progress_state.h"
 #include "common/status.h"
 #include "common/trace.h"
 #include "worker/check/check.h"
@@ -28,6 +29,7 @@
 #include "worker/exchange/ring/mpi_exchange.h"
 #include "worker/exchange/ring/mpi_runtime.h"
 #include "worker/exchange/ring/ring_exchange.h"
+#include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/star_exchange.h"
 #include "worker/launcher_environment.h"
 #include "worker/model/layer_file.h"
@@ -88,8 +90,20 @@ struct Tracing {
   TraceTrack* compute = nullptr;  // of the thread that trains
 };
 
+// How this process says that it is stuck, and what it tells others of itself.
+StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState* progress, Progress::Style style) {
+  // On a terminal, over the live line, which the next step writes again.
+  const char* const clear = style == Progress::Style::kLive && isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
+  return {.times = {.report_after = absl::ToChronoMilliseconds(options.stall_report)},
+          .progress = progress,
+          .say = [rank = options.rank, clear](const std::string& line) {
+            std::fprintf(stderr, "%sworker %d: %s\n", clear, rank, line.c_str());
+          }};
+}
+
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, CudaDevice* cuda,
-                                                                 MpiRuntime* mpi, const Tracing& tracing) {
+                                                                 MpiRuntime* mpi, const Tracing& tracing,
+                                                                 StallOptions stall) {
   switch (options.sync) {
     case Sync::kLocal:
       return CreateLocalExchange(tracing.compute);
@@ -101,11 +115,13 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
                                  .same_host = options.same_host == SameHost::kSharedMemory
                                                   ? StarOptions::SameHost::kSharedMemory
                                                   : StarOptions::SameHost::kSocket,
-                                 .trace = tracing.trace});
+                                 .trace = tracing.trace,
+                                 .stall = std::move(stall)});
     case Sync::kRing:
-      return CreateRingExchange(mpi, tracing.trace, options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr);
+      return CreateRingExchange(mpi, tracing.trace, options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
+                                std::move(stall));
     case Sync::kMpi:
-      return CreateMpiExchange(mpi, tracing.trace);
+      return CreateMpiExchange(mpi, tracing.trace, std::move(stall));
   }
   return absl::InternalError("no such exchange");
 }
@@ -138,7 +154,7 @@ struct Workings {
 
 absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const NetworkOptions& shape,
                                         const DeviceChoice& choice, const BucketMap& buckets, MpiRuntime* mpi,
-                                        const Tracing& tracing, Network* network) {
+                                        const Tracing& tracing, StallOptions stall, Network* network) {
   Workings workings;
   CudaLocalExchange* local = nullptr;
   if (choice.cuda != nullptr && options.sync == Sync::kLocal) {
@@ -147,7 +163,7 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const Netw
     local = exchange->get();
     workings.exchange = *std::move(exchange);
   } else {
-    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, choice.cuda, mpi, tracing));
+    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, choice.cuda, mpi, tracing, std::move(stall)));
   }
   const TrainingStepParts parts{
       .network = network,
@@ -209,9 +225,10 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
   ASSIGN_OR_RETURN(const BucketMap buckets, BucketMap::Create({.element_count = network->layout().element_count(),
                                                                .bucket_bytes = options.bucket_bytes,
                                                                .world_size = options.world_size}));
-  ASSIGN_OR_RETURN(const Workings workings,
-                   CreateWorkings(options, network_options, choice, buckets, mpi, tracing, network.get()));
   const Progress::Style style = ChooseStyle(options, launcher);
+  ProgressState state;
+  ASSIGN_OR_RETURN(const Workings workings, CreateWorkings(options, network_options, choice, buckets, mpi, tracing,
+                                                           MakeStallOptions(options, &state, style), network.get()));
   if (style != Progress::Style::kNone) {
     std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n",
                 options.model.c_str(), static_cast<long long>(network->layout().parameter_count()),
@@ -230,7 +247,8 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                             .stop_requested = StopRequested,
                                                             .observers = onlookers.observers(),
                                                             .trace = tracing.trace,
-                                                            .track = tracing.compute});
+                                                            .track = tracing.compute,
+                                                            .state = &state});
   ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) {

@@ -58,7 +58,7 @@ void Progress::Step(const StepState& state, absl::Time now) {
       state.step / options_.steps_per_epoch + 1, options_.epochs, Bar(fraction), 100 * fraction, state.loss,
       100 * state.accuracy, steps_per_second_ * static_cast<double>(state.global_count), Remaining(left));
   if (live) {
-    absl::FPrintF(options_.out, "\r%s\x1b[K", line);
+    absl::FPrintF(options_.out, "\r%s%s%s\x1b[K", line, note_.empty() ? "" : "  ", note_);
     line_open_ = true;
   } else {
     absl::FPrintF(options_.out, "%s\n", line);
@@ -74,6 +74,11 @@ void Progress::EpochDone(const EpochSummary& summary) {
                 summary.epoch + 1, options_.epochs, summary.train_loss, 100 * summary.test_accuracy, summary.seconds,
                 summary.samples_per_second);
   std::fflush(options_.out);
+}
+
+void Progress::Note(absl::string_view text) {
+  if (options_.style == Style::kLive) note_ = std::string(text);
+  if (options_.style == Style::kPlain && !text.empty()) Message(text);
 }
 
 void Progress::Message(absl::string_view text) {

@@ -45,6 +45,9 @@ class Progress {
   // True if Step would print at `now`: the numbers for it may cost something to get.
   bool WantsStep(absl::Time now) const { return options_.style != Style::kNone && now >= next_print_; }
   void EpochDone(const EpochSummary& summary);
+  // Something that lasts, for instance that a rank is slow; empty: it is over. At the end of the live line from now on,
+  // or a plain line.
+  void Note(absl::string_view text);
   // A line of its own, whatever the style; kNone prints it too: warnings are not progress.
   void Message(absl::string_view text);
 
@@ -57,6 +60,7 @@ class Progress {
   int64_t rate_step_ = 0;
   double steps_per_second_ = 0;
   bool line_open_ = false;
+  std::string note_;  // live
 };
 
 }  // namespace starring

@@ -85,6 +85,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_join_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.join_deadline)));
   config.set_checkpoint_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.checkpoint_deadline)));
   config.set_exchange_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.exchange_deadline)));
+  config.set_stall_report_s(static_cast<int>(absl::ToInt64Seconds(options.stall_report)));
 }
 
 void FillHost(const RunFacts& facts, v1::RunHost& host) {
@@ -132,6 +133,14 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
     v1::WorkerUse& out = *record.add_workers();
     out.set_compute_ms(use.compute_ms);
     out.set_cpu_percent(use.cpu_percent);
+  }
+  for (const StragglerRecord& found : result.stragglers) {
+    v1::Straggler& out = *record.add_stragglers();
+    out.set_rank(found.straggler.rank);
+    out.set_phase(found.straggler.phase);
+    out.set_percent(found.straggler.percent);
+    out.set_first_step(static_cast<int>(found.first_step));
+    out.set_last_step(static_cast<int>(found.last_step));
   }
   for (const StepLoss& loss : result.losses) {
     v1::StepLoss& out = *record.add_losses();

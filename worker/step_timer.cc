@@ -15,9 +15,28 @@ double Percentile(const std::vector<float>& ascending, double fraction) {
   return ascending[std::max<size_t>(rank, 1) - 1];
 }
 
+WorkPhase PhaseOf(StepPart part) {
+  switch (part) {
+    case StepPart::kDataWait:
+    case StepPart::kHostToDevice:
+      return WorkPhase::kReadData;
+    case StepPart::kForward:
+      return WorkPhase::kForward;
+    case StepPart::kBackward:
+      return WorkPhase::kBackward;
+    case StepPart::kExposedExchange:
+    case StepPart::kOptimizer:
+      return WorkPhase::kExchange;
+    case StepPart::kOther:
+      break;
+  }
+  return WorkPhase::kBetweenSteps;
+}
+
 }  // namespace
 
-StepTimer::StepTimer(int64_t warmup_steps, TraceTrack* track) : track_(track), warmup_left_(warmup_steps) {}
+StepTimer::StepTimer(int64_t warmup_steps, TraceTrack* track, ProgressState* progress)
+    : track_(track), progress_(progress), warmup_left_(warmup_steps) {}
 
 void StepTimer::BeginStep() {
   step_begin_ = part_begin_ = Clock::now();
@@ -29,6 +48,7 @@ StepPart StepTimer::Enter(StepPart part) {
   const Clock::time_point now = Clock::now();
   step_parts_[static_cast<int>(part_)] += Seconds(now - part_begin_);
   part_begin_ = now;
+  if (progress_ != nullptr) progress_->Enter(PhaseOf(part), now);
   return std::exchange(part_, part);
 }
 

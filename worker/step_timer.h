@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/progress_state.h"
 #include "common/trace.h"
 
 namespace starring {
@@ -27,10 +28,12 @@ class StepTimer {
   using Clock = std::chrono::steady_clock;
 
   // The first `warmup_steps` steps are counted but not measured.
-  // `track`, of the timed thread, is for whoever has the timer; null: there is no trace.
-  explicit StepTimer(int64_t warmup_steps, TraceTrack* track = nullptr);
+  // `track`, of the timed thread, is for whoever has the timer; null: there is no trace. `progress` is told of every
+  // part that is entered, by the same look at the clock; null: nobody asks. Both outlive the timer.
+  explicit StepTimer(int64_t warmup_steps, TraceTrack* track = nullptr, ProgressState* progress = nullptr);
 
   TraceTrack* track() const { return track_; }
+  ProgressState* progress() const { return progress_; }
 
   void BeginStep();
   // From here on time belongs to `part`; returns the part it belonged to until now, so that a nested part can give it
@@ -44,6 +47,7 @@ class StepTimer {
 
  private:
   TraceTrack* const track_;
+  ProgressState* const progress_;
   int64_t warmup_left_;
   Clock::time_point step_begin_;
   Clock::time_point part_begin_;

@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
+#include <utility>
+#include <vector>
 
 #include "common/status.h"
 #include "common/steady_time.h"
@@ -47,8 +48,12 @@ void InstallStopSignals() {
 bool StopRequested() { return first_stop_ns > 0; }
 
 StopVote::StopVote(int world_size, int64_t first_step, GradientExchange* exchange)
+    : StopVote(world_size, first_step, exchange, Sharing()) {}
+
+StopVote::StopVote(int world_size, int64_t first_step, GradientExchange* exchange, Sharing sharing)
     : world_size_(world_size),
       exchange_(exchange),
+      sharing_(std::move(sharing)),
       last_vote_step_(first_step),
       next_vote_step_(first_step + kFirstVoteSteps),
       last_vote_time_(SteadyNow()) {}
@@ -57,8 +62,16 @@ absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
   if (world_size_ == 1) return requested;
   if (step < next_vote_step_) return false;
   const absl::Time now = SteadyNow();
-  std::array<double, 2> votes = {requested ? 1.0 : 0.0, absl::ToDoubleSeconds(now - last_vote_time_)};
+  // A sum in which every rank has places of its own, and zeros elsewhere, is a gather.
+  std::vector<double> votes(2 + static_cast<size_t>(world_size_) * sharing_.count);
+  votes[0] = requested ? 1.0 : 0.0;
+  votes[1] = absl::ToDoubleSeconds(now - last_vote_time_);
+  const std::span<double> shared = std::span(votes).subspan(2);
+  if (sharing_.count > 0) {
+    sharing_.give(shared.subspan(static_cast<size_t>(sharing_.rank) * sharing_.count, sharing_.count));
+  }
   RETURN_IF_ERROR(exchange_->Sum(SumPurpose::kStopVote, votes));
+  if (sharing_.count > 0) sharing_.take(step - last_vote_step_, shared);
   // The sums are the same bits on every rank, and so is what follows from them.
   const double step_seconds = votes[1] / world_size_ / static_cast<double>(step - last_vote_step_);
   const double steps = step_seconds > 0 ? kVoteInterval / step_seconds : static_cast<double>(kVoteIntervalStepsMax);

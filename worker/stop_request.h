@@ -3,6 +3,8 @@
 #define STARRING_WORKER_STOP_REQUEST_H_
 
 #include <cstdint>
+#include <functional>
+#include <span>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -23,7 +25,16 @@ bool StopRequested();
 // Thread safety: one thread.
 class StopVote {
  public:
+  // Numbers that every rank gives along with its vote, for all to see: they need no sum of their own.
+  struct Sharing {
+    int rank = 0;
+    int count = 0;                                // of each rank
+    std::function<void(std::span<double>)> give;  // this rank's
+    // All ranks', by rank, and the steps since the vote before.
+    std::function<void(int64_t steps, std::span<const double> all)> take;
+  };
   // `exchange` outlives the vote.
+  StopVote(int world_size, int64_t first_step, GradientExchange* exchange, Sharing sharing);
   StopVote(int world_size, int64_t first_step, GradientExchange* exchange);
 
   // Called by every rank at the beginning of every step, with this rank's wish. True: all ranks stop before `step`.
@@ -32,6 +43,7 @@ class StopVote {
  private:
   const int world_size_;
   GradientExchange* const exchange_;
+  const Sharing sharing_;
   int64_t last_vote_step_;
   int64_t next_vote_step_;
   absl::Time last_vote_time_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <span>
@@ -28,6 +29,8 @@ namespace starring {
 namespace {
 
 constexpr int64_t kWarmupStepsMax = 10;
+constexpr absl::Duration kStragglerInterval = absl::Minutes(1);
+static_assert(2 + StragglerWatch::kShared * kWorldSizeMax <= kSumValuesMax);  // what a vote carries
 
 // The part of `count` that is `rank`'s, the cut of the sampler.
 ElementRange PartOf(int64_t count, int rank, int world_size) {
@@ -53,19 +56,23 @@ class TrainerImpl final : public Trainer {
         observers_(options.observers),
         trace_(options.trace),
         track_(options.track),
+        state_(options.state),
         steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
         end_step_(EndStep(worker_, steps_per_epoch_)),
         checkpoints_({.steps_per_epoch = steps_per_epoch_,
                       .every_epochs = worker_.checkpoint_every_epochs,
-                      .every_steps = worker_.checkpoint_every_steps}) {}
+                      .every_steps = worker_.checkpoint_every_steps}),
+        straggler_watch_(worker_.world_size) {}
 
   absl::StatusOr<TrainResult> Run() override;
 
  private:
+  void Enter(WorkPhase phase);
   absl::Status StartExchange();
   absl::StatusOr<Normalization> MeasurePixels();
   absl::Status TrainToEnd();
   absl::Status TrainStep();
+  void NameStraggler();
   void TakeFinished();
   absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status FinishEpoch();
@@ -91,6 +98,7 @@ class TrainerImpl final : public Trainer {
   const std::vector<RunObserver*> observers_;
   Trace* const trace_;
   TraceTrack* const track_;
+  ProgressState* const state_;
   const int64_t steps_per_epoch_;
   const int64_t end_step_;
   const CheckpointSchedule checkpoints_;
@@ -100,6 +108,8 @@ class TrainerImpl final : public Trainer {
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<Checkpointer> checkpointer_;  // goes first: it may have a last warning to print
   std::optional<StepTimer> timer_;
+  StragglerWatch straggler_watch_;
+  absl::Time next_straggler_ = absl::InfinitePast();
   ProcessorUse processor_use_;
   int64_t first_measured_step_ = 0;
 
@@ -122,7 +132,13 @@ absl::StatusOr<TrainResult> TrainerImpl::Run() {
   return std::move(result_);
 }
 
+// For whoever asks where this worker is. In a step, the timer says it.
+void TrainerImpl::Enter(WorkPhase phase) {
+  if (state_ != nullptr) state_->Enter(phase, std::chrono::steady_clock::now());
+}
+
 absl::Status TrainerImpl::StartExchange() {
+  Enter(WorkPhase::kStart);
   const std::span<float> parameters = training_step_.initial_parameters();
   network_.InitializeParameters(worker_.seed, parameters);
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
@@ -191,13 +207,22 @@ absl::Status TrainerImpl::TrainToEnd() {
   first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
   loader_options_.trace = nullptr;   // evaluation is one span
   loader_options_.memory = nullptr;  // its batches are copied where they are needed
-  timer_.emplace(first_measured_step_ - step_, track_);
+  timer_.emplace(first_measured_step_ - step_, track_, state_);
   RETURN_IF_ERROR(training_step_.Begin({.normalization = normalization, .timer = &*timer_, .end_step = end_step_}));
-  StopVote vote(worker_.world_size, step_, &exchange_);
+  StopVote vote(worker_.world_size, step_, &exchange_,
+                {.rank = worker_.rank,
+                 .count = StragglerWatch::kShared,
+                 .give = [this](std::span<double> mine) { straggler_watch_.Share(mine); },
+                 .take =
+                     [this](int64_t steps, std::span<const double> all) {
+                       straggler_watch_.Take(steps, all);
+                       NameStraggler();
+                     }});
   epoch_begin_ = SteadyNow();
   while (step_ < end_step_) {
     if (step_ >= first_measured_step_) processor_use_.Resume();
     timer_->BeginStep();
+    if (state_ != nullptr) state_->set_step(step_);
     // The vote waits for messages as a bucket does, and where the network is slow for as long: time not counted here
     // would be missing in every step's.
     timer_->Enter(StepPart::kExposedExchange);
@@ -239,8 +264,26 @@ absl::Status TrainerImpl::TrainStep() {
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
   timer_->EndStep();
+  straggler_watch_.AddStep(timer_->part_seconds());
   TakeFinished();
   return absl::OkStatus();
+}
+
+// Once a minute at most, in the live line and for the run record.
+void TrainerImpl::NameStraggler() {
+  const absl::Time now = SteadyNow();
+  if (worker_.rank != 0 || now < next_straggler_) return;
+  const std::optional<Straggler> straggler = straggler_watch_.Find();
+  progress_->Note(straggler.has_value() ? DescribeStraggler(*straggler) : "");
+  if (!straggler.has_value()) return;
+  next_straggler_ = now + kStragglerInterval;
+  std::vector<StragglerRecord>& found = result_.stragglers;
+  const bool is_known = !found.empty() && found.back().straggler.rank == straggler->rank;
+  if (!is_known && std::ssize(found) < kStragglersRecordedMax) found.push_back({.first_step = step_});
+  if (is_known || found.back().first_step == step_) {
+    found.back().straggler = *straggler;
+    found.back().last_step = step_;
+  }
 }
 
 void TrainerImpl::TakeFinished() {
@@ -295,6 +338,7 @@ absl::Status TrainerImpl::Evaluate(std::span<double, 3> sums) {
   loader.end_step = Sampler(loader.sampler).steps_per_epoch();
   ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create(loader));
   for (int64_t i = 0; i < loader.end_step; ++i) {
+    Enter(WorkPhase::kEvaluation);  // every batch anew: an evaluation that goes on is no stall
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
     if (batch->plan.samples.empty()) continue;
     ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
@@ -332,6 +376,7 @@ absl::Status TrainerImpl::FinishEpoch() {
 
 // Between two steps, with no bucket in flight; its time is none of the epoch's.
 absl::Status TrainerImpl::SaveCheckpoint() {
+  Enter(WorkPhase::kCheckpoint);
   const absl::Time begin = SteadyNow();
   processor_use_.Pause();
   // In the middle of an epoch too the checkpoint has every rank's statistics. Whether one is written or not, they are

@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
+#include "common/progress_state.h"
 #include "common/trace.h"
 #include "worker/data/dataset.h"
 #include "worker/exchange/gradient_exchange.h"
@@ -24,6 +25,7 @@
 #include "worker/progress.h"
 #include "worker/run_observer.h"
 #include "worker/step_timer.h"
+#include "worker/straggler_watch.h"
 #include "worker/training_step.h"
 #include "worker/worker_options.h"
 
@@ -41,6 +43,13 @@ struct StepLoss {
   double loss = 0;     // mean over the global batch
 };
 
+// A rank that was found slow, for as long as it was found so again and again.
+struct StragglerRecord {
+  Straggler straggler;  // as it was last found
+  int64_t first_step = 0;
+  int64_t last_step = 0;
+};
+
 struct TrainResult {
   std::vector<EpochSummary> epochs;
   int64_t steps = 0;      // taken by this process
@@ -52,9 +61,10 @@ struct TrainResult {
   std::string parameter_sha256;
   int64_t total_steps = 0;  // of the whole run
   int64_t steps_per_epoch = 0;
-  int64_t bucket_bytes = 0;        // as rounded
-  std::vector<WorkerUse> workers;  // by rank
-  std::vector<StepLoss> losses;    // with WorkerOptions::record_losses
+  int64_t bucket_bytes = 0;                 // as rounded
+  std::vector<WorkerUse> workers;           // by rank
+  std::vector<StragglerRecord> stragglers;  // in the order in which they were found
+  std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
 };
 
 // Samples that a rank evaluates at once.
@@ -72,8 +82,9 @@ class Trainer {
     Progress::Style progress = Progress::Style::kNone;
     std::function<bool()> stop_requested;  // asked once a step
     std::vector<RunObserver*> observers;
-    Trace* trace = nullptr;       // null: there is none
-    TraceTrack* track = nullptr;  // of it, of the thread that calls Run
+    Trace* trace = nullptr;          // null: there is none
+    TraceTrack* track = nullptr;     // of it, of the thread that calls Run
+    ProgressState* state = nullptr;  // is told where that thread is; null: nobody asks
   };
   static std::unique_ptr<Trainer> Create(const Options& options);
   virtual ~Trainer() = default;

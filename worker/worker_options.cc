@@ -33,6 +33,7 @@ ABSL_FLAG(int64_t, bucket_bytes, 0,
           "servers have loopback addresses and share memory, else 1 MiB");
 ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
 ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
+ABSL_FLAG(int, stall_report_s, 4, "seconds of waiting for peers after which a process says who keeps it waiting");
 ABSL_FLAG(std::string, model, "lenet5", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file");
 ABSL_FLAG(std::string, dataset, "fashion-mnist", "what to train on");
 ABSL_FLAG(std::string, data_dir, "", "folder of the data set's files; fashion-mnist is found by itself on Debian");
@@ -108,6 +109,7 @@ constexpr FlagRow kRows[] = {
     {"same_host", "exchange", OneOf("shared_memory", "socket")},
     {"bucket_bytes", "exchange", Whole(0, kBucketBytesMax)},
     {"exchange_deadline_s", "exchange", Whole(1, kDeadlineSecondsMax)},
+    {"stall_report_s", "exchange", Whole(1, kDeadlineSecondsMax)},
     {"model", "model", Text("name or file")},
     {"dataset", "data", OneOf("mnist", "fashion-mnist", "cifar10", "synthetic")},
     {"data_dir", "data", Text("folder")},
@@ -340,6 +342,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.join_deadline = absl::Seconds(absl::GetFlag(FLAGS_join_deadline_s));
   options.exchange_deadline = absl::Seconds(absl::GetFlag(FLAGS_exchange_deadline_s));
   options.checkpoint_deadline = absl::Seconds(absl::GetFlag(FLAGS_checkpoint_deadline_s));
+  options.stall_report = absl::Seconds(absl::GetFlag(FLAGS_stall_report_s));
   if (options.resume && options.checkpoint_dir.empty()) return Refuse("resume", "true", "it needs --checkpoint_dir");
   ASSIGN_OR_RETURN(options.progress, (Choose<ProgressStyle>("progress", absl::GetFlag(FLAGS_progress),
                                                             {{"auto", ProgressStyle::kAuto},

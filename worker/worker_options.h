@@ -81,6 +81,7 @@ struct WorkerOptions {
   absl::Duration join_deadline;
   absl::Duration exchange_deadline;
   absl::Duration checkpoint_deadline = absl::Seconds(300);
+  absl::Duration stall_report;
 
   // A star whose servers have loopback addresses: the whole job is on this machine.
   bool ServersAreHere() const;

@@ -120,5 +120,5 @@ def config(flags, dataset, device, steps_total, cuda_graph):
         "checkpoint_every_steps": 0, "checkpoint_deadline_s": 0, "resume": False, "record": flags.record,
         "trace": "", "tensorboard_dir": "", "tensorboard_every_steps": 0, "metrics_port": -1, "metrics_address": "",
         "share_gpus": flags.share_gpus,
-        "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s,
+        "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s, "stall_report_s": 0,
     }

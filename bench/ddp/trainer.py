@@ -271,5 +271,6 @@ class Trainer:
                          "gpu_transfer": ""},
             "parameter_sha256": sha256,
             "workers": self._worker_uses(breakdown["forward"] + breakdown["backward"]),
+            "stragglers": [],
             "losses": self._step_losses(),
         }

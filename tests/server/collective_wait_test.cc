@@ -46,10 +46,10 @@ TEST(CollectiveWaitTest, IsAsOldAsItsFirstPart) {
 TEST(CollectiveWaitTest, NamesWhoIsMissing) {
   CollectiveWait wait(4);
   wait.Add({.rank = 2, .lane = 0}, kStart);
-  EXPECT_EQ(wait.DescribeMissing(), "ranks 0, 1, 3");
+  EXPECT_EQ(wait.DescribeMissing(), "ranks 0, 1, 3 have");
   wait.Add({.rank = 0, .lane = 0}, kStart);
   wait.Add({.rank = 3, .lane = 0}, kStart);
-  EXPECT_EQ(wait.DescribeMissing(), "rank 1");
+  EXPECT_EQ(wait.DescribeMissing(), "rank 1 has");
 }
 
 }  // namespace

@@ -44,6 +44,25 @@ TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
   EXPECT_EQ(rendezvous.join_deadline_ms(), 20'000);
 }
 
+// A worker that knows nothing of it must not be asked.
+TEST(RendezvousTest, AStallIsReportedAfterTheShortestTimeUnlessAWorkerWantsNone) {
+  const auto agreed = [](int64_t first, int64_t second) {
+    Rendezvous rendezvous(0, 1, "");
+    v1::JoinRequest request = Request(Job(0, 2), 10);
+    request.set_stall_report_ms(first);
+    EXPECT_TRUE(rendezvous.Join(request).ok());
+    request = Request(Job(1, 2), 11);
+    request.set_stall_report_ms(second);
+    EXPECT_TRUE(rendezvous.Join(request).ok());
+    return rendezvous.stall_report_ms();
+  };
+  EXPECT_EQ(agreed(4000, 1000), 1000);
+  EXPECT_EQ(agreed(1000, 4000), 1000);
+  EXPECT_EQ(agreed(0, 4000), 0);
+  EXPECT_EQ(agreed(4000, 0), 0);
+  EXPECT_EQ(agreed(-5, 4000), 0);
+}
+
 TEST(RendezvousTest, ARepeatedJoinCountsOnce) {
   Rendezvous rendezvous(0, 1, "");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());

@@ -4,6 +4,8 @@
 #include <functional>
 #include <numeric>
 
+#include "absl/strings/str_cat.h"
+#include "common/star/progress_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_job.h"
@@ -31,7 +33,9 @@ class Shard {
                                      .exchange_deadline = seconds(10),
                                      .join_deadline = seconds(5),
                                      .send = [this](Answer answer) { on_answer(std::move(answer)); },
-                                     .now = now});
+                                     .now = now,
+                                     .stall_times = {.report_after = seconds(4)},
+                                     .log = [this](const std::string& line) { log.push_back(line); }});
     CHECK_OK(created);
     job = *std::move(created);
     for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
@@ -122,6 +126,21 @@ class Shard {
     return std::as_bytes(std::span(whole).subspan(range.begin, range.size()));
   }
 
+  void SendProgress(int rank, WorkPhase phase, int64_t step, bool asks = false) {
+    ExchangeMessage fields = Fields(ExchangeMessage::PROGRESS, 0, 0);
+    SetProgress({.phase = phase, .step = step}, fields.mutable_progress());
+    fields.mutable_progress()->set_asks(asks);
+    Send({rank, 0}, std::move(fields));
+  }
+
+  // As the server's clock does.
+  void Tick(milliseconds duration) {
+    for (const auto end = now + duration; now < end;) {
+      now += milliseconds(100);
+      job->CheckDeadlines(now);
+    }
+  }
+
   std::vector<Answer> TakeAnswers() { return std::exchange(answers, {}); }
 
   JobSpec spec;
@@ -131,6 +150,7 @@ class Shard {
     if (answer.make != nullptr) Make(&answer);
     answers.push_back(std::move(answer));
   };
+  std::vector<std::string> log;
   std::unique_ptr<ShardJob> job;
 };
 
@@ -405,12 +425,98 @@ TEST(ShardJobTest, ALateContributionNamesRankBucketAndStep) {
   shard.now += seconds(10);
   shard.job->CheckDeadlines(shard.now);
   EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.TakeAnswers();  // questions for progress
   shard.now += milliseconds(1);
   shard.job->CheckDeadlines(shard.now);
   EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
   EXPECT_EQ(shard.job->status(),
             absl::DeadlineExceededError("rank 1 has not contributed bucket 1 of step 1 within 10 s"));
   EXPECT_EQ(shard.TakeAnswers().size(), 3u);
+}
+
+// What was sent of one kind, as "RANK: TEXT".
+std::vector<std::string> TextsOf(const std::vector<Answer>& answers, ExchangeMessage::Kind kind) {
+  std::vector<std::string> texts;
+  for (const Answer& answer : answers) {
+    if (answer.fields.kind() == kind) texts.push_back(absl::StrCat(answer.to.rank, ": ", answer.fields.text()));
+  }
+  return texts;
+}
+
+TEST(ShardJobTest, AStuckJobNamesWhoDoesNotAnswerToAllOthersAndTheLog) {
+  Shard shard(3);
+  shard.SendInitialParameters();
+  for (int rank = 0; rank < 3; ++rank) shard.SendGradient({rank, 0}, 0, 1);
+  shard.SendProgress(1, WorkPhase::kForward, 1);
+  shard.SendGradient({0, 0}, 1, 1);
+  shard.SendGradient({2, 0}, 1, 1);
+  shard.TakeAnswers();
+  shard.Tick(milliseconds(1'900));
+  EXPECT_TRUE(shard.answers.empty());
+  shard.Tick(milliseconds(100));
+  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::ASK_PROGRESS), ElementsAre("0: ", "1: ", "2: "));
+  shard.SendProgress(0, WorkPhase::kExchange, 1);
+  shard.SendProgress(2, WorkPhase::kExchange, 1);
+  shard.Tick(milliseconds(1'500));
+  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::ASK_PROGRESS), ElementsAre("0: ", "2: "));
+  shard.SendProgress(0, WorkPhase::kExchange, 1);
+  shard.SendProgress(2, WorkPhase::kExchange, 1);
+  EXPECT_THAT(shard.log, ElementsAre());
+  shard.Tick(milliseconds(500));
+  const std::string sentence =
+      "stuck for 4.0 s (rank 1 has not contributed bucket 1 of step 1): rank 1 does not answer: when last heard, 4.0 s "
+      "ago, it was in forward of step 1";
+  EXPECT_THAT(shard.log, ElementsAre(sentence));
+  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::STALL), ElementsAre("0: " + sentence, "2: " + sentence));
+  shard.Tick(milliseconds(2'000));
+  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::STALL), ElementsAre());
+  shard.SendGradient({1, 0}, 1, 1);
+  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::STALL), ElementsAre("0: ", "2: "));
+  EXPECT_THAT(shard.log, ElementsAre(sentence, "the job goes on after 6.0 s"));
+}
+
+TEST(ShardJobTest, TheDeadlineEndsTheJobWithTheSameSentence) {
+  Shard shard(2);
+  shard.SendInitialParameters();
+  shard.SendProgress(1, WorkPhase::kCheckpoint, 4);
+  shard.SendSum({0, 0}, 0, {1});
+  for (int i = 0; i < 101; ++i) {
+    shard.SendProgress(0, WorkPhase::kExchange, 5);
+    shard.Tick(milliseconds(100));
+  }
+  EXPECT_EQ(shard.job->status(),
+            absl::DeadlineExceededError("rank 1 has not joined in sum 0 within 10 s: rank 1 does not answer: when last "
+                                        "heard, 10.1 s ago, it was in the checkpoint after step 4"));
+}
+
+TEST(ShardJobTest, WhileWorkersSayThatTheyGoOnNothingIsReported) {
+  Shard shard(2);
+  shard.SendInitialParameters();
+  shard.SendSum({0, 0}, 0, {1});
+  for (int i = 0; i < 90; ++i) {
+    shard.SendProgress(0, WorkPhase::kExchange, 5);
+    shard.SendProgress(1, WorkPhase::kEvaluation, i);
+    shard.Tick(milliseconds(100));
+  }
+  EXPECT_THAT(shard.log, ElementsAre());
+}
+
+TEST(ShardJobTest, AWorkerThatAsksWhetherTheServerAnswersIsAnswered) {
+  Shard shard(2);
+  shard.SendProgress(1, WorkPhase::kForward, 0);
+  EXPECT_TRUE(shard.TakeAnswers().empty());
+  shard.SendProgress(1, WorkPhase::kForward, 0, /*asks=*/true);
+  const std::vector<Answer> answers = shard.TakeAnswers();
+  ASSERT_EQ(answers.size(), 1u);
+  EXPECT_EQ(answers[0].fields.kind(), ExchangeMessage::HERE);
+  EXPECT_EQ(answers[0].to, (LaneId{1, 0}));
+}
+
+TEST(ShardJobTest, SeveralMissingRanksHave) {
+  Shard shard(3);
+  shard.SendSum({1, 0}, 0, {1});
+  shard.job->CheckDeadlines(shard.now + milliseconds(10'001));
+  EXPECT_EQ(shard.job->status(), absl::DeadlineExceededError("ranks 0, 2 have not joined in sum 0 within 10 s"));
 }
 
 TEST(ShardJobTest, ALateContributionOfAWorkerThatIsGoneSaysSo) {

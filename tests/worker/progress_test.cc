@@ -46,6 +46,23 @@ TEST(ProgressTest, ALiveLineShowsRateAndTimeLeftAndIsClearedBehindAnEpoch) {
   EXPECT_THAT(text, HasSubstr("\r\x1b[Kepoch 1/3  loss 0.2500  test accuracy 99.12%  10.00 s  640 samples/s\n"));
 }
 
+TEST(ProgressTest, ANoteStaysAtTheEndOfTheLiveLineAndIsAPlainLine) {
+  const auto run = [](Progress& progress) {
+    progress.Note("rank 1 is slow");
+    RunSteps(progress);
+    progress.Note("");
+    progress.Step({.step = 150, .global_count = 64, .loss = 0.5, .accuracy = 0.875},
+                  absl::UnixEpoch() + absl::Hours(1));
+    progress.Step({.step = 151, .global_count = 64, .loss = 0.5, .accuracy = 0.875},
+                  absl::UnixEpoch() + absl::Hours(2));
+  };
+  const std::string live = Printed(Progress::Style::kLive, run);
+  EXPECT_THAT(live, HasSubstr("ETA 0:20  rank 1 is slow\x1b[K"));
+  EXPECT_THAT(live.substr(live.rfind("epoch 2/3")), Not(HasSubstr("slow")));
+  EXPECT_EQ(Printed(Progress::Style::kPlain, run).find("rank 1 is slow\nepoch"), 0u);
+  EXPECT_EQ(Printed(Progress::Style::kNone, run), "");
+}
+
 TEST(ProgressTest, PlainLinesAreFewAndHoldNoControlCharacters) {
   const std::string text = Printed(Progress::Style::kPlain, RunSteps);
   EXPECT_THAT(text, Not(HasSubstr("\r")));

@@ -35,6 +35,24 @@ TEST(StepTimerTest, PartsAddUpToTheStepAndNestedOnesAreNotCountedTwice) {
   EXPECT_NEAR(summary.mean_ms, std::accumulate(summary.part_ms.begin(), summary.part_ms.end(), 0.0), 1e-9);
 }
 
+TEST(StepTimerTest, TellsWhereTheThreadIs) {
+  ProgressState progress;
+  progress.set_step(3);
+  StepTimer timer(0, nullptr, &progress);
+  timer.BeginStep();
+  const auto phase = [&](StepPart part) {
+    timer.Enter(part);
+    return progress.Read(StepTimer::Clock::now()).phase;
+  };
+  EXPECT_EQ(phase(StepPart::kDataWait), WorkPhase::kReadData);
+  EXPECT_EQ(phase(StepPart::kHostToDevice), WorkPhase::kReadData);
+  EXPECT_EQ(phase(StepPart::kForward), WorkPhase::kForward);
+  EXPECT_EQ(phase(StepPart::kExposedExchange), WorkPhase::kExchange);
+  EXPECT_EQ(phase(StepPart::kBackward), WorkPhase::kBackward);
+  EXPECT_EQ(phase(StepPart::kOther), WorkPhase::kBetweenSteps);
+  EXPECT_EQ(progress.Read(StepTimer::Clock::now()).step, 3);
+}
+
 TEST(StepTimerTest, NothingMeasuredIsAllZero) {
   StepTimer timer(5);
   timer.BeginStep();

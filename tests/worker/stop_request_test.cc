@@ -90,5 +90,28 @@ TEST(StopVoteTest, PassesTheExchangesErrorOn) {
   EXPECT_EQ(stop.status().code(), absl::StatusCode::kDeadlineExceeded);
 }
 
+TEST(StopVoteTest, CarriesNumbersOfEveryRankWithoutAMessageMore) {
+  FakeExchange exchange(3);
+  std::vector<double> all;
+  int64_t steps_seen = 0;
+  StopVote vote(3, 0, &exchange,
+                {.rank = 1,
+                 .count = 2,
+                 .give =
+                     [](std::span<double> mine) {
+                       mine[0] = 5;
+                       mine[1] = 7;
+                     },
+                 .take =
+                     [&](int64_t steps, std::span<const double> shared) {
+                       steps_seen += steps;
+                       all.assign(shared.begin(), shared.end());
+                     }});
+  int64_t step = 0;
+  for (; exchange.sums == 0; ++step) ASSERT_FALSE(*vote.Agree(step, false));
+  EXPECT_EQ(all, (std::vector<double>{0, 0, 5, 7, 0, 0}));
+  EXPECT_EQ(steps_seen, step - 1);
+}
+
 }  // namespace
 }  // namespace starring

@@ -25,8 +25,8 @@ absl::Duration DeadlineOf(const MessagePump& pump, const CollectiveOptions& opti
 absl::Status WaitFor(MessagePump& pump, std::span<const Token> tokens, const CollectiveOptions& options) {
   const auto is_complete = [&](Token token) { return pump.IsComplete(token); };
   const absl::Duration deadline = DeadlineOf(pump, options);
-  const absl::Status status =
-      pump.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); }, DeadlineAfter(deadline));
+  const absl::Status status = pump.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); },
+                                             DeadlineAfter(deadline), options.what);
   if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
   ASSIGN_OR_RETURN(const std::string missing, pump.FindMissing());
   const absl::Status late = absl::DeadlineExceededError(

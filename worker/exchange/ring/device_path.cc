@@ -54,7 +54,7 @@ absl::Status SendRight(MessagePump& pump, const Buffers& memory, const Collectiv
   const auto done = [&] {
     return std::all_of(tokens.begin(), tokens.end(), [&](MessagePump::Token token) { return pump.IsComplete(token); });
   };
-  return pump.PumpUntil(done, DeadlineAfter(options.deadline));
+  return pump.PumpUntil(done, DeadlineAfter(options.deadline), options.what);
 }
 
 // Of this rank: what its left neighbour sent has arrived, and its own kernels see it.

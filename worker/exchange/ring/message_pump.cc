@@ -7,9 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"
@@ -28,13 +26,6 @@ constexpr int kRoundsPerListening = 64;
 
 constexpr std::chrono::seconds kAbortNoticeDeadline{2};
 
-constexpr absl::Duration kRollCallPatience = absl::Seconds(1);
-constexpr int64_t kSilent = -1;
-
-std::string Ranks(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
-}
-
 }  // namespace
 
 MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
@@ -42,7 +33,12 @@ MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
   return MessagePump::Clock::now() + absl::ToChronoNanoseconds(std::min(duration, absl::Milliseconds(kDeadlineMsMax)));
 }
 
-MessagePump::MessagePump(std::unique_ptr<Transport> transport) : transport_(std::move(transport)) {}
+MessagePump::MessagePump(std::unique_ptr<Transport> transport, StallOptions stall)
+    : transport_(std::move(transport)),
+      watch_({.rank = transport_->rank(),
+              .world_size = transport_->world_size(),
+              .stall = std::move(stall),
+              .send = [this](int peer, NoticeKind kind, const std::string& text) { SendNotice(peer, kind, text); }}) {}
 
 MessagePump::Token MessagePump::Send(int peer, ControlTag tag, std::span<const std::byte> data) {
   const Token token = NextToken();
@@ -89,40 +85,51 @@ absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
   if (!failure_.ok()) return failure_;
   completed_.clear();
   if (absl::Status status = transport_->Poll(completed_); !status.ok()) return Fail(std::move(status));
+  Progress progress = Progress::kNothing;
   for (const Token token : completed_) {
     if (token < BucketMachine::kTokenEnd) {
       machine_->OnCompletion(token);
     } else {
       pending_.erase(token);
       sent_.erase(token);
+      if (notices_.erase(token) > 0) continue;
     }
+    progress = Progress::kSome;
   }
   if (--rounds_until_listening_ <= 0 || listening == Listening::kAlways) {
     rounds_until_listening_ = kRoundsPerListening;
     RETURN_IF_ERROR(Listen());
   }
-  return completed_.empty() ? Progress::kNothing : Progress::kSome;
+  return progress;
 }
 
-absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline) {
+absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline,
+                                    const std::string& what) {
+  const bool is_watched = !what.empty();
   int polls = 0;
   Clock::time_point idle_since;
   while (!done()) {
     ASSIGN_OR_RETURN(const Progress progress, Pump());
     if (progress == Progress::kSome) {
+      if (is_watched && polls >= kHardPolls) watch_.EndWait();
       polls = 0;
       continue;
     }
     if (++polls < kHardPolls) continue;
     const Clock::time_point now = Clock::now();
-    if (polls == kHardPolls) idle_since = now;
+    if (polls == kHardPolls) {
+      idle_since = now;
+      if (is_watched) watch_.BeginWait(now);
+    }
     if (now >= deadline) return absl::DeadlineExceededError("");
+    if (is_watched) watch_.Look(what, now);
     if (now - idle_since < kYieldingFor) {
       sched_yield();
     } else {
       std::this_thread::sleep_for(kSleep);
     }
   }
+  if (is_watched && polls >= kHardPolls) watch_.EndWait();
   return absl::OkStatus();
 }
 
@@ -133,58 +140,35 @@ absl::Status MessagePump::Fail(absl::Status status) {
 
 // A notice is its kind, then a text.
 absl::Status MessagePump::Listen() {
+  const Clock::time_point now = Clock::now();
+  watch_.TellProgress(now);
   std::array<std::byte, kAbortNoticeBytesMax> notice;
   const auto received = transport_->TryReceive(static_cast<int>(ControlTag::kNotice), notice);
   if (!received.has_value()) return absl::OkStatus();
   CHECK_GE(received->bytes, 1);
   rounds_until_listening_ = 0;  // there may be more
   const std::string text(reinterpret_cast<const char*>(notice.data()) + 1, received->bytes - 1);
-  switch (static_cast<NoticeKind>(notice[0])) {
-    case NoticeKind::kAbort:
-      peers_know_ = true;
-      return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", text)));
-    case NoticeKind::kRollCall:
-      SendNotice(received->peer, NoticeKind::kHere, absl::StrCat(call_count_));
-      break;
-    case NoticeKind::kHere:
-      // An answer that comes after the roll call is over is of no use.
-      if (!roll_.empty()) CHECK(absl::SimpleAtoi(text, &roll_[received->peer]));
-      break;
+  const auto kind = static_cast<NoticeKind>(notice[0]);
+  if (kind == NoticeKind::kAbort) {
+    peers_know_ = true;
+    return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", text)));
   }
+  watch_.OnNotice(received->peer, kind, text, now);
   return absl::OkStatus();
 }
 
 void MessagePump::SendNotice(int peer, NoticeKind kind, std::string_view text) {
   std::string notice(1, static_cast<char>(kind));
   notice.append(text.substr(0, kAbortNoticeBytesMax - 1));
-  Send(peer, ControlTag::kNotice, std::as_bytes(std::span(notice)));
+  notices_.insert(Send(peer, ControlTag::kNotice, std::as_bytes(std::span(notice))));
 }
 
 absl::StatusOr<std::string> MessagePump::FindMissing() {
-  roll_.assign(world_size(), kSilent);
-  roll_[rank()] = call_count_;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer != rank()) SendNotice(peer, NoticeKind::kRollCall, "");
-  }
-  const auto is_complete = [&] { return std::find(roll_.begin(), roll_.end(), kSilent) == roll_.end(); };
-  const absl::Status status = PumpUntil(is_complete, DeadlineAfter(kRollCallPatience));
-  const std::vector<int64_t> roll = std::exchange(roll_, {});
+  const Clock::time_point now = Clock::now();
+  watch_.CallRoll(now);
+  (void)PumpUntil([&] { return watch_.RollIsComplete(); }, now + watch_.patience(), "");
   if (!failure_.ok()) return failure_;
-  if (!status.ok()) {
-    std::vector<int> silent;
-    for (int peer = 0; peer < world_size(); ++peer) {
-      if (roll[peer] == kSilent) silent.push_back(peer);
-    }
-    return absl::StrCat(Ranks(silent), silent.size() == 1 ? " does" : " do", " not answer");
-  }
-  const int64_t fewest = *std::min_element(roll.begin(), roll.end());
-  if (fewest == call_count_) return std::string("all ranks answer, and wait too");
-  std::vector<int> behind;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (roll[peer] == fewest) behind.push_back(peer);
-  }
-  return absl::StrCat(Ranks(behind), behind.size() == 1 ? " lives but is" : " live but are", " ", call_count_ - fewest,
-                      " calls behind: raise the deadline if it computes that long");
+  return watch_.DescribeMissing(Clock::now());
 }
 
 void MessagePump::Abort(const absl::Status& why) {

@@ -29,7 +29,9 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/exchange/ring/bucket_machine.h"
+#include "worker/exchange/ring/peer_watch.h"
 #include "worker/exchange/ring/transport.h"
+#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
@@ -60,7 +62,7 @@ class MessagePump {
   static constexpr int kFirstDataTag = 16;
   static_assert(static_cast<int>(ControlTag::kCount) <= kFirstDataTag);
 
-  explicit MessagePump(std::unique_ptr<Transport> transport);
+  explicit MessagePump(std::unique_ptr<Transport> transport, StallOptions stall = {});
 
   Transport& transport() { return *transport_; }
   int rank() const { return transport_->rank(); }
@@ -85,14 +87,15 @@ class MessagePump {
   enum class Listening { kNowAndThen, kAlways };
   absl::StatusOr<Progress> Pump(Listening listening = Listening::kNowAndThen);
 
-  // Pumps until `done`. DeadlineExceeded (no message; the caller knows what is missing) when it takes longer.
-  absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline);
+  // Pumps until `done`. DeadlineExceeded (no message; the caller knows what is missing) when it takes longer. A stall
+  // is reported as a wait for `what`, unless that is empty.
+  absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline, const std::string& what);
 
   // One more call of the exchange that all ranks make in the same order; the roll call compares these counts.
-  void CountCall() { ++call_count_; }
+  void CountCall() { watch_.CountCall(); }
 
   // Calls the roll and says what came out: "rank 2 does not answer". For the message of an expired deadline; takes up
-  // to kRollCallPatience. The failure instead, if somebody else was first to give up.
+  // to PeerWatch::patience. The failure instead, if somebody else was first to give up.
   absl::StatusOr<std::string> FindMissing();
 
   // OK, or why nothing works any more.
@@ -102,8 +105,6 @@ class MessagePump {
   void Abort(const absl::Status& why);
 
  private:
-  enum class NoticeKind : char { kAbort = 'A', kRollCall = 'R', kHere = 'H' };
-
   absl::Status Fail(absl::Status status);
   absl::Status Listen();
   void SendNotice(int peer, NoticeKind kind, std::string_view text);
@@ -122,8 +123,8 @@ class MessagePump {
   std::unique_ptr<Transport> transport_;
   int rounds_until_listening_ = 0;
 
-  int64_t call_count_ = 0;
-  std::vector<int64_t> roll_;  // by rank: its call count, or kSilent
+  std::unordered_set<Token> notices_;  // in flight: their completion is no progress
+  PeerWatch watch_;
 };
 
 MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration);

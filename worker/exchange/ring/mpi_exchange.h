@@ -7,11 +7,14 @@
 #include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/ring/mpi_runtime.h"
+#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
 // Collective over all ranks of `runtime`, which outlives the exchange, as `trace` does (null: there is none).
-std::unique_ptr<GradientExchange> CreateMpiExchange(MpiRuntime* runtime, Trace* trace = nullptr);
+// `stall`: see PeerExchange.
+std::unique_ptr<GradientExchange> CreateMpiExchange(MpiRuntime* runtime, Trace* trace = nullptr,
+                                                    StallOptions stall = {});
 
 }  // namespace starring
 

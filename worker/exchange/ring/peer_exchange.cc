@@ -24,8 +24,9 @@ namespace {
 constexpr std::chrono::microseconds kPauseMin{20};
 constexpr std::chrono::microseconds kPauseMax{320};
 
-// With nothing in flight it looks now and then whether somebody calls the roll.
-constexpr std::chrono::milliseconds kRollCallInterval{200};
+// With nothing in flight it looks now and then whether somebody calls the roll, and tells how far it is. Short beside
+// StallTimes::patience.
+constexpr std::chrono::milliseconds kRollCallInterval{50};
 
 // The first message of a sum: what it is for, and its first values.
 constexpr size_t kSumHeadValues = 6;
@@ -53,11 +54,12 @@ class PeerExchange::TrainerDrives {
   PeerExchange& exchange_;
 };
 
-PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace, CudaDevice* device)
+PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace, CudaDevice* device,
+                           StallOptions stall)
     : algorithm_(algorithm),
       track_(AddTrack(trace, {.name = "exchange"})),
       device_(device),
-      pump_(std::move(transport)) {}
+      pump_(std::move(transport), std::move(stall)) {}
 
 PeerExchange::~PeerExchange() { StopBackground(); }
 
@@ -214,7 +216,7 @@ absl::Status PeerExchange::Drain() {
 }
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
-  const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline));
+  const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
   if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
   const BucketMachine::InFlight oldest = machine_->Oldest();

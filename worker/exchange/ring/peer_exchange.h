@@ -5,7 +5,7 @@
 // mutex. That is the trainer's own thread in every call that it makes, Await above all: nobody else needs its core
 // then, and no result waits for a thread to wake up. Between those calls, while the trainer computes, a background
 // thread looks after the messages in flight in short visits, and sleeps in between, less when something arrives and
-// longer when nothing does; with nothing in flight it sleeps until the next Submit, but for a glance five times a
+// longer when nothing does; with nothing in flight it sleeps until the next Submit, but for a glance twenty times a
 // second. (Open MPI makes no progress by itself.)
 //
 // Memory. Gradients and parameters lie in host memory; in a ring of GPUs whose MPI moves their memory they may lie
@@ -34,6 +34,7 @@
 #include "worker/exchange/ring/message_pump.h"
 #include "worker/exchange/ring/slice_owner.h"
 #include "worker/exchange/ring/transport.h"
+#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
@@ -43,8 +44,9 @@ class PeerExchange final : public GradientExchange {
 
   // `trace` outlives the exchange; null: there is none. `device`: the GPU whose memory a ring sends from and receives
   // in, if it can (device_path.h); it outlives the exchange, and Start is called by its thread. Null: host memory.
+  // `stall`: how this rank reports that it is stuck, and what it tells others of itself.
   PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace = nullptr,
-               CudaDevice* device = nullptr);
+               CudaDevice* device = nullptr, StallOptions stall = {});
   ~PeerExchange() override;
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;

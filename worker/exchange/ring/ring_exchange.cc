@@ -1,12 +1,16 @@
 #include "worker/exchange/ring/ring_exchange.h"
 
+#include <utility>
+
 #include "worker/exchange/ring/mpi_transport.h"
 #include "worker/exchange/ring/peer_exchange.h"
 
 namespace starring {
 
-std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime, Trace* trace, CudaDevice* device) {
-  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kRing, trace, device);
+std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime, Trace* trace, CudaDevice* device,
+                                                     StallOptions stall) {
+  return std::make_unique<PeerExchange>(CreateMpiTransport(*runtime), PeerExchange::Algorithm::kRing, trace, device,
+                                        std::move(stall));
 }
 
 }  // namespace starring

@@ -9,13 +9,14 @@
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/ring/mpi_runtime.h"
+#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
 // Collective over all ranks of `runtime`, which outlives the exchange, as `trace` does (null: there is none). `device`:
 // a GPU from whose memory MPI may send, if it can; null: messages lie in host memory. See PeerExchange.
 std::unique_ptr<GradientExchange> CreateRingExchange(MpiRuntime* runtime, Trace* trace = nullptr,
-                                                     CudaDevice* device = nullptr);
+                                                     CudaDevice* device = nullptr, StallOptions stall = {});
 
 }  // namespace starring
 

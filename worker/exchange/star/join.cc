@@ -10,6 +10,7 @@
 #include "common/star/grpc_transport.h"
 #include "common/star/wire_version.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
+#include "worker/exchange/star/join_watch.h"
 
 namespace starring {
 namespace {
@@ -67,8 +68,8 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
 }  // namespace
 
 absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::string& run_id,
-                                              const TransportSecurity& security,
-                                              const std::vector<JoinTarget>& targets) {
+                                              const TransportSecurity& security, const std::vector<JoinTarget>& targets,
+                                              const StallOptions& stall) {
   const absl::Time deadline = absl::Now() + job.join_deadline;
   v1::JoinRequest request;
   request.set_run_id(run_id);
@@ -79,10 +80,13 @@ absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::str
   request.set_shard_count(static_cast<int>(targets.size()));
   request.set_agreement(SerializeAgreement(job));
   request.set_exchange_deadline_ms(std::min(absl::ToInt64Milliseconds(job.exchange_deadline), kDeadlineMsMax));
+  request.set_stall_report_ms(stall.times.report_after.count());
   std::vector<uint64_t> job_ids;
   for (const JoinTarget& target : targets) {
     request.set_shard(static_cast<int>(job_ids.size()));
     request.set_lanes(target.lanes);
+    const JoinWatch watch(absl::StrCat("server ", target.address, " (shard ", request.shard(), ")"), target.channel,
+                          security.token, stall);
     absl::StatusOr<uint64_t> job_id = JoinOne(target, request, security, deadline, job.join_deadline);
     if (!job_id.ok()) return job_id.status();
     job_ids.push_back(*job_id);

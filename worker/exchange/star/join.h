@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "common/job_spec.h"
 #include "common/transport_security.h"
+#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
@@ -25,11 +26,11 @@ struct JoinTarget {
 // else. A server that is not up yet, or knows another process as this rank (which may have died with its machine), is
 // tried again until the join deadline, which counts for all shards together.
 // Unavailable, naming the address, if a server cannot be reached; InvalidArgument, at once, if it is protected in
-// another way than `security`; DeadlineExceeded, naming the ranks, if workers are
-// missing; else what the server refuses the worker for.
+// another way than `security`; DeadlineExceeded, naming the ranks, if workers are missing; else what the server refuses
+// the worker for. A wait that is long is reported as `stall` says.
 absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::string& run_id,
-                                              const TransportSecurity& security,
-                                              const std::vector<JoinTarget>& targets);
+                                              const TransportSecurity& security, const std::vector<JoinTarget>& targets,
+                                              const StallOptions& stall);
 
 }  // namespace starring
 

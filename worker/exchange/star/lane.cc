@@ -18,6 +18,8 @@ using v1::ExchangeMessage;
 constexpr char kMethod[] = "/starring.v1.ParameterServer/Exchange";
 constexpr std::chrono::milliseconds kBackoffMin(20);
 constexpr std::chrono::milliseconds kBackoffMax(1000);
+// A write of this size and more shows that the server reads: socket buffers alone do not take many of them.
+constexpr int64_t kMuchBytes = 256 << 10;
 
 ExchangeMessage::Kind AnswerKind(ExchangeMessage::Kind request) {
   switch (request) {
@@ -67,6 +69,12 @@ void Lane::Post(std::unique_ptr<StarRequest> request) {
 void Lane::PostAbort(const absl::Status& why) {
   if (closing_ || abort_.has_value()) return;
   abort_ = why;
+  WriteNext();
+}
+
+void Lane::PostProgress(Asks asks) {
+  if (closing_) return;
+  if (!progress_.has_value() || asks == Asks::kServer) progress_ = asks;
   WriteNext();
 }
 
@@ -123,6 +131,13 @@ void Lane::WriteNext() {
     Write(message, {}, nullptr);
   } else if (next_part_ > 0) {
     WritePart();
+  } else if (progress_.has_value() && !closing_) {
+    ExchangeMessage message;
+    message.set_kind(ExchangeMessage::PROGRESS);
+    options_.fill_progress(message.mutable_progress());
+    message.mutable_progress()->set_asks(progress_ == Asks::kServer);
+    progress_.reset();
+    Write(message, {}, nullptr);
   } else if (closing_) {
     if (std::exchange(writes_done_, true)) return;
     writing_ = true;
@@ -160,6 +175,7 @@ void Lane::WritePart() {
 void Lane::Write(const ExchangeMessage& fields, std::span<const std::byte> payload,
                  std::shared_ptr<const void> keeper) {
   writing_ = true;
+  writing_much_ = static_cast<int64_t>(payload.size()) >= kMuchBytes;
   stream_->Write(MakeByteBuffer(fields, payload, std::move(keeper)), &write_tag_);
 }
 
@@ -173,6 +189,7 @@ void Lane::OnWrite(bool ok) {
     EndCall();
     return;
   }
+  if (writing_much_) ++signs_of_life_;
   if (abort_sent_) abort_.reset();
   WriteNext();
 }
@@ -184,6 +201,7 @@ void Lane::OnRead(bool ok) {
     return;
   }
   connection_ = absl::OkStatus();
+  ++signs_of_life_;
   backoff_ = kBackoffMin;
   if (const absl::StatusOr<ReceivedMessage> message = DecodeByteBuffer(incoming_); message.ok()) {
     incoming_.Clear();
@@ -205,6 +223,17 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
   if (message.fields.kind() == ExchangeMessage::ERROR) {
     options_.on_failure(GetStatusFields(message.fields));
     return;
+  }
+  switch (message.fields.kind()) {
+    case ExchangeMessage::ASK_PROGRESS:
+      PostProgress(Asks::kNothing);
+      return;
+    case ExchangeMessage::HERE:
+    case ExchangeMessage::STALL:
+      options_.on_note(message.fields);
+      return;
+    default:
+      break;
   }
   const auto found =
       std::find_if(sent_.begin(), sent_.end(), [&](const auto& sent) { return Answers(message.fields, sent->fields); });

@@ -36,6 +36,10 @@ class Lane {
     TraceTrack* track = nullptr;  // null: there is no trace
     // `request` has its answer, which is copied to its destination.
     std::function<void(std::unique_ptr<StarRequest> request)> on_answer;
+    // Fills in the progress of this worker.
+    std::function<void(v1::Progress*)> fill_progress;
+    // HERE or STALL: they answer no request.
+    std::function<void(const v1::ExchangeMessage&)> on_note;
     // The job has failed, or this lane cannot go on: nothing will be answered any more.
     std::function<void(const absl::Status&)> on_failure;
   };
@@ -45,6 +49,9 @@ class Lane {
   void Post(std::unique_ptr<StarRequest> request);
   // Overtakes everything and has no answer.
   void PostAbort(const absl::Status& why);
+  // Overtakes requests. kServer: and asks whether the server answers.
+  enum class Asks { kNothing, kServer };
+  void PostProgress(Asks asks);
 
   // Opens the stream when it is time to.
   void Tick(Time now);
@@ -64,6 +71,8 @@ class Lane {
 
   // The server's end of the newest connection, as common/peer_name.h spells it; empty before there was one.
   const std::string& peer() const { return peer_; }
+  // Grows with every message that comes, and with every long one that leaves.
+  int64_t signs_of_life() const { return signs_of_life_; }
 
   int64_t payload_bytes_sent() const { return payload_bytes_sent_; }
   int64_t payload_bytes_received() const { return payload_bytes_received_; }
@@ -100,6 +109,7 @@ class Lane {
   std::deque<std::unique_ptr<StarRequest>> waiting_;
   std::deque<std::unique_ptr<StarRequest>> sent_;
   std::optional<absl::Status> abort_;
+  std::optional<Asks> progress_;  // to be sent
 
   State state_ = State::kDown;
   bool closing_ = false;
@@ -109,6 +119,7 @@ class Lane {
   int64_t payload_bytes_sent_ = 0;
   int64_t payload_bytes_received_ = 0;
   std::string peer_;
+  int64_t signs_of_life_ = 0;
 
   // Of the current stream. The stream refers to the context and goes first.
   std::unique_ptr<grpc::ClientContext> context_;
@@ -121,6 +132,7 @@ class Lane {
   bool writes_done_ = false;
   bool reading_ = false;
   bool writing_ = false;
+  bool writing_much_ = false;  // more than fits where no process reads it
   bool finishing_ = false;
   TraceEvent write_;  // what is being written, if it is traced: has a name
 };

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/peer_name.h"
+#include "common/star/progress_message.h"
 
 namespace starring {
 namespace {
@@ -21,6 +22,10 @@ constexpr std::chrono::seconds kVerdictGrace(2);
 // For telling the shards that this worker gives up.
 constexpr std::chrono::seconds kAbortPatience(1);
 constexpr std::chrono::seconds kClosePatience(5);
+// How often a worker tells the servers where it is. With many workers less often: a server gets 250 such messages a
+// second at most.
+constexpr std::chrono::milliseconds kTellInterval(250);
+constexpr std::chrono::milliseconds kTellIntervalPerWorker(4);
 
 std::string DescribeRequest(const v1::ExchangeMessage& fields) {
   switch (fields.kind()) {
@@ -37,7 +42,10 @@ std::string DescribeRequest(const v1::ExchangeMessage& fields) {
 
 }  // namespace
 
-StarClient::StarClient(Options options) : options_(std::move(options)) {
+StarClient::StarClient(Options options)
+    : options_(std::move(options)),
+      watches_(options_.shards.size(), ServerWatch(options_.stall.times)),
+      report_(options_.stall.say) {
   for (size_t s = 0; s < options_.shards.size(); ++s) {
     const Shard& shard = options_.shards[s];
     lanes_.emplace_back();
@@ -52,6 +60,17 @@ StarClient::StarClient(Options options) : options_(std::move(options)) {
           .track =
               AddTrack(options_.trace, {.name = absl::StrCat("exchange: lane ", l, ", server ", s), .peer = "shard"}),
           .on_answer = [this](std::unique_ptr<StarRequest> request) { OnAnswer(std::move(request)); },
+          .fill_progress = [this](v1::Progress* progress) { SetProgress(MyWork(Clock::now()), progress); },
+          .on_note =
+              [this, s](const v1::ExchangeMessage& note) {
+                if (note.kind() != v1::ExchangeMessage::STALL) return;
+                const auto now = Clock::now();
+                if (note.text().empty()) {
+                  report_.Close(static_cast<int>(s), now);
+                } else {
+                  report_.Open(static_cast<int>(s), now - options_.stall.times.report_after, note.text());
+                }
+              },
           .on_failure =
               [this, s](const absl::Status& why) {
                 Fail(absl::Status(why.code(), absl::StrCat("server ", options_.shards[s].address, ": ",
@@ -83,8 +102,11 @@ void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
 
 absl::Status StarClient::Wait(const int& pending) {
   std::unique_lock<std::mutex> lock(mutex_);
+  if (pending == 0) return status_;
   awaited_ = &pending;
+  waiting_since_ns_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   changed_.wait(lock, [&] { return pending == 0 || !status_.ok(); });
+  waiting_since_ns_.store(0, std::memory_order_relaxed);
   awaited_ = nullptr;
   return status_;
 }
@@ -154,7 +176,10 @@ void StarClient::TakeInbox() {
     lane.Post(std::move(request));
   }
   if (abort.has_value()) Fail(*abort, Tell::kShards);
-  if (close) CloseLanes(Lane::Urgency::kOrderly);
+  if (close) {
+    WatchServers(Clock::now());  // a stall that has just ended is said to be over
+    CloseLanes(Lane::Urgency::kOrderly);
+  }
   if (stop) {
     Fail(absl::CancelledError("the exchange is being destroyed"), Tell::kNobody);
     CloseLanes(Lane::Urgency::kNow);
@@ -166,11 +191,76 @@ void StarClient::Tick(Clock::time_point now) {
     for (const auto& lane : shard) lane->Tick(now);
   }
   if (!failure_.has_value()) {
+    TellProgress(now);
+    WatchServers(now);
     CheckDeadlines(now);
   } else if (now - failed_at_ > kAbortPatience) {
     CloseLanes(Lane::Urgency::kNow);
     if (!draining_.empty()) CutConnections();
   }
+}
+
+// Whoever waits is in the exchange, whatever it does there: an evaluation's sum is a wait too.
+WorkState StarClient::MyWork(Clock::time_point now) const {
+  WorkState work = options_.stall.progress == nullptr ? WorkState() : options_.stall.progress->Read(now);
+  if (const int64_t since_ns = waiting_since_ns_.load(std::memory_order_relaxed); since_ns != 0) {
+    work.phase = WorkPhase::kExchange;
+    work.age =
+        std::chrono::duration_cast<std::chrono::milliseconds>(now - Clock::time_point(Clock::duration(since_ns)));
+  }
+  for (size_t s = 0; s < watches_.size(); ++s) {
+    if (watches_[s].IsUnanswered(now)) work.silent_shard = static_cast<int>(s);
+  }
+  return work;
+}
+
+void StarClient::TellProgress(Clock::time_point now) {
+  if (!options_.stall.times.enabled() || now < next_tell_) return;
+  next_tell_ = now + std::max(kTellInterval, options_.world_size * kTellIntervalPerWorker);
+  const WorkState work = MyWork(now);
+  // A worker that stands still says nothing: messages to a process that is stopped would pile up.
+  const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
+  if (std::exchange(told_, news) == news) return;
+  for (const auto& shard : lanes_) shard[0]->PostProgress(Lane::Asks::kNothing);
+}
+
+void StarClient::WatchServers(Clock::time_point now) {
+  for (int s = 0; s < static_cast<int>(lanes_.size()); ++s) {
+    ServerWatch::Seen seen;
+    const StarRequest* oldest = nullptr;
+    for (const auto& lane : lanes_[s]) {
+      seen.signs_of_life += lane->signs_of_life();
+      const StarRequest* const request = lane->oldest();
+      if (request != nullptr && (oldest == nullptr || request->since < oldest->since)) oldest = request;
+    }
+    if (oldest != nullptr) seen.waiting_since = oldest->since;
+    const int source = s + static_cast<int>(lanes_.size());
+    switch (watches_[s].Look(seen, now)) {
+      case ServerWatch::Action::kNone:
+        break;
+      case ServerWatch::Action::kAsk:
+        lanes_[s][0]->PostProgress(Lane::Asks::kServer);
+        break;
+      case ServerWatch::Action::kSilent:
+        report_.Open(source, watches_[s].quiet_since(),
+                     StallSentence(now - watches_[s].quiet_since(), DescribeRequest(oldest->fields),
+                                   DescribeSilence(s, *oldest, now)));
+        break;
+      case ServerWatch::Action::kAnswers:
+        report_.Close(source, now);
+        break;
+    }
+  }
+}
+
+std::string StarClient::DescribeSilence(int shard, const StarRequest& request, Clock::time_point now) const {
+  const std::string server = absl::StrCat("server ", options_.shards[shard].address, " (shard ", shard, ")");
+  const absl::Status& connection = lanes_[shard][request.lane]->connection();
+  if (!connection.ok()) {
+    return absl::StrCat(server, " cannot be reached: ", std::string(connection.message()));
+  }
+  return absl::StrCat(server, " does not answer: last heard ", SecondsText(now - watches_[shard].quiet_since()),
+                      " ago");
 }
 
 void StarClient::CheckDeadlines(Clock::time_point now) {
@@ -188,8 +278,9 @@ void StarClient::CheckDeadlines(Clock::time_point now) {
                                                  " is not answered: ", std::string(lane->connection().message()))),
              Tell::kShards);
       } else if (age > options_.exchange_deadline + kVerdictGrace) {
-        Fail(absl::DeadlineExceededError(absl::StrCat(server, " has not answered ", DescribeRequest(request->fields),
-                                                      " of rank ", options_.rank, " within ", deadline)),
+        Fail(absl::DeadlineExceededError(absl::StrCat(
+                 server, " has not answered ", DescribeRequest(request->fields), " of rank ", options_.rank, " within ",
+                 deadline, watches_[request->shard].IsUnanswered(now) ? ", and does not answer at all" : "")),
              Tell::kShards);
       }
     }

@@ -17,11 +17,15 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/progress_state.h"
 #include "common/trace.h"
+#include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/lane.h"
+#include "worker/exchange/star/server_watch.h"
 #include "worker/exchange/star/star_request.h"
 
 namespace starring {
@@ -35,9 +39,11 @@ class StarClient {
   };
   struct Options {
     int rank = 0;
+    int world_size = 1;
     std::vector<Shard> shards;
     std::chrono::milliseconds exchange_deadline{60'000};
     Trace* trace = nullptr;  // outlives the client; null: there is none
+    StallOptions stall;      // lines are said by the exchange thread
   };
   explicit StarClient(Options options);
   // Gives up what is in flight. Afterwards gRPC refers to no memory of the caller.
@@ -65,6 +71,10 @@ class StarClient {
   void TakeInbox();
   void Tick(Clock::time_point now);
   void CheckDeadlines(Clock::time_point now);
+  void TellProgress(Clock::time_point now);
+  void WatchServers(Clock::time_point now);
+  std::string DescribeSilence(int shard, const StarRequest& request, Clock::time_point now) const;
+  WorkState MyWork(Clock::time_point now) const;
   void OnAnswer(std::unique_ptr<StarRequest> request);
   enum class Tell { kShards, kNobody };
   void Fail(const absl::Status& why, Tell tell);
@@ -83,10 +93,15 @@ class StarClient {
   std::thread thread_;
   std::atomic<int64_t> payload_bytes_sent_ = 0;
   std::atomic<int64_t> payload_bytes_received_ = 0;
+  std::atomic<int64_t> waiting_since_ns_ = 0;  // the trainer's thread is in Wait since then; 0: it is not
 
   // ---- Of the exchange thread.
   std::vector<std::vector<std::unique_ptr<Lane>>> lanes_;  // by shard
   std::vector<std::unique_ptr<StarRequest>> draining_;     // answered or given up, payload in use
+  std::vector<ServerWatch> watches_;                       // by shard
+  StallReport report_;                                     // sources: what shard s says is s, its own silence s + count
+  Clock::time_point next_tell_;
+  std::pair<WorkPhase, int64_t> told_ = {WorkPhase::kUnknown, -1};
   std::optional<absl::Status> failure_;
   Clock::time_point failed_at_;
   bool closing_ = false;

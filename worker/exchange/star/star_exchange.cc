@@ -111,10 +111,12 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   submitted_.assign(job.buckets.bucket_count(), job.first_step - 1);
 
   StarClient::Options client{.rank = job.rank,
+                             .world_size = job.world_size,
                              .shards = {},
                              .exchange_deadline = std::chrono::milliseconds(
                                  std::min(absl::ToInt64Milliseconds(job.exchange_deadline), kDeadlineMsMax)),
-                             .trace = options_.trace};
+                             .trace = options_.trace,
+                             .stall = options_.stall};
   std::vector<JoinTarget> targets;
   for (const std::string& address : options_.addresses) {
     client.shards.push_back({.address = address, .job_id = 0, .lanes = {}});
@@ -123,7 +125,8 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
     }
     targets.push_back({.address = address, .channel = client.shards.back().lanes[0], .lanes = options_.lanes});
   }
-  ASSIGN_OR_RETURN(const std::vector<uint64_t> job_ids, JoinAll(job, options_.run_id, options_.security, targets));
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> job_ids,
+                   JoinAll(job, options_.run_id, options_.security, targets, options_.stall));
   for (size_t shard = 0; shard < job_ids.size(); ++shard) client.shards[shard].job_id = job_ids[shard];
   client_ = std::make_unique<StarClient>(std::move(client));
   if (options_.same_host == StarOptions::SameHost::kSharedMemory) RETURN_IF_ERROR(ShareMemory());

@@ -19,6 +19,7 @@
 #include "common/trace.h"
 #include "common/transport_security.h"
 #include "worker/exchange/gradient_exchange.h"
+#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
@@ -31,6 +32,7 @@ struct StarOptions {
   enum class SameHost { kSharedMemory, kSocket };
   SameHost same_host = SameHost::kSharedMemory;
   Trace* trace = nullptr;  // outlives the exchange; null: there is none
+  StallOptions stall;      // how this worker reports that it is stuck; lines are said by a thread of the exchange
 };
 
 // Connects in Start. Fails with InvalidArgument on a wrong option.

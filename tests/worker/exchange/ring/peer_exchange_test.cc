@@ -345,6 +345,53 @@ TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
   }
 }
 
+// One rank is busy for a while: the others say who it is and where, then that the job goes on, and nothing else
+// changes.
+class PeerExchangeStall : public testing::TestWithParam<Algorithm> {};
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, PeerExchangeStall, testing::Values(Algorithm::kRing, Algorithm::kAllreduce));
+
+TEST_P(PeerExchangeStall, NamesTheRankAndItsPhaseAndThenGoesOn) {
+  Training training = {
+      .job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3, .values = GradientValues::kIntegers}};
+  InMemoryNetwork network(3, 9);
+  std::vector<ProgressState> progress(3);
+  std::vector<std::vector<std::string>> lines(3);
+  std::vector<Outcome> outcomes(3);
+  std::vector<std::vector<float>> gradients(3);
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  for (int rank = 0; rank < 3; ++rank) {
+    exchanges.push_back(std::make_unique<PeerExchange>(
+        network.CreateTransport(rank), GetParam(), nullptr, nullptr,
+        StallOptions{.times = {.report_after = std::chrono::milliseconds(800)},
+                     .progress = &progress[rank],
+                     .say = [&lines, rank](const std::string& line) { lines[rank].push_back(line); }}));
+  }
+  training.before_step = [&](int rank, int64_t step) {
+    progress[rank].set_step(step);
+    progress[rank].Enter(WorkPhase::kForward, std::chrono::steady_clock::now());
+    if (rank == 1 && step == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    return absl::OkStatus();
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::vector<float> expected = training.job.Reference(training.step_count);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(outcomes[rank].status, absl::OkStatus());
+    EXPECT_EQ(outcomes[rank].parameters, expected);
+    if (rank == 1) continue;
+    ASSERT_EQ(lines[rank].size(), 2u) << rank << ": " << testing::PrintToString(lines[rank]);
+    EXPECT_THAT(lines[rank][0], HasSubstr("rank 1 answers, and has been in forward of step 1 for "));
+    EXPECT_THAT(lines[rank][1], HasSubstr("the job goes on after "));
+  }
+  EXPECT_THAT(lines[1], testing::IsEmpty());
+}
+
 TEST(PeerExchange, ARankThatNeverStartsIsNamedAtTheJoinDeadline) {
   InMemoryNetwork network(3, 1);
   const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3};

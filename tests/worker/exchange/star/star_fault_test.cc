@@ -139,6 +139,55 @@ TEST(StarFaultTest, AWorkerThatIsNotThereIsNamedAtTheJoinDeadline) {
   EXPECT_THAT(Message(status), HasSubstr("ranks 1, 2 of 3 have not joined within 1 s"));
 }
 
+// The first comes too early; then it says whom it waits for, and that the job goes on.
+TEST(StarFaultTest, AWorkerThatWaitsForOthersToJoinSaysWhoIsMissing) {
+  Servers servers(1);
+  std::vector<std::string> lines;
+  std::promise<void> said;
+  const auto start = [&](int rank, StallOptions stall) {
+    const JobSpec job = Job(rank, 2, absl::Seconds(20), absl::Seconds(20));
+    std::vector<float> parameters = InitialParameters(job.layout.element_count());
+    auto exchange = CreateStarExchange({.addresses = servers.addresses, .stall = std::move(stall)});
+    ASSERT_TRUE(exchange.ok());
+    EXPECT_TRUE((*exchange)->Start(job, parameters).ok());
+    EXPECT_TRUE((*exchange)->Finish().ok());
+  };
+  std::thread first([&] {
+    start(0, {.times = {.report_after = std::chrono::milliseconds(300)}, .say = [&](const std::string& line) {
+                lines.push_back(line);
+                if (lines.size() == 1) said.set_value();
+              }});
+  });
+  EXPECT_EQ(said.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  start(1, {});
+  first.join();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_THAT(lines[0], AllOf(HasSubstr("s (joining): server " + servers.addresses[0]),
+                              HasSubstr("(shard 0): rank 1 of 2 has not joined")));
+  EXPECT_THAT(lines[1], HasSubstr("the job goes on after"));
+}
+
+// Nothing arrives any more, and a question is not answered: that is said long before the deadline.
+TEST(StarFaultTest, AServerThatHangsIsNamedWhileItIsWaitedFor) {
+  Servers servers(1);
+  TcpProxy proxy(servers.addresses[0]);
+  const JobSpec job = Job(0, 1, absl::Seconds(20), absl::Milliseconds(1500));
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  std::vector<std::string> lines;
+  auto created = CreateStarExchange({.addresses = {proxy.address()},
+                                     .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
+                                               .say = [&](const std::string& line) { lines.push_back(line); }}});
+  ASSERT_TRUE(created.ok());
+  const std::unique_ptr<GradientExchange> exchange = *std::move(created);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  proxy.Freeze();
+  const absl::Status status = TrainSteps(exchange.get(), job, 1, GradientAt);
+  EXPECT_THAT(Message(status), HasSubstr("of rank 0 within 1.5 s, and does not answer at all"));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], AllOf(HasSubstr("stuck for "), HasSubstr("of step 0): server " + proxy.address()),
+                              HasSubstr("(shard 0) does not answer: last heard ")));
+}
+
 TEST(StarFaultTest, AServerWhoseWorkersDoNotComeEnds) {
   Servers servers(1, absl::Seconds(1));
   const JobSpec job = Job(0, 2, absl::Seconds(20), absl::Seconds(1));

@@ -1,0 +1,125 @@
+#include "common/roll_call.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace starring {
+namespace {
+
+// A sentence that names more ranks is not read.
+constexpr size_t kRanksNamedMax = 4;
+
+}  // namespace
+
+std::string SecondsText(std::chrono::nanoseconds duration) {
+  return absl::StrFormat("%.1f s", std::chrono::duration<double>(duration).count());
+}
+
+std::string StallSentence(std::chrono::nanoseconds waited, const std::string& waits_for, const std::string& root) {
+  return absl::StrCat("stuck for ", SecondsText(waited), " (", waits_for, "): ", root);
+}
+
+std::string GoesOnSentence(std::chrono::nanoseconds waited) {
+  return absl::StrCat("the job goes on after ", SecondsText(waited));
+}
+
+void RollCall::OnHeard(int rank, const WorkState& state, Time now) {
+  ranks_[rank] = {.heard = Heard{.state = state, .at = now}, .answered = now, .asked = std::nullopt};
+}
+
+void RollCall::OnHearsay(int rank, const WorkState& state, Time heard_at) {
+  std::optional<Heard>& heard = ranks_[rank].heard;
+  if (!heard.has_value() || heard->at < heard_at) heard = {.state = state, .at = heard_at};
+}
+
+std::vector<int> RollCall::TakeRanksToAsk(Time now) {
+  std::vector<int> to_ask;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    Rank& rank = ranks_[i];
+    // One question at a time: a process that does not read must not find a heap of them.
+    if (rank.asked.has_value() || (rank.answered.has_value() && now - *rank.answered < times_.patience())) continue;
+    rank.asked = now;
+    to_ask.push_back(static_cast<int>(i));
+  }
+  return to_ask;
+}
+
+bool RollCall::IsSilent(int rank, Time now) const {
+  const std::optional<Time>& asked = ranks_[rank].asked;
+  return asked.has_value() && now - *asked >= times_.patience();
+}
+
+std::chrono::milliseconds RollCall::AgeOf(const Heard& heard, Time now) const {
+  return heard.state.age + std::chrono::duration_cast<std::chrono::milliseconds>(now - heard.at);
+}
+
+std::string RollCall::DescribeSilent(int rank, Time now) const {
+  const std::optional<Heard>& heard = ranks_[rank].heard;
+  if (!heard.has_value()) return absl::StrCat("rank ", rank, " does not answer, and has not been heard so far");
+  return absl::StrCat("rank ", rank, " does not answer: when last heard, ", SecondsText(now - heard->at),
+                      " ago, it was ", DescribeWork(heard->state));
+}
+
+std::string RollCall::DescribeBusy(int rank, Time now) const {
+  const Heard& heard = *ranks_[rank].heard;
+  if (heard.state.phase == WorkPhase::kUnknown) return absl::StrCat("rank ", rank, " answers, and is computing");
+  return absl::StrCat("rank ", rank, " answers, and has been ", DescribeWork(heard.state), " for ",
+                      SecondsText(AgeOf(heard, now)));
+}
+
+template <typename Describe>
+std::string RollCall::DescribeAll(const std::vector<int>& ranks, Describe describe) const {
+  std::string all;
+  for (size_t i = 0; i < ranks.size() && i < kRanksNamedMax; ++i) {
+    absl::StrAppend(&all, i == 0 ? "" : "; ", describe(ranks[i]));
+  }
+  if (ranks.size() > kRanksNamedMax)
+    absl::StrAppend(&all, "; and so for ", ranks.size() - kRanksNamedMax, " more ranks");
+  return all;
+}
+
+std::optional<RollCall::Root> RollCall::FindRoot(Time now) const {
+  std::vector<int> silent;
+  std::vector<int> busy;  // of the lowest step
+  int64_t lowest_step = 0;
+  int waiting_for_server = -1;
+  for (int r = 0; r < static_cast<int>(ranks_.size()); ++r) {
+    const Rank& rank = ranks_[r];
+    if (IsSilent(r, now)) {
+      silent.push_back(r);
+      continue;
+    }
+    // Old news is no answer, nor is one while a newer question is open.
+    if (rank.asked.has_value() || !rank.answered.has_value() || now - *rank.answered > 2 * times_.patience()) {
+      return std::nullopt;
+    }
+    const WorkState& state = rank.heard->state;
+    if (state.silent_shard >= 0) waiting_for_server = r;
+    if (state.phase == WorkPhase::kExchange) continue;
+    if (busy.empty() || state.step < lowest_step) {
+      busy.clear();
+      lowest_step = state.step;
+    }
+    if (state.step == lowest_step) busy.push_back(r);
+  }
+  if (!silent.empty()) {
+    return Root{.ranks = silent, .sentence = DescribeAll(silent, [&](int r) { return DescribeSilent(r, now); })};
+  }
+  if (!busy.empty()) {
+    std::erase_if(busy, [&](int r) {
+      const Heard& heard = *ranks_[r].heard;
+      return heard.state.phase != WorkPhase::kUnknown && AgeOf(heard, now) < times_.report_after;
+    });
+    if (busy.empty()) return std::nullopt;
+    return Root{.ranks = busy, .sentence = DescribeAll(busy, [&](int r) { return DescribeBusy(r, now); })};
+  }
+  if (waiting_for_server >= 0) {
+    return Root{
+        .ranks = {},
+        .sentence = absl::StrCat("rank ", waiting_for_server, " waits for the server of shard ",
+                                 ranks_[waiting_for_server].heard->state.silent_shard, ", which does not answer")};
+  }
+  return Root{.ranks = {}, .sentence = "all ranks answer, and wait in the exchange: look at the network between them"};
+}
+
+}  // namespace starring

@@ -1,0 +1,49 @@
+#include "server/stall_watch.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace starring {
+
+StallWatch::StallWatch(Options options)
+    : options_(std::move(options)), roll_(options_.world_size, options_.times), last_arrival_(options_.now) {}
+
+void StallWatch::OnArrival(Time now) {
+  if (std::exchange(is_open_, false)) {
+    if (options_.log != nullptr) options_.log(GoesOnSentence(now - last_arrival_));
+    TellOthers("");
+  }
+  last_arrival_ = now;
+}
+
+void StallWatch::Look(const std::string& waits_for, Time now) {
+  if (waits_for.empty()) return;
+  for (const int rank : roll_.TakeRanksToAsk(now)) options_.ask(rank);
+  const auto waited = now - last_arrival_;
+  if (is_open_ || waited < options_.times.report_after) return;
+  const std::optional<RollCall::Root> root = roll_.FindRoot(now);
+  // Where all workers wait in the exchange, a server is at fault that this one cannot see: the workers find it.
+  if (!root.has_value() || (root->ranks.empty() && waited < 2 * options_.times.report_after)) return;
+  is_open_ = true;
+  culprits_ = root->ranks;
+  const std::string sentence = StallSentence(waited, waits_for, root->sentence);
+  if (options_.log != nullptr) options_.log(sentence);
+  TellOthers(sentence);
+}
+
+void StallWatch::TellOthers(const std::string& text) const {
+  for (int rank = 0; rank < options_.world_size; ++rank) {
+    if (std::ranges::find(culprits_, rank) == culprits_.end()) options_.tell(rank, text);
+  }
+}
+
+std::string StallWatch::DescribeRoot(Time now) const {
+  if (!options_.times.enabled()) return "";
+  const std::optional<RollCall::Root> root = roll_.FindRoot(now);
+  return root.has_value() ? absl::StrCat(": ", root->sentence) : "";
+}
+
+}  // namespace starring

@@ -1,0 +1,86 @@
+#include "worker/straggler_watch.h"
+
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+// What ranks share whose steps take 1 ms in each phase, but for one rank's phase.
+std::vector<double> Shared(int world_size, int rank = -1, int phase = 0, double seconds = 0) {
+  std::vector<double> all(world_size * StragglerWatch::kShared, 1e-3);
+  if (rank >= 0) all[rank * StragglerWatch::kShared + phase] = seconds;
+  return all;
+}
+
+TEST(StragglerWatchTest, NamesTheRankThatIsSlowestInMostOfTheLastStepsWithItsPhase) {
+  StragglerWatch watch(4);
+  watch.Take(150, Shared(4, 2, 1, 3e-3));
+  EXPECT_FALSE(watch.Find().has_value()) << "fewer steps than the window";
+  watch.Take(60, Shared(4));
+  ASSERT_TRUE(watch.Find().has_value());
+  EXPECT_EQ(watch.Find()->rank, 2);
+  EXPECT_EQ(watch.Find()->phase, "forward");
+  EXPECT_NEAR(watch.Find()->percent, 66.7, 0.1);
+  watch.Take(100, Shared(4));  // the first interval still is in the window, but is no longer most of it
+  EXPECT_FALSE(watch.Find().has_value());
+}
+
+TEST(StragglerWatchTest, SaysItInASentence) {
+  EXPECT_EQ(DescribeStraggler({.rank = 3, .phase = "reading data", .percent = 33.6}),
+            "rank 3 is slow: its steps take 34 % longer than the others', most of it in reading data");
+}
+
+TEST(StragglerWatchTest, AFifthIsTheLimit) {
+  for (const auto& [seconds, is_slow] : {std::pair(1.59e-3, false), std::pair(1.61e-3, true)}) {  // of 3 ms: +0.6
+    StragglerWatch watch(3);
+    watch.Take(200, Shared(3, 0, 2, seconds));
+    EXPECT_EQ(watch.Find().has_value(), is_slow) << seconds;
+  }
+}
+
+TEST(StragglerWatchTest, TurnsAtBeingSlowestNameNobody) {
+  StragglerWatch watch(3);
+  for (int i = 0; i < 40; ++i) watch.Take(10, Shared(3, i % 3, 0, 9e-3));
+  EXPECT_FALSE(watch.Find().has_value());
+}
+
+TEST(StragglerWatchTest, OfTwoSlowRanksTheSlowerIsNamed) {
+  StragglerWatch watch(8);
+  std::vector<double> all = Shared(8, 5, 2, 9e-3);
+  all[6 * StragglerWatch::kShared + 2] = 8e-3;
+  watch.Take(300, all);
+  ASSERT_TRUE(watch.Find().has_value());
+  EXPECT_EQ(watch.Find()->rank, 5);
+  EXPECT_EQ(watch.Find()->phase, "backward");
+}
+
+TEST(StragglerWatchTest, AloneNobodyIsSlow) {
+  StragglerWatch watch(1);
+  watch.Take(500, Shared(1));
+  EXPECT_FALSE(watch.Find().has_value());
+}
+
+TEST(StragglerWatchTest, SharesMediansSoThatOneSlowStepDoesNotCount) {
+  StragglerWatch watch(2);
+  std::array<double, kStepPartCount> seconds = {};
+  for (int step = 0; step < 1000; ++step) {
+    seconds[static_cast<int>(StepPart::kDataWait)] = step == 990 ? 5 : 0.5;
+    seconds[static_cast<int>(StepPart::kHostToDevice)] = 0.25;
+    seconds[static_cast<int>(StepPart::kForward)] = step < 700 ? 8 : 2;  // more than a window ago
+    seconds[static_cast<int>(StepPart::kBackward)] = 4;
+    seconds[static_cast<int>(StepPart::kExposedExchange)] = 100;
+    watch.AddStep(seconds);
+  }
+  std::array<double, StragglerWatch::kShared> shared;
+  watch.Share(shared);
+  EXPECT_EQ(shared[0], 0.75);
+  EXPECT_EQ(shared[1], 2);
+  EXPECT_EQ(shared[2], 4);
+  watch.Share(shared);
+  EXPECT_EQ(shared[0], 0) << "of no step";
+}
+
+}  // namespace
+}  // namespace starring

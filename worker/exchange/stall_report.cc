@@ -1,0 +1,17 @@
+#include "worker/exchange/stall_report.h"
+
+namespace starring {
+
+void StallReport::Open(int source, Time since, const std::string& sentence) {
+  const bool is_first = open_.empty();
+  if (!open_.insert(source).second || !is_first) return;
+  since_ = since;
+  if (say_ != nullptr) say_(sentence);
+}
+
+void StallReport::Close(int source, Time now) {
+  if (open_.erase(source) == 0 || !open_.empty()) return;
+  if (say_ != nullptr) say_(GoesOnSentence(now - since_));
+}
+
+}  // namespace starring

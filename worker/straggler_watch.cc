@@ -1,0 +1,108 @@
+#include "worker/straggler_watch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace starring {
+namespace {
+
+constexpr double kSlowerBy = 1.2;
+constexpr std::array<const char*, StragglerWatch::kShared> kPhases = {"reading data", "forward", "backward"};
+
+template <typename T>
+double Median(std::vector<T> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return static_cast<double>(*middle);
+}
+
+}  // namespace
+
+void StragglerWatch::AddStep(const std::array<double, kStepPartCount>& part_seconds) {
+  const auto part = [&](StepPart p) { return part_seconds[static_cast<int>(p)]; };
+  const std::array<double, kShared> seconds = {part(StepPart::kDataWait) + part(StepPart::kHostToDevice),
+                                               part(StepPart::kForward), part(StepPart::kBackward)};
+  const bool is_full = seconds_[0].size() == kWindowSteps;
+  for (int i = 0; i < kShared; ++i) {
+    const auto value = static_cast<float>(seconds[i]);
+    if (is_full) {
+      seconds_[i][next_] = value;
+    } else {
+      seconds_[i].push_back(value);
+    }
+  }
+  if (is_full) next_ = (next_ + 1) % kWindowSteps;
+}
+
+void StragglerWatch::Share(std::span<double> out) {
+  CHECK_EQ(out.size(), kShared);
+  for (int i = 0; i < kShared; ++i) {
+    out[i] = Median(seconds_[i]);
+    seconds_[i].clear();
+  }
+  next_ = 0;
+}
+
+void StragglerWatch::Take(int64_t steps, std::span<const double> all) {
+  CHECK_EQ(all.size(), world_size_ * kShared);
+  intervals_.push_back({.steps = steps, .slowest = SlowestOf(all)});
+  steps_ += steps;
+  while (steps_ - intervals_.front().steps >= kWindowSteps) {
+    steps_ -= intervals_.front().steps;
+    intervals_.pop_front();
+  }
+}
+
+std::optional<Straggler> StragglerWatch::SlowestOf(std::span<const double> all) const {
+  if (world_size_ < 2) return std::nullopt;
+  const auto of = [&](int rank) { return all.subspan(rank * kShared, kShared); };
+  std::vector<double> totals;
+  for (int rank = 0; rank < world_size_; ++rank) totals.push_back(of(rank)[0] + of(rank)[1] + of(rank)[2]);
+  const int slowest = static_cast<int>(std::max_element(totals.begin(), totals.end()) - totals.begin());
+  const double longest = totals[slowest];
+  totals.erase(totals.begin() + slowest);
+  const double usual = Median(totals);
+  if (!(usual > 0) || longest <= kSlowerBy * usual) return std::nullopt;
+  Straggler straggler{.rank = slowest, .phase = "", .percent = 100 * (longest / usual - 1)};
+  double most = -1;
+  for (int i = 0; i < kShared; ++i) {
+    std::vector<double> others;
+    for (int rank = 0; rank < world_size_; ++rank) {
+      if (rank != slowest) others.push_back(of(rank)[i]);
+    }
+    const double lost = of(slowest)[i] - Median(others);
+    if (lost <= most) continue;
+    most = lost;
+    straggler.phase = kPhases[i];
+  }
+  return straggler;
+}
+
+std::optional<Straggler> StragglerWatch::Find() const {
+  if (steps_ < kWindowSteps) return std::nullopt;
+  std::map<int, int64_t> steps_of;  // by rank: where it was the slowest
+  for (const Interval& interval : intervals_) {
+    if (interval.slowest.has_value()) steps_of[interval.slowest->rank] += interval.steps;
+  }
+  for (const auto& [rank, steps] : steps_of) {
+    if (2 * steps <= steps_) continue;
+    // Its phase and how slow it is: as when it was last seen.
+    for (auto interval = intervals_.rbegin(); interval != intervals_.rend(); ++interval) {
+      if (interval->slowest.has_value() && interval->slowest->rank == rank) return interval->slowest;
+    }
+  }
+  return std::nullopt;
+}
+
+std::string DescribeStraggler(const Straggler& straggler) {
+  return absl::StrCat("rank ", straggler.rank, " is slow: its steps take ",
+                      static_cast<int64_t>(std::round(straggler.percent)), " % longer than the others', most of it in ",
+                      straggler.phase);
+}
+
+}  // namespace starring
