@@ -151,6 +151,9 @@ inline constexpr int64_t kCheckBoardBytesMax = 32 << 20;
 // One message of a bandwidth test, and one whole test: enough to fill a link, too little to hinder a neighbour.
 inline constexpr int64_t kCheckPayloadBytesMax = 1 << 20;
 inline constexpr int64_t kCheckBandwidthBytesMax = 16 << 20;
+// Connections of checks that a server ever exempts from what strangers may send: four checks of the largest job. Then
+// bandwidths are not tested any more.
+inline constexpr int kCheckConnectionsMax = 4 * kWorldSizeMax;
 
 inline constexpr int kPortMax = 65535;  // of TCP
 

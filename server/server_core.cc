@@ -171,6 +171,7 @@ void ParameterServer::Core::Run() {
 
 void ParameterServer::Core::Tick(Clock::time_point now) {
   check_board_.Forget(now);
+  if (check_board_.worker_count() == 0) checkers_.clear();
   std::vector<JoinCall*> expired;
   for (const auto& [call, pending] : pending_joins_) {
     if (now >= pending.expires) expired.push_back(call);
@@ -430,12 +431,22 @@ void ParameterServer::Core::OnCheck(CheckCall* call) {
   acceptor_->Heard(call->peer());
   const absl::Status admitted = admission_.Check(call->request(), call->peer());
   const absl::StatusOr<v1::CheckReply> reply = admitted.ok() ? AnswerCheck(call->request()) : admitted;
+  acceptor_->Heard(call->peer());
+  if (reply.ok() && call->request().worker_id() != 0) KeepChecker(call->peer());
   if (reply.ok()) {
     acceptor_->Keep(call->peer());  // it will send more than strangers may, to time the network
     call->Answer(*reply);
   } else {
     call->Refuse(reply.status());
   }
+}
+
+// A worker of a check sends more than a stranger may, to time it.
+void ParameterServer::Core::KeepChecker(const std::string& peer) {
+  if (checkers_kept_ >= kCheckConnectionsMax) return;
+  if (!checkers_.insert(peer).second) return;
+  ++checkers_kept_;
+  acceptor_->Keep(peer);
 }
 
 absl::StatusOr<v1::CheckReply> ParameterServer::Core::AnswerCheck(const v1::CheckRequest& request) {

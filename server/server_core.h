@@ -71,6 +71,7 @@ class ParameterServer::Core {
   void BeginJob();
   void OnStatus(StatusCall* call);
   void OnCheck(CheckCall* call);
+  void KeepChecker(const std::string& peer);
   absl::StatusOr<v1::CheckReply> AnswerCheck(const v1::CheckRequest& request);
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
   void OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello);
@@ -108,6 +109,8 @@ class ParameterServer::Core {
   std::map<StatusCall*, std::unique_ptr<StatusCall>> status_calls_;
   std::map<CheckCall*, std::unique_ptr<CheckCall>> check_calls_;
   CheckBoard check_board_;
+  std::set<std::string> checkers_;  // peers of this check whose connections are kept
+  int checkers_kept_ = 0;           // of all checks
   std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
   std::map<JoinCall*, PendingJoin> pending_joins_;
   std::map<LaneId, ExchangeLane*> lanes_by_id_;

@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/command_line.h"
+#include "common/limits.h"
 #include "worker/check/interfaces.h"
 
 namespace starring {
@@ -30,8 +31,6 @@ constexpr size_t kLinkRowsMax = 40;
 constexpr size_t kNamesMax = 4;
 constexpr double kClockSecondsMax = 1;
 constexpr int64_t kMemoryBytesMin = int64_t{1} << 30;
-// Besides connections: files, pipes, threads' own, what libraries keep.
-constexpr int64_t kDescriptorsBesides = 64;
 
 std::string NameOf(ProcessFacts::Role role, int number) {
   return absl::StrCat(role == ProcessFacts::WORKER ? "w" : "s", number);
@@ -251,10 +250,9 @@ void AddLimits(const CheckFindings& findings, const std::vector<const ProcessFac
   const bool star = findings.topology == CheckFindings::Topology::kStar;
   for (const ProcessFacts* process : processes) {
     const bool server = process->role() == ProcessFacts::SERVER;
-    const int64_t connections = server ? int64_t{findings.world_size} * findings.lanes
-                                : star ? int64_t{findings.shard_count} * findings.lanes
-                                       : findings.world_size;
-    const int64_t needed = connections + kDescriptorsBesides;
+    const int64_t at_server = int64_t{findings.world_size} * findings.lanes + kStrangerConnectionsMax;
+    const int64_t at_worker = star ? int64_t{findings.shard_count} * findings.lanes : findings.world_size;
+    const int64_t needed = kOtherDescriptorsMax + (server ? kDescriptorsPerConnection * at_server : at_worker);
     if (process->descriptors() != 0 && process->descriptors() < needed) {
       problems.push_back({kExitRefused, absl::StrCat(NameOf(*process), " can have ", process->descriptors(),
                                                      " files open, this job needs ", needed,

@@ -36,7 +36,10 @@ absl::Status SystemError(const char* what) {
   return absl::InternalError(absl::StrCat("cannot ", what, ": ", ErrnoText(errno)));
 }
 
-// Answers are short: they fit the socket's buffer, or the peer does not read and is cut.
+// Holds the longest answer, a note, twice over: an answer that does not fit has a peer that does not read, which is
+// cut.
+constexpr int kSendBufferBytes = 2 * static_cast<int>(kCheckNoteBytesMax);
+
 bool SendAll(int fd, const std::string& bytes) {
   return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
 }
@@ -104,6 +107,7 @@ void PeerListener::Accept() {
   if (accepted.fd() < 0 || connections_.size() >= kConnectionsMax) return;
   const int one = 1;
   setsockopt(accepted.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  setsockopt(accepted.fd(), SOL_SOCKET, SO_SNDBUF, &kSendBufferBytes, sizeof(kSendBufferBytes));
   connections_.push_back({.socket = std::move(accepted), .received = "", .bytes_to_skip = 0});
 }
 

@@ -136,7 +136,7 @@ TEST(CheckTableTest, DifferencesThatAJobRefuses) {
   findings.world_size = 1024;
   for (v1::ProcessReport& report : findings.reports) report.mutable_servers(0)->set_descriptors(1024);
   EXPECT_EQ(JudgeCheck(findings).exit_code, kExitRefused);
-  EXPECT_THAT(JudgeCheck(findings).sentence, HasSubstr("s0 can have 1024 files open, this job needs 2112"));
+  EXPECT_THAT(JudgeCheck(findings).sentence, HasSubstr("s0 can have 1024 files open, this job needs 4288"));
 
   findings = Star();
   findings.uses_gpus = true;
