@@ -431,10 +431,8 @@ void ParameterServer::Core::OnCheck(CheckCall* call) {
   acceptor_->Heard(call->peer());
   const absl::Status admitted = admission_.Check(call->request(), call->peer());
   const absl::StatusOr<v1::CheckReply> reply = admitted.ok() ? AnswerCheck(call->request()) : admitted;
-  acceptor_->Heard(call->peer());
   if (reply.ok() && call->request().worker_id() != 0) KeepChecker(call->peer());
   if (reply.ok()) {
-    acceptor_->Keep(call->peer());  // it will send more than strangers may, to time the network
     call->Answer(*reply);
   } else {
     call->Refuse(reply.status());
