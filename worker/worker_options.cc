@@ -97,6 +97,9 @@ ABSL_FLAG(bool, check, false,
 namespace starring {
 namespace {
 
+// Whatever is finite in float32: people try where training breaks.
+constexpr double kLearningRateMax = 1e38;
+
 constexpr FlagRow kRows[] = {
     {"sync", "job", OneOf("auto", "local", "star", "ring", "mpi")},
     {"rank", "job", Whole(-1, kWorldSizeMax - 1)},
@@ -123,7 +126,7 @@ constexpr FlagRow kRows[] = {
     {"global_batch", "training", Whole(1, kGlobalBatchMax)},
     {"seed", "training", AnyWhole()},
     {"optimizer", "optimizer", OneOf("sgd", "adamw")},
-    {"learning_rate", "optimizer", RealAbove(0, 1e6)},
+    {"learning_rate", "optimizer", RealAbove(0, kLearningRateMax)},
     {"momentum", "optimizer", RealBelow(0, 1)},
     {"nesterov", "optimizer", Switch()},
     {"weight_decay", "optimizer", Real(0, 1e6)},

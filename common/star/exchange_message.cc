@@ -149,15 +149,16 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
     if (std::exchange(has_payload, true)) {
       return absl::InvalidArgumentError("exchange message has a second payload");
     }
-    uint32_t length;
-    if (!input.ReadVarint32(&length) || length > total - input.CurrentPosition()) {
+    // As an int, as protobuf reads it: ReadVarint32 would drop the upper bits of 2^45 and take an empty payload.
+    int length;
+    if (!input.ReadVarintSizeAsInt(&length) || length > total - input.CurrentPosition()) {
       return absl::InvalidArgumentError("exchange message ends inside its payload");
     }
     RETURN_IF_ERROR(MergeFields(pieces, fields_begin, field_begin, &message.fields));
     const int64_t payload_begin = input.CurrentPosition();
     message.payload = SubPieces(pieces, payload_begin, payload_begin + length);
     message.payload_bytes = length;
-    input.Skip(static_cast<int>(length));
+    input.Skip(length);
     fields_begin = input.CurrentPosition();
   }
   RETURN_IF_ERROR(MergeFields(pieces, fields_begin, total, &message.fields));

@@ -139,7 +139,9 @@ def list_files(root):
             folders[:] = [name for name in folders if name not in (".git", "__pycache__")
                           and not (folder == root and name.startswith(("bazel-", "data", "report")))]
             paths += [os.path.relpath(os.path.join(folder, name), root) for name in names]
-    return sorted(path for path in paths if os.path.isfile(os.path.join(root, path)))
+    # A corpus is bytes that some parser got, whether they are text or not.
+    return sorted(path for path in paths
+                  if os.path.isfile(os.path.join(root, path)) and not path.startswith("tests/fuzz/corpus/"))
 
 
 class StyleTest(unittest.TestCase):

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/check.h"
 #include "common/checkpoint_folders.h"
 #include "common/status.h"
@@ -96,8 +98,18 @@ class TrainerTest : public testing::Test {
                                           .exchange = exchange.get(),
                                           .buckets = &buckets_,
                                           .step = step.get(),
-                                          .stop_requested = [this] { return stop_at_ >= 0 && asked_++ == stop_at_; }});
+                                          .stop_requested = [this] {
+                                            const int64_t step = asked_++;
+                                            if (std::ranges::count(periodic_, step) > 0) AwaitSaved(step);
+                                            return step == stop_at_;
+                                          }});
     return trainer->Run();
+  }
+
+  // Steps take less time than a file: the next periodic checkpoint would find this one still being written.
+  void AwaitSaved(int64_t step) {
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (std::ranges::count(SavedSteps(), step) == 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
   }
 
   // Ascending.
@@ -113,9 +125,11 @@ class TrainerTest : public testing::Test {
   int64_t failing_step_ = -1;
   int64_t stop_at_ = -1;
   int64_t asked_ = 0;
+  std::vector<int64_t> periodic_;  // steps of checkpoints that are to be written
 };
 
 TEST_F(TrainerTest, SavesEveryKEpochsAndAtTheEnd) {
+  periodic_ = {8, 16};
   const auto result = Train();
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->next_step, 20);
@@ -139,6 +153,7 @@ TEST_F(TrainerTest, EndsAtMaxStepsInTheMiddleOfAnEpoch) {
 TEST_F(TrainerTest, SavesEverySoManyStepsAndWhereItIsStopped) {
   options_.checkpoint_every_epochs = 100;
   options_.checkpoint_every_steps = 6;
+  periodic_ = {6, 12};
   stop_at_ = 15;
   const auto result = Train();
   ASSERT_TRUE(result.ok()) << result.status();
@@ -148,6 +163,7 @@ TEST_F(TrainerTest, SavesEverySoManyStepsAndWhereItIsStopped) {
 }
 
 TEST_F(TrainerTest, ARunThatIsOverSavesNothingAgain) {
+  periodic_ = {8, 16};
   ASSERT_TRUE(Train().ok());
   std::filesystem::remove_all(options_.checkpoint_dir + "/step-000000016");
   options_.resume = true;

@@ -338,7 +338,7 @@ class StarTest(LaunchTest):
         self.await_started("w0")
         time.sleep(2)  # by now it pauses most of the time
         process.terminate()
-        _, err = self.finish(process)
+        _, _, err = self.finish(process)
         self.assertNotIn("restart 20 of 100", err)
 
     def clear_notes(self):
