@@ -99,9 +99,9 @@ class TrainerTest : public testing::Test {
                                           .buckets = &buckets_,
                                           .step = step.get(),
                                           .stop_requested = [this] {
-                                            const int64_t step = asked_++;
-                                            if (std::ranges::count(periodic_, step) > 0) AwaitSaved(step);
-                                            return step == stop_at_;
+                                            const int64_t next_step = asked_++;
+                                            if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
+                                            return next_step == stop_at_;
                                           }});
     return trainer->Run();
   }
