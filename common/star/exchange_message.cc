@@ -149,9 +149,12 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
     if (std::exchange(has_payload, true)) {
       return absl::InvalidArgumentError("exchange message has a second payload");
     }
-    // As an int, as protobuf reads it: ReadVarint32 would drop the upper bits of 2^45 and take an empty payload.
+    // As protobuf reads it: an int in at most five bytes. ReadVarint32 would drop the upper bits of 2^45, and any
+    // reader of varints those beyond 64, and take an empty payload.
+    const int64_t length_begin = input.CurrentPosition();
     int length;
-    if (!input.ReadVarintSizeAsInt(&length) || length > total - input.CurrentPosition()) {
+    if (!input.ReadVarintSizeAsInt(&length) || input.CurrentPosition() - length_begin > 5 ||
+        length > total - input.CurrentPosition()) {
       return absl::InvalidArgumentError("exchange message ends inside its payload");
     }
     RETURN_IF_ERROR(MergeFields(pieces, fields_begin, field_begin, &message.fields));

@@ -132,9 +132,9 @@ TEST_F(CheckpointerTest, APeriodicCheckpointIsSkippedWhileTheDiskIsSlow) {
 }
 
 TEST_F(CheckpointerTest, AllRanksWaitForTheLastOneLongerThanForAnyExchange) {
-  exchange_deadline_ = absl::Seconds(1);
+  exchange_deadline_ = absl::Seconds(3);
   write_ = [](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // a slow disk
+    std::this_thread::sleep_for(std::chrono::milliseconds(6500));  // a slow disk
     return WriteCheckpoint(dir, layout, checkpoint);
   };
   RunRanks([&](Rank* rank) {
