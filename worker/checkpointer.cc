@@ -18,8 +18,6 @@ namespace {
 
 // How long rank 0 looks at the disk before it shows the others that it lives.
 constexpr absl::Duration kWaitRound = absl::Milliseconds(250);
-// A file that is as good as written is waited for: short beside any deadline of the ranks that wait along.
-constexpr absl::Duration kGrace = absl::Milliseconds(200);
 constexpr absl::Duration kLockPatience = absl::Seconds(5);
 
 std::string FormatSeconds(absl::Duration duration) { return absl::StrFormat("%g s", absl::ToDoubleSeconds(duration)); }
@@ -163,7 +161,7 @@ absl::StatusOr<double> Checkpointer::SumOfRanks(double mine, GradientExchange* e
 
 absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
-  const bool is_busy = write_ != nullptr && !write_->WaitFor(kGrace);
+  const bool is_busy = write_ != nullptr && !write_->WaitFor(absl::ZeroDuration());
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
   if (busy_ranks == 0) return Save(step, parameters, exchange);
   if (writes()) {
