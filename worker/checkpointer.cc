@@ -19,6 +19,8 @@ namespace {
 // How long rank 0 looks at the disk before it shows the others that it lives.
 constexpr absl::Duration kWaitRound = absl::Milliseconds(250);
 constexpr absl::Duration kLockPatience = absl::Seconds(5);
+// A disk that is merely busy deserves a moment: steps may be faster than a file. Far below any exchange deadline.
+constexpr absl::Duration kSkipPatience = absl::Seconds(1);
 
 std::string FormatSeconds(absl::Duration duration) { return absl::StrFormat("%g s", absl::ToDoubleSeconds(duration)); }
 
@@ -161,7 +163,8 @@ absl::StatusOr<double> Checkpointer::SumOfRanks(double mine, GradientExchange* e
 
 absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
-  const bool is_busy = write_ != nullptr && !write_->WaitFor(absl::ZeroDuration());
+  const absl::Duration patience = std::min(kSkipPatience, options_.worker->exchange_deadline / 4);
+  const bool is_busy = write_ != nullptr && !write_->WaitFor(patience);
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
   if (busy_ranks == 0) return Save(step, parameters, exchange);
   if (writes()) {

@@ -2,7 +2,8 @@
 //
 // Save snapshots parameters, optimizer state and buffers (a copy in memory, collective over the ranks) and returns; a
 // thread of rank 0 writes the files while training goes on. One write at a time. What a slow disk may do:
-//   - a periodic checkpoint that is due while the one before is still being written is skipped, with a warning;
+//   - a periodic checkpoint that is due while the one before is still being written waits a second for that, and is
+//     then skipped, with a warning;
 //   - the last one, and that of a stop, is waited for by all ranks, up to --checkpoint_deadline_s. The ranks wait in
 //     sums, so no deadline of the exchange passes meanwhile, and none of them ends the job before rank 0 is done.
 //
