@@ -127,7 +127,7 @@ absl::Status ParameterServer::Core::Start() {
   if (is_exposed && !options_.security.tls.has_value()) {
     Log("connections are not encrypted: --tls on servers and workers encrypts them");
   }
-  acceptor_->Start(kUnknownJobConnectionsMax, [this](int fd) {
+  acceptor_->Start(kStrangerConnectionsMax, [this](int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.fd = fd;
     to_grpc_->HandleNewConnection(&connection);
