@@ -11,7 +11,8 @@ class StrangersTest(unittest.TestCase):
     def test_every_attack(self):
         # Without half-open: 64 connections of 20 streams each still take a server more than 64 MiB (bench/README.md).
         attacks = "joins,hellos,big,bombs,connections,trickle,random,floods"
-        done = subprocess.run([STRANGERS, "--quick", "--attacks=" + attacks], capture_output=True, text=True, check=False, timeout=800)
+        done = subprocess.run([STRANGERS, "--quick", "--attacks=" + attacks], capture_output=True, text=True,
+                              check=False, timeout=800)
         print(done.stdout)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("nothing was lost", done.stdout)
