@@ -138,6 +138,10 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
       if (field_begin != total) return absl::InvalidArgumentError("exchange message has a malformed tag");
       break;
     }
+    // Protobuf's parser refuses such a tag, ReadTag does not.
+    if (input.CurrentPosition() - field_begin > 5) {
+      return absl::InvalidArgumentError("exchange message has a malformed tag");
+    }
     if (tag != kPayloadTag) {
       if (!WireFormatLite::SkipField(&input, tag)) {
         return absl::InvalidArgumentError("exchange message ends inside a field");

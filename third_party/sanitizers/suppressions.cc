@@ -16,6 +16,8 @@ extern "C" const char* __lsan_default_suppressions() {
       "leak:mca_\n"
       // Its messages, through libc's asprintf, behind which the frame-pointer unwinder loses the caller.
       "leak:__vasprintf_internal\n"
+      // gRPC 1.51 keeps the buffer of a TLS handshake that took several reads or failed.
+      "leak:gpr_realloc\n"
       // libgomp's thread pool.
       "leak:libgomp.so\n";
 }

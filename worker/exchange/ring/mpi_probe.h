@@ -48,7 +48,7 @@ class MpiProbe {
 
  private:
   struct State;
-  const std::unique_ptr<State> state_;
+  std::unique_ptr<State> state_;
 };
 
 // "Open MPI 4.1.4"
