@@ -1,11 +1,11 @@
 #!/bin/bash
 # Tests Starring: installs what is missing, then runs every test as it ships but the long ones.
 #
-#   deploy/test.sh         for people: at most 15 minutes on two cores after deploy/quickstart.sh
+#   deploy/test.sh         for people: a budget of 15 minutes on two cores after deploy/quickstart.sh
 #   deploy/test.sh --all   what continuous integration runs: also the long tests (chaos, strangers, load, Slurm, the
 #                          bundle, network namespaces), tests under AddressSanitizer and UndefinedBehaviorSanitizer,
-#                          those that can run under ThreadSanitizer, and clang-tidy: at most an hour on two cores with
-#                          nothing cached
+#                          those that can run under ThreadSanitizer, and clang-tidy: a budget of an hour on two cores
+#                          with nothing cached
 #
 # A test is long if it is tagged so, or is of size large: Bazel gives every test the name of its timeout as a tag.
 #
