@@ -161,18 +161,15 @@ inline constexpr int kPortMax = 65535;  // of TCP
 // A worker's own connections come on top, as many as its job has. Few, because each may buffer kStrangerBytesMax.
 inline constexpr int kStrangerConnectionsMax = 64;
 
-// The same before the first worker's Join, which says how many there will be. All of a job's workers may connect at
-// once, but each sends its Join within milliseconds; one that is cut dials again. At 143 KB each they take 37 MiB.
-inline constexpr int kUnknownJobConnectionsMax = 256;
-
 // What such a connection may send before it is cut, and how much more for every second of its age: handshakes, a Join
 // and its repeats, or GetStatus once a second for ever. 64 of them then fill 22 MiB in the time to HELLO.
 inline constexpr int64_t kStrangerBytesMax = 256 << 10;
 inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 
 // Streams of one connection. A worker opens one lane on each of its connections and one call beside it; a client of
-// another kind may open all its lanes on one.
-inline constexpr int kStreamsPerConnectionMax = kLanesMax + 4;
+// another kind that opens all its lanes on one connection needs a second one for more than seven. Few, because 64
+// strangers with 20 streams each took 59 to 119 MiB of a server.
+inline constexpr int kStreamsPerConnectionMax = 8;
 
 // A connection must have shaken hands by then, and a stream must have said HELLO: both take milliseconds, and what
 // takes longer holds memory and descriptors for nobody.
