@@ -12,8 +12,6 @@
 #include "common/host_port.h"
 #include "common/limits.h"
 #include "common/machine_limits.h"
-#include "common/process_facts.h"
-#include "common/star/wire_version.h"
 #include "common/status.h"
 
 namespace starring {
@@ -60,6 +58,9 @@ ParameterServer::Core::Core(Options options)
       lane_events_{[this](ExchangeLane*) { ListenForLane(); },
                    [this](ExchangeLane* lane, const ReceivedMessage& message) { OnLaneMessage(lane, message); },
                    [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
+      check_service_({.shard = options_.shard,
+                      .grpc_version = grpc::Version(),
+                      .keep = [this](const std::string& peer) { acceptor_->Keep(peer); }}),
       track_(AddTrack(options_.trace, {.name = "shard"})),
       admission_(options_.security.token),
       rendezvous_(options_.shard, options_.shard_count, options_.run_id,
@@ -170,8 +171,7 @@ void ParameterServer::Core::Run() {
 }
 
 void ParameterServer::Core::Tick(Clock::time_point now) {
-  check_board_.Forget(now);
-  if (check_board_.worker_count() == 0) checkers_.clear();
+  check_service_.Forget(now);
   std::vector<JoinCall*> expired;
   for (const auto& [call, pending] : pending_joins_) {
     if (now >= pending.expires) expired.push_back(call);
@@ -390,6 +390,7 @@ void ParameterServer::Core::BeginJob() {
     return;
   }
   job_ = *std::move(job);
+  check_service_.Close(job_->world_size());
   Log(absl::StrCat("all ", agreement.world_size, " workers joined: ", agreement.buckets.element_count(),
                    " elements in ", agreement.buckets.bucket_count(), " buckets, from step ", agreement.first_step));
 }
@@ -430,58 +431,13 @@ void ParameterServer::Core::OnCheck(CheckCall* call) {
   ListenForCheck();
   acceptor_->Heard(call->peer());
   const absl::Status admitted = admission_.Check(call->request(), call->peer());
-  const absl::StatusOr<v1::CheckReply> reply = admitted.ok() ? AnswerCheck(call->request()) : admitted;
-  if (reply.ok() && call->request().worker_id() != 0) KeepChecker(call->peer());
+  const absl::StatusOr<v1::CheckReply> reply =
+      admitted.ok() ? check_service_.Answer(call->request(), call->peer(), Clock::now()) : admitted;
   if (reply.ok()) {
     call->Answer(*reply);
   } else {
     call->Refuse(reply.status());
   }
-}
-
-// A worker of a check sends more than a stranger may, to time it.
-void ParameterServer::Core::KeepChecker(const std::string& peer) {
-  if (checkers_kept_ >= kCheckConnectionsMax) return;
-  if (!checkers_.insert(peer).second) return;
-  ++checkers_kept_;
-  acceptor_->Keep(peer);
-}
-
-absl::StatusOr<v1::CheckReply> ParameterServer::Core::AnswerCheck(const v1::CheckRequest& request) {
-  // A check times the network with payloads: a job that trains is not to feel it.
-  if (job_ != nullptr) {
-    check_board_.Clear();
-    return absl::FailedPreconditionError(absl::StrCat("shard ", options_.shard, " already trains with ",
-                                                      job_->world_size(),
-                                                      " workers: check before the job starts, or after it has ended"));
-  }
-  if (static_cast<int64_t>(request.payload().size()) > kCheckPayloadBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a payload of ", request.payload().size(), " bytes is longer than ", kCheckPayloadBytesMax));
-  }
-  v1::CheckReply reply;
-  if (request.facts()) {
-    v1::ProcessFacts facts = ReadProcessFacts(v1::ProcessFacts::SERVER, options_.shard);
-    facts.set_wire_version(kWireVersion);
-    v1::ProcessFacts::Library* const library = facts.add_libraries();
-    library->set_name("gRPC");
-    library->set_version(grpc::Version());
-    reply.set_facts(facts.SerializeAsString());
-  }
-  if (request.worker_id() != 0) {
-    RETURN_IF_ERROR(check_board_.Greet(request.rank(), request.worker_id(), Clock::now()));
-    if (request.put_stage() != 0) {
-      RETURN_IF_ERROR(check_board_.Put(request.rank(), request.put_stage(), request.put_text()));
-    }
-    const std::string* const note =
-        request.get_stage() == 0 ? nullptr : check_board_.Get(request.get_rank(), request.get_stage());
-    reply.set_found(note != nullptr);
-    if (note != nullptr) reply.set_text(*note);
-    if (request.leave()) check_board_.Leave(request.rank());
-    reply.set_note_count(check_board_.worker_count());
-  }
-  reply.set_clock_us(WallClockMicroseconds());
-  return reply;
 }
 
 void ParameterServer::Core::OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message) {

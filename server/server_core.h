@@ -20,7 +20,7 @@
 
 #include "absl/status/status.h"
 #include "server/admission.h"
-#include "server/check_board.h"
+#include "server/check_service.h"
 #include "server/connection_acceptor.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
@@ -71,8 +71,6 @@ class ParameterServer::Core {
   void BeginJob();
   void OnStatus(StatusCall* call);
   void OnCheck(CheckCall* call);
-  void KeepChecker(const std::string& peer);
-  absl::StatusOr<v1::CheckReply> AnswerCheck(const v1::CheckRequest& request);
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
   void OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello);
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
@@ -108,9 +106,7 @@ class ParameterServer::Core {
   std::map<JoinCall*, std::unique_ptr<JoinCall>> join_calls_;
   std::map<StatusCall*, std::unique_ptr<StatusCall>> status_calls_;
   std::map<CheckCall*, std::unique_ptr<CheckCall>> check_calls_;
-  CheckBoard check_board_;
-  std::set<std::string> checkers_;  // peers of this check whose connections are kept
-  int checkers_kept_ = 0;           // of all checks
+  CheckService check_service_;
   std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
   std::map<JoinCall*, PendingJoin> pending_joins_;
   std::map<LaneId, ExchangeLane*> lanes_by_id_;

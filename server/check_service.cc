@@ -1,0 +1,75 @@
+#include "server/check_service.h"
+
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+#include "common/process_facts.h"
+#include "common/star/wire_version.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+std::string ServerFacts(int shard, const std::string& grpc_version) {
+  v1::ProcessFacts facts = ReadProcessFacts(v1::ProcessFacts::SERVER, shard);
+  facts.set_wire_version(kWireVersion);
+  v1::ProcessFacts::Library* const library = facts.add_libraries();
+  library->set_name("gRPC");
+  library->set_version(grpc_version);
+  return facts.SerializeAsString();
+}
+
+}  // namespace
+
+absl::StatusOr<v1::CheckReply> CheckService::Answer(const v1::CheckRequest& request, const std::string& peer,
+                                                    Clock::time_point now) {
+  ASSIGN_OR_RETURN(v1::CheckReply reply, Reply(request, now));
+  if (request.worker_id() != 0) Keep(peer);
+  return reply;
+}
+
+absl::StatusOr<v1::CheckReply> CheckService::Reply(const v1::CheckRequest& request, Clock::time_point now) {
+  if (world_size_.has_value()) {
+    return absl::FailedPreconditionError(absl::StrCat("shard ", options_.shard, " already trains with ", *world_size_,
+                                                      " workers: check before the job starts, or after it has ended"));
+  }
+  if (const auto bytes = static_cast<int64_t>(request.payload().size()); bytes > kCheckPayloadBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a payload of ", bytes, " bytes is longer than ", kCheckPayloadBytesMax));
+  }
+  v1::CheckReply reply;
+  if (request.facts()) reply.set_facts(ServerFacts(options_.shard, options_.grpc_version));
+  if (request.worker_id() != 0) RETURN_IF_ERROR(UseBoard(request, now, &reply));
+  reply.set_clock_us(WallClockMicroseconds());
+  return reply;
+}
+
+absl::Status CheckService::UseBoard(const v1::CheckRequest& request, Clock::time_point now, v1::CheckReply* reply) {
+  RETURN_IF_ERROR(board_.Greet(request.rank(), request.worker_id(), now));
+  if (request.put_stage() != 0) RETURN_IF_ERROR(board_.Put(request.rank(), request.put_stage(), request.put_text()));
+  const std::string* const note =
+      request.get_stage() == 0 ? nullptr : board_.Get(request.get_rank(), request.get_stage());
+  reply->set_found(note != nullptr);
+  if (note != nullptr) reply->set_text(*note);
+  if (request.leave()) board_.Leave(request.rank());
+  reply->set_note_count(board_.worker_count());
+  return absl::OkStatus();
+}
+
+void CheckService::Keep(const std::string& peer) {
+  if (kept_count_ >= kCheckConnectionsMax || !peers_.insert(peer).second) return;
+  ++kept_count_;
+  options_.keep(peer);
+}
+
+void CheckService::Forget(Clock::time_point now) {
+  board_.Forget(now);
+  // The next check may come over other connections of the same name.
+  if (board_.worker_count() == 0) peers_.clear();
+}
+
+void CheckService::Close(int world_size) {
+  world_size_ = world_size;
+  board_.Clear();
+}
+
+}  // namespace starring

@@ -1,0 +1,125 @@
+#include "server/check_service.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+#include "common/star/wire_version.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/starring/v1/check.pb.h"
+
+namespace starring {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr CheckService::Clock::time_point kStart{};
+constexpr auto kForgotten = kStart + CheckBoard::kNoteLife + std::chrono::seconds(1);
+
+class CheckServiceTest : public testing::Test {
+ protected:
+  // The request of `rank`, whose process has a number of its own.
+  static v1::CheckRequest From(int rank) {
+    v1::CheckRequest request;
+    request.set_rank(rank);
+    request.set_worker_id(100 + rank);
+    return request;
+  }
+  absl::StatusOr<v1::CheckReply> Answer(const v1::CheckRequest& request, const std::string& peer = "ipv4:10.0.0.1:1") {
+    return service_.Answer(request, peer, kStart);
+  }
+
+  std::vector<std::string> kept_;
+  CheckService service_{
+      {.shard = 2, .grpc_version = "1.2.3", .keep = [this](const std::string& peer) { kept_.push_back(peer); }}};
+};
+
+TEST_F(CheckServiceTest, TellsFactsAndTheTime) {
+  v1::CheckRequest request;
+  request.set_facts(true);
+  const auto reply = Answer(request);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  v1::ProcessFacts facts;
+  ASSERT_TRUE(facts.ParseFromString(reply->facts()));
+  EXPECT_EQ(facts.role(), v1::ProcessFacts::SERVER);
+  EXPECT_EQ(facts.number(), 2);
+  EXPECT_EQ(facts.wire_version(), kWireVersion);
+  const auto& grpc = facts.libraries(facts.libraries_size() - 1);
+  EXPECT_EQ(absl::StrCat(grpc.name(), " ", grpc.version()), "gRPC 1.2.3");
+  EXPECT_GT(reply->clock_us(), 0);
+  EXPECT_THAT(kept_, IsEmpty()) << "who signs no note is no worker";
+}
+
+TEST_F(CheckServiceTest, HandsNotesOn) {
+  v1::CheckRequest put = From(0);
+  put.set_put_stage(1);
+  put.set_put_text("card");
+  ASSERT_TRUE(Answer(put).ok());
+  v1::CheckRequest get = From(1);
+  get.set_get_rank(0);
+  get.set_get_stage(1);
+  auto reply = Answer(get);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_TRUE(reply->found());
+  EXPECT_EQ(reply->text(), "card");
+  EXPECT_EQ(reply->note_count(), 2);
+  v1::CheckRequest leave = From(0);
+  leave.set_leave(true);
+  ASSERT_TRUE(Answer(leave).ok());
+  reply = Answer(get);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_FALSE(reply->found());
+}
+
+TEST_F(CheckServiceTest, KeepsAConnectionOnceACheck) {
+  ASSERT_TRUE(Answer(From(0), "a").ok());
+  ASSERT_TRUE(Answer(From(0), "a").ok());
+  ASSERT_TRUE(Answer(From(1), "b").ok());
+  EXPECT_THAT(kept_, ElementsAre("a", "b"));
+  service_.Forget(kStart);
+  ASSERT_TRUE(Answer(From(0), "a").ok());
+  EXPECT_THAT(kept_, SizeIs(2));
+  // A later connection may have the same name.
+  service_.Forget(kForgotten);
+  ASSERT_TRUE(Answer(From(0), "a").ok());
+  EXPECT_THAT(kept_, ElementsAre("a", "b", "a"));
+}
+
+TEST_F(CheckServiceTest, KeepsNoMoreThanTheLimitInAllChecks) {
+  for (int i = 0; i <= kCheckConnectionsMax; ++i) {
+    service_.Forget(kForgotten);
+    ASSERT_TRUE(Answer(From(0), absl::StrCat(i)).ok());
+  }
+  EXPECT_THAT(kept_, SizeIs(kCheckConnectionsMax));
+}
+
+TEST_F(CheckServiceTest, RefusesWhatIsBeyondTheLimitsAndKeepsNoConnectionForIt) {
+  v1::CheckRequest request = From(0);
+  request.set_payload(std::string(kCheckPayloadBytesMax, 'x'));
+  EXPECT_TRUE(Answer(request, "good").ok());
+  request.mutable_payload()->push_back('x');
+  EXPECT_EQ(Answer(request, "bad").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Answer(From(kWorldSizeMax), "bad").status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(kept_, ElementsAre("good"));
+}
+
+TEST_F(CheckServiceTest, RefusesEveryRequestOnceTheJobHasBegun) {
+  ASSERT_TRUE(Answer(From(0), "before").ok());
+  service_.Close(3);
+  for (const v1::CheckRequest& request : {From(0), v1::CheckRequest()}) {
+    const absl::Status status = Answer(request, "after").status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("shard 2 already trains with 3 workers"), HasSubstr("check before the job starts")));
+  }
+  EXPECT_THAT(kept_, ElementsAre("before"));
+}
+
+}  // namespace
+}  // namespace starring
