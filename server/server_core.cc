@@ -13,6 +13,7 @@
 #include "common/limits.h"
 #include "common/machine_limits.h"
 #include "common/status.h"
+#include "server/shard_memory.h"
 
 namespace starring {
 namespace {
@@ -327,7 +328,7 @@ void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
 absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
   // Now, and not when the job begins: by then the other servers may have taken their part of what was free.
   memory_bytes_max_ = UpdateMemoryLimit();
-  RETURN_IF_ERROR(ShardJob::CheckMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
+  RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
   const int64_t needed = kOtherDescriptorsMax +
                          kDescriptorsPerConnection * (int64_t{agreement.world_size} * lanes + kStrangerConnectionsMax);
   if (needed <= descriptors_max_) return absl::OkStatus();

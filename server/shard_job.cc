@@ -6,12 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/optimizer.h"
 #include "common/star/progress_message.h"
+#include "common/star/shared_memory.h"
 #include "common/status.h"
+#include "server/shard_memory.h"
 
 namespace starring {
 namespace {
@@ -28,35 +29,21 @@ ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind k
   return fields;
 }
 
-}  // namespace
-
-int64_t ShardJob::MemoryNeeded(const Agreement& agreement, int shard, int shard_count) {
-  // What a bucket and a worker's part in it cost beside their floats; see CollectiveWait, ParameterShard::Bucket.
-  constexpr int64_t kBytesPerBucket = 1024;
-  constexpr int64_t kBytesPerContribution = 256;
-  int64_t owned = 0;
-  for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
-    owned += agreement.buckets.ShardSlice(b, shard, shard_count).size() * static_cast<int64_t>(sizeof(float));
+// What the shard owns, by bucket.
+std::vector<ElementRange> OwnedSlices(const ShardJob::Options& options) {
+  const BucketMap& buckets = options.agreement.buckets;
+  std::vector<ElementRange> slices;
+  for (int b = 0; b < buckets.bucket_count(); ++b) {
+    slices.push_back(buckets.ShardSlice(b, options.shard, options.shard_count));
   }
-  // Buffers of the parameters and a copy in shared memory, state, and what all workers but the last wait with.
-  const int64_t copies = kSliceBuffersMax + 1 + StateVectorCount(agreement.optimizer) + agreement.world_size;
-  const int64_t per_bucket = kBytesPerBucket + agreement.world_size * kBytesPerContribution;
-  return owned * copies + agreement.buckets.bucket_count() * per_bucket;
+  return slices;
 }
 
-absl::Status ShardJob::CheckMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max) {
-  const int64_t needed = MemoryNeeded(agreement, shard, shard_count);
-  if (needed <= memory_bytes_max) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrFormat(
-      "shard %d of %d needs %.3f GB for %d elements of %d workers, this server may use %.3f GB: start more servers, or "
-      "raise the server's --memory_limit_gb",
-      shard, shard_count, 1e-9 * static_cast<double>(needed), agreement.buckets.element_count(), agreement.world_size,
-      1e-9 * static_cast<double>(memory_bytes_max)));
-}
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
   const Agreement& agreement = options.agreement;
-  RETURN_IF_ERROR(CheckMemory(agreement, options.shard, options.shard_count, options.memory_bytes_max));
+  RETURN_IF_ERROR(CheckShardMemory(agreement, options.shard, options.shard_count, options.memory_bytes_max));
   ParameterShard::Options shard_options{
       .element_count = agreement.buckets.element_count(),
       .world_size = agreement.world_size,
@@ -64,8 +51,7 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
       .optimizer = agreement.optimizer,
       .schedule = agreement.schedule,
       .sum_share = options.track == nullptr ? SumShare::kNotMeasured : SumShare::kMeasured};
-  for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
-    const ElementRange slice = agreement.buckets.ShardSlice(b, options.shard, options.shard_count);
+  for (const ElementRange slice : OwnedSlices(options)) {
     shard_options.slices.emplace_back();
     if (slice.size() > 0) shard_options.slices.back().push_back(slice);
   }
@@ -76,11 +62,15 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
 ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
     : options_(std::move(options)),
       shard_(std::move(shard)),
+      slices_(OwnedSlices(options_)),
       buckets_(shard_->bucket_count(),
-               Bucket{.slice = {}, .gradients = CollectiveWait(world_size()), .fetches = CollectiveWait(world_size())}),
+               Bucket{.gradients = CollectiveWait(world_size()), .fetches = CollectiveWait(world_size())}),
+      shared_({.shard = shard_.get(),
+               .slices = slices_,
+               .element_count = options_.agreement.buckets.element_count(),
+               .world_size = world_size()}),
       workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now + options_.join_deadline}),
-      summands_(world_size()),
-      sum_wait_(world_size()),
+      sum_(world_size()),
       finish_wait_(world_size()),
       stall_({.world_size = world_size(),
               .times = options_.stall_times,
@@ -89,9 +79,6 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
               .tell = [this](int rank, const std::string& text) { TellStall(rank, text); },
               .log = options_.log}) {
   if (options_.metrics != nullptr) options_.metrics->OnJob(world_size());
-  for (int b = 0; b < shard_->bucket_count(); ++b) {
-    buckets_[b].slice = options_.agreement.buckets.ShardSlice(b, options_.shard, options_.shard_count);
-  }
 }
 
 void ShardJob::OnLaneOpen(LaneId lane) {
@@ -136,7 +123,7 @@ int64_t ShardJob::SliceBytes(const ExchangeMessage& fields) const {
     case ExchangeMessage::INITIAL_STATE:
     case ExchangeMessage::GRADIENT:
       if (fields.shared() || !CheckBucket(fields).ok()) return -1;
-      return buckets_[fields.bucket()].slice.size() * static_cast<int64_t>(sizeof(float));
+      return slices_[fields.bucket()].size() * static_cast<int64_t>(sizeof(float));
     default:
       return -1;
   }
@@ -191,7 +178,7 @@ absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage&
   const auto sealed = shard_->Parameters(b);
   if (sealed == nullptr) {
     RETURN_IF_ERROR(shard_->SetParameters(b, message.payload));
-    Publish(b);  // rank 0 reads there without asking
+    shared_.Publish(b);  // rank 0 reads there without asking
     for (const LaneId lane : buckets_[b].fetches.Take()) SendParameters(lane, b, shard_->Parameters(b));
   }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
@@ -215,7 +202,7 @@ absl::Status ShardJob::TakeInitialState(LaneId from, const ReceivedMessage& mess
 absl::Status ShardJob::FetchParameters(LaneId from, const ReceivedMessage& message, Time now) {
   RETURN_IF_ERROR(CheckBucket(message.fields));
   const int b = message.fields.bucket();
-  RETURN_IF_ERROR(NoteSharing(from.rank, message.fields));
+  RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
   auto sealed = shard_->Parameters(b);
   if (sealed == nullptr) {
     buckets_[b].fetches.Add(from, now);
@@ -233,16 +220,17 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
                                    TraceLabels{.step = step, .bucket = b, .peer = from.rank});
   // A repeat of a step that is over for everybody, for instance from a connection that was thought lost.
   if (const auto newest = shard_->Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
-  RETURN_IF_ERROR(NoteSharing(from.rank, message.fields));
+  RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
   Worker& worker = workers_[from.rank];
   Contribution contribution{
       .worker = from.rank, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper};
   if (message.fields.shared()) {
-    contribution.pieces = {BytesOf(worker.gradients->values(), buckets_[b].slice)};
-    contribution.keeper = worker.gradients;
+    const std::shared_ptr<const SharedMemory>& gradients = shared_.GradientsOf(from.rank);
+    contribution.pieces = {BytesOf(gradients->values(), slices_[b])};
+    contribution.keeper = gradients;
     bytes_received_ += static_cast<int64_t>(contribution.pieces[0].size());
   }
-  UpdateInPlaceIfAllShare(b);
+  shared_.UpdateInPlaceIfAllShare(b);
   receive.reset();
   const bool is_watched = options_.track != nullptr || options_.metrics != nullptr;
   const int64_t begin_ns = is_watched ? TraceNow() : 0;
@@ -258,7 +246,7 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   }
   if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
   if (result.fate != ContributionFate::kSealed) return absl::OkStatus();
-  PublishIfShared(b);
+  shared_.PublishIfShared(b);
   --buckets_waiting_;
   for (const LaneId lane : buckets_[b].gradients.Take()) {
     --workers_[lane.rank].gradients_waiting;
@@ -324,102 +312,16 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
 
 void ShardJob::TakeShare(LaneId from, const ReceivedMessage& message) {
   ExchangeMessage answer = AnswerTo(message.fields, ExchangeMessage::SHARED);
-  auto gradients = SharedMemory::Open(message.fields.gradient_memory(), options_.agreement.buckets.element_count(),
-                                      SharedMemory::Access::kRead);
-  if (gradients.ok() && OpenMemory(message.fields).ok()) {
-    workers_[from.rank].gradients = *std::move(gradients);
-    *answer.mutable_parameter_memory() = memory_->where();
-  }  // else the worker is elsewhere, and stays with the socket
+  const auto parameters = shared_.Share(from.rank, message.fields);
+  if (parameters.ok()) *answer.mutable_parameter_memory() = *parameters;  // else the worker stays with the socket
   Send(from, std::move(answer));
 }
 
-absl::Status ShardJob::OpenMemory(const ExchangeMessage& request) {
-  if (memory_ != nullptr) {
-    if (!request.has_parameter_memory() || request.parameter_memory().nonce() == memory_->where().nonce()) {
-      return absl::OkStatus();
-    }
-    return absl::UnavailableError("other workers have another memory for parameters");
-  }
-  const int64_t element_count = options_.agreement.buckets.element_count();
-  if (request.has_parameter_memory()) {
-    ASSIGN_OR_RETURN(memory_,
-                     SharedMemory::Open(request.parameter_memory(), element_count, SharedMemory::Access::kReadWrite));
-  } else {
-    ASSIGN_OR_RETURN(memory_, SharedMemory::Create(element_count));
-  }
-  for (int b = 0; b < shard_->bucket_count(); ++b) Publish(b);
-  return absl::OkStatus();
-}
-
-void ShardJob::UpdateInPlaceIfAllShare(int bucket) {
-  Bucket& b = buckets_[bucket];
-  if (b.in_place || sharing_count_ < world_size() || shard_->Parameters(bucket) == nullptr) return;
-  Publish(bucket);
-  b.in_place = true;
-  shard_->UpdateInPlace(bucket, memory_->writable_values().subspan(b.slice.begin, b.slice.size()), memory_);
-}
-
-// A star that shares memory at this shard only, and so at none, is not to pay for it in every step.
-void ShardJob::PublishIfShared(int bucket) {
-  if (sharing_count_ > 0) Publish(bucket);
-}
-
-void ShardJob::Publish(int bucket) {
-  Bucket& b = buckets_[bucket];
-  const auto sealed = shard_->Parameters(bucket);
-  if (memory_ == nullptr || sealed == nullptr || b.published == sealed->step()) return;
-  if (!b.in_place) std::ranges::copy(sealed->parameters(), memory_->writable_values().begin() + b.slice.begin);
-  b.published = sealed->step();
-}
-
-absl::Status ShardJob::NoteSharing(int rank, const ExchangeMessage& request) {
-  if (request.shared() && workers_[rank].gradients == nullptr) {
-    return absl::FailedPreconditionError("a request refers to shared memory, and none is shared");
-  }
-  sharing_count_ += static_cast<int>(request.shared()) - static_cast<int>(workers_[rank].shares);
-  workers_[rank].shares = request.shared();
-  return absl::OkStatus();
-}
-
 absl::Status ShardJob::TakeSum(LaneId from, const ReceivedMessage& message, Time now) {
-  const int64_t number = message.fields.step();
-  if (message.payload_bytes % sizeof(double) != 0 ||
-      message.payload_bytes > kSumValuesMax * static_cast<int64_t>(sizeof(double))) {
-    return absl::InvalidArgumentError(absl::StrCat("a sum over ", message.payload_bytes, " bytes: up to ",
-                                                   kSumValuesMax, " float64 values are allowed"));
-  }
-  if (number > next_sum_) {
-    return absl::FailedPreconditionError(absl::StrCat("sum ", number, ", expected sum ", next_sum_));
-  }
-  // A repeat of the last sum is answered again; an older one has been answered, or the worker would not have gone on.
-  if (number < next_sum_) {
-    if (number == next_sum_ - 1 && last_sum_ != nullptr) {
-      Send(from, AnswerTo(message.fields, ExchangeMessage::SUM_RESULT), std::as_bytes(std::span(*last_sum_)),
-           last_sum_);
-    }
-    return absl::OkStatus();
-  }
-  std::vector<double> values(message.payload_bytes / sizeof(double));
-  CopyPieces(message.payload, std::as_writable_bytes(std::span(values)));
-  const SumKind kind{.purpose = static_cast<SumPurpose>(message.fields.sum_purpose()),
-                     .value_count = static_cast<int64_t>(values.size())};
-  if (sum_wait_.empty()) {
-    sum_kind_ = kind;
-    sum_kind_rank_ = from.rank;
-  }
-  RETURN_IF_ERROR(CheckSameSum(from.rank, kind, sum_kind_rank_, sum_kind_));
-  if (!sum_wait_.Add(from, now)) return absl::OkStatus();
-  summands_[from.rank] = std::move(values);
-  if (!sum_wait_.complete()) return absl::OkStatus();
-
-  std::vector<double> sum = summands_[0];
-  for (int rank = 1; rank < world_size(); ++rank) {
-    for (size_t i = 0; i < sum.size(); ++i) sum[i] += summands_[rank][i];
-  }
-  last_sum_ = std::make_shared<const std::vector<double>>(std::move(sum));
-  ++next_sum_;
-  for (const LaneId lane : sum_wait_.Take()) {
-    Send(lane, AnswerTo(message.fields, ExchangeMessage::SUM_RESULT), std::as_bytes(std::span(*last_sum_)), last_sum_);
+  ASSIGN_OR_RETURN(const std::vector<LaneId> lanes, sum_.Take(from, message, now));
+  for (const LaneId lane : lanes) {
+    Send(lane, AnswerTo(message.fields, ExchangeMessage::SUM_RESULT), std::as_bytes(std::span(*sum_.last())),
+         sum_.last());
   }
   return absl::OkStatus();
 }
@@ -461,9 +363,9 @@ void ShardJob::SendParameters(LaneId to, int bucket, std::shared_ptr<const Seale
   fields.set_step(sealed->step());
   fields.set_bucket(bucket);
   const auto bytes = std::as_bytes(sealed->parameters());
-  if (workers_[to.rank].shares) {
-    Publish(bucket);  // for the first that reads there
-    CHECK_EQ(buckets_[bucket].published, sealed->step());
+  if (shared_.Shares(to.rank)) {
+    shared_.Publish(bucket);  // for the first that reads there
+    CHECK_EQ(shared_.published_step(bucket), sealed->step());
     fields.set_shared(true);
     bytes_sent_ += static_cast<int64_t>(bytes.size());
     Send(to, std::move(fields));
@@ -523,7 +425,8 @@ std::string ShardJob::DescribeOldestWait() const {
     consider(buckets_[b].fetches,
              [&] { return absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b); });
   }
-  consider(sum_wait_, [&] { return absl::StrCat(sum_wait_.DescribeMissing(), " not joined in sum ", next_sum_); });
+  consider(sum_.wait(),
+           [&] { return absl::StrCat(sum_.wait().DescribeMissing(), " not joined in sum ", sum_.number()); });
   if (!finish_wait_.complete()) {
     consider(finish_wait_, [&] { return absl::StrCat(finish_wait_.DescribeMissing(), " not finished"); });
   }
@@ -542,7 +445,7 @@ void ShardJob::CheckDeadlines(Time now) {
                                                     " within ", Deadline(), stall_.DescribeRoot(now))));
     }
   }
-  FailIfLate(sum_wait_, now, [&] { return absl::StrCat("not joined in sum ", next_sum_); });
+  FailIfLate(sum_.wait(), now, [&] { return absl::StrCat("not joined in sum ", sum_.number()); });
   if (state_ != State::kRunning) return;
   FailIfLate(finish_wait_, now, [] { return "not finished"; });
   for (int rank = 0; rank < world_size() && state_ == State::kRunning; ++rank) {

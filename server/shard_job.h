@@ -29,11 +29,11 @@
 #include "common/roll_call.h"
 #include "common/star/exchange_message.h"
 #include "common/star/message_parts.h"
-#include "common/star/shared_memory.h"
-#include "common/sum_purpose.h"
 #include "common/trace.h"
+#include "server/collective_sum.h"
 #include "server/collective_wait.h"
 #include "server/server_metrics.h"
+#include "server/shared_arrays.h"
 #include "server/stall_watch.h"
 
 namespace starring {
@@ -73,12 +73,6 @@ class ShardJob {
   // ResourceExhausted, with both numbers, if the shard needs more memory than it may use.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
 
-  // What a shard of this job holds at most, in bytes: parameters, the optimizer's state, the contributions of all
-  // workers to all buckets. Allocates nothing.
-  static int64_t MemoryNeeded(const Agreement& agreement, int shard, int shard_count);
-  // What Create says about it.
-  static absl::Status CheckMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max);
-
   // REQUIRES: 0 <= lane.rank < world size.
   void OnLaneOpen(LaneId lane);
   void OnLaneClosed(LaneId lane, Time now);
@@ -104,17 +98,12 @@ class ShardJob {
     std::set<int> lanes_open;
     Time alone_since;  // when its last lane closed; meaningful while none is open
     int64_t contributions = 0;
-    std::shared_ptr<const SharedMemory> gradients;  // shared with contributions that lie there; null: it has none
-    bool shares = false;                            // its last request asked for parameters in shared memory
-    int gradients_waiting = 0;                      // buckets whose step in progress has its contribution
-    std::map<int, PartAssembler> parts;             // by lane: of a gradient or an array that has not come whole
+    int gradients_waiting = 0;           // buckets whose step in progress has its contribution
+    std::map<int, PartAssembler> parts;  // by lane: of a gradient or an array that has not come whole
   };
   struct Bucket {
-    ElementRange slice;        // what the shard owns of it
     CollectiveWait gradients;  // for the step in progress
     CollectiveWait fetches;    // of the initial parameters
-    int64_t published = -2;    // the step whose parameters memory_ holds
-    bool in_place = false;     // the parameter shard writes them there itself
   };
 
   ShardJob(Options options, std::unique_ptr<ParameterShard> shard);
@@ -133,15 +122,6 @@ class ShardJob {
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
   void TakeShare(LaneId from, const ReceivedMessage& message);
-  // FailedPrecondition if the worker has shared no memory and asks as if it had.
-  absl::Status NoteSharing(int rank, const v1::ExchangeMessage& request);
-  absl::Status OpenMemory(const v1::ExchangeMessage& request);
-  // When all workers read parameters in memory_, the parameter shard needs no buffers of its own.
-  void UpdateInPlaceIfAllShare(int bucket);
-  // Publish, if a worker reads there.
-  void PublishIfShared(int bucket);
-  // Writes the newest parameters to memory_. Not while a worker may read the bucket's: see parameter_server.proto.
-  void Publish(int bucket);
   absl::Status TakeFinish(LaneId from, const ReceivedMessage& message, Time now);
 
   absl::Status CheckBucket(const v1::ExchangeMessage& fields) const;
@@ -165,19 +145,12 @@ class ShardJob {
 
   const Options options_;
   const std::unique_ptr<ParameterShard> shard_;
+  const std::vector<ElementRange> slices_;  // what the shard owns, by bucket
   std::vector<Bucket> buckets_;
-  // For parameters; null until a worker shares its own for gradients. Shared with slices that lie there.
-  std::shared_ptr<SharedMemory> memory_;
+  SharedArrays shared_;
   std::vector<Worker> workers_;
-  int sharing_count_ = 0;    // workers that share
   int buckets_waiting_ = 0;  // whose step in progress has a contribution
-
-  int64_t next_sum_ = 0;
-  std::vector<std::vector<double>> summands_;  // of next_sum_, by rank
-  SumKind sum_kind_;                           // of next_sum_, as `sum_kind_rank_`, the first, has it
-  int sum_kind_rank_ = 0;
-  std::shared_ptr<const std::vector<double>> last_sum_;  // shared with answers on their way
-  CollectiveWait sum_wait_;
+  CollectiveSum sum_;
   CollectiveWait finish_wait_;
   StallWatch stall_;
 

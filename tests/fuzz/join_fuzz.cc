@@ -8,6 +8,7 @@
 #include "proto/starring/v1/parameter_server.pb.h"
 #include "server/rendezvous.h"
 #include "server/shard_job.h"
+#include "server/shard_memory.h"
 #include "tests/fuzz/fuzz_input.h"
 
 // Of the job that begins: 16 buckets, or a hundred workers.
@@ -21,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string run_id = input.Byte() % 4 == 3 ? "a" : "";
   starring::Rendezvous rendezvous(shard, shard_count, run_id, [&](const starring::Agreement& agreement, int lanes) {
     CHECK(lanes >= 1 && lanes <= starring::kLanesMax) << lanes;
-    return starring::ShardJob::CheckMemory(agreement, shard, shard_count, kMemoryBytesMax);
+    return starring::CheckShardMemory(agreement, shard, shard_count, kMemoryBytesMax);
   });
   // More calls than a member may have, and fewer than make a single input slow.
   for (int call = 0; call < 64 && !input.empty(); ++call) {

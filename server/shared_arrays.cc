@@ -1,0 +1,71 @@
+#include "server/shared_arrays.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status.h"
+
+namespace starring {
+
+SharedArrays::SharedArrays(Options options)
+    : options_(std::move(options)), workers_(options_.world_size), buckets_(options_.slices.size()) {}
+
+absl::StatusOr<v1::SharedMemory> SharedArrays::Share(int rank, const v1::ExchangeMessage& request) {
+  ASSIGN_OR_RETURN(auto gradients,
+                   SharedMemory::Open(request.gradient_memory(), options_.element_count, SharedMemory::Access::kRead));
+  RETURN_IF_ERROR(OpenParameters(request));
+  workers_[rank].gradients = std::move(gradients);
+  return parameters_->where();
+}
+
+absl::Status SharedArrays::OpenParameters(const v1::ExchangeMessage& request) {
+  if (parameters_ != nullptr) {
+    if (!request.has_parameter_memory() || request.parameter_memory().nonce() == parameters_->where().nonce()) {
+      return absl::OkStatus();
+    }
+    return absl::UnavailableError("other workers have another memory for parameters");
+  }
+  if (request.has_parameter_memory()) {
+    ASSIGN_OR_RETURN(parameters_, SharedMemory::Open(request.parameter_memory(), options_.element_count,
+                                                     SharedMemory::Access::kReadWrite));
+  } else {
+    ASSIGN_OR_RETURN(parameters_, SharedMemory::Create(options_.element_count));
+  }
+  for (int b = 0; b < static_cast<int>(buckets_.size()); ++b) Publish(b);
+  return absl::OkStatus();
+}
+
+absl::Status SharedArrays::NoteRequest(int rank, const v1::ExchangeMessage& request) {
+  Worker& worker = workers_[rank];
+  if (request.shared() && worker.gradients == nullptr) {
+    return absl::FailedPreconditionError("a request refers to shared memory, and none is shared");
+  }
+  sharing_count_ += static_cast<int>(request.shared()) - static_cast<int>(worker.shares);
+  worker.shares = request.shared();
+  return absl::OkStatus();
+}
+
+void SharedArrays::UpdateInPlaceIfAllShare(int bucket) {
+  Bucket& b = buckets_[bucket];
+  if (b.in_place || sharing_count_ < options_.world_size || options_.shard->Parameters(bucket) == nullptr) return;
+  Publish(bucket);
+  b.in_place = true;
+  const ElementRange slice = options_.slices[bucket];
+  options_.shard->UpdateInPlace(bucket, parameters_->writable_values().subspan(slice.begin, slice.size()), parameters_);
+}
+
+void SharedArrays::Publish(int bucket) {
+  Bucket& b = buckets_[bucket];
+  const auto sealed = options_.shard->Parameters(bucket);
+  if (parameters_ == nullptr || sealed == nullptr || b.published == sealed->step()) return;
+  if (!b.in_place) {
+    std::ranges::copy(sealed->parameters(), parameters_->writable_values().begin() + options_.slices[bucket].begin);
+  }
+  b.published = sealed->step();
+}
+
+void SharedArrays::PublishIfShared(int bucket) {
+  if (sharing_count_ > 0) Publish(bucket);
+}
+
+}  // namespace starring
