@@ -5,9 +5,11 @@
 #ifndef STARRING_COMMON_FLAG_TABLE_H_
 #define STARRING_COMMON_FLAG_TABLE_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <string>
@@ -15,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/check.h"
 
 namespace starring {
 
@@ -65,6 +68,34 @@ template <typename... Names>
 constexpr FlagLimits OneOf(Names... names) {
   static_assert(sizeof...(names) >= 2 && sizeof...(names) <= FlagLimits::kChoicesMax);
   return {.kind = FlagLimits::Kind::kChoice, .choices = {names...}};
+}
+
+// One of the names that a flag may have, and what the program makes of it.
+template <typename Value>
+struct Choice {
+  const char* name;
+  Value value;
+};
+template <typename Value, size_t N>
+constexpr FlagLimits OneOf(const Choice<Value> (&choices)[N]) {
+  static_assert(N >= 2 && N <= FlagLimits::kChoicesMax);
+  FlagLimits limits = {.kind = FlagLimits::Kind::kChoice};
+  for (size_t i = 0; i < N; ++i) limits.choices[i] = choices[i].name;
+  return limits;
+}
+// REQUIRES: one of `choices` has that name, as ParseFlags sees to where the flag's row is OneOf(choices).
+template <typename Value, size_t N>
+const Value& ValueOf(const Choice<Value> (&choices)[N], absl::string_view name) {
+  const auto choice = std::ranges::find(choices, name, &Choice<Value>::name);
+  CHECK(choice != std::end(choices)) << name;
+  return choice->value;
+}
+// REQUIRES: one of `choices` has that value.
+template <typename Value, size_t N>
+const char* NameOf(const Choice<Value> (&choices)[N], const Value& value) {
+  const auto choice = std::ranges::find(choices, value, &Choice<Value>::value);
+  CHECK(choice != std::end(choices));
+  return choice->name;
 }
 
 struct FlagRow {

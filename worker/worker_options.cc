@@ -5,7 +5,6 @@
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/command_line.h"
@@ -100,8 +99,22 @@ namespace {
 // Whatever is finite in float32: people try where training breaks.
 constexpr double kLearningRateMax = 1e38;
 
+// The first is not chosen yet: it depends on other flags.
+constexpr Choice<std::optional<Sync>> kSyncs[] = {
+    {"auto", std::nullopt}, {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
+constexpr Choice<SameHost> kSameHosts[] = {{"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
+constexpr Choice<bool> kAugments[] = {{"none", false}, {"crop_flip", true}};
+constexpr Choice<OptimizerKind> kOptimizers[] = {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}};
+constexpr Choice<ScheduleKind> kSchedules[] = {
+    {"constant", ScheduleKind::kConstant}, {"step", ScheduleKind::kStep}, {"cosine", ScheduleKind::kCosine}};
+constexpr Choice<CudaAwareMpi> kCudaAwareMpis[] = {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}};
+constexpr Choice<ProgressStyle> kProgressStyles[] = {{"auto", ProgressStyle::kAuto},
+                                                     {"live", ProgressStyle::kLive},
+                                                     {"plain", ProgressStyle::kPlain},
+                                                     {"none", ProgressStyle::kNone}};
+
 constexpr FlagRow kRows[] = {
-    {"sync", "job", OneOf("auto", "local", "star", "ring", "mpi")},
+    {"sync", "job", OneOf(kSyncs)},
     {"rank", "job", Whole(-1, kWorldSizeMax - 1)},
     {"world_size", "job", Whole(0, kWorldSizeMax)},
     {"servers", "job", Text("host:port,...")},
@@ -109,14 +122,14 @@ constexpr FlagRow kRows[] = {
     {"check", "job", Switch()},
     {"join_deadline_s", "job", Whole(1, kDeadlineSecondsMax)},
     {"lanes", "exchange", Whole(1, kLanesMax)},
-    {"same_host", "exchange", OneOf("shared_memory", "socket")},
+    {"same_host", "exchange", OneOf(kSameHosts)},
     {"bucket_bytes", "exchange", Whole(0, kBucketBytesMax)},
     {"exchange_deadline_s", "exchange", Whole(1, kDeadlineSecondsMax)},
     {"stall_report_s", "exchange", Whole(1, kDeadlineSecondsMax)},
     {"model", "model", Text("name or file")},
     {"dataset", "data", OneOf("mnist", "fashion-mnist", "cifar10", "synthetic")},
     {"data_dir", "data", Text("folder")},
-    {"augment", "data", OneOf("none", "crop_flip")},
+    {"augment", "data", OneOf(kAugments)},
     {"synthetic_train_count", "data", Whole(1, kDatasetImagesMax)},
     {"synthetic_test_count", "data", Whole(1, kDatasetImagesMax)},
     {"synthetic_size", "data", Whole(1, kImageSideMax)},
@@ -125,7 +138,7 @@ constexpr FlagRow kRows[] = {
     {"max_steps", "training", Whole(0, kStepCountMax)},
     {"global_batch", "training", Whole(1, kGlobalBatchMax)},
     {"seed", "training", AnyWhole()},
-    {"optimizer", "optimizer", OneOf("sgd", "adamw")},
+    {"optimizer", "optimizer", OneOf(kOptimizers)},
     {"learning_rate", "optimizer", RealAbove(0, kLearningRateMax)},
     {"momentum", "optimizer", RealBelow(0, 1)},
     {"nesterov", "optimizer", Switch()},
@@ -133,7 +146,7 @@ constexpr FlagRow kRows[] = {
     {"beta1", "optimizer", RealBelow(0, 1)},
     {"beta2", "optimizer", RealBelow(0, 1)},
     {"epsilon", "optimizer", RealAbove(0, 1)},
-    {"schedule", "schedule", OneOf("constant", "step", "cosine")},
+    {"schedule", "schedule", OneOf(kSchedules)},
     {"warmup_steps", "schedule", Whole(0, kStepCountMax)},
     {"decay_steps", "schedule", Whole(0, kStepCountMax)},
     {"decay_gamma", "schedule", RealAbove(0, 1)},
@@ -145,7 +158,7 @@ constexpr FlagRow kRows[] = {
     {"math", "processor", OneOf("fp32", "tf32", "bf16")},
     {"share_gpus", "processor", Switch()},
     {"cuda_graph", "processor", Switch()},
-    {"cuda_aware_mpi", "processor", OneOf("off", "auto")},
+    {"cuda_aware_mpi", "processor", OneOf(kCudaAwareMpis)},
     {"checkpoint_dir", "checkpoint", Text("folder")},
     {"checkpoint_every_epochs", "checkpoint", Whole(1, kEpochCountMax)},
     {"checkpoint_every_steps", "checkpoint", Whole(0, kStepCountMax)},
@@ -158,7 +171,7 @@ constexpr FlagRow kRows[] = {
     {"tensorboard_every_steps", "output", Whole(1, kStepCountMax)},
     {"metrics_port", "output", Whole(-1, kPortMax)},
     {"metrics_address", "output", Text("address")},
-    {"progress", "output", OneOf("auto", "live", "plain", "none")},
+    {"progress", "output", OneOf(kProgressStyles)},
 };
 constexpr auto kAllRows = JoinRows(kRows, kSecurityRows);
 constexpr FlagTable kTable = {.program = "worker", .purpose = "one training process.", .rows = kAllRows};
@@ -172,26 +185,8 @@ absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::strin
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
 }
 
-template <typename E>
-struct Choice {
-  absl::string_view name;
-  E value;
-};
-
-template <typename E, size_t N>
-absl::StatusOr<E> Choose(absl::string_view flag, absl::string_view value, const Choice<E> (&choices)[N]) {
-  std::vector<absl::string_view> names;
-  for (const Choice<E>& choice : choices) {
-    if (choice.name == value) return choice.value;
-    names.push_back(choice.name);
-  }
-  return Refuse(flag, value, absl::StrCat("it must be one of ", absl::StrJoin(names, ", ")));
-}
-
 absl::Status ReadOptimizer(OptimizerConfig& optimizer) {
-  ASSIGN_OR_RETURN(optimizer.kind,
-                   (Choose<OptimizerKind>("optimizer", absl::GetFlag(FLAGS_optimizer),
-                                          {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}})));
+  optimizer.kind = ValueOf(kOptimizers, absl::GetFlag(FLAGS_optimizer));
   const bool sgd = optimizer.kind == OptimizerKind::kSgd;
   optimizer.momentum = sgd ? static_cast<float>(absl::GetFlag(FLAGS_momentum)) : 0.0f;
   optimizer.nesterov = absl::GetFlag(FLAGS_nesterov);
@@ -205,11 +200,7 @@ absl::Status ReadOptimizer(OptimizerConfig& optimizer) {
 }
 
 absl::Status ReadSchedule(LearningRateSchedule& schedule) {
-  ASSIGN_OR_RETURN(
-      schedule.kind,
-      (Choose<ScheduleKind>(
-          "schedule", absl::GetFlag(FLAGS_schedule),
-          {{"constant", ScheduleKind::kConstant}, {"step", ScheduleKind::kStep}, {"cosine", ScheduleKind::kCosine}})));
+  schedule.kind = ValueOf(kSchedules, absl::GetFlag(FLAGS_schedule));
   schedule.base = absl::GetFlag(FLAGS_learning_rate);
   schedule.warmup_steps = absl::GetFlag(FLAGS_warmup_steps);
   schedule.decay_steps = absl::GetFlag(FLAGS_decay_steps);
@@ -226,16 +217,8 @@ absl::Status ReadTopology(const LauncherEnvironment& launcher, WorkerOptions& op
   const std::string sync = absl::GetFlag(FLAGS_sync);
   const std::string servers = absl::GetFlag(FLAGS_servers);
   if (!servers.empty()) options.servers = absl::StrSplit(servers, ',');
-  if (sync == "auto") {
-    options.sync = !servers.empty() ? Sync::kStar : launcher.world_size > 1 ? Sync::kRing : Sync::kLocal;
-  } else {
-    ASSIGN_OR_RETURN(options.sync, (Choose<Sync>("sync", sync,
-                                                 {{"auto", Sync::kLocal},
-                                                  {"local", Sync::kLocal},
-                                                  {"star", Sync::kStar},
-                                                  {"ring", Sync::kRing},
-                                                  {"mpi", Sync::kMpi}})));
-  }
+  const Sync usual = !servers.empty() ? Sync::kStar : launcher.world_size > 1 ? Sync::kRing : Sync::kLocal;
+  options.sync = ValueOf(kSyncs, sync).value_or(usual);
   const int rank = absl::GetFlag(FLAGS_rank);
   const int world_size = absl::GetFlag(FLAGS_world_size);
   options.rank = rank >= 0 ? rank : launcher.rank;
@@ -293,7 +276,7 @@ absl::Status ReadSecurity(const LauncherEnvironment& launcher, WorkerOptions& op
   return absl::OkStatus();
 }
 
-absl::Status ReadData(WorkerOptions& options) {
+void ReadData(WorkerOptions& options) {
   DatasetOptions& dataset = options.dataset;
   dataset.name = absl::GetFlag(FLAGS_dataset);
   dataset.data_dir = absl::GetFlag(FLAGS_data_dir);
@@ -302,9 +285,7 @@ absl::Status ReadData(WorkerOptions& options) {
   dataset.synthetic_height = dataset.synthetic_width = absl::GetFlag(FLAGS_synthetic_size);
   dataset.synthetic_channels = absl::GetFlag(FLAGS_synthetic_channels);
   dataset.seed = options.seed;
-  ASSIGN_OR_RETURN(options.augment,
-                   (Choose<bool>("augment", absl::GetFlag(FLAGS_augment), {{"none", false}, {"crop_flip", true}})));
-  return absl::OkStatus();
+  options.augment = ValueOf(kAugments, absl::GetFlag(FLAGS_augment));
 }
 
 // Where arrays travel, small buckets overlap better. In shared memory a bucket is just a message to every server and
@@ -347,61 +328,24 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.checkpoint_deadline = absl::Seconds(absl::GetFlag(FLAGS_checkpoint_deadline_s));
   options.stall_report = absl::Seconds(absl::GetFlag(FLAGS_stall_report_s));
   if (options.resume && options.checkpoint_dir.empty()) return Refuse("resume", "true", "it needs --checkpoint_dir");
-  ASSIGN_OR_RETURN(options.progress, (Choose<ProgressStyle>("progress", absl::GetFlag(FLAGS_progress),
-                                                            {{"auto", ProgressStyle::kAuto},
-                                                             {"live", ProgressStyle::kLive},
-                                                             {"plain", ProgressStyle::kPlain},
-                                                             {"none", ProgressStyle::kNone}})));
-  ASSIGN_OR_RETURN(options.device, (Choose<std::string>("device", absl::GetFlag(FLAGS_device),
-                                                        {{"auto", "auto"}, {"cpu", "cpu"}, {"cuda", "cuda"}})));
-  ASSIGN_OR_RETURN(options.math, (Choose<std::string>("math", absl::GetFlag(FLAGS_math),
-                                                      {{"fp32", "fp32"}, {"tf32", "tf32"}, {"bf16", "bf16"}})));
+  options.progress = ValueOf(kProgressStyles, absl::GetFlag(FLAGS_progress));
+  options.device = absl::GetFlag(FLAGS_device);
+  options.math = absl::GetFlag(FLAGS_math);
   if (options.device == "cpu" && options.math != "fp32") {
     return Refuse("math", options.math, "--device=cpu computes in fp32: drop one of the two");
   }
   options.share_gpus = absl::GetFlag(FLAGS_share_gpus);
   options.cuda_graph = absl::GetFlag(FLAGS_cuda_graph);
-  ASSIGN_OR_RETURN(options.cuda_aware_mpi,
-                   (Choose<CudaAwareMpi>("cuda_aware_mpi", absl::GetFlag(FLAGS_cuda_aware_mpi),
-                                         {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}})));
+  options.cuda_aware_mpi = ValueOf(kCudaAwareMpis, absl::GetFlag(FLAGS_cuda_aware_mpi));
   return absl::OkStatus();
 }
 
 }  // namespace
 
-const char* SyncName(Sync sync) {
-  switch (sync) {
-    case Sync::kLocal:
-      return "local";
-    case Sync::kStar:
-      return "star";
-    case Sync::kRing:
-      return "ring";
-    case Sync::kMpi:
-      return "mpi";
-  }
-  return "unknown";
-}
-
-const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi) {
-  return cuda_aware_mpi == CudaAwareMpi::kAuto ? "auto" : "off";
-}
-
-const char* SameHostName(SameHost same_host) {
-  return same_host == SameHost::kSharedMemory ? "shared_memory" : "socket";
-}
-
-const char* ScheduleName(ScheduleKind kind) {
-  switch (kind) {
-    case ScheduleKind::kConstant:
-      return "constant";
-    case ScheduleKind::kStep:
-      return "step";
-    case ScheduleKind::kCosine:
-      return "cosine";
-  }
-  return "unknown";
-}
+const char* SyncName(Sync sync) { return NameOf(kSyncs, std::optional(sync)); }
+const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi) { return NameOf(kCudaAwareMpis, cuda_aware_mpi); }
+const char* SameHostName(SameHost same_host) { return NameOf(kSameHosts, same_host); }
+const char* ScheduleName(ScheduleKind kind) { return NameOf(kSchedules, kind); }
 
 bool WorkerOptions::ServersAreHere() const {
   return sync == Sync::kStar && std::all_of(servers.begin(), servers.end(), IsLoopback);
@@ -410,7 +354,7 @@ bool WorkerOptions::ServersAreHere() const {
 std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() const {
   return {{"model", model},
           {"dataset", dataset.name},
-          {"augment", augment ? "crop_flip" : "none"},
+          {"augment", NameOf(kAugments, augment)},
           {"epochs", absl::StrCat(epochs)},
           {"max_steps", absl::StrCat(max_steps)},
           {"global_batch", absl::StrCat(global_batch)},
@@ -434,13 +378,11 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   WorkerOptions options;
   options.seed = absl::GetFlag(FLAGS_seed);
   options.lanes = absl::GetFlag(FLAGS_lanes);
-  ASSIGN_OR_RETURN(options.same_host,
-                   (Choose<SameHost>("same_host", absl::GetFlag(FLAGS_same_host),
-                                     {{"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}})));
+  options.same_host = ValueOf(kSameHosts, absl::GetFlag(FLAGS_same_host));
   RETURN_IF_ERROR(ReadTopology(launcher, options));
   RETURN_IF_ERROR(ReadSecurity(launcher, options));
   RETURN_IF_ERROR(ReadRun(launcher, options));
-  RETURN_IF_ERROR(ReadData(options));
+  ReadData(options);
   RETURN_IF_ERROR(ReadOptimizer(options.optimizer));
   RETURN_IF_ERROR(ReadSchedule(options.schedule));
   return options;

@@ -57,6 +57,19 @@ TEST(FlagLimitsTest, Choices) {
   EXPECT_EQ(kChoice.limits.Sentence(), "it must be one of left, right");
 }
 
+enum class Side { kLeft, kRight };
+constexpr Choice<Side> kSides[] = {{"left", Side::kLeft}, {"right", Side::kRight}};
+
+TEST(FlagLimitsTest, ChoicesHaveValues) {
+  constexpr FlagLimits kLimits = OneOf(kSides);
+  EXPECT_EQ(kLimits.Brief(), "left, right");
+  EXPECT_TRUE(kLimits.Allow("right"));
+  EXPECT_FALSE(kLimits.Allow("up"));
+  EXPECT_EQ(ValueOf(kSides, std::string("right")), Side::kRight);
+  EXPECT_STREQ(NameOf(kSides, Side::kRight), "right");
+  EXPECT_DEATH(ValueOf(kSides, "up"), "up");
+}
+
 TEST(CheckFlagTableTest, FindsWhatIsMissingTwiceOrApart) {
   const FlagRow whole[] = {kNumber, kReal, kChoice};
   EXPECT_EQ(Complaint(whole), "");
