@@ -1,6 +1,7 @@
 #include "server/rendezvous.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -14,7 +15,7 @@ constexpr int64_t kStallReportMsMax = 24 * 3600 * 1000;
 
 }  // namespace
 
-absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
+absl::Status Rendezvous::Join(const v1::JoinRequest& request, std::string peer) {
   if (request.shard() != shard_ || request.shard_count() != shard_count_) {
     return absl::InvalidArgumentError(
         absl::StrCat("this server is shard ", shard_, " of ", shard_count_, ", rank ", request.rank(),
@@ -40,6 +41,7 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request) {
     member = {.joined = true, .worker_id = request.worker_id()};
     ++joined_count_;
   }
+  member.peer = std::move(peer);
   lanes_ = std::max(lanes_, request.lanes());
   join_deadline_ms_ = std::max(join_deadline_ms_, request.join_deadline_ms());
   exchange_deadline_ms_ = std::max(exchange_deadline_ms_, request.exchange_deadline_ms());
@@ -89,8 +91,8 @@ absl::Status Rendezvous::Compare(const v1::JoinRequest& request) const {
           absl::StrCat("this server's job has begun, with another process as rank ", request.rank(),
                        ": start servers of its own for every run, and again for a restart"));
     }
-    return absl::AlreadyExistsError(
-        absl::StrCat("another process has joined as rank ", request.rank(), ": give every worker its own --rank"));
+    return absl::AlreadyExistsError(absl::StrCat("another process has joined as rank ", request.rank(), ", from ",
+                                                 member.peer, ": give every worker its own --rank"));
   }
   return absl::OkStatus();
 }

@@ -34,8 +34,9 @@ class Rendezvous {
         run_id_(expected_run_id_) {}
 
   // Takes the worker in, or refuses it: InvalidArgument (wrong shard, bad rank, agreements that differ), AlreadyExists
-  // (another process has this rank), FailedPrecondition (another run). A repeated Join of one worker is taken in again.
-  absl::Status Join(const v1::JoinRequest& request);
+  // (another process has this rank, and where it is), FailedPrecondition (another run). A repeated Join of one worker
+  // is taken in again. `peer` is where the request came from.
+  absl::Status Join(const v1::JoinRequest& request, std::string peer = "");
 
   // The worker gave up before the job began. No effect afterwards.
   void Leave(int rank, uint64_t worker_id);
@@ -62,6 +63,7 @@ class Rendezvous {
   struct Member {
     bool joined = false;
     uint64_t worker_id = 0;
+    std::string peer;     // where its last Join came from
     std::string refusal;  // of the last attempt for this rank that was refused
   };
 

@@ -12,6 +12,7 @@
 #include "common/host_port.h"
 #include "common/limits.h"
 #include "common/machine_limits.h"
+#include "common/peer_name.h"
 #include "common/status.h"
 #include "server/shard_memory.h"
 
@@ -289,7 +290,7 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
     call->Refuse(status);
     return;
   }
-  status = rendezvous_.Join(request);
+  status = rendezvous_.Join(request, PeerNameOfUri(call->peer()));
   if (!status.ok()) {
     LogRefusal(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())));
     call->Refuse(status);

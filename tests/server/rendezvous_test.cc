@@ -88,10 +88,11 @@ TEST(RendezvousTest, AWorkerOfAnotherAttemptDoesNotFoundTheJob) {
 
 TEST(RendezvousTest, RefusesASecondProcessOfARank) {
   Rendezvous rendezvous(0, 1, "");
-  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
-  const absl::Status taken = rendezvous.Join(Request(Job(0, 2), 99));
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10), "10.0.0.1:1").ok());
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10), "10.0.0.1:2").ok());  // by a new connection
+  const absl::Status taken = rendezvous.Join(Request(Job(0, 2), 99), "10.0.0.9:9");
   EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
-  EXPECT_THAT(Message(taken), HasSubstr("rank 0"));
+  EXPECT_EQ(Message(taken), "another process has joined as rank 0, from 10.0.0.1:2: give every worker its own --rank");
   EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 11)).ok());
   EXPECT_EQ(rendezvous.Join(Request(Job(0, 2), 99)).code(), absl::StatusCode::kFailedPrecondition);
 }

@@ -1,6 +1,7 @@
 #include "worker/exchange/star/join.h"
 
 #include <algorithm>
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -20,6 +21,8 @@ constexpr absl::Duration kRetryPause = absl::Milliseconds(50);
 constexpr absl::Duration kConnectWait = absl::Seconds(1);
 // A rank that is taken becomes free when the server notices that its process is gone: in seconds, not in milliseconds.
 constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
+// Refusals until that is said: a second, in which the place of a lost process may become free.
+constexpr int kTakenCountSaid = 3;
 // The server says who is missing when the deadline has passed: its answer needs a little longer than that.
 constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
 
@@ -30,9 +33,11 @@ uint64_t DrawWorkerId() {
 }
 
 absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest request, const TransportSecurity& security,
-                                 absl::Time deadline, absl::Duration join_deadline) {
+                                 absl::Time deadline, absl::Duration join_deadline,
+                                 const std::function<void(const std::string&)>& say) {
   const std::string server = absl::StrCat("server ", target.address, " (shard ", request.shard(), ")");
   const auto stub = v1::ParameterServer::NewStub(target.channel);
+  int taken_count = 0;
   while (true) {
     request.set_join_deadline_ms(
         std::clamp<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 0, kDeadlineMsMax));
@@ -42,7 +47,12 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
     const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
-    if (is_taken && absl::Now() + kTakenPause < deadline) {
+    if (const absl::Duration left = deadline - absl::Now(); is_taken && kTakenPause < left) {
+      if (++taken_count == kTakenCountSaid && say != nullptr) {
+        say(absl::StrCat(server, ": ", status.error_message(), "; trying for ",
+                         absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))),
+                         " more, in case that process is gone"));
+      }
       absl::SleepFor(kTakenPause);
       continue;
     }
@@ -87,7 +97,7 @@ absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::str
     request.set_lanes(target.lanes);
     const JoinWatch watch(absl::StrCat("server ", target.address, " (shard ", request.shard(), ")"), target.channel,
                           security.token, stall);
-    absl::StatusOr<uint64_t> job_id = JoinOne(target, request, security, deadline, job.join_deadline);
+    absl::StatusOr<uint64_t> job_id = JoinOne(target, request, security, deadline, job.join_deadline, stall.say);
     if (!job_id.ok()) return job_id.status();
     job_ids.push_back(*job_id);
   }

@@ -24,7 +24,7 @@ struct JoinTarget {
 
 // Returns the job's number at each shard. Shard 0 comes first, so that workers which disagree meet there and nowhere
 // else. A server that is not up yet, or knows another process as this rank (which may have died with its machine), is
-// tried again until the join deadline, which counts for all shards together.
+// tried again until the join deadline, which counts for all shards together; after a second the latter is said once.
 // Unavailable, naming the address, if a server cannot be reached; InvalidArgument, at once, if it is protected in
 // another way than `security`; DeadlineExceeded, naming the ranks, if workers are missing; else what the server refuses
 // the worker for. A wait that is long is reported as `stall` says.

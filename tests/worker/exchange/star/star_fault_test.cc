@@ -167,6 +167,36 @@ TEST(StarFaultTest, AWorkerThatWaitsForOthersToJoinSaysWhoIsMissing) {
   EXPECT_THAT(lines[1], HasSubstr("the job goes on after"));
 }
 
+// By mistake, or because the first is gone and the server has not noticed yet: a person sees it before the deadline.
+TEST(StarFaultTest, AWorkerWhoseRankIsTakenSaysSoOnce) {
+  std::promise<void> joined;
+  auto server = ParameterServer::Start({.log = [&](const std::string& line) {
+    if (line.find("rank 1 joined") != std::string::npos) joined.set_value();
+  }});
+  ASSERT_TRUE(server.ok());
+  const std::string address = (*server)->address();
+  const auto start = [&](int rank, absl::Duration join_deadline, std::function<void(const std::string&)> say) {
+    const JobSpec job = Job(rank, 2, join_deadline, absl::Seconds(20));
+    std::vector<float> parameters = InitialParameters(job.layout.element_count());
+    auto exchange = CreateStarExchange({.addresses = {address}, .stall = {.times = {}, .say = std::move(say)}});
+    CHECK_OK(exchange);
+    const absl::Status started = (*exchange)->Start(job, parameters);
+    return started.ok() ? (*exchange)->Finish() : started;
+  };
+  std::thread first([&] { EXPECT_TRUE(start(1, absl::Seconds(20), nullptr).ok()); });
+  joined.get_future().wait();
+  std::vector<std::string> lines;
+  const absl::Status taken = start(1, absl::Seconds(2), [&](const std::string& line) { lines.push_back(line); });
+  EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists) << taken;
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], AllOf(HasSubstr("server " + address +
+                                        " (shard 0): another process has joined as rank 1, from 127.0.0.1:"),
+                              HasSubstr("give every worker its own --rank; trying for "),
+                              HasSubstr("s more, in case that process is gone")));
+  EXPECT_TRUE(start(0, absl::Seconds(20), nullptr).ok());
+  first.join();
+}
+
 // Nothing arrives any more, and a question is not answered: that is said long before the deadline.
 TEST(StarFaultTest, AServerThatHangsIsNamedWhileItIsWaitedFor) {
   Servers servers(1);
