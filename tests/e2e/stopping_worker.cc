@@ -1,5 +1,6 @@
-// //worker that stops its own process (SIGSTOP) in phases of its work, for stall_test.py. STARRING_TEST_STOPS says
-// where: "forward:3,backward:5" stops in step 3's forward and in step 5's backward, each once.
+// //worker that stops its own process (SIGSTOP) in phases of its work, for stall_test.py, or is slow in one, for
+// straggler_test.py. STARRING_TEST_STOPS says where it stops: "forward:3,backward:5" is in step 3's forward and in step
+// 5's backward, each once. STARRING_TEST_SLOW says where it is slow: "forward:2" sleeps 2 ms in forward of every step.
 #include <signal.h>
 #include <stdlib.h>
 
@@ -9,9 +10,12 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/check.h"
 #include "common/progress_state.h"
 
 namespace starring {
@@ -50,10 +54,34 @@ std::set<std::string>& Stops() {
   return *stops;
 }
 
+struct Slowness {
+  std::string phase;  // empty: none
+  std::chrono::milliseconds sleep{0};
+};
+
+Slowness ReadSlowness() {
+  const char* const text = getenv("STARRING_TEST_SLOW");
+  if (text == nullptr) return {};
+  const std::pair<std::string, std::string> parts = absl::StrSplit(text, ':');
+  int milliseconds = 0;
+  CHECK(absl::SimpleAtoi(parts.second, &milliseconds)) << text;
+  return {.phase = parts.first, .sleep = std::chrono::milliseconds(milliseconds)};
+}
+
+// A phase may be entered several times a step.
+void SleepOnceAStep(const std::string& phase, int64_t step) {
+  static const Slowness* const slowness = new Slowness(ReadSlowness());
+  static int64_t last_step = -1;
+  if (phase != slowness->phase || step == last_step) return;
+  last_step = step;
+  std::this_thread::sleep_for(slowness->sleep);
+}
+
 }  // namespace
 
 // In the place of the one that does nothing. Called by the trainer's thread.
 void OnWorkPhase(WorkPhase phase, int64_t step) {
+  SleepOnceAStep(NameOf(phase), step);
   const std::string here = absl::StrCat(NameOf(phase), ":", step);
   if (Stops().erase(here) == 0) return;
   std::this_thread::sleep_for(kHeardAfter);
