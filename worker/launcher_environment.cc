@@ -101,6 +101,9 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     // No host has more ranks than the job.
     environment.local_rank = source.local_rank < source.world_size ? std::max(0, source.local_rank) : 0;
     environment.local_size = std::max(environment.local_rank + 1, source.local_size);
+    if (source.launcher == Launcher::kSlurm) {
+      environment.host_count = std::max(1, number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}));
+    }
     break;
   }
   if (in_slurm_step && !ReadText(lookup, "SLURM_JOB_ID").empty()) {

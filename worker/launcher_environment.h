@@ -25,6 +25,7 @@ struct LauncherEnvironment {
   int world_size = 1;
   int local_rank = 0;  // among the ranks of this host
   int local_size = 1;  // ranks on this host; of srun those up to this one, at least
+  int host_count = 1;  // hosts of the job, as srun says; the other launchers do not say: 1
   // The job is deploy/launch's: every process of it is on this host.
   bool by_deploy_launch = false;
   // srun --gpus-per-task: Slurm has set aside a GPU for every rank, and may show each only its own.

@@ -44,11 +44,14 @@ TEST(LauncherEnvironment, SrunStep) {
                                                 {"SLURM_PROCID", "2"},
                                                 {"SLURM_NTASKS", "8"},
                                                 {"SLURM_STEP_NUM_TASKS", "4"},
+                                                {"SLURM_NNODES", "8"},
+                                                {"SLURM_STEP_NUM_NODES", "2"},
                                                 {"SLURM_LOCALID", "1"}});
   EXPECT_EQ(environment.launcher, Launcher::kSlurm);
   EXPECT_EQ(environment.rank, 2);
   EXPECT_EQ(environment.world_size, 4) << "the step's tasks count, not the allocation's";
   EXPECT_EQ(environment.local_rank, 1);
+  EXPECT_EQ(environment.host_count, 2);
 }
 
 TEST(LauncherEnvironment, SbatchScriptOutsideOfSrunIsOneProcess) {

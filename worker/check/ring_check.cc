@@ -30,6 +30,8 @@ constexpr int kAddressesMax = 4;
 constexpr absl::Duration kRoundTripsDeadline = absl::Seconds(10);
 // A peer may still be waiting for connections of its own that are not answered.
 constexpr absl::Duration kMpiDeadline = absl::Seconds(15);
+// What to do where MPI's messages do not arrive, and nothing is known of the other hosts.
+constexpr char kIncludeOneNetwork[] = "set OMPI_MCA_btl_tcp_if_include to a network that all hosts share";
 
 // Notes travel by mpirun's own connections: they arrive where neither TCP nor MPI does.
 class NameBoard final : public NoteBoard {
@@ -143,8 +145,8 @@ class RingChecker {
  private:
   // Nothing is known of the others: who is where is all that can be said, by each for itself.
   CheckOutcome GiveUp(const absl::Status& status) {
-    parts_.print(absl::StrCat("not ready: ", std::string(status.message()), ": ", OwnPlace(*parts_.launcher),
-                              ": set OMPI_MCA_btl_tcp_if_include to a network that all hosts share\n"));
+    parts_.print(absl::StrCat("not ready: ", std::string(status.message()), ": ", OwnPlace(*parts_.launcher), ": ",
+                              kIncludeOneNetwork, "\n"));
     return {.exit_code = kExitPeerMissing, .mpi_is_stuck = true};
   }
 
@@ -169,6 +171,11 @@ class RingChecker {
     if (parts_.launcher->launcher == Launcher::kOpenMpi) {
       board_ = std::make_unique<NameBoard>(&probe_, rank_);
       return absl::OkStatus();
+    }
+    // Where no address can be reached, Open MPI 4.1 ends the process in this first collective, whatever the handler of
+    // errors: what each host could say afterwards must be said before.
+    if (parts_.launcher->host_count > 1 && parts_.launcher->local_rank == 0) {
+      parts_.print(absl::StrCat(OwnPlace(*parts_.launcher), "; if no table follows, ", kIncludeOneNetwork, "\n"));
     }
     ASSIGN_OR_RETURN(
         const std::vector<std::string> cards,

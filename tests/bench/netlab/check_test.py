@@ -36,6 +36,16 @@ class CheckTest(unittest.TestCase):
             command[command.index(name) + 1] = value
         return self.finish(command)
 
+    def run_srun_ring(self, lab, settings):
+        """The same with what the workers take for srun: it carries no findings, so that MPI has to gather them."""
+        as_srun = ("export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=%d SLURM_LOCALID=0 "
+                   "SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=$OMPI_COMM_WORLD_SIZE; "
+                   'unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE; exec "$@"' % lab.hosts)
+        command = lab.mpirun(["sh", "-c", as_srun, "sh", WORKER, "--sync=ring", "--check", "--device=cpu"])
+        for name, value in settings.items():
+            command[command.index(name) + 1] = value
+        return self.finish(command)
+
     def run_star(self, lab, workers):
         """Servers on all hosts of the lab, which stay; checks by workers, rank r on host workers[r]."""
         secret = lab.make_secret(LAUNCH)
@@ -115,13 +125,33 @@ class CheckTest(unittest.TestCase):
                  "--servers=%s:7077" % lab.addresses[0], "--world_size=2"]
         return self.finish_workers([lab.command(rank, [WORKER, *flags, "--rank=%d" % rank]) for rank in (0, 1)])
 
+    def make_islands(self, lab):
+        """Each host has an interface of its own that leads nowhere, in a subnet of its own."""
+        for host in range(lab.hosts):
+            self.shell(lab, host, "ip link add island type veth peer name shore; "
+                                  "ip address add 10.9%d.0.1/24 dev island; "
+                                  "ip link set shore up; ip link set island up" % host)
+
+    def test_srun_on_an_island(self):
+        with Netlab(hosts=2) as lab:
+            self.make_islands(lab)
+            # Open MPI ends the job in its first collective: each host has said before where it is.
+            code, output = self.run_srun_ring(lab, {"btl_tcp_if_include": "island"})
+            self.assertNotEqual(code, 0, output)
+            for host in range(2):
+                self.assertRegex(output, r"(?m)^rank %d of 2 is on host%d, interfaces .*island 10\.9%d\.0\.1/24.*, "
+                                         r"btl_tcp_if_include=island; if no table follows, set "
+                                         r"OMPI_MCA_btl_tcp_if_include to a network that all hosts share$"
+                                         % (host, host, host))
+            self.assertNotIn("ready", output)
+            code, output = self.run_srun_ring(lab, {})
+            self.assertEqual(code, 0, output)
+            self.assertEqual(self.sentence(output), "ready: 2 workers reach each other", output)
+            self.assertEqual(len(re.findall(r"(?m)^rank \d of 2 is on host", output)), 2, output)
+
     def test_a_ring_on_an_island(self):
         with Netlab(hosts=2) as lab:
-            # Each host has an interface of its own that leads nowhere, in a subnet of its own.
-            for host in range(2):
-                self.shell(lab, host, "ip link add island type veth peer name shore; "
-                                      "ip address add 10.9%d.0.1/24 dev island; "
-                                      "ip link set shore up; ip link set island up" % host)
+            self.make_islands(lab)
             code, output = self.run_ring(lab, {"btl_tcp_if_include": "island"})
             self.assertEqual(code, 3, output)
             self.assertRegex(self.sentence(output), r"not ready: w0 cannot reach w1 at 10\.91\.0\.1:\d+: network is "
