@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/limits.h"
+#include "common/machine_limits.h"
 #include "common/trace.h"
 #include "common/transport_security.h"
 #include "server/server_metrics.h"
@@ -34,6 +35,7 @@ class ParameterServer {
     // What it may hold; a job that needs more is refused. 0: the memory that is free when the first worker joins,
     // divided by the servers that run here.
     int64_t memory_bytes_max = 0;
+    std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };  // in bytes
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
     absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
     std::function<void(const std::string&)> log;  // lines for people; called by the server's thread

@@ -67,7 +67,8 @@ ParameterServer::Core::Core(Options options)
       admission_(options_.security.token),
       rendezvous_(options_.shard, options_.shard_count, options_.run_id,
                   [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); }),
-      job_id_(DrawId()) {}
+      job_id_(DrawId()),
+      refusals_([this](const std::string& line) { Log(line); }) {}
 
 ParameterServer::Core::~Core() {
   if (!thread_.joinable()) return;
@@ -102,7 +103,8 @@ absl::Status ParameterServer::Core::Start() {
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHelloDeadlineMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             static_cast<int>(absl::ToInt64Milliseconds(options_.hello_deadline)));
   // A message that is small on the wire must not be large in memory. No worker compresses.
   for (const grpc_compression_algorithm algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
     builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
@@ -189,7 +191,7 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   }
   CloseSilentLanes(now);
   if (job_ == nullptr && std::exchange(unheard_logged_, acceptor_->unheard().count) < acceptor_->unheard().count) {
-    LogRefusal(DescribeUnheard());
+    refusals_.Add(DescribeUnheard(), now);
   }
   if (job_ != nullptr) {
     job_->CheckDeadlines(now);
@@ -286,13 +288,14 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
     status = absl::InvalidArgumentError(absl::StrCat("a Join of ", bytes, " bytes, at most ", kJoinBytesMax));
   }
   if (!status.ok()) {
-    LogRefusal(absl::StrCat("refused a request from ", call->peer(), ": ", std::string(status.message())));
+    refusals_.Add(absl::StrCat("refused a request from ", call->peer(), ": ", std::string(status.message())),
+                  Clock::now());
     call->Refuse(status);
     return;
   }
   status = rendezvous_.Join(request, PeerNameOfUri(call->peer()));
   if (!status.ok()) {
-    LogRefusal(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())));
+    refusals_.Add(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())), Clock::now());
     call->Refuse(status);
     return;
   }
@@ -342,7 +345,7 @@ absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, 
 int64_t ParameterServer::Core::UpdateMemoryLimit() {
   int64_t bytes = options_.memory_bytes_max;
   if (bytes == 0) {
-    const absl::StatusOr<int64_t> available = AvailableMemoryBytes();
+    const absl::StatusOr<int64_t> available = options_.available_memory();
     // The servers of one job begin at the same time, and each finds the same memory free.
     const int servers = std::min(CountProcessesOfThisProgram(), options_.shard_count);
     bytes = available.ok() ? *available / servers : std::numeric_limits<int64_t>::max();
@@ -509,18 +512,6 @@ void ParameterServer::Core::EndIfTold(Clock::time_point now) {
 
 void ParameterServer::Core::Log(const std::string& line) const {
   if (options_.log != nullptr) options_.log(LogLine(line));
-}
-
-void ParameterServer::Core::LogRefusal(const std::string& line) {
-  const Clock::time_point now = Clock::now();
-  if (now - refusals_since_ >= std::chrono::milliseconds(kLogPeriodMs)) {
-    if (refusals_logged_ > kLogRefusalsMax) {
-      Log(absl::StrCat(refusals_logged_ - kLogRefusalsMax, " more refusals are not shown"));
-    }
-    refusals_since_ = now;
-    refusals_logged_ = 0;
-  }
-  if (++refusals_logged_ <= kLogRefusalsMax) Log(line);
 }
 
 }  // namespace starring

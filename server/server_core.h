@@ -24,6 +24,7 @@
 #include "server/connection_acceptor.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
+#include "server/refusal_log.h"
 #include "server/rendezvous.h"
 #include "server/shard_job.h"
 #include "server/unary_call.h"
@@ -77,8 +78,6 @@ class ParameterServer::Core {
   // The job is over: ends when every worker has taken its last answers, or the time to linger has passed.
   void EndIfTold(Clock::time_point now);
   void Log(const std::string& line) const;
-  // The same of a line that anybody may cause: some in a while, then their number.
-  void LogRefusal(const std::string& line);
 
   const Options options_;
   const Clock::time_point started_ = Clock::now();
@@ -117,8 +116,7 @@ class ParameterServer::Core {
   const uint64_t job_id_;
   absl::Status begin_failure_;  // of a job for which all workers had joined
   int64_t unheard_logged_ = 0;
-  int64_t refusals_logged_ = 0;  // since
-  Clock::time_point refusals_since_;
+  RefusalLog refusals_;
   std::unique_ptr<ShardJob> job_;
   bool trace_written_ = false;
   std::set<int> told_;  // ranks that have taken their last answers

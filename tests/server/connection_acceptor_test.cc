@@ -216,6 +216,30 @@ TEST(ConnectionAcceptorTest, CutsAStrangerThatSendsMuchAndNoKeptConnection) {
   EXPECT_FALSE(worker.IsClosed(50));
 }
 
+// A stranger may send for ever, but slowly.
+TEST(ConnectionAcceptorTest, AStrangerMaySendALittleMoreEverySecond) {
+  Server server(10);
+  const Client slow(server.acceptor->address());
+  const Client fast(server.acceptor->address());
+  std::vector<std::thread> readers;
+  for (const int fd : {server.Await(0), server.Await(1)}) {
+    readers.emplace_back([fd] {
+      char bytes[1 << 16];
+      pollfd wait = {.fd = fd, .events = POLLIN, .revents = 0};
+      while (poll(&wait, 1, kPatienceMs) == 1 && read(fd, bytes, sizeof(bytes)) > 0) {
+      }
+    });
+  }
+  absl::SleepFor(absl::Milliseconds(1050));
+  ASSERT_TRUE(slow.Send(kStrangerBytesMax + kStrangerBytesPerSecond));
+  fast.Send(kStrangerBytesMax + 3 * kStrangerBytesPerSecond);
+  EXPECT_TRUE(fast.IsClosed());
+  EXPECT_FALSE(slow.IsClosed(50));
+  server.acceptor->SetLimit(1);  // ends the other one too
+  const Client last(server.acceptor->address());
+  for (std::thread& reader : readers) reader.join();
+}
+
 TEST(ConnectionAcceptorTest, AnUnknownPeerIsNoError) {
   Server server(2);
   for (const char* peer : {"", "unix:", "ipv4:127.0.0.1:1", "nonsense"}) server.acceptor->Keep(peer);

@@ -1,12 +1,19 @@
 // What a server bounds before it knows who calls, and what it bounds of those it knows. Raw gRPC clients stand for
 // strangers, of which a worker of ours is none.
+#include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <deque>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,9 +24,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/host_port.h"
 #include "common/limits.h"
 #include "common/star/grpc_transport.h"
 #include "common/star/wire_version.h"
+#include "common/trace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/job.pb.h"
@@ -83,6 +92,7 @@ class Stream {
     if (stream_ != nullptr) stream_->Finish();
   }
   bool Write(const ExchangeMessage& message) { return stream_->Write(message); }
+  bool Read(ExchangeMessage* message) { return stream_->Read(message); }
   // How the server ends the stream.
   grpc::Status End() {
     ExchangeMessage message;
@@ -98,6 +108,29 @@ class Stream {
   std::unique_ptr<grpc::ClientReaderWriter<ExchangeMessage, ExchangeMessage>> stream_;
 };
 
+// A connection that says nothing.
+class SilentConnection {
+ public:
+  explicit SilentConnection(const std::string& address) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in to = {};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(static_cast<uint16_t>(ParseHostPort(address)->port));
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(connect(fd_, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
+  }
+  SilentConnection(const SilentConnection&) = delete;
+  SilentConnection& operator=(const SilentConnection&) = delete;
+  ~SilentConnection() { close(fd_); }
+
+  bool IsClosed(absl::Duration patience) const {
+    pollfd wait = {.fd = fd_, .events = POLLRDHUP, .revents = 0};
+    return poll(&wait, 1, static_cast<int>(absl::ToInt64Milliseconds(patience))) == 1;
+  }
+
+ private:
+  const int fd_;
+};
+
 TEST(ServerLimitsTest, AStreamWithoutHelloEnds) {
   const auto server = StartServer({.hello_deadline = absl::Milliseconds(200)});
   Stranger stranger(server->address());
@@ -105,6 +138,12 @@ TEST(ServerLimitsTest, AStreamWithoutHelloEnds) {
   const grpc::Status status = stream.End();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << status.error_message();
   EXPECT_THAT(status.error_message(), HasSubstr("no HELLO"));
+}
+
+TEST(ServerLimitsTest, AConnectionThatDoesNotShakeHandsEnds) {
+  const auto server = StartServer({.hello_deadline = absl::Milliseconds(200)});
+  const SilentConnection stranger(server->address());
+  EXPECT_TRUE(stranger.IsClosed(absl::Seconds(5)));
 }
 
 TEST(ServerLimitsTest, AFirstMessageLongerThanHelloEndsTheStream) {
@@ -238,6 +277,24 @@ TEST(ServerLimitsTest, ARepeatedJoinReplacesTheOneBeforeForGood) {
   EXPECT_EQ(second.job_id(), other.job_id());
 }
 
+TEST(ServerLimitsTest, ConnectionsOfAJobComeOnTopOfThoseOfStrangers) {
+  std::atomic<int> joins = 0;
+  const auto server =
+      StartServer({.log = [&](const std::string& line) { joins += absl::StrContains(line, "joined;"); }});
+  std::deque<SilentConnection> strangers;
+  while (strangers.size() < kStrangerConnectionsMax) strangers.emplace_back(server->address());
+  EXPECT_FALSE(strangers[0].IsClosed(absl::Milliseconds(50)));
+  v1::JoinRequest request = RequestOf(MakeJob(0, 2, 1000, 1), 10);
+  request.set_lanes(3);
+  PendingJoin join(server->address(), request);  // one connection too many, until the server knows whose it is
+  EXPECT_TRUE(strangers[0].IsClosed(absl::Seconds(5)));
+  ASSERT_TRUE(Eventually([&] { return joins == 1; }));
+  for (int i = 0; i < 2 * 3; ++i) strangers.emplace_back(server->address());
+  EXPECT_FALSE(strangers[1].IsClosed(absl::Milliseconds(50)));
+  strangers.emplace_back(server->address());
+  EXPECT_TRUE(strangers[1].IsClosed(absl::Seconds(5)));
+}
+
 TEST(ServerLimitsTest, AWorkerThatGivesUpIsForgotten) {
   const auto server = StartServer();
   Stranger monitor(server->address());
@@ -298,6 +355,26 @@ TEST(ServerLimitsTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother) {
     EXPECT_EQ(Stranger(server->address()).Status().world_size(), 0);
     EXPECT_TRUE(PendingJoin(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 11)).Wait().ok());
   }
+}
+
+// Between two workers' Joins the memory may go to others.
+TEST(ServerLimitsTest, AJobThatCannotBeginIsToldToAllAndInTheStatus) {
+  std::atomic<int64_t> free_bytes = 1 << 30;
+  const auto server = StartServer({.available_memory = [&] { return free_bytes.load(); }});
+  PendingJoin first(server->address(), RequestOf(MakeJob(0, 2, 4 << 20, 1 << 20), 10));
+  Stranger monitor(server->address());
+  ASSERT_TRUE(Eventually([&] { return Joined(monitor.Status(), 0); }));
+  free_bytes = 64 << 20;
+  v1::JoinRequest request = RequestOf(MakeJob(1, 2, 4 << 20, 1 << 20), 11);
+  request.set_lanes(2);  // more than before, so the server counts again
+  EXPECT_EQ(PendingJoin(server->address(), request).Wait().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  request.set_lanes(1);
+  EXPECT_EQ(PendingJoin(server->address(), request).Wait().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(first.Wait().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const v1::GetStatusReply status = monitor.Status();
+  EXPECT_EQ(status.state(), v1::GetStatusReply::FAILED);
+  EXPECT_THAT(status.message(), HasSubstr("this server may use"));
+  EXPECT_EQ(server->Wait().code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(ServerLimitsTest, ALongJoinIsRefused) {
@@ -368,8 +445,10 @@ ExchangeMessage MessageOf(ExchangeMessage::Kind kind, int64_t step = 0, int buck
 TEST(ServerLimitsTest, AWorkerThatAsksAndDoesNotReadIsCut) {
   const auto server = StartServer();
   const JobSpec job =
-      MakeJob(0, 1, 32768, 1);  // answers of 128 KiB, more than gRPC buffers at a client that stands still
-  PendingJoin join(server->address(), RequestOf(job, 10));
+      MakeJob(0, 1, 8 * 32768, 1 << 20);  // answers of 1 MiB, of which gRPC buffers few at a client that stands still
+  v1::JoinRequest request = RequestOf(job, 10);
+  request.set_exchange_deadline_ms(60'000);  // which would end the job as well
+  PendingJoin join(server->address(), request);
   ASSERT_TRUE(join.Wait().ok());
   Stranger worker(server->address());
   Stranger monitor(server->address());
@@ -381,7 +460,7 @@ TEST(ServerLimitsTest, AWorkerThatAsksAndDoesNotReadIsCut) {
   parameters.set_payload(std::string(job.layout.element_count() * sizeof(float), '\0'));
   ASSERT_TRUE(stream.Write(parameters));
   ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
-  for (int i = 0; i < 8 * kLaneAnswersMax && stream.Write(MessageOf(ExchangeMessage::FETCH_PARAMETERS, -1)); ++i) {
+  for (int i = 0; i < 3 * kLaneAnswersMax && stream.Write(MessageOf(ExchangeMessage::FETCH_PARAMETERS, -1)); ++i) {
   }
   EXPECT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 0; }));
 }
@@ -407,6 +486,105 @@ TEST(ServerLimitsTest, AWorkerHasNoMoreRequestsInFlightOnALaneThanAllowed) {
   absl::SleepFor(absl::Milliseconds(200));  // in which more would come
   EXPECT_EQ(contributions(), kLaneRequestsMax);
   exchange->Abort(absl::CancelledError("the test is over"));
+}
+
+TEST(ServerLimitsTest, AHelloOfNoWorkerOrLaneIsRefused) {
+  const auto server = StartServer();
+  PendingJoin join(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 10));
+  ASSERT_TRUE(join.Wait().ok());
+  Stranger worker(server->address());
+  for (const auto& [rank, lane] : {std::pair(0, kLanesMax), std::pair(0, -1), std::pair(1, 0), std::pair(-1, 0)}) {
+    ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
+    hello.set_job_id(join.job_id());
+    hello.set_rank(rank);
+    hello.set_lane(lane);
+    Stream stream(worker);
+    ASSERT_TRUE(stream.Write(hello));
+    EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << rank << ", " << lane;
+  }
+}
+
+TEST(ServerLimitsTest, AMessageOverTheLimitIsNotTaken) {
+  const auto server = StartServer();
+  PendingJoin join(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 10));
+  ASSERT_TRUE(join.Wait().ok());
+  Stranger worker(server->address());
+  Stranger monitor(server->address());
+  Stream stream(worker);
+  ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
+  hello.set_job_id(join.job_id());
+  ASSERT_TRUE(stream.Write(hello));
+  ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
+  ExchangeMessage gradient = MessageOf(ExchangeMessage::GRADIENT);
+  gradient.set_payload(std::string(kMessageBytesMax, '\0'));
+  stream.Write(gradient);
+  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);  // as gRPC says it, before it reads it
+}
+
+// gRPC holds a message until it is whole.
+TEST(ServerLimitsTest, AMessageThatTheMemoryLimitDoesNotHoldIsNotTaken) {
+  const auto server = StartServer({.memory_bytes_max = 8 << 20});
+  PendingJoin join(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 10));
+  ASSERT_TRUE(join.Wait().ok());
+  Stranger worker(server->address());
+  Stranger monitor(server->address());
+  Stream stream(worker);
+  ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
+  hello.set_job_id(join.job_id());
+  ASSERT_TRUE(stream.Write(hello));
+  ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
+  ExchangeMessage gradient = MessageOf(ExchangeMessage::GRADIENT);
+  gradient.set_payload(std::string(kMessagePayloadBytesMax, '\0'));
+  stream.Write(gradient);
+  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(monitor.Status().state(), v1::GetStatusReply::RUNNING);  // its worker may come back with less
+}
+
+// All lanes together keep as many events as kServerTracksMax tracks.
+TEST(ServerLimitsTest, TracksOfManyLanesKeepFewEventsEach) {
+  constexpr int kWorkers = 32;
+  constexpr int64_t kKept = kServerTracksMax * kTraceEventsMax / (kWorkers * kLanesMax);
+  const Trace::Options options = {.path = ::testing::TempDir() + "/limits.json", .role = Trace::Role::kServer};
+  const auto trace = Trace::Create(options).value();
+  auto server = StartServer({.trace = trace.get()});
+  std::deque<PendingJoin> joins;
+  for (int rank = 0; rank < kWorkers; ++rank) {
+    v1::JoinRequest request = RequestOf(MakeJob(rank, kWorkers, 16, 1), 10 + rank);
+    request.set_lanes(kLanesMax);
+    joins.emplace_back(server->address(), request);
+  }
+  for (PendingJoin& join : joins) ASSERT_TRUE(join.Wait().ok());
+  std::deque<Stranger> workers;
+  std::deque<Stream> streams;
+  ExchangeMessage answer;
+  ExchangeMessage gradient = MessageOf(ExchangeMessage::GRADIENT);
+  gradient.set_payload(std::string(16 * sizeof(float), '\0'));
+  for (int rank = 0; rank < kWorkers; ++rank) {
+    workers.emplace_back(server->address());
+    streams.emplace_back(workers.back());
+    ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
+    hello.set_job_id(joins[0].job_id());
+    hello.set_rank(rank);
+    ASSERT_TRUE(streams[rank].Write(hello));
+    if (rank == 0) {
+      ExchangeMessage parameters = MessageOf(ExchangeMessage::INITIAL_PARAMETERS, -1);
+      parameters.set_payload(gradient.payload());
+      ASSERT_TRUE(streams[0].Write(parameters));
+      ASSERT_TRUE(streams[0].Read(&answer));
+    }
+    ASSERT_TRUE(streams[rank].Write(gradient));
+  }
+  // Each repeated gradient is answered with the same parameters.
+  ASSERT_TRUE(streams[0].Read(&answer));
+  for (int64_t left = kKept + 4; left > 0; left -= kLaneRequestsMax) {
+    const int64_t count = std::min<int64_t>(left, kLaneRequestsMax);
+    for (int64_t i = 0; i < count; ++i) ASSERT_TRUE(streams[0].Write(gradient));
+    for (int64_t i = 0; i < count; ++i) ASSERT_TRUE(streams[0].Read(&answer));
+  }
+  server.reset();
+  std::ifstream file(Trace::PathOf(options));
+  const std::string json{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_THAT(json, HasSubstr(R"("dropped_events":5})"));
 }
 
 TEST(ServerLimitsTest, ShardsOverTheLimitAreRefused) {

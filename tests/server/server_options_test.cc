@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/flags/reflection.h"
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flag_table_checks.h"
@@ -27,6 +28,17 @@ std::string Refusal(const std::vector<const char*>& words) {
 }
 
 TEST(ServerOptionsTest, EveryFlagIsInTheTableAndInTheHelp) { ExpectWholeTable(ServerFlags()); }
+
+TEST(ServerOptionsTest, EveryNumberEndsAtItsLimit) {
+  ExpectLargest(ServerFlags(),
+                {{"shard", kShardCountMax - 1},
+                 {"shard_count", kShardCountMax},
+                 {"join_deadline_s", kDeadlineSecondsMax},
+                 {"metrics_port", kPortMax}},
+                {});
+  EXPECT_EQ(Parse({"--memory_limit_gb=1e6"})->memory_bytes_max, int64_t{1'000'000'000'000'000});
+  EXPECT_THAT(Refusal({"--memory_limit_gb=1000001"}), HasSubstr("from 0 to 1e+06"));
+}
 
 TEST(ServerOptionsTest, JoinDeadline) {
   EXPECT_EQ(Parse({})->join_deadline, absl::InfiniteDuration());

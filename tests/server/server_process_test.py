@@ -192,6 +192,10 @@ class ServerProcessTest(unittest.TestCase):
         with open("/proc/%d/limits" % server.process.pid) as file:
             line = next(line for line in file if line.startswith("Max open files"))
         self.assertEqual(line.split()[3:5], ["512", "512"])  # raised as far as the hard limit
+        # ... and no further than any job needs.
+        hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 100_000)
+        other = self.start(limits={resource.RLIMIT_NOFILE: (256, hard)})
+        self.assertEqual(resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE), (min(32_960, hard), hard))
         worker = self.start_worker([server], 0, 500, "--deadline=10s")
         _, errors = worker.communicate(timeout=PATIENCE_S)
         self.assertIn("RESOURCE_EXHAUSTED", errors)
