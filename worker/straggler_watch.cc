@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/limits.h"
 
 namespace starring {
 namespace {
@@ -97,6 +99,14 @@ std::optional<Straggler> StragglerWatch::Find() const {
     }
   }
   return std::nullopt;
+}
+
+void RecordStraggler(const Straggler& straggler, int64_t step, std::vector<StragglerRecord>* records) {
+  const bool is_known = !records->empty() && records->back().straggler.rank == straggler.rank;
+  if (!is_known && std::ssize(*records) >= kStragglersRecordedMax) return;
+  if (!is_known) records->push_back({.straggler = {}, .first_step = step, .last_step = step});
+  records->back().straggler = straggler;
+  records->back().last_step = step;
 }
 
 std::string DescribeStraggler(const Straggler& straggler) {

@@ -27,6 +27,17 @@ struct Straggler {
   friend bool operator==(const Straggler&, const Straggler&) = default;
 };
 
+// A rank that was found slow, for as long as it was found so again and again.
+struct StragglerRecord {
+  Straggler straggler;  // as it was last found
+  int64_t first_step = 0;
+  int64_t last_step = 0;
+};
+
+// `straggler` was found at `step`: prolongs the last of `records` if it is of the same rank, else adds one, unless
+// there are limits.h kStragglersRecordedMax.
+void RecordStraggler(const Straggler& straggler, int64_t step, std::vector<StragglerRecord>* records);
+
 class StragglerWatch {
  public:
   // Steps that count.

@@ -277,13 +277,7 @@ void TrainerImpl::NameStraggler() {
   progress_->Note(straggler.has_value() ? DescribeStraggler(*straggler) : "");
   if (!straggler.has_value()) return;
   next_straggler_ = now + kStragglerInterval;
-  std::vector<StragglerRecord>& found = result_.stragglers;
-  const bool is_known = !found.empty() && found.back().straggler.rank == straggler->rank;
-  if (!is_known && std::ssize(found) < kStragglersRecordedMax) found.push_back({.first_step = step_});
-  if (is_known || found.back().first_step == step_) {
-    found.back().straggler = *straggler;
-    found.back().last_step = step_;
-  }
+  RecordStraggler(*straggler, step_, &result_.stragglers);
 }
 
 void TrainerImpl::TakeFinished() {

@@ -43,13 +43,6 @@ struct StepLoss {
   double loss = 0;     // mean over the global batch
 };
 
-// A rank that was found slow, for as long as it was found so again and again.
-struct StragglerRecord {
-  Straggler straggler;  // as it was last found
-  int64_t first_step = 0;
-  int64_t last_step = 0;
-};
-
 struct TrainResult {
   std::vector<EpochSummary> epochs;
   int64_t steps = 0;      // taken by this process

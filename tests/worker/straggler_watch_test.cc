@@ -1,7 +1,9 @@
 #include "worker/straggler_watch.h"
 
+#include <iterator>
 #include <vector>
 
+#include "common/limits.h"
 #include "gtest/gtest.h"
 
 namespace starring {
@@ -60,6 +62,21 @@ TEST(StragglerWatchTest, AloneNobodyIsSlow) {
   StragglerWatch watch(1);
   watch.Take(500, Shared(1));
   EXPECT_FALSE(watch.Find().has_value());
+}
+
+TEST(RecordStragglerTest, ARankThatStaysSlowIsOneRecordAndTheListEnds) {
+  std::vector<StragglerRecord> records;
+  RecordStraggler({.rank = 1, .phase = "forward", .percent = 30}, 10, &records);
+  RecordStraggler({.rank = 1, .phase = "backward", .percent = 40}, 20, &records);
+  ASSERT_EQ(records.size(), 1u);
+  EXPECT_EQ(records[0].straggler, (Straggler{.rank = 1, .phase = "backward", .percent = 40}));
+  EXPECT_EQ(records[0].first_step, 10);
+  EXPECT_EQ(records[0].last_step, 20);
+  for (int64_t turn = 1; turn <= 2 * kStragglersRecordedMax; ++turn) {
+    RecordStraggler({.rank = static_cast<int>(turn % 2 + 1), .phase = "forward", .percent = 50}, 20 + turn, &records);
+  }
+  ASSERT_EQ(std::ssize(records), kStragglersRecordedMax);
+  EXPECT_EQ(records.back().straggler.percent, 50);
 }
 
 TEST(StragglerWatchTest, SharesMediansSoThatOneSlowStepDoesNotCount) {
