@@ -141,8 +141,10 @@ TEST(BucketMapTest, RefusesOptionsOutOfBounds) {
   EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 1, .world_size = 0}), HasSubstr("world_size is 0"));
   EXPECT_THAT(message({.element_count = 1, .bucket_bytes = kBucketBytesMax + 1, .world_size = 1}),
               HasSubstr("--bucket_bytes=1073741825"));
-  EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 1, .world_size = 1 << 20}),
-              HasSubstr("world_size is 1048576"));
+  EXPECT_THAT(message({.element_count = 1, .bucket_bytes = 1, .world_size = kWorldSizeMax + 1}),
+              HasSubstr("world_size is 1025"));
+  EXPECT_THAT(message({.element_count = kElementCountMax + 1, .bucket_bytes = kBucketBytesMax, .world_size = 1}),
+              HasSubstr("element_count is 68719476737"));
   EXPECT_THAT(message({.element_count = int64_t{1} << 34, .bucket_bytes = 1, .world_size = 1}),
               HasSubstr("--bucket_bytes=1 cuts"));
   const int64_t most = int64_t{65'536} * ReductionBlockElements(1);

@@ -6,8 +6,10 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <zlib.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -18,8 +20,12 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
+#include "proto/starring/v1/checkpoint.pb.h"
 
 namespace starring {
 namespace {
@@ -276,6 +282,66 @@ TEST_F(CheckpointTest, FilesOfAbsurdSizeAreDamaged) {
     const auto read = Read(layout);
     EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
     EXPECT_THAT(std::string(read.status().message()), HasSubstr(std::string(name) + " has 1099511627776 bytes"));
+  }
+}
+
+// In place of `name`, and the manifest says so.
+void ReplaceFile(const std::string& folder, const std::string& name, const std::string& content) {
+  const std::string manifest_path = folder + "/manifest.json";
+  std::ifstream in(manifest_path);
+  const std::string json{std::istreambuf_iterator<char>(in), {}};
+  v1::CheckpointManifest manifest;
+  ASSERT_TRUE(google::protobuf::util::JsonStringToMessage(json, &manifest).ok());
+  for (v1::CheckpointFile& file : *manifest.mutable_files()) {
+    if (file.name() != name) continue;
+    file.set_size_bytes(std::ssize(content));
+    file.set_crc32(static_cast<uint32_t>(crc32_z(0, reinterpret_cast<const Bytef*>(content.data()), content.size())));
+  }
+  std::string changed;
+  ASSERT_TRUE(google::protobuf::util::MessageToJsonString(manifest, &changed).ok());
+  std::ofstream(manifest_path) << changed;
+  std::ofstream(folder + "/" + name, std::ios::binary) << content;
+}
+
+// A header may be so long for each tensor that the model has; and whatever a model has, no longer than for a whole
+// file.
+TEST_F(CheckpointTest, AHeaderMayBeAsLongAsTheModelNeeds) {
+  const Layout small = SmallLayout();
+  ASSERT_TRUE(WriteCheckpoint(dir_, small, Filled(small, 10)).ok());
+  const auto read = [this](const Layout& layout, int64_t header_bytes) {
+    std::string file = std::string(sizeof(header_bytes), '\0') + "{}";
+    file.resize(sizeof(header_bytes) + header_bytes, ' ');
+    std::memcpy(file.data(), &header_bytes, sizeof(header_bytes));
+    ReplaceFile(dir_ + "/step-000000010", "model.safetensors", file);
+    return std::string(ReadNewestCheckpoint(dir_, layout, {}, {}).status().message());
+  };
+  const int64_t most = kTensorHeaderBytesMin + std::ssize(small.tensors()) * kTensorHeaderBytesMax;
+  EXPECT_THAT(read(small, most), HasSubstr("the checkpoint has no tensor"));
+  EXPECT_THAT(read(small, most + 1), HasSubstr(absl::StrCat("at most ", most, " are possible")));
+  std::vector<TensorSpec> specs(kSafetensorsHeaderBytesMax / kTensorHeaderBytesMax);
+  for (size_t i = 0; i < specs.size(); ++i) specs[i] = {.name = absl::StrCat(i), .dims = {1}};
+  EXPECT_THAT(read(*Layout::Create(specs), kSafetensorsHeaderBytesMax + 1), HasSubstr("at most 67108864 are possible"));
+}
+
+TEST_F(CheckpointTest, AManifestHasALimit) {
+  const Layout layout = SmallLayout();
+  ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 10)).ok());
+  const std::string path = dir_ + "/step-000000010/manifest.json";
+  std::ofstream(path, std::ios::app) << std::string(kManifestBytesMax - static_cast<int64_t>(fs::file_size(path)), ' ');
+  EXPECT_TRUE(Read(layout).ok());
+  std::ofstream(path, std::ios::app) << ' ';
+  EXPECT_THAT(std::string(Read(layout).status().message()), HasSubstr("has 16777217 bytes"));
+}
+
+TEST_F(CheckpointTest, MoreOwnerRangesThanAPersonReadsAreLeftOut) {
+  const Layout layout = SmallLayout();
+  for (const int64_t count : {kManifestOwnerRangesMax, kManifestOwnerRangesMax + 1}) {
+    Checkpoint checkpoint = Filled(layout, 10);
+    checkpoint.owner_ranges = {std::vector<ElementRange>(count, {0, 1})};
+    ASSERT_TRUE(WriteCheckpoint(dir_, layout, checkpoint).ok());
+    std::ifstream in(dir_ + "/step-000000010/manifest.json");
+    const std::string json{std::istreambuf_iterator<char>(in), {}};
+    EXPECT_EQ(absl::StrContains(json, "\"owner\""), count == kManifestOwnerRangesMax);
   }
 }
 

@@ -3,11 +3,15 @@
 #define STARRING_TESTS_COMMON_FLAG_TABLE_CHECKS_H_
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "common/flag_table.h"
 #include "gtest/gtest.h"
 
@@ -20,6 +24,19 @@ inline void ExpectWholeTable(const FlagTable& table) {
   for (const FlagRow& row : table.rows) EXPECT_TRUE(absl::StrContains(help, absl::StrCat("  --", row.name, "=")));
   EXPECT_LE(std::count(help.begin(), help.end(), '\n'), 110);
   for (const absl::string_view line : absl::StrSplit(help, '\n')) EXPECT_LE(line.size(), 120u) << line;
+}
+
+// Each flag of `most` takes that number and none above. Every other flag with a whole number is one of `unbounded`.
+inline void ExpectLargest(const FlagTable& table, const std::map<absl::string_view, int64_t>& most,
+                          const std::set<absl::string_view>& unbounded) {
+  for (const FlagRow& row : table.rows) {
+    const auto found = most.find(row.name);
+    const bool is_whole = row.limits.kind == FlagLimits::Kind::kWhole;
+    EXPECT_EQ(found != most.end() || unbounded.contains(row.name), is_whole) << row.name;
+    if (found == most.end()) continue;
+    EXPECT_TRUE(row.limits.Allow(absl::StrCat(found->second))) << row.name;
+    EXPECT_FALSE(row.limits.Allow(absl::StrCat(found->second + 1))) << row.name;
+  }
 }
 
 }  // namespace starring

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/job.pb.h"
@@ -154,6 +155,7 @@ TEST(JobSpecTest, AServerRefusesValuesOutOfBounds) {
   };
   EXPECT_THAT(message([](auto& proto) { proto.set_world_size(0); }), HasSubstr("world_size is 0"));
   EXPECT_THAT(message([](auto& proto) { proto.set_first_step(-1); }), HasSubstr("first_step is -1"));
+  EXPECT_THAT(message([](auto& proto) { proto.set_first_step(kStepMax + 1); }), HasSubstr("first_step is 281474976"));
   EXPECT_THAT(message([](auto& proto) { proto.set_bucket_bytes(5); }),
               HasSubstr("bucket_bytes is 5, this build rounds"));
   EXPECT_THAT(message([](auto& proto) { proto.mutable_optimizer()->set_beta1(2); }),

@@ -81,6 +81,7 @@ TEST(LayoutTest, RefusesWhatIsNoTensor) {
   EXPECT_THAT(message({{.name = "a", .dims = {2, 3}, .torch_shape = {5}}}),
               HasSubstr("6 elements, torch_shape {5} has 5"));
   EXPECT_THAT(message({{.name = "a", .dims = {int64_t{1} << 40, int64_t{1} << 40}}}), HasSubstr("more than"));
+  EXPECT_THAT(message({{.name = "a", .dims = {kElementCountMax / 2, 3}}}), HasSubstr("more than"));
   EXPECT_THAT(message({{.name = "a", .dims = {kElementCountMax}}, {.name = "b", .dims = {1}}}),
               HasSubstr("longer than"));
   EXPECT_THAT(message({{.name = "a", .dims = {1, 1, 1, 1, 1, 1, 1, 1, 1}}}), HasSubstr("9 axes"));

@@ -360,7 +360,11 @@ TEST(ParameterShardTest, OptionsOutOfBoundsAreRefused) {
     return Refusal(absl::StatusCode::kInvalidArgument, ParameterShard::Create(std::move(options)).status());
   };
   EXPECT_THAT(message([](auto& o) { o.world_size = 0; }), HasSubstr("world_size is 0"));
+  EXPECT_THAT(message([](auto& o) { o.world_size = kWorldSizeMax + 1; }), HasSubstr("world_size is 1025"));
   EXPECT_THAT(message([](auto& o) { o.slices.clear(); }), HasSubstr("bucket count is 0"));
+  EXPECT_THAT(message([](auto& o) { o.slices.resize(kBucketCountMax + 1); }), HasSubstr("bucket count is 65537"));
+  EXPECT_THAT(message([](auto& o) { o.element_count = kElementCountMax + 1; }),
+              HasSubstr("element_count is 687194767"));
   EXPECT_THAT(message([](auto& o) { o.first_step = -1; }), HasSubstr("first_step is -1"));
   EXPECT_THAT(message([](auto& o) { o.optimizer.momentum = 2; }), HasSubstr("momentum is 2"));
   EXPECT_THAT(message([](auto& o) { o.schedule.base = -2; }), HasSubstr("learning rate is -2"));

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -105,6 +107,8 @@ TEST(SafetensorsTest, RefusesEveryLie) {
   ExpectDamaged(WithHeader(entry("F32", "[-2]", "[0,8]"), data), "no whole number");
   ExpectDamaged(WithHeader(entry("F32", "[1.5]", "[0,8]"), data), "no whole number");
   ExpectDamaged(WithHeader(entry("F32", "[4000000000,4000000000]", "[0,8]"), data), "absurdly large");
+  EXPECT_TRUE(ParseSafetensors(WithHeader(entry("F32", "[1,1,1,1,1,1,1,2]", "[0,8]"), data)).ok());
+  ExpectDamaged(WithHeader(entry("F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]"), data), "too many axes");
   ExpectDamaged(WithHeader(entry("F32", "[1]", "[0,4]"), data), "tensors end before the file does");
   ExpectDamaged(WithHeader(entry("F32", "[1]", "[4,8]"), data), "hole");
   ExpectDamaged(WithHeader(R"({"t":3})", data), "no JSON object");
@@ -113,6 +117,13 @@ TEST(SafetensorsTest, RefusesEveryLie) {
                            R"("b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
                            data),
                 "overlap");
+}
+
+TEST(SafetensorsTest, AHeaderHasALimitHoweverLongTheFileIs) {
+  std::string file(kSafetensorsLengthBytes + kSafetensorsHeaderBytesMax + 1, ' ');
+  const uint64_t claimed = kSafetensorsHeaderBytesMax + 1;
+  std::memcpy(file.data(), &claimed, sizeof claimed);
+  ExpectDamaged(file, absl::StrCat("the header claims ", claimed, " bytes, at most ", claimed - 1));
 }
 
 }  // namespace

@@ -1,11 +1,25 @@
 #include "worker/stop_request.h"
 
 #include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
+
+// What somebody sets this machine's clock by, as far as this process sees it.
+static std::atomic<int> wall_clock_ahead_s = 0;
+
+// In place of libc's.
+extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
+  const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
+  if (clock == CLOCK_REALTIME) time->tv_sec += wall_clock_ahead_s;
+  return result;
+}
 
 namespace starring {
 namespace {
@@ -79,6 +93,20 @@ TEST(StopVoteTest, VotesRarelyWhenStepsAreFast) {
   for (int64_t step = 0; step < 5000; ++step) ASSERT_FALSE(*vote.Agree(step, false));
   EXPECT_GE(exchange.sums, 1);
   EXPECT_LE(exchange.sums, 5);
+}
+
+// Votes are a second apart: some hundred steps here, ten thousand if steps seem to take no time or less.
+TEST(StopVoteTest, AWallClockThatIsSetBackDoesNotPutOffTheNextVote) {
+  FakeExchange exchange(2);
+  StopVote vote(2, 0, &exchange);
+  const absl::Time before = absl::Now();
+  usleep(80'000);
+  wall_clock_ahead_s = -3600;
+  EXPECT_LT(absl::Now(), before);
+  int64_t step = 0;
+  while (exchange.sums < 2 && step < 1000) ASSERT_FALSE(*vote.Agree(step++, false));
+  wall_clock_ahead_s = 0;
+  EXPECT_EQ(exchange.sums, 2) << "in " << step << " steps";
 }
 
 TEST(StopVoteTest, PassesTheExchangesErrorOn) {

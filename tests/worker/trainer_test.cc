@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/check.h"
 #include "common/checkpoint_folders.h"
+#include "common/limits.h"
 #include "common/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -31,7 +32,8 @@ using ::testing::HasSubstr;
 // A local exchange that fails when `failing_step` is submitted.
 class FailingExchange final : public GradientExchange {
  public:
-  explicit FailingExchange(int64_t failing_step) : failing_step_(failing_step), inner_(CreateLocalExchange()) {}
+  FailingExchange(int64_t failing_step, size_t* longest_sum)
+      : failing_step_(failing_step), longest_sum_(longest_sum), inner_(CreateLocalExchange()) {}
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
     return inner_->Start(job, parameters);
   }
@@ -41,7 +43,10 @@ class FailingExchange final : public GradientExchange {
   absl::Status Await(int64_t step, int bucket) override {
     return step == failing_step_ ? absl::UnavailableError("rank 1 is gone") : inner_->Await(step, bucket);
   }
-  absl::Status Sum(SumPurpose purpose, std::span<double> values) override { return inner_->Sum(purpose, values); }
+  absl::Status Sum(SumPurpose purpose, std::span<double> values) override {
+    *longest_sum_ = std::max(*longest_sum_, values.size());
+    return inner_->Sum(purpose, values);
+  }
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
     return inner_->GatherOptimizerState(state);
   }
@@ -51,6 +56,7 @@ class FailingExchange final : public GradientExchange {
 
  private:
   const int64_t failing_step_;
+  size_t* const longest_sum_;
   const std::unique_ptr<GradientExchange> inner_;
 };
 
@@ -84,7 +90,7 @@ class TrainerTest : public testing::Test {
                                   .bucket_bytes = options_.bucket_bytes,
                                   .world_size = 1})
                    .value();
-    const auto exchange = std::make_unique<FailingExchange>(failing_step_);
+    const auto exchange = std::make_unique<FailingExchange>(failing_step_, &longest_sum_);
     const auto step = CreateCpuTrainingStep({.network = network.get(),
                                              .exchange = exchange.get(),
                                              .buckets = &buckets_,
@@ -123,6 +129,7 @@ class TrainerTest : public testing::Test {
   WorkerOptions options_;
   BucketMap buckets_;
   int64_t failing_step_ = -1;
+  size_t longest_sum_ = 0;
   int64_t stop_at_ = -1;
   int64_t asked_ = 0;
   std::vector<int64_t> periodic_;  // steps of checkpoints that are to be written
@@ -174,6 +181,17 @@ TEST_F(TrainerTest, ARunThatIsOverSavesNothingAgain) {
   EXPECT_THAT(SavedSteps(), ElementsAre(20));
 }
 
+TEST_F(TrainerTest, SumsManyLossesInParts) {
+  options_.dataset.synthetic_train_count = kSumValuesMax + 1;
+  options_.global_batch = options_.epochs = 1;
+  options_.record_losses = true;
+  options_.checkpoint_dir = "";
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(std::ssize(result->losses), kSumValuesMax + 1);
+  EXPECT_EQ(static_cast<int64_t>(longest_sum_), kSumValuesMax);
+}
+
 // The disk is full, and before anybody has heard of it a peer dies.
 TEST_F(TrainerTest, AFailedCheckpointAfterAFailedRunIsAWarning) {
   failing_step_ = 9;
@@ -200,6 +218,17 @@ TEST_F(TrainerTest, ParametersThatAreNotFiniteAreNoResult) {
   const auto result = Train();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("after step 0 tensor fc1.weight has "));
+}
+
+// Nor do they train on: the next gradient is not finite either.
+TEST_F(TrainerTest, ParametersThatAreNotFiniteEndTheNextStep) {
+  options_.checkpoint_dir = "";
+  options_.schedule.base = 3e38;
+  options_.optimizer.momentum = 0;
+  options_.optimizer.weight_decay = 1e30;
+  const auto result = Train();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("step 1: the gradient of tensor fc1."));
 }
 
 }  // namespace

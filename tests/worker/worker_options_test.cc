@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -9,9 +10,11 @@
 #include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flag_table_checks.h"
@@ -79,6 +82,37 @@ TEST(WorkerOptionsTest, ThePagesTellTheFlagsOfTheTable) {
   for (const FlagRow& row : WorkerFlags().rows) {
     EXPECT_THAT(page, HasSubstr(absl::StrCat("\n### ", row.topic, "\n"))) << "of --" << row.name;
   }
+}
+
+TEST(WorkerOptionsTest, EveryWholeNumberEndsAtItsLimit) {
+  const std::map<absl::string_view, int64_t> most = {
+      {"rank", kWorldSizeMax - 1},
+      {"world_size", kWorldSizeMax},
+      {"join_deadline_s", kDeadlineSecondsMax},
+      {"lanes", kLanesMax},
+      {"bucket_bytes", kBucketBytesMax},
+      {"exchange_deadline_s", kDeadlineSecondsMax},
+      {"stall_report_s", kDeadlineSecondsMax},
+      {"synthetic_train_count", kDatasetImagesMax},
+      {"synthetic_test_count", kDatasetImagesMax},
+      {"synthetic_size", kImageSideMax},
+      {"synthetic_channels", kImageChannelsMax},
+      {"epochs", kEpochCountMax},
+      {"max_steps", kStepCountMax},
+      {"global_batch", kGlobalBatchMax},
+      {"warmup_steps", kStepCountMax},
+      {"decay_steps", kStepCountMax},
+      {"total_steps", kStepCountMax},
+      {"threads", kComputeThreadsMax},
+      {"loader_threads", kLoaderThreadsMax},
+      {"prefetch_depth", kPrefetchDepthMax},
+      {"checkpoint_every_epochs", kEpochCountMax},
+      {"checkpoint_every_steps", kStepCountMax},
+      {"checkpoint_deadline_s", kDeadlineSecondsMax},
+      {"tensorboard_every_steps", kStepCountMax},
+      {"metrics_port", kPortMax},
+  };
+  ExpectLargest(WorkerFlags(), most, {"seed"});
 }
 
 // The parser knows the choices of the table: none ends in "it must be one of".
@@ -160,6 +194,13 @@ TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
   EXPECT_THAT(Refusal({"--device=gpu"}), HasSubstr("auto, cpu, cuda"));
   EXPECT_THAT(Refusal({"--math=fp16"}), HasSubstr("fp32, tf32, bf16"));
   EXPECT_THAT(Refusal({"--servers=nowhere"}), HasSubstr("host:port"));
+  const std::vector<std::string> addresses(kShardCountMax + 1, "a:1");
+  EXPECT_THAT(Refusal({("--servers=" + absl::StrJoin(addresses, ",")).c_str()}), HasSubstr("at most 256 servers"));
+  const std::string longest = "--run_id=" + std::string(kRunIdBytesMax, 'r');
+  EXPECT_TRUE(Parse({longest.c_str()}).ok());
+  EXPECT_THAT(Refusal({(longest + "r").c_str()}), HasSubstr("at most 255 bytes"));
+  EXPECT_TRUE(Parse({"--rank=35", "--world_size=36", "--servers=a:1", "--metrics_port=65500"}).ok());
+  EXPECT_THAT(Refusal({"--rank=36", "--world_size=37", "--servers=a:1", "--metrics_port=65500"}), HasSubstr("65535"));
 }
 
 TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {

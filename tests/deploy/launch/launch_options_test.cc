@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/flags/reflection.h"
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flag_table_checks.h"
@@ -56,6 +57,16 @@ TEST(LaunchOptionsTest, KnowsTheWorkersFlagsInTheirFiles) {
 }
 
 TEST(LaunchOptionsTest, RefusesWhatIsBeyondTheLimits) {
+  ExpectLargest(LaunchFlags(),
+                {{"workers", kWorldSizeMax},
+                 {"servers", kShardCountMax},
+                 {"restarts", kRestartCountMax},
+                 {"start_deadline_s", kStartSecondsMax},
+                 {"stop_deadline_s", kStartSecondsMax},
+                 {"cores_per_worker", kCoreCountMax},
+                 {"cores_per_server", kCoreCountMax},
+                 {"metrics_port", kPortMax}},
+                {});
   EXPECT_THAT(Refusal({"--workers=0"}), HasSubstr("from 1 to 1024"));
   EXPECT_THAT(Refusal({"--servers=257"}), HasSubstr("from 0 to 256"));
   EXPECT_THAT(Refusal({"--metrics_port=65536"}), HasSubstr("from -1 to 65535"));

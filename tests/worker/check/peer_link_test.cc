@@ -3,7 +3,9 @@
 #include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info ends before tcpi_bytes_acked
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <memory>
@@ -14,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "common/limits.h"
 #include "worker/check/peer_listener.h"
+#include "worker/check/peer_protocol.h"
 #include "worker/check/tcp_dial.h"
 
 namespace starring {
@@ -85,6 +88,49 @@ TEST_F(PeerLinkTest, CarriesNotes) {
   EXPECT_EQ(*found, note);
   EXPECT_EQ(listener_->Get(3, 1), note);
   EXPECT_FALSE(link.Put(3, 1, note + "x", Soon()).ok()) << "longer than limits.h allows";
+}
+
+TEST_F(PeerLinkTest, TheListenerTakesNothingBeyondTheLimits) {
+  EXPECT_TRUE(Link(listener_->nonce()).Put(kWorldSizeMax - 1, kCheckStagesMax, "x", Soon()).ok());
+  EXPECT_FALSE(Link(listener_->nonce()).Put(kWorldSizeMax, kCheckStagesMax, "x", Soon()).ok());
+  EXPECT_FALSE(Link(listener_->nonce()).Put(kWorldSizeMax - 1, kCheckStagesMax + 1, "x", Soon()).ok());
+  const std::vector<std::string> addresses = {absl::StrCat("127.0.0.1:", listener_->port())};
+  for (const uint32_t excess : {0u, 1u}) {
+    const std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));
+    const int fd = dialled[0].socket.fd();
+    peer_protocol::Request head{.word = peer_protocol::Word::kData};
+    head.nonce = listener_->nonce();
+    head.length = static_cast<uint32_t>(kCheckPayloadBytesMax) + excess;
+    ASSERT_EQ(send(fd, &head, sizeof(head), MSG_NOSIGNAL), static_cast<ssize_t>(sizeof(head)));
+    pollfd wait = {.fd = fd, .events = POLLRDHUP, .revents = 0};
+    EXPECT_EQ(poll(&wait, 1, excess == 0 ? 50 : 20'000), static_cast<int>(excess)) << "is it closed";
+  }
+}
+
+TEST(PeerLinkLimitsTest, AnAnswerLongerThanANoteEndsTheLink) {
+  int ends[2];
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
+  const Socket listener(ends[0]);
+  PeerLink link(Socket(ends[1]), 1);
+  peer_protocol::Answer answer;
+  answer.found = 1;
+  answer.length = static_cast<uint32_t>(kCheckNoteBytesMax) + 1;
+  ASSERT_EQ(send(listener.fd(), &answer, sizeof(answer), 0), static_cast<ssize_t>(sizeof(answer)));
+  EXPECT_EQ(link.Get(0, 1, absl::Now() + absl::Seconds(1)).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// However long it may take: a fast link must not be filled for long.
+TEST_F(PeerLinkTest, ABandwidthTestSendsNoMoreThanAllowed) {
+  const std::vector<std::string> addresses = {absl::StrCat("127.0.0.1:", listener_->port())};
+  std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));
+  const int fd = dialled[0].socket.fd();
+  PeerLink link(std::move(dialled[0].socket), listener_->nonce());
+  ASSERT_TRUE(link.MeasureBandwidth(15, Soon()).ok());
+  tcp_info info = {};
+  socklen_t length = sizeof(info);
+  ASSERT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+  EXPECT_GE(info.tcpi_bytes_acked, static_cast<uint64_t>(kCheckBandwidthBytesMax));
+  EXPECT_LT(info.tcpi_bytes_acked, static_cast<uint64_t>(kCheckBandwidthBytesMax + kCheckPayloadBytesMax));
 }
 
 TEST_F(PeerLinkTest, StrangersAreCut) {

@@ -83,6 +83,7 @@ TEST_F(CifarReaderTest, StopsAtTheLimitOfBytes) {
   EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(dataset.status().message(), HasSubstr("more than the limit of 15356928 bytes"));
   EXPECT_TRUE(ReadCifar10({.paths = {path}, .bytes_max = 5000 * 3072}).ok());
+  EXPECT_EQ(CifarFiles().bytes_max, int64_t{16} << 30);  // more than a test can write
 }
 
 TEST_F(CifarReaderTest, NamesAMissingFile) {

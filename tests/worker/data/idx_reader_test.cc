@@ -114,6 +114,8 @@ TEST_F(IdxReaderTest, RefusesSizesThatMakeNoSense) {
 TEST_F(IdxReaderTest, RefusesAnAbsurdPromiseBeforeAllocating) {
   EXPECT_THAT(Refusal(Idx(0x803, {0xffffffffu, 8192, 8192}, "abc"), IdxLabels(3)),
               HasSubstr("holds 288230376084602880 bytes of images, the limit is"));
+  EXPECT_THAT(Refusal(Idx(0x803, {16385, 1024, 1024}, "abc"), IdxLabels(3)), HasSubstr("the limit is 17179869184"));
+  EXPECT_THAT(Refusal(Idx(0x803, {16384, 1024, 1024}, "abc"), IdxLabels(3)), HasSubstr("/images is truncated"));
   EXPECT_THAT(Refusal(Idx(0x803, {16384, 1024, 1000}, "abc"), IdxLabels(3)),
               AllOf(HasSubstr("/images is truncated: expected 16777216000 bytes"), HasSubstr("found 3 at most")));
   EXPECT_THAT(Refusal(Gzip(Idx(0x803, {16384, 1024, 1000}, "abc")), IdxLabels(3)),

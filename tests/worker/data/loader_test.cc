@@ -361,10 +361,10 @@ TEST(LoaderTest, RefusesOptionsThatMakeNoSense) {
   };
   Loader::Options options = MakeOptions(dataset, 4);
   options.threads = 0;
-  EXPECT_THAT(message(options), HasSubstr("loader threads is 0, expected 1 to"));
+  EXPECT_THAT(message(options), HasSubstr("loader threads is 0, expected 1 to 256"));
   options = MakeOptions(dataset, 4);
   options.prefetch_depth = -1;
-  EXPECT_THAT(message(options), HasSubstr("loader prefetch_depth is -1, expected 0 to"));
+  EXPECT_THAT(message(options), HasSubstr("loader prefetch_depth is -1, expected 0 to 64"));
   options = MakeOptions(dataset, 4);
   options.normalization = MakeNormalization(1);
   EXPECT_THAT(message(options), HasSubstr("1 means and 1 deviations, the images have 3 channels"));

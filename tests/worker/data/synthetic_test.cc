@@ -98,6 +98,16 @@ TEST(SyntheticTest, RefusesImpossibleSizes) {
   options.synthetic_width = 0;
   EXPECT_THAT(message(options), HasSubstr("synthetic width is 0, expected 1 to 8192"));
   options = Options();
+  options.synthetic_height = 8193;
+  EXPECT_THAT(message(options), HasSubstr("synthetic height is 8193, expected 1 to 8192"));
+  options = Options();
+  options.synthetic_channels = 257;
+  EXPECT_THAT(message(options), HasSubstr("synthetic channels is 257, expected 1 to 256"));
+  options = Options();
+  options.synthetic_height = options.synthetic_width = options.synthetic_channels = 1;
+  options.synthetic_test_count = int64_t{1} << 32;
+  EXPECT_THAT(message(options), HasSubstr("synthetic test_count is 4294967296, expected 1 to 4294967295"));
+  options = Options();
   options.synthetic_classes = 257;
   EXPECT_THAT(message(options), HasSubstr("synthetic classes is 257, expected 1 to 256"));
   options = Options();

@@ -216,6 +216,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "batch_norm, dropout, add or flatten"},
         WrongFile{"NoUnits", "layer { name: \"fc\" dense {} }",
                   "my.textproto:1:20: layer fc: units is 0, it must be from 1 to 1048576"},
+        WrongFile{"LongKernel", "layer { name: \"c\" conv2d { out_channels: 2 kernel: 4097 } }",
+                  "my.textproto:1:44: layer c: kernel is 4097, it must be from 1 to 4096"},
+        WrongFile{"LongStride", "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 stride: 4097 } }",
+                  "my.textproto:1:54: layer c: stride is 4097, it must be from 0 to 4096"},
         WrongFile{"NegativePadding", "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 padding: -1 } }",
                   "my.textproto:1:54: layer c: padding is -1, it must be from 0 to 4096"},
         WrongFile{"PoolOfPaddingAlone", "layer { name: \"p\" max_pool { kernel: 3 padding: 2 } }",
@@ -240,6 +244,26 @@ TEST(LayerFileTest, TooManyLayersAreRefused) {
   std::string text;
   for (int l = 0; l <= kLayerCountMax; ++l) absl::StrAppend(&text, "layer { name: \"r", l, "\" relu {} }\n");
   EXPECT_THAT(ErrorOf(text), AllOf(StartsWith("my.textproto:4097:"), HasSubstr("at most 4096 are allowed")));
+}
+
+TEST(LayerFileTest, LongNamesAreRefused) {
+  const auto named = [](int64_t bytes) {
+    return absl::StrCat("layer { name: \"", std::string(bytes, 'n'), "\" dense { units: 10 } }");
+  };
+  EXPECT_TRUE(LayerFile::Parse(named(kLayerNameBytesMax), "").ok());
+  EXPECT_THAT(ErrorOf(named(kLayerNameBytesMax + 1)), HasSubstr("the name has 256 bytes, at most 255 are allowed"));
+}
+
+TEST(LayerFileTest, ASampleHasALimit) {
+  const std::string deep =
+      "layer { name: \"c\" conv2d { out_channels: 1048576 kernel: 1 } } layer { name: \"g\" global_average_pool {} }\n"
+      "layer { name: \"fc\" dense { units: 10 } }";
+  const auto shape = [](int64_t width) {
+    return NetworkGraph::DataShape{
+        .height = kSampleElementsMax / kLayerWidthMax / 64, .width = width, .channels = 1, .classes = 10};
+  };
+  EXPECT_TRUE(NetworkGraph::Create(*LayerFile::Parse(deep, ""), shape(64)).ok());
+  EXPECT_THAT(ErrorOf(deep, shape(65)), HasSubstr("at most 2147483648 are allowed"));
 }
 
 TEST(LayerFileTest, TensorTooLargeIsRefused) {

@@ -187,6 +187,7 @@ TEST(PeerExchange, LongStateTravelsInSegments) {
 TEST(PeerExchange, ADeadlineThatIsInfiniteIsNotOver) {
   EXPECT_GT(DeadlineAfter(absl::InfiniteDuration()), MessagePump::Clock::now() + std::chrono::hours(24));
   EXPECT_GT(DeadlineAfter(absl::Hours(24 * 365 * 200)), MessagePump::Clock::now() + std::chrono::hours(24));
+  EXPECT_LT(DeadlineAfter(absl::InfiniteDuration()), MessagePump::Clock::now() + std::chrono::hours(24 * 366));
 }
 
 TEST(PeerExchange, LocalIsARingOfOne) {
@@ -245,6 +246,16 @@ TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
                   HasSubstr("rank 2 gave up: gradient of fc1.weight is NaN"));
     }
   }
+}
+
+TEST(PeerExchange, ALongReasonIsCut) {
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2}};
+  training.before_step = [](int rank, int64_t step) {
+    return rank == 1 && step == 1 ? absl::InternalError(std::string(8 * kAbortNoticeBytesMax, 'x')) : absl::OkStatus();
+  };
+  const std::string message(RunAll(training, Algorithm::kRing, 9)[0].status.message());
+  EXPECT_THAT(message, HasSubstr("rank 1 gave up: " + std::string(kAbortNoticeBytesMax - 1, 'x')));
+  EXPECT_THAT(message, testing::Not(HasSubstr(std::string(kAbortNoticeBytesMax, 'x'))));
 }
 
 TEST(PeerExchange, LetsGoOfMemoryAfterAnOrderlyEndOnly) {

@@ -186,7 +186,7 @@ TEST_P(RingMachineSizes, SameBitsWhateverTheBucketAndTheWindow) {
 }
 
 TEST(RingMachine, KeepsOperationsInFlightBounded) {
-  const ExampleJob job = {.element_count = 12 * ReductionBlockElements(2), .bucket_bytes = 1, .world_size = 2};
+  const ExampleJob job = {.element_count = 48 * ReductionBlockElements(2), .bucket_bytes = 1, .world_size = 2};
   Ring ring(job, 5);
   ring.Run(2);
   EXPECT_LE(ring.network().operations_in_flight_max(), kRingOperationsInFlightMax);
