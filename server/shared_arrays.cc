@@ -7,8 +7,8 @@
 
 namespace starring {
 
-SharedArrays::SharedArrays(Options options)
-    : options_(std::move(options)), workers_(options_.world_size), buckets_(options_.slices.size()) {}
+SharedArrays::SharedArrays(const Options& options)
+    : options_(options), workers_(options_.world_size), buckets_(options_.slices.size()) {}
 
 absl::StatusOr<v1::SharedMemory> SharedArrays::Share(int rank, const v1::ExchangeMessage& request) {
   ASSIGN_OR_RETURN(auto gradients,

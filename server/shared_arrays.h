@@ -31,7 +31,7 @@ class SharedArrays {
     int64_t element_count = 0;             // of the whole parameter vector
     int world_size = 1;
   };
-  explicit SharedArrays(Options options);
+  explicit SharedArrays(const Options& options);
 
   // A worker's SHARE. Unavailable if the worker is elsewhere, or other workers have another memory for parameters: then
   // it stays with the socket. Else where the parameters are.
