@@ -333,6 +333,8 @@ void StarClient::EndDrained() {
   const auto in_use = [](const std::unique_ptr<StarRequest>& request) { return request->payload_use.use_count() > 1; };
   const auto drained = std::partition(draining_.begin(), draining_.end(), in_use);
   if (drained == draining_.end() && !failure_.has_value()) return;
+  // After a failure a request may be over without an answer. It counts as done no sooner than the status says why.
+  if (drained != draining_.begin() && failure_.has_value()) return;
   // With the last slice's release: what gRPC read happened before what the trainer will write.
   std::atomic_thread_fence(std::memory_order_acquire);
   const std::lock_guard<std::mutex> lock(mutex_);
