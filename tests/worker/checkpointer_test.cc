@@ -186,6 +186,22 @@ TEST_F(CheckpointerTest, WhatIsNotFiniteIsNotSaved) {
   EXPECT_FALSE(HasCheckpoint(dir_));
 }
 
+TEST_F(CheckpointerTest, StateThatIsNotFiniteIsNotSaved) {
+  RunRanks([&](Rank* rank) {
+    const std::vector<float> gradient(rank->parameters.size(), 3e38f);  // finite, unlike the sum of two
+    for (int b = 0; b < rank->buckets.bucket_count(); ++b) {
+      const ElementRange range = rank->buckets.bucket(b);
+      rank->exchange->Submit(0, b, std::span(gradient).subspan(range.begin, range.size()));
+    }
+    for (int b = 0; b < rank->buckets.bucket_count(); ++b) EXPECT_EQ(rank->exchange->Await(0, b), absl::OkStatus());
+    rank->parameters.assign(rank->parameters.size(), 1.0f);  // as if the momentum alone had overflowed
+    const absl::Status status = rank->checkpointer->SavePeriodic(1, rank->parameters, rank->exchange.get());
+    if (rank->options.rank != 0) return;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("after step 0 tensor fc1.weight.momentum_buffer has inf"));
+  });
+  EXPECT_FALSE(HasCheckpoint(dir_));
+}
+
 TEST_F(CheckpointerTest, RankZeroAloneReadsTheOptimizersState) {
   RunRanks([&](Rank* rank) {
     EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <vector>
 
 #include "absl/time/clock.h"
@@ -60,11 +61,12 @@ TEST(StopRequestTest, TwoSignalsAtOnceAreOneWishAndALaterOneEndsTheProcess) {
     raise(SIGTERM);
     raise(SIGUSR1);
     if (!StopRequested()) _exit(2);
+    fputs("asked, and not ended", stderr);
     usleep(1'050'000);
     raise(SIGINT);
     _exit(3);
   };
-  EXPECT_EXIT(run(), testing::ExitedWithCode(130), "");
+  EXPECT_EXIT(run(), testing::ExitedWithCode(130), "asked, and not ended");
 }
 
 TEST(StopVoteTest, OneWorkerStopsAtOnceAndAsksNobody) {
