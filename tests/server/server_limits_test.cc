@@ -446,9 +446,7 @@ TEST(ServerLimitsTest, AWorkerThatAsksAndDoesNotReadIsCut) {
   const auto server = StartServer();
   const JobSpec job =
       MakeJob(0, 1, 8 * 32768, 1 << 20);  // answers of 1 MiB, of which gRPC buffers few at a client that stands still
-  v1::JoinRequest request = RequestOf(job, 10);
-  request.set_exchange_deadline_ms(60'000);  // which would end the job as well
-  PendingJoin join(server->address(), request);
+  PendingJoin join(server->address(), RequestOf(job, 10));
   ASSERT_TRUE(join.Wait().ok());
   Stranger worker(server->address());
   Stranger monitor(server->address());
@@ -460,9 +458,11 @@ TEST(ServerLimitsTest, AWorkerThatAsksAndDoesNotReadIsCut) {
   parameters.set_payload(std::string(job.layout.element_count() * sizeof(float), '\0'));
   ASSERT_TRUE(stream.Write(parameters));
   ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
+  const absl::Time begin = absl::Now();
   for (int i = 0; i < 3 * kLaneAnswersMax && stream.Write(MessageOf(ExchangeMessage::FETCH_PARAMETERS, -1)); ++i) {
   }
   EXPECT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 0; }));
+  EXPECT_LT(absl::Now() - begin, kPatience / 2) << "that was the stream's own deadline";
 }
 
 TEST(ServerLimitsTest, AWorkerHasNoMoreRequestsInFlightOnALaneThanAllowed) {
