@@ -15,6 +15,9 @@
 namespace starring {
 namespace {
 
+constexpr int kReadBufferBytesMin = 16 << 10;
+constexpr int kReadBufferBytesMax = 4 << 20;
+
 void ReleaseKeeper(void* keeper) { delete static_cast<std::shared_ptr<const void>*>(keeper); }
 
 // A protobuf string must be UTF-8, or the peer refuses the whole message; a status may quote any file name.
@@ -31,12 +34,12 @@ std::vector<std::pair<std::string, int>> TransportArguments() {
   return {
       {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
       {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
-      // A message is to arrive in few, large slices: large frames, read in large chunks, and never throttled by
-      // HTTP/2's
-      // windows. How much is in flight is limited by the exchange.
-      {"grpc.experimental.tcp_read_chunk_size", 4 << 20},
-      {"grpc.experimental.tcp_min_read_chunk_size", 1 << 20},
-      {"grpc.experimental.tcp_max_read_chunk_size", 8 << 20},
+      // A connection reads into a buffer that it holds before anything has come. It begins small, as strangers and
+      // small models have many of them, and doubles while a read fills it.
+      {"grpc.experimental.tcp_read_chunk_size", kReadBufferBytesMin},
+      {"grpc.experimental.tcp_min_read_chunk_size", kReadBufferBytesMin},
+      {"grpc.experimental.tcp_max_read_chunk_size", kReadBufferBytesMax},
+      // Large frames, never throttled by HTTP/2's windows. How much is in flight is limited by the exchange.
       {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 4 << 20},
       {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 20},
       {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 << 20},
