@@ -166,6 +166,15 @@ inline constexpr int kStrangerConnectionsMax = 64;
 inline constexpr int64_t kStrangerBytesMax = 256 << 10;
 inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 
+// How long such a connection stays at least before it is cut for another one: a worker says HELLO within milliseconds, on
+// a busy machine within a tenth of a second.
+inline constexpr int kStrangerLifeMinMs = 250;
+
+// How long its place is taken at least while the job has all its connections, even if it ends before. So strangers open
+// at most 64 connections a second, which cost a server some percent of a core; as many as came, each with 200 streams,
+// took all of it. While a worker is missing the places are free at once, as it may be among those who wait.
+inline constexpr int kStrangerSeatMs = 1000;
+
 // Streams of one connection. A worker opens one lane on each of its connections and one call beside it; a client of
 // another kind that opens all its lanes on one connection needs a second one for more than seven. Few, because 64
 // strangers with 20 streams each took 59 to 119 MiB of a server.

@@ -9,6 +9,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,6 +36,9 @@ constexpr std::chrono::milliseconds kDescriptorPause(10);
 // How often strangers are looked at: those that send, and those that have sent nothing since.
 constexpr std::chrono::milliseconds kBusyPeriod(5);
 constexpr std::chrono::milliseconds kIdlePeriod(100);
+// gRPC closes a connection that was cut within milliseconds. If it needs longer it has too much to do, and no other one
+// is cut; but not for ever, should it never close one.
+constexpr std::chrono::seconds kCloseTimeMax(10);
 // As gRPC sets it on connections that it accepts itself, from the keepalive's timeout.
 constexpr int kUserTimeoutMs = 20'000;
 
@@ -43,6 +47,20 @@ int64_t BytesReceived(int fd) {
   socklen_t length = sizeof(info);
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
   return static_cast<int64_t>(info.tcpi_bytes_received);
+}
+
+// Of an open descriptor's file; 0: it is closed.
+uint64_t InodeOf(int fd) {
+  struct stat facts = {};
+  return fstat(fd, &facts) == 0 ? facts.st_ino : 0;
+}
+
+// Whether the peer still may send. A client of gRPC that closes a new connection has given it up.
+bool IsPeerThere(int fd) {
+  tcp_info info = {};
+  socklen_t length = sizeof(info);
+  constexpr int kEstablished = 1;  // TCP_ESTABLISHED of netinet/tcp.h
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_state == kEstablished;
 }
 
 void SetOption(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof(value)); }
@@ -132,20 +150,27 @@ ConnectionAcceptor::~ConnectionAcceptor() {
   Stop();
   for (const int fd : listeners_) close(fd);
   for (const auto& [id, connection] : connections_) close(connection.fd);
+  if (waiting_fd_ >= 0) close(waiting_fd_);
   if (epoll_ >= 0) close(epoll_);
   if (stop_ >= 0) close(stop_);
+}
+
+void ConnectionAcceptor::Watch(int fd, int operation, uint32_t events) const {
+  epoll_event event = {.events = events, .data = {.u64 = kDescriptorBit | static_cast<uint64_t>(fd)}};
+  CHECK(epoll_ctl(epoll_, operation, fd, &event) == 0) << strerror(errno);
+}
+
+void ConnectionAcceptor::SetSeatTime(std::chrono::milliseconds seat_time) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  seat_time_ = seat_time;
 }
 
 void ConnectionAcceptor::Start(int connections_max, std::function<void(int fd)> hand_over) {
   CHECK(!thread_.joinable()) << "Start is called once";
   SetLimit(connections_max);
   hand_over_ = std::move(hand_over);
-  const auto watch = [&](int fd) {
-    epoll_event event = {.events = EPOLLIN, .data = {.u64 = kDescriptorBit | static_cast<uint64_t>(fd)}};
-    CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) == 0) << strerror(errno);
-  };
-  watch(stop_);
-  for (const int fd : listeners_) watch(fd);
+  Watch(stop_, EPOLL_CTL_ADD, EPOLLIN);
+  for (const int fd : listeners_) Watch(fd, EPOLL_CTL_ADD, EPOLLIN);
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -153,7 +178,7 @@ void ConnectionAcceptor::SetLimit(int connections_max) {
   CHECK_GE(connections_max, 1);
   const std::lock_guard<std::mutex> lock(mutex_);
   connections_max_ = connections_max;
-  while (open_count_ > connections_max_ && MakeRoom()) {
+  while (open_count_ > connections_max_ && CutOldestStranger()) {
   }
 }
 
@@ -165,7 +190,10 @@ int ConnectionAcceptor::open_count() const {
 void ConnectionAcceptor::Run() {
   while (true) {
     std::array<epoll_event, 64> events;
-    const int count = epoll_wait(epoll_, events.data(), events.size(), CheckStrangersMs());
+    int wait_ms = CheckStrangersMs();
+    // The threads that keep connections, and gRPC when it closes one, do not wake this thread.
+    if (waiting_fd_ >= 0) wait_ms = static_cast<int>(kBusyPeriod.count());
+    const int count = epoll_wait(epoll_, events.data(), events.size(), wait_ms);
     CHECK(count >= 0 || errno == EINTR) << strerror(errno);
     for (int i = 0; i < count; ++i) {
       const uint64_t id = events[i].data.u64;
@@ -173,10 +201,11 @@ void ConnectionAcceptor::Run() {
         OnConnectionEvent(id, events[i].events);
       } else if (const int fd = static_cast<int>(id & ~kDescriptorBit); fd == stop_) {
         return;
-      } else {
+      } else if (waiting_fd_ < 0) {
         Accept(fd);
       }
     }
+    if (waiting_fd_ >= 0) ServeWaiting();
   }
 }
 
@@ -205,46 +234,83 @@ bool ConnectionAcceptor::CheckStranger(uint64_t id) {
 
 void ConnectionAcceptor::Accept(int listener) {
   const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  const int watched = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (watched < 0) {
-    const bool is_out_of_descriptors = errno == EMFILE || errno == ENFILE;
-    if (fd >= 0) close(fd);
-    if (is_out_of_descriptors) {
-      {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        MakeRoom();
-      }
-      std::this_thread::sleep_for(kDescriptorPause);
-    }
+  if (fd < 0) {
+    if (errno == EMFILE || errno == ENFILE) CutForDescriptors();
     return;  // else the peer is gone already
   }
-  std::string peer = PeerNameOfSocket(fd);
-  if (peer.empty()) {  // gone again, which gRPC would log
-    close(watched);
+  if (!IsPeerThere(fd)) {
     close(fd);
     return;
   }
-  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (open_count_ >= connections_max_ && !MakeRoom()) {
-      close(watched);
-      close(fd);
-      return;
-    }
-    const uint64_t id = next_id_++;
-    connections_[id] = {.fd = watched, .peer = std::move(peer), .accepted = Clock::now()};
-    strangers_.insert(id);
-    ++open_count_;
-    // Edges only: the data are gRPC's to read.
-    epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = id}};
-    CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, watched, &event) == 0) << strerror(errno);
-  }
-  hand_over_(fd);
+  waiting_fd_ = fd;
+  for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, 0);
 }
 
-bool ConnectionAcceptor::MakeRoom() {
+void ConnectionAcceptor::CutForDescriptors() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    CutOldestStranger();
+  }
+  std::this_thread::sleep_for(kDescriptorPause);
+}
+
+void ConnectionAcceptor::ServeWaiting() {
+  int fd_to_hand_over = -1;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (HasSeat()) {
+      if (Seat(waiting_fd_)) fd_to_hand_over = waiting_fd_;
+    } else if (!strangers_.empty() || !leaving_.empty()) {
+      CutIfDue();
+      return;
+    }
+  }
+  if (fd_to_hand_over >= 0) {
+    hand_over_(fd_to_hand_over);
+  } else {
+    close(waiting_fd_);  // all connections are kept, or it is gone already
+  }
+  waiting_fd_ = -1;
+  for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, EPOLLIN);
+}
+
+void ConnectionAcceptor::CutIfDue() {
+  constexpr std::chrono::milliseconds kLifeMin(kStrangerLifeMinMs);
+  const Clock::time_point now = Clock::now();
+  const auto time = std::max(kLifeMin, seat_time_);
+  if (strangers_.empty() || now - connections_[*strangers_.begin()].accepted < time) return;
+  const bool is_one_being_closed = std::any_of(leaving_.begin(), leaving_.end(), [&](const Leaving& one) {
+    return now - one.accepted >= seat_time_ && now - one.left < kCloseTimeMax;
+  });
+  if (!is_one_being_closed) CutOldestStranger();
+}
+
+bool ConnectionAcceptor::HasSeat() {
+  std::erase_if(leaving_, [this, now = Clock::now()](const Leaving& one) {
+    return now - one.accepted >= seat_time_ && InodeOf(one.handed_over_fd) != one.inode;
+  });
+  return open_count_ < connections_max_ && std::ssize(strangers_) + std::ssize(leaving_) < kStrangerConnectionsMax;
+}
+
+bool ConnectionAcceptor::Seat(int fd) {
+  std::string peer = PeerNameOfSocket(fd);
+  if (peer.empty()) return false;  // gone again, which gRPC would log
+  const int watched = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (watched < 0) return false;
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kUserTimeoutMs);
+  const uint64_t id = next_id_++;
+  connections_[id] = {
+      .fd = watched, .handed_over_fd = fd, .inode = InodeOf(fd), .peer = std::move(peer), .accepted = Clock::now()};
+  strangers_.insert(id);
+  ++open_count_;
+  // Edges only: the data are gRPC's to read.
+  epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = id}};
+  CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, watched, &event) == 0) << strerror(errno);
+  return true;
+}
+
+bool ConnectionAcceptor::CutOldestStranger() {
   if (strangers_.empty()) return false;
   Cut(*strangers_.begin());
   return true;
@@ -252,25 +318,36 @@ bool ConnectionAcceptor::MakeRoom() {
 
 // gRPC finds the end of the stream and closes its descriptor; the event of that closes this one.
 void ConnectionAcceptor::Cut(uint64_t id) {
+  Leave(id);
+  shutdown(connections_[id].fd, SHUT_RDWR);
+}
+
+void ConnectionAcceptor::Leave(uint64_t id) {
+  const Connection& connection = connections_[id];
   strangers_.erase(id);
   --open_count_;
-  shutdown(connections_[id].fd, SHUT_RDWR);
+  leaving_.push_back({.handed_over_fd = connection.handed_over_fd,
+                      .inode = connection.inode,
+                      .accepted = connection.accepted,
+                      .left = Clock::now()});
 }
 
 void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
+  const Connection& connection = found->second;
+  const bool is_stranger = strangers_.contains(id);
   if ((events & EPOLLHUP) != 0) {  // both directions: gRPC shuts down what it closes
-    const bool was_stranger = strangers_.erase(id) > 0;
-    if (found->second.kept || was_stranger) --open_count_;
-    if (was_stranger && !found->second.heard && BytesReceived(found->second.fd) > 0) {
+    if (is_stranger && !connection.heard && BytesReceived(connection.fd) > 0) {
       ++unheard_.count;
-      unheard_.last_peer = found->second.peer;
+      unheard_.last_peer = connection.peer;
     }
-    close(found->second.fd);
+    if (is_stranger) Leave(id);
+    if (connection.kept) --open_count_;
+    close(connection.fd);
     connections_.erase(found);
-  } else if (strangers_.contains(id)) {
+  } else if (is_stranger) {
     CheckStranger(id);
   }
 }
@@ -290,6 +367,12 @@ void ConnectionAcceptor::Keep(absl::string_view peer) {
   // Data need no attention any more, and the exchange pays nothing for this thread.
   epoll_event event = {.events = EPOLLET, .data = {.u64 = found->first}};
   epoll_ctl(epoll_, EPOLL_CTL_MOD, found->second.fd, &event);
+}
+
+void ConnectionAcceptor::CutStranger(absl::string_view peer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = Find(peer);
+  if (found != connections_.end() && strangers_.contains(found->first)) Cut(found->first);
 }
 
 void ConnectionAcceptor::Heard(absl::string_view peer) {

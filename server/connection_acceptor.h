@@ -1,8 +1,13 @@
 // Listens and accepts connections for a gRPC server, at most so many at a time: gRPC 1.51 takes all that come.
 //
-// A connection is *kept* once the server knows that it is a worker's. The others, strangers and workers that have just
-// connected, are bounded: over the limit the oldest of them is cut, and so is one that sends more than
-// kStrangerBytesMax (plus kStrangerBytesPerSecond for its age). Kept connections are never cut here.
+// A connection is *kept* once the server knows that it is a worker's. Kept connections are never cut here. The others,
+// strangers and workers that have just connected, share kStrangerConnectionsMax *seats*:
+//   - A connection that is kept gives its seat back at once.
+//   - A stranger's seat is taken until gRPC has closed the socket, so that gRPC never holds more of their connections
+//     than there are seats; and for the seat time at least, so that strangers who come and go cost a job little time.
+//   - Without a free seat the next connection waits, and the oldest stranger is cut for it after kStrangerLifeMinMs: a
+//     worker is not cut before it can say HELLO.
+//   - A stranger that sends more than kStrangerBytesMax (plus kStrangerBytesPerSecond for its age) is cut.
 //
 // A connection costs two descriptors: gRPC's own, and a duplicate by which it is watched and cut.
 //
@@ -39,6 +44,7 @@ class ConnectionAcceptor {
   const std::string& address() const { return address_; }
 
   // Called once. `hand_over` gets every accepted, non-blocking socket on the acceptor's own thread and owns it.
+  // `connections_max` is for kept connections and strangers together.
   void Start(int connections_max, std::function<void(int fd)> hand_over);
 
   // Accepts no more. What was handed over lives on.
@@ -47,8 +53,14 @@ class ConnectionAcceptor {
   // Cuts the oldest strangers that are over it.
   void SetLimit(int connections_max);
 
+  // Zero at the start.
+  void SetSeatTime(std::chrono::milliseconds seat_time);
+
   // `peer` as gRPC's ServerContext::peer() says it. No effect on an unknown one.
   void Keep(absl::string_view peer);
+
+  // Cuts `peer` if it is a stranger. No effect on an unknown one.
+  void CutStranger(absl::string_view peer);
 
   // A request came from `peer`, whoever it is. No effect on an unknown one.
   void Heard(absl::string_view peer);
@@ -67,28 +79,52 @@ class ConnectionAcceptor {
   using Clock = std::chrono::steady_clock;
   struct Connection {
     int fd = -1;  // the duplicate
+    int handed_over_fd = -1;
+    uint64_t inode = 0;  // of the socket: tells whether handed_over_fd still is this one
     std::string peer;
     Clock::time_point accepted;
     bool kept = false;
     bool heard = false;
     int64_t bytes_received = 0;  // when it was last looked at
   };
+  // A stranger's connection that has ended, or was cut, and whose seat is not free yet.
+  struct Leaving {
+    int handed_over_fd;
+    uint64_t inode;
+    Clock::time_point accepted;
+    Clock::time_point left;
+  };
 
   ConnectionAcceptor() = default;
   absl::Status Open(const std::string& address);
   absl::Status AddListener(const void* socket_address, unsigned length, int* port);
+  // Watches a descriptor that is no connection.
+  void Watch(int fd, int operation, uint32_t events) const;
   void Run();
   void Accept(int listener);
+  // Without descriptors nothing can be accepted.
+  void CutForDescriptors();
+  // Hands waiting_fd_ over if there is a seat, else tries to get one.
+  void ServeWaiting();
   void OnConnectionEvent(uint64_t id, uint32_t events);
   // Cuts the strangers that send too much. Returns when to look again: -1, never, if there are none.
   int CheckStrangersMs();
+
+  // ---- These require mutex_.
   // Of a stranger: true if it has sent something since it was last looked at. May cut it.
   bool CheckStranger(uint64_t id);
-  // Room for one more: false if all connections are kept.
-  bool MakeRoom();
+  // Frees the seats of those who have left, then tells whether there is one.
+  bool HasSeat();
+  // False if the connection is gone already, or there is no descriptor to watch it by.
+  bool Seat(int fd);
+  // Cuts the oldest stranger if that has had its time and gRPC has closed those before.
+  void CutIfDue();
+  // False if there is no stranger.
+  bool CutOldestStranger();
+  void Cut(uint64_t id);
+  void Leave(uint64_t id);
   // The newest connection of that name, as an older one may not have been closed yet; or the end.
   std::map<uint64_t, Connection>::iterator Find(absl::string_view peer);
-  void Cut(uint64_t id);
 
   std::string address_;
   std::vector<int> listeners_;
@@ -96,14 +132,17 @@ class ConnectionAcceptor {
   int stop_ = -1;  // an eventfd
   std::function<void(int fd)> hand_over_;
   std::thread thread_;
+  int waiting_fd_ = -1;         // accepted and without a seat; no other is accepted meanwhile
   Clock::time_point check_at_;  // of strangers
 
   // ---- Guarded by mutex_.
   mutable std::mutex mutex_;
   int connections_max_ = 0;
+  std::chrono::milliseconds seat_time_{0};
   uint64_t next_id_ = 0;
   std::map<uint64_t, Connection> connections_;  // by age: ids ascend
   std::set<uint64_t> strangers_;                // of these: neither kept nor cut
+  std::vector<Leaving> leaving_;
   Unheard unheard_;
   int open_count_ = 0;  // of those that are not cut
 };

@@ -57,7 +57,7 @@ ParameterServer::Core::Core(Options options)
       status_events_{[this](StatusCall* call) { OnStatus(call); },
                      [this](StatusCall* call) { status_calls_.erase(call); }},
       check_events_{[this](CheckCall* call) { OnCheck(call); }, [this](CheckCall* call) { check_calls_.erase(call); }},
-      lane_events_{[this](ExchangeLane*) { ListenForLane(); },
+      lane_events_{[this](ExchangeLane* lane) { OnLaneAccepted(lane); },
                    [this](ExchangeLane* lane, const ReceivedMessage& message) { OnLaneMessage(lane, message); },
                    [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
       check_service_({.shard = options_.shard,
@@ -468,6 +468,7 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
   }
   const LaneId id{.rank = hello.rank(), .lane = hello.lane()};
   lane->id = id;
+  ForgetSilentLane(lane);
   acceptor_->Keep(lane->peer());
   if (options_.trace != nullptr) {
     TraceTrack*& track = tracks_[id];
@@ -487,11 +488,35 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
     replaced->Cancel();
   }
   job_->OnLaneOpen(id);
+  UpdateSeatTime();
+}
+
+// gRPC counts streams only once the client has acknowledged that there is a limit, which a stranger need not do.
+void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
+  ListenForLane();
+  const std::string peer = lane->peer();
+  std::set<ExchangeLane*>& silent = silent_lanes_[peer];
+  silent.insert(lane);
+  if (std::ssize(silent) > kStreamsPerConnectionMax) acceptor_->CutStranger(peer);
+}
+
+void ParameterServer::Core::UpdateSeatTime() {
+  const bool is_whole = std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_.lanes();
+  acceptor_->SetSeatTime(std::chrono::milliseconds(is_whole ? kStrangerSeatMs : 0));
+}
+
+void ParameterServer::Core::ForgetSilentLane(ExchangeLane* lane) {
+  const auto found = silent_lanes_.find(lane->peer());
+  if (found == silent_lanes_.end()) return;
+  found->second.erase(lane);
+  if (found->second.empty()) silent_lanes_.erase(found);
 }
 
 void ParameterServer::Core::OnLaneGone(ExchangeLane* lane, ExchangeLane::End end) {
+  ForgetSilentLane(lane);
   if (lane->id.has_value()) {
     lanes_by_id_.erase(*lane->id);
+    UpdateSeatTime();
     job_->OnLaneClosed(*lane->id, Clock::now());
     if (end == ExchangeLane::End::kOrderly && job_->state() != ShardJob::State::kRunning) told_.insert(lane->id->rank);
   }

@@ -74,6 +74,11 @@ class ParameterServer::Core {
   void OnCheck(CheckCall* call);
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
   void OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello);
+  // Cuts a stranger that opens more streams than it was told it may.
+  void OnLaneAccepted(ExchangeLane* lane);
+  void ForgetSilentLane(ExchangeLane* lane);
+  // Tells the acceptor whether a worker may be among those who wait.
+  void UpdateSeatTime();
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
   // The job is over: ends when every worker has taken its last answers, or the time to linger has passed.
   void EndIfTold(Clock::time_point now);
@@ -109,7 +114,8 @@ class ParameterServer::Core {
   std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
   std::map<JoinCall*, PendingJoin> pending_joins_;
   std::map<LaneId, ExchangeLane*> lanes_by_id_;
-  TraceTrack* const track_;               // null: there is no trace
+  std::map<std::string, std::set<ExchangeLane*>> silent_lanes_;  // by peer: no HELLO yet
+  TraceTrack* const track_;                                      // null: there is no trace
   std::map<LaneId, TraceTrack*> tracks_;  // of the lanes that were ever open, if there is a trace
   Admission admission_;
   Rendezvous rendezvous_;

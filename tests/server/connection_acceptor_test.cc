@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <optional>
 
@@ -83,7 +84,15 @@ class Server {
   }
   ~Server() {
     if (acceptor != nullptr) acceptor->Stop();
-    for (const int fd : fds_) close(fd);
+    for (const int fd : fds_) {
+      if (fd >= 0) close(fd);
+    }
+  }
+  // As gRPC does it. Until then the socket is held, as by a gRPC that has too much to do.
+  void Close(size_t index) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    shutdown(fds_[index], SHUT_RDWR);
+    close(std::exchange(fds_[index], -1));
   }
   // The socket that was handed over as number `index`.
   int Await(size_t index) {
@@ -92,6 +101,11 @@ class Server {
         changed_.wait_for(lock, std::chrono::milliseconds(kPatienceMs), [&] { return fds_.size() > index; });
     EXPECT_TRUE(came) << "connection " << index << " was not handed over";
     return came ? fds_[index] : -1;
+  }
+
+  int count() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<int>(fds_.size());
   }
 
   std::unique_ptr<ConnectionAcceptor> acceptor;
@@ -135,11 +149,85 @@ TEST(ConnectionAcceptorTest, CutsTheOldestStrangerOverTheLimit) {
   const Client second(server.acceptor->address());
   server.Await(1);
   const Client third(server.acceptor->address());
-  server.Await(2);
   EXPECT_TRUE(first.IsClosed());
+  server.Close(0);
+  server.Await(2);
   EXPECT_FALSE(second.IsClosed(0));
   EXPECT_FALSE(third.IsClosed(0));
   EXPECT_EQ(server.acceptor->open_count(), 2);
+}
+
+TEST(ConnectionAcceptorTest, LeavesAStrangerTheTimeToSayHello) {
+  Server server(1);
+  const absl::Time begin = absl::Now();
+  const Client first(server.acceptor->address());
+  const Client second(server.acceptor->address());
+  EXPECT_TRUE(first.IsClosed());
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(250));
+  EXPECT_LT(absl::Now() - begin, absl::Milliseconds(900));
+}
+
+TEST(ConnectionAcceptorTest, AStrangerWhoHasLeftKeepsItsSeatForTheSeatTime) {
+  for (const int seat_ms : {0, 400}) {
+    Server server(2 * kStrangerConnectionsMax);
+    server.acceptor->SetSeatTime(std::chrono::milliseconds(seat_ms));
+    const absl::Time begin = absl::Now();
+    for (int i = 0; i < kStrangerConnectionsMax; ++i) {
+      const Client client(server.acceptor->address());
+      server.Await(i);
+      server.Close(i);
+    }
+    const Client next(server.acceptor->address());
+    server.Await(kStrangerConnectionsMax);
+    const absl::Duration time = absl::Now() - begin;
+    if (seat_ms > 0) {
+      EXPECT_GE(time, absl::Milliseconds(seat_ms));
+    } else {
+      EXPECT_LT(time, absl::Milliseconds(kStrangerLifeMinMs));
+    }
+  }
+}
+
+TEST(ConnectionAcceptorTest, WhoHasGoneWhileItWaitedTakesNoSeat) {
+  Server server(1);
+  const Client first(server.acceptor->address());
+  server.Await(0);
+  { const Client second(server.acceptor->address()); }  // is accepted, and waits
+  for (int i = 0; i < 100; ++i) const Client gone(server.acceptor->address());
+  const Client last(server.acceptor->address());
+  EXPECT_TRUE(first.IsClosed());
+  server.Close(0);
+  EXPECT_FALSE(last.IsClosed(50));
+  EXPECT_TRUE(Eventually([&] { return server.count() >= 2; }));
+  EXPECT_LE(server.count(), 3);
+}
+
+TEST(ConnectionAcceptorTest, TakesNobodyWhileGrpcHoldsThoseThatWereCut) {
+  Server server(2 * kStrangerConnectionsMax);
+  std::deque<Client> clients;
+  for (int i = 0; i <= kStrangerConnectionsMax; ++i) clients.emplace_back(server.acceptor->address());
+  EXPECT_TRUE(clients.front().IsClosed());
+  absl::SleepFor(absl::Milliseconds(100));
+  EXPECT_EQ(server.count(), kStrangerConnectionsMax);
+  EXPECT_FALSE(clients.back().IsClosed(0));
+  server.Close(0);
+  server.Await(kStrangerConnectionsMax);
+  for (size_t i = 1; i < clients.size(); ++i) EXPECT_FALSE(clients[i].IsClosed(0)) << i;
+  EXPECT_EQ(server.acceptor->open_count(), kStrangerConnectionsMax);
+}
+
+TEST(ConnectionAcceptorTest, TakesWhatWaitedOnceAStrangerIsKept) {
+  Server server(2);
+  const Client first(server.acceptor->address());
+  server.Await(0);
+  const Client second(server.acceptor->address());
+  server.Await(1);
+  server.acceptor->Keep(first.peer());
+  server.acceptor->Keep(second.peer());
+  server.acceptor->SetLimit(3);
+  const Client third(server.acceptor->address());
+  server.Await(2);
+  for (const Client* client : {&first, &second, &third}) EXPECT_FALSE(client->IsClosed(0));
 }
 
 TEST(ConnectionAcceptorTest, CutsTheOldestStrangersOverALowerLimit) {
@@ -170,8 +258,9 @@ TEST(ConnectionAcceptorTest, NeverCutsAKeptConnection) {
     const Client second(server.acceptor->address());
     server.Await(1);
     const Client third(server.acceptor->address());
-    server.Await(2);
     EXPECT_TRUE(second.IsClosed());
+    server.Close(1);
+    server.Await(2);
     server.acceptor->Keep(third.peer());
     const Client fourth(server.acceptor->address());
     EXPECT_TRUE(fourth.IsClosed());
