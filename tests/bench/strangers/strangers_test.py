@@ -9,11 +9,7 @@ STRANGERS = os.path.abspath("bench/strangers/strangers")
 
 class StrangersTest(unittest.TestCase):
     def test_every_attack(self):
-        # Two are left out until they hold (bench/README.md). half-open: 64 connections of 20 streams each take a server
-        # more than 64 MiB. floods: on a machine that is busy besides, the job may make no more progress.
-        attacks = "joins,hellos,big,bombs,connections,trickle,random"
-        done = subprocess.run([STRANGERS, "--quick", "--attacks=" + attacks], capture_output=True, text=True,
-                              check=False, timeout=800)
+        done = subprocess.run([STRANGERS, "--quick"], capture_output=True, text=True, check=False, timeout=800)
         print(done.stdout)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("nothing was lost", done.stdout)
