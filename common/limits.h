@@ -166,8 +166,8 @@ inline constexpr int kStrangerConnectionsMax = 64;
 inline constexpr int64_t kStrangerBytesMax = 256 << 10;
 inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 
-// How long such a connection stays at least before it is cut for another one: a worker says HELLO within milliseconds, on
-// a busy machine within a tenth of a second.
+// How long such a connection stays at least before it is cut for another one: a worker says HELLO within milliseconds,
+// on a busy machine within a tenth of a second.
 inline constexpr int kStrangerLifeMinMs = 250;
 
 // How long its place is taken at least while the job has all its connections, even if it ends before. So strangers open
