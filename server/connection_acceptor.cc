@@ -238,10 +238,6 @@ void ConnectionAcceptor::Accept(int listener) {
     if (errno == EMFILE || errno == ENFILE) CutForDescriptors();
     return;  // else the peer is gone already
   }
-  if (!IsPeerThere(fd)) {
-    close(fd);
-    return;
-  }
   waiting_fd_ = fd;
   for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, 0);
 }
@@ -256,7 +252,7 @@ void ConnectionAcceptor::CutForDescriptors() {
 
 void ConnectionAcceptor::ServeWaiting() {
   int fd_to_hand_over = -1;
-  {
+  if (IsPeerThere(waiting_fd_)) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (HasSeat()) {
       if (Seat(waiting_fd_)) fd_to_hand_over = waiting_fd_;
@@ -268,7 +264,7 @@ void ConnectionAcceptor::ServeWaiting() {
   if (fd_to_hand_over >= 0) {
     hand_over_(fd_to_hand_over);
   } else {
-    close(waiting_fd_);  // all connections are kept, or it is gone already
+    close(waiting_fd_);  // it is gone already, or all connections are kept
   }
   waiting_fd_ = -1;
   for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, EPOLLIN);
