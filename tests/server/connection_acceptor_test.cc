@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -158,34 +159,32 @@ TEST(ConnectionAcceptorTest, CutsTheOldestStrangerOverTheLimit) {
 }
 
 TEST(ConnectionAcceptorTest, LeavesAStrangerTheTimeToSayHello) {
-  Server server(1);
-  const absl::Time begin = absl::Now();
-  const Client first(server.acceptor->address());
-  const Client second(server.acceptor->address());
-  EXPECT_TRUE(first.IsClosed());
-  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(250));
-  EXPECT_LT(absl::Now() - begin, absl::Milliseconds(900));
+  absl::Duration shortest = absl::InfiniteDuration();
+  for (int attempt = 0; attempt < 5 && shortest > absl::Milliseconds(900); ++attempt) {  // on a busy machine
+    Server server(1);
+    const absl::Time begin = absl::Now();
+    const Client first(server.acceptor->address());
+    const Client second(server.acceptor->address());
+    EXPECT_TRUE(first.IsClosed());
+    shortest = std::min(shortest, absl::Now() - begin);
+    EXPECT_GE(absl::Now() - begin, absl::Milliseconds(250));
+  }
+  EXPECT_LT(shortest, absl::Milliseconds(900));
 }
 
 TEST(ConnectionAcceptorTest, AStrangerWhoHasLeftKeepsItsSeatForTheSeatTime) {
-  for (const int seat_ms : {0, 400}) {
-    Server server(2 * kStrangerConnectionsMax);
-    server.acceptor->SetSeatTime(std::chrono::milliseconds(seat_ms));
-    const absl::Time begin = absl::Now();
-    for (int i = 0; i < kStrangerConnectionsMax; ++i) {
-      const Client client(server.acceptor->address());
-      server.Await(i);
-      server.Close(i);
-    }
-    const Client next(server.acceptor->address());
-    server.Await(kStrangerConnectionsMax);
-    const absl::Duration time = absl::Now() - begin;
-    if (seat_ms > 0) {
-      EXPECT_GE(time, absl::Milliseconds(seat_ms));
-    } else {
-      EXPECT_LT(time, absl::Milliseconds(kStrangerLifeMinMs));
-    }
+  Server server(2 * kStrangerConnectionsMax);
+  server.acceptor->SetSeatTime(std::chrono::hours(1));
+  for (int i = 0; i < kStrangerConnectionsMax; ++i) {
+    const Client client(server.acceptor->address());
+    server.Await(i);
+    server.Close(i);
   }
+  const Client next(server.acceptor->address());
+  absl::SleepFor(absl::Milliseconds(100));
+  EXPECT_EQ(server.count(), kStrangerConnectionsMax);
+  server.acceptor->SetSeatTime(std::chrono::milliseconds(0));
+  server.Await(kStrangerConnectionsMax);
 }
 
 TEST(ConnectionAcceptorTest, WhoHasGoneWhileItWaitedTakesNoSeat) {
