@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
-"""Times whole training steps on one GPU: Starring, with and without its graph, against PyTorch, eager and captured.
+"""Times whole training steps on one GPU: Starring, with and without its graph, against PyTorch in its best settings.
 
     bazel build //worker && bench/gpu_steps.py --torch_python=/path/to/python3
 
-The four are interleaved (A B C D A B C D ...), in the same run on the same GPU; shown are medians of --repeats, in
-milliseconds a step, and ratios. A step of Starring is all of it, from the loader to the optimizer, on synthetic data;
-PyTorch's data set lies in the GPU's memory (ddp/torch_steps.py). Targets: at batch 64 at most a quarter of PyTorch
-eager and 0.9 of PyTorch captured, at batch 512 at most the better of the two.
+For each of --maths (fp32: exact; tf32; bf16), model and batch, the jobs are interleaved (A B C A B C ...), in the same
+run on the same GPU; shown are medians of --repeats, in milliseconds a step, and ratios. A step of Starring is all of
+it, from the loader to the optimizer, on synthetic data. PyTorch's data set is in the GPU's memory (ddp/torch_steps.py),
+its optimizer is fused, and it runs eager, captured in a CUDA graph, and captured with images in channels_last. A run
+takes --steps steps and --seconds seconds at least, after a second of warm-up; its value is the median, for Starring of
+its steps, of which that second is a part. Targets: at batch 64 at most a quarter of PyTorch eager and 0.9 of PyTorch
+captured, at batch 512 at most the best of PyTorch's.
 
 Exit status: 0 all targets met, 1 not all, 2 where nothing could be measured. --device=cpu shows that the script works,
 and nothing else.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -24,7 +28,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 WORKERS = ("../bin/worker", "../bazel-bin/worker/worker")  # of a bundle, of a source tree
 JOB_SECONDS_MAX = 900
 OURS = ("graph", "no graph")
-THEIRS = ("eager", "captured")
+THEIRS = ("eager", "captured", "nhwc")  # nhwc: captured, channels_last
+MATHS = ("fp32", "tf32", "bf16")
+# No short last batch, which would be captured and planned for in the middle of a run: divisible by 64 and by 512.
+TRAIN_COUNT = 61440
+PROBE_STEPS = 300
 # {batch: {whom against: at most this ratio}}
 TARGETS = {64: {"eager": 0.25, "captured": 0.9}, 512: {"best": 1.0}}
 
@@ -53,27 +61,36 @@ def run(command):
     return done.stdout
 
 
-def time_worker(flags, job, model, batch):
+def time_worker(flags, math, job, model, batch):
     """(milliseconds a step, device)."""
+    if flags.device == "cpu":
+        return run_worker(flags, math, job, model, batch, flags.steps)
+    probe_ms, _ = run_worker(flags, math, job, model, batch, PROBE_STEPS)
+    seconds = flags.warmup_s + flags.seconds
+    return run_worker(flags, math, job, model, batch, max(flags.steps, int(1000 * seconds / probe_ms)))
+
+
+def run_worker(flags, math, job, model, batch, steps):
     with tempfile.TemporaryDirectory() as folder:
         record_file = os.path.join(folder, "record.json")
         size = ["--synthetic_size=32", "--synthetic_channels=3"] if model == "resnet20" else []
-        run([flags.worker, "--sync=local", f"--device={flags.device}", f"--math={flags.math}", f"--model={model}",
-             "--dataset=synthetic", *size, f"--global_batch={batch}", "--synthetic_test_count=10",
-             "--epochs=100000", f"--max_steps={flags.steps}", "--progress=none",
+        run([flags.worker, "--sync=local", f"--device={flags.device}", f"--math={math}", f"--model={model}",
+             "--dataset=synthetic", *size, f"--synthetic_train_count={TRAIN_COUNT}", f"--global_batch={batch}",
+             "--synthetic_test_count=10", "--epochs=100000", f"--max_steps={steps}", "--progress=none",
              f"--loader_threads={flags.loader_threads}", f"--record={record_file}",
              *(["--nocuda_graph"] if job == "no graph" else [])])
         with open(record_file, encoding="utf-8") as file:
             record = json.load(file)
-    return record["step_ms"]["mean"], record["host"]["device"]
+    return record["step_ms"]["p50"], record["host"]["device"]
 
 
-def time_torch(flags, job, model, batch):
+def time_torch(flags, math, job, model, batch):
     """Likewise."""
-    block = max(1, flags.steps // 10)
+    mode = "eager" if job == "eager" else "captured"
     line = run([flags.torch_python, existing(f"{HERE}/ddp/torch_steps.py"), f"--model={model}", f"--batch={batch}",
-                f"--mode={job}", f"--math={flags.math}", f"--device={flags.device}", f"--steps={block}",
-                f"--warmup={min(30, block)}"])
+                f"--mode={mode}", f"--math={math}", f"--device={flags.device}", f"--steps={flags.steps}",
+                f"--seconds={flags.seconds}", f"--warmup_s={flags.warmup_s}",
+                *(["--channels_last"] if job == "nhwc" else [])])
     result = json.loads(line)
     return result["step_ms"], f"{result['device']}, torch {result['torch']}"
 
@@ -90,12 +107,12 @@ def targets_of(batch, medians):
 
 
 def table(jobs, rows):
-    """Lines of text. rows: [(model, batch, {job: [milliseconds]})]."""
-    lines = [f"{'model':<10} {'batch':>5} " + "".join(f"{job + ' ms':>13}{'spread':>8}" for job in jobs) +
+    """Lines of text. rows: [(math, model, batch, {job: [milliseconds]})]."""
+    lines = [f"{'math':<5}{'model':<10} {'batch':>5} " + "".join(f"{job + ' ms':>13}{'spread':>8}" for job in jobs) +
              "".join(f"{'/ ' + job:>11}" for job in jobs if job in THEIRS) + "  targets"]
-    for model, batch, times in rows:
+    for math, model, batch, times in rows:
         medians = {job: statistics.median(values) for job, values in times.items()}
-        line = f"{model:<10} {batch:>5} "
+        line = f"{math:<5}{model:<10} {batch:>5} "
         for job in jobs:
             spread = 100 * (max(times[job]) - min(times[job])) / medians[job]
             line += f"{medians[job]:>13.4f}{spread:>7.1f}%"
@@ -108,22 +125,22 @@ def table(jobs, rows):
 
 def all_met(rows):
     return all(ratio <= limit
-               for _, batch, times in rows
+               for _, _, batch, times in rows
                for _, ratio, limit in targets_of(batch, {job: statistics.median(v) for job, v in times.items()}))
 
 
 def measure(flags, jobs):
     rows, devices = [], {}
-    for model in flags.models.split(","):
-        for batch in map(int, flags.batches.split(",")):
-            times = {job: [] for job in jobs}
-            for _ in range(flags.repeats):
-                for job in jobs:
-                    timer = time_worker if job in OURS else time_torch
-                    milliseconds, devices[job] = timer(flags, job, model, batch)
-                    times[job].append(milliseconds)
-            rows.append((model, batch, times))
-            print(table(jobs, rows)[-1], file=sys.stderr, flush=True)
+    for math, model, batch in itertools.product(flags.maths.split(","), flags.models.split(","),
+                                                map(int, flags.batches.split(","))):
+        times = {job: [] for job in jobs}
+        for _ in range(flags.repeats):
+            for job in jobs:
+                timer = time_worker if job in OURS else time_torch
+                milliseconds, devices[job] = timer(flags, math, job, model, batch)
+                times[job].append(milliseconds)
+        rows.append((math, model, batch, times))
+        print(table(jobs, rows)[-1], file=sys.stderr, flush=True)
     return rows, devices
 
 
@@ -131,15 +148,23 @@ def parse_flags():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0], allow_abbrev=False)
     parser.add_argument("--models", default="lenet5,mnist_cnn,mlp,resnet20")
     parser.add_argument("--batches", default="64,512")
-    parser.add_argument("--math", default="fp32", choices=["fp32", "tf32", "bf16"])
-    parser.add_argument("--steps", type=int, default=600, help="of each run")
+    parser.add_argument("--maths", default=",".join(MATHS))
+    parser.add_argument("--steps", type=int, default=5000, help="of each run, at least")
+    parser.add_argument("--seconds", type=float, default=2, help="of each run, at least")
+    parser.add_argument("--warmup_s", type=float, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--loader_threads", type=int, default=2)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--worker", default="", help="the worker's binary")
     parser.add_argument("--torch_python", default="python3", help="a python3 with torch, on a GPU one with CUDA")
     parser.add_argument("--record", default="", help="writes what was measured to this file, JSON")
-    return parser.parse_args()
+    flags = parser.parse_args()
+    for math in flags.maths.split(","):
+        if math not in MATHS:
+            parser.error(f"--maths has {math!r}: it must be of {', '.join(MATHS)}")
+    if flags.device == "cpu":
+        flags.maths = "fp32"
+    return flags
 
 
 def main():
@@ -156,8 +181,8 @@ def main():
     print("\n".join(table(jobs, rows)))
     if flags.record:
         with open(flags.record, "w", encoding="utf-8") as file:
-            json.dump({"math": flags.math, "devices": devices,
-                       "rows": [{"model": m, "batch": b, "step_ms": times} for m, b, times in rows]}, file, indent=1)
+            json.dump({"devices": devices, "rows": [{"math": math, "model": model, "batch": batch, "step_ms": times}
+                                                    for math, model, batch, times in rows]}, file, indent=1)
     if flags.device == "cpu":
         print("THIS WAS A CPU: the numbers say nothing about the targets, which are a GPU's")
         return 0

@@ -3,11 +3,12 @@
 
     python3 torch_steps.py --model=lenet5 --batch=64 --mode=captured
 
-The setting is kind to PyTorch: the normalised data set lies in the GPU's memory, the order of the samples too, a batch
-is one gather, cuDNN tries its algorithms out first, and no step waits for its loss. Timed is a block of steps between
-two synchronisations, its length divided by their number. Model, loss and optimizer (SGD with momentum) are those of
-train.py. --math: fp32 is exact, tf32 is PyTorch's own switch, bf16 is autocast. With --device=cpu it only shows that it
-works.
+The setting is kind to PyTorch: the normalised data set is in the GPU's memory, the order of the samples too, a batch
+is one gather, cuDNN tries its algorithms out first, the optimizer is fused where this PyTorch can, and no step waits
+for its loss. After --warmup_s seconds, blocks of steps are timed, each between two synchronisations; a block's length
+divided by its steps is one value, and the median of all blocks is the result. Model, loss and optimizer (SGD with
+momentum) are those of train.py. --math: fp32 is exact, tf32 is PyTorch's own switch, bf16 is autocast.
+--channels_last: images and weights of convolutions in that memory order. With --device=cpu it only shows that it works.
 """
 
 import argparse
@@ -32,13 +33,23 @@ def parse_flags():
     parser.add_argument("--mode", default="eager", choices=["eager", "captured"])
     parser.add_argument("--math", default="fp32", choices=["fp32", "tf32", "bf16"])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--warmup", type=int, default=30, help="steps before the first block")
-    parser.add_argument("--blocks", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=50, help="of a block")
+    parser.add_argument("--channels_last", action="store_true")
+    parser.add_argument("--warmup_s", type=float, default=1, help="seconds of steps before the first block")
+    parser.add_argument("--steps", type=int, default=5000, help="timed steps, at least")
+    parser.add_argument("--seconds", type=float, default=2, help="timed, at least")
     flags = parser.parse_args()
     if flags.device == "cpu" and (flags.mode, flags.math) != ("eager", "fp32"):
         parser.error("--device=cpu runs --mode=eager --math=fp32 only")
     return flags
+
+
+def make_optimizer(model, device):
+    """SGD with momentum, in one kernel where this PyTorch has it."""
+    settings = {"lr": 0.05, "momentum": 0.9}
+    if device.type == "cuda":
+        with contextlib.suppress(TypeError, RuntimeError):  # before PyTorch 2.3
+            return torch.optim.SGD(model.parameters(), fused=True, **settings)
+    return torch.optim.SGD(model.parameters(), **settings)
 
 
 class Job:
@@ -48,11 +59,13 @@ class Job:
         torch.manual_seed(1)
         channels, size = (3, 32) if flags.model == "resnet20" else (1, 28)
         self.model = models.create(flags.model, channels, size, size, 10).to(self.device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
-        self.images = torch.randn(SAMPLES, channels, size, size, device=self.device)
+        layout = torch.channels_last if flags.channels_last else torch.contiguous_format
+        self.model = self.model.to(memory_format=layout)
+        self.optimizer = make_optimizer(self.model, self.device)
+        self.images = torch.randn(SAMPLES, channels, size, size, device=self.device).to(memory_format=layout)
         self.labels = torch.randint(10, (SAMPLES,), device=self.device)
         self.order = torch.randperm(SAMPLES, device=self.device)
-        self.batch_images = torch.empty(flags.batch, channels, size, size, device=self.device)
+        self.batch_images = torch.empty(flags.batch, channels, size, size, device=self.device, memory_format=layout)
         self.batch_labels = torch.empty(flags.batch, dtype=torch.long, device=self.device)
         self.loss = torch.zeros((), device=self.device)
         self.next_sample = 0
@@ -103,12 +116,20 @@ def measure(flags):
         job.synchronize()
         return 1e3 * (time.perf_counter() - started) / steps
 
-    run(flags.warmup)
-    blocks = [run(flags.steps) for _ in range(flags.blocks)]
+    # Blocks of some hundredths of a second: long beside a synchronisation, and many of them.
+    end = time.perf_counter() + flags.warmup_s
+    steps_ms = run(10)
+    while time.perf_counter() < end:
+        steps_ms = run(max(1, int(30 / steps_ms)))
+    block = max(1, min(flags.steps, int(30 / steps_ms)))
+    blocks, begin = [], time.perf_counter()
+    while len(blocks) * block < flags.steps or time.perf_counter() - begin < flags.seconds:
+        blocks.append(run(block))
     if not torch.isfinite(job.loss):
         sys.exit(f"the loss is {job.loss.item()}: nothing was trained")
     name = torch.cuda.get_device_name() if flags.device == "cuda" else "cpu"
-    return {"step_ms": statistics.median(blocks), "device": name, "torch": torch.__version__, "blocks_ms": blocks}
+    return {"step_ms": statistics.median(blocks), "device": name, "torch": torch.__version__, "blocks_ms": blocks,
+            "steps": block * len(blocks)}
 
 
 def main():

@@ -22,7 +22,8 @@ def python_with_torch():
 
 
 def row(batch, graph, eager, captured):
-    return ("lenet5", batch, {"graph": [graph], "no graph": [2 * graph], "eager": [eager], "captured": [captured]})
+    times = {"graph": [graph], "no graph": [2 * graph], "eager": [eager], "captured": [captured]}
+    return ("fp32", "lenet5", batch, times)
 
 
 class TableTest(unittest.TestCase):
@@ -37,9 +38,9 @@ class TableTest(unittest.TestCase):
 
     def test_a_row_shows_medians_spread_ratios_and_verdict(self):
         times = {"graph": [0.1, 0.3, 0.2], "no graph": [0.4] * 3, "eager": [0.5] * 3, "captured": [0.25] * 3}
-        head, line = gpu_steps.table(JOBS, [("lenet5", 64, times)])
+        head, line = gpu_steps.table(JOBS, [("tf32", "lenet5", 64, times)])
         self.assertIn("no graph ms", head)
-        for text in ("0.2000  100.0%", "0.4000    0.0%", "0.400", "0.800", "MISSED (<= 0.25 of eager)",
+        for text in ("tf32 lenet5", "0.2000  100.0%", "0.4000    0.0%", "0.400", "0.800", "MISSED (<= 0.25 of eager)",
                      "met (<= 0.9 of captured)"):
             self.assertIn(text, line)
 
@@ -57,7 +58,8 @@ class ScriptTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             record = os.path.join(folder, "record.json")
             done = self.run_script("--device=cpu", "--models=lenet5,resnet20", "--batches=4", "--steps=10",
-                                   "--repeats=2", "--torch_python=" + python, "--record=" + record)
+                                   "--seconds=0.1", "--warmup_s=0.1", "--repeats=2",
+                                   "--torch_python=" + python, "--record=" + record)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("THIS WAS A CPU", done.stdout)
             self.assertIn("torch", done.stdout)
