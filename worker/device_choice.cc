@@ -55,7 +55,9 @@ absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, cons
                                        int gpu_count) {
   const WorkersHere workers = FindWorkersHere(launcher, options);
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
-                   CreateCudaDevice({.ordinal = workers.rank % gpu_count, .math = MathOf(options.math)}));
+                   CreateCudaDevice({.ordinal = workers.rank % gpu_count,
+                                     .math = MathOf(options.math),
+                                     .library_folders = launcher.gpu_library_folders}));
   DeviceChoice choice;
   choice.cuda = device.get();
   choice.device = std::move(device);
@@ -90,11 +92,14 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
     }
     if (options->device == "cuda") return Refuse("device", "cuda", why);
     if (options->math != "fp32") return Refuse("math", options->math, why);
-    // No GPU is no news. One that cannot be used is.
-    if (gpus.ok()) note = absl::StrCat("note: on the CPU: ", std::string(why.message()));
+    // No GPU is no news. One that cannot be used is, and so is a driver that cannot say whether there is one.
+    if (!absl::IsNotFound(why)) note = absl::StrCat("note: on the CPU: ", std::string(why.message()));
   }
   options->device = "cpu";
-  ASSIGN_OR_RETURN(std::unique_ptr<Device> cpu, CreateCpuDevice(options->threads));
+  if (options->isa.has_value()) RETURN_IF_ERROR(LimitOnednn(*options->isa), "--isa");
+  ASSIGN_OR_RETURN(
+      std::unique_ptr<Device> cpu,
+      CreateCpuDevice({.threads = options->threads, .instruction_set = options->isa.value_or(BestInstructionSet())}));
   return DeviceChoice{.device = std::move(cpu), .note = std::move(note)};
 }
 

@@ -9,6 +9,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kernels/cuda/library_search.h"
 
 namespace starring {
 namespace {
@@ -79,6 +80,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
   if (environment.cores_per_worker.empty()) environment.cores_per_worker = absl::StrJoin(cores, ",");
   environment.cores_per_server = ReadText(lookup, "STARRING_CORES_PER_SERVER");
 
+  environment.gpu_library_folders = GpuLibraryFolders(lookup);
   environment.mpi_interfaces_included = ReadText(lookup, "OMPI_MCA_btl_tcp_if_include");
   environment.mpi_interfaces_excluded = ReadText(lookup, "OMPI_MCA_btl_tcp_if_exclude");
 

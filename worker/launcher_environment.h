@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 
@@ -39,6 +40,7 @@ struct LauncherEnvironment {
   // The networks that the user allows or forbids Open MPI: btl_tcp_if_include, btl_tcp_if_exclude.
   std::string mpi_interfaces_included;
   std::string mpi_interfaces_excluded;
+  std::vector<std::string> gpu_library_folders;  // see kernels/cuda/library_search.h
   bool output_is_ours = true;  // a terminal behind stdout is the person's own, not one that mpirun or srun made up
 };
 

@@ -216,7 +216,8 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                        .width = data.train.width,
                                        .channels = data.train.channels,
                                        .classes = data.train.classes,
-                                       .batch_max = std::max(kEvaluationBatch, largest_share),
+                                       .batch_max = largest_share,
+                                       .evaluation_batch_max = kEvaluationBatch,
                                        .seed = options.seed,
                                        .track = tracing.compute};
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device.get());

@@ -66,6 +66,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_cuda_aware_mpi(
       options.device == "cuda" && options.sync == Sync::kRing ? CudaAwareMpiName(options.cuda_aware_mpi) : "");
   config.set_threads(options.threads);
+  config.set_isa(options.device == "cpu" ? InstructionSetName(options.isa) : "");
   config.set_loader_threads(options.loader_threads);
   config.set_bucket_bytes(static_cast<int>(facts.result->bucket_bytes));
   config.set_lanes(options.sync == Sync::kStar ? options.lanes : 0);

@@ -59,6 +59,10 @@ ABSL_FLAG(int64_t, decay_steps, 0, "step: multiply the rate by --decay_gamma eve
 ABSL_FLAG(double, decay_gamma, 0.1, "step: the factor");
 ABSL_FLAG(int64_t, total_steps, 0, "cosine: step at which the rate reaches 0; 0: the end of --epochs");
 ABSL_FLAG(int, threads, 1, "compute threads of this worker; part of what decides the bits");
+ABSL_FLAG(
+    std::string, isa, "auto",
+    "cpu: instruction set of its loops, part of what decides the bits; baseline: what every x86-64 has; auto: the "
+    "best of this machine");
 ABSL_FLAG(int, loader_threads, 1, "threads that fill a batch; the batch does not depend on it");
 ABSL_FLAG(int, prefetch_depth, -1,
           "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3");
@@ -107,6 +111,10 @@ constexpr Choice<bool> kAugments[] = {{"none", false}, {"crop_flip", true}};
 constexpr Choice<OptimizerKind> kOptimizers[] = {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}};
 constexpr Choice<ScheduleKind> kSchedules[] = {
     {"constant", ScheduleKind::kConstant}, {"step", ScheduleKind::kStep}, {"cosine", ScheduleKind::kCosine}};
+constexpr Choice<std::optional<InstructionSet>> kInstructionSets[] = {{"auto", std::nullopt},
+                                                                      {"baseline", InstructionSet::kBaseline},
+                                                                      {"avx2", InstructionSet::kAvx2},
+                                                                      {"avx512", InstructionSet::kAvx512}};
 constexpr Choice<CudaAwareMpi> kCudaAwareMpis[] = {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}};
 constexpr Choice<ProgressStyle> kProgressStyles[] = {{"auto", ProgressStyle::kAuto},
                                                      {"live", ProgressStyle::kLive},
@@ -152,6 +160,7 @@ constexpr FlagRow kRows[] = {
     {"decay_gamma", "schedule", RealAbove(0, 1)},
     {"total_steps", "schedule", Whole(0, kStepCountMax)},
     {"threads", "processor", Whole(1, kComputeThreadsMax)},
+    {"isa", "processor", OneOf(kInstructionSets)},
     {"loader_threads", "processor", Whole(1, kLoaderThreadsMax)},
     {"prefetch_depth", "processor", Whole(-1, kPrefetchDepthMax)},
     {"device", "processor", OneOf("auto", "cpu", "cuda")},
@@ -331,6 +340,10 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   options.progress = ValueOf(kProgressStyles, absl::GetFlag(FLAGS_progress));
   options.device = absl::GetFlag(FLAGS_device);
   options.math = absl::GetFlag(FLAGS_math);
+  options.isa = ValueOf(kInstructionSets, absl::GetFlag(FLAGS_isa));
+  if (options.isa.has_value() && options.device == "cuda") {
+    return Refuse("isa", absl::GetFlag(FLAGS_isa), "--device=cuda computes on the GPU: drop one of the two");
+  }
   if (options.device == "cpu" && options.math != "fp32") {
     return Refuse("math", options.math, "--device=cpu computes in fp32: drop one of the two");
   }
@@ -344,6 +357,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
 
 const char* SyncName(Sync sync) { return NameOf(kSyncs, std::optional(sync)); }
 const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi) { return NameOf(kCudaAwareMpis, cuda_aware_mpi); }
+const char* InstructionSetName(std::optional<InstructionSet> isa) { return NameOf(kInstructionSets, isa); }
 const char* SameHostName(SameHost same_host) { return NameOf(kSameHosts, same_host); }
 const char* ScheduleName(ScheduleKind kind) { return NameOf(kSchedules, kind); }
 
@@ -360,6 +374,7 @@ std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() co
           {"global_batch", absl::StrCat(global_batch)},
           {"seed", absl::StrCat(seed)},
           {"threads", absl::StrCat(threads)},
+          {"isa", InstructionSetName(isa)},
           {"device", device},
           {"math", math},
           {"cuda_aware_mpi", CudaAwareMpiName(cuda_aware_mpi)},

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/flag_table.h"
+#include "common/instruction_set.h"
 #include "common/learning_rate.h"
 #include "common/optimizer.h"
 #include "common/transport_security.h"
@@ -28,6 +29,8 @@ const char* ScheduleName(ScheduleKind kind);
 
 // Whether a ring of GPUs may send from their memory: kAuto where MPI can.
 enum class CudaAwareMpi { kOff, kAuto };
+// Without a value: auto.
+const char* InstructionSetName(std::optional<InstructionSet> isa);
 const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi);
 
 enum class ProgressStyle { kAuto, kLive, kPlain, kNone };
@@ -57,8 +60,9 @@ struct WorkerOptions {
   int threads = 1;
   int loader_threads = 0;
   int prefetch_depth = 0;
-  std::string device;  // auto, cpu or cuda; ChooseDevice resolves auto
-  std::string math;    // cuda: fp32, tf32 or bf16
+  std::optional<InstructionSet> isa;  // cpu; without a value: the best of this machine
+  std::string device;                 // auto, cpu or cuda; ChooseDevice resolves auto
+  std::string math;                   // cuda: fp32, tf32 or bf16
   bool share_gpus = false;
   bool cuda_graph = true;
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;

@@ -125,4 +125,19 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& 
   }
 }
 
+absl::Status LimitOnednn(InstructionSet instruction_set) {
+  if (instruction_set > BestInstructionSet()) {
+    constexpr const char* kNames[kInstructionSetCount] = {"baseline", "avx2", "avx512"};
+    return absl::InvalidArgumentError(absl::StrCat("this machine has ", kNames[static_cast<int>(BestInstructionSet())],
+                                                   " at most, not ", kNames[static_cast<int>(instruction_set)]));
+  }
+  constexpr dnnl_cpu_isa_t kLimits[kInstructionSetCount] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2,
+                                                            dnnl_cpu_isa_avx512_core};
+  // Fails where oneDNN has been used already, or was built without the choice.
+  if (dnnl_set_max_cpu_isa(kLimits[static_cast<int>(instruction_set)]) != dnnl_success) {
+    return absl::FailedPreconditionError("oneDNN's instruction set cannot be limited any more");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace starring

@@ -8,6 +8,7 @@
 
 #include <memory>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/instruction_set.h"
 #include "kernels/device.h"
@@ -19,11 +20,15 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads);
 
 struct CpuDeviceOptions {
   int threads = 1;
-  // Of our own loops and tiles, at most BestInstructionSet(): for tests. oneDNN, which computes the other convolutions
-  // above kBaseline, chooses for itself.
+  // REQUIRES: at most BestInstructionSet(). What our own loops and tiles use. oneDNN, which computes the other
+  // convolutions above kBaseline, chooses for itself unless LimitOnednn says otherwise.
   InstructionSet instruction_set = BestInstructionSet();
 };
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);
+
+// Limits what oneDNN uses, for the whole process. Call it before the first CpuDevice. InvalidArgument if this machine
+// has no such instructions.
+absl::Status LimitOnednn(InstructionSet instruction_set);
 
 }  // namespace starring
 

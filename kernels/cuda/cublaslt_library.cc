@@ -2,32 +2,15 @@
 
 #include <dlfcn.h>
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "kernels/cuda/library_search.h"
 
 namespace starring {
-namespace {
 
-// In the loader's search path, then where the toolkit's installer puts it.
-void* Open(std::string* error) {
-  const std::string name = absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR);
-  for (const std::string& path : {name, absl::StrCat("/usr/local/cuda/lib64/", name)}) {
-    if (void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
-    absl::StrAppend(error, error->empty() ? "" : "; ", dlerror());
-  }
-  return nullptr;
-}
-
-}  // namespace
-
-absl::StatusOr<CublasLtLibrary> CublasLtLibrary::Load() {
-  std::string error;
-  void* const library = Open(&error);
-  if (library == nullptr) {
-    return absl::UnavailableError(absl::StrCat("cuBLASLt ", CUBLAS_VER_MAJOR, " cannot be loaded: ", error,
-                                               ": install it or add its folder to LD_LIBRARY_PATH"));
-  }
+absl::StatusOr<CublasLtLibrary> CublasLtLibrary::Load(const std::vector<std::string>& folders) {
+  ASSIGN_OR_RETURN(void* const library, OpenGpuLibrary(absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR), folders),
+                   "cuBLASLt ", CUBLAS_VER_MAJOR, " cannot be loaded");
   CublasLtLibrary table;
   const char* missing = nullptr;
   const auto find = [&](const char* name, auto* function) {

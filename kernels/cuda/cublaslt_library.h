@@ -10,16 +10,17 @@
 
 #include <cublasLt.h>
 
-#include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
 namespace starring {
 
 struct CublasLtLibrary {
-  // Unavailable with the loader's text where the library of the headers' major version cannot be loaded. The library
-  // stays loaded until the process ends.
-  static absl::StatusOr<CublasLtLibrary> Load();
+  // Unavailable with the loader's text where the library of the headers' major version cannot be loaded: it is looked
+  // for as OpenGpuLibrary says. The library stays loaded until the process ends.
+  static absl::StatusOr<CublasLtLibrary> Load(const std::vector<std::string>& folders);
 
   decltype(&cublasLtCreate) create = nullptr;
   decltype(&cublasLtDestroy) destroy = nullptr;

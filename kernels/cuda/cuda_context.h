@@ -28,6 +28,8 @@ struct CudaContext {
   cublasLtHandle_t cublaslt_handle = nullptr;
   CudaMath math = CudaMath::kFp32;
   int64_t columns_bytes_max = 0;
+  // One of each for all operations: right only because all of them run on `stream`, one after the other. Operations on
+  // a second stream, or on a branch of a graph, need their own.
   CudaMemory workspace;  // of matrix products
   CudaScratch scratch;
   const CudaStepValues* bound = nullptr;   // device memory, or null

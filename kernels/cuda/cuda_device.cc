@@ -90,7 +90,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     CudaContext& context = device->context_;
     context.math = options.math;
     context.columns_bytes_max = options.columns_bytes_max;
-    ASSIGN_OR_RETURN(context.cublaslt, CublasLtLibrary::Load());
+    ASSIGN_OR_RETURN(context.cublaslt, CublasLtLibrary::Load(options.library_folders));
     if (const cublasStatus_t status = context.cublaslt.create(&context.cublaslt_handle);
         status != CUBLAS_STATUS_SUCCESS) {
       return absl::InternalError(absl::StrCat("cublasLtCreate: ", context.cublaslt.get_status_string(status)));
@@ -259,7 +259,7 @@ absl::Status NoDriver(cudaError_t error) {
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
   if (driver == 0) {
-    return absl::UnavailableError(
+    return absl::NotFoundError(
         absl::StrCat("there is no CUDA driver (libcuda.so.1): this build needs one of CUDA ", Version(runtime)));
   }
   return absl::UnavailableError(absl::StrCat("the driver is one of CUDA ", Version(driver), ", this build needs ",

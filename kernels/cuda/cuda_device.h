@@ -41,6 +41,8 @@ struct CudaDeviceOptions {
   // than four, are treated in chunks. Half would keep the columns in an H100's cache but leave multiprocessors idle in
   // small layers: enough for any layer of the shipped models at batch 512 in few chunks.
   int64_t columns_bytes_max = int64_t{256} << 20;
+  // Where cuBLASLt is looked for if the loader does not find it by itself, see library_search.h.
+  std::vector<std::string> library_folders;
 };
 
 struct CudaDeviceInfo {
@@ -96,6 +98,9 @@ class CudaVectorMath {
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   // Waits; the first error of all calls so far.
   virtual absl::Status Synchronize() = 0;
+  // Makes this GPU the calling thread's current one, for a library that asks CUDA which that is: MPI with device
+  // memory.
+  virtual absl::Status MakeCurrent() = 0;
 };
 
 // Captured work that one call launches.

@@ -1,13 +1,18 @@
 // In a build without a CUDA toolkit.
+#include <unistd.h>
+
+#include "absl/strings/string_view.h"
 #include "kernels/cuda/cuda_device.h"
 
 namespace starring {
 namespace {
 
 absl::Status NoCuda() {
-  return absl::UnavailableError(
+  constexpr absl::string_view kWhy =
       "this build has no CUDA: it was made without a CUDA toolkit of version 12 or newer in /usr/local/cuda or "
-      "CUDA_HOME");
+      "CUDA_HOME";
+  const bool is_driver_here = access("/dev/nvidiactl", F_OK) == 0;
+  return is_driver_here ? absl::UnavailableError(kWhy) : absl::NotFoundError(kWhy);
 }
 
 }  // namespace

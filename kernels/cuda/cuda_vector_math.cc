@@ -35,6 +35,11 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
     Keep(stream_->Synchronize());
     return first_error_;
   }
+  // cudaSetDevice alone makes no context before CUDA 12; cudaFree does.
+  absl::Status MakeCurrent() override {
+    RETURN_IF_ERROR(SetDevice());
+    return CudaStatus(cudaFree(nullptr), "making a GPU current");
+  }
 
  private:
   // A launch goes to the calling thread's current GPU, which must be the stream's.

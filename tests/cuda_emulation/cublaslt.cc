@@ -209,7 +209,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
 
 namespace starring {
 
-absl::StatusOr<CublasLtLibrary> CublasLtLibrary::Load() {
+absl::StatusOr<CublasLtLibrary> CublasLtLibrary::Load(const std::vector<std::string>&) {
   return CublasLtLibrary{.create = cublasLtCreate,
                          .destroy = cublasLtDestroy,
                          .get_version = cublasLtGetVersion,

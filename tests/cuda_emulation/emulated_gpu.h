@@ -10,6 +10,7 @@ namespace starring::cuda_emulation {
 
 struct EmulatedGpu {
   int driver_version = 13000;  // 0: no driver
+  int driver_error = 0;        // a cudaError_t that the driver answers everything with, as a broken one does
   int count = 2;
   int compute_major = 9;
   int64_t memory_bytes = int64_t{2} << 30;

@@ -180,6 +180,7 @@ using starring::cuda_emulation::UnsetPinned;
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
   if (Gpu().driver_version < 13000) return cudaErrorInsufficientDriver;
+  if (Gpu().driver_error != 0) return static_cast<cudaError_t>(Gpu().driver_error);
   *count = Gpu().count;
   return *count == 0 ? cudaErrorNoDevice : cudaSuccess;
 }

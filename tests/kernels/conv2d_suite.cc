@@ -178,7 +178,8 @@ Conv2dCase MakeCase(DeviceTest* test, const Conv2dSpec& s) {
           {.x = test->Random(s.batch * s.in_height * s.in_width * s.in_channels),
            .weight = test->Random(s.out_channels * s.kernel_height * s.kernel_width * s.in_channels),
            .bias = test->Random(s.out_channels),
-           .dy = test->Random(s.batch * s.out_height() * s.out_width() * s.out_channels)}};
+           .dy = test->Random(s.batch * s.out_height() * s.out_width() * s.out_channels)},
+          test->tolerance_factor()};
 }
 
 TEST_P(DeviceTest, Conv2dMatchesTheReference) {

@@ -46,7 +46,7 @@ class CreateCudaDeviceTest : public testing::Test {
 };
 
 TEST_F(CreateCudaDeviceTest, SaysWhatTheMachineLacksWithNumbers) {
-  Refuses({.driver_version = 0}, 0, absl::StatusCode::kUnavailable, "no CUDA driver (libcuda.so.1): this build needs");
+  Refuses({.driver_version = 0}, 0, absl::StatusCode::kNotFound, "no CUDA driver (libcuda.so.1): this build needs");
   Refuses({.driver_version = 12040}, 0, absl::StatusCode::kUnavailable,
           "the driver is one of CUDA 12.4, this build needs 13.0");
   Refuses({.count = 0}, 0, absl::StatusCode::kNotFound, "shows no GPU");

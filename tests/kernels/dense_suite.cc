@@ -39,7 +39,8 @@ LayerCase<DenseKind> MakeCase(DeviceTest* test, const DenseSpec& s) {
           {.x = test->Random(s.batch * s.in),
            .weight = test->Random(s.out * s.in),
            .bias = test->Random(s.out),
-           .dy = test->Random(s.batch * s.out)}};
+           .dy = test->Random(s.batch * s.out)},
+          test->tolerance_factor()};
 }
 
 TEST_P(DeviceTest, DenseMatchesTheReference) {

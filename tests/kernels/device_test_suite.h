@@ -23,6 +23,7 @@ namespace starring {
 struct DeviceMaker {
   std::string name;  // letters, digits, underscores
   std::function<absl::StatusOr<std::unique_ptr<Device>>()> create;
+  double tolerance_factor = 1;  // of layers with weights: more than 1 where products round their factors
 
   friend void PrintTo(const DeviceMaker& maker, std::ostream* out) { *out << maker.name; }
   static std::string Name(const testing::TestParamInfo<DeviceMaker>& info) { return info.param.name; }
@@ -50,6 +51,8 @@ class DeviceTest : public testing::TestWithParam<DeviceMaker> {
  public:
   Device* device() { return device_.get(); }
 
+  static double tolerance_factor() { return GetParam().tolerance_factor; }
+
   // `count` numbers in [-1, 1), the same on every run; a new set for every call of a test.
   std::vector<float> Random(int64_t count);
 
@@ -65,7 +68,9 @@ reference::Values ToDouble(const std::vector<float>& values);
 
 // Both as long as each other, and the largest difference at most `tolerance` times the larger of 1 and the largest
 // expected magnitude.
-testing::AssertionResult Near(const std::vector<float>& got, const reference::Values& want, double tolerance = 2e-5);
+inline constexpr double kTolerance = 2e-5;
+testing::AssertionResult Near(const std::vector<float>& got, const reference::Values& want,
+                              double tolerance = kTolerance);
 
 // dy where the activation lets it through, given its output. With this and no activation in the loss, a finite
 // difference cannot step over a kink.

@@ -30,8 +30,9 @@ class LayerCase {
   using Spec = typename Kind::Spec;
   using Values = reference::Values;
 
-  LayerCase(Device* device, const Spec& spec, const LayerValues& values)
-      : device_(device), spec_(spec), values_(values) {}
+  // `tolerance_factor`: as DeviceMaker's.
+  LayerCase(Device* device, const Spec& spec, const LayerValues& values, double tolerance_factor)
+      : device_(device), spec_(spec), values_(values), tolerance_factor_(tolerance_factor) {}
 
   // dx and dbias are empty where the spec says that there are none; all is empty after a failure.
   LayerResults Run(int offset_lines = 0) const {
@@ -58,15 +59,16 @@ class LayerCase {
   void CheckAgainstReference() const {
     const LayerResults got = Run();
     if (got.y.empty()) return;
+    const double tolerance = tolerance_factor_ * kTolerance;
     const Values x = ToDouble(values_.x), weight = ToDouble(values_.weight);
-    EXPECT_TRUE(Near(got.y, Kind::Forward(spec_, x, weight, BiasValues()))) << "y";
+    EXPECT_TRUE(Near(got.y, Kind::Forward(spec_, x, weight, BiasValues()), tolerance)) << "y";
     const auto want = Kind::Backward(spec_, x, weight, ToDouble(got.y), ToDouble(values_.dy));
-    EXPECT_TRUE(Near(got.dweight, want.dweight)) << "dweight";
+    EXPECT_TRUE(Near(got.dweight, want.dweight, tolerance)) << "dweight";
     if (!got.dbias.empty()) {
-      EXPECT_TRUE(Near(got.dbias, want.dbias)) << "dbias";
+      EXPECT_TRUE(Near(got.dbias, want.dbias, tolerance)) << "dbias";
     }
     if (!got.dx.empty()) {
-      EXPECT_TRUE(Near(got.dx, want.dx)) << "dx";
+      EXPECT_TRUE(Near(got.dx, want.dx, tolerance)) << "dx";
     }
   }
 
@@ -84,7 +86,8 @@ class LayerCase {
       const auto loss = [&](const Values& v) { return reference::Dot(y(v), dy); };
       for (const int64_t i : SampleOf(std::ssize(at))) {
         const double want = reference::FiniteDifference(loss, at, i);
-        EXPECT_NEAR(gradient[i], want, 1e-4 * std::max(1.0, std::abs(want))) << name << "[" << i << "]";
+        EXPECT_NEAR(gradient[i], want, tolerance_factor_ * 1e-4 * std::max(1.0, std::abs(want)))
+            << name << "[" << i << "]";
       }
     };
     check(got.dx, x, "dx", [&](const Values& v) { return Kind::Forward(linear, v, weight, bias); });
@@ -105,6 +108,7 @@ class LayerCase {
   Device* const device_;
   const Spec spec_;
   const LayerValues values_;
+  const double tolerance_factor_;
 };
 
 // Every shape with every option.

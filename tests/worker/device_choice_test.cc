@@ -2,6 +2,7 @@
 #include "worker/device_choice.h"
 
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -141,6 +142,19 @@ TEST_F(DeviceChoiceTest, AutoSaysWhyAGpuIsNotTaken) {
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(choice->cuda, nullptr);
   EXPECT_THAT(choice->note, HasSubstr("on the CPU: GPU 0 (emulated GPU) has compute capability 7.0"));
+}
+
+TEST_F(DeviceChoiceTest, AutoSaysWhyADriverThatIsThereIsOfNoUse) {
+  for (const auto& [gpu, why] : {std::pair(cuda_emulation::EmulatedGpu{.driver_version = 12080}, "CUDA 12.8"),
+                                 std::pair(cuda_emulation::EmulatedGpu{.driver_error = 802}, "counting GPUs")}) {
+    cuda_emulation::Gpu() = gpu;
+    WorkerOptions options = options_;
+    const auto choice = ChooseDevice({}, &options);
+    ASSERT_TRUE(choice.ok()) << choice.status();
+    EXPECT_EQ(choice->cuda, nullptr);
+    EXPECT_THAT(choice->note, HasSubstr("note: on the CPU: "));
+    EXPECT_THAT(choice->note, HasSubstr(why));
+  }
 }
 
 TEST_F(DeviceChoiceTest, CpuIsTheCpu) {

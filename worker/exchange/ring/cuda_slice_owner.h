@@ -44,6 +44,9 @@ class CudaSliceOwner final : public SliceOwner {
   void CopyToDevice(std::span<const float> host, std::span<float> device);
   void CopyToHost(std::span<const float> device, std::span<float> host);
 
+  // Before a thread first lets MPI touch this memory.
+  void MakeCurrent() { status_.Update(math_->MakeCurrent()); }
+
   std::span<float> Allocate(int64_t count) override;
   void Add(std::span<const float> own, std::span<float> sum) override;
   void Apply(const ApplyArgs& args) override;

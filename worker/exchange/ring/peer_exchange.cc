@@ -334,6 +334,8 @@ void PeerExchange::DriveInBackground() {
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
   std::chrono::microseconds pause = kPauseMin;
   std::unique_lock lock(mutex_);
+  // MPI may look at device memory in the first Pump, and UCX does so with the thread's current GPU.
+  if (on_device_ != nullptr) on_device_->MakeCurrent();
   while (!stopping_) {
     if (machine_->IsIdle() || !pump_.failure().ok()) {
       background_sleeps_ = true;

@@ -1,0 +1,57 @@
+"""Trained digests that are known from before: a change of any bit of training shows, wanted or not.
+
+They are in golden_digests, a line each: device, model, workers, digest. The CPU's are of --isa=baseline, which every
+x86-64 has and which does without oneDNN; the GPU's are of the emulation. A change that is wanted replaces the file by
+what the failing test prints, in a commit of its own that says why.
+"""
+
+import os
+import unittest
+
+from tests.e2e.jobs import WORKER, JobTest
+
+EMULATED = os.path.abspath("tests/cuda_emulation/worker_emulated")
+GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden_digests")
+
+# 17 samples in batches of 7: every rank has another share, and the last batch is short. All that decides the bits is
+# named, so that defaults may change.
+JOB = ["--dataset=synthetic", "--synthetic_train_count=17", "--synthetic_test_count=4", "--global_batch=7",
+       "--epochs=1", "--seed=1", "--threads=1", "--augment=none", "--optimizer=sgd", "--learning_rate=0.05",
+       "--momentum=0.9", "--weight_decay=0.0005", "--schedule=constant", "--warmup_steps=0", "--progress=none"]
+SMALL_IMAGES = ["--synthetic_size=28", "--synthetic_channels=1"]
+COLOUR_IMAGES = ["--synthetic_size=32", "--synthetic_channels=3"]
+IMAGES = {"resnet20": COLOUR_IMAGES}
+ON = {"cpu": (["--device=cpu", "--isa=baseline"], WORKER),
+      "emulated": (["--device=cuda", "--math=fp32", "--share_gpus"], EMULATED)}
+
+
+def read_golden():
+    with open(GOLDEN, encoding="ascii") as file:
+        rows = [line.split() for line in file if line.strip() and not line.startswith("#")]
+    return [(device, model, int(workers), digest) for device, model, workers, digest in rows]
+
+
+class GoldenTest(JobTest):
+
+    def run_job(self, device, model, workers):
+        flags, worker = ON[device]
+        return self.train("ring" if workers > 1 else "local", workers,
+                          flags=[*JOB, *IMAGES.get(model, SMALL_IMAGES), "--model=" + model, *flags],
+                          launch_flags=["--worker_binary=" + worker])["parameter_sha256"]
+
+    def check(self, device):
+        rows = [row for row in read_golden() if row[0] == device]
+        self.assertEqual(len(rows), 15, "five models, alone, with 2 and with 3 workers")
+        found = [(device, model, workers, self.run_job(device, model, workers)) for _, model, workers, _ in rows]
+        lines = "\n".join("%s %s %d %s" % row for row in found)
+        self.assertEqual(found, rows, "if this change is wanted, these are the lines of golden_digests:\n" + lines)
+
+    def test_on_the_cpu(self):
+        self.check("cpu")
+
+    def test_on_an_emulated_gpu(self):
+        self.check("emulated")
+
+
+if __name__ == "__main__":
+    unittest.main()
