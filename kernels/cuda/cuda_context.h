@@ -8,16 +8,23 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
 
 #include "absl/status/status.h"
 #include "kernels/cuda/bias_gradient.h"
 #include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cudnn_interface.h"
+#include "kernels/cuda/cudnn_library.h"
 #include "kernels/cuda/step_values.h"
 #include "kernels/device.h"
 
 namespace starring {
+
+struct CudnnProducts;  // cudnn_convolution.cc
 
 struct CudaContext {
   // What NVIDIA advises for Hopper. One size for every product: the choice of an algorithm depends on it.
@@ -26,6 +33,12 @@ struct CudaContext {
   cudaStream_t stream = nullptr;
   CublasLtLibrary cublaslt;
   cublasLtHandle_t cublaslt_handle = nullptr;
+  CudnnLibrary cudnn;                    // if cudnn_handle
+  cudnn::Handle cudnn_handle = nullptr;  // null: convolutions by kernels of our own
+  // Of cuDNN, by the convolution's shape, chosen when the first layer of it is created: as CudaDevice::engines, and
+  // what the layers share; null where there are none.
+  std::map<std::string, std::string> engines;
+  std::map<std::string, std::shared_ptr<const CudnnProducts>> products;
   CudaMath math = CudaMath::kFp32;
   int64_t columns_bytes_max = 0;
   // One of each for all operations: right only because all of them run on `stream`, one after the other. Operations on

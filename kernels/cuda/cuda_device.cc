@@ -14,6 +14,7 @@
 #include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/cuda_vector_math.h"
+#include "kernels/cuda/cudnn_descriptor.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/non_finite.h"
 #include "kernels/cuda/pinned_memory.h"
@@ -96,22 +97,32 @@ class CudaDeviceOnCublasLt : public CudaDevice {
       return absl::InternalError(absl::StrCat("cublasLtCreate: ", context.cublaslt.get_status_string(status)));
     }
     ASSIGN_OR_RETURN(context.workspace, CudaMemory::Create(CudaContext::kWorkspaceBytes), "cuBLAS's workspace");
+    if (options.convolutions == CudaConvolutions::kOwn) return device;
+    device->cudnn_status_ = device->OpenCudnn(options.library_folders);
+    if (options.convolutions == CudaConvolutions::kCudnn) RETURN_IF_ERROR(device->cudnn_status_);
     return device;
   }
 
   ~CudaDeviceOnCublasLt() override {
     cudaStreamSynchronize(context_.stream);
+    context_.products.clear();  // before the handle they were made with
+    if (context_.cudnn_handle != nullptr) context_.cudnn.destroy(context_.cudnn_handle);
     if (context_.cublaslt_handle != nullptr) context_.cublaslt.destroy(context_.cublaslt_handle);
   }
 
   std::string name() const override {
     const size_t version = context_.cublaslt.get_version();
     return absl::StrCat("cuda:", info_.ordinal, " (", info_.name, ", sm_", info_.compute_major, info_.compute_minor,
-                        ", cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100, ", ",
-                        Name(context_.math), ")");
+                        ", cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100,
+                        cudnn_version().empty() ? "" : ", cuDNN ", cudnn_version(), ", ", Name(context_.math), ")");
   }
   const CudaDeviceInfo& info() const override { return info_; }
   CudaStream* stream() override { return stream_.get(); }
+  std::string cudnn_version() const override {
+    return context_.cudnn_handle == nullptr ? "" : CudnnVersion(context_.cudnn);
+  }
+  const absl::Status& cudnn_status() const override { return cudnn_status_; }
+  const std::map<std::string, std::string>& engines() const override { return context_.engines; }
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
     ASSIGN_OR_RETURN(CudaMemory memory, CudaMemory::Create(size_bytes));
@@ -245,9 +256,24 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     context_.stream = stream_->get();
   }
 
+  absl::Status OpenCudnn(const std::vector<std::string>& folders) {
+    ASSIGN_OR_RETURN(const CudnnLibrary library, CudnnLibrary::Load(folders));
+    cudnn::Handle handle = nullptr;
+    RETURN_IF_ERROR(CudnnStatus(library, library.create(&handle), "cudnnCreate"));
+    const absl::Status status = CudnnStatus(library, library.set_stream(handle, context_.stream), "cudnnSetStream");
+    if (!status.ok()) {
+      library.destroy(handle);
+      return status;
+    }
+    context_.cudnn = library;
+    context_.cudnn_handle = handle;
+    return absl::OkStatus();
+  }
+
   const CudaDeviceInfo info_;
   const std::unique_ptr<OwnedCudaStream> stream_;
   std::unique_ptr<CudaEvent> fork_, join_;
+  absl::Status cudnn_status_ = absl::UnavailableError("cuDNN was not asked for");
   CudaContext context_;
 };
 

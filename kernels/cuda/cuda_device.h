@@ -1,5 +1,5 @@
-// The GPU side of kernels/device.h: cuBLASLt for matrix products, kernels of our own for the rest; and what a trainer
-// needs beside a Device: streams, events, pinned memory, graphs.
+// The GPU side of kernels/device.h: cuBLASLt for matrix products, cuDNN for convolutions if it is asked for, kernels of
+// our own for the rest; and what a trainer needs beside a Device: streams, events, pinned memory, graphs.
 //
 // The header knows no CUDA, so that callers compile without it. In a build without a CUDA toolkit both functions at the
 // end fail with Unavailable, saying so.
@@ -7,9 +7,9 @@
 // Operations run on the device's own stream. Their errors (a launch that is refused, a kernel that fails) are kept, and
 // Synchronize returns the first of them, Internal with the library's own text; what follows an error is not to be used.
 //
-// Bits: the same inputs and shapes give the same bits on every run on GPUs of one model with one version of cuBLASLt:
-// algorithms are chosen by shape once, the workspace has one size, and nothing sums by atomics. (cuBLAS documents this:
-// "Results reproducibility"; its workspace and stream are ours alone.)
+// Bits: the same inputs and shapes give the same bits on every run on GPUs of one model with one version of cuBLASLt
+// and cuDNN: algorithms are chosen by shape once, the workspace has one size, and nothing sums by atomics. (cuBLAS
+// documents this: "Results reproducibility"; its workspace and stream are ours alone. Of cuDNN: cudnn_product.h.)
 //
 // Thread safety: a device, its operations and its graphs are used by one thread, the one that created it, and that one
 // creates no device on another GPU. A CudaStream other than stream() may be used by one other thread, an event and
@@ -18,6 +18,7 @@
 #define STARRING_KERNELS_CUDA_CUDA_DEVICE_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,14 +35,19 @@ namespace starring {
 // float32, and so is all that is stored.
 enum class CudaMath { kFp32, kTf32, kBf16 };
 
+// Who computes convolutions: kernels of our own, or cuDNN where it has engines for the shape. kAuto: cuDNN if it can be
+// loaded and used.
+enum class CudaConvolutions { kOwn, kCudnn, kAuto };
+
 struct CudaDeviceOptions {
   int ordinal = 0;  // CUDA's number of the GPU
   CudaMath math = CudaMath::kFp32;
+  CudaConvolutions convolutions = CudaConvolutions::kOwn;
   // Of temporary memory for the columns of one convolution (kernels/cuda/im2col.h). More images than fit in it, or
   // than four, are treated in chunks. Half would keep the columns in an H100's cache but leave multiprocessors idle in
   // small layers: enough for any layer of the shipped models at batch 512 in few chunks.
   int64_t columns_bytes_max = int64_t{256} << 20;
-  // Where cuBLASLt is looked for if the loader does not find it by itself, see library_search.h.
+  // Where cuBLASLt and cuDNN are looked for if the loader does not find them by itself, see library_search.h.
   std::vector<std::string> library_folders;
 };
 
@@ -116,6 +122,13 @@ class CudaDevice : public Device {
   virtual const CudaDeviceInfo& info() const = 0;
   virtual CudaStream* stream() = 0;  // where operations run
 
+  // "9.19.0"; empty where convolutions are computed by kernels of our own, and then why: Unavailable where there is no
+  // cuDNN, or it was not asked for; else what it said.
+  virtual std::string cudnn_version() const = 0;
+  virtual const absl::Status& cudnn_status() const = 0;
+  // Of every convolution created so far, by its shape: the engines of cuDNN, or "own" where it has none.
+  virtual const std::map<std::string, std::string>& engines() const = 0;
+
   virtual absl::StatusOr<std::unique_ptr<CudaStream>> CreateStream() = 0;
   virtual absl::StatusOr<std::unique_ptr<CudaEvent>> CreateEvent() = 0;
   // ResourceExhausted with the number of bytes when there is no such memory.
@@ -176,7 +189,7 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices();
 
 // As FindCudaDevices; and InvalidArgument for an ordinal that does not exist, FailedPrecondition for a GPU older than
 // compute capability 8.0, ResourceExhausted with the numbers where its memory is too full, Unavailable where cuBLASLt
-// cannot be loaded.
+// cannot be loaded, or cuDNN with kCudnn.
 absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions& options);
 
 }  // namespace starring

@@ -1,3 +1,5 @@
+// Convolutions go to cuDNN where the device has it and it has engines (cudnn_convolution.h). What follows is ours.
+//
 // A convolution is a dense layer over columns: im2col, product; backward, products and col2im.
 //
 // The columns are kernel_height * kernel_width times as large as x. So they are made in chunks of images that fit in
@@ -14,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kernels/cuda/cudnn_convolution.h"
 #include "kernels/cuda/im2col.h"
 #include "kernels/cuda/matrix_layer.h"
 #include "kernels/cuda/narrow_convolution.h"
@@ -190,6 +193,10 @@ absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, c
   RETURN_IF_ERROR(CheckShape(s));
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch * s.out_height() * s.out_width(), s.out_channels),
                   "conv2d");
+  if (context->cudnn_handle != nullptr) {
+    ASSIGN_OR_RETURN(std::unique_ptr<Conv2d> by_cudnn, CreateCudnnConv2d(context, s));
+    if (by_cudnn != nullptr) return by_cudnn;
+  }
   if (ColumnsAreInput(s)) return CudaConv2d::Create(context, s, s.batch);
   const cuda::PatchShape image = PatchesOf(s, 1);
   if (context->math == CudaMath::kFp32 && cuda::IsNarrow(image, s.out_channels)) {

@@ -24,13 +24,17 @@ KERNEL_HDRS = [
     "patch_geometry.h",
 ]
 
-# What the host compiler compiles, each with a header; but for the door to cuBLASLt, which the emulation replaces.
+# What the host compiler compiles, each with a header; but for the doors to cuBLASLt and cuDNN, which the emulation
+# replaces.
 _HOST = [
     "cuda_layers",
     "cuda_memory",
     "cuda_operations",
     "cuda_stream",
     "cuda_vector_math",
+    "cudnn_convolution",
+    "cudnn_descriptor",
+    "cudnn_product",
     "matrix_layer",
     "matrix_product",
     "pinned_memory",
@@ -38,4 +42,9 @@ _HOST = [
 
 HOST_SRCS = ["cuda_device.cc"] + [name + ".cc" for name in _HOST]
 
-HOST_HDRS = ["cublaslt_library.h", "cuda_context.h"] + [name + ".h" for name in _HOST]
+HOST_HDRS = [
+    "cublaslt_library.h",
+    "cuda_context.h",
+    "cudnn_interface.h",
+    "cudnn_library.h",
+] + [name + ".h" for name in _HOST]

@@ -15,6 +15,11 @@ struct EmulatedGpu {
   int compute_major = 9;
   int64_t memory_bytes = int64_t{2} << 30;
   bool has_epilogues = true;  // cuBLASLt adds biases and applies ReLUs
+  int cudnn_version = 0;      // as cudnnGetVersion says it, 91900; 0: there is no cuDNN
+  bool cudnn_starts = true;   // else cudnnCreate fails
+  bool cudnn_fuses = true;    // its engines add biases and apply ReLUs
+  int cudnn_first_engine = 7;
+  int cudnn_channels_refused = 0;  // it has no engine for so many channels of x
   // What cudaHostRegister takes: memory for reading and writing, and memory that is said to be read only.
   bool registers_memory = true, registers_read_only = true;
   int64_t pinned_bytes_max = int64_t{1} << 40;  // of one allocation
@@ -23,7 +28,7 @@ struct EmulatedGpu {
   bool late = false;
 };
 // As above but for what the environment says, for whole programs: EMULATED_GPU_REGISTERS=nothing, or =writable;
-// EMULATED_GPU_STREAMS=late.
+// EMULATED_GPU_STREAMS=late; EMULATED_GPU_CUDNN=91900, EMULATED_GPU_CUDNN_ENGINE=7.
 EmulatedGpu& Gpu();
 
 // What is allocated now.

@@ -95,6 +95,11 @@ bool EnvironmentSays(const char* name, std::string_view what) {
   return value != nullptr && value == what;
 }
 
+int EnvironmentNumber(const char* name, int otherwise) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? otherwise : std::atoi(value);
+}
+
 size_t RoundUp(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Of all queues, whose work waits for each other's, and of the points of events. Held while late work runs.
@@ -135,7 +140,9 @@ EmulatedGpu& Gpu() {
   static EmulatedGpu gpu = [] {
     const bool nothing = EnvironmentSays("EMULATED_GPU_REGISTERS", "nothing");
     const bool writable = EnvironmentSays("EMULATED_GPU_REGISTERS", "writable");
-    return EmulatedGpu{.registers_memory = !nothing,
+    return EmulatedGpu{.cudnn_version = EnvironmentNumber("EMULATED_GPU_CUDNN", 0),
+                       .cudnn_first_engine = EnvironmentNumber("EMULATED_GPU_CUDNN_ENGINE", 7),
+                       .registers_memory = !nothing,
                        .registers_read_only = !nothing && !writable,
                        .late = EnvironmentSays("EMULATED_GPU_STREAMS", "late")};
   }();

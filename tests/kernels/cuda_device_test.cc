@@ -13,21 +13,28 @@ namespace {
 
 bool HasGpu() { return FindCudaDevices().ok(); }
 
-// In tf32 and bf16 every convolution goes by columns, in chunks too. The factors are rounded to 11 and 8 bits, where
-// fp32 has 24, but the sums are not: hence tolerances that are coarser by less than that.
+bool HasCudnn() { return CreateCudaDevice({.convolutions = CudaConvolutions::kCudnn}).ok(); }
+
+// Without cuDNN, in tf32 and bf16, every convolution goes by columns, in chunks too. The factors are rounded to 11 and
+// 8 bits, where fp32 has 24, but the sums are not: hence tolerances that are coarser by less than that.
 std::vector<DeviceMaker> Makers() {
   if (!HasGpu()) return {};
-  const auto make = [](CudaMath math, int64_t columns_bytes_max) {
+  const auto make = [](CudaMath math, int64_t columns_bytes_max, CudaConvolutions convolutions = {}) {
     return [=]() -> absl::StatusOr<std::unique_ptr<Device>> {
-      return CreateCudaDevice({.math = math, .columns_bytes_max = columns_bytes_max});
+      return CreateCudaDevice({.math = math, .convolutions = convolutions, .columns_bytes_max = columns_bytes_max});
     };
   };
   const int64_t whole = CudaDeviceOptions().columns_bytes_max;
-  return {{"Fp32", make(CudaMath::kFp32, whole)},
-          {"Fp32InChunks", make(CudaMath::kFp32, 1)},
-          {"Tf32", make(CudaMath::kTf32, whole), 250},
-          {"Tf32InChunks", make(CudaMath::kTf32, 1), 250},
-          {"Bf16", make(CudaMath::kBf16, whole), 2000}};
+  std::vector<DeviceMaker> makers = {{"Fp32", make(CudaMath::kFp32, whole)},
+                                     {"Fp32InChunks", make(CudaMath::kFp32, 1)},
+                                     {"Tf32", make(CudaMath::kTf32, whole), 250},
+                                     {"Tf32InChunks", make(CudaMath::kTf32, 1), 250},
+                                     {"Bf16", make(CudaMath::kBf16, whole), 2000}};
+  if (!HasCudnn()) return makers;
+  constexpr CudaConvolutions kCudnn = CudaConvolutions::kCudnn;
+  makers.push_back({"Fp32Cudnn", make(CudaMath::kFp32, whole, kCudnn)});
+  makers.push_back({"Tf32Cudnn", make(CudaMath::kTf32, whole, kCudnn), 250});
+  return makers;
 }
 std::vector<CudaMath> Maths() { return HasGpu() ? std::vector<CudaMath>{CudaMath::kFp32} : std::vector<CudaMath>{}; }
 
@@ -38,6 +45,13 @@ TEST(CudaDevice, IsTestedOnARealGpu) {
   const auto devices = FindCudaDevices();
   if (!devices.ok()) GTEST_SKIP() << "no kernel ran on a real GPU: " << devices.status();
   EXPECT_FALSE(devices->empty());
+}
+
+TEST(CudaDevice, IsTestedWithCudnn) {
+  if (!HasGpu()) GTEST_SKIP() << "no GPU: " << FindCudaDevices().status();
+  const auto device = CreateCudaDevice({.convolutions = CudaConvolutions::kCudnn});
+  if (!device.ok()) GTEST_SKIP() << "no convolution ran by cuDNN: " << device.status();
+  RecordProperty("cudnn", (*device)->cudnn_version());
 }
 
 // The program started, without a driver too, and says what is missing instead of crashing.

@@ -26,10 +26,21 @@ absl::StatusOr<std::unique_ptr<Device>> CreateInChunksWithoutEpilogues() {
   Gpu() = {.has_epilogues = false};
   return CreateCudaDevice({.math = CudaMath::kTf32, .columns_bytes_max = 1});
 }
+// cuDNN with fused biases and ReLUs, and one that leaves them to us and one shape of the suite, too.
+absl::StatusOr<std::unique_ptr<Device>> CreateWithCudnn() {
+  Gpu() = {.cudnn_version = 91900};
+  return CreateCudaDevice({.convolutions = CudaConvolutions::kCudnn});
+}
+absl::StatusOr<std::unique_ptr<Device>> CreateWithLesserCudnn() {
+  Gpu() = {.cudnn_version = 91900, .cudnn_fuses = false, .cudnn_channels_refused = 17};
+  return CreateCudaDevice({.math = CudaMath::kTf32, .convolutions = CudaConvolutions::kAuto});
+}
 
 INSTANTIATE_TEST_SUITE_P(EmulatedCuda, DeviceTest,
                          testing::Values(DeviceMaker{"Whole", CreateWhole},
-                                         DeviceMaker{"InChunksWithoutEpilogues", CreateInChunksWithoutEpilogues}),
+                                         DeviceMaker{"InChunksWithoutEpilogues", CreateInChunksWithoutEpilogues},
+                                         DeviceMaker{"Cudnn", CreateWithCudnn},
+                                         DeviceMaker{"LesserCudnn", CreateWithLesserCudnn}),
                          DeviceMaker::Name);
 
 INSTANTIATE_TEST_SUITE_P(EmulatedCuda, CudaDeviceTest, testing::Values(CudaMath::kFp32, CudaMath::kTf32));
@@ -70,13 +81,68 @@ TEST_F(CreateCudaDeviceTest, FindsEveryGpu) {
 
 TEST_F(CreateCudaDeviceTest, GivesAllItsMemoryBack) {
   const int64_t before_bytes = cuda_emulation::DeviceBytes();
-  {
-    auto device = CreateCudaDevice({}).value();
+  Gpu() = {.cudnn_version = 91900};
+  for (const CudaConvolutions convolutions : {CudaConvolutions::kOwn, CudaConvolutions::kCudnn}) {
+    auto device = CreateCudaDevice({.convolutions = convolutions}).value();
+    EXPECT_TRUE(
+        device->CreateConv2d({.batch = 1, .in_height = 2, .in_width = 2, .in_channels = 3, .out_channels = 4}).ok());
     auto norm = device->CreateBatchNorm({.batch = 2, .height = 3, .width = 4, .channels = 5});
     EXPECT_TRUE(norm.ok());
     EXPECT_GT(cuda_emulation::DeviceBytes(), before_bytes);
   }
   EXPECT_EQ(cuda_emulation::DeviceBytes(), before_bytes);
+}
+
+TEST_F(CreateCudaDeviceTest, TakesCudnnWhereItMayAndCan) {
+  const auto version = [](const EmulatedGpu& gpu, CudaConvolutions convolutions) {
+    Gpu() = gpu;
+    const auto device = CreateCudaDevice({.convolutions = convolutions});
+    return device.ok() ? (*device)->cudnn_version() : device.status().ToString();
+  };
+  const EmulatedGpu none = {}, there = {.cudnn_version = 91900},
+                    broken = {.cudnn_version = 91900, .cudnn_starts = false};
+  for (const EmulatedGpu& gpu : {none, there, broken}) EXPECT_EQ(version(gpu, CudaConvolutions::kOwn), "");
+  EXPECT_EQ(version(there, CudaConvolutions::kAuto), "9.19.0");
+  EXPECT_EQ(version(there, CudaConvolutions::kCudnn), "9.19.0");
+  EXPECT_EQ(version(none, CudaConvolutions::kAuto), "");
+  EXPECT_EQ(version(broken, CudaConvolutions::kAuto), "");
+  EXPECT_THAT(version(none, CudaConvolutions::kCudnn),
+              testing::HasSubstr("UNAVAILABLE: GPU 0 (emulated GPU): cuDNN 9"));
+  EXPECT_THAT(version(broken, CudaConvolutions::kCudnn),
+              testing::HasSubstr("INTERNAL: GPU 0 (emulated GPU): cudnnCreate: CUDNN_STATUS_NOT_INITIALIZED"));
+}
+
+// The first configurations of every list are not deterministic, round too much, are compiled or want too much memory.
+TEST_F(CreateCudaDeviceTest, EnginesOfCudnnAreChosenByWhatTheyPromise) {
+  const auto engines = [](const EmulatedGpu& gpu, CudaMath math, Bias bias) {
+    Gpu() = gpu;
+    auto device = CreateCudaDevice({.math = math, .convolutions = CudaConvolutions::kCudnn}).value();
+    EXPECT_TRUE(device
+                    ->CreateConv2d({.batch = 2,
+                                    .in_height = 4,
+                                    .in_width = 5,
+                                    .in_channels = 3,
+                                    .out_channels = 8,
+                                    .kernel_height = 3,
+                                    .kernel_width = 3,
+                                    .bias = bias})
+                    .ok());
+    EXPECT_EQ(device->engines().size(), 1u);
+    return device->engines().begin()->first + ": " + device->engines().begin()->second;
+  };
+  const std::string shape = "2 x 4 x 5 x 3 to 8, kernel 3 x 3, stride 1 x 1, padding 0 x 0";
+  EmulatedGpu gpu = {.cudnn_version = 91900};
+  EXPECT_EQ(engines(gpu, CudaMath::kFp32, Bias::kNone),
+            shape + ": forward 7 (2=4 18=0), weight gradient 7 (2=4 18=0), input gradient 7 (2=4 18=0)");
+  for (const CudaMath math : {CudaMath::kTf32, CudaMath::kBf16}) {
+    EXPECT_EQ(engines(gpu, math, Bias::kAdded),
+              shape + ", bias: forward 47 (2=5) fused, weight gradient 47 (2=5), input gradient 47 (2=5)");
+  }
+  gpu.cudnn_fuses = false;
+  EXPECT_EQ(engines(gpu, CudaMath::kTf32, Bias::kAdded),
+            shape + ", bias: forward 47 (2=5), weight gradient 47 (2=5), input gradient 47 (2=5)");
+  gpu.cudnn_channels_refused = 3;
+  EXPECT_EQ(engines(gpu, CudaMath::kFp32, Bias::kAdded), shape + ", bias: own");
 }
 
 // Every reason for columns, just beyond the bound of what needs none (kernels/cuda/narrow_convolution.h).

@@ -1,0 +1,120 @@
+#include "kernels/cuda/cudnn_convolution.h"
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "kernels/cuda/cudnn_product.h"
+#include "kernels/cuda/matrix_layer.h"
+
+namespace starring {
+namespace {
+
+constexpr const char* kOwn = "own";
+
+// "64 x 28 x 28 x 1 to 32, kernel 3 x 3, stride 1 x 1, padding 0 x 0, bias, relu".
+std::string ShapeText(const Conv2dSpec& s) {
+  return absl::StrCat(s.batch, " x ", s.in_height, " x ", s.in_width, " x ", s.in_channels, " to ", s.out_channels,
+                      ", kernel ", s.kernel_height, " x ", s.kernel_width, ", stride ", s.stride_height, " x ",
+                      s.stride_width, ", padding ", s.padding_height, " x ", s.padding_width,
+                      s.bias == Bias::kAdded ? ", bias" : "", s.activation == Activation::kRelu ? ", relu" : "",
+                      s.input_gradient == InputGradient::kNotNeeded ? ", no input gradient" : "");
+}
+
+}  // namespace
+
+// What layers of one shape share.
+struct CudnnProducts {
+  std::unique_ptr<CudnnProduct> forward, weight_gradient, input_gradient;
+  bool fuses = false;  // forward applies bias and activation
+
+  std::string Engines() const {
+    std::string text = absl::StrCat("forward ", forward->engine(), fuses ? " fused" : "", ", weight gradient ",
+                                    weight_gradient->engine());
+    if (input_gradient != nullptr) absl::StrAppend(&text, ", input gradient ", input_gradient->engine());
+    return text;
+  }
+};
+
+namespace {
+
+// NotFound where an engine is missing.
+absl::StatusOr<std::shared_ptr<const CudnnProducts>> CreateProducts(CudaContext* context, const Conv2dSpec& spec) {
+  using Epilogue = CudnnProduct::Epilogue;
+  auto products = std::make_shared<CudnnProducts>();
+  const auto make = [&](ConvolutionProduct product, Epilogue epilogue) {
+    return CudnnProduct::Create(context, spec, product, epilogue);
+  };
+  if (spec.bias == Bias::kAdded || spec.activation == Activation::kRelu) {
+    auto fused = make(ConvolutionProduct::kForward, Epilogue::kOfTheSpec);
+    if (!fused.ok() && !absl::IsNotFound(fused.status())) return fused.status();
+    products->fuses = fused.ok();
+    if (fused.ok()) products->forward = *std::move(fused);
+  }
+  if (!products->fuses) {
+    ASSIGN_OR_RETURN(products->forward, make(ConvolutionProduct::kForward, Epilogue::kNone));
+  }
+  ASSIGN_OR_RETURN(products->weight_gradient, make(ConvolutionProduct::kWeightGradient, Epilogue::kNone));
+  if (spec.input_gradient == InputGradient::kNeeded) {
+    ASSIGN_OR_RETURN(products->input_gradient, make(ConvolutionProduct::kInputGradient, Epilogue::kNone));
+  }
+  return products;
+}
+
+class CudnnConv2d : public Conv2d {
+ public:
+  CudnnConv2d(CudaContext* context, const Conv2dSpec& spec, std::shared_ptr<const CudnnProducts> products)
+      : context_(context), spec_(spec), products_(std::move(products)) {}
+
+  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+    const bool fuses = products_->fuses, adds_bias = spec_.bias == Bias::kAdded;
+    context_->Keep(products_->forward->Run(
+        {.x = x, .weight = weight, .y = y, .bias = fuses && adds_bias ? bias : nullptr}, &forward_));
+    if (fuses || (!adds_bias && spec_.activation == Activation::kNone)) return;
+    context_->Keep(cuda::AddBias(context_->stream, {.activation = MaskOf(spec_.activation),
+                                                    .rows = Rows(),
+                                                    .channels = spec_.out_channels,
+                                                    .bias = adds_bias ? bias : nullptr,
+                                                    .y = y}),
+                   "add bias");
+  }
+
+  void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                float* dbias) override {
+    ActivationGradient(context_, {.rows = Rows(),
+                                  .channels = spec_.out_channels,
+                                  .activation = spec_.activation,
+                                  .y = y,
+                                  .dy = dy,
+                                  .dbias = dbias});
+    context_->Keep(products_->weight_gradient->Run({.x = x, .weight = dweight, .y = dy}, &weight_gradient_));
+    if (dx == nullptr) return;
+    context_->Keep(products_->input_gradient->Run({.x = dx, .weight = weight, .y = dy}, &input_gradient_));
+  }
+
+ private:
+  int64_t Rows() const { return spec_.batch * spec_.out_height() * spec_.out_width(); }
+
+  CudaContext* const context_;
+  const Conv2dSpec spec_;
+  const std::shared_ptr<const CudnnProducts> products_;  // of all layers of this shape
+  CudnnProduct::Pack forward_, weight_gradient_, input_gradient_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudnnConv2d(CudaContext* context, const Conv2dSpec& spec) {
+  const std::string shape = ShapeText(spec);
+  if (!context->engines.contains(shape)) {
+    absl::StatusOr<std::shared_ptr<const CudnnProducts>> products = CreateProducts(context, spec);
+    if (!products.ok() && !absl::IsNotFound(products.status())) return Annotate(products.status(), "conv2d");
+    context->engines[shape] = products.ok() ? (*products)->Engines() : kOwn;
+    context->products[shape] = products.ok() ? *std::move(products) : nullptr;
+  }
+  std::shared_ptr<const CudnnProducts> products = context->products[shape];
+  if (products == nullptr) return nullptr;
+  return std::make_unique<CudnnConv2d>(context, spec, std::move(products));
+}
+
+}  // namespace starring

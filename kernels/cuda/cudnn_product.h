@@ -1,0 +1,93 @@
+// One of the three products of a convolution, in one shape, by an engine of cuDNN.
+//
+// An *engine* is an algorithm of cuDNN, a *configuration* one with its knobs set (tile size, split, ...). Heuristics of
+// cuDNN list configurations, the best first; Create takes the first one that may be used.
+//
+// Bits: the choice depends on the shape, the GPU's model and cuDNN's version, never on a measurement, on free memory or
+// on the environment. Engines that cuDNN notes as not deterministic are left out, and so are those that round more than
+// CudaMath says: in fp32 those that use tensor cores; always those that convert factors to 16 bits, that sum up in less
+// than float32, that transform (Winograd, FFT), and those with a note that this build does not know. bf16 is computed
+// as tf32: what is stored is float32, which cuDNN can convert to fp16 at most, and a gradient may be beyond fp16's
+// range. Engines that are compiled when they are chosen are left out, too: that takes seconds and needs one more
+// library.
+//
+// cuDNN's ReLU may turn NaN into 0, as cuBLASLt's may (matrix_product.h).
+//
+// Thread safety: one thread. Layers of one shape share a product.
+#ifndef STARRING_KERNELS_CUDA_CUDNN_PRODUCT_H_
+#define STARRING_KERNELS_CUDA_CUDNN_PRODUCT_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_context.h"
+#include "kernels/cuda/cudnn_descriptor.h"
+#include "kernels/device.h"
+
+namespace starring {
+
+enum class ConvolutionProduct { kForward, kInputGradient, kWeightGradient };
+
+class CudnnProduct {
+ public:
+  // What an engine may use. An engine that wants more is left out: the choice must not depend on how much is free.
+  static constexpr int64_t kWorkspaceBytesMax = int64_t{256} << 20;
+
+  // kForward with `epilogue` applies the spec's bias and activation; otherwise they are left out. NotFound where no
+  // engine may be used. ResourceExhausted where its workspace, which is context->scratch, does not fit.
+  enum class Epilogue { kNone, kOfTheSpec };
+  static absl::StatusOr<std::unique_ptr<CudnnProduct>> Create(CudaContext* context, const Conv2dSpec& spec,
+                                                              ConvolutionProduct product, Epilogue epilogue);
+
+  // "44 (2=4 18=0)": the engine's number and its knobs.
+  const std::string& engine() const { return engine_; }
+
+  // kForward reads x, weight and bias and writes y; kInputGradient writes x, kWeightGradient writes weight: all
+  // overwrite (=). REQUIRES: 16-byte alignment; bias is null exactly where no bias is applied.
+  struct Tensors {
+    const float* x = nullptr;
+    const float* weight = nullptr;
+    const float* y = nullptr;
+    const float* bias = nullptr;
+    friend bool operator==(const Tensors&, const Tensors&) = default;
+  };
+  // What one layer passes: made again only when an argument is another one than last time.
+  struct Pack {
+    std::optional<CudnnDescriptor> descriptor;
+    Tensors tensors;
+    const float* workspace = nullptr;
+  };
+  absl::Status Run(const Tensors& tensors, Pack* pack) const;
+
+ private:
+  explicit CudnnProduct(CudaContext* context) : context_(context) {}
+  absl::Status BuildGraph(const Conv2dSpec& spec, ConvolutionProduct product, Epilogue epilogue);
+  CudnnDescriptor* Add(cudnn::DescriptorType type);
+  absl::StatusOr<CudnnDescriptor*> AddTensor(int64_t id, const std::array<int64_t, 4>& nchw, bool is_virtual);
+  absl::StatusOr<CudnnDescriptor*> AddConvolution(const Conv2dSpec& spec, ConvolutionProduct product,
+                                                  const CudnnDescriptor& x, const CudnnDescriptor& weight,
+                                                  const CudnnDescriptor& y);
+  absl::StatusOr<CudnnDescriptor*> AddPointwise(cudnn::PointwiseMode mode, const CudnnDescriptor& x,
+                                                const CudnnDescriptor* b, const CudnnDescriptor& y);
+  absl::Status ChooseEngine();
+  absl::StatusOr<bool> TryMode(cudnn::HeuristicsMode mode);
+  absl::StatusOr<bool> TryConfiguration(CudnnDescriptor configuration);
+  absl::Status Prepare(const Tensors& tensors, Pack* pack) const;
+
+  CudaContext* const context_;
+  std::vector<std::unique_ptr<CudnnDescriptor>> parts_;  // each refers to those before it
+  CudnnDescriptor* graph_ = nullptr;
+  std::optional<CudnnDescriptor> configuration_, plan_;
+  int64_t workspace_bytes_ = 0;
+  std::string engine_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CUDA_CUDNN_PRODUCT_H_
