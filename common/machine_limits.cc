@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/limits.h"
 
 namespace starring {
 namespace {
@@ -89,6 +90,12 @@ int64_t RaiseDescriptorLimit(int64_t wanted) {
     if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
   return static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int64_t>::max()));
+}
+
+int64_t WorkerDescriptors(int64_t connections) { return kOtherDescriptorsMax + connections; }
+
+int64_t ServerDescriptors(int64_t worker_connections) {
+  return kOtherDescriptorsMax + kDescriptorsPerConnection * (worker_connections + kStrangerConnectionsMax);
 }
 
 }  // namespace starring

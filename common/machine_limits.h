@@ -1,4 +1,4 @@
-// What this machine gives a process: memory and descriptors.
+// What this machine gives a process, and what a process needs of it: memory and descriptors.
 #ifndef STARRING_COMMON_MACHINE_LIMITS_H_
 #define STARRING_COMMON_MACHINE_LIMITS_H_
 
@@ -20,6 +20,10 @@ int CountProcessesOfThisProgram();
 // Raises the number of descriptors that this process may open to `wanted`, or as far as the hard limit allows. Returns
 // what it may open now; never less than before.
 int64_t RaiseDescriptorLimit(int64_t wanted);
+
+// Descriptors that a worker with so many connections has open at most, and a server whose workers have so many.
+int64_t WorkerDescriptors(int64_t connections);
+int64_t ServerDescriptors(int64_t worker_connections);
 
 }  // namespace starring
 

@@ -1,16 +1,24 @@
-// A clock for waits and durations that nobody sets: unlike absl::Now(), it never jumps.
+// Time for waits: a clock that nobody sets, which unlike absl::Now() never jumps, and deadlines that can be added to
+// it.
 #ifndef STARRING_COMMON_STEADY_TIME_H_
 #define STARRING_COMMON_STEADY_TIME_H_
 
+#include <algorithm>
 #include <chrono>
 
 #include "absl/time/time.h"
+#include "common/limits.h"
 
 namespace starring {
 
 // To be compared with other values of this function in this process only: it counts from some moment in the past.
 inline absl::Time SteadyNow() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
+}
+
+// A deadline that a person or another process chose, as limits.h bounds it. A negative one is over at once.
+inline absl::Duration BoundedDeadline(absl::Duration deadline) {
+  return std::clamp(deadline, absl::ZeroDuration(), absl::Milliseconds(kDeadlineMsMax));
 }
 
 }  // namespace starring

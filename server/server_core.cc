@@ -14,6 +14,7 @@
 #include "common/machine_limits.h"
 #include "common/peer_name.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "server/shard_memory.h"
 
 namespace starring {
@@ -24,9 +25,9 @@ constexpr std::chrono::milliseconds kTick(100);
 // How long a server whose job is over waits for workers that have not taken their last answers.
 constexpr std::chrono::seconds kLinger(5);
 
-// Of what a worker asked for. Negative ones are over at once.
-std::chrono::milliseconds BoundedDeadline(int64_t ms) {
-  return std::chrono::milliseconds(std::clamp<int64_t>(ms, 0, kDeadlineMsMax));
+// As a worker asked for it.
+std::chrono::milliseconds DeadlineOf(int64_t ms) {
+  return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
 }
 
 // Not a random choice that could change results: it tells this server process from another at the same address.
@@ -308,7 +309,7 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   acceptor_->Keep(call->peer());  // its worker waits there, perhaps for hours
   acceptor_->SetLimit(rendezvous_.agreement().world_size * rendezvous_.lanes() + kStrangerConnectionsMax);
   DropOlderJoin(request);
-  const auto deadline = BoundedDeadline(request.join_deadline_ms());
+  const auto deadline = DeadlineOf(request.join_deadline_ms());
   pending_joins_[call] = {.expires = Clock::now() + deadline, .deadline = deadline};
   if (rendezvous_.complete()) {
     BeginJob();
@@ -333,8 +334,7 @@ absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, 
   // Now, and not when the job begins: by then the other servers may have taken their part of what was free.
   memory_bytes_max_ = UpdateMemoryLimit();
   RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
-  const int64_t needed = kOtherDescriptorsMax +
-                         kDescriptorsPerConnection * (int64_t{agreement.world_size} * lanes + kStrangerConnectionsMax);
+  const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
   if (needed <= descriptors_max_) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat(agreement.world_size, " workers with ", lanes, " lanes each need ", needed,
@@ -367,8 +367,8 @@ void ParameterServer::Core::BeginJob() {
                         .shard = options_.shard,
                         .shard_count = options_.shard_count,
                         .memory_bytes_max = memory_bytes_max_,
-                        .exchange_deadline = BoundedDeadline(rendezvous_.exchange_deadline_ms()),
-                        .join_deadline = BoundedDeadline(rendezvous_.join_deadline_ms()),
+                        .exchange_deadline = DeadlineOf(rendezvous_.exchange_deadline_ms()),
+                        .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
                         .send =
                             [this](Answer answer) {
                               const auto found = lanes_by_id_.find(answer.to);

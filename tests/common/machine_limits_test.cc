@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "common/limits.h"
 #include "gtest/gtest.h"
 
 namespace starring {
@@ -62,6 +63,13 @@ TEST(MachineLimitsTest, ThisMachineHasMemoryAndThisProgram) {
   ASSERT_TRUE(available.ok()) << available.status();
   EXPECT_GT(*available, 0);
   EXPECT_GE(CountProcessesOfThisProgram(), 1);
+}
+
+TEST(MachineLimitsTest, CountsDescriptors) {
+  EXPECT_EQ(WorkerDescriptors(0), kOtherDescriptorsMax);
+  EXPECT_EQ(WorkerDescriptors(8), kOtherDescriptorsMax + 8);
+  EXPECT_EQ(ServerDescriptors(1), ServerDescriptors(0) + kDescriptorsPerConnection);
+  EXPECT_EQ(ServerDescriptors(int64_t{kWorldSizeMax} * kLanesMax), kDescriptorsMax);
 }
 
 TEST(MachineLimitsTest, RaisesDescriptorsAsFarAsAllowedAndNeverLowersThem) {

@@ -15,7 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/command_line.h"
-#include "common/limits.h"
+#include "common/machine_limits.h"
 #include "worker/check/interfaces.h"
 
 namespace starring {
@@ -250,9 +250,9 @@ void AddLimits(const CheckFindings& findings, const std::vector<const ProcessFac
   const bool star = findings.topology == CheckFindings::Topology::kStar;
   for (const ProcessFacts* process : processes) {
     const bool server = process->role() == ProcessFacts::SERVER;
-    const int64_t at_server = int64_t{findings.world_size} * findings.lanes + kStrangerConnectionsMax;
-    const int64_t at_worker = star ? int64_t{findings.shard_count} * findings.lanes : findings.world_size;
-    const int64_t needed = kOtherDescriptorsMax + (server ? kDescriptorsPerConnection * at_server : at_worker);
+    const int64_t needed =
+        server ? ServerDescriptors(int64_t{findings.world_size} * findings.lanes)
+               : WorkerDescriptors(star ? int64_t{findings.shard_count} * findings.lanes : findings.world_size);
     if (process->descriptors() != 0 && process->descriptors() < needed) {
       problems.push_back({kExitRefused, absl::StrCat(NameOf(*process), " can have ", process->descriptors(),
                                                      " files open, this job needs ", needed,

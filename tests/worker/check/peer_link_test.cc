@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/limits.h"
+#include "common/machine_limits.h"
 #include "worker/check/peer_listener.h"
 #include "worker/check/peer_protocol.h"
 #include "worker/check/tcp_dial.h"
@@ -105,6 +106,28 @@ TEST_F(PeerLinkTest, TheListenerTakesNothingBeyondTheLimits) {
     pollfd wait = {.fd = fd, .events = POLLRDHUP, .revents = 0};
     EXPECT_EQ(poll(&wait, 1, excess == 0 ? 50 : 20'000), static_cast<int>(excess)) << "is it closed";
   }
+}
+
+// Two from every rank of the largest job, and some more.
+TEST_F(PeerLinkTest, TheListenerHasSoManyConnectionsAtATime) {
+  constexpr int kConnections = 2 * kWorldSizeMax + 64;
+  constexpr int kConnectionsAtOnce = 64;  // which the backlog holds
+  ASSERT_GE(RaiseDescriptorLimit(3 * kConnections), 2 * kConnections + 64);
+  std::vector<PeerLink> links;
+  const auto link_is_served = [&] {
+    links.push_back(Link(listener_->nonce()));
+    return links.back().Get(0, 1, Soon()).ok();
+  };
+  const std::vector<std::string> addresses(kConnectionsAtOnce - 1, absl::StrCat("127.0.0.1:", listener_->port()));
+  std::vector<std::vector<DialResult>> dialled;
+  while (std::ssize(dialled) * kConnectionsAtOnce < kConnections) {
+    dialled.push_back(DialAll(addresses, absl::Seconds(20)));
+    ASSERT_TRUE(link_is_served()) << dialled.size();
+  }
+  EXPECT_FALSE(link_is_served());
+  // Those that end make room.
+  dialled.clear();
+  EXPECT_TRUE(link_is_served());
 }
 
 TEST(PeerLinkLimitsTest, AnAnswerLongerThanANoteEndsTheLink) {

@@ -11,6 +11,7 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -30,7 +31,7 @@ constexpr std::chrono::seconds kAbortNoticeDeadline{2};
 
 MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
   // A longer one would overflow when it is added: then it would be over already.
-  return MessagePump::Clock::now() + absl::ToChronoNanoseconds(std::min(duration, absl::Milliseconds(kDeadlineMsMax)));
+  return MessagePump::Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(duration));
 }
 
 MessagePump::MessagePump(std::unique_ptr<Transport> transport, StallOptions stall)

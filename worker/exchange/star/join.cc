@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/limits.h"
 #include "common/star/grpc_transport.h"
 #include "common/star/wire_version.h"
+#include "common/steady_time.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "worker/exchange/star/join_watch.h"
 
@@ -39,8 +39,7 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
   const auto stub = v1::ParameterServer::NewStub(target.channel);
   int taken_count = 0;
   while (true) {
-    request.set_join_deadline_ms(
-        std::clamp<int64_t>(absl::ToInt64Milliseconds(deadline - absl::Now()), 0, kDeadlineMsMax));
+    request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - absl::Now())));
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline + kAnswerGrace));
     v1::JoinReply reply;
@@ -89,7 +88,7 @@ absl::StatusOr<std::vector<uint64_t>> JoinAll(const JobSpec& job, const std::str
   request.set_worker_id(DrawWorkerId());
   request.set_shard_count(static_cast<int>(targets.size()));
   request.set_agreement(SerializeAgreement(job));
-  request.set_exchange_deadline_ms(std::min(absl::ToInt64Milliseconds(job.exchange_deadline), kDeadlineMsMax));
+  request.set_exchange_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(job.exchange_deadline)));
   request.set_stall_report_ms(stall.times.report_after.count());
   std::vector<uint64_t> job_ids;
   for (const JoinTarget& target : targets) {

@@ -15,6 +15,7 @@
 #include "common/star/grpc_transport.h"
 #include "common/star/shared_memory.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "common/stream_copy.h"
 #include "worker/exchange/star/join.h"
 #include "worker/exchange/star/star_client.h"
@@ -113,8 +114,7 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   StarClient::Options client{.rank = job.rank,
                              .world_size = job.world_size,
                              .shards = {},
-                             .exchange_deadline = std::chrono::milliseconds(
-                                 std::min(absl::ToInt64Milliseconds(job.exchange_deadline), kDeadlineMsMax)),
+                             .exchange_deadline = absl::ToChronoMilliseconds(BoundedDeadline(job.exchange_deadline)),
                              .trace = options_.trace,
                              .stall = options_.stall};
   std::vector<JoinTarget> targets;
@@ -307,8 +307,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStarExchange(const StarO
   if (options.lanes < 1 || options.lanes > kLanesMax) {
     return absl::InvalidArgumentError(absl::StrCat(options.lanes, " lanes: between 1 and ", kLanesMax, " are allowed"));
   }
-  const int64_t connections = static_cast<int64_t>(options.addresses.size()) * options.lanes;
-  const int64_t needed = kOtherDescriptorsMax + connections;
+  const int64_t needed = WorkerDescriptors(static_cast<int64_t>(options.addresses.size()) * options.lanes);
   if (const int64_t may_open = RaiseDescriptorLimit(needed); may_open < needed) {
     return absl::InvalidArgumentError(absl::StrCat(options.addresses.size(), " servers with ", options.lanes,
                                                    " lanes each need ", needed, " descriptors, this process may open ",

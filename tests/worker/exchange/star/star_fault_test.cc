@@ -301,6 +301,15 @@ TEST(StarFaultTest, ALateWorkerIsNamedWithBucketAndStep) {
   }
 }
 
+TEST(StarFaultTest, ADeadlineThatIsInfiniteIsNotOver) {
+  Servers servers(1);
+  RunJob(servers.addresses, 2, absl::InfiniteDuration(), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
+    if (rank == 1) absl::SleepFor(absl::Milliseconds(300));  // in which rank 0's deadline is looked at
+    EXPECT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
+    EXPECT_TRUE(exchange->Finish().ok());
+  });
+}
+
 TEST(StarFaultTest, AnAbortReachesTheOthersAtOnceWithRankAndReason) {
   Servers servers(2);
   std::latch all_trained(3);
