@@ -77,7 +77,9 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
               .now = options_.now,
               .ask = [this](int rank) { AskProgress(rank); },
               .tell = [this](int rank, const std::string& text) { TellStall(rank, text); },
-              .log = options_.log}) {
+              .log = options_.log}),
+      steps_complete_(options_.agreement.first_step),
+      buckets_behind_(static_cast<int>(std::ranges::count_if(slices_, [](auto slice) { return slice.size() > 0; }))) {
   if (options_.metrics != nullptr) options_.metrics->OnJob(world_size());
 }
 
@@ -235,6 +237,7 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   const bool is_watched = options_.track != nullptr || options_.metrics != nullptr;
   const int64_t begin_ns = is_watched ? TraceNow() : 0;
   ASSIGN_OR_RETURN(ContributeResult result, shard_->Contribute(std::move(contribution)));
+  if (result.fate == ContributionFate::kSealed) CountStep(step, b);
   if (result.fate != ContributionFate::kDuplicate) ++worker.contributions;
   if (result.fate == ContributionFate::kDuplicate && result.sealed != nullptr) {
     SendParameters(from, b, std::move(result.sealed));
@@ -255,6 +258,15 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   return absl::OkStatus();
 }
 
+// Looks at all buckets once a step, not for each of them.
+void ShardJob::CountStep(int64_t sealed_step, int bucket) {
+  if (sealed_step != steps_complete_ || slices_[bucket].size() == 0 || --buckets_behind_ > 0) return;
+  steps_complete_ = shard_->step();
+  for (int b = 0; b < shard_->bucket_count(); ++b) {
+    buckets_behind_ += slices_[b].size() > 0 && shard_->Parameters(b)->step() + 1 == steps_complete_;
+  }
+}
+
 void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const ContributeResult& result,
                                 int64_t begin_ns) {
   if (result.fate == ContributionFate::kDuplicate) return;
@@ -269,7 +281,7 @@ void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const C
   options_.metrics->OnSum({.last_rank = rank,
                            .queue_seconds = late_seconds,
                            .sum_seconds = 1e-9 * static_cast<double>(end_ns - begin_ns),
-                           .steps_complete = shard_->step()});
+                           .steps_complete = steps_complete_});
 }
 
 void ShardJob::TraceSum(const ExchangeMessage& fields, double sum_share, int64_t begin_ns, int64_t end_ns) {
@@ -477,7 +489,7 @@ void ShardJob::Describe(v1::GetStatusReply* reply) const {
   reply->set_message(std::string(status_.message()));
   reply->set_world_size(world_size());
   reply->set_first_step(options_.agreement.first_step);
-  reply->set_steps_complete(shard_->step());
+  reply->set_steps_complete(steps_complete_);
   reply->set_bytes_received(bytes_received_);
   reply->set_bytes_sent(bytes_sent_);
   for (int rank = 0; rank < world_size(); ++rank) {

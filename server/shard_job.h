@@ -115,6 +115,7 @@ class ShardJob {
   absl::Status TakeInitialState(LaneId from, const ReceivedMessage& message);
   absl::Status FetchParameters(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status TakeGradient(LaneId from, const ReceivedMessage& message, Time now);
+  void CountStep(int64_t sealed_step, int bucket);
   // For trace and metrics: Contribute began at `begin_ns` and has just returned.
   void NoteContribution(int rank, const v1::ExchangeMessage& fields, const ContributeResult& result, int64_t begin_ns);
   void TraceSum(const v1::ExchangeMessage& fields, double sum_share, int64_t begin_ns, int64_t end_ns);
@@ -156,6 +157,8 @@ class ShardJob {
 
   State state_ = State::kRunning;
   absl::Status status_;
+  int64_t steps_complete_;  // by all buckets
+  int buckets_behind_;      // that this shard owns a part of, and whose step in progress is the one after those
   int64_t bytes_received_ = 0;
   int64_t bytes_sent_ = 0;
 };

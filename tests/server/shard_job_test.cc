@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "common/reduction_order.h"
 #include "common/star/progress_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -656,6 +657,41 @@ TEST(ShardJobTest, DescribesItself) {
   EXPECT_EQ(reply.workers(1).lanes_open(), 1);
   EXPECT_GT(reply.bytes_received(), 0);
   EXPECT_GT(reply.bytes_sent(), 0);
+}
+
+// The thread that sums answers GetStatus, for whomever and as often as they ask.
+TEST(ShardJobTest, DescribingManyBucketsTakesNoLonger) {
+  const auto shortest_of = [](int64_t elements) {
+    Shard shard(1, elements);
+    shard.SendInitialParameters();
+    auto shortest = std::chrono::nanoseconds::max();
+    for (int i = 0; i < 1000; ++i) {
+      v1::GetStatusReply reply;
+      const auto begin = std::chrono::steady_clock::now();
+      shard.job->Describe(&reply);
+      shortest = std::min<std::chrono::nanoseconds>(shortest, std::chrono::steady_clock::now() - begin);
+    }
+    return shortest;
+  };
+  EXPECT_LT(shortest_of(512 * kChunkElements), 2 * shortest_of(kChunkElements));
+}
+
+TEST(ShardJobTest, CountsTheStepsThatAreOverForEveryBucket) {
+  Shard shard(1, 3 * kChunkElements);
+  const auto complete_after = [&](int64_t step, int bucket) {
+    shard.SendGradient({0, 0}, step, bucket);
+    v1::GetStatusReply reply;
+    shard.job->Describe(&reply);
+    return reply.steps_complete();
+  };
+  shard.SendInitialParameters();
+  for (int64_t step = 0; step < 3; ++step) EXPECT_EQ(complete_after(step, 0), 0);  // the others are behind
+  EXPECT_EQ(complete_after(0, 1), 0);
+  EXPECT_EQ(complete_after(1, 1), 0);
+  EXPECT_EQ(complete_after(0, 2), 1);
+  EXPECT_EQ(complete_after(1, 2), 2);
+  EXPECT_EQ(complete_after(2, 2), 2);
+  EXPECT_EQ(complete_after(2, 1), 3);
 }
 
 TEST(ShardJobTest, ARepeatedInitialStateChangesNothing) {
