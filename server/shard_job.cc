@@ -29,6 +29,15 @@ ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind k
   return fields;
 }
 
+// Why the job ends when `rank` gives up. Where that rank misses a peer, those that it leaves miss one too: a launcher
+// must not take them for the cause.
+absl::Status GivenUp(int rank, const ExchangeMessage& abort) {
+  const auto code = static_cast<absl::StatusCode>(abort.code());
+  const bool misses_peer = code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kDeadlineExceeded;
+  return absl::Status(misses_peer ? code : absl::StatusCode::kAborted,
+                      absl::StrCat("rank ", rank, " gave up: ", abort.text()));
+}
+
 // What the shard owns, by bucket.
 std::vector<ElementRange> OwnedSlices(const ShardJob::Options& options) {
   const BucketMap& buckets = options.agreement.buckets;
@@ -165,7 +174,7 @@ absl::Status ShardJob::Handle(LaneId from, const ReceivedMessage& message, Time 
     case ExchangeMessage::FINISH:
       return TakeFinish(from, message, now);
     case ExchangeMessage::ABORT:
-      Fail(absl::AbortedError(absl::StrCat("rank ", from.rank, " gave up: ", message.fields.text())));
+      Fail(GivenUp(from.rank, message.fields));
       return absl::OkStatus();
     default:
       return absl::InvalidArgumentError(absl::StrCat("a message of kind ", message.fields.kind(), " is no request"));

@@ -408,6 +408,21 @@ TEST(ShardJobTest, AnAbortReachesEveryWorkerAndThoseWhoComeBackLater) {
   EXPECT_TRUE(shard.answers.empty());
 }
 
+// A process' exit code, by which a launcher finds the cause, comes from the status' code.
+TEST(ShardJobTest, ThoseLeftByARankThatMissesAPeerMissOneToo) {
+  using enum absl::StatusCode;
+  for (const auto& [code, expected] :
+       {std::pair(kUnavailable, kUnavailable), std::pair(kDeadlineExceeded, kDeadlineExceeded),
+        std::pair(kInvalidArgument, kAborted), std::pair(kOk, kAborted)}) {
+    Shard shard(2);
+    ExchangeMessage abort = Shard::Fields(ExchangeMessage::ABORT, 0, 0);
+    abort.set_code(static_cast<int>(code));
+    shard.Send({1, 0}, abort);
+    EXPECT_EQ(shard.job->status().code(), expected);
+    EXPECT_EQ(shard.TakeAnswers().at(0).fields.code(), static_cast<int>(expected));
+  }
+}
+
 TEST(ShardJobTest, ALateContributionNamesRankBucketAndStep) {
   Shard shard(3);
   shard.SendInitialParameters();
