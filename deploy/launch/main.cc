@@ -4,8 +4,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <random>
@@ -26,6 +24,7 @@
 #include "deploy/launch/line_merger.h"
 #include "deploy/launch/mpi_rank.h"
 #include "deploy/launch/output_queue.h"
+#include "deploy/launch/restart_pause.h"
 #include "deploy/launch/signal_queue.h"
 
 namespace starring {
@@ -53,26 +52,6 @@ class TemporaryFolder {
  private:
   explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
   std::string path_;
-};
-
-// An attempt that ends as soon as it has begun will probably do so again: its cause needs a moment to pass.
-class RestartPause {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  // How long to wait after an attempt that took so long.
-  std::chrono::milliseconds After(Clock::duration attempt) {
-    if (attempt >= kSoon) pause_ = std::chrono::milliseconds(0);
-    const std::chrono::milliseconds pause = pause_;
-    pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
-    return pause;
-  }
-
- private:
-  static constexpr std::chrono::seconds kSoon{3};
-  static constexpr std::chrono::milliseconds kPauseMin{250};
-  static constexpr std::chrono::milliseconds kPauseMax{8000};
-  std::chrono::milliseconds pause_{0};  // the first restart comes at once
 };
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
