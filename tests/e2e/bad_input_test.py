@@ -65,6 +65,7 @@ class BadInputTest(JobTest):
         with open(record) as file:
             config = json.load(file)["config"]
         self.assertEqual((config["dataset"], config["world_size"]), ("synthetic", 2))
+        self.assertEqual(config["bucket_bytes"], 262144)  # as agreed: all of lenet5, rounded up
 
     def test_layer_file(self):
         self.assert_refused(["--model=lenet"], "lenet5")
@@ -136,6 +137,20 @@ class BadPeerTest(JobTest):
             self.assertTrue(refused, done[0].output + done[1].output)
             for word in (first, second) if flag != "learning_rate" else ("0.05", "0.01"):
                 self.assertIn(word, refused[0].output)
+
+    def test_a_worker_of_another_run(self):
+        _, address = self.start_server("--run_id=tuesday")
+        done = self.finish(self.worker(0, address, "--run_id=monday"), deadline_s=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn('this server serves run "tuesday", rank 0 belongs to run "monday"', done.output)
+
+    def test_mpi_sets_the_environment_before_there_are_threads(self):
+        # Metrics have threads, which may read the environment. MPI ends here at once, as mpirun has not started it.
+        alone = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+        done = self.run_to_end([WORKER, "--sync=ring", "--metrics_port=0", *SMALL_JOB], deadline_s=60, env=alone)
+        self.assertEqual(done.returncode, REFUSED, done.output)
+        self.assertIn("MPI sees 1 rank, mpirun started 2", done.output)
+        self.assertNotIn("metrics at", done.output)
 
     def test_ring_workers_with_different_flags(self):
         for flag, difference in (("--seed=2", "rank 1 has --seed=2, rank 0 has --seed=1"),

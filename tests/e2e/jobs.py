@@ -88,11 +88,11 @@ class JobTest(unittest.TestCase):
     def run_to_end(self, command, deadline_s=JOB_SECONDS_MAX, **kwargs):
         return self.finish(self.start(command, **kwargs), deadline_s)
 
-    def start_server(self):
+    def start_server(self, *flags):
         """A server of a star of one shard, and its address."""
         port_file = self.path("port.%d" % len(self.processes))
         process = self.start(
-            [SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file])
+            [SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1", "--port_file=" + port_file, *flags])
         end = time.monotonic() + 60
         while not os.path.exists(port_file):  # appears whole, by a rename
             if process.poll() is not None or time.monotonic() > end:

@@ -474,26 +474,60 @@ ExchangeMessage MessageOf(ExchangeMessage::Kind kind, int64_t step = 0, int buck
   return message;
 }
 
-TEST(ServerLimitsTest, AWorkerThatAsksAndDoesNotReadIsCut) {
-  const auto server = StartServer();
-  const JobSpec job =
-      MakeJob(0, 1, 8 * 32768, 1 << 20);  // answers of 1 MiB, of which gRPC buffers few at a client that stands still
-  PendingJoin join(server->address(), RequestOf(job, 10));
-  ASSERT_TRUE(join.Wait().ok());
-  Stranger worker(server->address());
-  Stranger monitor(server->address());
-  Stream stream(worker);
+ExchangeMessage HelloOf(const PendingJoin& join, int rank = 0, int lane = 0) {
   ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
   hello.set_job_id(join.job_id());
-  ASSERT_TRUE(stream.Write(hello));
+  hello.set_rank(rank);
+  hello.set_lane(lane);
+  return hello;
+}
+
+// A server whose job has one worker, with one open lane.
+class OneLaneJob {
+ public:
+  explicit OneLaneJob(const JobSpec& job = MakeJob(0, 1, 1000, 1), ParameterServer::Options options = {})
+      : server_(StartServer(std::move(options))),
+        join_(server_->address(), RequestOf(job, 10)),
+        worker_(server_->address()),
+        monitor_(server_->address()),
+        lane_(worker_) {
+    EXPECT_TRUE(join_.Wait().ok());
+    EXPECT_TRUE(lane_.Write(HelloOf(join_)));
+    EXPECT_TRUE(AwaitLanes(1));
+  }
+  bool AwaitLanes(int count) {
+    return Eventually([&] { return monitor_.Status().workers(0).lanes_open() == count; });
+  }
+  // How the server ends the lane when a gradient comes with so much.
+  grpc::Status EndByGradient(int64_t payload_bytes) {
+    ExchangeMessage gradient = MessageOf(ExchangeMessage::GRADIENT);
+    gradient.set_payload(std::string(payload_bytes, '\0'));
+    lane_.Write(gradient);
+    return lane_.End();
+  }
+  Stream& lane() { return lane_; }
+  const std::string& address() const { return server_->address(); }
+
+ private:
+  const std::unique_ptr<ParameterServer> server_;
+  PendingJoin join_;
+  Stranger worker_;
+  Stranger monitor_;
+  Stream lane_;
+};
+
+TEST(ServerLimitsTest, AWorkerThatAsksAndDoesNotReadIsCut) {
+  // Answers of 1 MiB, of which gRPC buffers few at a client that stands still.
+  const JobSpec job = MakeJob(0, 1, 8 * 32768, 1 << 20);
+  OneLaneJob worker(job);
   ExchangeMessage parameters = MessageOf(ExchangeMessage::INITIAL_PARAMETERS, -1);
   parameters.set_payload(std::string(job.layout.element_count() * sizeof(float), '\0'));
-  ASSERT_TRUE(stream.Write(parameters));
-  ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
+  ASSERT_TRUE(worker.lane().Write(parameters));
   const absl::Time begin = absl::Now();
-  for (int i = 0; i < 3 * kLaneAnswersMax && stream.Write(MessageOf(ExchangeMessage::FETCH_PARAMETERS, -1)); ++i) {
+  const ExchangeMessage fetch = MessageOf(ExchangeMessage::FETCH_PARAMETERS, -1);
+  for (int i = 0; i < 3 * kLaneAnswersMax && worker.lane().Write(fetch); ++i) {
   }
-  EXPECT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 0; }));
+  EXPECT_TRUE(worker.AwaitLanes(0));
   EXPECT_LT(absl::Now() - begin, kPatience / 2) << "that was the stream's own deadline";
 }
 
@@ -526,51 +560,24 @@ TEST(ServerLimitsTest, AHelloOfNoWorkerOrLaneIsRefused) {
   ASSERT_TRUE(join.Wait().ok());
   Stranger worker(server->address());
   for (const auto& [rank, lane] : {std::pair(0, kLanesMax), std::pair(0, -1), std::pair(1, 0), std::pair(-1, 0)}) {
-    ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
-    hello.set_job_id(join.job_id());
-    hello.set_rank(rank);
-    hello.set_lane(lane);
     Stream stream(worker);
-    ASSERT_TRUE(stream.Write(hello));
+    ASSERT_TRUE(stream.Write(HelloOf(join, rank, lane)));
     EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::INVALID_ARGUMENT) << rank << ", " << lane;
   }
 }
 
 TEST(ServerLimitsTest, AMessageOverTheLimitIsNotTaken) {
-  const auto server = StartServer();
-  PendingJoin join(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 10));
-  ASSERT_TRUE(join.Wait().ok());
-  Stranger worker(server->address());
-  Stranger monitor(server->address());
-  Stream stream(worker);
-  ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
-  hello.set_job_id(join.job_id());
-  ASSERT_TRUE(stream.Write(hello));
-  ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
-  ExchangeMessage gradient = MessageOf(ExchangeMessage::GRADIENT);
-  gradient.set_payload(std::string(kMessageBytesMax, '\0'));
-  stream.Write(gradient);
-  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);  // as gRPC says it, before it reads it
+  OneLaneJob worker;
+  // As gRPC says it, before it reads it.
+  EXPECT_EQ(worker.EndByGradient(kMessageBytesMax).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
 // gRPC holds a message until it is whole.
 TEST(ServerLimitsTest, AMessageThatTheMemoryLimitDoesNotHoldIsNotTaken) {
-  const auto server = StartServer({.memory_bytes_max = 8 << 20});
-  PendingJoin join(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 10));
-  ASSERT_TRUE(join.Wait().ok());
-  Stranger worker(server->address());
-  Stranger monitor(server->address());
-  Stream stream(worker);
-  ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
-  hello.set_job_id(join.job_id());
-  ASSERT_TRUE(stream.Write(hello));
-  ASSERT_TRUE(Eventually([&] { return monitor.Status().workers(0).lanes_open() == 1; }));
-  ExchangeMessage gradient = MessageOf(ExchangeMessage::GRADIENT);
-  gradient.set_payload(std::string(kMessagePayloadBytesMax, '\0'));
-  stream.Write(gradient);
-  EXPECT_EQ(stream.End().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  OneLaneJob worker(MakeJob(0, 1, 1000, 1), {.memory_bytes_max = 8 << 20});
+  EXPECT_EQ(worker.EndByGradient(kMessagePayloadBytesMax).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   // The worker may come back with less. gRPC may have closed the monitor's idle connection, to have its memory.
-  EXPECT_EQ(Stranger(server->address()).Status().state(), v1::GetStatusReply::RUNNING);
+  EXPECT_EQ(Stranger(worker.address()).Status().state(), v1::GetStatusReply::RUNNING);
 }
 
 // All lanes together keep as many events as kServerTracksMax tracks.
@@ -595,10 +602,7 @@ TEST(ServerLimitsTest, TracksOfManyLanesKeepFewEventsEach) {
   for (int rank = 0; rank < kWorkers; ++rank) {
     workers.emplace_back(server->address());
     streams.emplace_back(workers.back());
-    ExchangeMessage hello = MessageOf(ExchangeMessage::HELLO);
-    hello.set_job_id(joins[0].job_id());
-    hello.set_rank(rank);
-    ASSERT_TRUE(streams[rank].Write(hello));
+    ASSERT_TRUE(streams[rank].Write(HelloOf(joins[0], rank)));
     if (rank == 0) {
       ExchangeMessage parameters = MessageOf(ExchangeMessage::INITIAL_PARAMETERS, -1);
       parameters.set_payload(gradient.payload());
