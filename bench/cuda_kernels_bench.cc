@@ -1,7 +1,9 @@
 // The GPU's operations in the shapes of the shipped models: time per call, and bytes/s or FLOP/s beside what this GPU
 // does in a plain copy and in a large matrix product.
 //
-//   bazel run //bench:cuda_kernels_bench [BATCH [fp32|tf32|bf16]]          default: 64 fp32
+//   bazel run //bench:cuda_kernels_bench [BATCH [fp32|tf32|bf16 [own|auto]]]          default: 64 fp32 own
+//
+// auto: convolutions by cuDNN, where it is found.
 //
 // Each operation is captured kCalls times into one graph, so that the time of launches does not hide that of kernels;
 // shown is the fastest of kRounds launches of the graph, divided by kCalls. Bytes are those an operation cannot avoid:
@@ -261,15 +263,17 @@ void RunAll(Bench& bench, int64_t batch) {
 
 int Main(int argc, char** argv) {
   int64_t batch = 64;
-  const std::string_view math = argc > 2 ? argv[2] : "fp32";
-  if (argc > 3 || (argc > 1 && (!absl::SimpleAtoi(argv[1], &batch) || batch < 1)) ||
+  const std::string_view math = argc > 2 ? argv[2] : "fp32", conv = argc > 3 ? argv[3] : "own";
+  if (argc > 4 || (conv != "own" && conv != "auto") ||
+      (argc > 1 && (!absl::SimpleAtoi(argv[1], &batch) || batch < 1)) ||
       (math != "fp32" && math != "tf32" && math != "bf16")) {
-    std::fprintf(stderr, "usage: cuda_kernels_bench [BATCH [fp32|tf32|bf16]]\n");
+    std::fprintf(stderr, "usage: cuda_kernels_bench [BATCH [fp32|tf32|bf16 [own|auto]]]\n");
     return 2;
   }
   auto device = CreateCudaDevice({.math = math == "tf32"   ? CudaMath::kTf32
                                           : math == "bf16" ? CudaMath::kBf16
-                                                           : CudaMath::kFp32});
+                                                           : CudaMath::kFp32,
+                                  .convolutions = conv == "auto" ? CudaConvolutions::kAuto : CudaConvolutions::kOwn});
   if (!device.ok()) {
     std::fprintf(stderr, "cuda_kernels_bench measures a GPU: %s\n", device.status().ToString().c_str());
     return 1;

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Times whole training steps on one GPU: Starring, with and without its graph, against PyTorch in its best settings.
+"""Times whole training steps on one GPU: Starring against PyTorch in its best settings.
 
     bazel build //worker && bench/gpu_steps.py --torch_python=/path/to/python3
 
 For each of --maths (fp32: exact; tf32; bf16), model and batch, the jobs are interleaved (A B C A B C ...), in the same
 run on the same GPU; shown are medians of --repeats, in milliseconds a step, and ratios. A step of Starring is all of
-it, from the loader to the optimizer, on synthetic data. PyTorch's data set is in the GPU's memory (ddp/torch_steps.py),
+it, from the loader to the optimizer, on synthetic data; it runs with and without its graph, with cuDNN where that is
+found, and with convolutions of its own. PyTorch's data set is in the GPU's memory (ddp/torch_steps.py),
 its optimizer is fused, and it runs eager, captured in a CUDA graph, and captured with images in channels_last. A run
 takes --steps steps and --seconds seconds at least, after a second of warm-up; its value is the median, for Starring of
 its steps, of which that second is a part. Targets: at batch 64 at most a quarter of PyTorch eager and 0.9 of PyTorch
@@ -27,7 +28,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORKERS = ("../bin/worker", "../bazel-bin/worker/worker")  # of a bundle, of a source tree
 JOB_SECONDS_MAX = 900
-OURS = ("graph", "no graph")
+OURS = ("graph", "no graph", "own conv")  # own conv: a graph, and convolutions without cuDNN
 THEIRS = ("eager", "captured", "nhwc")  # nhwc: captured, channels_last
 MATHS = ("fp32", "tf32", "bf16")
 # No short last batch, which would be captured and planned for in the middle of a run: divisible by 64 and by 512.
@@ -78,7 +79,7 @@ def run_worker(flags, math, job, model, batch, steps):
              "--dataset=synthetic", *size, f"--synthetic_train_count={TRAIN_COUNT}", f"--global_batch={batch}",
              "--synthetic_test_count=10", "--epochs=100000", f"--max_steps={steps}", "--progress=none",
              f"--loader_threads={flags.loader_threads}", f"--record={record_file}",
-             *(["--nocuda_graph"] if job == "no graph" else [])])
+             *(["--nocuda_graph"] if job == "no graph" else []), *(["--conv=own"] if job == "own conv" else [])])
         with open(record_file, encoding="utf-8") as file:
             record = json.load(file)
     return record["step_ms"]["p50"], record["host"]["device"]

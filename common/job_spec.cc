@@ -181,6 +181,13 @@ std::string WayOut(const std::string& name) {
   if (absl::StartsWith(name, "data.")) {
     return "give all workers the same files in --data_dir, or the same --synthetic_ flags";
   }
+  if (name == "--conv") {
+    return "with --conv=auto a worker takes cuDNN where it finds it: install it for all workers, or give all of them "
+           "--conv=own";
+  }
+  if (absl::StartsWith(name, "cudnn.")) {
+    return "give all workers the same cuDNN and GPUs of one model, or --conv=own";
+  }
   if (name == "world_size") return "start all workers with the same --world_size";
   return "start all workers with the same flags";
 }

@@ -15,6 +15,10 @@ CudaMath MathOf(const std::string& name) {
   return name == "bf16" ? CudaMath::kBf16 : CudaMath::kFp32;
 }
 
+CudaConvolutions ConvolutionsOf(const std::string& name) {
+  return name == "own" ? CudaConvolutions::kOwn : CudaConvolutions::kAuto;
+}
+
 // The workers of this machine, as far as somebody says.
 struct WorkersHere {
   int rank = 0;  // of this one
@@ -57,6 +61,7 @@ absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, cons
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
                    CreateCudaDevice({.ordinal = workers.rank % gpu_count,
                                      .math = MathOf(options.math),
+                                     .convolutions = ConvolutionsOf(options.conv),
                                      .library_folders = launcher.gpu_library_folders}));
   DeviceChoice choice;
   choice.cuda = device.get();
@@ -70,6 +75,20 @@ absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, cons
 absl::Status Refuse(const char* flag, const std::string& value, const absl::Status& why) {
   return absl::InvalidArgumentError(
       absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", std::string(why.message())));
+}
+
+// No cuDNN is no news. One that cannot be used is.
+absl::Status ResolveConv(DeviceChoice* choice, WorkerOptions* options) {
+  const absl::Status cudnn = choice->cuda->cudnn_status();
+  if (!cudnn.ok() && options->conv == "cudnn") {
+    return Refuse("conv", "cudnn", Annotate(cudnn, "give --conv=auto or --conv=own, or see why"));
+  }
+  if (!cudnn.ok() && !absl::IsUnavailable(cudnn)) {
+    absl::StrAppend(&choice->note, choice->note.empty() ? "" : "\n",
+                    "note: convolutions by kernels of our own: ", std::string(cudnn.message()));
+  }
+  options->conv = cudnn.ok() ? "cudnn" : "own";
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -86,21 +105,34 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
       absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count);
       if (gpu.ok()) {
         options->device = "cuda";
+        RETURN_IF_ERROR(ResolveConv(&*gpu, options));
         return gpu;
       }
       why = gpu.status();
     }
     if (options->device == "cuda") return Refuse("device", "cuda", why);
     if (options->math != "fp32") return Refuse("math", options->math, why);
+    if (options->conv == "cudnn") return Refuse("conv", options->conv, why);
     // No GPU is no news. One that cannot be used is, and so is a driver that cannot say whether there is one.
     if (!absl::IsNotFound(why)) note = absl::StrCat("note: on the CPU: ", std::string(why.message()));
   }
   options->device = "cpu";
+  options->conv.clear();
   if (options->isa.has_value()) RETURN_IF_ERROR(LimitOnednn(*options->isa), "--isa");
   ASSIGN_OR_RETURN(
       std::unique_ptr<Device> cpu,
       CreateCpuDevice({.threads = options->threads, .instruction_set = options->isa.value_or(BestInstructionSet())}));
   return DeviceChoice{.device = std::move(cpu), .note = std::move(note)};
+}
+
+std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& device) {
+  std::vector<std::pair<std::string, std::string>> facts;
+  if (device.cudnn_version().empty()) return facts;
+  facts.emplace_back("cudnn.version", device.cudnn_version());
+  for (const auto& [shape, engines] : device.engines()) {
+    facts.emplace_back(absl::StrCat("cudnn.engines of a convolution ", shape), engines);
+  }
+  return facts;
 }
 
 }  // namespace starring

@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
@@ -20,14 +22,18 @@ struct DeviceChoice {
 };
 
 // The GPU whose number is this worker's among those of its machine. --device=auto is resolved in `options`: a GPU where
-// the driver shows one that can be used, else the CPU. InvalidArgument with the reason where --device=cuda, or --math,
-// cannot be had, and where the machine has more workers than GPUs; with --share_gpus worker r takes GPU r modulo their
-// number.
+// the driver shows one that can be used, else the CPU; and so is --conv=auto: cudnn where it can be used, else own, and
+// empty on the CPU. InvalidArgument with the reason where --device=cuda, --math or --conv=cudnn cannot be had, and
+// where the machine has more workers than GPUs; with --share_gpus worker r takes GPU r modulo their number.
 //
 // Who is on this machine: mpirun, srun and deploy/launch say it, and a star by hand whose servers are on loopback is
 // here as a whole. Of any other star by hand nobody knows: there r is the rank, nothing is refused, and the note says
 // how many may share. Ranks of srun --gpus-per-task have GPUs of their own, however many each sees.
 absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options);
+
+// What all ranks' devices must have alike beside the flags, for JobSpec::agreed_flags: the version of cuDNN, and the
+// engines that it has chosen for every shape of a convolution so far.
+std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& device);
 
 }  // namespace starring
 

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -204,6 +206,12 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
   return Progress::Style::kNone;
 }
 
+// What Trainer asks; null where there is nothing to compare.
+std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const CudaDevice* cuda) {
+  if (cuda == nullptr || cuda->cudnn_version().empty()) return nullptr;
+  return [cuda] { return DeviceFacts(*cuda); };
+}
+
 absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
                    const Onlookers& onlookers) {
   const Tracing tracing{.trace = onlookers.trace.get(),
@@ -246,6 +254,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                             .step = workings.step.get(),
                                                             .progress = style,
                                                             .stop_requested = StopRequested,
+                                                            .device_facts = FactsOf(choice.cuda),
                                                             .observers = onlookers.observers(),
                                                             .trace = tracing.trace,
                                                             .track = tracing.compute,
@@ -261,6 +270,11 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
     }
   }
   if (options.record.empty()) return absl::OkStatus();
+  std::map<std::string, std::string> versions = LibraryVersions(), engines;
+  if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
+    versions["cudnn"] = choice.cuda->cudnn_version();
+    engines = choice.cuda->engines();
+  }
   return WriteRunRecord({.options = &options,
                          .data = &data,
                          .result = &result,
@@ -268,7 +282,8 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                          .gpu_transfer = workings.step->transfer(),
                          .cores_per_worker = launcher.cores_per_worker,
                          .cores_per_server = launcher.cores_per_server,
-                         .versions = LibraryVersions()});
+                         .versions = std::move(versions),
+                         .engines = std::move(engines)});
 }
 
 // What a person calls this machine's GPUs.

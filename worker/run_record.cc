@@ -61,6 +61,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_total_steps(static_cast<int>(facts.result->total_steps));
   config.set_device(options.device);
   config.set_math(options.math);
+  config.set_conv(options.conv);
   config.set_cuda_graph(options.device == "cuda" && options.cuda_graph);
   config.set_share_gpus(options.device == "cuda" && options.share_gpus);
   config.set_cuda_aware_mpi(
@@ -96,6 +97,7 @@ void FillHost(const RunFacts& facts, v1::RunHost& host) {
   host.set_cores_per_server(facts.cores_per_server);
   host.set_device(facts.device);
   for (const auto& [name, version] : facts.versions) (*host.mutable_versions())[name] = version;
+  for (const auto& [shape, engines] : facts.engines) (*host.mutable_engines())[shape] = engines;
 }
 
 void FillResult(const TrainResult& result, v1::RunRecord& record) {

@@ -21,6 +21,7 @@ struct RunFacts {
   std::string cores_per_worker;                 // as deploy:launch pinned them, else this process's own
   std::string cores_per_server;                 // likewise; empty where unknown
   std::map<std::string, std::string> versions;  // of what decides bits and speed
+  std::map<std::string, std::string> engines;   // CudaDevice::engines
 };
 
 // Replaces `options->record` as a whole or not at all.

@@ -4,7 +4,9 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
+#include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -37,6 +39,17 @@ ElementRange PartOf(int64_t count, int rank, int world_size) {
   return {count * rank / world_size, count * (rank + 1) / world_size};
 }
 
+// Of batches of `global_batch` samples, of which the last may be smaller: the shares that a rank may have, largest
+// first.
+std::vector<int64_t> ShareSizes(int64_t count, int64_t global_batch, int world_size) {
+  std::set<int64_t, std::greater<>> sizes;
+  for (const int64_t batch : {std::min(count, global_batch), count % global_batch}) {
+    sizes.insert({(batch + world_size - 1) / world_size, batch / world_size});
+  }
+  sizes.erase(0);
+  return {sizes.begin(), sizes.end()};
+}
+
 int64_t EndStep(const WorkerOptions& worker, int64_t steps_per_epoch) {
   const int64_t end = steps_per_epoch * worker.epochs;
   return worker.max_steps > 0 ? std::min(end, worker.max_steps) : end;
@@ -52,6 +65,7 @@ class TrainerImpl final : public Trainer {
         buckets_(*options.buckets),
         training_step_(*options.step),
         stop_requested_(options.stop_requested),
+        device_facts_(options.device_facts),
         style_(options.progress),
         observers_(options.observers),
         trace_(options.trace),
@@ -69,6 +83,7 @@ class TrainerImpl final : public Trainer {
  private:
   void Enter(WorkPhase phase);
   absl::Status StartExchange();
+  absl::Status PlanEveryShape();
   absl::StatusOr<Normalization> MeasurePixels();
   absl::Status TrainToEnd();
   absl::Status TrainStep();
@@ -94,6 +109,7 @@ class TrainerImpl final : public Trainer {
   const BucketMap& buckets_;
   TrainingStep& training_step_;
   const std::function<bool()> stop_requested_;
+  const std::function<std::vector<std::pair<std::string, std::string>>()> device_facts_;
   const Progress::Style style_;
   const std::vector<RunObserver*> observers_;
   Trace* const trace_;
@@ -158,6 +174,10 @@ absl::Status TrainerImpl::StartExchange() {
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
   for (auto& fact : DatasetFacts(data_)) job.agreed_flags.push_back(std::move(fact));
+  if (device_facts_ != nullptr) {
+    RETURN_IF_ERROR(PlanEveryShape());
+    for (auto& fact : device_facts_()) job.agreed_flags.push_back(std::move(fact));
+  }
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = steps_per_epoch_ * worker_.epochs;
   }
@@ -170,6 +190,17 @@ absl::Status TrainerImpl::StartExchange() {
   }
   step_ = job.first_step;
   return exchange_.Start(job, parameters);
+}
+
+// A rank knows only its own shares, but the engines of every rank's are compared: so it plans for all of them.
+absl::Status TrainerImpl::PlanEveryShape() {
+  for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, worker_.world_size)) {
+    RETURN_IF_ERROR(network_.PlanTraining(batch));
+  }
+  for (const int64_t batch : ShareSizes(data_.test.count, kEvaluationBatch * worker_.world_size, worker_.world_size)) {
+    RETURN_IF_ERROR(network_.PlanEvaluation(batch));
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Normalization> TrainerImpl::MeasurePixels() {

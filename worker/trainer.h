@@ -74,6 +74,9 @@ class Trainer {
     TrainingStep* step = nullptr;
     Progress::Style progress = Progress::Style::kNone;
     std::function<bool()> stop_requested;  // asked once a step
+    // What all ranks' devices must have alike, for JobSpec::agreed_flags: asked when every shape that any rank will
+    // meet was planned for. Null: nothing, and then no shape is planned for ahead.
+    std::function<std::vector<std::pair<std::string, std::string>>()> device_facts;
     std::vector<RunObserver*> observers;
     Trace* trace = nullptr;          // null: there is none
     TraceTrack* track = nullptr;     // of it, of the thread that calls Run

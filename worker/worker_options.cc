@@ -68,6 +68,11 @@ ABSL_FLAG(int, prefetch_depth, -1,
           "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3");
 ABSL_FLAG(std::string, device, "auto", "auto: cuda where the driver shows a GPU, else cpu");
 ABSL_FLAG(std::string, math, "fp32", "cuda: what matrix products round their factors to; sums are fp32 always");
+ABSL_FLAG(
+    std::string, conv, "auto",
+    "cuda: who computes convolutions: cudnn; own: kernels of ours and cuBLASLt; auto: cudnn where it is found, by "
+    "deterministic engines that its heuristics choose for each shape, never by timing; with --math=bf16 its "
+    "convolutions are in tf32");
 ABSL_FLAG(bool, share_gpus, false,
           "cuda: workers may share a GPU; without it more workers on a machine than it has GPUs are refused");
 ABSL_FLAG(bool, cuda_graph, true, "cuda: a step is captured once and launched as a whole; does not change the bits");
@@ -165,6 +170,7 @@ constexpr FlagRow kRows[] = {
     {"prefetch_depth", "processor", Whole(-1, kPrefetchDepthMax)},
     {"device", "processor", OneOf("auto", "cpu", "cuda")},
     {"math", "processor", OneOf("fp32", "tf32", "bf16")},
+    {"conv", "processor", OneOf("auto", "cudnn", "own")},
     {"share_gpus", "processor", Switch()},
     {"cuda_graph", "processor", Switch()},
     {"cuda_aware_mpi", "processor", OneOf(kCudaAwareMpis)},
@@ -347,6 +353,10 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   if (options.device == "cpu" && options.math != "fp32") {
     return Refuse("math", options.math, "--device=cpu computes in fp32: drop one of the two");
   }
+  options.conv = absl::GetFlag(FLAGS_conv);
+  if (options.device == "cpu" && options.conv == "cudnn") {
+    return Refuse("conv", options.conv, "--device=cpu computes convolutions by oneDNN: drop one of the two");
+  }
   options.share_gpus = absl::GetFlag(FLAGS_share_gpus);
   options.cuda_graph = absl::GetFlag(FLAGS_cuda_graph);
   options.cuda_aware_mpi = ValueOf(kCudaAwareMpis, absl::GetFlag(FLAGS_cuda_aware_mpi));
@@ -377,6 +387,7 @@ std::vector<std::pair<std::string, std::string>> WorkerOptions::AgreedFlags() co
           {"isa", InstructionSetName(isa)},
           {"device", device},
           {"math", math},
+          {"conv", conv},
           {"cuda_aware_mpi", CudaAwareMpiName(cuda_aware_mpi)},
           // A checkpoint is collective: a rank that had none to write would leave the others waiting.
           {"checkpoint_dir", checkpoint_dir.empty() ? "" : "(given)"},

@@ -63,6 +63,7 @@ struct WorkerOptions {
   std::optional<InstructionSet> isa;  // cpu; without a value: the best of this machine
   std::string device;                 // auto, cpu or cuda; ChooseDevice resolves auto
   std::string math;                   // cuda: fp32, tf32 or bf16
+  std::string conv;                   // cuda: auto, cudnn or own; ChooseDevice resolves auto; empty on the CPU
   bool share_gpus = false;
   bool cuda_graph = true;
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;

@@ -61,7 +61,7 @@ def host(cores_per_worker, gpu, versions):
     """`gpu` is its name, empty where the CPU trains; `versions` are to be listed besides the ones known here."""
     cpu = _cpu_name()
     return {"name": platform.node(), "cpu": cpu, "cores_per_worker": cores_per_worker, "cores_per_server": "",
-            "device": gpu or cpu,
+            "device": gpu or cpu, "engines": {},
             "versions": {"torch": torch.__version__, "python": platform.python_version(),
                          "kernel": platform.release(), **versions}}
 

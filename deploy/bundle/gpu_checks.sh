@@ -5,21 +5,21 @@
 #
 # Writes one text file a check to FOLDER, and prints a line for each: PASSED, FAILED or SKIPPED, with the reason and the
 # time. A check that takes longer than its limit has failed. Needs a driver of the CUDA that the bundle was built with,
-# cuBLASLt (in the search path of the loader, the toolkit, a wheel of Python's or the bundle) and python3; one with
-# torch for the comparison, and compute-sanitizer on PATH or in /usr/local/cuda/bin for what it checks. --quick: fewer
-# repeats, so that everything but the sanitizers takes ten minutes. Exit status 1 if anything failed, 2 where there is
-# no GPU.
+# cuBLASLt (in the search path of the loader, the toolkit, a wheel of Python's or the bundle) and python3; cuDNN 9, in
+# the same places, for convolutions by it, which otherwise are not checked; a python3 with torch for the comparison,
+# and compute-sanitizer on PATH or in /usr/local/cuda/bin for what it checks. --quick: fewer repeats, so that everything
+# but the sanitizers takes ten minutes. Exit status 1 if anything failed, 2 where there is no GPU.
 #
-# The checks: device_suite jobs steps kernels_64 kernels_512 sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck
-# sanitizer_initcheck sanitizer_step
+# The checks: device_suite jobs steps kernels_64 kernels_cudnn_64 kernels_512 kernels_cudnn_512 sanitizer_memcheck
+# sanitizer_racecheck sanitizer_synccheck sanitizer_initcheck sanitizer_step
 set -u
 usage="usage: gpu_checks.sh FOLDER [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick]"
 top=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -ge 1 ] || { echo "$usage" >&2; exit 2; }
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit 2
 shift
-names="device_suite jobs steps kernels_64 kernels_512 sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck"
-names="$names sanitizer_initcheck sanitizer_step"
+names="device_suite jobs steps kernels_64 kernels_cudnn_64 kernels_512 kernels_cudnn_512 sanitizer_memcheck"
+names="$names sanitizer_racecheck sanitizer_synccheck sanitizer_initcheck sanitizer_step"
 torch_python=python3
 quick=no
 only=all
@@ -110,7 +110,7 @@ few="--repeats=5"
 limit_s=7200
 if [ $quick = yes ]; then
   few="--repeats=1 --steps=500 --seconds=1 --warmup_s=0.5 --maths=fp32,tf32 --models=mnist_cnn,resnet20"
-  limit_s=240
+  limit_s=300
 fi
 if "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
   check steps "$limit_s" "$torch_python" "$top/bench/gpu_steps.py" --torch_python="$torch_python" $few \
@@ -118,7 +118,10 @@ if "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available()
 else
   skip steps "$torch_python has no torch that sees a GPU: --torch_python=PYTHON"
 fi
-for batch in 64 512; do check "kernels_$batch" 60 "$top/bench/cuda_kernels_bench" "$batch"; done
+for batch in 64 512; do
+  check "kernels_$batch" 60 "$top/bench/cuda_kernels_bench" "$batch"
+  check "kernels_cudnn_$batch" 60 "$top/bench/cuda_kernels_bench" "$batch" fp32 auto
+done
 
 # Of the suite the smallest shapes of each layer, as every access is checked at a hundred times the cost. What cuBLASLt
 # does inside is not ours.

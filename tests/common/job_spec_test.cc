@@ -110,6 +110,20 @@ TEST(JobSpecTest, AFactThatDiffersIsNamedAfterTheFlags) {
               HasSubstr("--seed=2"));
 }
 
+TEST(JobSpecTest, OtherConvolutionsAreNamedWithTheWayOut) {
+  const auto compare = [](const char* name, const char* value) {
+    JobSpec a = MakeJob(), b = MakeJob();
+    a.agreed_flags.push_back({name, "cudnn"});
+    b.agreed_flags.push_back({name, value});
+    return std::string(CompareAgreements(1, SerializeAgreement(b), 0, SerializeAgreement(a)).message());
+  };
+  EXPECT_EQ(compare("conv", "own"),
+            "rank 1 has --conv=own, rank 0 has --conv=cudnn: with --conv=auto a worker takes cuDNN where it finds it: "
+            "install it for all workers, or give all of them --conv=own");
+  EXPECT_THAT(compare("cudnn.engines of a convolution 2 x 3", "own"),
+              testing::EndsWith("=cudnn: give all workers the same cuDNN and GPUs of one model, or --conv=own"));
+}
+
 TEST(JobSpecTest, FlagsAreNamedBeforeFields) {
   EXPECT_THAT(Compare([](JobSpec& job) {
                 job.layout = Layout::Create({{.name = "v", .dims = {300, 100}}}).value();

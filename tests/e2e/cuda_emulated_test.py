@@ -41,6 +41,46 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         with open(record) as file:
             return json.load(file)["parameter_sha256"]
 
+    def test_cudnn_gives_the_same_bits_in_every_way(self):
+        flags = [*cuda_jobs.without(self.everything(), "epochs"), "--epochs=2"]
+        os.environ["EMULATED_GPU_CUDNN"] = "91900"
+        self.addCleanup(os.environ.pop, "EMULATED_GPU_CUDNN")
+        local = self.cuda("local", flags=flags)
+        self.assertEqual(local["config"]["conv"], "cudnn")
+        self.assertEqual(local["host"]["versions"]["cudnn"], "9.19.0")
+        self.assertIn("cuDNN 9.19.0", local["host"]["device"])
+        # Three convolutions: batches of 33 and of one, evaluation of 20 at once, planned for 256.
+        self.assertEqual(len(local["host"]["engines"]), 12)
+        plain = self.cuda("local", flags=[*flags, "--nocuda_graph", "--conv=cudnn"])
+        self.assertEqual(plain["parameter_sha256"], local["parameter_sha256"])
+        self.assertEqual(self.cuda("star", 3, 2, flags)["parameter_sha256"],
+                         self.cuda("ring", 3, flags=flags)["parameter_sha256"])
+        own = self.cuda("local", flags=[*flags, "--conv=own"])
+        self.assertEqual((own["config"]["conv"], own["host"]["engines"]), ("own", {}))
+        self.assert_near(local, own)
+        self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=late", "local", flags=flags), local["parameter_sha256"])
+
+    def test_ranks_with_other_convolutions_are_refused_by_name(self):
+        with_cudnn = "EMULATED_GPU_CUDNN=91900"
+        for other, difference in (
+                (["EMULATED_GPU_CUDNN=0"], "rank 1 has --conv=own, rank 0 has --conv=cudnn: with --conv=auto a worker"),
+                (["EMULATED_GPU_CUDNN=91800"], "rank 1 has cudnn.version=9.18.0, rank 0 has cudnn.version=9.19.0: "),
+                ([with_cudnn, "EMULATED_GPU_CUDNN_ENGINE=9"],
+                 r"rank 1 has cudnn\.engines of a convolution 1 x 14 x 14 x 6 to 16, .*=forward 9 \(.*, rank 0 has "
+                 r"cudnn\.engines of .*=forward 7 \(.*: give all workers the same cuDNN .*--conv=own")):
+            # The last batch has one sample: only rank 0 computes it, but both plan for it.
+            job = [self.worker, *cuda_jobs.DATA, "--model=lenet5", "--epochs=1", "--device=cuda"]
+            done = self.run_to_end(["mpirun", "--oversubscribe", "-np", "1", "env", with_cudnn, *job,
+                                    ":", "-np", "1", "env", *other, *job], deadline_s=120)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.output, difference)
+
+    def test_cudnn_that_is_not_there_is_refused(self):
+        done = self.run_to_end([self.worker, "--device=cuda", "--conv=cudnn", *cuda_jobs.DATA, "--model=lenet5"])
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertIn('flag --conv cannot be "cudnn": give --conv=auto or --conv=own, or see why: cuDNN 9',
+                      done.output)
+
     def test_memory_that_cannot_be_pinned_is_copied(self):
         flags = [*cuda_jobs.MLP, "--epochs=2"]
         digest = self.cuda("star", 2, 2, flags)["parameter_sha256"]

@@ -22,7 +22,7 @@ SMALL_IMAGES = ["--synthetic_size=28", "--synthetic_channels=1"]
 COLOUR_IMAGES = ["--synthetic_size=32", "--synthetic_channels=3"]
 IMAGES = {"resnet20": COLOUR_IMAGES}
 ON = {"cpu": (["--device=cpu", "--isa=baseline"], WORKER),
-      "emulated": (["--device=cuda", "--math=fp32", "--share_gpus"], EMULATED)}
+      "emulated": (["--device=cuda", "--math=fp32", "--conv=own", "--share_gpus"], EMULATED)}
 
 
 def read_golden():

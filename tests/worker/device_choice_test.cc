@@ -32,7 +32,7 @@ class DeviceChoiceTest : public testing::Test {
     return std::string(choice.status().message());
   }
 
-  WorkerOptions options_{.device = "auto", .math = "fp32"};
+  WorkerOptions options_{.device = "auto", .math = "fp32", .conv = "auto"};
 };
 
 TEST_F(DeviceChoiceTest, EachWorkerOfAMachineTakesTheGpuOfItsLocalRank) {
@@ -162,6 +162,53 @@ TEST_F(DeviceChoiceTest, CpuIsTheCpu) {
   const auto choice = ChooseDevice({}, &options_);
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(choice->cuda, nullptr);
+}
+
+TEST_F(DeviceChoiceTest, ConvIsResolved) {
+  const auto resolved = [](const cuda_emulation::EmulatedGpu& gpu, const char* device, const char* conv) {
+    cuda_emulation::Gpu() = gpu;
+    WorkerOptions options{.device = device, .math = "fp32", .conv = conv};
+    const auto choice = ChooseDevice({}, &options);
+    return choice.ok() ? options.conv : std::string(choice.status().message());
+  };
+  EXPECT_EQ(resolved({}, "cuda", "auto"), "own");
+  EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "auto"), "cudnn");
+  EXPECT_EQ(resolved({.cudnn_version = 91900}, "auto", "cudnn"), "cudnn");
+  EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "own"), "own");
+  EXPECT_EQ(resolved({.driver_version = 0}, "auto", "auto"), "");
+  EXPECT_EQ(resolved({.driver_version = 0}, "cpu", "own"), "");
+  EXPECT_THAT(resolved({.driver_version = 0}, "auto", "cudnn"),
+              HasSubstr("flag --conv cannot be \"cudnn\": there is no CUDA driver"));
+  for (const char* device : {"cuda", "auto"}) {
+    EXPECT_THAT(resolved({}, device, "cudnn"), HasSubstr("flag --conv cannot be \"cudnn\": give --conv=auto"));
+    EXPECT_THAT(resolved({.cudnn_version = 91900, .cudnn_starts = false}, device, "cudnn"),
+                HasSubstr("CUDNN_STATUS_NOT_INITIALIZED"));
+  }
+}
+
+TEST_F(DeviceChoiceTest, AutoSaysWhyACudnnThatIsThereIsOfNoUse) {
+  EXPECT_THAT(ChooseDevice({}, &options_)->note, IsEmpty());
+  cuda_emulation::Gpu() = {.cudnn_version = 91900, .cudnn_starts = false};
+  options_.conv = "auto";
+  const auto choice = ChooseDevice({}, &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_THAT(choice->note, HasSubstr("note: convolutions by kernels of our own: cudnnCreate: CUDNN_STATUS_NOT_INIT"));
+  EXPECT_EQ(options_.conv, "own");
+}
+
+TEST_F(DeviceChoiceTest, RanksCompareTheVersionAndTheEngines) {
+  using Facts = std::vector<std::pair<std::string, std::string>>;
+  cuda_emulation::Gpu() = {.cudnn_version = 91002};
+  auto choice = ChooseDevice({}, &options_).value();
+  EXPECT_EQ(DeviceFacts(*choice.cuda), (Facts{{"cudnn.version", "9.10.2"}}));
+  const Conv2dSpec spec = {.batch = 2, .in_height = 1, .in_width = 1, .in_channels = 3, .out_channels = 1};
+  EXPECT_TRUE(choice.cuda->CreateConv2d(spec).ok());
+  const Facts facts = DeviceFacts(*choice.cuda);
+  ASSERT_EQ(facts.size(), 2u);
+  EXPECT_THAT(facts[1].first, testing::StartsWith("cudnn.engines of a convolution 2 x 1 x 1 x 3 to 1, kernel 1 x 1"));
+  EXPECT_THAT(facts[1].second, testing::StartsWith("forward 7 ("));
+  options_.conv = "own";
+  EXPECT_THAT(DeviceFacts(*ChooseDevice({}, &options_)->cuda), IsEmpty());
 }
 
 TEST_F(DeviceChoiceTest, WhatCannotBeHadIsRefused) {

@@ -175,6 +175,8 @@ TEST(WorkerOptionsTest, RefusesContradictions) {
   EXPECT_THAT(Refusal({"--rank=1"}, MpirunOf(0, 2)), HasSubstr("the launcher says rank 0 of 2"));
   EXPECT_THAT(Refusal({"--resume"}), HasSubstr("--checkpoint_dir"));
   EXPECT_THAT(Refusal({"--device=cpu", "--math=tf32"}), HasSubstr("flag --math cannot be \"tf32\": --device=cpu"));
+  EXPECT_THAT(Refusal({"--device=cpu", "--conv=cudnn"}), HasSubstr("flag --conv cannot be \"cudnn\": --device=cpu"));
+  EXPECT_TRUE(Parse({"--device=cpu", "--conv=own"}).ok());
   EXPECT_THAT(Refusal({"--optimizer=adamw", "--nesterov"}), HasSubstr("nesterov"));
   EXPECT_THAT(Refusal({"--schedule=step"}), HasSubstr("--decay_steps"));
 }
@@ -193,6 +195,7 @@ TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
   EXPECT_THAT(Refusal({"--sync=tree"}), HasSubstr("auto"));
   EXPECT_THAT(Refusal({"--device=gpu"}), HasSubstr("auto, cpu, cuda"));
   EXPECT_THAT(Refusal({"--math=fp16"}), HasSubstr("fp32, tf32, bf16"));
+  EXPECT_THAT(Refusal({"--conv=winograd"}), HasSubstr("auto, cudnn, own"));
   EXPECT_THAT(Refusal({"--servers=nowhere"}), HasSubstr("host:port"));
   const std::vector<std::string> addresses(kShardCountMax + 1, "a:1");
   EXPECT_THAT(Refusal({("--servers=" + absl::StrJoin(addresses, ",")).c_str()}), HasSubstr("at most 256 servers"));
@@ -210,13 +213,15 @@ TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
     }
     return false;
   };
-  const auto options = Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp", "--math=bf16"});
+  const auto options =
+      Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp", "--math=bf16", "--conv=own"});
   ASSERT_TRUE(options.ok()) << options.status();
   EXPECT_TRUE(has(*options, "seed", "7"));
   EXPECT_TRUE(has(*options, "threads", "2"));
   EXPECT_TRUE(has(*options, "augment", "crop_flip"));
   EXPECT_TRUE(has(*options, "model", "mlp"));
   EXPECT_TRUE(has(*options, "math", "bf16"));
+  EXPECT_TRUE(has(*options, "conv", "own"));
 }
 
 }  // namespace

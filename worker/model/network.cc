@@ -36,8 +36,17 @@ class Network::Impl {
     ASSIGN_OR_RETURN(arena_, device_->Allocate(arena_bytes()), "activations and gradients of ", file_.file_name());
     RETURN_IF_ERROR(AllocateStatistics());
     // What the device cannot do is said now, not when training has begun.
-    RETURN_IF_ERROR(PlanOf(NetworkPlan::Mode::kTraining, options_.batch_max).status());
-    return PlanOf(NetworkPlan::Mode::kEvaluation, options_.evaluation_batch_max).status();
+    RETURN_IF_ERROR(PlanTraining(options_.batch_max));
+    return PlanEvaluation(options_.evaluation_batch_max);
+  }
+
+  absl::Status PlanTraining(int64_t batch) {
+    CHECK_LE(batch, options_.batch_max);
+    return PlanOf(NetworkPlan::Mode::kTraining, batch).status();
+  }
+  absl::Status PlanEvaluation(int64_t batch) {
+    CHECK_LE(batch, options_.evaluation_batch_max);
+    return PlanOf(NetworkPlan::Mode::kEvaluation, batch).status();
   }
 
   const NetworkGraph& graph() const { return graph_; }
@@ -261,6 +270,8 @@ absl::Status Network::Forward(const TrainStep& step, absl::FunctionRef<absl::Sta
 absl::Status Network::Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer) {
   return impl_->Backward(step, after_layer);
 }
+absl::Status Network::PlanTraining(int64_t batch) { return impl_->PlanTraining(batch); }
+absl::Status Network::PlanEvaluation(int64_t batch) { return impl_->PlanEvaluation(batch); }
 LossResult Network::Result() { return impl_->Result(); }
 absl::Status Network::Evaluate(const NetworkInput& input, std::span<const float> parameters) {
   return impl_->Evaluate(input, parameters);

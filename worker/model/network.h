@@ -92,6 +92,11 @@ class Network {
   absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer);
   LossResult Result();  // of the last Forward or Evaluate
 
+  // Makes the plan for a batch size now, instead of at its first use. REQUIRES: 1 <= batch <= batch_max, or
+  // evaluation_batch_max.
+  absl::Status PlanTraining(int64_t batch);
+  absl::Status PlanEvaluation(int64_t batch);
+
   // Evaluation: no dropout, running statistics. Nothing may happen between Forward and Backward.
   // REQUIRES: input.batch <= evaluation_batch_max.
   absl::Status Evaluate(const NetworkInput& input, std::span<const float> parameters);
