@@ -287,7 +287,7 @@ TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
 
     auto conv = device()->CreateConv2d(conv_spec).value();
     auto weight = tensor(14, kWeights, narrow), dweight = tensor(15, kWeights, narrow);
-    auto bias = tensor(16, 4), dbias = tensor(17, 4);
+    auto bias = tensor(16, 4, narrow), dbias = tensor(17, 4);
     auto out = tensor(18, kOutputs, narrow), dout = tensor(19, kOutputs, narrow);
     conv->Forward(x.data(), weight.data(), bias.data(), out.data());
     conv->Backward(x.data(), weight.data(), out.data(), dout.data(), dx.data(), dweight.data(), dbias.data());
