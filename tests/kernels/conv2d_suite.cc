@@ -182,14 +182,14 @@ Conv2dCase MakeCase(DeviceTest* test, const Conv2dSpec& s) {
           test->tolerance_factor()};
 }
 
-TEST_P(DeviceTest, Conv2dMatchesTheReference) {
+TEST_P(Conv2dTest, MatchesTheReference) {
   ForEachSpec<Conv2dSpec>(Tested(Shapes()), [this](const Conv2dSpec& spec) {
     SCOPED_TRACE(Describe(spec));
     MakeCase(this, spec).CheckAgainstReference();
   });
 }
 
-TEST_P(DeviceTest, Conv2dGradientsMatchFiniteDifferences) {
+TEST_P(Conv2dTest, GradientsMatchFiniteDifferences) {
   for (Conv2dSpec spec : Tested(Shapes())) {
     for (const Activation activation : {Activation::kNone, Activation::kRelu}) {
       spec.activation = activation;
@@ -199,7 +199,7 @@ TEST_P(DeviceTest, Conv2dGradientsMatchFiniteDifferences) {
   }
 }
 
-TEST_P(DeviceTest, Conv2dGivesTheSameBitsOnEveryRunAndAtEveryAddress) {
+TEST_P(Conv2dTest, GivesTheSameBitsOnEveryRunAndAtEveryAddress) {
   for (Conv2dSpec spec : Tested(Shapes())) {
     spec.activation = Activation::kRelu;
     SCOPED_TRACE(Describe(spec));
@@ -209,7 +209,7 @@ TEST_P(DeviceTest, Conv2dGivesTheSameBitsOnEveryRunAndAtEveryAddress) {
 
 // Network creates the operations of a training batch and of a shorter evaluation batch on one device, and runs them in
 // turn: they share temporary memory.
-TEST_P(DeviceTest, Conv2dOperationsOfOneDeviceDoNotDisturbEachOther) {
+TEST_P(Conv2dTest, OperationsOfOneDeviceDoNotDisturbEachOther) {
   Conv2dSpec spec = Shapes()[6];
   Conv2dCase small = MakeCase(this, spec);
   const auto alone = small.Run();
@@ -219,7 +219,7 @@ TEST_P(DeviceTest, Conv2dOperationsOfOneDeviceDoNotDisturbEachOther) {
   EXPECT_TRUE(alone == small.Run());
 }
 
-TEST_P(DeviceTest, Conv2dRefusesShapesThatMakeNoSense) {
+TEST_P(Conv2dTest, RefusesShapesThatMakeNoSense) {
   const Conv2dSpec good = {.batch = 2,
                            .in_height = 5,
                            .in_width = 6,

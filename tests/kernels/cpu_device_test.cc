@@ -27,6 +27,7 @@ std::vector<DeviceMaker> Makers() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cpu, DeviceTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
+INSTANTIATE_TEST_SUITE_P(Cpu, Conv2dTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
 
 TEST(CpuDevice, NamesTheThreadsAndTheLibraryIfAnOperationUsesIt) {
   const auto device = CreateCpuDevice({.threads = 1, .instruction_set = BestInstructionSet()}).value();

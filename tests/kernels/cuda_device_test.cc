@@ -39,6 +39,7 @@ std::vector<DeviceMaker> Makers() {
 std::vector<CudaMath> Maths() { return HasGpu() ? std::vector<CudaMath>{CudaMath::kFp32} : std::vector<CudaMath>{}; }
 
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
+INSTANTIATE_TEST_SUITE_P(Cuda, Conv2dTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaDeviceTest, testing::ValuesIn(Maths()));
 
 TEST(CudaDevice, IsTestedOnARealGpu) {

@@ -2,6 +2,7 @@
 // in tests/cuda_emulation/include/cuda_runtime.h.
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,13 +37,18 @@ absl::StatusOr<std::unique_ptr<Device>> CreateWithLesserCudnn() {
   return CreateCudaDevice({.math = CudaMath::kTf32, .convolutions = CudaConvolutions::kAuto});
 }
 
-INSTANTIATE_TEST_SUITE_P(EmulatedCuda, DeviceTest,
-                         testing::Values(DeviceMaker{"Whole", CreateWhole},
-                                         DeviceMaker{"InChunksWithoutEpilogues", CreateInChunksWithoutEpilogues},
-                                         DeviceMaker{"Cudnn", CreateWithCudnn},
-                                         DeviceMaker{"LesserCudnn", CreateWithLesserCudnn}),
-                         DeviceMaker::Name);
+std::vector<DeviceMaker> Makers() {
+  return {{"Whole", CreateWhole}, {"InChunksWithoutEpilogues", CreateInChunksWithoutEpilogues}};
+}
+std::vector<DeviceMaker> Conv2dMakers() {
+  std::vector<DeviceMaker> makers = Makers();
+  makers.push_back({"Cudnn", CreateWithCudnn});
+  makers.push_back({"LesserCudnn", CreateWithLesserCudnn});
+  return makers;
+}
 
+INSTANTIATE_TEST_SUITE_P(EmulatedCuda, DeviceTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
+INSTANTIATE_TEST_SUITE_P(EmulatedCuda, Conv2dTest, testing::ValuesIn(Conv2dMakers()), DeviceMaker::Name);
 INSTANTIATE_TEST_SUITE_P(EmulatedCuda, CudaDeviceTest, testing::Values(CudaMath::kFp32, CudaMath::kTf32));
 
 class CreateCudaDeviceTest : public testing::Test {

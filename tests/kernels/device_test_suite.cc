@@ -11,6 +11,7 @@ namespace starring {
 
 // A device may be missing (no GPU): then nothing instantiates the suite, and that is the instantiating test's business.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(DeviceTest);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Conv2dTest);
 
 DeviceTensor::DeviceTensor(Device* device, const std::vector<float>& values, int offset_lines)
     : device_(device), count_(static_cast<int64_t>(values.size())), offset_lines_(offset_lines) {

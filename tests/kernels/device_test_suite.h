@@ -3,6 +3,7 @@
 // A device's own test links //tests/kernels:device_test_suite and instantiates:
 //   INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTest, testing::Values(DeviceMaker{"cuda", [] { return CreateCudaDevice(); }}),
 //                            DeviceMaker::Name);
+// and Conv2dTest likewise.
 #ifndef STARRING_TESTS_KERNELS_DEVICE_TEST_SUITE_H_
 #define STARRING_TESTS_KERNELS_DEVICE_TEST_SUITE_H_
 
@@ -63,6 +64,9 @@ class DeviceTest : public testing::TestWithParam<DeviceMaker> {
   std::unique_ptr<Device> device_;
   uint64_t draws_ = 0;
 };
+
+// The suite of convolutions, by itself: a device may have several ways to compute them, and one for all the rest.
+class Conv2dTest : public DeviceTest {};
 
 reference::Values ToDouble(const std::vector<float>& values);
 
