@@ -36,6 +36,17 @@ if REASON is None:
         worker = WORKER
         epochs = 17  # of three steps: the first 50 losses
 
+        def test_own_convolutions_train_as_cudnns(self):
+            flags = [*self.everything(), "--record_losses"]
+            by_cudnn = self.cuda("local", flags=flags)
+            if by_cudnn["config"]["conv"] != "cudnn":
+                self.skipTest("NO cuDNN WAS FOUND: no convolution ran by it")
+            own = self.cuda("local", flags=[*flags, "--conv=own"])
+            self.assertEqual(own["config"]["conv"], "own")
+            self.assert_near(by_cudnn, own)
+            self.assertEqual(self.cuda("local", flags=[*flags, "--conv=own", "--nocuda_graph"])["parameter_sha256"],
+                             own["parameter_sha256"])
+
         def test_math_changes_the_bits_and_little_else(self):
             flags = [*cuda_jobs.MLP, "--epochs=3"]
             exact = self.cuda("local", flags=flags)
