@@ -20,7 +20,11 @@ struct CublasLtEmulatedPreference {
   uint32_t alignment_bytes[4] = {256, 256, 256, 256};
 };
 
+using starring::cuda_emulation::Gpu;
+
 namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
 
 // Of op(m), where m is stored column by column.
 struct Shape {
@@ -46,6 +50,12 @@ struct Product {
   const float* b;
   float* d;
   float alpha, beta;
+
+  int64_t WrittenBytes() const { return kFloatBytes * d_layout.rows * d_layout.columns; }
+  int64_t ReadBytes() const {
+    const int64_t factors = a_layout.rows * a_layout.columns + b_layout.rows * b_layout.columns;
+    return kFloatBytes * factors + (beta != 0 ? WrittenBytes() : 0);
+  }
 
   void Run() const {
     const int64_t rows = d_layout.rows, columns = d_layout.columns;
@@ -173,7 +183,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   for (const uint32_t bytes : preference->alignment_bytes) {
     if (bytes != 16) return CUBLAS_STATUS_INVALID_VALUE;  // what Matmul below insists on
   }
-  if (operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !starring::cuda_emulation::Gpu().has_epilogues) {
+  if (operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !Gpu().has_epilogues) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   results[0] = {.algo = {.chosen_for = static_cast<uint64_t>(operation->epilogue)},
@@ -203,7 +213,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                            .d = static_cast<float*>(d),
                            .alpha = *static_cast<const float*>(alpha),
                            .beta = *static_cast<const float*>(beta)};
-  starring::cuda_emulation::Enqueue(stream, [product] { product.Run(); });
+  starring::cuda_emulation::Enqueue(stream, [product] {
+    if (!Gpu().counts_bytes) return product.Run();
+    starring::cuda_emulation::AddTraffic(product.ReadBytes(), product.WrittenBytes());
+  });
   return CUBLAS_STATUS_SUCCESS;
 }
 

@@ -26,6 +26,11 @@ struct EmulatedGpu {
   // Streams do nothing before somebody waits for them, and then no more than it takes: what the host or another stream
   // does without waiting for what it needs comes out wrong. Not to be changed while streams are in use.
   bool late = false;
+  // Without it kernels, products and memsets are counted (counters.h) and not run, and memory begins with zeros: for
+  // shapes that would take the emulation minutes.
+  bool runs_work = true;
+  // Marks what kernels read and write. Products are counted and not run. Memory must be allocated after this is set.
+  bool counts_bytes = false;
 };
 // As above but for what the environment says, for whole programs: EMULATED_GPU_REGISTERS=nothing, or =writable;
 // EMULATED_GPU_STREAMS=late; EMULATED_GPU_CUDNN=91900, EMULATED_GPU_CUDNN_ENGINE=7.

@@ -17,6 +17,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+#include "tests/cuda_emulation/emulated_gpu.h"
+
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
@@ -335,9 +337,10 @@ cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> 
       grid.x > 0x7fffffffu || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535) {
     return cudaErrorInvalidConfiguration;
   }
-  return Enqueue(config.stream, [=, thread = std::move(thread)] {
+  const auto run = [=, thread = std::move(thread)] {
     static std::mutex& one_grid = *new std::mutex;
     const std::lock_guard<std::mutex> lock(one_grid);
+    if (Gpu().counts_bytes) BeginTraffic();
     blockDim = block;
     gridDim = grid;
     static Turns turns;
@@ -349,7 +352,9 @@ cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> 
                   static_cast<unsigned>(b / grid.x / grid.y)};
       TheBlock().Run(static_cast<int>(threads), thread);
     }
-  });
+    if (Gpu().counts_bytes) EndTraffic();
+  };
+  return Enqueue(config.stream, run, Work::kKernel);
 }
 
 }  // namespace starring::cuda_emulation

@@ -30,7 +30,9 @@ struct Point {
 
 // A piece of captured work, or a record of an event, or a wait for one.
 struct GraphNode {
+  Work kind = Work::kKernel;
   std::function<void()> work;
+  int64_t copied_bytes = 0;
   cudaEvent_t records = nullptr, waits = nullptr;
 };
 
@@ -125,13 +127,17 @@ void RunTo(const Point& point) {
 }
 
 // Now, or when it is time.
-void Run(const std::shared_ptr<Queue>& queue, std::function<void()> work) {
+void RunOrKeep(const std::shared_ptr<Queue>& queue, std::function<void()> work) {
   if (!Gpu().late) return work();
   const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
   queue->work.push_back(std::move(work));
 }
 void RunWait(const std::shared_ptr<Queue>& queue, const Point& point) {
-  if (point.queue != nullptr) Run(queue, [point] { RunTo(point); });
+  if (point.queue != nullptr) RunOrKeep(queue, [point] { RunTo(point); });
+}
+void Run(const std::shared_ptr<Queue>& queue, Work kind, std::function<void()> work, int64_t copied_bytes) {
+  Count(kind, copied_bytes);
+  if (Gpu().runs_work || kind == Work::kCopy) RunOrKeep(queue, std::move(work));
 }
 
 }  // namespace
@@ -155,14 +161,14 @@ int64_t DeviceBytes() {
   return memory.device_bytes;
 }
 
-cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work) {
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work, Work kind, int64_t copied_bytes) {
   if (stream == nullptr) {
     work();
   } else if (stream->capture != nullptr) {
     stream->joined = false;
-    stream->capture->nodes.push_back({.work = std::move(work)});
+    stream->capture->nodes.push_back({.kind = kind, .work = std::move(work), .copied_bytes = copied_bytes});
   } else {
-    Run(stream->queue, std::move(work));
+    Run(stream->queue, kind, std::move(work), copied_bytes);
   }
   return cudaSuccess;
 }
@@ -183,6 +189,7 @@ using starring::cuda_emulation::RunWait;
 using starring::cuda_emulation::SetPinned;
 using starring::cuda_emulation::TheMemory;
 using starring::cuda_emulation::UnsetPinned;
+using starring::cuda_emulation::Work;
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
@@ -249,9 +256,14 @@ cudaError_t cudaMalloc(void** data, size_t size_bytes) {
   const std::lock_guard<std::mutex> lock(memory.mutex);
   const auto free_bytes = static_cast<size_t>(Gpu().memory_bytes - memory.device_bytes);
   if (size_bytes > free_bytes) return cudaErrorMemoryAllocation;
-  // Of exactly this size, so that AddressSanitizer sees the first byte behind it.
-  if (posix_memalign(data, starring::cuda_emulation::kAlignment, size_bytes) != 0) return cudaErrorMemoryAllocation;
-  std::memset(*data, 0xff, size_bytes);
+  if (Gpu().counts_bytes || !Gpu().runs_work) {  // zeros, of which only those that are touched need memory
+    *data = starring::cuda_emulation::AllocateCounted(size_bytes);
+    if (*data == nullptr) return cudaErrorMemoryAllocation;
+  } else {
+    // Of exactly this size, so that AddressSanitizer sees the first byte behind it.
+    if (posix_memalign(data, starring::cuda_emulation::kAlignment, size_bytes) != 0) return cudaErrorMemoryAllocation;
+    std::memset(*data, 0xff, size_bytes);
+  }
   memory.device[reinterpret_cast<uintptr_t>(*data)] = size_bytes;
   memory.device_bytes += static_cast<int64_t>(starring::cuda_emulation::RoundUp(size_bytes));
   return cudaSuccess;
@@ -266,7 +278,7 @@ cudaError_t cudaFree(void* data) {
   if (found == memory.device.end()) return cudaErrorInvalidValue;
   memory.device_bytes -= static_cast<int64_t>(starring::cuda_emulation::RoundUp(found->second));
   memory.device.erase(found);
-  std::free(data);
+  if (!starring::cuda_emulation::IsCounted(data)) std::free(data);
   return cudaSuccess;
 }
 
@@ -309,11 +321,13 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
   if (IsDevice(from, size_bytes) != (kind != cudaMemcpyHostToDevice)) return cudaErrorInvalidValue;
   if (Gpu().late && kind == cudaMemcpyHostToDevice && !IsPinned(from, size_bytes)) {  // may change at once
     const auto* const bytes = static_cast<const char*>(from);
-    return Enqueue(stream, [to, staged = std::vector<char>(bytes, bytes + size_bytes)] {
-      std::memcpy(to, staged.data(), staged.size());
-    });
+    return Enqueue(
+        stream,
+        [to, staged = std::vector<char>(bytes, bytes + size_bytes)] { std::memcpy(to, staged.data(), staged.size()); },
+        Work::kCopy, static_cast<int64_t>(size_bytes));
   }
-  const cudaError_t error = Enqueue(stream, [=] { std::memcpy(to, from, size_bytes); });
+  const cudaError_t error = Enqueue(
+      stream, [=] { std::memcpy(to, from, size_bytes); }, Work::kCopy, static_cast<int64_t>(size_bytes));
   const bool is_needed = kind == cudaMemcpyDeviceToHost && !IsPinned(to, size_bytes);
   if (is_needed && stream != nullptr && stream->capture == nullptr) RunTo(EndOf(stream->queue));
   return error;
@@ -321,7 +335,8 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t size_bytes, cudaStream_t stream) {
   if (!IsDevice(to, size_bytes)) return cudaErrorInvalidValue;
-  return Enqueue(stream, [=] { std::memset(to, value, size_bytes); });
+  return Enqueue(
+      stream, [=] { std::memset(to, value, size_bytes); }, Work::kMemset);
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
@@ -420,15 +435,15 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
   if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
+  starring::cuda_emulation::CountGraphLaunch();
   for (const GraphNode& node : executable->nodes) {
-    if (node.records != nullptr) {
+    if (node.records != nullptr || node.waits != nullptr) {
+      starring::cuda_emulation::CountEvent();
       const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-      node.records->point = EndOf(stream->queue);
-    } else if (node.waits != nullptr) {
-      const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-      RunWait(stream->queue, node.waits->point);
+      if (node.records != nullptr) node.records->point = EndOf(stream->queue);
+      if (node.waits != nullptr) RunWait(stream->queue, node.waits->point);
     } else {
-      Run(stream->queue, node.work);
+      Run(stream->queue, node.kind, node.work, node.copied_bytes);
     }
   }
   return cudaSuccess;

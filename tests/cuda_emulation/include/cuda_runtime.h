@@ -17,7 +17,8 @@
 // host code that reads device memory; and nothing about performance.
 //
 // One grid runs at a time in a process. Supported is what kernels/cuda uses: blocks and grids of three dimensions,
-// static shared memory, full or partial warp masks; no dynamic shared memory, no atomics.
+// static shared memory, full or partial warp masks; no dynamic shared memory, of the atomics atomicInc alone. Fences do
+// nothing: a missing one is not found.
 #ifndef STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_RUNTIME_H_
 #define STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_RUNTIME_H_
 
@@ -30,12 +31,14 @@
 #include <type_traits>
 #include <utility>
 
+#include "tests/cuda_emulation/counters.h"
+
 // The language.
 #define __global__
 #define __device__
 #define __host__
 #define __shared__ static
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct uint3 {
   unsigned x, y, z;
@@ -119,7 +122,8 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 namespace starring::cuda_emulation {
 
 // Runs `work` now, or keeps it where the stream is being captured.
-cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work);
+cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work, Work kind = Work::kLibrary,
+                    int64_t copied_bytes = 0);
 cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> thread);
 
 enum class WarpOperation { kShuffle, kBallot, kSync };
@@ -159,6 +163,13 @@ T __shfl_down_sync(unsigned mask, T value, int distance) {
   const int lane = starring::cuda_emulation::LaneOfThisThread();
   return starring::cuda_emulation::Shuffle(mask, value, lane + distance < 32 ? lane + distance : lane);
 }
+// *counter + 1, or 0 after `last`; what was there.
+inline unsigned atomicInc(unsigned* counter, unsigned last) {
+  const unsigned before = *counter;
+  *counter = before >= last ? 0 : before + 1;
+  return before;
+}
+inline void __threadfence() {}
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 

@@ -1,0 +1,62 @@
+// What the emulated GPU was given to do, and how many bytes of its memory kernels read and wrote.
+//
+// Bytes. A kernel's traffic is the number of different 32-byte sectors of device memory that it read, and of those that
+// it wrote, times 32: what has to move between kernels if every kernel has a cache as large as its tensors. A GPU moves
+// less where one kernel's output is still in the cache when the next one reads it, and more where the cache is too
+// small. Each sector that a kernel touches is seen only if the kernel was compiled with calls at every access
+// (tests/cuda_emulation:counted_cuda_device); a product of cuBLASLt counts each factor and its result once.
+//
+// Thread safety: any thread may count; the rest belongs to one thread, and no device is in use meanwhile.
+#ifndef STARRING_TESTS_CUDA_EMULATION_COUNTERS_H_
+#define STARRING_TESTS_CUDA_EMULATION_COUNTERS_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace starring::cuda_emulation {
+
+enum class Work { kKernel, kLibrary, kCopy, kMemset };
+
+// A captured piece of work counts whenever its graph is launched.
+struct WorkCounts {
+  int64_t kernels = 0;
+  int64_t library_calls = 0;  // products of cuBLASLt, which may make a second kernel of one
+  int64_t copies = 0;         // between host and device, or on the device
+  int64_t memsets = 0;
+  int64_t events = 0;  // recorded by a graph, or waited for in one
+  int64_t graph_launches = 0;
+  int64_t copied_bytes = 0;
+  int64_t read_bytes = 0, written_bytes = 0;  // by kernels and library calls, while EmulatedGpu::counts_bytes
+
+  int64_t nodes() const { return kernels + library_calls + copies + memsets + events; }
+};
+// Of all devices since the last call.
+WorkCounts TakeCounts();
+
+// For the emulation itself.
+void Count(Work work, int64_t copied_bytes = 0);
+void CountEvent();
+void CountGraphLaunch();
+
+// Memory whose sectors are counted; nullptr where there is none left. Freed memory is not given out again.
+void* AllocateCounted(size_t size_bytes);
+bool IsCounted(const void* data);
+// From here to EndTraffic accesses are marked; then they are added to the counts, and the marks removed.
+void BeginTraffic();
+void EndTraffic();
+void AddTraffic(int64_t read_bytes, int64_t written_bytes);
+
+enum class Access { kRead, kWrite };
+extern struct Marking {  // the memory whose accesses are marked now; empty: none
+  uintptr_t begin = 0;
+  size_t size_bytes = 0;
+} marking;
+void MarkSectors(Access access, size_t offset, size_t size_bytes);
+inline void MarkAccess(Access access, const void* data, size_t size_bytes) {
+  const size_t offset = reinterpret_cast<uintptr_t>(data) - marking.begin;
+  if (offset < marking.size_bytes) MarkSectors(access, offset, size_bytes);
+}
+
+}  // namespace starring::cuda_emulation
+
+#endif  // STARRING_TESTS_CUDA_EMULATION_COUNTERS_H_

@@ -1,0 +1,109 @@
+#include "tests/cuda_emulation/step_counts.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "common/bucket_map.h"
+#include "common/job_spec.h"
+#include "common/status.h"
+#include "kernels/cuda/cuda_device.h"
+#include "tests/cuda_emulation/emulated_gpu.h"
+#include "worker/cuda_training_step.h"
+#include "worker/data/dataset.h"
+#include "worker/data/loader.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
+#include "worker/exchange/local/local_exchange.h"
+#include "worker/model/layer_file.h"
+#include "worker/model/network.h"
+#include "worker/step_timer.h"
+
+namespace starring::cuda_emulation {
+namespace {
+
+constexpr int64_t kMeasuredStep = 10;  // by then every slot has its graph
+constexpr int64_t kBucketBytes = 1 << 20;
+constexpr int64_t kGpuBytes = int64_t{60} << 30;
+
+DatasetOptions ImagesOf(const CountedStep& step) {
+  DatasetOptions options{
+      .name = "synthetic", .synthetic_train_count = step.batch * (kMeasuredStep + 2), .synthetic_test_count = 1};
+  if (step.model == "resnet20") {
+    options.synthetic_height = options.synthetic_width = 32;
+    options.synthetic_channels = 3;
+  }
+  return options;
+}
+
+// Of the step `kMeasuredStep` of `training`.
+absl::StatusOr<WorkCounts> Run(const CountedStep& step, const Dataset& images, TrainingStep* training) {
+  const Normalization normalization = NormalizationFromSums(PixelSums(images, 0, 1));
+  ASSIGN_OR_RETURN(const auto loader,
+                   Loader::Create({.dataset = &images,
+                                   .sampler = {.sample_count = images.count, .global_batch = step.batch},
+                                   .normalization = normalization,
+                                   .augment = Loader::Augment::kNone,
+                                   .format = training->batch_format(),
+                                   .prefetch_depth = 0,
+                                   .end_step = kMeasuredStep + 2,
+                                   .memory = training->batch_memory()}));
+  StepTimer timer(0);
+  timer.BeginStep();
+  RETURN_IF_ERROR(training->Begin({.normalization = normalization, .timer = &timer, .end_step = kMeasuredStep + 2}));
+  std::vector<FinishedStep> finished;
+  for (int64_t s = 0; s <= kMeasuredStep; ++s) {
+    Gpu().runs_work = s == kMeasuredStep && step.counts_bytes;
+    TakeCounts();
+    timer.BeginStep();
+    RETURN_IF_ERROR(training->Run(s, loader.get(), &finished));
+    timer.EndStep();
+  }
+  return TakeCounts();
+}
+
+}  // namespace
+
+absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
+  Gpu() = {.memory_bytes = kGpuBytes, .runs_work = false, .counts_bytes = step.counts_bytes};
+  const absl::Cleanup restore = [] { Gpu() = {}; };
+  ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(step.model));
+  ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(ImagesOf(step)));
+  const Dataset& images = data.train;
+  ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({}));
+  ASSIGN_OR_RETURN(const auto network, Network::Create(layers,
+                                                       {.height = images.height,
+                                                        .width = images.width,
+                                                        .channels = images.channels,
+                                                        .classes = images.classes,
+                                                        .batch_max = step.batch,
+                                                        .evaluation_batch_max = 1},
+                                                       device.get()));
+  const int64_t elements = network->layout().element_count();
+  ASSIGN_OR_RETURN(const BucketMap buckets,
+                   BucketMap::Create({.element_count = elements, .bucket_bytes = kBucketBytes, .world_size = 1}));
+  const OptimizerConfig optimizer = {.momentum = 0.9, .weight_decay = 1e-4};
+
+  std::unique_ptr<GradientExchange> exchange;
+  CudaLocalExchange* local = nullptr;
+  if (step.exchange == CountedStep::Exchange::kLocal) {
+    ASSIGN_OR_RETURN(auto on_gpu, CudaLocalExchange::Create(device.get(), optimizer, elements));
+    local = on_gpu.get();
+    exchange = std::move(on_gpu);
+  } else {
+    exchange = CreateLocalExchange();
+  }
+  ASSIGN_OR_RETURN(const auto training,
+                   CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets},
+                                          {.device = device.get(),
+                                           .local = local,
+                                           .image_values = images.image_bytes(),
+                                           .channels = images.channels,
+                                           .batch_max = step.batch,
+                                           .evaluation_batch_max = 1}));
+  RETURN_IF_ERROR(exchange->Start({.optimizer = optimizer, .layout = network->layout(), .buckets = buckets},
+                                  training->initial_parameters()));
+  return Run(step, images, training.get());
+}
+
+}  // namespace starring::cuda_emulation

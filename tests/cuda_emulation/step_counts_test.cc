@@ -1,0 +1,48 @@
+// Pins what a training step of each shipped model launches: a node that comes back, or one more copy, shows here. A
+// change that is wanted replaces the numbers, and those in kernels/README.md (bazel run //bench:gpu_counts).
+#include "tests/cuda_emulation/step_counts.h"
+
+#include <ostream>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace starring::cuda_emulation {
+namespace {
+
+using Exchange = CountedStep::Exchange;
+
+struct Pinned {
+  const char* model;
+  int64_t batch;
+  Exchange exchange;
+  int64_t kernels, library_calls, copies, events;
+};
+void PrintTo(const Pinned& p, std::ostream* out) { *out << p.model << " at " << p.batch; }
+
+class StepCountsTest : public testing::TestWithParam<Pinned> {};
+
+TEST_P(StepCountsTest, AStepLaunchesNoMoreThanItDid) {
+  const Pinned& want = GetParam();
+  const auto counts = CountStep({.model = want.model, .batch = want.batch, .exchange = want.exchange});
+  ASSERT_TRUE(counts.ok()) << counts.status();
+  EXPECT_EQ(counts->kernels, want.kernels);
+  EXPECT_EQ(counts->library_calls, want.library_calls);
+  EXPECT_EQ(counts->copies, want.copies);
+  EXPECT_EQ(counts->events, want.events);
+  EXPECT_EQ(counts->memsets, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, StepCountsTest,
+                         testing::Values(Pinned{"logreg", 64, Exchange::kLocal, 6, 2, 2, 0},
+                                         Pinned{"mlp", 64, Exchange::kLocal, 8, 8, 2, 0},
+                                         Pinned{"mlp", 64, Exchange::kHostStaged, 6, 8, 18, 8},
+                                         Pinned{"lenet5", 64, Exchange::kLocal, 23, 9, 2, 0},
+                                         Pinned{"lenet5", 512, Exchange::kLocal, 26, 9, 2, 0},
+                                         Pinned{"mnist_cnn", 64, Exchange::kLocal, 24, 6, 2, 0},
+                                         Pinned{"mnist_cnn", 512, Exchange::kLocal, 26, 6, 2, 0},
+                                         Pinned{"resnet20", 64, Exchange::kLocal, 231, 18, 2, 0},
+                                         Pinned{"resnet20", 512, Exchange::kLocal, 232, 18, 2, 0}));
+
+}  // namespace
+}  // namespace starring::cuda_emulation
