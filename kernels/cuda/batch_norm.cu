@@ -15,44 +15,16 @@ __device__ inline void StoreTile(const ColumnTiles& tiles, const ColumnPlace<kWi
   StorePack(second, out + tiles.channels);
 }
 
-// sums: (tiles, 2, channels): the sum of x, then of squared distances from the tile's mean.
-template <int kWidth>
-__global__ void __launch_bounds__(kBlockThreads) StatisticsKernel(ColumnTiles tiles, const float* x, float* sums) {
-  using Floats = Pack<float, kWidth>;
-  __shared__ Floats buffer[kBlockThreads];
-  const ColumnPlace<kWidth> at(tiles, blockIdx.x);
-  Floats values[at.kPacks];
-  Floats sum = {};
-#pragma unroll
-  for (int i = 0; i < at.kPacks; ++i) {
-    const int64_t row = at.Row(i);
-    values[i] = LoadPackIf<kWidth>(at.Has(tiles, row), x + row * tiles.channels + at.channel);
-    sum += values[i];
-  }
-  sum = SumOfColumn<kWidth>(sum, tiles, buffer);
-  Floats mean = sum, squares = {};
-  for (float& m : mean.v) m /= static_cast<float>(tiles.RowsOfTile(at.tile));
-#pragma unroll
-  for (int i = 0; i < at.kPacks; ++i) {
-    const bool exists = at.Row(i) < tiles.rows;
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) {
-      const float distance = exists ? values[i].v[k] - mean.v[k] : 0.0f;
-      squares.v[k] += distance * distance;
-    }
-  }
-  squares = SumOfColumn<kWidth>(squares, tiles, buffer);
-  StoreTile(tiles, at, sum, squares, sums);
-}
-
-__global__ void __launch_bounds__(kBlockThreads)
-    MergeStatisticsKernel(ColumnTiles tiles, BatchNormShape shape, BatchNormMemory memory, BatchNormForwardArgs g) {
+// By the last block of a group: what its tiles' sums say of the batch.
+__device__ inline void MergeStatistics(const ColumnTiles& tiles, const BatchNormShape& shape,
+                                       const BatchNormMemory& memory, const BatchNormForwardArgs& g) {
   __shared__ double buffer[kBlockThreads];
-  const ColumnPlace<1> at(tiles, blockIdx.x);
+  const ColumnPlace<1> at(tiles, tiles.GroupOf(blockIdx.x));
   const int64_t channels = tiles.channels, c = at.channel;
   const double rows = static_cast<double>(tiles.rows);
   double sum = 0;
   if (at.has_channel) {
+#pragma unroll 4
     for (int64_t tile = at.row_lane; tile < tiles.tiles; tile += at.row_lanes) {
       sum += memory.sums[tile * 2 * channels + c];
     }
@@ -60,6 +32,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   const double mean = SumOfColumn<1>(sum, tiles, buffer) / rows;
   double squares = 0;
   if (at.has_channel) {
+#pragma unroll 2
     for (int64_t tile = at.row_lane; tile < tiles.tiles; tile += at.row_lanes) {
       const float tile_rows = static_cast<float>(tiles.RowsOfTile(tile));
       const double distance = memory.sums[tile * 2 * channels + c] / tile_rows - mean;
@@ -77,6 +50,57 @@ __global__ void __launch_bounds__(kBlockThreads)
   // One value says nothing about the variance: it stays.
   if (tiles.rows == 1) return;
   g.running_variance[c] = static_cast<float>(keep * g.running_variance[c] + shape.momentum * (squares / (rows - 1.0)));
+}
+
+// memory.sums: (tiles, 2, channels): the sum of x, then of squared distances from the tile's mean.
+//
+// A thread sums distances from its own first value, and their squares: it is one of the values, so that no square is
+// more than the number of values times the sum of squared distances from their mean, and little cancels.
+template <int kWidth>
+__global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
+    StatisticsKernel(ColumnTiles tiles, BatchNormShape shape, BatchNormMemory memory, BatchNormForwardArgs g) {
+  using Floats = Pack<float, kWidth>;
+  __shared__ Floats buffer[kBlockThreads];
+  const ColumnPlace<kWidth> at(tiles, blockIdx.x);
+  const bool exists = at.has_channel && at.first_row < at.end_row;
+  const Floats first = LoadPackIf<kWidth>(exists, g.x + at.Element(tiles, at.first_row));
+  Floats sum = {}, squares = {};
+  float count = 0;
+  for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
+    const float* const x = g.x + at.Element(tiles, row);
+    const int packs = at.PacksFrom(row);
+    count += static_cast<float>(packs);
+    Floats values[kPacks];
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      values[i] = first;
+      if (at.has_channel && i < packs) values[i] = LoadPack<kWidth>(x + i * at.pitch);
+    }
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) {
+        const float distance = values[i].v[k] - first.v[k];
+        sum.v[k] += distance;
+        squares.v[k] += distance * distance;
+      }
+    }
+  }
+  Floats total;
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) total.v[k] = count * first.v[k] + sum.v[k];
+  total = SumOfColumn<kWidth>(total, tiles, buffer);
+  const auto tile_rows = static_cast<float>(tiles.RowsOfTile(at.tile));
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) {
+    const float mean = count > 0.0f ? sum.v[k] / count : 0.0f;
+    const float from_tile = first.v[k] - total.v[k] / tile_rows + mean;
+    squares.v[k] += count * (from_tile * from_tile - mean * mean);
+  }
+  squares = SumOfColumn<kWidth>(squares, tiles, buffer);
+  StoreTile(tiles, at, total, squares, memory.sums);
+  if (!IsLastBlock(memory.counters + tiles.GroupOf(blockIdx.x), tiles.tiles)) return;
+  MergeStatistics(tiles, shape, memory, g);
 }
 
 __global__ void __launch_bounds__(kBlockThreads)
@@ -120,39 +144,15 @@ cudaError_t Normalise(cudaStream_t stream, const BatchNormShape& s, const Normal
                                      : ForEach(stream, count, alignment, NormaliseBody<Mask::kNone>{channels, g});
 }
 
-// sums: (tiles, 2, channels): the sum of g, then of g * (x - mean).
-template <Mask kMask, int kWidth>
-__global__ void __launch_bounds__(kBlockThreads)
-    GradientSumsKernel(ColumnTiles tiles, const float* x, const float* mean, const float* y, const float* dy,
-                       float* sums) {
-  using Floats = Pack<float, kWidth>;
-  __shared__ Floats buffer[kBlockThreads];
-  const ColumnPlace<kWidth> at(tiles, blockIdx.x);
-  const Floats m = LoadPackIf<kWidth>(at.has_channel, mean + at.channel);
-  Floats sum = {}, product = {};
-#pragma unroll
-  for (int i = 0; i < at.kPacks; ++i) {
-    const int64_t row = at.Row(i), element = row * tiles.channels + at.channel;
-    const bool exists = at.Has(tiles, row);
-    const Floats v = LoadPackIf<kWidth>(exists, x + element);
-    Floats gradient = LoadPackIf<kWidth>(exists, dy + element);
-    if (kMask == Mask::kRelu) gradient = ReluGradientOf(LoadPackIf<kWidth>(exists, y + element), gradient);
-    sum += gradient;
-#pragma unroll
-    for (int k = 0; k < kWidth; ++k) product.v[k] += exists ? gradient.v[k] * (v.v[k] - m.v[k]) : 0.0f;
-  }
-  sum = SumOfColumn<kWidth>(sum, tiles, buffer);
-  product = SumOfColumn<kWidth>(product, tiles, buffer);
-  StoreTile(tiles, at, sum, product, sums);
-}
-
-__global__ void __launch_bounds__(kBlockThreads)
-    MergeGradientsKernel(ColumnTiles tiles, BatchNormMemory memory, BatchNormBackwardArgs g) {
+// By the last block of a group: the gradients of its channels, and the factors of dx.
+__device__ inline void MergeGradients(const ColumnTiles& tiles, const BatchNormMemory& memory,
+                                      const BatchNormBackwardArgs& g) {
   __shared__ double buffer[kBlockThreads];
-  const ColumnPlace<1> at(tiles, blockIdx.x);
+  const ColumnPlace<1> at(tiles, tiles.GroupOf(blockIdx.x));
   const int64_t channels = tiles.channels, c = at.channel;
   double sum = 0, product = 0;
   if (at.has_channel) {
+#pragma unroll 4
     for (int64_t tile = at.row_lane; tile < tiles.tiles; tile += at.row_lanes) {
       sum += memory.sums[tile * 2 * channels + c];
       product += memory.sums[(tile * 2 + 1) * channels + c];
@@ -167,6 +167,36 @@ __global__ void __launch_bounds__(kBlockThreads)
   memory.scale[c] = g.gamma[c] * memory.inverse_deviation[c];
   memory.shift[c] = static_cast<float>(sum / rows);
   memory.slope[c] = static_cast<float>(product * inverse_deviation * inverse_deviation / rows);
+}
+
+// memory.sums: (tiles, 2, channels): the sum of the gradient, then of the gradient times (x - mean).
+template <Mask kMask, int kWidth>
+__global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
+    GradientSumsKernel(ColumnTiles tiles, BatchNormMemory memory, BatchNormBackwardArgs g) {
+  using Floats = Pack<float, kWidth>;
+  __shared__ Floats buffer[kBlockThreads];
+  const ColumnPlace<kWidth> at(tiles, blockIdx.x);
+  const Floats mean = LoadPackIf<kWidth>(at.has_channel, memory.mean + at.channel);
+  Floats sum = {}, product = {};
+  for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
+    const int64_t step = at.Element(tiles, row);
+    const int packs = at.has_channel ? at.PacksFrom(row) : 0;
+#pragma unroll 2  // with ReLU, three loads each
+    for (int i = 0; i < kPacks; ++i) {
+      const int64_t element = step + i * at.pitch;
+      const Floats x = LoadPackIf<kWidth>(i < packs, g.x + element);
+      Floats gradient = LoadPackIf<kWidth>(i < packs, g.dy + element);
+      if (kMask == Mask::kRelu) gradient = ReluGradientOf(LoadPackIf<kWidth>(i < packs, g.y + element), gradient);
+      sum += gradient;
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) product.v[k] += gradient.v[k] * (x.v[k] - mean.v[k]);
+    }
+  }
+  sum = SumOfColumn<kWidth>(sum, tiles, buffer);
+  product = SumOfColumn<kWidth>(product, tiles, buffer);
+  StoreTile(tiles, at, sum, product, memory.sums);
+  if (!IsLastBlock(memory.counters + tiles.GroupOf(blockIdx.x), tiles.tiles)) return;
+  MergeGradients(tiles, memory, g);
 }
 
 // dx = scale * (gradient - shift - (x - mean) * slope), per channel.
@@ -199,9 +229,7 @@ cudaError_t Backward(cudaStream_t stream, const BatchNormShape& shape, const Bat
                                                   memory.scale, memory.shift, memory.slope);
   const auto sums =
       alignment == Alignment::kPacks ? GradientSumsKernel<kMask, kPackFloats> : GradientSumsKernel<kMask, 1>;
-  cudaError_t error = Launch(stream, tiles.Launch(), sums, tiles, args.x, memory.mean, y, args.dy, memory.sums);
-  if (error != cudaSuccess) return error;
-  error = Launch(stream, tiles.LaunchMerge(), MergeGradientsKernel, tiles, memory, args);
+  const cudaError_t error = Launch(stream, tiles.Launch(), sums, tiles, memory, args);
   if (error != cudaSuccess) return error;
   return ForEach(stream, shape.rows * shape.channels, alignment,
                  InputGradientBody<kMask>{Divisor(shape.channels), memory, args});
@@ -213,14 +241,14 @@ int64_t BatchNormSumsFloats(const BatchNormShape& shape) {
   return ColumnTiles(shape.rows, shape.channels).tiles * 2 * shape.channels;
 }
 
+int64_t BatchNormCounters(const BatchNormShape& shape) { return ColumnTiles(shape.rows, shape.channels).groups; }
+
 cudaError_t BatchNormForward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
                              const BatchNormForwardArgs& args) {
   const ColumnTiles tiles(shape.rows, shape.channels);
   const bool by_packs = AlignmentOfChannels(shape.channels, args.x, memory.sums) == Alignment::kPacks;
   const auto statistics = by_packs ? StatisticsKernel<kPackFloats> : StatisticsKernel<1>;
-  cudaError_t error = Launch(stream, tiles.Launch(), statistics, tiles, args.x, memory.sums);
-  if (error != cudaSuccess) return error;
-  error = Launch(stream, tiles.LaunchMerge(), MergeStatisticsKernel, tiles, shape, memory, args);
+  const cudaError_t error = Launch(stream, tiles.Launch(), statistics, tiles, shape, memory, args);
   if (error != cudaSuccess) return error;
   return Normalise(stream, shape, NormaliseArgs{args.x, memory.mean, memory.scale, args.beta, args.y});
 }

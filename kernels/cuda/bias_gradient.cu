@@ -5,34 +5,13 @@
 namespace starring::cuda {
 namespace {
 
-// sums: (tiles, channels).
-template <Mask kMask, int kWidth>
-__global__ void __launch_bounds__(kBlockThreads)
-    TileSumsKernel(ColumnTiles tiles, const float* __restrict__ y, float* __restrict__ dy, float* __restrict__ sums) {
-  using Floats = Pack<float, kWidth>;
-  __shared__ Floats buffer[kBlockThreads];
-  const ColumnPlace<kWidth> at(tiles, blockIdx.x);
-  Floats sum = {};
-#pragma unroll
-  for (int i = 0; i < at.kPacks; ++i) {
-    const int64_t row = at.Row(i), element = row * tiles.channels + at.channel;
-    const bool exists = at.Has(tiles, row);
-    Floats gradient = LoadPackIf<kWidth>(exists, dy + element);
-    if (kMask == Mask::kRelu) {
-      gradient = ReluGradientOf(LoadPackIf<kWidth>(exists, y + element), gradient);
-      if (exists) StorePack(gradient, dy + element);
-    }
-    sum += gradient;
-  }
-  sum = SumOfColumn<kWidth>(sum, tiles, buffer);
-  if (at.IsFirst()) StorePack(sum, sums + at.tile * tiles.channels + at.channel);
-}
-
-__global__ void __launch_bounds__(kBlockThreads) MergeSumsKernel(ColumnTiles tiles, const float* sums, float* dbias) {
+// By the last block of a group: dbias = the sums of its tiles.
+__device__ inline void MergeSums(const ColumnTiles& tiles, const float* sums, float* dbias) {
   __shared__ double buffer[kBlockThreads];
-  const ColumnPlace<1> at(tiles, blockIdx.x);
+  const ColumnPlace<1> at(tiles, tiles.GroupOf(blockIdx.x));
   double sum = 0;
   if (at.has_channel) {
+#pragma unroll 4
     for (int64_t tile = at.row_lane; tile < tiles.tiles; tile += at.row_lanes) {
       sum += sums[tile * tiles.channels + at.channel];
     }
@@ -41,12 +20,46 @@ __global__ void __launch_bounds__(kBlockThreads) MergeSumsKernel(ColumnTiles til
   if (at.IsFirst()) dbias[at.channel] = static_cast<float>(sum);
 }
 
+// sums: (tiles, channels); dbias itself where there is one tile.
+template <Mask kMask, int kWidth>
+__global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
+    BiasGradientKernel(ColumnTiles tiles, BiasGradientArgs g, float* sums) {
+  using Floats = Pack<float, kWidth>;
+  __shared__ Floats buffer[kBlockThreads];
+  const ColumnPlace<kWidth> at(tiles, blockIdx.x);
+  Floats sum = {};
+  for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
+    const int64_t step = at.Element(tiles, row);
+    const int packs = at.has_channel ? at.PacksFrom(row) : 0;
+    // All loads before the first store, which the compiler could not move them past.
+    Floats gradients[kPacks];
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int64_t element = step + i * at.pitch;
+      gradients[i] = LoadPackIf<kWidth>(i < packs, g.dy + element);
+      if (kMask == Mask::kNone) continue;
+      gradients[i] = ReluGradientOf(LoadPackIf<kWidth>(i < packs, g.y + element), gradients[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      if (kMask == Mask::kRelu && i < packs) StorePack(gradients[i], g.dy + step + i * at.pitch);
+      sum += gradients[i];
+    }
+  }
+  sum = SumOfColumn<kWidth>(sum, tiles, buffer);
+  if (at.IsFirst()) StorePack(sum, sums + at.tile * tiles.channels + at.channel);
+  if (tiles.tiles == 1 || !IsLastBlock(g.counters + tiles.GroupOf(blockIdx.x), tiles.tiles)) return;
+  MergeSums(tiles, sums, g.dbias);
+}
+
 template <Mask kMask>
-cudaError_t TileSums(cudaStream_t stream, const ColumnTiles& tiles, const BiasGradientArgs& args, float* sums) {
+cudaError_t Run(cudaStream_t stream, const BiasGradientArgs& args) {
+  const ColumnTiles tiles(args.rows, args.channels);
+  float* const sums = tiles.tiles > 1 ? args.partial : args.dbias;
   const float* const y = kMask == Mask::kRelu ? args.y : nullptr;
   const bool by_packs = AlignmentOfChannels(args.channels, y, args.dy, sums) == Alignment::kPacks;
-  const auto kernel = by_packs ? TileSumsKernel<kMask, kPackFloats> : TileSumsKernel<kMask, 1>;
-  return Launch(stream, tiles.Launch(), kernel, tiles, y, args.dy, sums);
+  const auto kernel = by_packs ? BiasGradientKernel<kMask, kPackFloats> : BiasGradientKernel<kMask, 1>;
+  return Launch(stream, tiles.Launch(), kernel, tiles, args, sums);
 }
 
 template <Mask kMask>
@@ -77,13 +90,13 @@ int64_t BiasGradientPartialFloats(int64_t rows, int64_t channels) {
   return tiles.tiles > 1 ? tiles.tiles * channels : 0;
 }
 
+int64_t BiasGradientCounters(int64_t rows, int64_t channels) {
+  const ColumnTiles tiles(rows, channels);
+  return tiles.tiles > 1 ? tiles.groups : 0;
+}
+
 cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args) {
-  const ColumnTiles tiles(args.rows, args.channels);
-  float* const sums = tiles.tiles > 1 ? args.partial : args.dbias;
-  const cudaError_t error = args.mask == Mask::kRelu ? TileSums<Mask::kRelu>(stream, tiles, args, sums)
-                                                     : TileSums<Mask::kNone>(stream, tiles, args, sums);
-  if (error != cudaSuccess || tiles.tiles == 1) return error;
-  return Launch(stream, tiles.LaunchMerge(), MergeSumsKernel, tiles, sums, args.dbias);
+  return args.mask == Mask::kRelu ? Run<Mask::kRelu>(stream, args) : Run<Mask::kNone>(stream, args);
 }
 
 cudaError_t AddBias(cudaStream_t stream, const AddBiasArgs& args) {

@@ -16,22 +16,23 @@ struct BiasGradientArgs {
   const float* y = nullptr;  // kRelu
   float* dy = nullptr;
   float* dbias = nullptr;
-  float* partial = nullptr;  // BiasGradientPartialFloats(rows, channels); no other operation writes between the kernels
+  float* partial = nullptr;      // BiasGradientPartialFloats(rows, channels), temporary
+  unsigned* counters = nullptr;  // BiasGradientCounters(rows, channels), each 0 before and after
 };
 
-// Floats of temporary memory.
 int64_t BiasGradientPartialFloats(int64_t rows, int64_t channels);
+int64_t BiasGradientCounters(int64_t rows, int64_t channels);
 
 // dbias[c] = sum over rows of dy[row, c]; with kRelu dy = dy where y > 0, else 0, first and in the same pass.
 // Shapes:      y, dy: (rows, channels); dbias: (channels), float32.
 // Writes:      dbias is overwritten (=); dy too with kRelu, otherwise it is only read.
-// Launch:      256 threads a block, one block per tile of column_tiles.h, 4 KiB of shared memory (scalar path: 1 KiB);
-//              then, where there are several tiles along the rows, one block per 32 channels adds their sums up in
-//              double, 2 KiB.
+// Launch:      256 threads a block, one block per tile of column_tiles.h, 6 KiB of shared memory (scalar path: 3 KiB);
+//              where there are several tiles along the rows, a group's last block adds their sums up in double.
 // Requires:    rows, channels >= 1; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise
 //              (both tested).
 // Cost:        4 bytes read per element, 12 moved with kRelu: bandwidth-bound.
-// Determinism: bitwise, by trees of fixed shape; no atomics. Reference: double sums, tolerance 2e-5.
+// Determinism: bitwise, by trees of fixed shape; no atomics but to count blocks. Reference: double sums, tolerance
+//              2e-5.
 cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);
 
 // y += bias, then ReLU with kRelu: where cuBLAS has no epilogue for it.

@@ -1,10 +1,14 @@
-// How a block walks down the columns of a (rows, channels) matrix, and sums what its threads found.
+// How blocks walk down the columns of a (rows, channels) matrix, and sum what their threads found.
 //
-// Words. A *tile* is what one block sees: `lanes` neighbouring channels (a power of two, at most 32) by kTileElements /
-// lanes rows. A *pack* is kWidth of these channels: 4, moved by one 16-byte access, or 1, where a row is no whole
-// number of packs. A tile has lanes / kWidth *pack lanes*: thread t has pack t % pack lanes of rows t / pack lanes and
-// every (threads / pack lanes)-th after it, so that a warp reads neighbouring floats whatever the number of channels.
-// Tiles are the same for both widths.
+// Words. A *group* is `lanes` neighbouring channels: a power of two, at most 32. A *tile* is what one block sees: a
+// group by `tile_rows` rows. A *pack* is kWidth of the channels: 4, moved by one 16-byte access, or 1, where a row is
+// no whole number of packs. A tile has lanes / kWidth *pack lanes*: thread t has pack t % pack lanes of rows t / pack
+// lanes and every (threads / pack lanes)-th after it, so that a warp reads neighbouring floats whatever the number of
+// channels. A thread takes kPacks of its packs in a *step*. Tiles are the same for both widths.
+//
+// Each tile leaves its sums in memory. The last block of a group to finish (IsLastBlock) adds those of the group's
+// tiles up, in their order: which block that is changes nothing. So there is no second kernel, and tiles are long
+// enough that few of them remain to be added by one block.
 //
 // Device code of .cu files; ColumnTiles is made on the host.
 #ifndef STARRING_KERNELS_CUDA_COLUMN_TILES_H_
@@ -14,32 +18,41 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/last_block.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/pack.h"
 
 namespace starring::cuda {
 
-inline constexpr int kElementsPerThread = 16;
-inline constexpr int kTileElements = kElementsPerThread * kBlockThreads;
+inline constexpr int kPacks = 4;
+inline constexpr int kStepElements = kPacks * kPackFloats * kBlockThreads;  // of a block, in packs of four
+
+// Blocks, unless there are more groups: all at a time where each of an H100's 132 multiprocessors holds four, which
+// kernels must leave registers for; and with 16 channels, the last block's threads read 32 tiles each.
+inline constexpr int64_t kTileBlocksMax = 512;
+inline constexpr int kTileBlocksHeld = 4;
 
 struct ColumnTiles {
   int64_t rows = 0, channels = 0;
   int lanes = 1;
-  int tile_rows = kTileElements;  // kTileElements / lanes
-  int64_t tiles = 1;              // along rows
-  int64_t groups = 1;             // of `lanes` channels
+  int64_t tile_rows = kStepElements;
+  int64_t tiles = 1;  // along rows
+  int64_t groups = 1;
 
   ColumnTiles() = default;
   ColumnTiles(int64_t rows_in, int64_t channels_in) : rows(rows_in), channels(channels_in) {
     while (lanes < 32 && lanes < channels) lanes *= 2;
-    tile_rows = kTileElements / lanes;
-    tiles = CeilDivide(rows, tile_rows);
     groups = CeilDivide(channels, lanes);
+    const int64_t step_rows = kStepElements / lanes, steps = CeilDivide(rows, step_rows);
+    const int64_t tiles_max = groups < kTileBlocksMax ? kTileBlocksMax / groups : 1;
+    tile_rows = step_rows * CeilDivide(steps, tiles_max);
+    tiles = CeilDivide(rows, tile_rows);
   }
 
   // tiles * groups blocks: a tile's neighbours along channels run at the same time and share its cache lines.
   LaunchShape Launch() const { return {.blocks = tiles * groups}; }
-  // One block for each group of channels, to merge what the tiles left.
-  LaunchShape LaunchMerge() const { return {.blocks = groups}; }
+  // The group of a block.
+  __device__ int64_t GroupOf(int64_t block) const { return block % groups; }
 
   __device__ int64_t RowsOfTile(int64_t tile) const {
     const int64_t left = rows - tile * tile_rows;
@@ -51,25 +64,30 @@ struct ColumnTiles {
 // REQUIRES: channels % kWidth == 0.
 template <int kWidth>
 struct ColumnPlace {
-  // Packs that a thread of a tile sees.
-  static constexpr int kPacks = kElementsPerThread / kWidth;
-
-  int64_t tile, channel, first_row;
-  int row_lane, row_lanes;  // row_lanes: kBlockThreads / pack lanes
+  int64_t tile, channel, first_row, end_row;  // the thread's first row, and the tile's end
+  int row_lane, row_lanes;                    // row_lanes: kBlockThreads / pack lanes
+  int64_t pitch;                              // elements from one of the thread's packs to the next
   bool has_channel;
 
   __device__ ColumnPlace(const ColumnTiles& tiles, int64_t block) : tile(block / tiles.groups) {
     const int thread = static_cast<int>(threadIdx.x), pack_lanes = tiles.lanes / kWidth;
     row_lane = thread / pack_lanes;
     row_lanes = kBlockThreads / pack_lanes;
-    channel = block % tiles.groups * tiles.lanes + thread % pack_lanes * kWidth;
+    channel = tiles.GroupOf(block) * tiles.lanes + thread % pack_lanes * kWidth;
     first_row = tile * tiles.tile_rows + row_lane;
+    end_row = tile * tiles.tile_rows + tiles.RowsOfTile(tile);
+    pitch = row_lanes * tiles.channels;
     has_channel = channel < tiles.channels;
   }
 
-  // The row of the thread's pack `i`, and whether there is one.
-  __device__ int64_t Row(int i) const { return first_row + int64_t{i} * row_lanes; }
-  __device__ bool Has(const ColumnTiles& tiles, int64_t row) const { return has_channel && row < tiles.rows; }
+  // A thread's steps begin at `row`, from first_row while it is below end_row, by StepRows; some threads have one less.
+  // Where a step's first pack is, the others being `pitch` apart, and how many packs there are.
+  __device__ int StepRows() const { return kPacks * row_lanes; }
+  __device__ int64_t Element(const ColumnTiles& tiles, int64_t row) const { return row * tiles.channels + channel; }
+  __device__ int PacksFrom(int64_t row) const {
+    const int64_t left = end_row - row;
+    return left >= StepRows() ? kPacks : (static_cast<int>(left) + row_lanes - 1) / row_lanes;
+  }
   // One thread for each pack of channels.
   __device__ bool IsFirst() const { return has_channel && row_lane == 0; }
 };

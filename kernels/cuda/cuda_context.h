@@ -45,6 +45,7 @@ struct CudaContext {
   // a second stream, or on a branch of a graph, need their own.
   CudaMemory workspace;  // of matrix products
   CudaScratch scratch;
+  CudaCounters counters;
   const CudaStepValues* bound = nullptr;   // device memory, or null
   CudaStepResult* bound_result = nullptr;  // likewise
   absl::Status first_error;

@@ -92,10 +92,13 @@ class CudaNarrowConv2d : public Conv2d {
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override {
     ConvolutionActivationGradient(context_, spec_, y, dy, dbias);
-    context_->Keep(
-        cuda::NarrowWeightGradient(context_->stream, patches_, spec_.out_channels,
-                                   {.x = x, .dy = dy, .dweight = dweight, .partial = context_->scratch.floats()}),
-        "weight gradient of a convolution");
+    context_->Keep(cuda::NarrowWeightGradient(context_->stream, patches_, spec_.out_channels,
+                                              {.x = x,
+                                               .dy = dy,
+                                               .dweight = dweight,
+                                               .partial = context_->scratch.floats(),
+                                               .counters = context_->counters.data()}),
+                   "weight gradient of a convolution");
     if (dx == nullptr) return;
     context_->Keep(cuda::NarrowInputGradient(context_->stream, patches_, spec_.out_channels, dy, weight, dx),
                    "input gradient of a convolution");
@@ -200,8 +203,11 @@ absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, c
   if (ColumnsAreInput(s)) return CudaConv2d::Create(context, s, s.batch);
   const cuda::PatchShape image = PatchesOf(s, 1);
   if (context->math == CudaMath::kFp32 && cuda::IsNarrow(image, s.out_channels)) {
-    const int64_t partial_floats = cuda::NarrowPartialFloats(PatchesOf(s, s.batch), s.out_channels);
+    const cuda::PatchShape patches = PatchesOf(s, s.batch);
+    const int64_t partial_floats = cuda::NarrowPartialFloats(patches, s.out_channels);
     RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * partial_floats), "conv2d");
+    RETURN_IF_ERROR(context->counters.Reserve(context->stream, cuda::NarrowCounters(patches, s.out_channels)),
+                    "conv2d");
     return std::make_unique<CudaNarrowConv2d>(context, s);
   }
   // In floats: rows and patch are below 2^31 each.

@@ -52,6 +52,18 @@ class CudaScratch {
   std::vector<CudaMemory> blocks_;  // each larger than the one before
 };
 
+// Counters by which kernels find their last block (last_block.h): 0 whenever no kernel runs, so that the operations of
+// one stream may share them.
+class CudaCounters {
+ public:
+  // At least `count`, set to 0 by work on `stream`. What was there stays: a captured graph may hold its address.
+  absl::Status Reserve(cudaStream_t stream, int64_t count);
+  unsigned* data() const { return blocks_.empty() ? nullptr : static_cast<unsigned*>(blocks_.back().data()); }
+
+ private:
+  std::vector<CudaMemory> blocks_;  // each larger than the one before
+};
+
 }  // namespace starring
 
 #endif  // STARRING_KERNELS_CUDA_CUDA_MEMORY_H_

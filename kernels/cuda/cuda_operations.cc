@@ -100,6 +100,7 @@ class CudaBatchNorm : public BatchNorm {
     const int64_t channels = PaddedChannels(shape_.channels);
     float* const scratch = context_->scratch.floats();
     return {.sums = scratch + 3 * channels,
+            .counters = context_->counters.data(),
             .mean = statistics_.floats(),
             .inverse_deviation = statistics_.floats() + channels,
             .scale = scratch,
@@ -156,6 +157,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
                                                                 .dlogits = dlogits,
                                                                 .samples = samples,
                                                                 .total = samples + spec_.batch,
+                                                                .counter = context_->counters.data(),
                                                                 .result = bound,
                                                                 .loss_scale = scale,
                                                                 .bound = context_->bound}),
@@ -204,6 +206,7 @@ absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* cont
                                       .epsilon = s.epsilon,
                                       .momentum = s.momentum};
   RETURN_IF_ERROR(context->scratch.Reserve(CudaBatchNorm::ScratchBytes(shape)), "batch norm");
+  RETURN_IF_ERROR(context->counters.Reserve(context->stream, cuda::BatchNormCounters(shape)), "batch norm");
   ASSIGN_OR_RETURN(CudaMemory statistics, CudaMemory::Create(CudaBatchNorm::StatisticsBytes(shape)), "batch norm");
   return std::make_unique<CudaBatchNorm>(context, shape, std::move(statistics));
 }
@@ -219,6 +222,7 @@ absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntro
   const int64_t sums_bytes = static_cast<int64_t>(sizeof(cuda::LossSums)) * (s.batch + 1);
   ASSIGN_OR_RETURN(CudaMemory sums, CudaMemory::Create(sums_bytes), "softmax cross entropy");
   ASSIGN_OR_RETURN(PinnedMemory result, PinnedMemory::Create(sizeof(cuda::LossSums)), "softmax cross entropy");
+  RETURN_IF_ERROR(context->counters.Reserve(context->stream, 1), "softmax cross entropy");
   return std::make_unique<CudaSoftmaxCrossEntropy>(context, s, std::move(sums), std::move(result));
 }
 

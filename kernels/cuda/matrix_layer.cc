@@ -23,6 +23,7 @@ absl::StatusOr<MatrixLayer> MatrixLayer::Create(CudaContext* context, const Dens
 }
 
 absl::Status ReserveForActivationGradient(CudaContext* context, int64_t rows, int64_t channels) {
+  RETURN_IF_ERROR(context->counters.Reserve(context->stream, cuda::BiasGradientCounters(rows, channels)));
   return context->scratch.Reserve(static_cast<int64_t>(sizeof(float)) *
                                   cuda::BiasGradientPartialFloats(rows, channels));
 }
@@ -35,7 +36,8 @@ void ActivationGradient(CudaContext* context, const ActivationGradientArgs& g) {
                                                        .y = g.y,
                                                        .dy = g.dy,
                                                        .dbias = g.dbias,
-                                                       .partial = context->scratch.floats()}),
+                                                       .partial = context->scratch.floats(),
+                                                       .counters = context->counters.data()}),
                   "bias gradient");
   } else if (g.activation == Activation::kRelu) {
     context->Keep(cuda::ReluBackward(context->stream, g.y, g.dy, g.dy, g.rows * g.channels), "relu backward");

@@ -11,7 +11,8 @@ namespace {
 constexpr int kTileRows = 64;
 constexpr int kTileDepth = 32;
 constexpr int kTileSide = 4;  // of what one thread sums up
-constexpr int64_t kSlicesMax = 128;
+// Of a weight gradient: about twice what the 132 multiprocessors of an H100 hold at a time, four each.
+constexpr int64_t kWeightBlocksMax = 1024;
 constexpr int64_t kSliceRowsMin = 256;
 constexpr int32_t kNowhere = -(1 << 30);  // a row or column of an image that is outside of it, whatever is added
 
@@ -310,13 +311,21 @@ cudaError_t LaunchProduct(cudaStream_t stream, const ProductShape& s, const A& a
 }
 
 ProductShape WeightProduct(const PatchShape& s, int64_t out_channels) {
-  const int64_t slices = std::min(CeilDivide(s.rows(), kSliceRowsMin), kSlicesMax);
+  // The thinner the patch, the fewer blocks it fills, and the more slices it is cut into.
+  const int64_t slices_max = kWeightBlocksMax / CeilDivide(s.patch(), kTileRows);
+  const int64_t slices = std::min(CeilDivide(s.rows(), kSliceRowsMin), slices_max);
   const int64_t slice_depth = CeilDivide(CeilDivide(s.rows(), slices), kTileDepth) * kTileDepth;
   return {.rows = s.patch(),
           .columns = out_channels,
           .depth = s.rows(),
           .slices = CeilDivide(s.rows(), slice_depth),
           .slice_depth = slice_depth};
+}
+
+// Of all slices, in whole packs: what follows them is aligned as they are.
+int64_t SliceFloats(const PatchShape& s, int64_t out_channels) {
+  const int64_t floats = WeightProduct(s, out_channels).slices * s.patch() * out_channels;
+  return CeilDivide(floats, kPackFloats) * kPackFloats;
 }
 
 }  // namespace
@@ -358,7 +367,13 @@ cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& s, int64_
 
 int64_t NarrowPartialFloats(const PatchShape& s, int64_t out_channels) {
   const int64_t slices = WeightProduct(s, out_channels).slices;
-  return slices > 1 ? slices * s.patch() * out_channels : 0;
+  if (slices == 1) return 0;
+  return SliceFloats(s, out_channels) + BiasGradientPartialFloats(slices, s.patch() * out_channels);
+}
+
+int64_t NarrowCounters(const PatchShape& s, int64_t out_channels) {
+  const int64_t slices = WeightProduct(s, out_channels).slices;
+  return slices == 1 ? 0 : BiasGradientCounters(slices, s.patch() * out_channels);
 }
 
 cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64_t out_channels,
@@ -379,9 +394,12 @@ cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64
   const cudaError_t error =
       dy_by_packs ? launch_by_x.template operator()<kPackFloats>() : launch_by_x.template operator()<1>();
   if (error != cudaSuccess || shape.slices == 1) return error;
-  // At most kSlicesMax rows: one tile, no temporary memory.
-  return BiasGradient(
-      stream, {.rows = shape.slices, .channels = s.patch() * out_channels, .dy = args.partial, .dbias = args.dweight});
+  return BiasGradient(stream, {.rows = shape.slices,
+                               .channels = s.patch() * out_channels,
+                               .dy = args.partial,
+                               .dbias = args.dweight,
+                               .partial = args.partial + SliceFloats(s, out_channels),
+                               .counters = args.counters});
 }
 
 }  // namespace starring::cuda

@@ -69,18 +69,19 @@ struct NarrowWeightGradientArgs {
   const float* x = nullptr;
   const float* dy = nullptr;
   float* dweight = nullptr;
-  float* partial = nullptr;  // NarrowPartialFloats; no other operation writes between the kernels
+  float* partial = nullptr;      // NarrowPartialFloats; no other operation writes between the kernels
+  unsigned* counters = nullptr;  // NarrowCounters, each 0 before and after
 };
 
-// Floats of temporary memory.
 int64_t NarrowPartialFloats(const PatchShape& shape, int64_t out_channels);
+int64_t NarrowCounters(const PatchShape& shape, int64_t out_channels);
 
 // dweight = dy^T patches(x).
 // Shapes:      as above; dweight as weight.
 // Writes:      dweight is overwritten (=).
 // Launch:      256 threads a block, one block per 64 elements of the patch and slice of the rows, 10 to 16 KiB of
-//              shared memory; at most 128 slices, a number that depends on the shape only. Then, where there are
-//              several, bias_gradient.h adds their results up.
+//              shared memory; slices of at least 256 rows, at most 1024 blocks: a number that depends on the shape
+//              only. Then, where there are several, bias_gradient.h adds their results up.
 // Requires:    IsNarrow; 16-byte alignment and channels % 4 == 0 for vector loads of x, out_channels % 4 == 0 for those
 //              of dy, scalar path otherwise (all tested).
 // Cost:        2 * rows * patch * out_channels FLOP, more by the padding; slices * patch * out_channels floats written

@@ -1,3 +1,4 @@
+#include "kernels/cuda/last_block.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/softmax_cross_entropy.h"
 
@@ -37,10 +38,9 @@ __device__ inline double SumOfWarp(double sum) {
   return sum;
 }
 
-__global__ void __launch_bounds__(kBlockThreads) SampleKernel(SoftmaxCrossEntropyArgs g) {
+// By a whole warp.
+__device__ inline void TreatSample(const SoftmaxCrossEntropyArgs& g, int64_t sample) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
-  const int64_t sample = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads;
-  if (sample >= g.batch) return;  // the whole warp
   const float* const logits = g.logits + sample * g.classes;
 
   // Every lane begins with a class that exists, if not its own: a maximum of nothing would be an infinity of ours.
@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kBlockThreads) SampleKernel(SoftmaxCrossEntrop
   }
 }
 
-__global__ void __launch_bounds__(kBlockThreads) TotalKernel(SoftmaxCrossEntropyArgs g) {
+// By the last block.
+__device__ inline void AddSamplesUp(const SoftmaxCrossEntropyArgs& g) {
   __shared__ LossSums buffer[kBlockThreads];
   const int thread = static_cast<int>(threadIdx.x);
   LossSums sum = {0, 0};
@@ -94,12 +95,16 @@ __global__ void __launch_bounds__(kBlockThreads) TotalKernel(SoftmaxCrossEntropy
   }
 }
 
+__global__ void __launch_bounds__(kBlockThreads) SoftmaxCrossEntropyKernel(SoftmaxCrossEntropyArgs g) {
+  const int64_t sample = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads;
+  if (sample < g.batch) TreatSample(g, sample);
+  if (IsLastBlock(g.counter, gridDim.x)) AddSamplesUp(g);
+}
+
 }  // namespace
 
 cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args) {
-  const cudaError_t error = Launch(stream, {.blocks = CeilDivide(args.batch, kWarps)}, SampleKernel, args);
-  if (error != cudaSuccess) return error;
-  return Launch(stream, {.blocks = 1}, TotalKernel, args);
+  return Launch(stream, {.blocks = CeilDivide(args.batch, kWarps)}, SoftmaxCrossEntropyKernel, args);
 }
 
 }  // namespace starring::cuda

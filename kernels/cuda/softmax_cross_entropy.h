@@ -22,6 +22,7 @@ struct SoftmaxCrossEntropyArgs {
   float* dlogits = nullptr;     // null: no gradient
   LossSums* samples = nullptr;  // (batch): temporary
   LossSums* total = nullptr;
+  unsigned* counter = nullptr;       // 0 before and after
   CudaStepResult* result = nullptr;  // unless null, gets the total too
   // loss_scale, unless `bound`, in device memory, has it when the kernel runs.
   float loss_scale = 1;
@@ -32,12 +33,13 @@ struct SoftmaxCrossEntropyArgs {
 // dlogits = loss_scale * (softmax(logits) - onehot(label)).
 // Shapes:      logits, dlogits: (batch, classes) float32; labels: (batch); dlogits may alias logits.
 // Writes:      total, dlogits are overwritten (=).
-// Launch:      one warp per sample, 8 in a block, no shared memory; then one block of 256 threads adds the samples up.
-// Requires:    labels in [0, classes). One outside makes the loss and the sample's gradient NaN, which the trainer
+// Launch:      256 threads a block, one warp per sample, 4 KiB of shared memory; the last block adds the samples up.
+// Requires:    batch >= 1; labels in [0, classes). One outside makes the loss and the sample's gradient NaN, which the
+// trainer
 //              refuses: a kernel can stop nobody.
 // Cost:        logits read three times (from the cache, but once), dlogits written once; the rest is launches. 4-byte
 //              accesses: a row of 10 classes begins on no 16 bytes, and a batch of them is a few KiB.
-// Determinism: bitwise, by trees of fixed shape. Reference: double, tolerance 1e-5.
+// Determinism: bitwise, by trees of fixed shape; no atomics but to count blocks. Reference: double, tolerance 1e-5.
 cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args);
 
 }  // namespace starring::cuda

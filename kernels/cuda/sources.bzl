@@ -19,6 +19,7 @@ KERNELS = [
 KERNEL_HDRS = [
     "column_tiles.h",
     "for_each.h",
+    "last_block.h",
     "launch.h",
     "pack.h",
     "patch_geometry.h",
