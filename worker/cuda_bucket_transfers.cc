@@ -1,9 +1,11 @@
 #include "worker/cuda_bucket_transfers.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
 #include "common/trace.h"
@@ -82,10 +84,22 @@ absl::Status CudaBucketTransfers::Begin(StepTimer* timer) {
   if (local_ == nullptr) {
     way_ = exchange_.memory_place() == GradientExchange::MemoryPlace::kDevice ? Way::kStraight : Way::kHost;
   }
+  if (way_ != Way::kNone) RETURN_IF_ERROR(AllocateFindings(), "findings");
   if (way_ == Way::kStraight) return BeginStraight();
   if (way_ == Way::kHost) RETURN_IF_ERROR(BeginHost());
   device_.CopyToDevice(host_parameters().data(), parameters_.data(), element_count() * kFloatBytes);
   return device_.Synchronize();
+}
+
+absl::Status CudaBucketTransfers::AllocateFindings() {
+  const auto count = static_cast<size_t>(buckets_.bucket_count());
+  ASSIGN_OR_RETURN(findings_, device_.AllocatePinned(static_cast<int64_t>(sizeof(CudaStepResult) * count)));
+  std::uninitialized_fill_n(FindingOf(0), count, CudaStepResult{});
+  return absl::OkStatus();
+}
+
+CudaStepResult* CudaBucketTransfers::FindingOf(int bucket) const {
+  return static_cast<CudaStepResult*>(findings_->data()) + bucket;
 }
 
 absl::Status CudaBucketTransfers::BeginHost() {
@@ -117,11 +131,6 @@ absl::Status CudaBucketTransfers::BeginStraight() {
   // Ours were for the other ways. The exchange's are only read here, by kernels that take them as const.
   own_device_parameters_.reset();
   parameters_ = {const_cast<float*>(memory.data()), memory.size()};
-  const std::vector<CudaStepResult> nothing_found(static_cast<size_t>(buckets_.bucket_count()));
-  const auto bytes = static_cast<int64_t>(sizeof(CudaStepResult) * nothing_found.size());
-  ASSIGN_OR_RETURN(results_, device_.Allocate(bytes));
-  ASSIGN_OR_RETURN(host_results_, device_.AllocatePinned(bytes));
-  device_.CopyToDevice(nothing_found.data(), results_->data(), bytes);
   device_.CopyToHost(parameters_.data(), own_parameters_->data(), element_count() * kFloatBytes);
   return device_.Synchronize();
 }
@@ -161,25 +170,18 @@ absl::Status CudaBucketTransfers::Complete(int64_t begin) {
   for (; next_bucket_ < buckets_.bucket_count() && buckets_.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
     const ElementRange range = buckets_.bucket(next_bucket_);
     const float* const from = gradients_->floats() + range.begin;
-    const auto b = static_cast<size_t>(next_bucket_);
-    if (way_ == Way::kStraight) {
-      auto* const result = static_cast<CudaStepResult*>(results_->data()) + b;
-      device_.FindNonFinite(from, range.size(), result);
-      RETURN_IF_ERROR(device_.Fork(downloads_.get()));
-      RETURN_IF_ERROR(downloads_->CopyToHost(result, static_cast<CudaStepResult*>(host_results_->data()) + b,
-                                             sizeof(CudaStepResult)));
-    } else {
-      RETURN_IF_ERROR(device_.Fork(downloads_.get()));
+    device_.FindNonFinite(from, range.size(), FindingOf(next_bucket_));
+    RETURN_IF_ERROR(device_.Fork(downloads_.get()));
+    if (way_ == Way::kHost) {
       RETURN_IF_ERROR(downloads_->CopyToHost(from, host_gradients_.data() + range.begin, range.size() * kFloatBytes));
     }
-    RETURN_IF_ERROR(downloads_->Record(downloaded_[b].get()));
+    RETURN_IF_ERROR(downloads_->Record(downloaded_[static_cast<size_t>(next_bucket_)].get()));
   }
   return absl::OkStatus();
 }
 
-absl::Status CudaBucketTransfers::FinishBackward(CudaStepResult* result) {
+absl::Status CudaBucketTransfers::FinishBackward() {
   if (way_ == Way::kNone) {
-    device_.FindNonFinite(gradients_->floats(), element_count(), result);
     local_->Apply(gradients(), parameters_);
     return absl::OkStatus();
   }
@@ -203,10 +205,11 @@ absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {
 }
 
 absl::Status CudaBucketTransfers::CheckFinite(int64_t step, int bucket) const {
-  const ElementRange range = buckets_.bucket(bucket);
-  if (way_ == Way::kHost) return flights_.Check(step, range, host_gradients_);
-  const int64_t element = static_cast<const CudaStepResult*>(host_results_->data())[bucket].non_finite_element;
-  return element < 0 ? absl::OkStatus() : NonFinite(step, range.begin + element);
+  const int64_t in_bucket = FindingOf(bucket)->non_finite_element;
+  if (in_bucket < 0) return absl::OkStatus();
+  const int64_t element = buckets_.bucket(bucket).begin + in_bucket;
+  if (way_ == Way::kStraight) return NonFinite(step, element);
+  return flights_.NonFinite(step, element, absl::StrCat(host_gradients_[static_cast<size_t>(element)]));
 }
 
 absl::Status CudaBucketTransfers::NonFinite(int64_t step, int64_t element) const {

@@ -11,7 +11,8 @@
 //
 //   what                                 must follow                          by
 //   D copies gradients of b, t           S wrote them (backward of l)         Fork: D waits for S as it was then
-//   host checks and submits b, t         D copied them                        host waits for the event recorded on D
+//   host submits b, t, and looks at      D copied them, S looked for what     host waits for the event recorded on D
+//     what S found in them                 is not finite
 //   exchange overwrites host parameters  U uploaded those of step t - 1,      U's copy was waited for by S before the
 //     of b, t                              and S has read them                  backward whose event the host waited
 //     for
@@ -71,8 +72,8 @@ class CudaBucketTransfers {
   // In backward, captured or not. What is enqueued so far writes the last gradients from element `begin` on: buckets
   // that are complete by that may leave.
   absl::Status Complete(int64_t begin);
-  // After it. kNone: looks for values that are not finite, which go to `result`, and applies the optimizer.
-  absl::Status FinishBackward(CudaStepResult* result);
+  // After it. kNone: applies the optimizer, which looks for gradients that are not finite (CudaDevice::BindStepResult).
+  absl::Status FinishBackward();
 
   // Behind the launch: waits for each bucket of the step, refuses what is not finite, submits it. Not with kNone.
   absl::Status SubmitAll(int64_t step);
@@ -88,6 +89,8 @@ class CudaBucketTransfers {
 
   CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device, CudaLocalExchange* local);
   absl::Status Allocate();
+  absl::Status AllocateFindings();
+  CudaStepResult* FindingOf(int bucket) const;
   absl::Status BeginHost();
   absl::Status BeginStraight();
   absl::Status Upload(int bucket);
@@ -115,9 +118,9 @@ class CudaBucketTransfers {
   std::unique_ptr<PinnedBuffer> own_parameters_, own_gradients_;
   std::unique_ptr<PinnedBuffer> pinned_parameters_, pinned_gradients_;
   std::span<float> host_gradients_;
-  // kStraight: of each bucket, on the GPU and as the host has it.
-  std::unique_ptr<DeviceBuffer> results_;
-  std::unique_ptr<PinnedBuffer> host_results_;
+  // kHost, kStraight: of each bucket, its gradients that are not finite. The GPU writes here itself, and only when
+  // there is one, so that nothing has to be copied.
+  std::unique_ptr<PinnedBuffer> findings_;
 };
 
 }  // namespace starring

@@ -216,7 +216,7 @@ absl::Status CudaTrainingStep::Backward(const Network::TrainStep& work, Slot& sl
     const ElementRange range = network_.LayerRange(layer);
     return range.size() == 0 ? absl::OkStatus() : transfers_->Complete(range.begin);
   }));
-  RETURN_IF_ERROR(transfers_->FinishBackward(slot.device_result()));
+  RETURN_IF_ERROR(transfers_->FinishBackward());
   return device_.stream()->CopyToHost(slot.device_result(), slot.result(), sizeof(CudaStepResult));
 }
 

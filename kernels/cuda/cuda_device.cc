@@ -176,7 +176,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     context_.Keep(cuda::Accumulate(context_.stream, x, y, count), "accumulate");
   }
   void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override {
-    context_.Keep(EnqueueUpdate(context_.stream, config, args, context_.bound), "optimizer");
+    context_.Keep(EnqueueUpdate(context_.stream, config, args, context_.bound, context_.bound_result), "optimizer");
   }
   void NormalizePixels(const Pixels& p) override {
     context_.Keep(cuda::NormalizePixels(context_.stream, {.count = p.count,

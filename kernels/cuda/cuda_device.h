@@ -158,14 +158,14 @@ class CudaDevice : public Device {
   // step. Null: from their arguments. What is bound when a graph is captured stays bound in it. Dropout's backward
   // reads it too: the values must not change between forward and backward.
   virtual void BindStepValues(const CudaStepValues* values) = 0;
-  // From now on SoftmaxCrossEntropy writes its sums to `result`, device memory, and its Result is not to be called.
-  // Null: back to Result.
+  // From now on SoftmaxCrossEntropy writes its sums to `result`, device memory, and its Result is not to be called; and
+  // ApplyOptimizer looks for gradients that are not finite, as FindNonFinite does. Null: back to Result.
   virtual void BindStepResult(CudaStepResult* result) = 0;
   // If any of `count` values is NaN or infinite, result->non_finite_element is the index of one that is; else it stays
-  // as it was.
+  // as it was. `result`: device memory, or pinned, which costs nothing while all values are finite.
   virtual void FindNonFinite(const float* values, int64_t count, CudaStepResult* result) = 0;
 
-  // common/optimizer.h's ApplyOptimizer over spans of device memory, to the same bits.
+  // common/optimizer.h's ApplyOptimizer over spans of device memory, to the same bits. See also BindStepResult.
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
 
   // out = (pixel - offset[channel]) * scale[channel], as worker/data/pixel_normalizer.h. All device memory;

@@ -23,7 +23,7 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   }
   void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override {
     Keep(SetDevice());
-    Keep(CudaStatus(EnqueueUpdate(stream_->get(), config, args, nullptr), "optimizer"));
+    Keep(CudaStatus(EnqueueUpdate(stream_->get(), config, args, nullptr, nullptr), "optimizer"));
   }
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
     Keep(stream_->CopyToDevice(host, device, size_bytes));
@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal
 }
 
 cudaError_t EnqueueUpdate(cudaStream_t stream, const OptimizerConfig& config, const UpdateArgs& args,
-                          const CudaStepValues* bound) {
+                          const CudaStepValues* bound, CudaStepResult* result) {
   const int64_t count = std::ssize(args.gradient);
   CHECK_EQ(args.parameters_in.size(), count);
   CHECK_EQ(args.parameters_out.size(), count);
@@ -80,7 +80,8 @@ cudaError_t EnqueueUpdate(cudaStream_t stream, const OptimizerConfig& config, co
                                     .first = args.state.empty() ? nullptr : args.state[0].data(),
                                     .second = args.state.size() < 2 ? nullptr : args.state[1].data(),
                                     .scalars = MakeCudaOptimizerScalars(config, args.learning_rate, args.update),
-                                    .bound = bound});
+                                    .bound = bound,
+                                    .result = result});
 }
 
 }  // namespace starring

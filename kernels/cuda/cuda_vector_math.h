@@ -14,9 +14,10 @@ namespace starring {
 // On the GPU `ordinal`, whatever the calling thread's current one is.
 absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal);
 
-// CudaDevice::ApplyOptimizer on `stream`; the factors are those of `bound`, device memory, unless it is null.
+// CudaDevice::ApplyOptimizer on `stream`; the factors are those of `bound`, device memory, unless it is null; gradients
+// that are not finite go to `result`, device memory, unless it is null.
 cudaError_t EnqueueUpdate(cudaStream_t stream, const OptimizerConfig& config, const UpdateArgs& args,
-                          const CudaStepValues* bound);
+                          const CudaStepValues* bound, CudaStepResult* result);
 
 }  // namespace starring
 

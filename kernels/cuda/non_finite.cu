@@ -4,8 +4,6 @@
 namespace starring::cuda {
 namespace {
 
-constexpr float kLargestFinite = 3.40282347e+38f;
-
 struct NonFiniteBody {
   const float* values;
   CudaStepResult* result;
@@ -13,7 +11,7 @@ struct NonFiniteBody {
   __device__ void Run(int64_t i) const {
     const Pack<float, kWidth> in = LoadPack<kWidth>(values + i);
     for (int k = 0; k < kWidth; ++k) {
-      if (!(fabsf(in.v[k]) <= kLargestFinite)) result->non_finite_element = i + k;
+      if (!IsFinite(in.v[k])) result->non_finite_element = i + k;
     }
   }
 };

@@ -1,4 +1,4 @@
-// Finds a NaN or an infinity among gradients that stay on the GPU.
+// Finds a NaN or an infinity among gradients that another place than the GPU's optimizer takes.
 #ifndef STARRING_KERNELS_CUDA_NON_FINITE_H_
 #define STARRING_KERNELS_CUDA_NON_FINITE_H_
 
@@ -14,8 +14,8 @@ namespace starring::cuda {
 // Shapes:      values: (count) float32.
 // Writes:      result->non_finite_element, only where there is such a value; of several any one wins.
 // Launch:      256 threads a block, one thread per 4 values, no shared memory.
-// Requires:    16-byte alignment for the vector path, scalar path otherwise (both tested).
-// Cost:        4 bytes moved per value: bandwidth-bound.
+// Requires:    `result` may be pinned host memory, which is written only when something is found; 16-byte alignment for
+// the vector path, scalar path otherwise (both tested). Cost:        4 bytes moved per value: bandwidth-bound.
 // Determinism: whether there is one, bitwise; which one, not: a run that finds one ends. Reference: common/non_finite.
 cudaError_t FindNonFinite(cudaStream_t stream, const float* values, int64_t count, CudaStepResult* result);
 

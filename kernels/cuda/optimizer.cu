@@ -16,6 +16,7 @@ struct UpdateBody {
     if constexpr (kUpdate != Update::kSgd) first = LoadPack<kWidth>(g.first + i);
     if constexpr (kUpdate == Update::kAdamW) second = LoadPack<kWidth>(g.second + i);
     for (int k = 0; k < kWidth; ++k) {
+      if (g.result != nullptr && !IsFinite(gradient.v[k])) g.result->non_finite_element = i + k;
       out.v[k] = UpdateOne(s, gradient.v[k], in.v[k], first.v[k], second.v[k]);
     }
     if constexpr (kUpdate != Update::kSgd) StorePack(first, g.first + i);

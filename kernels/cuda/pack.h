@@ -53,6 +53,11 @@ Alignment AlignmentOfChannels(int64_t channels, const Pointers*... pointers) {
   return channels % kPackFloats == 0 && AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements;
 }
 
+__device__ inline bool IsFinite(float x) {
+  constexpr float kLargestFinite = 3.40282347e+38f;
+  return fabsf(x) <= kLargestFinite;  // no comparison with NaN is true
+}
+
 // NaN passes, as in the CPU's: a NaN must reach the trainer's check.
 __device__ inline float ReluOf(float x) { return x < 0.0f ? 0.0f : x; }
 

@@ -27,7 +27,7 @@ struct CudaStepValues {
 struct CudaStepResult {
   double loss_sum = 0;              // LossResult's
   int64_t correct = 0;              // likewise
-  int64_t non_finite_element = -1;  // of CudaDevice::FindNonFinite
+  int64_t non_finite_element = -1;  // of CudaDevice::FindNonFinite, or ApplyOptimizer
 };
 
 }  // namespace starring

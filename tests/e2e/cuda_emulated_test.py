@@ -98,6 +98,15 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(self.digest_on(late, "star", 2, flags), digest)
         self.assertEqual(self.digest_on(late, "ring", 2, [*flags, "--cuda_aware_mpi=auto"]), digest)
 
+    def test_gradients_that_are_not_finite_are_refused_by_name(self):
+        for sync, workers, more in (("local", 1, []), ("ring", 2, []), ("ring", 2, ["--cuda_aware_mpi=auto"])):
+            done = self.run_to_end(
+                self.job_command(sync, workers, flags=[*cuda_jobs.DATA, "--model=logreg", "--epochs=2", "--device=cuda",
+                                                       "--schedule=constant", "--learning_rate=1e38", *more],
+                                 launch_flags=["--worker_binary=" + self.worker]))
+            self.assertNotEqual(done.returncode, 0, done.output)
+            self.assertRegex(done.output, r"step \d+: the gradient of tensor \w+\.\w+ is (not finite|-?nan|-?inf): ")
+
     def three_workers(self, sync, flags):
         """Of a machine with two GPUs."""
         return self.run_to_end(

@@ -4,8 +4,10 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -188,6 +190,53 @@ TEST_P(CudaDeviceTest, FindsWhatIsNotFinite) {
         wrong[static_cast<size_t>(at)] = bad;
         EXPECT_EQ(find(wrong, offset), at - offset) << bad;
       }
+    }
+  }
+}
+
+// The host reads it without a copy, when an event behind it was reached.
+TEST_P(CudaDeviceTest, WhatIsNotFiniteMayBeWrittenToPinnedMemory) {
+  auto memory = device()->AllocatePinned(sizeof(CudaStepResult)).value();
+  auto* const result = new (memory->data()) CudaStepResult;
+  auto event = device()->CreateEvent().value();
+  DeviceTensor good(device(), std::vector<float>(5, 1)), bad(device(), {1, 2, std::nanf(""), 4, 5});
+  for (const auto& [tensor, want] : {std::pair(&good, -1), std::pair(&bad, 2)}) {
+    device()->FindNonFinite(tensor->data(), 5, result);
+    ASSERT_TRUE(device()->stream()->Record(event.get()).ok());
+    ASSERT_TRUE(event->Wait().ok());
+    EXPECT_EQ(result->non_finite_element, want);
+  }
+}
+
+TEST_P(CudaDeviceTest, OptimizersFindWhatIsNotFiniteWhereAResultIsBound) {
+  auto memory = device()->Allocate(sizeof(CudaStepResult)).value();
+  auto* const result = static_cast<CudaStepResult*>(memory->data());
+  const int64_t count = 1031;
+  for (const OptimizerConfig& config : Optimizers()) {
+    for (const int64_t at : {int64_t{-1}, int64_t{0}, int64_t{1027}, count - 1}) {
+      std::vector<float> gradient_host = RandomFloats(1, count);
+      if (at >= 0) gradient_host[static_cast<size_t>(at)] = at % 2 == 0 ? INFINITY : NAN;
+      DeviceTensor gradient(device(), gradient_host), parameters(device(), RandomFloats(2, count));
+      std::vector<DeviceTensor> state;
+      std::vector<std::span<float>> spans;
+      for (int i = 0; i < StateVectorCount(config); ++i) {
+        state.emplace_back(device(), std::vector<float>(static_cast<size_t>(count)));
+        spans.emplace_back(state.back().data(), static_cast<size_t>(count));
+      }
+      const std::span<float> in_place(parameters.data(), static_cast<size_t>(count));
+      CudaStepResult host;
+      device()->CopyToDevice(&host, result, sizeof(host));
+      device()->BindStepResult(result);
+      device()->ApplyOptimizer(config, {.learning_rate = 0.1f,
+                                        .update = 1,
+                                        .gradient = {gradient.data(), static_cast<size_t>(count)},
+                                        .parameters_in = in_place,
+                                        .parameters_out = in_place,
+                                        .state = spans});
+      device()->BindStepResult(nullptr);
+      device()->CopyToHost(result, &host, sizeof(host));
+      ASSERT_TRUE(device()->Synchronize().ok());
+      EXPECT_EQ(host.non_finite_element, at);
     }
   }
 }
