@@ -402,7 +402,7 @@ Status Finalize(cudnn::Descriptor descriptor) {
 template <typename T>
 Status Give(const std::vector<T>& values, int64_t count_max, int64_t* count, void* elements) {
   *count = std::min(count_max, static_cast<int64_t>(values.size()));
-  std::memcpy(elements, values.data(), static_cast<size_t>(*count) * sizeof(T));
+  std::copy_n(values.begin(), *count, static_cast<T*>(elements));
   return Status::kSuccess;
 }
 
