@@ -36,6 +36,7 @@ absl::Status CudaBatchSlots::Slot::Finish() {
 }
 
 absl::StatusOr<std::unique_ptr<CudaBatchSlots>> CudaBatchSlots::Create(const Options& options) {
+  CHECK_GE(options.count, 2);
   auto slots = absl::WrapUnique(new CudaBatchSlots(options));
   RETURN_IF_ERROR(slots->AllocateSlots(), "a batch");
   return slots;

@@ -1,5 +1,5 @@
-// Where a GPU's training batches are: in pinned memory, which the loader itself fills, and in two slots on the GPU.
-// While a step runs on one slot, the next batch arrives in the other, by one copy.
+// Where a GPU's training batches are: in pinned memory, which the loader itself fills, and in slots on the GPU. While
+// steps run on the other slots, the next batch arrives in one, by one copy.
 //
 // In front of each batch in pinned memory is room that the loader does not know of, for the step's values: Fill writes
 // them, and the copy brings both.
@@ -13,14 +13,13 @@
 //   S's step reads the slot                 F copied the batch                     S waits for `fed`
 //   the host reads `result`                 S's step copied it                     host: Finish waited for `done`
 //
-// AwaitCopy keeps no step waiting: the batch of step t is awaited when step t is launched and step t - 1 is done, so
-// that the GPU has either ended that copy or can do nothing before it.
+// AwaitCopy keeps no step waiting: the batch of step t is awaited when step t is launched, and the next thing to be
+// enqueued is a copy, which the feed stream would not begin before that one has ended.
 //
 // Thread safety: one thread, the device's.
 #ifndef STARRING_WORKER_CUDA_BATCH_SLOTS_H_
 #define STARRING_WORKER_CUDA_BATCH_SLOTS_H_
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,10 +35,9 @@ namespace starring {
 
 class CudaBatchSlots final : public BatchMemory {
  public:
-  static constexpr int kCount = 2;
-
   struct Options {
     CudaDevice* device = nullptr;  // outlives the slots
+    int count = 0;                 // at least 2
     int64_t batch_max = 0;
     int64_t image_values = 0;  // bytes of an image
   };
@@ -88,8 +86,10 @@ class CudaBatchSlots final : public BatchMemory {
     bool is_full_ = false, runs_ = false;
   };
 
-  // Step t has slot t % kCount.
-  Slot& of(int64_t step) { return slots_[static_cast<size_t>(step % kCount)]; }
+  int count() const { return options_.count; }
+  // Step t has slot t % count.
+  int IndexOf(int64_t step) const { return static_cast<int>(step % options_.count); }
+  Slot& of(int64_t step) { return slots_[static_cast<size_t>(IndexOf(step))]; }
 
   // Copies `batch`, with the step's values for the GPU, on its way.
   // REQUIRES: !slot.runs(); the batch is of a loader with this memory.
@@ -100,7 +100,9 @@ class CudaBatchSlots final : public BatchMemory {
 
  private:
   explicit CudaBatchSlots(const Options& options)
-      : options_(options), batch_bytes_max_(LayOutBatch(options.batch_max, options.image_values).size_bytes) {}
+      : options_(options),
+        batch_bytes_max_(LayOutBatch(options.batch_max, options.image_values).size_bytes),
+        slots_(static_cast<size_t>(options.count)) {}
   absl::Status AllocateSlots();
   std::byte* HeaderOf(const Batch& batch) const;
 
@@ -108,7 +110,7 @@ class CudaBatchSlots final : public BatchMemory {
   const int64_t batch_bytes_max_;
   std::vector<std::unique_ptr<PinnedBuffer>> host_;  // header and batch
   std::unique_ptr<CudaStream> feed_;
-  std::array<Slot, kCount> slots_;
+  std::vector<Slot> slots_;
   CudaEvent* last_fed_ = nullptr;
 };
 

@@ -1,7 +1,6 @@
 #include "worker/cuda_training_step.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "common/check.h"
@@ -22,10 +21,17 @@ struct Segment {
   std::unique_ptr<CudaGraph> graph;
 };
 
+// A step on one slot.
+struct CapturedStep {
+  // Shared with the network, which may drop them before the graphs that use them end.
+  std::shared_ptr<const void> operations;
+  std::vector<Segment> segments;  // empty: not captured yet
+};
+
 // Of one batch size.
 struct Recording {
   int64_t batch = 0;
-  std::array<std::vector<Segment>, CudaBatchSlots::kCount> segments;  // by slot; empty: not captured yet
+  std::vector<CapturedStep> steps;  // by slot
 };
 
 class CudaTrainingStep final : public TrainingStep {
@@ -57,7 +63,7 @@ class CudaTrainingStep final : public TrainingStep {
   absl::Status Feed(int64_t step, Loader* batches, Slot& slot);
   absl::Status Launch(Slot& slot);
   absl::Status RunOneByOne(Slot& slot);
-  absl::StatusOr<std::vector<Segment>> Capture(Slot& slot);
+  absl::StatusOr<CapturedStep> Capture(Slot& slot);
   absl::Status Backward(const Network::TrainStep& work, Slot& slot);
   absl::Status Finish(Slot& slot, std::vector<FinishedStep>* finished);
 
@@ -72,6 +78,7 @@ class CudaTrainingStep final : public TrainingStep {
   const BucketMap& buckets_;
   StepTimer* timer_ = nullptr;
   int64_t end_step_ = 0;
+  int64_t last_step_ = 0;  // that was launched
 
   std::unique_ptr<CudaBatchSlots> slots_;
   std::unique_ptr<CudaBucketTransfers> transfers_;
@@ -89,9 +96,10 @@ absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
   ASSIGN_OR_RETURN(evaluation_labels_, device_.Allocate(options_.evaluation_batch_max * kFloatBytes));
   ASSIGN_OR_RETURN(offset_, device_.Allocate(options_.channels * kFloatBytes));
   ASSIGN_OR_RETURN(scale_, device_.Allocate(options_.channels * kFloatBytes));
-  ASSIGN_OR_RETURN(slots_,
-                   CudaBatchSlots::Create(
-                       {.device = &device_, .batch_max = options_.batch_max, .image_values = options_.image_values}));
+  ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create({.device = &device_,
+                                                   .count = options_.batch_slots,
+                                                   .batch_max = options_.batch_max,
+                                                   .image_values = options_.image_values}));
   return absl::OkStatus();
 }
 
@@ -108,20 +116,21 @@ absl::Status CudaTrainingStep::Begin(const Plan& plan) {
 
 absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) {
   Slot& slot = slots_->of(step);
-  Slot& other = slots_->of(step + 1);
+  Slot& next = slots_->of(step + 1);
   if (!slot.is_full()) {
     RETURN_IF_ERROR(Finish(slot, finished));
     RETURN_IF_ERROR(Feed(step, batches, slot));
   }
   CHECK_EQ(slot.plan().step, step);
   timer_->Enter(StepPart::kForward);
+  last_step_ = step;
   RETURN_IF_ERROR(slot.BeginStep(device_.stream()));
   RETURN_IF_ERROR(Launch(slot));
   RETURN_IF_ERROR(slot.EndStep(device_.stream()));
 
-  // The GPU is busy with this step: time for the next one's batch.
-  RETURN_IF_ERROR(Finish(other, finished));
-  if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(step + 1, batches, other));
+  // While the GPU is busy with this step, the next one's batch goes where the oldest step's was.
+  RETURN_IF_ERROR(Finish(next, finished));
+  if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(step + 1, batches, next));
   if (local()) return absl::OkStatus();
   RETURN_IF_ERROR(transfers_->SubmitAll(step));
   return Finish(slot, finished);
@@ -145,14 +154,15 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
   if (batch == 0 || options_.graphs == CudaGraphs::kNone) return RunOneByOne(slot);
   Recording* const recording = RecordingOf(batch);
   if (recording == nullptr) {
-    recordings_.push_back(std::make_unique<Recording>(Recording{.batch = batch}));
+    recordings_.push_back(std::make_unique<Recording>(
+        Recording{.batch = batch, .steps = std::vector<CapturedStep>(static_cast<size_t>(slots_->count()))}));
     return RunOneByOne(slot);
   }
-  std::vector<Segment>& segments = recording->segments[static_cast<size_t>(slot.plan().step % CudaBatchSlots::kCount)];
-  if (segments.empty()) {
-    ASSIGN_OR_RETURN(segments, Capture(slot));
+  CapturedStep& captured = recording->steps[static_cast<size_t>(slots_->IndexOf(slot.plan().step))];
+  if (captured.segments.empty()) {
+    ASSIGN_OR_RETURN(captured, Capture(slot));
   }
-  for (const Segment& segment : segments) {
+  for (const Segment& segment : captured.segments) {
     RETURN_IF_ERROR(transfers_->Bring(segment.reads));
     const TraceSpan span(timer_->track(), "launch", {.step = slot.plan().step});
     RETURN_IF_ERROR(segment.graph->Launch());
@@ -172,9 +182,11 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   return device_.Synchronize();
 }
 
-absl::StatusOr<std::vector<Segment>> CudaTrainingStep::Capture(Slot& slot) {
+absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   Bind(&slot);
   const Network::TrainStep work = WorkOf(slot);
+  // Other batch sizes may have taken the place of this one since its first step.
+  RETURN_IF_ERROR(network_.Prepare(work.input.batch));
   std::vector<Segment> segments(1);
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
   const auto end_segment = [&]() -> absl::Status {
@@ -207,7 +219,7 @@ absl::StatusOr<std::vector<Segment>> CudaTrainingStep::Capture(Slot& slot) {
   Bind(nullptr);
   // Backward needs every bucket awaited, those too that no layer reads.
   segments.back().reads = {0, element_count()};
-  return segments;
+  return CapturedStep{.operations = network_.operations(), .segments = std::move(segments)};
 }
 
 // Backward, and what follows it on the GPU.
@@ -239,10 +251,10 @@ absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* fin
 }
 
 absl::Status CudaTrainingStep::Settle(std::vector<FinishedStep>* finished) {
-  // The older step first.
-  const int64_t older = slots_->of(0).plan().step > slots_->of(1).plan().step ? 1 : 0;
-  RETURN_IF_ERROR(Finish(slots_->of(older), finished));
-  RETURN_IF_ERROR(Finish(slots_->of(older + 1), finished));
+  // The oldest step first, which has the slot after the last one's: of several with NaNs it is the one to name.
+  for (int64_t step = last_step_ + 1; step <= last_step_ + slots_->count(); ++step) {
+    RETURN_IF_ERROR(Finish(slots_->of(step), finished));
+  }
   return transfers_->Settle();
 }
 

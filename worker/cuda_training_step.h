@@ -13,14 +13,17 @@
 //
 // With several workers the exchange sees pinned host copies of gradients and parameters, or the GPU's memory itself
 // where a CUDA-aware MPI moves it. With one, neither leaves the GPU before an epoch ends; NaN and infinities are looked
-// for there, and are known, as the loss is, one step later, when the next step is on its way: nothing waits for the
-// GPU.
+// for there. Then step t is launched while steps t - 3 to t - 1 are still on the GPU or waiting there, and its loss and
+// its NaNs are known three steps later. A thread that slept until a step ended is awake 20 to 60 us after it, and has a
+// batch to copy and a graph to launch before the GPU has work again: with one step in hand that shows in steps of
+// 100 us, with three it does not.
 //
 // An event that is recorded in a graph is recorded by every launch of it (CUDA's cudaGraphAddEventRecordNode: "Each
 // launch of the graph will record event"), so that waiting for it behind a launch waits for that launch.
 //
 // The first step of a batch size runs without a graph: it makes the operations, and CUDA loads their kernels, which a
-// capture must not do. The second and third are captured, one for each slot, and all later ones only launched.
+// capture must not do. After it each slot's first step is captured, and all later ones are only launched. A graph keeps
+// the network's operations that it was captured from.
 #ifndef STARRING_WORKER_CUDA_TRAINING_STEP_H_
 #define STARRING_WORKER_CUDA_TRAINING_STEP_H_
 
@@ -44,6 +47,7 @@ struct CudaTrainingStepOptions {
   int64_t channels = 0;
   int64_t batch_max = 0;             // of this rank in training
   int64_t evaluation_batch_max = 0;  // of one Evaluate
+  int batch_slots = 4;               // see cuda_batch_slots.h
 };
 
 // ResourceExhausted with the number of bytes. The step ends before the exchange, the network and the device do.

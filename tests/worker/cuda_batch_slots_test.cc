@@ -30,9 +30,10 @@ class CudaBatchSlotsTest : public ::testing::Test {
     data.synthetic_channels = 3;
     dataset_ = std::move(LoadDataset(data)->train);
     device_ = CreateCudaDevice({}).value();
-    slots_ = CudaBatchSlots::Create(
-                 {.device = device_.get(), .batch_max = kGlobalBatch, .image_values = dataset_.image_bytes()})
-                 .value();
+    slots_ =
+        CudaBatchSlots::Create(
+            {.device = device_.get(), .count = 2, .batch_max = kGlobalBatch, .image_values = dataset_.image_bytes()})
+            .value();
     labels_ = device_->AllocatePinned(kGlobalBatch * static_cast<int64_t>(sizeof(int32_t))).value();
     pixels_ = device_->AllocatePinned(kGlobalBatch * dataset_.image_bytes()).value();
     values_ = device_->AllocatePinned(sizeof(CudaStepValues)).value();

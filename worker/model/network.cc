@@ -58,6 +58,12 @@ class Network::Impl {
     return elements * static_cast<int64_t>(sizeof(float));
   }
 
+  absl::Status Prepare(int64_t batch) {
+    CHECK_GE(batch, 1);
+    CHECK_LE(batch, options_.batch_max);
+    return PlanOf(NetworkPlan::Mode::kTraining, batch).status();
+  }
+
   absl::Status Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int)> before_layer) {
     CHECK_EQ(std::ssize(step.parameters), graph_.layout().element_count());
     CHECK_LE(step.input.batch, options_.batch_max);
@@ -125,6 +131,7 @@ class Network::Impl {
   }
 
   LossResult Result() { return plan_ == nullptr ? LossResult{} : plan_->Result(); }
+  std::shared_ptr<const void> operations() const { return plan_; }
 
  private:
   static constexpr int64_t kNoBatch = -1;
@@ -183,12 +190,12 @@ class Network::Impl {
   }
 
   // The plan for a batch size, made at its first use. The most recently used is last in plans_.
-  absl::StatusOr<NetworkPlan*> PlanOf(NetworkPlan::Mode mode, int64_t batch) {
+  absl::StatusOr<std::shared_ptr<NetworkPlan>> PlanOf(NetworkPlan::Mode mode, int64_t batch) {
     const auto matches = [&](const auto& plan) { return plan->mode() == mode && plan->batch() == batch; };
     const auto found = std::find_if(plans_.begin(), plans_.end(), matches);
     if (found != plans_.end()) {
       std::rotate(found, found + 1, plans_.end());
-      return plans_.back().get();
+      return plans_.back();
     }
     if (plans_.size() >= kNetworkPlansMax) plans_.erase(plans_.begin());
     ASSIGN_OR_RETURN(auto plan,
@@ -202,7 +209,7 @@ class Network::Impl {
                                           .seed = options_.seed},
                                          batch));
     plans_.push_back(std::move(plan));
-    return plans_.back().get();
+    return plans_.back();
   }
 
   void ClearGradients(int layer, std::span<float> gradients) {
@@ -225,10 +232,11 @@ class Network::Impl {
   std::unique_ptr<DeviceBuffer> statistics_memory_;
   std::vector<RunningStatistics> statistics_;  // of each layer
   std::vector<NetworkBuffer> buffers_;
-  std::vector<std::unique_ptr<NetworkPlan>> plans_;
-  NetworkPlan* plan_ = nullptr;     // of the last Forward or Evaluate; null after an empty batch
-  int64_t ready_batch_ = kNoBatch;  // the batch that Backward may follow
-  std::vector<float> zeros_;        // host memory, for empty batches
+  // Shared with those who called operations().
+  std::vector<std::shared_ptr<NetworkPlan>> plans_;
+  std::shared_ptr<NetworkPlan> plan_;  // of the last Forward or Evaluate; null after an empty batch
+  int64_t ready_batch_ = kNoBatch;     // the batch that Backward may follow
+  std::vector<float> zeros_;           // host memory, for empty batches
   std::vector<const char*> forward_names_, backward_names_;  // of each layer's spans; empty without a track
 };
 
@@ -264,6 +272,7 @@ void Network::InitializeParameters(uint64_t seed, std::span<float> parameters) c
   starring::InitializeParameters(impl_->graph(), seed, parameters);
 }
 
+absl::Status Network::Prepare(int64_t batch) { return impl_->Prepare(batch); }
 absl::Status Network::Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> before_layer) {
   return impl_->Forward(step, before_layer);
 }
@@ -273,6 +282,7 @@ absl::Status Network::Backward(const TrainStep& step, absl::FunctionRef<absl::St
 absl::Status Network::PlanTraining(int64_t batch) { return impl_->PlanTraining(batch); }
 absl::Status Network::PlanEvaluation(int64_t batch) { return impl_->PlanEvaluation(batch); }
 LossResult Network::Result() { return impl_->Result(); }
+std::shared_ptr<const void> Network::operations() const { return impl_->operations(); }
 absl::Status Network::Evaluate(const NetworkInput& input, std::span<const float> parameters) {
   return impl_->Evaluate(input, parameters);
 }

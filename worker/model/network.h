@@ -84,6 +84,9 @@ class Network {
     std::span<const float> parameters;
     std::span<float> gradients;  // overwritten, gaps untouched
   };
+  // Makes the operations for steps of `batch` samples, so that a Forward that follows allocates nothing: a capture must
+  // not. REQUIRES: 1 <= batch <= batch_max.
+  absl::Status Prepare(int64_t batch);
   // Calls before_layer(l) for every layer, in ascending l, ahead of forward's first use of layer l's parameters, and
   // stops with its error.
   absl::Status Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> before_layer);
@@ -91,6 +94,10 @@ class Network {
   // backward will touch layer l's parameters or gradients again in this step, and stops with its error.
   absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer);
   LossResult Result();  // of the last Forward or Evaluate
+  // The operations that the last Forward or Evaluate ran, and the device memory that they write to. A captured graph
+  // writes there whenever it is launched, which the network does not see: whoever keeps the graph keeps this as long,
+  // so that room for another batch size is not made there. Null after an empty batch.
+  std::shared_ptr<const void> operations() const;
 
   // Makes the plan for a batch size now, instead of at its first use. REQUIRES: 1 <= batch <= batch_max, or
   // evaluation_batch_max.

@@ -206,6 +206,32 @@ TEST_F(NetworkTest, PlansAreKeptAndBounded) {
   EXPECT_GT(device_.operations_created(), before);
 }
 
+// A captured graph writes to the memory of the operations that it was captured from.
+TEST_F(NetworkTest, OperationsThatAreStillUsedOutliveTheirPlan) {
+  NetworkOptions options = kSmallOptions;
+  options.batch_max = 16;
+  std::unique_ptr<Network> network = MakeNetwork(&device_, kSmall, options);
+  Train(network.get(), Step(16));
+  std::shared_ptr<const void> held = network->operations();
+  const std::weak_ptr<const void> seen = held;
+  Train(network.get(), Step(15));
+  const std::weak_ptr<const void> not_held = network->operations();
+  for (int64_t batch = 1; batch <= static_cast<int64_t>(kNetworkPlansMax); ++batch) {
+    ASSERT_TRUE(network->Evaluate(Input(batch), parameters_).ok());
+  }
+  EXPECT_TRUE(not_held.expired());
+  EXPECT_FALSE(seen.expired());
+  held.reset();
+  EXPECT_TRUE(seen.expired());
+
+  ASSERT_TRUE(network->Prepare(16).ok());
+  const int created = device_.operations_created();
+  Train(network.get(), Step(16));
+  EXPECT_EQ(device_.operations_created(), created);
+  Train(network.get(), Step(0));
+  EXPECT_EQ(network->operations(), nullptr);
+}
+
 // A rank that computes the second half of a batch drops what the whole batch would have dropped there. Without batch
 // norm, whose statistics are each rank's own.
 TEST_F(NetworkTest, HalfBatchesAddUpToTheWhole) {
