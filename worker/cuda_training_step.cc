@@ -235,11 +235,15 @@ absl::Status CudaTrainingStep::Backward(const Network::TrainStep& work, Slot& sl
 // Waits for the step that runs on the slot, if one does.
 absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* finished) {
   if (!slot.runs()) return absl::OkStatus();
+  // Whoever asks what this process waits for is told the step that the GPU is at.
+  ProgressState* const progress = timer_->progress();
+  if (progress != nullptr) progress->set_step(slot.plan().step);
   timer_->Enter(StepPart::kBackward);
   {
     const TraceSpan span(timer_->track(), "wait for the GPU", {.step = slot.plan().step});
     RETURN_IF_ERROR(slot.Finish());
   }
+  if (progress != nullptr) progress->set_step(last_step_);
   const CudaStepResult& result = *slot.result();
   const BatchPlan& plan = slot.plan();
   if (result.non_finite_element >= 0) return transfers_->NonFinite(plan.step, result.non_finite_element);

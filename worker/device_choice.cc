@@ -55,14 +55,15 @@ absl::Status CheckGpusSuffice(const LauncherEnvironment& launcher, const WorkerO
                    GpusText(gpu_count), ": start fewer, let them share with --share_gpus, or give --device=cpu"));
 }
 
-absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, const WorkerOptions& options,
-                                       int gpu_count) {
+absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, const WorkerOptions& options, int gpu_count,
+                                       CudaWatch* watch) {
   const WorkersHere workers = FindWorkersHere(launcher, options);
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
                    CreateCudaDevice({.ordinal = workers.rank % gpu_count,
                                      .math = MathOf(options.math),
                                      .convolutions = ConvolutionsOf(options.conv),
-                                     .library_folders = launcher.gpu_library_folders}));
+                                     .library_folders = launcher.gpu_library_folders,
+                                     .watch = watch}));
   DeviceChoice choice;
   choice.cuda = device.get();
   choice.device = std::move(device);
@@ -93,16 +94,17 @@ absl::Status ResolveConv(DeviceChoice* choice, WorkerOptions* options) {
 
 }  // namespace
 
-absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options) {
+absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options,
+                                          CudaWatch* watch) {
   std::string note;
   if (options->device != "cpu") {
-    const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices();
+    const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices(watch);
     absl::Status why = gpus.status();
     if (gpus.ok()) {
       const int gpu_count = static_cast<int>(gpus->size());
       // Of auto too: workers that quietly train on the CPU beside idle GPUs are not what anybody meant.
       RETURN_IF_ERROR(CheckGpusSuffice(launcher, *options, gpu_count));
-      absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count);
+      absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count, watch);
       if (gpu.ok()) {
         options->device = "cuda";
         RETURN_IF_ERROR(ResolveConv(&*gpu, options));

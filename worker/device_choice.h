@@ -29,7 +29,10 @@ struct DeviceChoice {
 // Who is on this machine: mpirun, srun and deploy/launch say it, and a star by hand whose servers are on loopback is
 // here as a whole. Of any other star by hand nobody knows: there r is the rank, nothing is refused, and the note says
 // how many may share. Ranks of srun --gpus-per-task have GPUs of their own, however many each sees.
-absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options);
+//
+// `watch` outlives the device; null: nobody looks whether the GPU answers.
+absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options,
+                                          CudaWatch* watch = nullptr);
 
 // What all ranks' devices must have alike beside the flags, for JobSpec::agreed_flags: the version of cuDNN, and the
 // engines that it has chosen for every shape of a convolution so far.

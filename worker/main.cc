@@ -20,6 +20,7 @@
 #include "common/progress_state.h"
 #include "common/status.h"
 #include "common/trace.h"
+#include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/check_plan.h"
 #include "worker/cpu_training_step.h"
@@ -190,6 +191,22 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const Netw
   return workings;
 }
 
+// From the watch's thread, for the one that trains will not come back. Destructors would wait for the GPU as well:
+// there are none. The peers see this process end.
+[[noreturn]] void EndHanging(int rank, const std::string& gpu, const char* call, absl::Duration deadline,
+                             const WorkState& work) {
+  const std::string when = work.phase == WorkPhase::kUnknown ? "" : absl::StrCat(", ", DescribeWork(work));
+  std::fflush(stdout);
+  std::fprintf(
+      stderr,
+      "worker %d: error: %s does not answer: %s has taken %s%s: nvidia-smi and the kernel's log (Xid) say what "
+      "became of it; start again without it, with --resume from the last checkpoint, or give a larger "
+      "--exchange_deadline_s where a step may take so long\n",
+      rank, gpu.c_str(), call, absl::FormatDuration(deadline).c_str(), when.c_str());
+  std::fflush(stderr);
+  _exit(kExitFailed);
+}
+
 Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironment& launcher) {
   if (options.rank != 0) return Progress::Style::kNone;
   switch (options.progress) {
@@ -218,7 +235,16 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                         .compute = AddTrack(onlookers.trace.get(), {.name = "compute"})};
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
-  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options));
+  ProgressState state;
+  std::string gpu = "the CUDA driver";
+  CudaWatch watch({.deadline = absl::ToChronoNanoseconds(options.exchange_deadline), .hangs = [&](const char* call) {
+                     EndHanging(options.rank, gpu, call, options.exchange_deadline,
+                                state.Read(ProgressState::Clock::now()));
+                   }});
+  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, &watch));
+  if (choice.cuda != nullptr) {
+    gpu = absl::StrCat("GPU ", choice.cuda->info().ordinal, " (", choice.cuda->info().name, ")");
+  }
   const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
@@ -235,7 +261,6 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                                .bucket_bytes = options.bucket_bytes,
                                                                .world_size = options.world_size}));
   const Progress::Style style = ChooseStyle(options, launcher);
-  ProgressState state;
   ASSIGN_OR_RETURN(const Workings workings, CreateWorkings(options, network_options, choice, buckets, mpi, tracing,
                                                            MakeStallOptions(options, &state, style), network.get()));
   if (style != Progress::Style::kNone) {

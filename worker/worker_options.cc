@@ -31,7 +31,7 @@ ABSL_FLAG(int64_t, bucket_bytes, 0,
           "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
           "servers have loopback addresses and share memory, else 1 MiB");
 ABSL_FLAG(int, join_deadline_s, 60, "seconds for all workers and servers to show up");
-ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged");
+ABSL_FLAG(int, exchange_deadline_s, 60, "seconds for any one bucket to be exchanged, or for a GPU to answer");
 ABSL_FLAG(int, stall_report_s, 4, "seconds of waiting for peers after which a process says who keeps it waiting");
 ABSL_FLAG(std::string, model, "lenet5", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file");
 ABSL_FLAG(std::string, dataset, "fashion-mnist", "what to train on");

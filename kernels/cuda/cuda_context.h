@@ -13,6 +13,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/cuda/bias_gradient.h"
 #include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/cuda_device.h"
@@ -30,6 +31,7 @@ struct CudaContext {
   // What NVIDIA advises for Hopper. One size for every product: the choice of an algorithm depends on it.
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
 
+  CudaWatch* watch = nullptr;  // of calls that may wait for the GPU; may be null
   cudaStream_t stream = nullptr;
   CublasLtLibrary cublaslt;
   cublasLtHandle_t cublaslt_handle = nullptr;
@@ -49,6 +51,9 @@ struct CudaContext {
   const CudaStepValues* bound = nullptr;   // device memory, or null
   CudaStepResult* bound_result = nullptr;  // likewise
   absl::Status first_error;
+
+  // Device memory of an operation.
+  absl::StatusOr<CudaMemory> Allocate(int64_t size_bytes) const { return CudaMemory::Create(size_bytes, watch); }
 
   // Operations return nothing: their first error waits here for Synchronize.
   void Keep(const absl::Status& status) { first_error.Update(status); }

@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/cuda_vector_math.h"
 #include "kernels/cuda/cudnn_descriptor.h"
+#include "kernels/cuda/cuda_watch.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/non_finite.h"
 #include "kernels/cuda/pinned_memory.h"
@@ -59,23 +60,36 @@ class CudaPinnedBuffer : public PinnedBuffer {
 
 class RegisteredBuffer : public PinnedBuffer {
  public:
-  RegisteredBuffer(void* data, int64_t size_bytes) : data_(data), size_bytes_(size_bytes) {}
-  ~RegisteredBuffer() override { cudaHostUnregister(data_); }
+  RegisteredBuffer(CudaWatch* watch, void* data, int64_t size_bytes)
+      : watch_(watch), data_(data), size_bytes_(size_bytes) {}
+  ~RegisteredBuffer() override {
+    const CudaWatch::Call call(watch_, "unpinning memory");
+    cudaHostUnregister(data_);
+  }
   void* data() override { return data_; }
   int64_t size_bytes() const override { return size_bytes_; }
 
  private:
+  CudaWatch* const watch_;
   void* const data_;
   const int64_t size_bytes_;
 };
 
 class ExecutableGraph : public CudaGraph {
  public:
-  ExecutableGraph(cudaGraphExec_t graph, cudaStream_t stream) : graph_(graph), stream_(stream) {}
-  ~ExecutableGraph() override { cudaGraphExecDestroy(graph_); }
-  absl::Status Launch() override { return CudaStatus(cudaGraphLaunch(graph_, stream_), "launching a graph"); }
+  ExecutableGraph(CudaWatch* watch, cudaGraphExec_t graph, cudaStream_t stream)
+      : watch_(watch), graph_(graph), stream_(stream) {}
+  ~ExecutableGraph() override {
+    const CudaWatch::Call call(watch_, "freeing a graph");
+    cudaGraphExecDestroy(graph_);
+  }
+  absl::Status Launch() override {
+    const CudaWatch::Call call(watch_, "launching a graph");
+    return CudaStatus(cudaGraphLaunch(graph_, stream_), "launching a graph");
+  }
 
  private:
+  CudaWatch* const watch_;
   const cudaGraphExec_t graph_;
   const cudaStream_t stream_;
 };
@@ -84,19 +98,21 @@ class CudaDeviceOnCublasLt : public CudaDevice {
  public:
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const CudaDeviceInfo& info,
                                                             const CudaDeviceOptions& options) {
-    ASSIGN_OR_RETURN(auto stream, OwnedCudaStream::Create(info.ordinal));
+    ASSIGN_OR_RETURN(auto stream, OwnedCudaStream::Create(info.ordinal, options.watch));
     auto device = absl::WrapUnique(new CudaDeviceOnCublasLt(info, std::move(stream)));
-    ASSIGN_OR_RETURN(device->fork_, device->CreateEvent());
-    ASSIGN_OR_RETURN(device->join_, device->CreateEvent());
     CudaContext& context = device->context_;
+    context.watch = options.watch;
+    context.scratch = CudaScratch(options.watch);
     context.math = options.math;
     context.columns_bytes_max = options.columns_bytes_max;
+    ASSIGN_OR_RETURN(device->fork_, device->CreateEvent());
+    ASSIGN_OR_RETURN(device->join_, device->CreateEvent());
     ASSIGN_OR_RETURN(context.cublaslt, CublasLtLibrary::Load(options.library_folders));
     if (const cublasStatus_t status = context.cublaslt.create(&context.cublaslt_handle);
         status != CUBLAS_STATUS_SUCCESS) {
       return absl::InternalError(absl::StrCat("cublasLtCreate: ", context.cublaslt.get_status_string(status)));
     }
-    ASSIGN_OR_RETURN(context.workspace, CudaMemory::Create(CudaContext::kWorkspaceBytes), "cuBLAS's workspace");
+    ASSIGN_OR_RETURN(context.workspace, context.Allocate(CudaContext::kWorkspaceBytes), "cuBLAS's workspace");
     if (options.convolutions == CudaConvolutions::kOwn) return device;
     device->cudnn_status_ = device->OpenCudnn(options.library_folders);
     if (options.convolutions == CudaConvolutions::kCudnn) RETURN_IF_ERROR(device->cudnn_status_);
@@ -104,7 +120,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   }
 
   ~CudaDeviceOnCublasLt() override {
-    cudaStreamSynchronize(context_.stream);
+    (void)stream_->Synchronize();
     context_.products.clear();  // before the handle they were made with
     if (context_.cudnn_handle != nullptr) context_.cudnn.destroy(context_.cudnn_handle);
     if (context_.cublaslt_handle != nullptr) context_.cublaslt.destroy(context_.cublaslt_handle);
@@ -125,7 +141,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   const std::map<std::string, std::string>& engines() const override { return context_.engines; }
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
-    ASSIGN_OR_RETURN(CudaMemory memory, CudaMemory::Create(size_bytes));
+    ASSIGN_OR_RETURN(CudaMemory memory, context_.Allocate(size_bytes));
     if (size_bytes > 0) {
       RETURN_IF_ERROR(
           CudaStatus(cudaMemsetAsync(memory.data(), 0, static_cast<size_t>(size_bytes), context_.stream), "zeroing"));
@@ -200,27 +216,30 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   }
 
   absl::StatusOr<std::unique_ptr<CudaStream>> CreateStream() override {
-    ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, OwnedCudaStream::Create(info_.ordinal));
+    ASSIGN_OR_RETURN(std::unique_ptr<CudaStream> stream, OwnedCudaStream::Create(info_.ordinal, context_.watch));
     return stream;
   }
-  absl::StatusOr<std::unique_ptr<CudaEvent>> CreateEvent() override { return CreateCudaEvent(info_.ordinal); }
+  absl::StatusOr<std::unique_ptr<CudaEvent>> CreateEvent() override {
+    return CreateCudaEvent(info_.ordinal, context_.watch);
+  }
   absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(int64_t size_bytes) override {
-    ASSIGN_OR_RETURN(PinnedMemory memory, PinnedMemory::Create(size_bytes));
+    ASSIGN_OR_RETURN(PinnedMemory memory, PinnedMemory::Create(size_bytes, context_.watch));
     return std::make_unique<CudaPinnedBuffer>(std::move(memory));
   }
 
   absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateVectorMath() override {
-    return CreateCudaVectorMath(info_.ordinal);
+    return CreateCudaVectorMath(info_.ordinal, context_.watch);
   }
 
   absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(const void* data, int64_t size_bytes, PinFor use) override {
     // CUDA writes to nothing that is registered as read-only; its interface knows no pointer to const.
     void* const memory = const_cast<void*>(data);
     const unsigned flags = use == PinFor::kRead ? cudaHostRegisterReadOnly : cudaHostRegisterDefault;
+    const CudaWatch::Call call(context_.watch, "pinning memory");
     const cudaError_t error = cudaHostRegister(memory, static_cast<size_t>(size_bytes), flags);
     if (error != cudaSuccess) cudaGetLastError();  // else the next launch would report it
     RETURN_IF_ERROR(CudaStatus(error, "cudaHostRegister"));
-    return std::make_unique<RegisteredBuffer>(memory, size_bytes);
+    return std::make_unique<RegisteredBuffer>(context_.watch, memory, size_bytes);
   }
 
   absl::Status Fork(CudaStream* other) override {
@@ -240,8 +259,9 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     // An operation that failed is missing in the graph.
     RETURN_IF_ERROR(context_.first_error, "capturing a graph");
     cudaGraphExec_t executable = nullptr;
+    const CudaWatch::Call call(context_.watch, "instantiating a graph");
     RETURN_IF_ERROR(CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph"));
-    return std::make_unique<ExecutableGraph>(executable, context_.stream);
+    return std::make_unique<ExecutableGraph>(context_.watch, executable, context_.stream);
   }
 
   void BindStepValues(const CudaStepValues* values) override { context_.bound = values; }
@@ -294,7 +314,8 @@ absl::Status NoDriver(cudaError_t error) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices() {
+absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
+  const CudaWatch::Call call(watch, "asking for GPUs");
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
   cudaGetLastError();  // it is told here, not by the next call
@@ -317,7 +338,7 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices() {
 }
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions& options) {
-  ASSIGN_OR_RETURN(const std::vector<CudaDeviceInfo> devices, FindCudaDevices());
+  ASSIGN_OR_RETURN(const std::vector<CudaDeviceInfo> devices, FindCudaDevices(options.watch));
   if (options.ordinal < 0 || options.ordinal >= std::ssize(devices)) {
     return absl::InvalidArgumentError(
         absl::StrCat("GPU ", options.ordinal, " does not exist: the driver shows ", devices.size(), ", from 0"));
@@ -328,7 +349,10 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOpt
         absl::StrCat("GPU ", info.ordinal, " (", info.name, ") has compute capability ", info.compute_major, ".",
                      info.compute_minor, ": at least ", kComputeMajorMin, ".0 is needed"));
   }
-  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.ordinal), "cudaSetDevice"), "GPU ", info.ordinal);
+  {
+    const CudaWatch::Call call(options.watch, "making a context");
+    RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.ordinal), "cudaSetDevice"), "GPU ", info.ordinal);
+  }
   ASSIGN_OR_RETURN(auto device, CudaDeviceOnCublasLt::Create(info, options), "GPU ", info.ordinal, " (", info.name,
                    ")");
   return device;

@@ -31,6 +31,8 @@
 
 namespace starring {
 
+class CudaWatch;  // kernels/cuda/cuda_watch.h
+
 // What matrix products round their inputs to: fp32 not at all, tf32 to 10 bits of mantissa, bf16 to 7. Sums are
 // float32, and so is all that is stored.
 enum class CudaMath { kFp32, kTf32, kBf16 };
@@ -49,6 +51,8 @@ struct CudaDeviceOptions {
   int64_t columns_bytes_max = int64_t{256} << 20;
   // Where cuBLASLt and cuDNN are looked for if the loader does not find them by itself, see library_search.h.
   std::vector<std::string> library_folders;
+  // Of every call that may wait for the GPU. Outlives the device and all that it creates; null: nobody looks.
+  CudaWatch* watch = nullptr;
 };
 
 struct CudaDeviceInfo {
@@ -185,7 +189,7 @@ CudaOptimizerScalars MakeCudaOptimizerScalars(const OptimizerConfig& config, flo
 
 // The GPUs that the driver shows, in its order. Unavailable, with the versions, where there is no driver or it is too
 // old for this build; NotFound where the driver shows none.
-absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices();
+absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch = nullptr);
 
 // As FindCudaDevices; and InvalidArgument for an ordinal that does not exist, FailedPrecondition for a GPU older than
 // compute capability 8.0, ResourceExhausted with the numbers where its memory is too full, Unavailable where cuBLASLt

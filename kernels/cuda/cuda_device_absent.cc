@@ -17,7 +17,7 @@ absl::Status NoCuda() {
 
 }  // namespace
 
-absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices() { return NoCuda(); }
+absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch*) { return NoCuda(); }
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions&) { return NoCuda(); }
 

@@ -14,11 +14,12 @@ absl::Status CudaStatus(cudaError_t error, const char* what) {
       absl::StrCat(what, ": ", cudaGetErrorString(error), " (CUDA error ", static_cast<int>(error), ")"));
 }
 
-absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes) {
+absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes, CudaWatch* watch) {
   if (size_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("a buffer of ", size_bytes, " bytes: must be at least 0"));
   }
   void* data = nullptr;
+  const CudaWatch::Call call(watch, "allocating GPU memory");
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // it is told here, not by a later call
@@ -29,7 +30,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes) {
   }
   RETURN_IF_ERROR(CudaStatus(error, "cudaMalloc"));
   CudaMemory memory;
-  memory.data_.reset(data);
+  memory.data_ = {data, Free{watch}};
   memory.size_bytes_ = size_bytes;
   return memory;
 }
@@ -37,7 +38,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes) {
 absl::Status CudaScratch::Reserve(int64_t size_bytes) {
   const int64_t have_bytes = blocks_.empty() ? 0 : blocks_.back().size_bytes();
   if (size_bytes <= have_bytes) return absl::OkStatus();
-  ASSIGN_OR_RETURN(CudaMemory block, CudaMemory::Create(size_bytes), "temporary memory");
+  ASSIGN_OR_RETURN(CudaMemory block, CudaMemory::Create(size_bytes, watch_), "temporary memory");
   blocks_.push_back(std::move(block));
   return absl::OkStatus();
 }

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_watch.h"
 
 namespace starring {
 
@@ -21,8 +22,8 @@ absl::Status CudaStatus(cudaError_t error, const char* what);
 class CudaMemory {
  public:
   // Not initialised, 256-byte aligned. ResourceExhausted with the number of bytes, and those that are free, when it
-  // does not fit.
-  static absl::StatusOr<CudaMemory> Create(int64_t size_bytes);
+  // does not fit. `watch`, of the calls that allocate and free, outlives the memory; null: nobody looks.
+  static absl::StatusOr<CudaMemory> Create(int64_t size_bytes, CudaWatch* watch = nullptr);
   CudaMemory() = default;
   CudaMemory(CudaMemory&&) = default;
   CudaMemory& operator=(CudaMemory&&) = default;
@@ -33,9 +34,13 @@ class CudaMemory {
 
  private:
   struct Free {
-    void operator()(void* data) const { cudaFree(data); }
+    CudaWatch* watch;
+    void operator()(void* data) const {
+      const CudaWatch::Call call(watch, "freeing GPU memory");
+      cudaFree(data);
+    }
   };
-  std::unique_ptr<void, Free> data_;
+  std::unique_ptr<void, Free> data_{nullptr, Free{nullptr}};
   int64_t size_bytes_ = 0;
 };
 
@@ -43,12 +48,14 @@ class CudaMemory {
 // the stream keeps calls in order.
 class CudaScratch {
  public:
+  explicit CudaScratch(CudaWatch* watch = nullptr) : watch_(watch) {}
   // Grows to `size_bytes`. What was there stays allocated: a captured graph may hold its address.
   absl::Status Reserve(int64_t size_bytes);
   // At most what was reserved.
   float* floats() const { return blocks_.empty() ? nullptr : blocks_.back().floats(); }
 
  private:
+  CudaWatch* watch_;
   std::vector<CudaMemory> blocks_;  // each larger than the one before
 };
 

@@ -170,6 +170,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 
   // After an error the loss is NaN, so that nobody takes the last one for this one; Synchronize has the error.
   LossResult Result() override {
+    const CudaWatch::Call call(context_->watch, "waiting for the loss");
     context_->Keep(cudaStreamSynchronize(context_->stream), "waiting for the loss");
     if (!context_->first_error.ok()) return {.loss_sum = std::numeric_limits<double>::quiet_NaN()};
     const auto* const total = static_cast<const cuda::LossSums*>(result_.data());
@@ -188,7 +189,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context, const Pool2dSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
   const cuda::PatchShape window = cuda::PatchShapeOf(s, s.channels);
-  ASSIGN_OR_RETURN(CudaMemory winners, CudaMemory::Create(cuda::WinnerBytes(window)), "max pool");
+  ASSIGN_OR_RETURN(CudaMemory winners, context->Allocate(cuda::WinnerBytes(window)), "max pool");
   return std::make_unique<CudaMaxPool2d>(context, window, std::move(winners));
 }
 
@@ -207,7 +208,7 @@ absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* cont
                                       .momentum = s.momentum};
   RETURN_IF_ERROR(context->scratch.Reserve(CudaBatchNorm::ScratchBytes(shape)), "batch norm");
   RETURN_IF_ERROR(context->counters.Reserve(context->stream, cuda::BatchNormCounters(shape)), "batch norm");
-  ASSIGN_OR_RETURN(CudaMemory statistics, CudaMemory::Create(CudaBatchNorm::StatisticsBytes(shape)), "batch norm");
+  ASSIGN_OR_RETURN(CudaMemory statistics, context->Allocate(CudaBatchNorm::StatisticsBytes(shape)), "batch norm");
   return std::make_unique<CudaBatchNorm>(context, shape, std::move(statistics));
 }
 
@@ -220,8 +221,9 @@ absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntro
                                                                                    const SoftmaxCrossEntropySpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
   const int64_t sums_bytes = static_cast<int64_t>(sizeof(cuda::LossSums)) * (s.batch + 1);
-  ASSIGN_OR_RETURN(CudaMemory sums, CudaMemory::Create(sums_bytes), "softmax cross entropy");
-  ASSIGN_OR_RETURN(PinnedMemory result, PinnedMemory::Create(sizeof(cuda::LossSums)), "softmax cross entropy");
+  ASSIGN_OR_RETURN(CudaMemory sums, context->Allocate(sums_bytes), "softmax cross entropy");
+  ASSIGN_OR_RETURN(PinnedMemory result, PinnedMemory::Create(sizeof(cuda::LossSums), context->watch),
+                   "softmax cross entropy");
   RETURN_IF_ERROR(context->counters.Reserve(context->stream, 1), "softmax cross entropy");
   return std::make_unique<CudaSoftmaxCrossEntropy>(context, s, std::move(sums), std::move(result));
 }

@@ -9,38 +9,46 @@ namespace {
 
 class OwnedCudaEvent : public CudaEvent {
  public:
-  explicit OwnedCudaEvent(cudaEvent_t event) : event_(event) {}
+  OwnedCudaEvent(CudaWatch* watch, cudaEvent_t event) : watch_(watch), event_(event) {}
   ~OwnedCudaEvent() override { cudaEventDestroy(event_); }
-  absl::Status Wait() override { return CudaStatus(cudaEventSynchronize(event_), "waiting for an event"); }
+  absl::Status Wait() override {
+    const CudaWatch::Call call(watch_, kWaitingForEvent);
+    return CudaStatus(cudaEventSynchronize(event_), kWaitingForEvent);
+  }
   cudaEvent_t get() const { return event_; }
 
  private:
+  static constexpr char kWaitingForEvent[] = "waiting for an event";
+
+  CudaWatch* const watch_;
   const cudaEvent_t event_;
 };
+
+constexpr char kWaitingForGpu[] = "waiting for the GPU";
 
 // The trainer has no other implementation to bring.
 cudaEvent_t Get(CudaEvent* event) { return static_cast<OwnedCudaEvent*>(event)->get(); }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal) {
+absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal, CudaWatch* watch) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"));
   cudaEvent_t event = nullptr;
   // A thread that waits sleeps: the cores belong to the loader and the exchange. No times: they would cost a write.
   const unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
   RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate"));
-  return std::make_unique<OwnedCudaEvent>(event);
+  return std::make_unique<OwnedCudaEvent>(watch, event);
 }
 
-absl::StatusOr<std::unique_ptr<OwnedCudaStream>> OwnedCudaStream::Create(int ordinal) {
+absl::StatusOr<std::unique_ptr<OwnedCudaStream>> OwnedCudaStream::Create(int ordinal, CudaWatch* watch) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"));
   cudaStream_t stream = nullptr;
   RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
-  return absl::WrapUnique(new OwnedCudaStream(ordinal, stream));
+  return absl::WrapUnique(new OwnedCudaStream(ordinal, watch, stream));
 }
 
 OwnedCudaStream::~OwnedCudaStream() {
-  cudaStreamSynchronize(stream_);
+  (void)Synchronize();
   cudaStreamDestroy(stream_);
 }
 
@@ -60,6 +68,7 @@ absl::Status OwnedCudaStream::Wait(CudaEvent* event) {
 absl::Status OwnedCudaStream::Copy(const void* from, void* to, int64_t size_bytes, cudaMemcpyKind kind,
                                    const char* what) {
   if (size_bytes <= 0) return absl::OkStatus();
+  const CudaWatch::Call call(watch_, what);
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
   return CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes), kind, stream_), what);
 }
@@ -77,7 +86,8 @@ absl::Status OwnedCudaStream::CopyOnDevice(const void* from, void* to, int64_t s
 }
 
 absl::Status OwnedCudaStream::Synchronize() {
-  return CudaStatus(cudaStreamSynchronize(stream_), "waiting for the GPU");
+  const CudaWatch::Call call(watch_, kWaitingForGpu);
+  return CudaStatus(cudaStreamSynchronize(stream_), kWaitingForGpu);
 }
 
 absl::Status OwnedCudaStream::Follow(OwnedCudaStream* other, CudaEvent* event) {

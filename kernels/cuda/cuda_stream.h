@@ -8,15 +8,17 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_watch.h"
 
 namespace starring {
 
-// On the GPU `ordinal`, whatever the calling thread's current one is.
-absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal);
+// On the GPU `ordinal`, whatever the calling thread's current one is. `watch`, here and below, outlives what it is
+// given to and may be null.
+absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal, CudaWatch* watch);
 
 class OwnedCudaStream : public CudaStream {
  public:
-  static absl::StatusOr<std::unique_ptr<OwnedCudaStream>> Create(int ordinal);
+  static absl::StatusOr<std::unique_ptr<OwnedCudaStream>> Create(int ordinal, CudaWatch* watch);
   ~OwnedCudaStream() override;
 
   absl::Status Record(CudaEvent* event) override;
@@ -36,9 +38,11 @@ class OwnedCudaStream : public CudaStream {
 
  private:
   absl::Status Copy(const void* from, void* to, int64_t size_bytes, cudaMemcpyKind kind, const char* what);
-  OwnedCudaStream(int ordinal, cudaStream_t stream) : ordinal_(ordinal), stream_(stream) {}
+  OwnedCudaStream(int ordinal, CudaWatch* watch, cudaStream_t stream)
+      : ordinal_(ordinal), watch_(watch), stream_(stream) {}
 
   const int ordinal_;
+  CudaWatch* const watch_;
   const cudaStream_t stream_;
   bool captures_ = false;
 };

@@ -14,8 +14,8 @@ namespace {
 
 class CudaVectorMathOnStream final : public CudaVectorMath {
  public:
-  CudaVectorMathOnStream(int ordinal, std::unique_ptr<OwnedCudaStream> stream)
-      : ordinal_(ordinal), stream_(std::move(stream)) {}
+  CudaVectorMathOnStream(int ordinal, CudaWatch* watch, std::unique_ptr<OwnedCudaStream> stream)
+      : ordinal_(ordinal), watch_(watch), stream_(std::move(stream)) {}
 
   void Add(const float* a, const float* b, float* sum, int64_t count) override {
     Keep(SetDevice());
@@ -37,6 +37,7 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   }
   // cudaSetDevice alone makes no context before CUDA 12; cudaFree does.
   absl::Status MakeCurrent() override {
+    const CudaWatch::Call call(watch_, "making a GPU current");
     RETURN_IF_ERROR(SetDevice());
     return CudaStatus(cudaFree(nullptr), "making a GPU current");
   }
@@ -47,6 +48,7 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   void Keep(const absl::Status& status) { first_error_.Update(status); }
 
   const int ordinal_;
+  CudaWatch* const watch_;
   const std::unique_ptr<OwnedCudaStream> stream_;
   absl::Status first_error_;
 };
@@ -59,9 +61,9 @@ cuda::Update UpdateOf(const OptimizerConfig& config) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal) {
-  ASSIGN_OR_RETURN(auto stream, OwnedCudaStream::Create(ordinal));
-  return std::make_unique<CudaVectorMathOnStream>(ordinal, std::move(stream));
+absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal, CudaWatch* watch) {
+  ASSIGN_OR_RETURN(auto stream, OwnedCudaStream::Create(ordinal, watch));
+  return std::make_unique<CudaVectorMathOnStream>(ordinal, watch, std::move(stream));
 }
 
 cudaError_t EnqueueUpdate(cudaStream_t stream, const OptimizerConfig& config, const UpdateArgs& args,

@@ -11,8 +11,8 @@
 
 namespace starring {
 
-// On the GPU `ordinal`, whatever the calling thread's current one is.
-absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal);
+// On the GPU `ordinal`, whatever the calling thread's current one is. `watch` outlives it and may be null.
+absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal, CudaWatch* watch);
 
 // CudaDevice::ApplyOptimizer on `stream`; the factors are those of `bound`, device memory, unless it is null; gradients
 // that are not finite go to `result`, device memory, unless it is null.

@@ -8,11 +8,12 @@
 
 namespace starring {
 
-absl::StatusOr<PinnedMemory> PinnedMemory::Create(int64_t size_bytes) {
+absl::StatusOr<PinnedMemory> PinnedMemory::Create(int64_t size_bytes, CudaWatch* watch) {
   if (size_bytes < 0) {
     return absl::InvalidArgumentError(absl::StrCat("a pinned buffer of ", size_bytes, " bytes: must be at least 0"));
   }
   void* data = nullptr;
+  const CudaWatch::Call call(watch, "allocating pinned memory");
   const cudaError_t error = cudaMallocHost(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // it is told here, not by a later call
@@ -20,7 +21,7 @@ absl::StatusOr<PinnedMemory> PinnedMemory::Create(int64_t size_bytes) {
   }
   RETURN_IF_ERROR(CudaStatus(error, "cudaMallocHost"));
   PinnedMemory memory;
-  memory.data_.reset(data);
+  memory.data_ = {data, Free{watch}};
   memory.size_bytes_ = size_bytes;
   return memory;
 }

@@ -10,13 +10,15 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_watch.h"
 
 namespace starring {
 
 class PinnedMemory {
  public:
-  // Not initialised, page-aligned. ResourceExhausted with the number of bytes when there is no such memory.
-  static absl::StatusOr<PinnedMemory> Create(int64_t size_bytes);
+  // Not initialised, page-aligned. ResourceExhausted with the number of bytes when there is no such memory. `watch`, of
+  // the calls that allocate and free, outlives the memory; null: nobody looks.
+  static absl::StatusOr<PinnedMemory> Create(int64_t size_bytes, CudaWatch* watch = nullptr);
   PinnedMemory(PinnedMemory&&) = default;
 
   void* data() const { return data_.get(); }
@@ -24,10 +26,14 @@ class PinnedMemory {
 
  private:
   struct Free {
-    void operator()(void* data) const { cudaFreeHost(data); }
+    CudaWatch* watch;
+    void operator()(void* data) const {
+      const CudaWatch::Call call(watch, "freeing pinned memory");
+      cudaFreeHost(data);
+    }
   };
   PinnedMemory() = default;
-  std::unique_ptr<void, Free> data_;
+  std::unique_ptr<void, Free> data_{nullptr, Free{nullptr}};
   int64_t size_bytes_ = 0;
 };
 

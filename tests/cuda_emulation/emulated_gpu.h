@@ -4,6 +4,7 @@
 #ifndef STARRING_TESTS_CUDA_EMULATION_EMULATED_GPU_H_
 #define STARRING_TESTS_CUDA_EMULATION_EMULATED_GPU_H_
 
+#include <atomic>
 #include <cstdint>
 
 namespace starring::cuda_emulation {
@@ -33,8 +34,12 @@ struct EmulatedGpu {
   bool counts_bytes = false;
 };
 // As above but for what the environment says, for whole programs: EMULATED_GPU_REGISTERS=nothing, or =writable;
-// EMULATED_GPU_STREAMS=late; EMULATED_GPU_CUDNN=91900, EMULATED_GPU_CUDNN_ENGINE=7.
+// EMULATED_GPU_STREAMS=late; EMULATED_GPU_CUDNN=91900, EMULATED_GPU_CUDNN_ENGINE=7; EMULATED_GPU_HANGS_AT_LAUNCH=n: from
+// the n-th launch of a graph on, Hangs.
 EmulatedGpu& Gpu();
+
+// While it is true no call returns that waits for the GPU, or may wait for it. Any thread.
+std::atomic<bool>& Hangs();
 
 // What is allocated now.
 int64_t DeviceBytes();

@@ -1,6 +1,7 @@
 // Memory, streams, events and graphs.
 #include <cuda_runtime.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "tests/cuda_emulation/emulated_gpu.h"
@@ -92,6 +94,17 @@ void UnsetPinned(const void* data) {
   TheMemory().pinned.erase(reinterpret_cast<uintptr_t>(data));
 }
 
+void ReturnIfAlive() {
+  while (Hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// A graph is launched: perhaps the last that this GPU does.
+void CountLaunch() {
+  static const char* const last = std::getenv("EMULATED_GPU_HANGS_AT_LAUNCH");
+  static std::atomic<int> count = 0;
+  if (last != nullptr && ++count == std::atoi(last)) Hangs() = true;
+}
+
 bool EnvironmentSays(const char* name, std::string_view what) {
   const char* const value = std::getenv(name);
   return value != nullptr && value == what;
@@ -155,6 +168,11 @@ EmulatedGpu& Gpu() {
   return gpu;
 }
 
+std::atomic<bool>& Hangs() {
+  static std::atomic<bool> hangs = false;
+  return hangs;
+}
+
 int64_t DeviceBytes() {
   Memory& memory = TheMemory();
   const std::lock_guard<std::mutex> lock(memory.mutex);
@@ -176,6 +194,7 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work, Work kind, 
 }  // namespace starring::cuda_emulation
 
 using starring::cuda_emulation::captures;
+using starring::cuda_emulation::CountLaunch;
 using starring::cuda_emulation::EndOf;
 using starring::cuda_emulation::Enqueue;
 using starring::cuda_emulation::Gpu;
@@ -183,6 +202,7 @@ using starring::cuda_emulation::GraphNode;
 using starring::cuda_emulation::IsDevice;
 using starring::cuda_emulation::IsPinned;
 using starring::cuda_emulation::QueueMutex;
+using starring::cuda_emulation::ReturnIfAlive;
 using starring::cuda_emulation::Run;
 using starring::cuda_emulation::RunTo;
 using starring::cuda_emulation::RunWait;
@@ -193,6 +213,7 @@ using starring::cuda_emulation::Work;
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
+  ReturnIfAlive();
   if (Gpu().driver_version < 13000) return cudaErrorInsufficientDriver;
   if (Gpu().driver_error != 0) return static_cast<cudaError_t>(Gpu().driver_error);
   *count = Gpu().count;
@@ -251,6 +272,7 @@ const char* cudaGetErrorString(cudaError_t error) {
 }
 
 cudaError_t cudaMalloc(void** data, size_t size_bytes) {
+  ReturnIfAlive();
   if (captures > 0) return cudaErrorStreamCaptureUnsupported;
   auto& memory = TheMemory();
   const std::lock_guard<std::mutex> lock(memory.mutex);
@@ -270,6 +292,7 @@ cudaError_t cudaMalloc(void** data, size_t size_bytes) {
 }
 
 cudaError_t cudaFree(void* data) {
+  ReturnIfAlive();
   if (data == nullptr) return cudaSuccess;
   if (captures > 0) return cudaErrorStreamCaptureUnsupported;
   auto& memory = TheMemory();
@@ -283,6 +306,7 @@ cudaError_t cudaFree(void* data) {
 }
 
 cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
+  ReturnIfAlive();
   if (captures > 0) return cudaErrorStreamCaptureUnsupported;
   if (static_cast<int64_t>(size_bytes) > Gpu().pinned_bytes_max) return cudaErrorMemoryAllocation;
   if (posix_memalign(data, 4096, size_bytes) != 0) return cudaErrorMemoryAllocation;
@@ -292,12 +316,14 @@ cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
 }
 
 cudaError_t cudaFreeHost(void* data) {
+  ReturnIfAlive();
   UnsetPinned(data);
   std::free(data);
   return cudaSuccess;
 }
 
 cudaError_t cudaHostRegister(void* data, size_t size_bytes, unsigned flags) {
+  ReturnIfAlive();
   const bool supported = flags == cudaHostRegisterReadOnly ? Gpu().registers_read_only : Gpu().registers_memory;
   if (!supported) return cudaErrorNotSupported;
   if (data == nullptr) return cudaErrorInvalidValue;
@@ -306,6 +332,7 @@ cudaError_t cudaHostRegister(void* data, size_t size_bytes, unsigned flags) {
 }
 
 cudaError_t cudaHostUnregister(void* data) {
+  ReturnIfAlive();
   UnsetPinned(data);
   return cudaSuccess;
 }
@@ -317,6 +344,7 @@ cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  ReturnIfAlive();
   if (IsDevice(to, size_bytes) != (kind != cudaMemcpyDeviceToHost)) return cudaErrorInvalidValue;
   if (IsDevice(from, size_bytes) != (kind != cudaMemcpyHostToDevice)) return cudaErrorInvalidValue;
   if (Gpu().late && kind == cudaMemcpyHostToDevice && !IsPinned(from, size_bytes)) {  // may change at once
@@ -351,6 +379,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  ReturnIfAlive();
   if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
   RunTo(EndOf(stream->queue));
   return cudaSuccess;
@@ -402,6 +431,7 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  ReturnIfAlive();
   const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
   RunTo(event->point);
   return cudaSuccess;
@@ -429,11 +459,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+  ReturnIfAlive();
   *executable = new CudaEmulatedGraph(*graph);
   return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
+  ReturnIfAlive();
+  CountLaunch();
   if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
   starring::cuda_emulation::CountGraphLaunch();
   for (const GraphNode& node : executable->nodes) {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import unittest
 
 from tests.e2e import cuda_jobs
@@ -106,6 +107,18 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                                  launch_flags=["--worker_binary=" + self.worker]))
             self.assertNotEqual(done.returncode, 0, done.output)
             self.assertRegex(done.output, r"step \d+: the gradient of tensor \w+\.\w+ is (not finite|-?nan|-?inf): ")
+
+    def test_a_gpu_that_hangs_ends_the_job_with_a_sentence(self):
+        for sync, workers, graph_launches in (("local", 1, 5), ("ring", 2, 4), ("star", 2, 4)):
+            begin = time.monotonic()
+            done = self.run_to_end(["env", "EMULATED_GPU_HANGS_AT_LAUNCH=%d" % graph_launches] + self.job_command(
+                sync, workers, 1, ["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=20",
+                                   "--exchange_deadline_s=1"], ["--worker_binary=" + self.worker]))
+            self.assertEqual(done.returncode, 1, done.output)
+            self.assertRegex(done.output, r"worker \d: error: GPU \d \(emulated GPU\) does not answer: "
+                                          r"waiting for an event has taken 1s, in backward of step \d+: .*"
+                                          r"--resume.*--exchange_deadline_s")
+            self.assertLess(time.monotonic() - begin, 20)
 
     def three_workers(self, sync, flags):
         """Of a machine with two GPUs."""

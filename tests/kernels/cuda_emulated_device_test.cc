@@ -1,12 +1,16 @@
 // The whole suite of devices on the emulated GPU: the kernels' own source, without a GPU. What this cannot find is said
 // in tests/cuda_emulation/include/cuda_runtime.h.
+#include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_watch.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "tests/kernels/cuda_device_suite.h"
 #include "tests/kernels/device_test_suite.h"
@@ -181,6 +185,74 @@ TEST_F(CreateCudaDeviceTest, OnlyNarrowConvolutionsInFp32MakeNoColumns) {
   wide = narrow;
   wide.kernel_height = wide.kernel_width = 3;
   EXPECT_TRUE(makes_columns(wide, CudaMath::kFp32));
+}
+
+// One of everything that a device makes.
+struct Belongings {
+  explicit Belongings(CudaWatch* watch) {
+    device = CreateCudaDevice({.watch = watch}).value();
+    stream = device->CreateStream().value();
+    event = device->CreateEvent().value();
+    buffer = device->Allocate(64).value();
+    pinned = device->AllocatePinned(64).value();
+    registered = device->Pin(host.data(), 64, CudaDevice::PinFor::kReadAndWrite).value();
+    math = device->CreateVectorMath().value();
+    loss = device->CreateSoftmaxCrossEntropy({.batch = 2, .classes = 3}).value();
+    pool = device->CreateMaxPool2d({.batch = 1, .in_height = 2, .in_width = 2, .channels = 1}).value();
+    EXPECT_TRUE(device->BeginCapture().ok());
+    device->Relu(buffer->floats(), buffer->floats(), 16);
+    graph = device->EndCapture().value();
+  }
+  std::vector<char> host = std::vector<char>(64);
+  std::unique_ptr<CudaDevice> device;
+  std::unique_ptr<CudaStream> stream;
+  std::unique_ptr<CudaEvent> event;
+  std::unique_ptr<DeviceBuffer> buffer;
+  std::unique_ptr<PinnedBuffer> pinned, registered;
+  std::unique_ptr<CudaVectorMath> math;
+  std::unique_ptr<SoftmaxCrossEntropy> loss;
+  std::unique_ptr<MaxPool2d> pool;
+  std::unique_ptr<CudaGraph> graph;
+};
+
+// A GPU that hangs lets nothing return that may wait for it: each such call is one that the watch sees.
+TEST_F(CreateCudaDeviceTest, EveryCallThatMayWaitForTheGpuIsWatched) {
+  const std::vector<std::pair<const char*, std::function<void(Belongings&)>>> calls = {
+      {"waiting for an event", [](Belongings& b) { (void)b.event->Wait(); }},
+      {"waiting for the GPU", [](Belongings& b) { (void)b.device->Synchronize(); }},
+      {"waiting for the GPU", [](Belongings& b) { (void)b.stream->Synchronize(); }},
+      {"waiting for the GPU", [](Belongings& b) { (void)b.math->Synchronize(); }},
+      {"waiting for the GPU", [](Belongings& b) { b.stream.reset(); }},
+      {"waiting for the GPU", [](Belongings& b) { b.math.reset(); }},
+      {"copying to the GPU", [](Belongings& b) { b.device->CopyToDevice(b.host.data(), b.buffer->data(), 64); }},
+      {"copying from the GPU", [](Belongings& b) { b.device->CopyToHost(b.buffer->data(), b.host.data(), 64); }},
+      {"copying from the GPU", [](Belongings& b) { b.math->CopyToHost(b.buffer->data(), b.host.data(), 64); }},
+      {"waiting for the loss", [](Belongings& b) { b.loss->Result(); }},
+      {"allocating GPU memory", [](Belongings& b) { (void)b.device->Allocate(64); }},
+      {"allocating GPU memory",
+       [](Belongings& b) { (void)b.device->CreateBatchNorm({.batch = 1, .height = 1, .width = 1, .channels = 1}); }},
+      {"freeing GPU memory", [](Belongings& b) { b.buffer.reset(); }},
+      {"freeing GPU memory", [](Belongings& b) { b.pool.reset(); }},
+      {"allocating pinned memory", [](Belongings& b) { (void)b.device->AllocatePinned(64); }},
+      {"freeing pinned memory", [](Belongings& b) { b.pinned.reset(); }},
+      {"unpinning memory", [](Belongings& b) { b.registered.reset(); }},
+      {"making a GPU current", [](Belongings& b) { (void)b.math->MakeCurrent(); }},
+      {"launching a graph", [](Belongings& b) { (void)b.graph->Launch(); }},
+      {"freeing a graph", [](Belongings& b) { b.graph.reset(); }},
+  };
+  for (const auto& [name, call] : calls) {
+    SCOPED_TRACE(name);
+    std::string seen;
+    CudaWatch watch({.deadline = std::chrono::milliseconds(5), .hangs = [&seen](const char* hanging) {
+                       seen = hanging;
+                       cuda_emulation::Hangs() = false;
+                     }});
+    Belongings belongings(&watch);
+    cuda_emulation::Hangs() = true;
+    call(belongings);
+    cuda_emulation::Hangs() = false;
+    EXPECT_EQ(seen, name);
+  }
 }
 
 // An operation whose temporary memory does not fit is refused when it is created, not in a step.

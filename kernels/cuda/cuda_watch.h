@@ -1,0 +1,68 @@
+// Ends the wait for a GPU that hangs.
+//
+// When a GPU has hung, no call of CUDA returns: no wait for an event, no copy, no cudaFree, and no destructor that calls
+// them. CUDA has no wait with a deadline. A loop around cudaEventQuery would be one for events only, and it would keep a
+// core busy or sleep past the end of the step. So calls block, and wake up as soon as without a watch; a thread of the
+// watch looks whether they return. It cannot bring a thread back, but it can end the process.
+//
+// Cost: a call takes a free lock twice, some 50 ns; the watch's thread wakes up eight times per deadline.
+//
+// Thread safety: any thread. The thread of the watch starts with the first call.
+#ifndef STARRING_KERNELS_CUDA_CUDA_WATCH_H_
+#define STARRING_KERNELS_CUDA_CUDA_WATCH_H_
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace starring {
+
+class CudaWatch {
+ public:
+  struct Options {
+    std::chrono::nanoseconds deadline{0};
+    // Called once, by the watch's thread, with the name of a call that has lasted for the deadline, or up to an eighth
+    // longer. Should end the process, by _exit: destructors would wait for the GPU too.
+    std::function<void(const char* call)> hangs;
+  };
+  explicit CudaWatch(Options options) : options_(std::move(options)) {}
+  ~CudaWatch();
+  CudaWatch(const CudaWatch&) = delete;
+  CudaWatch& operator=(const CudaWatch&) = delete;
+
+  // While it lives, this thread is in a call of CUDA's.
+  class Call {
+   public:
+    // Null: nobody looks. `name`: a literal, as "waiting for an event".
+    Call(CudaWatch* watch, const char* name);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    friend class CudaWatch;
+    CudaWatch* const watch_;
+    const char* const name_;
+    int looks_ = 0;  // that saw this call; the watch's lock guards it
+  };
+
+ private:
+  // A process that was stopped for an hour has not waited for an hour: looks are counted, not time.
+  static constexpr int kLooks = 8;
+
+  void Look();
+
+  const Options options_;
+  std::mutex mutex_;
+  std::condition_variable ends_;
+  bool is_over_ = false;
+  std::vector<Call*> calls_;  // of as many threads
+  std::thread thread_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_KERNELS_CUDA_CUDA_WATCH_H_

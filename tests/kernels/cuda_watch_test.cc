@@ -1,0 +1,82 @@
+#include "kernels/cuda/cuda_watch.h"
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+
+struct Report {
+  std::atomic<int> count = 0;
+  std::string call;
+  Clock::time_point at;
+
+  CudaWatch::Options After(milliseconds deadline) {
+    return {.deadline = deadline, .hangs = [this](const char* name) {
+              call = name;
+              at = Clock::now();
+              ++count;
+            }};
+  }
+  void Await() const {
+    while (count == 0) std::this_thread::sleep_for(milliseconds(1));
+  }
+};
+
+TEST(CudaWatch, NamesTheCallThatDoesNotReturnAtTheDeadline) {
+  Report report;
+  CudaWatch watch(report.After(milliseconds(40)));
+  { const CudaWatch::Call other(&watch, "copying"); }
+  const Clock::time_point begin = Clock::now();
+  {
+    const CudaWatch::Call call(&watch, "waiting");
+    report.Await();
+  }
+  EXPECT_EQ(report.call, "waiting");
+  EXPECT_GE(report.at - begin, milliseconds(40));
+}
+
+TEST(CudaWatch, CallsThatReturnMayFollowEachOtherForLongerThanTheDeadline) {
+  Report report;
+  CudaWatch watch(report.After(milliseconds(40)));
+  const Clock::time_point begin = Clock::now();
+  while (Clock::now() - begin < milliseconds(120)) {
+    const CudaWatch::Call call(&watch, "waiting");
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  EXPECT_EQ(report.count, 0);
+}
+
+TEST(CudaWatch, OneThreadsCallsDoNotHideAnothers) {
+  Report report;
+  CudaWatch watch(report.After(milliseconds(20)));
+  const CudaWatch::Call call(&watch, "waiting");
+  std::thread other([&] {
+    while (report.count == 0) const CudaWatch::Call brief(&watch, "launching");
+  });
+  other.join();
+  EXPECT_EQ(report.call, "waiting");
+}
+
+TEST(CudaWatch, ReportsOnce) {
+  Report report;
+  CudaWatch watch(report.After(milliseconds(8)));
+  const CudaWatch::Call call(&watch, "waiting");
+  report.Await();
+  std::this_thread::sleep_for(milliseconds(30));
+  EXPECT_EQ(report.count, 1);
+}
+
+// A process that looks at nobody's calls has no thread for it.
+TEST(CudaWatch, WithoutAWatchNobodyLooks) { const CudaWatch::Call call(nullptr, "waiting"); }
+
+}  // namespace
+}  // namespace starring
