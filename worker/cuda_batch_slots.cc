@@ -15,6 +15,10 @@ namespace {
 constexpr int64_t kResultOffset = RoundUpToBatchAlignment(sizeof(CudaStepValues));
 constexpr int64_t kHeaderBytes = kResultOffset + RoundUpToBatchAlignment(sizeof(CudaStepResult));
 
+int64_t BatchBytesMax(const CudaBatchSlots::Options& options) {
+  return LayOutBatch(options.batch_max, options.image_values).size_bytes;
+}
+
 }  // namespace
 
 CudaStepResult* CudaBatchSlots::Slot::device_result() const { return At<CudaStepResult>(kResultOffset); }
@@ -33,6 +37,13 @@ absl::Status CudaBatchSlots::Slot::Finish() {
   CHECK(runs_);
   runs_ = false;
   return done_->Wait();
+}
+
+CudaBatchSlots::CudaBatchSlots(const Options& options)
+    : options_(options), batch_bytes_max_(BatchBytesMax(options)), slots_(static_cast<size_t>(options.count)) {}
+
+int64_t CudaBatchSlots::DeviceBytes(const Options& options) {
+  return options.count * (kHeaderBytes + BatchBytesMax(options));
 }
 
 absl::StatusOr<std::unique_ptr<CudaBatchSlots>> CudaBatchSlots::Create(const Options& options) {

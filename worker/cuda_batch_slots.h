@@ -41,6 +41,8 @@ class CudaBatchSlots final : public BatchMemory {
     int64_t batch_max = 0;
     int64_t image_values = 0;  // bytes of an image
   };
+  // What Create allocates on the GPU; `device` does not matter.
+  static int64_t DeviceBytes(const Options& options);
   // The slots, not yet what batches they are filled with. ResourceExhausted with the number of bytes.
   static absl::StatusOr<std::unique_ptr<CudaBatchSlots>> Create(const Options& options);
   ~CudaBatchSlots() override;
@@ -99,10 +101,7 @@ class CudaBatchSlots final : public BatchMemory {
   absl::Status AwaitCopy();
 
  private:
-  explicit CudaBatchSlots(const Options& options)
-      : options_(options),
-        batch_bytes_max_(LayOutBatch(options.batch_max, options.image_values).size_bytes),
-        slots_(static_cast<size_t>(options.count)) {}
+  explicit CudaBatchSlots(const Options& options);
   absl::Status AllocateSlots();
   std::byte* HeaderOf(const Batch& batch) const;
 

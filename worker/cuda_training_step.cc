@@ -12,7 +12,7 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
+constexpr int64_t kFloatBytes = sizeof(float), kLabelBytes = sizeof(int32_t);
 
 using Slot = CudaBatchSlots::Slot;
 
@@ -33,6 +33,17 @@ struct Recording {
   int64_t batch = 0;
   std::vector<CapturedStep> steps;  // by slot
 };
+
+int64_t ImagesBytes(const CudaTrainingStepOptions& options) {
+  return std::max(options.batch_max, options.evaluation_batch_max) * options.image_values * kFloatBytes;
+}
+
+CudaBatchSlots::Options SlotsOf(const CudaTrainingStepOptions& options) {
+  return {.device = options.device,
+          .count = options.batch_slots,
+          .batch_max = options.batch_max,
+          .image_values = options.image_values};
+}
 
 class CudaTrainingStep final : public TrainingStep {
  public:
@@ -90,16 +101,12 @@ class CudaTrainingStep final : public TrainingStep {
 
 absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
   ASSIGN_OR_RETURN(transfers_, CudaBucketTransfers::Create(parts, &device_, options_.local));
-  const int64_t images_max = std::max(options_.batch_max, options_.evaluation_batch_max);
-  ASSIGN_OR_RETURN(images_, device_.Allocate(images_max * options_.image_values * kFloatBytes), "a batch of images");
+  ASSIGN_OR_RETURN(images_, device_.Allocate(ImagesBytes(options_)), "a batch of images");
   ASSIGN_OR_RETURN(evaluation_pixels_, device_.Allocate(options_.evaluation_batch_max * options_.image_values));
-  ASSIGN_OR_RETURN(evaluation_labels_, device_.Allocate(options_.evaluation_batch_max * kFloatBytes));
+  ASSIGN_OR_RETURN(evaluation_labels_, device_.Allocate(options_.evaluation_batch_max * kLabelBytes));
   ASSIGN_OR_RETURN(offset_, device_.Allocate(options_.channels * kFloatBytes));
   ASSIGN_OR_RETURN(scale_, device_.Allocate(options_.channels * kFloatBytes));
-  ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create({.device = &device_,
-                                                   .count = options_.batch_slots,
-                                                   .batch_max = options_.batch_max,
-                                                   .image_values = options_.image_values}));
+  ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create(SlotsOf(options_)));
   return absl::OkStatus();
 }
 
@@ -307,6 +314,14 @@ Recording* CudaTrainingStep::RecordingOf(int64_t batch) {
 }
 
 }  // namespace
+
+int64_t CudaParametersBytes(int64_t element_count) { return 2 * element_count * kFloatBytes; }
+
+int64_t CudaBatchesBytes(const CudaTrainingStepOptions& options) {
+  const int64_t evaluation = options.evaluation_batch_max * (options.image_values + kLabelBytes);
+  const int64_t constants = 2 * options.channels * kFloatBytes;
+  return CudaBatchSlots::DeviceBytes(SlotsOf(options)) + ImagesBytes(options) + evaluation + constants;
+}
 
 absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCudaTrainingStep(const TrainingStepParts& parts,
                                                                      const CudaTrainingStepOptions& options) {

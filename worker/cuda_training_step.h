@@ -50,6 +50,10 @@ struct CudaTrainingStepOptions {
   int batch_slots = 4;               // see cuda_batch_slots.h
 };
 
+// What a step allocates on the GPU: for parameters and gradients, and for batches.
+int64_t CudaParametersBytes(int64_t element_count);
+int64_t CudaBatchesBytes(const CudaTrainingStepOptions& options);
+
 // ResourceExhausted with the number of bytes. The step ends before the exchange, the network and the device do.
 absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCudaTrainingStep(const TrainingStepParts& parts,
                                                                      const CudaTrainingStepOptions& options);

@@ -34,6 +34,7 @@
 #include "worker/exchange/ring/ring_exchange.h"
 #include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/star_exchange.h"
+#include "worker/gpu_memory.h"
 #include "worker/launcher_environment.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
@@ -155,6 +156,15 @@ struct Workings {
   }
 };
 
+// But for the device and the exchange.
+CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape) {
+  return {.graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
+          .image_values = shape.height * shape.width * shape.channels,
+          .channels = shape.channels,
+          .batch_max = shape.batch_max,
+          .evaluation_batch_max = shape.evaluation_batch_max};
+}
+
 absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const NetworkOptions& shape,
                                         const DeviceChoice& choice, const BucketMap& buckets, MpiRuntime* mpi,
                                         const Tracing& tracing, StallOptions stall, Network* network) {
@@ -178,33 +188,50 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const Netw
     ASSIGN_OR_RETURN(workings.step, CreateCpuTrainingStep(parts, choice.device.get()));
     return workings;
   }
-  auto step =
-      CreateCudaTrainingStep(parts, {.device = choice.cuda,
-                                     .local = local,
-                                     .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
-                                     .image_values = shape.height * shape.width * shape.channels,
-                                     .channels = shape.channels,
-                                     .batch_max = (options.global_batch + options.world_size - 1) / options.world_size,
-                                     .evaluation_batch_max = kEvaluationBatch});
+  CudaTrainingStepOptions step_options = MakeCudaStepOptions(options, shape);
+  step_options.device = choice.cuda;
+  step_options.local = local;
+  auto step = CreateCudaTrainingStep(parts, step_options);
   if (!step.ok()) return OnGpu(step.status());
   workings.step = *std::move(step);
   return workings;
 }
 
-// From the watch's thread, for the one that trains will not come back. Destructors would wait for the GPU as well:
-// there are none. The peers see this process end.
-[[noreturn]] void EndHanging(int rank, const std::string& gpu, const char* call, absl::Duration deadline,
-                             const WorkState& work) {
-  const std::string when = work.phase == WorkPhase::kUnknown ? "" : absl::StrCat(", ", DescribeWork(work));
+// Ends this process when the GPU, or the driver, has not answered for --exchange_deadline_s. Everything outlives the
+// watch. No destructor runs: destructors would wait for the GPU too. The peers see the process end.
+CudaWatch::Options MakeWatch(const WorkerOptions& options, const std::string& gpu, const ProgressState& state) {
+  return {.deadline = absl::ToChronoNanoseconds(options.exchange_deadline), .hangs = [&](const char* call) {
+            const WorkState work = state.Read(ProgressState::Clock::now());
+            const std::string when = work.phase == WorkPhase::kUnknown ? "" : absl::StrCat(", ", DescribeWork(work));
+            std::fflush(stdout);
+            std::fprintf(stderr,
+                         "worker %d: error: %s does not answer: %s has taken %s%s: nvidia-smi and the kernel's log "
+                         "(Xid) say what became of it; start again without it, with --resume from the last checkpoint, "
+                         "or give a larger --exchange_deadline_s where a step may take so long\n",
+                         options.rank, gpu.c_str(), call, absl::FormatDuration(options.exchange_deadline).c_str(),
+                         when.c_str());
+            std::fflush(stderr);
+            _exit(kExitFailed);
+          }};
+}
+
+void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
+               const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
+  std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n", options.model.c_str(),
+              static_cast<long long>(network.layout().parameter_count()), options.dataset.name.c_str(),
+              static_cast<long long>(data.train.count), SyncName(options.sync), options.world_size,
+              options.world_size == 1 ? "" : "s", choice.device->name().c_str());
+  if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
+  if (choice.cuda != nullptr) std::printf("%s\n", DescribeGpuMemory(gpu_memory, *choice.cuda).c_str());
   std::fflush(stdout);
-  std::fprintf(
-      stderr,
-      "worker %d: error: %s does not answer: %s has taken %s%s: nvidia-smi and the kernel's log (Xid) say what "
-      "became of it; start again without it, with --resume from the last checkpoint, or give a larger "
-      "--exchange_deadline_s where a step may take so long\n",
-      rank, gpu.c_str(), call, absl::FormatDuration(deadline).c_str(), when.c_str());
-  std::fflush(stderr);
-  _exit(kExitFailed);
+}
+
+void PrintResult(const WorkerOptions& options, const TrainResult& result) {
+  std::printf("%s after %lld steps, p50 %.3f ms a step, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
+              static_cast<long long>(result.next_step), result.step_summary.p50_ms, result.parameter_sha256.c_str());
+  if (result.stopped_early && result.checkpoint_saved) {
+    std::printf("saved in %s: --resume goes on from there\n", options.checkpoint_dir.c_str());
+  }
 }
 
 Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironment& launcher) {
@@ -237,10 +264,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ProgressState state;
   std::string gpu = "the CUDA driver";
-  CudaWatch watch({.deadline = absl::ToChronoNanoseconds(options.exchange_deadline), .hangs = [&](const char* call) {
-                     EndHanging(options.rank, gpu, call, options.exchange_deadline,
-                                state.Read(ProgressState::Clock::now()));
-                   }});
+  CudaWatch watch(MakeWatch(options, gpu, state));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, &watch));
   if (choice.cuda != nullptr) {
     gpu = absl::StrCat("GPU ", choice.cuda->info().ordinal, " (", choice.cuda->info().name, ")");
@@ -254,6 +278,12 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                        .evaluation_batch_max = kEvaluationBatch,
                                        .seed = options.seed,
                                        .track = tracing.compute};
+  GpuMemoryNeed gpu_memory;
+  if (choice.cuda != nullptr) {
+    ASSIGN_OR_RETURN(gpu_memory, GpuMemoryNeedOf(layers, network_options, MakeCudaStepOptions(options, network_options),
+                                                 options.sync == Sync::kLocal ? &options.optimizer : nullptr));
+    RETURN_IF_ERROR(CheckGpuMemory(gpu_memory, *choice.cuda));
+  }
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device.get());
   if (!created.ok()) return choice.cuda == nullptr ? created.status() : OnGpu(created.status());
   const std::unique_ptr<Network> network = *std::move(created);
@@ -263,14 +293,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
   const Progress::Style style = ChooseStyle(options, launcher);
   ASSIGN_OR_RETURN(const Workings workings, CreateWorkings(options, network_options, choice, buckets, mpi, tracing,
                                                            MakeStallOptions(options, &state, style), network.get()));
-  if (style != Progress::Style::kNone) {
-    std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n",
-                options.model.c_str(), static_cast<long long>(network->layout().parameter_count()),
-                options.dataset.name.c_str(), static_cast<long long>(data.train.count), SyncName(options.sync),
-                options.world_size, options.world_size == 1 ? "" : "s", choice.device->name().c_str());
-    if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
-    std::fflush(stdout);
-  }
+  if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   const std::unique_ptr<Trainer> trainer = Trainer::Create({.worker = &options,
                                                             .data = &data,
                                                             .network = network.get(),
@@ -286,14 +309,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                             .state = &state});
   ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
   if (options.rank != 0) return absl::OkStatus();
-  if (style != Progress::Style::kNone) {
-    std::printf("%s after %lld steps, p50 %.3f ms a step, parameters %.12s\n",
-                result.stopped_early ? "stopped" : "done", static_cast<long long>(result.next_step),
-                result.step_summary.p50_ms, result.parameter_sha256.c_str());
-    if (result.stopped_early && result.checkpoint_saved) {
-      std::printf("saved in %s: --resume goes on from there\n", options.checkpoint_dir.c_str());
-    }
-  }
+  if (style != Progress::Style::kNone) PrintResult(options, result);
   if (options.record.empty()) return absl::OkStatus();
   std::map<std::string, std::string> versions = LibraryVersions(), engines;
   if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {

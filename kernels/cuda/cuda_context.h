@@ -48,12 +48,16 @@ struct CudaContext {
   CudaMemory workspace;  // of matrix products
   CudaScratch scratch;
   CudaCounters counters;
+  int64_t allocated_bytes = 0;             // by Allocate, since freed or not
   const CudaStepValues* bound = nullptr;   // device memory, or null
   CudaStepResult* bound_result = nullptr;  // likewise
   absl::Status first_error;
 
-  // Device memory of an operation.
-  absl::StatusOr<CudaMemory> Allocate(int64_t size_bytes) const { return CudaMemory::Create(size_bytes, watch); }
+  // Device memory of an operation, or of a library for all of them.
+  absl::StatusOr<CudaMemory> Allocate(int64_t size_bytes) {
+    allocated_bytes += size_bytes;
+    return CudaMemory::Create(size_bytes, watch);
+  }
 
   // Operations return nothing: their first error waits here for Synchronize.
   void Keep(const absl::Status& status) { first_error.Update(status); }

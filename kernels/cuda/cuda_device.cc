@@ -134,6 +134,13 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   }
   const CudaDeviceInfo& info() const override { return info_; }
   CudaStream* stream() override { return stream_.get(); }
+  absl::StatusOr<int64_t> FreeBytes() const override {
+    size_t free_bytes = 0, total_bytes = 0;
+    const CudaWatch::Call call(context_.watch, "asking for free memory");
+    RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free_bytes, &total_bytes), "cudaMemGetInfo"));
+    return static_cast<int64_t>(free_bytes);
+  }
+  int64_t operations_bytes() const override { return context_.allocated_bytes + context_.scratch.size_bytes(); }
   std::string cudnn_version() const override {
     return context_.cudnn_handle == nullptr ? "" : CudnnVersion(context_.cudnn);
   }
@@ -141,7 +148,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   const std::map<std::string, std::string>& engines() const override { return context_.engines; }
 
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
-    ASSIGN_OR_RETURN(CudaMemory memory, context_.Allocate(size_bytes));
+    ASSIGN_OR_RETURN(CudaMemory memory, CudaMemory::Create(size_bytes, context_.watch));
     if (size_bytes > 0) {
       RETURN_IF_ERROR(
           CudaStatus(cudaMemsetAsync(memory.data(), 0, static_cast<size_t>(size_bytes), context_.stream), "zeroing"));

@@ -125,6 +125,9 @@ class CudaDevice : public Device {
  public:
   virtual const CudaDeviceInfo& info() const = 0;
   virtual CudaStream* stream() = 0;  // where operations run
+  // Of the GPU's memory: what no process has taken, and what operations and the workspaces of libraries have.
+  virtual absl::StatusOr<int64_t> FreeBytes() const = 0;
+  virtual int64_t operations_bytes() const = 0;
 
   // "9.19.0"; empty where convolutions are computed by kernels of our own, and then why: Unavailable where there is no
   // cuDNN, or it was not asked for; else what it said.

@@ -35,6 +35,12 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes, CudaWatch* wat
   return memory;
 }
 
+int64_t CudaScratch::size_bytes() const {
+  int64_t sum = 0;
+  for (const CudaMemory& block : blocks_) sum += block.size_bytes();
+  return sum;
+}
+
 absl::Status CudaScratch::Reserve(int64_t size_bytes) {
   const int64_t have_bytes = blocks_.empty() ? 0 : blocks_.back().size_bytes();
   if (size_bytes <= have_bytes) return absl::OkStatus();

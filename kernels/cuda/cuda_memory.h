@@ -51,6 +51,7 @@ class CudaScratch {
   explicit CudaScratch(CudaWatch* watch = nullptr) : watch_(watch) {}
   // Grows to `size_bytes`. What was there stays allocated: a captured graph may hold its address.
   absl::Status Reserve(int64_t size_bytes);
+  int64_t size_bytes() const;  // of all that was reserved
   // At most what was reserved.
   float* floats() const { return blocks_.empty() ? nullptr : blocks_.back().floats(); }
 

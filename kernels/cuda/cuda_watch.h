@@ -1,9 +1,9 @@
 // Ends the wait for a GPU that hangs.
 //
-// When a GPU has hung, no call of CUDA returns: no wait for an event, no copy, no cudaFree, and no destructor that calls
-// them. CUDA has no wait with a deadline. A loop around cudaEventQuery would be one for events only, and it would keep a
-// core busy or sleep past the end of the step. So calls block, and wake up as soon as without a watch; a thread of the
-// watch looks whether they return. It cannot bring a thread back, but it can end the process.
+// When a GPU has hung, no call of CUDA returns: no wait for an event, no copy, no cudaFree, and no destructor that
+// calls them. CUDA has no wait with a deadline. A loop around cudaEventQuery would be one for events only, and it would
+// keep a core busy or sleep past the end of the step. So calls block, and wake up as soon as without a watch; a thread
+// of the watch looks whether they return. It cannot bring a thread back, but it can end the process.
 //
 // Cost: a call takes a free lock twice, some 50 ns; the watch's thread wakes up eight times per deadline.
 //

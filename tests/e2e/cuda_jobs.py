@@ -138,7 +138,8 @@ class CudaJobs(JobTest):
         done = self.run_to_end([self.worker, "--device=cuda", *without(DATA, "global_batch"), "--model=mnist_cnn",
                                 "--global_batch=2000000"])
         self.assertEqual(done.returncode, 2, done.output)
-        self.assertRegex(done.output, r"no GPU memory for a buffer of \d+ bytes: \d+ of \d+ are free.*--global_batch")
+        self.assertRegex(done.output, r"has too little memory: \S+ GiB are needed \(activations .*, batches .*\), "
+                                      r"\S+ .iB of \S+ GiB are free: give a smaller --global_batch")
 
     def test_auto_takes_the_gpu_and_says_which(self):
         done = self.run_to_end([self.worker, *DATA, "--model=logreg", "--epochs=1"])

@@ -14,6 +14,25 @@
 #include "worker/model/parameter_init.h"
 
 namespace starring {
+namespace {
+
+absl::StatusOr<NetworkGraph> CreateGraph(const LayerFile& file, const NetworkOptions& options) {
+  return NetworkGraph::Create(
+      file,
+      {.height = options.height, .width = options.width, .channels = options.channels, .classes = options.classes});
+}
+
+int64_t EvaluationBatchMax(const NetworkOptions& options) {
+  return options.evaluation_batch_max == 0 ? options.batch_max : options.evaluation_batch_max;
+}
+
+int64_t ArenaBytes(const NetworkOptions& options, const NetworkProgram& training, const NetworkProgram& evaluation) {
+  const int64_t elements = std::max(options.batch_max * training.arena_sample_elements,
+                                    EvaluationBatchMax(options) * evaluation.arena_sample_elements);
+  return elements * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
 
 class Network::Impl {
  public:
@@ -24,7 +43,7 @@ class Network::Impl {
         evaluation_(BuildEvaluationProgram(graph_)),
         options_(options),
         device_(device) {
-    if (options_.evaluation_batch_max == 0) options_.evaluation_batch_max = options_.batch_max;
+    options_.evaluation_batch_max = EvaluationBatchMax(options_);
     for (const GraphLayer& layer : graph_.layers()) {
       if (options_.track == nullptr) break;
       forward_names_.push_back(options_.track->Intern("forward " + layer.name));
@@ -52,11 +71,7 @@ class Network::Impl {
   const NetworkGraph& graph() const { return graph_; }
   const std::vector<NetworkBuffer>& buffers() const { return buffers_; }
 
-  int64_t arena_bytes() const {
-    const int64_t elements = std::max(options_.batch_max * training_.arena_sample_elements,
-                                      options_.evaluation_batch_max * evaluation_.arena_sample_elements);
-    return elements * static_cast<int64_t>(sizeof(float));
-  }
+  int64_t arena_bytes() const { return ArenaBytes(options_, training_, evaluation_); }
 
   absl::Status Prepare(int64_t batch) {
     CHECK_GE(batch, 1);
@@ -243,13 +258,16 @@ class Network::Impl {
 absl::StatusOr<std::unique_ptr<Network>> Network::Create(const LayerFile& file, const NetworkOptions& options,
                                                          Device* device) {
   CHECK_GE(options.batch_max, 1);
-  ASSIGN_OR_RETURN(NetworkGraph graph, NetworkGraph::Create(file, {.height = options.height,
-                                                                   .width = options.width,
-                                                                   .channels = options.channels,
-                                                                   .classes = options.classes}));
+  ASSIGN_OR_RETURN(NetworkGraph graph, CreateGraph(file, options));
   auto impl = std::make_unique<Impl>(file, std::move(graph), options, device);
   RETURN_IF_ERROR(impl->Allocate());
   return std::unique_ptr<Network>(new Network(std::move(impl)));
+}
+
+absl::StatusOr<NetworkSize> Network::SizeOf(const LayerFile& file, const NetworkOptions& options) {
+  ASSIGN_OR_RETURN(const NetworkGraph graph, CreateGraph(file, options));
+  return NetworkSize{.arena_bytes = ArenaBytes(options, BuildTrainingProgram(graph), BuildEvaluationProgram(graph)),
+                     .element_count = graph.layout().element_count()};
 }
 
 Network::Network(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -51,8 +51,16 @@ struct NetworkBuffer {
   std::span<float> values;  // device memory of the network; shape {channels}
 };
 
+// What a network takes: known without a device.
+struct NetworkSize {
+  int64_t arena_bytes = 0;    // device memory of activations and their gradients
+  int64_t element_count = 0;  // of the parameter vector
+};
+
 class Network {
  public:
+  // Fails as Create does where the layer file and the data set's shape do not go together.
+  static absl::StatusOr<NetworkSize> SizeOf(const LayerFile& file, const NetworkOptions& options);
   // InvalidArgument with file, line, layer and reason where the layer file and the data set's shape do not go together
   // (see network_graph.h), or the device has no such operation. ResourceExhausted when the arena does not fit.
   // `device` outlives the network. REQUIRES: batch_max >= 1.

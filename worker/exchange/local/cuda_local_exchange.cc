@@ -83,6 +83,10 @@ class CudaLocalExchangeImpl final : public CudaLocalExchange {
 
 }  // namespace
 
+int64_t CudaLocalExchange::StateBytes(const OptimizerConfig& optimizer, int64_t element_count) {
+  return StateVectorCount(optimizer) * element_count * static_cast<int64_t>(sizeof(float));
+}
+
 absl::StatusOr<std::unique_ptr<CudaLocalExchange>> CudaLocalExchange::Create(CudaDevice* device,
                                                                              const OptimizerConfig& optimizer,
                                                                              int64_t element_count) {

@@ -19,6 +19,8 @@ namespace starring {
 // Submit and Await are not called: the training step calls Apply.
 class CudaLocalExchange : public GradientExchange {
  public:
+  // Of the GPU's memory, that Create allocates.
+  static int64_t StateBytes(const OptimizerConfig& optimizer, int64_t element_count);
   // ResourceExhausted with the number of bytes. `device` outlives the exchange.
   static absl::StatusOr<std::unique_ptr<CudaLocalExchange>> Create(CudaDevice* device, const OptimizerConfig& optimizer,
                                                                    int64_t element_count);

@@ -1,0 +1,88 @@
+// On emulated GPUs, which know what was allocated.
+#include "worker/gpu_memory.h"
+
+#include <memory>
+#include <string>
+
+#include "common/bucket_map.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cuda_emulation/emulated_gpu.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
+
+namespace starring {
+namespace {
+
+using ::testing::MatchesRegex;
+
+constexpr OptimizerConfig kOptimizer{.kind = OptimizerKind::kAdamW};
+
+class GpuMemoryTest : public testing::Test {
+ protected:
+  ~GpuMemoryTest() override { cuda_emulation::Gpu() = {}; }
+
+  // The batch is larger than the evaluation's, or smaller.
+  static NetworkOptions ShapeOf(int64_t batch) {
+    return {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = batch, .evaluation_batch_max = 64};
+  }
+  static CudaTrainingStepOptions StepOf(int64_t batch) {
+    return {.image_values = 784, .channels = 1, .batch_max = batch, .evaluation_batch_max = 64};
+  }
+  static GpuMemoryNeed NeedOf(int64_t batch, const OptimizerConfig* optimizer = &kOptimizer) {
+    return GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), StepOf(batch), optimizer).value();
+  }
+};
+
+TEST_F(GpuMemoryTest, WhatIsNeededIsWhatATrainingAllocates) {
+  for (const int64_t batch : {300, 5}) {
+    const auto device = CreateCudaDevice({}).value();
+    const int64_t before_bytes = cuda_emulation::DeviceBytes() - device->operations_bytes();
+    const auto network = Network::Create(LayerFile::Load("lenet5").value(), ShapeOf(batch), device.get()).value();
+    const int64_t elements = network->layout().element_count();
+    const auto buckets = BucketMap::Create({.element_count = elements, .bucket_bytes = 1, .world_size = 1}).value();
+    const auto exchange = CudaLocalExchange::Create(device.get(), kOptimizer, elements).value();
+    CudaTrainingStepOptions options = StepOf(batch);
+    options.device = device.get();
+    options.local = exchange.get();
+    const auto step =
+        CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets}, options)
+            .value();
+    const int64_t taken_bytes = cuda_emulation::DeviceBytes() - device->operations_bytes() - before_bytes;
+    // Every allocation is rounded up to 256 bytes.
+    EXPECT_GE(taken_bytes, NeedOf(batch).total_bytes());
+    EXPECT_LE(taken_bytes, NeedOf(batch).total_bytes() + 40 * 256);
+  }
+}
+
+TEST_F(GpuMemoryTest, WithSeveralWorkersTheOptimizerIsTheExchanges) {
+  const GpuMemoryNeed one = NeedOf(64), several = NeedOf(64, nullptr);
+  EXPECT_EQ(one.optimizer_bytes, one.parameters_bytes);  // two vectors each
+  EXPECT_EQ(several.optimizer_bytes, 0);
+  EXPECT_EQ(several.parameters_bytes, one.parameters_bytes);
+}
+
+TEST_F(GpuMemoryTest, WhatDoesNotFitIsRefusedWithNumbersAndTheWayOut) {
+  const auto device = CreateCudaDevice({}).value();
+  const GpuMemoryNeed need = NeedOf(4096);
+  cuda_emulation::Gpu().memory_bytes = cuda_emulation::DeviceBytes() + need.total_bytes();
+  EXPECT_TRUE(CheckGpuMemory(need, *device).ok());
+  --cuda_emulation::Gpu().memory_bytes;
+  const absl::Status status = CheckGpuMemory(need, *device);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              MatchesRegex("GPU 0 \\(emulated GPU\\) has too little memory: ([0-9.]+ MiB) are needed \\(activations "
+                           "[0-9.]+ MiB, parameters and gradients 0.5 MiB, optimizer 0.5 MiB, batches [0-9.]+ MiB\\), "
+                           "[0-9.]+ MiB of 2.0 GiB are free: give a smaller --global_batch.*--device=cpu"));
+}
+
+TEST_F(GpuMemoryTest, IsDescribedForAPerson) {
+  const auto device = CreateCudaDevice({}).value();
+  const GpuMemoryNeed need{
+      .activations_bytes = int64_t{5} << 28, .parameters_bytes = 1 << 20, .batches_bytes = 3 << 19};
+  EXPECT_EQ(DescribeGpuMemory(need, *device),
+            "GPU memory: 1.3 GiB of 2.0 GiB (activations 1.2 GiB, parameters and gradients 1.0 MiB, batches 1.5 MiB, "
+            "operations 32.0 MiB)");
+}
+
+}  // namespace
+}  // namespace starring
