@@ -3,8 +3,7 @@
 //
 //   taskset -c 1 bazel-bin/bench/kernels_bench --benchmark_min_time=0.2
 //
-// --instruction_set=baseline or avx2 restricts our own loops and tiles; ONEDNN_MAX_CPU_ISA=SSE41 or AVX2 in the
-// environment restricts oneDNN.
+// --isa=baseline or avx2 restricts our own loops and tiles, and oneDNN, as the worker's flag does.
 //
 // The measure of a GFLOP/s figure is Peak: independent fused multiply-adds in a matrix product that fits in the cache.
 #include <cstdint>
@@ -21,7 +20,7 @@
 #include "common/instruction_set.h"
 #include "kernels/cpu/cpu_device.h"
 
-ABSL_FLAG(std::string, instruction_set, "", "baseline, avx2 or avx512; empty: the best there is");
+ABSL_FLAG(std::string, isa, "auto", "baseline, avx2 or avx512; auto: the best of this machine");
 
 namespace starring {
 namespace {
@@ -29,11 +28,11 @@ namespace {
 constexpr int64_t kBatch = 64;
 
 InstructionSet ChosenInstructionSet() {
-  const std::string name = absl::GetFlag(FLAGS_instruction_set);
+  const std::string name = absl::GetFlag(FLAGS_isa);
   if (name == "baseline") return InstructionSet::kBaseline;
   if (name == "avx2") return InstructionSet::kAvx2;
-  CHECK(name.empty() || name == "avx512") << "--instruction_set=" << name;
-  return name.empty() ? BestInstructionSet() : InstructionSet::kAvx512;
+  CHECK(name == "auto" || name == "avx512") << "--isa=" << name;
+  return name == "auto" ? BestInstructionSet() : InstructionSet::kAvx512;
 }
 
 // One device and its buffers, filled with small numbers.
@@ -195,6 +194,7 @@ int main(int argc, char** argv) {
   starring::RegisterAll();
   benchmark::Initialize(&argc, argv);
   absl::ParseCommandLine(argc, argv);
+  if (absl::GetFlag(FLAGS_isa) != "auto") CHECK(starring::LimitOnednn(starring::ChosenInstructionSet()).ok());
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

@@ -107,7 +107,7 @@ void BM_Normalize(benchmark::State& state) {
   }
   state.SetItemsProcessed(state.iterations());
 }
-BENCHMARK(BM_Normalize)->ArgName("instruction_set")->DenseRange(0, kInstructionSetCount - 1);
+BENCHMARK(BM_Normalize)->ArgName("isa")->DenseRange(0, kInstructionSetCount - 1);
 
 // What PixelNormalizer does not do: a table of 256 values for each channel.
 void BM_NormalizeByTable(benchmark::State& state) {

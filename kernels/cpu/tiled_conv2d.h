@@ -7,7 +7,7 @@
 //   6 -> 16, 5x5, 14x14:                  oneDNN 321, 993; this 305, 654
 //   1 -> 32, 3x3, 28x28, no dx:           oneDNN 409, 514; this 335, 452
 //   3 -> 16, 3x3, 32x32, padding 1, no dx: oneDNN 648, 731; this 622, 688
-// with AVX2 (kernels_bench --instruction_set=avx2, ONEDNN_MAX_CPU_ISA=AVX2), mask included:
+// with AVX2 (kernels_bench --isa=avx2), mask included:
 //   6 -> 16, 5x5, 14x14:                  oneDNN 432, 962; this 291, 681
 //   1 -> 32, 3x3, 28x28, no dx:           oneDNN 320, 1145; this 394, 459
 // and without (baseline, SSE41):
