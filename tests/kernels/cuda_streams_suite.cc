@@ -1,6 +1,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <span>
 #include <string>
@@ -161,6 +162,53 @@ TEST_P(CudaDeviceTest, AGraphWaitsForEventsAndRecordsThemWheneverItIsLaunched) {
     EXPECT_TRUE((*complete)->Wait().ok());
   }
   EXPECT_EQ(sum.Host(), std::vector<float>({11, 22, 33}));
+}
+
+// The record in a graph is reached after some 50 ms of kernels. Waiting for the event must last until then in every
+// launch: who waited for the launch before would send old gradients. On a GPU the host waits in truth; the emulation
+// runs a graph when it is launched, and shows only that the graph can be built and launched twice.
+TEST_P(CudaDeviceTest, WaitingBehindALaunchWaitsForTheRecordOfThatLaunch) {
+  using Clock = std::chrono::steady_clock;
+  // One sample with one channel is the work of a few threads: a long sum.
+  auto spin = device()->CreateGlobalAveragePool({.batch = 1, .height = 256, .width = 256, .channels = 1}).value();
+  DeviceTensor pixels(device(), std::vector<float>(65536)), mean(device(), 1), x(device(), 3), y(device(), 3);
+  const auto spin_times = [&](int64_t count) {
+    for (int64_t i = 0; i < count; ++i) spin->Forward(pixels.data(), mean.data());
+  };
+  spin_times(1);  // loads the kernel
+  ASSERT_TRUE(device()->Synchronize().ok());
+  const Clock::time_point begin = Clock::now();
+  spin_times(8);
+  ASSERT_TRUE(device()->Synchronize().ok());
+  const int64_t spins = std::clamp<int64_t>(8 * std::chrono::milliseconds(50) / (Clock::now() - begin), 1, 5000);
+
+  auto branch = device()->CreateStream().value();
+  auto event = device()->CreateEvent().value();
+  auto pinned = device()->AllocatePinned(12).value();
+  auto* const got = static_cast<float*>(pinned->data());
+  std::fill_n(got, 3, -1.0f);
+  ASSERT_TRUE(device()->BeginCapture().ok());
+  spin_times(spins);
+  device()->Add(x.data(), x.data(), Activation::kNone, y.data(), 3);
+  EXPECT_TRUE(device()->Fork(branch.get()).ok());
+  EXPECT_TRUE(branch->CopyToHost(y.data(), got, 12).ok());
+  EXPECT_TRUE(branch->Record(event.get()).ok());
+  EXPECT_TRUE(device()->Join(branch.get()).ok());
+  auto graph = device()->EndCapture();
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  for (const float scale : {1.0f, 10.0f}) {
+    const float host[3] = {scale, 2 * scale, 3 * scale};
+    device()->CopyToDevice(host, x.data(), sizeof(host));
+    ASSERT_TRUE((*graph)->Launch().ok());
+    const Clock::time_point launched = Clock::now();
+    ASSERT_TRUE(event->Wait().ok());
+    const auto waited = Clock::now() - launched;
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(got[i], 2 * host[i]);
+    if (device()->info().name != "emulated GPU") {
+      EXPECT_GE(waited, std::chrono::milliseconds(10)) << "nothing was shown";
+    }
+    ASSERT_TRUE(device()->Synchronize().ok());
+  }
 }
 
 TEST_P(CudaDeviceTest, AGraphHasABranch) {
