@@ -27,14 +27,15 @@ CudaWatch::Call::~Call() {
 void CudaWatch::Look() {
   std::unique_lock lock(mutex_);
   while (!ends_.wait_for(lock, options_.deadline / kLooks, [this] { return is_over_; })) {
+    const char* hanging = nullptr;
     for (Call* const call : calls_) {
       // The first look may come right after the call began.
-      if (++call->looks_ <= kLooks) continue;
-      const char* const name = call->name_;
-      lock.unlock();
-      options_.hangs(name);
-      return;
+      if (++call->looks_ == kLooks + 1) hanging = call->name_;
     }
+    if (hanging == nullptr) continue;
+    lock.unlock();
+    options_.hangs(hanging);
+    lock.lock();
   }
 }
 

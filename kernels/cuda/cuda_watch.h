@@ -24,7 +24,7 @@ class CudaWatch {
  public:
   struct Options {
     std::chrono::nanoseconds deadline{0};
-    // Called once, by the watch's thread, with the name of a call that has lasted for the deadline, or up to an eighth
+    // Called by the watch's thread, with the name of a call that has lasted for the deadline, or up to an eighth
     // longer. Should end the process, by _exit: destructors would wait for the GPU too.
     std::function<void(const char* call)> hangs;
   };

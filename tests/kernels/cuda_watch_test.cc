@@ -66,13 +66,19 @@ TEST(CudaWatch, OneThreadsCallsDoNotHideAnothers) {
   EXPECT_EQ(report.call, "waiting");
 }
 
-TEST(CudaWatch, ReportsOnce) {
+TEST(CudaWatch, ReportsACallOnceAndTheNextOneToo) {
   Report report;
   CudaWatch watch(report.After(milliseconds(8)));
-  const CudaWatch::Call call(&watch, "waiting");
+  {
+    const CudaWatch::Call call(&watch, "waiting");
+    report.Await();
+    std::this_thread::sleep_for(milliseconds(30));
+    EXPECT_EQ(report.count, 1);
+  }
+  report.count = 0;
+  const CudaWatch::Call call(&watch, "copying");
   report.Await();
-  std::this_thread::sleep_for(milliseconds(30));
-  EXPECT_EQ(report.count, 1);
+  EXPECT_EQ(report.call, "copying");
 }
 
 // A process that looks at nobody's calls has no thread for it.
