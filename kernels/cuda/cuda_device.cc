@@ -307,6 +307,11 @@ class CudaDeviceOnCublasLt : public CudaDevice {
 // 13010 is 13.1.
 std::string Version(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
 
+// The first driver for a major version of CUDA.
+const char* DriverOf(int cuda_major) {
+  return cuda_major == 12 ? "525 or newer" : cuda_major == 13 ? "580 or newer" : "see its release notes";
+}
+
 absl::Status NoDriver(cudaError_t error) {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
@@ -315,8 +320,12 @@ absl::Status NoDriver(cudaError_t error) {
     return absl::NotFoundError(
         absl::StrCat("there is no CUDA driver (libcuda.so.1): this build needs one of CUDA ", Version(runtime)));
   }
-  return absl::UnavailableError(absl::StrCat("the driver is one of CUDA ", Version(driver), ", this build needs ",
-                                             Version(runtime), ": ", cudaGetErrorString(error)));
+  // Within a major version any driver will do: CUDA Compatibility, "Minor Version Compatibility".
+  const int major = runtime / 1000;
+  return absl::UnavailableError(
+      absl::StrCat("the driver is one of CUDA ", Version(driver), ", this build needs one of CUDA ", major, " (",
+                   DriverOf(major), "): ", cudaGetErrorString(error),
+                   ": update the driver, or build with a toolkit as old (deploy/README.md, The driver of a GPU)"));
 }
 
 }  // namespace

@@ -69,7 +69,8 @@ class CreateCudaDeviceTest : public testing::Test {
 TEST_F(CreateCudaDeviceTest, SaysWhatTheMachineLacksWithNumbers) {
   Refuses({.driver_version = 0}, 0, absl::StatusCode::kNotFound, "no CUDA driver (libcuda.so.1): this build needs");
   Refuses({.driver_version = 12040}, 0, absl::StatusCode::kUnavailable,
-          "the driver is one of CUDA 12.4, this build needs 13.0");
+          "the driver is one of CUDA 12.4, this build needs one of CUDA 13 (580 or newer)");
+  Refuses({.driver_version = 12040}, 0, absl::StatusCode::kUnavailable, "build with a toolkit as old");
   Refuses({.count = 0}, 0, absl::StatusCode::kNotFound, "shows no GPU");
   Refuses({.count = 2}, 2, absl::StatusCode::kInvalidArgument, "GPU 2 does not exist: the driver shows 2, from 0");
   Refuses({.count = 2}, -1, absl::StatusCode::kInvalidArgument, "GPU -1 does not exist");
