@@ -41,6 +41,8 @@ WorkersHere FindWorkersHere(const LauncherEnvironment& launcher, const WorkerOpt
   return {options.rank, options.world_size, all_here ? Is::kExact : Is::kAtMost};
 }
 
+int OrdinalOf(const WorkersHere& workers, int gpu_count) { return workers.rank % gpu_count; }
+
 std::string GpusText(int count) { return absl::StrCat(count, count == 1 ? " GPU" : " GPUs"); }
 
 // Only what is known to be too many: of a star by hand over several machines nobody says who is where.
@@ -59,7 +61,7 @@ absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, cons
                                        CudaWatch* watch) {
   const WorkersHere workers = FindWorkersHere(launcher, options);
   ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
-                   CreateCudaDevice({.ordinal = workers.rank % gpu_count,
+                   CreateCudaDevice({.ordinal = OrdinalOf(workers, gpu_count),
                                      .math = MathOf(options.math),
                                      .convolutions = ConvolutionsOf(options.conv),
                                      .library_folders = launcher.gpu_library_folders,
@@ -135,6 +137,14 @@ std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& d
     facts.emplace_back(absl::StrCat("cudnn.engines of a convolution ", shape), engines);
   }
   return facts;
+}
+
+void MakeGpuCurrent(const LauncherEnvironment& launcher, const WorkerOptions& options, CudaWatch* watch) {
+  if (options.device == "cpu") return;
+  const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices(watch);
+  if (!gpus.ok()) return;
+  const int ordinal = OrdinalOf(FindWorkersHere(launcher, options), static_cast<int>(gpus->size()));
+  (void)MakeCudaDeviceCurrent(ordinal, watch);  // ChooseDevice meets the same error
 }
 
 }  // namespace starring

@@ -38,6 +38,10 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
 // engines that it has chosen for every shape of a convolution so far.
 std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& device);
 
+// Makes the GPU that ChooseDevice will take the calling thread's current one: MPI libraries that know CUDA take that
+// for this process's when they start. Does nothing where there is none, or it cannot be had: ChooseDevice says why.
+void MakeGpuCurrent(const LauncherEnvironment& launcher, const WorkerOptions& options, CudaWatch* watch = nullptr);
+
 }  // namespace starring
 
 #endif  // STARRING_WORKER_DEVICE_CHOICE_H_

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -197,23 +198,39 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const Netw
   return workings;
 }
 
-// Ends this process when the GPU, or the driver, has not answered for --exchange_deadline_s. Everything outlives the
-// watch. No destructor runs: destructors would wait for the GPU too. The peers see the process end.
-CudaWatch::Options MakeWatch(const WorkerOptions& options, const std::string& gpu, const ProgressState& state) {
-  return {.deadline = absl::ToChronoNanoseconds(options.exchange_deadline), .hangs = [&](const char* call) {
-            const WorkState work = state.Read(ProgressState::Clock::now());
-            const std::string when = work.phase == WorkPhase::kUnknown ? "" : absl::StrCat(", ", DescribeWork(work));
-            std::fflush(stdout);
-            std::fprintf(stderr,
-                         "worker %d: error: %s does not answer: %s has taken %s%s: nvidia-smi and the kernel's log "
-                         "(Xid) say what became of it; start again without it, with --resume from the last checkpoint, "
-                         "or give a larger --exchange_deadline_s where a step may take so long\n",
-                         options.rank, gpu.c_str(), call, absl::FormatDuration(options.exchange_deadline).c_str(),
-                         when.c_str());
-            std::fflush(stderr);
-            _exit(kExitFailed);
-          }};
-}
+// Ends this process when the GPU, or the driver, has not answered for --exchange_deadline_s. No destructor runs:
+// destructors would wait for the GPU too. The peers see the process end.
+class HangEnds {
+ public:
+  explicit HangEnds(const WorkerOptions& options)
+      : rank_(options.rank),
+        deadline_(options.exchange_deadline),
+        watch_({.deadline = absl::ToChronoNanoseconds(deadline_), .hangs = [this](const char* call) { End(call); }}) {}
+  CudaWatch* watch() { return &watch_; }
+  // Of this process, for the sentence.
+  ProgressState* state() { return &state_; }
+  void NameGpu(const CudaDeviceInfo& info) { gpu_ = absl::StrCat("GPU ", info.ordinal, " (", info.name, ")"); }
+
+ private:
+  [[noreturn]] void End(const char* call) const {
+    const WorkState work = state_.Read(ProgressState::Clock::now());
+    const std::string when = work.phase == WorkPhase::kUnknown ? "" : absl::StrCat(", ", DescribeWork(work));
+    std::fflush(stdout);
+    std::fprintf(stderr,
+                 "worker %d: error: %s does not answer: %s has taken %s%s: nvidia-smi and the kernel's log (Xid) say "
+                 "what became of it; start again without it, with --resume from the last checkpoint, or give a larger "
+                 "--exchange_deadline_s where a step may take so long\n",
+                 rank_, gpu_.c_str(), call, absl::FormatDuration(deadline_).c_str(), when.c_str());
+    std::fflush(stderr);
+    _exit(kExitFailed);
+  }
+
+  const int rank_;
+  const absl::Duration deadline_;
+  std::string gpu_ = "the CUDA driver";
+  ProgressState state_;
+  CudaWatch watch_;  // last: it calls End
+};
 
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
@@ -257,18 +274,13 @@ std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const 
 }
 
 absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
-                   const Onlookers& onlookers) {
+                   const Onlookers& onlookers, HangEnds* hang_ends) {
   const Tracing tracing{.trace = onlookers.trace.get(),
                         .compute = AddTrack(onlookers.trace.get(), {.name = "compute"})};
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
-  ProgressState state;
-  std::string gpu = "the CUDA driver";
-  CudaWatch watch(MakeWatch(options, gpu, state));
-  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, &watch));
-  if (choice.cuda != nullptr) {
-    gpu = absl::StrCat("GPU ", choice.cuda->info().ordinal, " (", choice.cuda->info().name, ")");
-  }
+  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, hang_ends->watch()));
+  if (choice.cuda != nullptr) hang_ends->NameGpu(choice.cuda->info());
   const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
@@ -291,8 +303,9 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                                .bucket_bytes = options.bucket_bytes,
                                                                .world_size = options.world_size}));
   const Progress::Style style = ChooseStyle(options, launcher);
-  ASSIGN_OR_RETURN(const Workings workings, CreateWorkings(options, network_options, choice, buckets, mpi, tracing,
-                                                           MakeStallOptions(options, &state, style), network.get()));
+  ASSIGN_OR_RETURN(const Workings workings,
+                   CreateWorkings(options, network_options, choice, buckets, mpi, tracing,
+                                  MakeStallOptions(options, hang_ends->state(), style), network.get()));
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   const std::unique_ptr<Trainer> trainer = Trainer::Create({.worker = &options,
                                                             .data = &data,
@@ -306,7 +319,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                             .observers = onlookers.observers(),
                                                             .trace = tracing.trace,
                                                             .track = tracing.compute,
-                                                            .state = &state});
+                                                            .state = hang_ends->state()});
   ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) PrintResult(options, result);
@@ -361,8 +374,11 @@ int Main(int argc, char** argv) {
   absl::Status status = options.status();
   // MPI first: it sets variables of the environment, which no other thread may read meanwhile, and metrics have
   // threads.
+  std::optional<HangEnds> hang_ends;
+  if (status.ok()) hang_ends.emplace(*options);
   std::unique_ptr<MpiRuntime> mpi;
   if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
+    if (!options->check) MakeGpuCurrent(launcher, *options, hang_ends->watch());
     absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(
         launcher, options->check ? kGatherDeadline : options->join_deadline, options->check ? OwnPlace(launcher) : "");
     status = started.status();
@@ -377,7 +393,7 @@ int Main(int argc, char** argv) {
   }
   const int rank = options.ok() ? options->rank : launcher.rank;
   if (status.ok()) {
-    status = Train(*std::move(options), launcher, mpi.get(), onlookers);
+    status = Train(*std::move(options), launcher, mpi.get(), onlookers, &*hang_ends);
     // Of a training that failed too: there it is wanted most.
     if (onlookers.trace != nullptr) status.Update(onlookers.trace->Write());
   }

@@ -14,8 +14,8 @@
 #include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/cuda_vector_math.h"
-#include "kernels/cuda/cudnn_descriptor.h"
 #include "kernels/cuda/cuda_watch.h"
+#include "kernels/cuda/cudnn_descriptor.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/non_finite.h"
 #include "kernels/cuda/pinned_memory.h"
@@ -353,6 +353,13 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
   return devices;
 }
 
+absl::Status MakeCudaDeviceCurrent(int ordinal, CudaWatch* watch) {
+  const CudaWatch::Call call(watch, "making a GPU current");
+  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"), "GPU ", ordinal);
+  // cudaSetDevice alone makes no context before CUDA 12; cudaFree does.
+  return CudaStatus(cudaFree(nullptr), "making a GPU current");
+}
+
 absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<CudaDeviceInfo> devices, FindCudaDevices(options.watch));
   if (options.ordinal < 0 || options.ordinal >= std::ssize(devices)) {
@@ -365,10 +372,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOpt
         absl::StrCat("GPU ", info.ordinal, " (", info.name, ") has compute capability ", info.compute_major, ".",
                      info.compute_minor, ": at least ", kComputeMajorMin, ".0 is needed"));
   }
-  {
-    const CudaWatch::Call call(options.watch, "making a context");
-    RETURN_IF_ERROR(CudaStatus(cudaSetDevice(options.ordinal), "cudaSetDevice"), "GPU ", info.ordinal);
-  }
+  RETURN_IF_ERROR(MakeCudaDeviceCurrent(options.ordinal, options.watch));
   ASSIGN_OR_RETURN(auto device, CudaDeviceOnCublasLt::Create(info, options), "GPU ", info.ordinal, " (", info.name,
                    ")");
   return device;

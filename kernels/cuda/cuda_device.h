@@ -194,6 +194,9 @@ CudaOptimizerScalars MakeCudaOptimizerScalars(const OptimizerConfig& config, flo
 // old for this build; NotFound where the driver shows none.
 absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch = nullptr);
 
+// Makes a GPU the calling thread's current one, with a context, for a library that asks CUDA which that is.
+absl::Status MakeCudaDeviceCurrent(int ordinal, CudaWatch* watch = nullptr);
+
 // As FindCudaDevices; and InvalidArgument for an ordinal that does not exist, FailedPrecondition for a GPU older than
 // compute capability 8.0, ResourceExhausted with the numbers where its memory is too full, Unavailable where cuBLASLt
 // cannot be loaded, or cuDNN with kCudnn.

@@ -19,6 +19,8 @@ absl::Status NoCuda() {
 
 absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch*) { return NoCuda(); }
 
+absl::Status MakeCudaDeviceCurrent(int, CudaWatch*) { return NoCuda(); }
+
 absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions&) { return NoCuda(); }
 
 }  // namespace starring

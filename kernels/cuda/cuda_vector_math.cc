@@ -35,12 +35,7 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
     Keep(stream_->Synchronize());
     return first_error_;
   }
-  // cudaSetDevice alone makes no context before CUDA 12; cudaFree does.
-  absl::Status MakeCurrent() override {
-    const CudaWatch::Call call(watch_, "making a GPU current");
-    RETURN_IF_ERROR(SetDevice());
-    return CudaStatus(cudaFree(nullptr), "making a GPU current");
-  }
+  absl::Status MakeCurrent() override { return MakeCudaDeviceCurrent(ordinal_, watch_); }
 
  private:
   // A launch goes to the calling thread's current GPU, which must be the stream's.

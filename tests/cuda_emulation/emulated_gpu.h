@@ -34,12 +34,15 @@ struct EmulatedGpu {
   bool counts_bytes = false;
 };
 // As above but for what the environment says, for whole programs: EMULATED_GPU_REGISTERS=nothing, or =writable;
-// EMULATED_GPU_STREAMS=late; EMULATED_GPU_CUDNN=91900, EMULATED_GPU_CUDNN_ENGINE=7; EMULATED_GPU_HANGS_AT_LAUNCH=n: from
-// the n-th launch of a graph on, Hangs.
+// EMULATED_GPU_STREAMS=late; EMULATED_GPU_CUDNN=91900, EMULATED_GPU_CUDNN_ENGINE=7; EMULATED_GPU_HANGS_AT_LAUNCH=n: it
+// Hangs from the n-th launch of a graph on.
 EmulatedGpu& Gpu();
 
 // While it is true no call returns that waits for the GPU, or may wait for it. Any thread.
 std::atomic<bool>& Hangs();
+
+// The GPU that the calling thread has made its current one; -1: none.
+int CurrentGpu();
 
 // What is allocated now.
 int64_t DeviceBytes();

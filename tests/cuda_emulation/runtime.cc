@@ -73,6 +73,7 @@ Memory& TheMemory() {
 }
 
 thread_local int captures = 0;  // of streams by this thread
+thread_local int current_gpu = -1;
 
 bool IsIn(const std::map<uintptr_t, size_t>& allocations, const void* data, size_t size_bytes) {
   const std::lock_guard<std::mutex> lock(TheMemory().mutex);
@@ -168,6 +169,8 @@ EmulatedGpu& Gpu() {
   return gpu;
 }
 
+int CurrentGpu() { return current_gpu; }
+
 std::atomic<bool>& Hangs() {
   static std::atomic<bool> hangs = false;
   return hangs;
@@ -240,7 +243,9 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 
 cudaError_t cudaSetDevice(int ordinal) {
-  return ordinal >= 0 && ordinal < Gpu().count ? cudaSuccess : cudaErrorInvalidDevice;
+  if (ordinal < 0 || ordinal >= Gpu().count) return cudaErrorInvalidDevice;
+  starring::cuda_emulation::current_gpu = ordinal;
+  return cudaSuccess;
 }
 
 cudaError_t cudaGetLastError() { return cudaSuccess; }
@@ -488,4 +493,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
   return cudaSuccess;
 }
 
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) { return cudaGraphDestroy(executable); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  ReturnIfAlive();
+  return cudaGraphDestroy(executable);
+}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 import unittest
 
@@ -116,9 +117,17 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                                    "--exchange_deadline_s=1"], ["--worker_binary=" + self.worker]))
             self.assertEqual(done.returncode, 1, done.output)
             self.assertRegex(done.output, r"worker \d: error: GPU \d \(emulated GPU\) does not answer: "
-                                          r"waiting for an event has taken 1s, in backward of step \d+: .*"
+                                          r"waiting for an event has taken 1s, .* step \d+: nvidia-smi.*"
                                           r"--resume.*--exchange_deadline_s")
             self.assertLess(time.monotonic() - begin, 20)
+
+    def test_mpi_starts_when_the_gpu_of_the_rank_is_current(self):
+        for device, gpus in (("cuda", "01"), ("cpu", ["-1", "-1"])):
+            done = self.run_to_end(["env", "EMULATED_MPI_SAYS_GPU=yes"] + self.job_command(
+                "ring", 2, flags=["--device=" + device, *cuda_jobs.DATA, "--model=logreg", "--epochs=1"],
+                launch_flags=["--worker_binary=" + self.worker]))
+            self.assertEqual(done.returncode, 0, done.output)
+            self.assertEqual(sorted(re.findall(r"MPI_Init with GPU (\S+)", done.output)), sorted(gpus))
 
     def three_workers(self, sync, flags):
         """Of a machine with two GPUs."""

@@ -2,6 +2,7 @@
 #include "worker/device_choice.h"
 
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -155,6 +156,23 @@ TEST_F(DeviceChoiceTest, AutoSaysWhyADriverThatIsThereIsOfNoUse) {
     EXPECT_THAT(choice->note, HasSubstr("note: on the CPU: "));
     EXPECT_THAT(choice->note, HasSubstr(why));
   }
+}
+
+TEST_F(DeviceChoiceTest, TheGpuThatWillBeChosenIsMadeCurrentBefore) {
+  for (const int local_rank : {1, 0}) {
+    std::thread([&] {
+      MakeGpuCurrent(Mpirun(local_rank, 2), options_);
+      EXPECT_EQ(cuda_emulation::CurrentGpu(), local_rank);
+    }).join();
+  }
+  std::thread([&] {
+    WorkerOptions on_cpu = options_;
+    on_cpu.device = "cpu";
+    MakeGpuCurrent(Mpirun(1, 2), on_cpu);
+    cuda_emulation::Gpu() = {.driver_error = 802};
+    MakeGpuCurrent(Mpirun(1, 2), options_);
+    EXPECT_EQ(cuda_emulation::CurrentGpu(), -1);
+  }).join();
 }
 
 TEST_F(DeviceChoiceTest, CpuIsTheCpu) {

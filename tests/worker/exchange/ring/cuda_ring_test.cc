@@ -1,8 +1,12 @@
 // A ring whose messages lie in GPU memory, and one that is told to and must not: on emulated GPUs, whose memory any
 // transport can move.
 #include <memory>
+#include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
@@ -150,6 +154,58 @@ TEST(CudaRing, ALibraryThatPromisesAndCorruptsIsNotUsed) {
     network.CorruptMessages(static_cast<int>(ControlTag::kDevicePathData));
     ExpectReference(training, RunAll(training, network), MemoryPlace::kHost);
   }
+}
+
+// Notes which GPU is current in polls by another thread than the one that has made it.
+class PollWatchingTransport final : public Transport {
+ public:
+  PollWatchingTransport(std::unique_ptr<Transport> inner, std::set<int>* gpus)
+      : inner_(std::move(inner)), gpus_(gpus) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  int tag_max() const override { return inner_->tag_max(); }
+  bool moves_device_memory() const override { return inner_->moves_device_memory(); }
+  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
+    inner_->PostSend(peer, tag, data, token);
+  }
+  void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
+    inner_->PostReceive(peer, tag, data, token);
+  }
+  void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) override {
+    inner_->PostAllreduce(contribution, sum, token);
+  }
+  absl::Status Poll(std::vector<Token>& completed) override {
+    if (std::this_thread::get_id() != creator_) gpus_->insert(cuda_emulation::CurrentGpu());
+    return inner_->Poll(completed);
+  }
+  std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
+    return inner_->TryReceive(tag, data);
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  std::set<int>* const gpus_;
+  const std::thread::id creator_ = std::this_thread::get_id();
+};
+
+// UCX takes the polling thread's current GPU for the one whose memory it moves.
+TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
+  Training training = TrainingOf(2);
+  training.step_count = 20;
+  InMemoryNetwork network(2, 7);
+  network.set_moves_device_memory({true, true});
+  std::vector<std::set<int>> gpus(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Outcome outcome;
+      auto transport = std::make_unique<PollWatchingTransport>(network.CreateTransport(rank), &gpus[rank]);
+      EXPECT_EQ(RunRank(training, std::move(transport), rank, outcome), absl::OkStatus());
+      EXPECT_EQ(outcome.place, MemoryPlace::kDevice);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < 2; ++rank) EXPECT_THAT(gpus[rank], testing::ElementsAre(rank));
 }
 
 TEST(CudaRing, WithoutDeviceMemoryForItGoesByWayOfTheHost) {
