@@ -103,6 +103,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     CudaContext& context = device->context_;
     context.watch = options.watch;
     context.scratch = CudaScratch(options.watch);
+    context.counters = CudaCounters(options.watch);
     context.math = options.math;
     context.columns_bytes_max = options.columns_bytes_max;
     ASSIGN_OR_RETURN(device->fork_, device->CreateEvent());

@@ -54,7 +54,7 @@ absl::Status CudaCounters::Reserve(cudaStream_t stream, int64_t count) {
   const int64_t have_bytes = blocks_.empty() ? 0 : blocks_.back().size_bytes();
   const int64_t size_bytes = static_cast<int64_t>(sizeof(unsigned)) * count;
   if (size_bytes <= have_bytes) return absl::OkStatus();
-  ASSIGN_OR_RETURN(CudaMemory block, CudaMemory::Create(std::max(size_bytes, kBytesMin)), "counters");
+  ASSIGN_OR_RETURN(CudaMemory block, CudaMemory::Create(std::max(size_bytes, kBytesMin), watch_), "counters");
   RETURN_IF_ERROR(
       CudaStatus(cudaMemsetAsync(block.data(), 0, static_cast<size_t>(block.size_bytes()), stream), "zeroing"));
   blocks_.push_back(std::move(block));

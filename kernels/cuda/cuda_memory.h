@@ -64,11 +64,13 @@ class CudaScratch {
 // one stream may share them.
 class CudaCounters {
  public:
+  explicit CudaCounters(CudaWatch* watch = nullptr) : watch_(watch) {}
   // At least `count`, set to 0 by work on `stream`. What was there stays: a captured graph may hold its address.
   absl::Status Reserve(cudaStream_t stream, int64_t count);
   unsigned* data() const { return blocks_.empty() ? nullptr : static_cast<unsigned*>(blocks_.back().data()); }
 
  private:
+  CudaWatch* watch_;
   std::vector<CudaMemory> blocks_;  // each larger than the one before
 };
 
