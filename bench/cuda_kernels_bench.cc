@@ -201,6 +201,20 @@ void RunFlat(Bench& bench, int64_t batch) {
       .pixels = pixels, .count = batch * 32 * 32 * 3, .channels = 3, .offset = offset, .scale = scale, .out = y};
   bench.Report("normalize pixels 32x32x3", {.bytes = (1 + kFloatBytes) * static_cast<double>(images.count)},
                [&] { device->NormalizePixels(images); });
+  const CudaDevice::SampleGather gather = {.batch = batch,
+                                           .height = 32,
+                                           .width = 32,
+                                           .channels = 3,
+                                           .samples = static_cast<const uint32_t*>(bench.Zeros(batch * 4)),
+                                           .images = pixels,
+                                           .labels = pixels,
+                                           .crop_padding = 4,
+                                           .offset = offset,
+                                           .scale = scale,
+                                           .out_images = y,
+                                           .out_labels = static_cast<int32_t*>(bench.Zeros(batch * 4))};
+  bench.Report("gather and crop 32x32x3", {.bytes = (1 + kFloatBytes) * static_cast<double>(images.count)},
+               [&] { device->GatherSamples(gather); });
   bench.Clear();
 }
 

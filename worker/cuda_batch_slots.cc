@@ -23,6 +23,7 @@ int64_t BatchBytesMax(const CudaBatchSlots::Options& options) {
 
 CudaStepResult* CudaBatchSlots::Slot::device_result() const { return At<CudaStepResult>(kResultOffset); }
 const int32_t* CudaBatchSlots::Slot::labels() const { return At<const int32_t>(kHeaderBytes); }
+const uint32_t* CudaBatchSlots::Slot::samples() const { return At<const uint32_t>(kHeaderBytes); }
 const uint8_t* CudaBatchSlots::Slot::pixels() const { return At<const uint8_t>(pixels_); }
 
 absl::Status CudaBatchSlots::Slot::BeginStep(CudaStream* stream) { return stream->Wait(fed_.get()); }
@@ -89,12 +90,17 @@ absl::Status CudaBatchSlots::Fill(Slot& slot, const Batch& batch, const CudaOpti
   std::byte* const header = HeaderOf(batch);
   CHECK(header != nullptr);
   new (header) CudaStepValues{.step = plan.step,
+                              .epoch = plan.epoch,
                               .first_sample = plan.first_sample,
                               .loss_scale = 1.0f / static_cast<float>(plan.global_count),
                               .optimizer = optimizer};
   new (header + kResultOffset) CudaStepResult;
-  slot.pixels_ = reinterpret_cast<const std::byte*>(batch.pixels.data()) - header;
-  RETURN_IF_ERROR(feed_->CopyToDevice(header, slot.device_->data(), slot.pixels_ + std::ssize(batch.pixels)));
+  int64_t size_bytes = kHeaderBytes + static_cast<int64_t>(batch.samples.size_bytes());
+  if (batch.pixels.data() != nullptr) {
+    slot.pixels_ = reinterpret_cast<const std::byte*>(batch.pixels.data()) - header;
+    size_bytes = slot.pixels_ + std::ssize(batch.pixels);
+  }
+  RETURN_IF_ERROR(feed_->CopyToDevice(header, slot.device_->data(), size_bytes));
   RETURN_IF_ERROR(feed_->Record(slot.fed_.get()));
   last_fed_ = slot.fed_.get();
   slot.plan_ = plan;

@@ -62,6 +62,7 @@ class CudaBatchSlots final : public BatchMemory {
     CudaStepResult* device_result() const;
     const int32_t* labels() const;
     const uint8_t* pixels() const;
+    const uint32_t* samples() const;  // instead of the two above, if the loader brings Format::kSamples
 
     // Pinned; the step copies device_result() here.
     CudaStepResult* result() const { return static_cast<CudaStepResult*>(result_->data()); }

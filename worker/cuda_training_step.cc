@@ -1,18 +1,17 @@
 #include "worker/cuda_training_step.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/check.h"
 #include "common/status.h"
 #include "worker/cuda_batch_slots.h"
 #include "worker/cuda_bucket_transfers.h"
-#include "worker/data/pixel_normalizer.h"
+#include "worker/cuda_input.h"
 
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float), kLabelBytes = sizeof(int32_t);
+constexpr int64_t kFloatBytes = sizeof(float);
 
 using Slot = CudaBatchSlots::Slot;
 
@@ -34,15 +33,21 @@ struct Recording {
   std::vector<CapturedStep> steps;  // by slot
 };
 
-int64_t ImagesBytes(const CudaTrainingStepOptions& options) {
-  return std::max(options.batch_max, options.evaluation_batch_max) * options.image_values * kFloatBytes;
+CudaInput::Options InputOf(const CudaTrainingStepOptions& options) {
+  return {.device = options.device,
+          .data = options.data,
+          .data_on_gpu = options.data_on_gpu,
+          .augment = options.augment,
+          .seed = options.seed,
+          .batch_max = options.batch_max,
+          .evaluation_batch_max = options.evaluation_batch_max};
 }
 
 CudaBatchSlots::Options SlotsOf(const CudaTrainingStepOptions& options) {
   return {.device = options.device,
           .count = options.batch_slots,
           .batch_max = options.batch_max,
-          .image_values = options.image_values};
+          .image_values = options.data_on_gpu ? 0 : options.data->train.image_bytes()};
 }
 
 class CudaTrainingStep final : public TrainingStep {
@@ -57,7 +62,7 @@ class CudaTrainingStep final : public TrainingStep {
 
   absl::Status Allocate(const TrainingStepParts& parts);
 
-  Loader::Format batch_format() const override { return Loader::Format::kPixels; }
+  Loader::Format batch_format() const override { return input_->format(); }
   BatchMemory* batch_memory() override { return slots_.get(); }
   std::string transfer() const override { return transfers_->name(); }
   std::span<float> initial_parameters() override { return transfers_->initial_parameters(); }
@@ -78,8 +83,7 @@ class CudaTrainingStep final : public TrainingStep {
   absl::Status Backward(const Network::TrainStep& work, Slot& slot);
   absl::Status Finish(Slot& slot, std::vector<FinishedStep>* finished);
 
-  Network::TrainStep WorkOf(Slot& slot);
-  void Normalize(const uint8_t* pixels, int64_t batch);
+  Network::TrainStep TakeInput(Slot& slot);
   void Bind(Slot* slot);
   Recording* RecordingOf(int64_t batch);
 
@@ -93,19 +97,13 @@ class CudaTrainingStep final : public TrainingStep {
 
   std::unique_ptr<CudaBatchSlots> slots_;
   std::unique_ptr<CudaBucketTransfers> transfers_;
-  std::unique_ptr<DeviceBuffer> images_;  // of the step or evaluation that runs
-  std::unique_ptr<DeviceBuffer> evaluation_pixels_, evaluation_labels_;
-  std::unique_ptr<DeviceBuffer> offset_, scale_;        // PixelConstants
+  std::unique_ptr<CudaInput> input_;
   std::vector<std::unique_ptr<Recording>> recordings_;  // last: its graphs refer to the rest
 };
 
 absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
   ASSIGN_OR_RETURN(transfers_, CudaBucketTransfers::Create(parts, &device_, options_.local));
-  ASSIGN_OR_RETURN(images_, device_.Allocate(ImagesBytes(options_)), "a batch of images");
-  ASSIGN_OR_RETURN(evaluation_pixels_, device_.Allocate(options_.evaluation_batch_max * options_.image_values));
-  ASSIGN_OR_RETURN(evaluation_labels_, device_.Allocate(options_.evaluation_batch_max * kLabelBytes));
-  ASSIGN_OR_RETURN(offset_, device_.Allocate(options_.channels * kFloatBytes));
-  ASSIGN_OR_RETURN(scale_, device_.Allocate(options_.channels * kFloatBytes));
+  ASSIGN_OR_RETURN(input_, CudaInput::Create(InputOf(options_)));
   ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create(SlotsOf(options_)));
   return absl::OkStatus();
 }
@@ -114,11 +112,7 @@ absl::Status CudaTrainingStep::Begin(const Plan& plan) {
   timer_ = plan.timer;
   end_step_ = plan.end_step;
   RETURN_IF_ERROR(transfers_->Begin(plan.timer));
-  const PixelConstants constants = PixelConstantsOf(plan.normalization);
-  CHECK_EQ(std::ssize(constants.offset), options_.channels);
-  device_.CopyToDevice(constants.offset.data(), offset_->data(), options_.channels * kFloatBytes);
-  device_.CopyToDevice(constants.scale.data(), scale_->data(), options_.channels * kFloatBytes);
-  return device_.Synchronize();  // `constants` ends here
+  return input_->Begin(plan.normalization);
 }
 
 absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) {
@@ -179,8 +173,7 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
 
 absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   Bind(&slot);
-  const Network::TrainStep work = WorkOf(slot);
-  Normalize(slot.pixels(), work.input.batch);
+  const Network::TrainStep work = TakeInput(slot);
   RETURN_IF_ERROR(network_.Forward(work, [this](int layer) { return transfers_->Bring(network_.LayerRange(layer)); }));
   RETURN_IF_ERROR(transfers_->Bring({0, element_count()}));
   RETURN_IF_ERROR(Backward(work, slot));
@@ -191,9 +184,8 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
 
 absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   Bind(&slot);
-  const Network::TrainStep work = WorkOf(slot);
   // Other batch sizes may have taken the place of this one since its first step.
-  RETURN_IF_ERROR(network_.Prepare(work.input.batch));
+  RETURN_IF_ERROR(network_.Prepare(std::ssize(slot.plan().samples)));
   std::vector<Segment> segments(1);
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
   const auto end_segment = [&]() -> absl::Status {
@@ -219,7 +211,7 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(device_.BeginCapture());
-  Normalize(slot.pixels(), work.input.batch);
+  const Network::TrainStep work = TakeInput(slot);
   RETURN_IF_ERROR(network_.Forward(work, before_layer));
   RETURN_IF_ERROR(Backward(work, slot));
   RETURN_IF_ERROR(end_segment());
@@ -270,34 +262,18 @@ absl::Status CudaTrainingStep::Settle(std::vector<FinishedStep>* finished) {
 }
 
 absl::StatusOr<LossResult> CudaTrainingStep::Evaluate(const Batch& batch) {
-  CHECK_LE(std::ssize(batch.labels), options_.evaluation_batch_max);
-  device_.CopyToDevice(batch.pixels.data(), evaluation_pixels_->data(), std::ssize(batch.pixels));
-  device_.CopyToDevice(batch.labels.data(), evaluation_labels_->data(),
-                       static_cast<int64_t>(batch.labels.size_bytes()));
-  Normalize(static_cast<const uint8_t*>(evaluation_pixels_->data()), std::ssize(batch.labels));
-  RETURN_IF_ERROR(network_.Evaluate({.images = images_->floats(),
-                                     .labels = static_cast<const int32_t*>(evaluation_labels_->data()),
-                                     .batch = std::ssize(batch.labels)},
-                                    transfers_->parameters()));
+  RETURN_IF_ERROR(network_.Evaluate(input_->Evaluation(batch), transfers_->parameters()));
   const LossResult loss = network_.Result();
   RETURN_IF_ERROR(device_.Synchronize());
   return loss;
 }
 
-Network::TrainStep CudaTrainingStep::WorkOf(Slot& slot) {
-  return {.input = {.images = images_->floats(), .labels = slot.labels(), .batch = std::ssize(slot.plan().samples)},
+// Enqueues the input of the slot's step.
+Network::TrainStep CudaTrainingStep::TakeInput(Slot& slot) {
+  return {.input = input_->Training(slot),
           .step = slot.plan().step,
           .parameters = transfers_->parameters(),
           .gradients = transfers_->gradients()};
-}
-
-void CudaTrainingStep::Normalize(const uint8_t* pixels, int64_t batch) {
-  device_.NormalizePixels({.pixels = pixels,
-                           .count = batch * options_.image_values,
-                           .channels = options_.channels,
-                           .offset = offset_->floats(),
-                           .scale = scale_->floats(),
-                           .out = images_->floats()});
 }
 
 void CudaTrainingStep::Bind(Slot* slot) {
@@ -318,10 +294,10 @@ Recording* CudaTrainingStep::RecordingOf(int64_t batch) {
 int64_t CudaParametersBytes(int64_t element_count) { return 2 * element_count * kFloatBytes; }
 
 int64_t CudaBatchesBytes(const CudaTrainingStepOptions& options) {
-  const int64_t evaluation = options.evaluation_batch_max * (options.image_values + kLabelBytes);
-  const int64_t constants = 2 * options.channels * kFloatBytes;
-  return CudaBatchSlots::DeviceBytes(SlotsOf(options)) + ImagesBytes(options) + evaluation + constants;
+  return CudaBatchSlots::DeviceBytes(SlotsOf(options)) + CudaInput::BatchBytes(InputOf(options));
 }
+
+int64_t CudaDataBytes(const CudaTrainingStepOptions& options) { return CudaInput::DataBytes(InputOf(options)); }
 
 absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCudaTrainingStep(const TrainingStepParts& parts,
                                                                      const CudaTrainingStepOptions& options) {

@@ -32,6 +32,8 @@
 
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/data/dataset.h"
+#include "worker/data/loader.h"
 #include "worker/exchange/local/cuda_local_exchange.h"
 #include "worker/training_step.h"
 
@@ -43,16 +45,20 @@ struct CudaTrainingStepOptions {
   CudaDevice* device = nullptr;        // the network's; outlives the step
   CudaLocalExchange* local = nullptr;  // parts.exchange, if it is one; else null
   CudaGraphs graphs = CudaGraphs::kCaptured;
-  int64_t image_values = 0;  // height * width * channels
-  int64_t channels = 0;
+  // As CudaInput's.
+  const TrainAndTest* data = nullptr;
+  bool data_on_gpu = false;
+  Loader::Augment augment = Loader::Augment::kNone;
+  uint64_t seed = 0;
   int64_t batch_max = 0;             // of this rank in training
   int64_t evaluation_batch_max = 0;  // of one Evaluate
   int batch_slots = 4;               // see cuda_batch_slots.h
 };
 
-// What a step allocates on the GPU: for parameters and gradients, and for batches.
+// What a step allocates on the GPU: for parameters and gradients, for batches, and for the data set.
 int64_t CudaParametersBytes(int64_t element_count);
 int64_t CudaBatchesBytes(const CudaTrainingStepOptions& options);
+int64_t CudaDataBytes(const CudaTrainingStepOptions& options);
 
 // ResourceExhausted with the number of bytes. The step ends before the exchange, the network and the device do.
 absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCudaTrainingStep(const TrainingStepParts& parts,

@@ -13,6 +13,7 @@
 #include "common/optimizer.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/cuda_training_step.h"
+#include "worker/data/dataset.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
 
@@ -23,8 +24,11 @@ struct GpuMemoryNeed {
   int64_t parameters_bytes = 0;   // and gradients
   int64_t optimizer_bytes = 0;
   int64_t batches_bytes = 0;  // on their way, and normalised
+  int64_t data_bytes = 0;     // of the data set, if it is on the GPU
 
-  int64_t total_bytes() const { return activations_bytes + parameters_bytes + optimizer_bytes + batches_bytes; }
+  int64_t total_bytes() const {
+    return activations_bytes + parameters_bytes + optimizer_bytes + batches_bytes + data_bytes;
+  }
 };
 
 // `optimizer`: that of one worker, whose state is on its GPU; null with several. Fails as Network::Create does.
@@ -35,6 +39,12 @@ absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const Netwo
 
 // InvalidArgument, with what is needed for what, what is free, and the way out, where more is needed than is free.
 absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device);
+
+// Both of these: the need of a training on `device`. Before, it decides whether the data set goes to the GPU and sets
+// step->data_on_gpu: kAuto where it takes at most half of what all else leaves free.
+absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network,
+                                            const OptimizerConfig* optimizer, DataOnGpu data_on_gpu,
+                                            const CudaDevice& device, CudaTrainingStepOptions* step);
 
 // For a person, when all of it is allocated: "GPU memory: 1.2 of 139.8 GiB (activations 1.0 GiB, ...)".
 std::string DescribeGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device);

@@ -157,16 +157,18 @@ struct Workings {
   }
 };
 
-// But for the device and the exchange.
-CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape) {
+// But for the device, the exchange, and where the data set is.
+CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
+                                            const TrainAndTest& data) {
   return {.graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
-          .image_values = shape.height * shape.width * shape.channels,
-          .channels = shape.channels,
+          .data = &data,
+          .augment = options.augment ? Loader::Augment::kCropFlip : Loader::Augment::kNone,
+          .seed = options.seed,
           .batch_max = shape.batch_max,
           .evaluation_batch_max = shape.evaluation_batch_max};
 }
 
-absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const NetworkOptions& shape,
+absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, CudaTrainingStepOptions cuda_step,
                                         const DeviceChoice& choice, const BucketMap& buckets, MpiRuntime* mpi,
                                         const Tracing& tracing, StallOptions stall, Network* network) {
   Workings workings;
@@ -189,10 +191,9 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, const Netw
     ASSIGN_OR_RETURN(workings.step, CreateCpuTrainingStep(parts, choice.device.get()));
     return workings;
   }
-  CudaTrainingStepOptions step_options = MakeCudaStepOptions(options, shape);
-  step_options.device = choice.cuda;
-  step_options.local = local;
-  auto step = CreateCudaTrainingStep(parts, step_options);
+  cuda_step.device = choice.cuda;
+  cuda_step.local = local;
+  auto step = CreateCudaTrainingStep(parts, cuda_step);
   if (!step.ok()) return OnGpu(step.status());
   workings.step = *std::move(step);
   return workings;
@@ -290,11 +291,12 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                        .evaluation_batch_max = kEvaluationBatch,
                                        .seed = options.seed,
                                        .track = tracing.compute};
+  CudaTrainingStepOptions cuda_step = MakeCudaStepOptions(options, network_options, data);
   GpuMemoryNeed gpu_memory;
   if (choice.cuda != nullptr) {
-    ASSIGN_OR_RETURN(gpu_memory, GpuMemoryNeedOf(layers, network_options, MakeCudaStepOptions(options, network_options),
-                                                 options.sync == Sync::kLocal ? &options.optimizer : nullptr));
-    RETURN_IF_ERROR(CheckGpuMemory(gpu_memory, *choice.cuda));
+    const OptimizerConfig* const optimizer = options.sync == Sync::kLocal ? &options.optimizer : nullptr;
+    ASSIGN_OR_RETURN(gpu_memory,
+                     PlanGpuMemory(layers, network_options, optimizer, options.data_on_gpu, *choice.cuda, &cuda_step));
   }
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device.get());
   if (!created.ok()) return choice.cuda == nullptr ? created.status() : OnGpu(created.status());
@@ -304,7 +306,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                                .world_size = options.world_size}));
   const Progress::Style style = ChooseStyle(options, launcher);
   ASSIGN_OR_RETURN(const Workings workings,
-                   CreateWorkings(options, network_options, choice, buckets, mpi, tracing,
+                   CreateWorkings(options, cuda_step, choice, buckets, mpi, tracing,
                                   MakeStallOptions(options, hang_ends->state(), style), network.get()));
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   const std::unique_ptr<Trainer> trainer = Trainer::Create({.worker = &options,
@@ -334,6 +336,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                          .result = &result,
                          .device = choice.device->name(),
                          .gpu_transfer = workings.step->transfer(),
+                         .data_on_gpu = workings.step->batch_format() == Loader::Format::kSamples,
                          .cores_per_worker = launcher.cores_per_worker,
                          .cores_per_server = launcher.cores_per_server,
                          .versions = std::move(versions),

@@ -66,6 +66,7 @@ void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
   config.set_share_gpus(options.device == "cuda" && options.share_gpus);
   config.set_cuda_aware_mpi(
       options.device == "cuda" && options.sync == Sync::kRing ? CudaAwareMpiName(options.cuda_aware_mpi) : "");
+  config.set_data_on_gpu(options.device != "cuda" ? "" : facts.data_on_gpu ? "on" : "off");
   config.set_threads(options.threads);
   config.set_isa(options.device == "cpu" ? InstructionSetName(options.isa) : "");
   config.set_loader_threads(options.loader_threads);

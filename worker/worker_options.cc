@@ -76,6 +76,9 @@ ABSL_FLAG(
 ABSL_FLAG(bool, share_gpus, false,
           "cuda: workers may share a GPU; without it more workers on a machine than it has GPUs are refused");
 ABSL_FLAG(bool, cuda_graph, true, "cuda: a step is captured once and launched as a whole; does not change the bits");
+ABSL_FLAG(std::string, data_on_gpu, "auto",
+          "cuda: the data set is copied to the GPU, which makes its batches itself; auto: if it takes at most half of "
+          "the free memory; does not change the bits");
 ABSL_FLAG(std::string, cuda_aware_mpi, "off",
           "cuda in a ring: auto: MPI sends from GPU to GPU where the library says that it can, and can; off: through "
           "pinned host memory; does not change the bits");
@@ -121,6 +124,8 @@ constexpr Choice<std::optional<InstructionSet>> kInstructionSets[] = {{"auto", s
                                                                       {"avx2", InstructionSet::kAvx2},
                                                                       {"avx512", InstructionSet::kAvx512}};
 constexpr Choice<CudaAwareMpi> kCudaAwareMpis[] = {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}};
+constexpr Choice<DataOnGpu> kDataOnGpus[] = {
+    {"auto", DataOnGpu::kAuto}, {"on", DataOnGpu::kOn}, {"off", DataOnGpu::kOff}};
 constexpr Choice<ProgressStyle> kProgressStyles[] = {{"auto", ProgressStyle::kAuto},
                                                      {"live", ProgressStyle::kLive},
                                                      {"plain", ProgressStyle::kPlain},
@@ -173,6 +178,7 @@ constexpr FlagRow kRows[] = {
     {"conv", "processor", OneOf("auto", "cudnn", "own")},
     {"share_gpus", "processor", Switch()},
     {"cuda_graph", "processor", Switch()},
+    {"data_on_gpu", "processor", OneOf(kDataOnGpus)},
     {"cuda_aware_mpi", "processor", OneOf(kCudaAwareMpis)},
     {"checkpoint_dir", "checkpoint", Text("folder")},
     {"checkpoint_every_epochs", "checkpoint", Whole(1, kEpochCountMax)},
@@ -359,6 +365,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
   }
   options.share_gpus = absl::GetFlag(FLAGS_share_gpus);
   options.cuda_graph = absl::GetFlag(FLAGS_cuda_graph);
+  options.data_on_gpu = ValueOf(kDataOnGpus, absl::GetFlag(FLAGS_data_on_gpu));
   options.cuda_aware_mpi = ValueOf(kCudaAwareMpis, absl::GetFlag(FLAGS_cuda_aware_mpi));
   return absl::OkStatus();
 }
@@ -367,6 +374,7 @@ absl::Status ReadRun(const LauncherEnvironment& launcher, WorkerOptions& options
 
 const char* SyncName(Sync sync) { return NameOf(kSyncs, std::optional(sync)); }
 const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi) { return NameOf(kCudaAwareMpis, cuda_aware_mpi); }
+const char* DataOnGpuName(DataOnGpu data_on_gpu) { return NameOf(kDataOnGpus, data_on_gpu); }
 const char* InstructionSetName(std::optional<InstructionSet> isa) { return NameOf(kInstructionSets, isa); }
 const char* SameHostName(SameHost same_host) { return NameOf(kSameHosts, same_host); }
 const char* ScheduleName(ScheduleKind kind) { return NameOf(kSchedules, kind); }

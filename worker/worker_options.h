@@ -32,6 +32,7 @@ enum class CudaAwareMpi { kOff, kAuto };
 // Without a value: auto.
 const char* InstructionSetName(std::optional<InstructionSet> isa);
 const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi);
+const char* DataOnGpuName(DataOnGpu data_on_gpu);
 
 enum class ProgressStyle { kAuto, kLive, kPlain, kNone };
 
@@ -66,6 +67,7 @@ struct WorkerOptions {
   std::string conv;                   // cuda: auto, cudnn or own; ChooseDevice resolves auto; empty on the CPU
   bool share_gpus = false;
   bool cuda_graph = true;
+  DataOnGpu data_on_gpu = DataOnGpu::kAuto;
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;
   int64_t bucket_bytes = 0;
 

@@ -114,6 +114,7 @@ def config(flags, dataset, device, steps_total, cuda_graph):
         "decay_steps": flags.decay_steps, "decay_gamma": flags.decay_gamma, "total_steps": steps_total,
         "device": device.torch.type, "math": "fp64" if flags.precision == "double" else device.math,
         "cuda_graph": cuda_graph, "cuda_aware_mpi": "", "threads": flags.threads, "isa": "", "conv": "",
+        "data_on_gpu": ("on" if flags.data == "ram" else "off") if device.is_gpu else "",
         "loader_threads": flags.loader_workers if flags.data == "dataloader" else 0,
         "bucket_bytes": int(flags.bucket_cap_mb * 1024 * 1024) if world_size > 1 else 0, "lanes": 0, "same_host": "",
         "security": "", "servers": [], "checkpoint_dir": "", "checkpoint_every_epochs": 0,

@@ -211,6 +211,24 @@ class CudaDeviceOnCublasLt : public CudaDevice {
                                                           .out = p.out}),
                   "normalize pixels");
   }
+  void GatherSamples(const SampleGather& g) override {
+    cuda::GatherArgs args{.batch = g.batch,
+                          .height = g.height,
+                          .width = g.width,
+                          .channels = g.channels,
+                          .samples = g.samples,
+                          .images = g.images,
+                          .labels = g.labels,
+                          .padding = g.crop_padding,
+                          .seed = g.seed,
+                          .bound = context_.bound,
+                          .offset = g.offset,
+                          .scale = g.scale,
+                          .out_images = g.out_images,
+                          .out_labels = g.out_labels};
+    args.values.epoch = g.epoch;
+    context_.Keep(cuda::GatherSamples(context_.stream, args), "gather samples");
+  }
 
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
     context_.Keep(stream_->CopyToDevice(host, device, size_bytes));

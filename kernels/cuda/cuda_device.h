@@ -160,10 +160,10 @@ class CudaDevice : public Device {
   virtual absl::Status BeginCapture() = 0;
   virtual absl::StatusOr<std::unique_ptr<CudaGraph>> EndCapture() = 0;
 
-  // From now on Dropout, SoftmaxCrossEntropy and ApplyOptimizer read their step, first sample, loss scale and factors
-  // from `values`, device memory, when they run on the GPU, and not from their arguments: a captured graph serves every
-  // step. Null: from their arguments. What is bound when a graph is captured stays bound in it. Dropout's backward
-  // reads it too: the values must not change between forward and backward.
+  // From now on Dropout, SoftmaxCrossEntropy, ApplyOptimizer and GatherSamples read their step, epoch, first sample,
+  // loss scale and factors from `values`, device memory, when they run on the GPU, and not from their arguments: a
+  // captured graph serves every step. Null: from their arguments. What is bound when a graph is captured stays bound in
+  // it. Dropout's backward reads it too: the values must not change between forward and backward.
   virtual void BindStepValues(const CudaStepValues* values) = 0;
   // From now on SoftmaxCrossEntropy writes its sums to `result`, device memory, and its Result is not to be called; and
   // ApplyOptimizer looks for gradients that are not finite, as FindNonFinite does. Null: back to Result.
@@ -185,6 +185,25 @@ class CudaDevice : public Device {
     float* out = nullptr;
   };
   virtual void NormalizePixels(const Pixels& pixels) = 0;
+
+  // A batch from a data set that is on the GPU: images to out_images, as the loader crops, flips and normalises them
+  // (worker/data/loader.h), to the same bits, and their labels to out_labels. All pointers are device memory.
+  struct SampleGather {
+    int64_t batch = 0;
+    int64_t height = 0, width = 0, channels = 0;  // of an image
+    const uint32_t* samples = nullptr;            // (batch): numbers in the data set, which it does not check
+    const uint8_t* images = nullptr;              // (count, height, width, channels)
+    const uint8_t* labels = nullptr;              // (count)
+    // Pixels of zeros on each side of an image that is cropped and flipped at random; 0: it is taken as it is.
+    int64_t crop_padding = 0;
+    uint64_t seed = 0;              // of the crops
+    int64_t epoch = 0;              // likewise; bound step values have it instead
+    const float* offset = nullptr;  // (channels)
+    const float* scale = nullptr;   // (channels)
+    float* out_images = nullptr;    // (batch, height, width, channels)
+    int32_t* out_labels = nullptr;  // (batch)
+  };
+  virtual void GatherSamples(const SampleGather& gather) = 0;
 };
 
 // For CudaStepValues::optimizer: the factors of update number `update` (from 1).

@@ -1,28 +1,10 @@
+#include "kernels/cuda/device_philox.h"
 #include "kernels/cuda/dropout.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pack.h"
 
 namespace starring::cuda {
 namespace {
-
-constexpr uint32_t kDropoutPurpose = 4;  // RandomPurpose::kDropout; std::array is no device code
-
-struct Words {
-  uint32_t v[4];
-};
-
-// Philox4x32 of common/philox.h.
-__device__ inline Words Philox(Words counter, uint32_t key0, uint32_t key1) {
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint32_t low0 = 0xD2511F53u * counter.v[0], high0 = __umulhi(0xD2511F53u, counter.v[0]);
-    const uint32_t low1 = 0xCD9E8D57u * counter.v[2], high1 = __umulhi(0xCD9E8D57u, counter.v[2]);
-    counter = {{high1 ^ counter.v[1] ^ key0, low1, high0 ^ counter.v[3] ^ key1, low0}};
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
-  return counter;
-}
 
 __global__ void __launch_bounds__(kBlockThreads)
     DropoutKernel(DropoutArgs g, Alignment alignment, const float* in, float* out) {
@@ -31,9 +13,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t first_sample = g.bound != nullptr ? g.bound->first_sample : g.values.first_sample;
   const uint64_t first_word = static_cast<uint64_t>(first_sample) * static_cast<uint64_t>(g.sample_elements);
   const uint64_t group = first_word / 4 + static_cast<uint64_t>(thread);
-  const Words words = Philox({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32),
-                               static_cast<uint32_t>(step), kDropoutPurpose << 24 | g.stream}},
-                             static_cast<uint32_t>(g.seed), static_cast<uint32_t>(g.seed >> 32));
+  const PhiloxWords words = Philox({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32),
+                                     static_cast<uint32_t>(step), kDropoutPurpose << 24 | g.stream}},
+                                   g.seed);
   // The first group may begin before the first element.
   const int64_t first = 4 * thread - static_cast<int64_t>(first_word % 4);
   if (alignment == Alignment::kPacks && first_word % 4 == 0 && first + 4 <= g.count) {

@@ -1,3 +1,4 @@
+#include "kernels/cuda/device_philox.h"
 #include "kernels/cuda/for_each.h"
 #include "kernels/cuda/pixels.h"
 
@@ -20,7 +21,71 @@ struct PixelBody {
   }
 };
 
+// Where the value at (y, x) of an augmented image comes from: row y + down, column x + right or, flipped,
+// right_end - x.
+struct Crop {
+  int32_t down = 0, right = 0, right_end = 0;
+  bool flip = false;
+};
+
+__device__ inline Crop DrawCrop(const GatherArgs& g, uint32_t sample) {
+  const int64_t epoch = g.bound != nullptr ? g.bound->epoch : g.values.epoch;
+  const PhiloxWords words = Philox({{sample, 0, static_cast<uint32_t>(epoch), kAugmentPurpose << 24}}, g.seed);
+  const auto padding = static_cast<int32_t>(g.padding);
+  const uint32_t places = 2 * static_cast<uint32_t>(padding) + 1;
+  Crop crop;
+  crop.down = static_cast<int32_t>(__umulhi(words.v[0], places)) - padding;
+  crop.right = static_cast<int32_t>(__umulhi(words.v[1], places)) - padding;
+  crop.right_end = static_cast<int32_t>(g.width) - 1 + crop.right;
+  crop.flip = words.v[2] >> 31 != 0;
+  return crop;
+}
+
+// A block has a piece of one image.
+template <int kWidth>
+__global__ void __launch_bounds__(kBlockThreads)
+    GatherKernel(GatherArgs g, Divisor pieces, Divisor channels, Divisor width, int64_t image_values) {
+  const auto [b, piece] = pieces.Split(blockIdx.x);
+  const int64_t first = kWidth * (int64_t{piece} * kBlockThreads + threadIdx.x);
+  if (first >= image_values) return;
+  const uint32_t sample = g.samples[b];
+  if (first == 0) g.out_labels[b] = g.labels[sample];
+  Crop crop;
+  if (g.padding > 0) crop = DrawCrop(g, sample);
+  const uint8_t* const image = g.images + int64_t{sample} * image_values;
+  const auto [pixel, channel] = channels.Split(static_cast<uint32_t>(first));
+  const auto [row, column] = width.Split(pixel);
+  int64_t y = row, x = column, c = channel;
+  Pack<float, kWidth> out;
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) {
+    const int64_t from_y = y + crop.down, from_x = crop.flip ? crop.right_end - x : crop.right + x;
+    const bool inside = from_y >= 0 && from_y < g.height && from_x >= 0 && from_x < g.width;
+    const uint8_t value = inside ? image[(from_y * g.width + from_x) * g.channels + c] : uint8_t{0};
+    out.v[k] = (static_cast<float>(value) - g.offset[c]) * g.scale[c];
+    if (++c < g.channels) continue;
+    c = 0;
+    if (++x < g.width) continue;
+    x = 0;
+    ++y;
+  }
+  StorePack(out, g.out_images + b * image_values + first);
+}
+
+template <int kWidth>
+cudaError_t LaunchGather(cudaStream_t stream, const GatherArgs& args) {
+  const int64_t values = args.height * args.width * args.channels;
+  const int64_t pieces = CeilDivide(values, kWidth * kBlockThreads);
+  return Launch(stream, {.blocks = args.batch * pieces}, GatherKernel<kWidth>, args, Divisor(pieces),
+                Divisor(args.channels), Divisor(args.width), values);
+}
+
 }  // namespace
+
+cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args) {
+  const bool packs = args.height * args.width * args.channels % kPackFloats == 0 && AlignedForPacks(args.out_images);
+  return packs ? LaunchGather<kPackFloats>(stream, args) : LaunchGather<1>(stream, args);
+}
 
 cudaError_t NormalizePixels(cudaStream_t stream, const PixelArgs& args) {
   const bool aligned = reinterpret_cast<uintptr_t>(args.pixels) % kPackFloats == 0 && AlignedForPacks(args.out);

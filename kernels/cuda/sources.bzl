@@ -18,6 +18,7 @@ KERNELS = [
 # What kernels share.
 KERNEL_HDRS = [
     "column_tiles.h",
+    "device_philox.h",
     "for_each.h",
     "last_block.h",
     "launch.h",

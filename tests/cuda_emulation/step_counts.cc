@@ -93,14 +93,11 @@ absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
   } else {
     exchange = CreateLocalExchange();
   }
-  ASSIGN_OR_RETURN(const auto training,
-                   CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets},
-                                          {.device = device.get(),
-                                           .local = local,
-                                           .image_values = images.image_bytes(),
-                                           .channels = images.channels,
-                                           .batch_max = step.batch,
-                                           .evaluation_batch_max = 1}));
+  ASSIGN_OR_RETURN(
+      const auto training,
+      CreateCudaTrainingStep(
+          {.network = network.get(), .exchange = exchange.get(), .buckets = &buckets},
+          {.device = device.get(), .local = local, .data = &data, .batch_max = step.batch, .evaluation_batch_max = 1}));
   RETURN_IF_ERROR(exchange->Start({.optimizer = optimizer, .layout = network->layout(), .buckets = buckets},
                                   training->initial_parameters()));
   return Run(step, images, training.get());

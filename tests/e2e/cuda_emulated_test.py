@@ -115,7 +115,8 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             done = self.run_to_end(["env", "EMULATED_GPU_HANGS_AT_LAUNCH=%d" % graph_launches] + self.job_command(
                 sync, workers, 1, ["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=20",
                                    "--exchange_deadline_s=1"], ["--worker_binary=" + self.worker]))
-            self.assertEqual(done.returncode, 1, done.output)
+            # 3: a peer, whose deadline is the same, gave up first.
+            self.assertIn(done.returncode, (1, 3) if workers > 1 else (1,), done.output)
             self.assertRegex(done.output, r"worker \d: error: GPU \d \(emulated GPU\) does not answer: "
                                           r"waiting for an event has taken 1s, .* step \d+: nvidia-smi.*"
                                           r"--resume.*--exchange_deadline_s")

@@ -84,6 +84,19 @@ class CudaJobs(JobTest):
         self.assertEqual(self.cuda("local", flags=[*flags, "--prefetch_depth=0"])["parameter_sha256"], digest)
         self.assertEqual(self.cuda("ring", 1, flags=flags)["parameter_sha256"], digest)
 
+    def test_the_data_sets_place_changes_no_bit(self):
+        flags = self.everything()
+        for sync, workers in (("local", 1), ("ring", 2)):
+            here = self.cuda(sync, workers, flags=[*flags, "--data_on_gpu=off"])
+            self.assertEqual(here["config"]["data_on_gpu"], "off")
+            for more in ([], ["--data_on_gpu=on", "--nocuda_graph"]):
+                there = self.cuda(sync, workers, flags=[*flags, *more])
+                self.assertEqual(there["config"]["data_on_gpu"], "on")
+                self.assertEqual(there["parameter_sha256"], here["parameter_sha256"])
+                for epoch, other in zip(here["epochs"], there["epochs"]):
+                    self.assertEqual([epoch[name] for name in ("train_loss", "test_loss", "test_accuracy")],
+                                     [other[name] for name in ("train_loss", "test_loss", "test_accuracy")])
+
     def test_every_layer_with_three_workers(self):
         flags = self.everything()
         self.assertEqual(self.cuda("star", 3, 2, flags)["parameter_sha256"],

@@ -1,5 +1,6 @@
 #include "tests/kernels/cuda_device_suite.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -15,6 +16,8 @@
 #include "common/philox.h"
 #include "gmock/gmock.h"
 #include "tests/kernels/device_test_suite.h"
+#include "worker/data/crop_flip.h"
+#include "worker/data/pixel_normalizer.h"
 
 namespace starring {
 
@@ -136,6 +139,79 @@ TEST_P(CudaDeviceTest, PixelsAreNormalisedByTheFormulaOfTheCpu) {
         }
       }
     }
+  }
+}
+
+struct GatherCase {
+  int64_t height, width, channels, batch;
+  int64_t crop_padding;
+};
+
+// The loader's own functions on the host give what the GPU has to.
+void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offset) {
+  constexpr int64_t kCount = 11, kEpoch = 3;
+  constexpr uint64_t kSeed = 0x1234567890;
+  const int64_t values = c.height * c.width * c.channels;
+  std::vector<uint8_t> images(static_cast<size_t>(kCount * values)), labels(kCount);
+  for (size_t i = 0; i < images.size(); ++i) images[i] = static_cast<uint8_t>(1 + i * 37 % 255);
+  for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<uint8_t>(i * 7);
+  std::vector<uint32_t> samples(static_cast<size_t>(c.batch));
+  for (size_t i = 0; i < samples.size(); ++i) samples[i] = static_cast<uint32_t>(i * 5 % kCount);
+  const auto upload = [device](const auto& host) {
+    auto buffer = device->Allocate(static_cast<int64_t>(host.size() * sizeof(host[0]))).value();
+    device->CopyToDevice(host.data(), buffer->data(), buffer->size_bytes());
+    return buffer;
+  };
+  const auto gpu_images = upload(images), gpu_labels = upload(labels), gpu_samples = upload(samples);
+  const Normalization normalization{.mean = RandomFloats(1, c.channels),
+                                    .deviation = std::vector<float>(static_cast<size_t>(c.channels), 0.3f)};
+  const PixelConstants constants = PixelConstantsOf(normalization);
+  DeviceTensor shift(device, constants.offset), scale(device, constants.scale), out(device, offset + c.batch * values);
+  auto out_labels = device->Allocate(c.batch * static_cast<int64_t>(sizeof(int32_t))).value();
+  device->GatherSamples({.batch = c.batch,
+                         .height = c.height,
+                         .width = c.width,
+                         .channels = c.channels,
+                         .samples = static_cast<const uint32_t*>(gpu_samples->data()),
+                         .images = static_cast<const uint8_t*>(gpu_images->data()),
+                         .labels = static_cast<const uint8_t*>(gpu_labels->data()),
+                         .crop_padding = c.crop_padding,
+                         .seed = kSeed,
+                         .epoch = kEpoch,
+                         .offset = shift.data(),
+                         .scale = scale.data(),
+                         .out_images = out.data() + offset,
+                         .out_labels = static_cast<int32_t*>(out_labels->data())});
+  const std::vector<float> got = out.Host();
+  std::vector<int32_t> got_labels(static_cast<size_t>(c.batch));
+  device->CopyToHost(out_labels->data(), got_labels.data(), out_labels->size_bytes());
+  ASSERT_TRUE(device->Synchronize().ok());
+
+  std::vector<uint8_t> cropped(static_cast<size_t>(values));
+  std::vector<float> want(static_cast<size_t>(values));
+  for (int64_t b = 0; b < c.batch; ++b) {
+    const uint32_t sample = samples[static_cast<size_t>(b)];
+    const CropFlip crop = c.crop_padding == 0 ? CropFlip{} : DrawCropFlip(kSeed, kEpoch, sample);
+    ApplyCropFlip(crop, {.height = c.height, .width = c.width, .channels = c.channels}, images.data() + sample * values,
+                  cropped.data());
+    PixelNormalizer(normalization).Run(cropped.data(), values, want.data());
+    ASSERT_EQ(got_labels[static_cast<size_t>(b)], labels[sample]) << "place " << b;
+    ASSERT_TRUE(std::equal(want.begin(), want.end(), got.begin() + offset + b * values)) << "place " << b;
+  }
+}
+
+TEST_P(CudaDeviceTest, SamplesAreGatheredAsTheLoaderDoes) {
+  const GatherCase cases[] = {
+      {.height = 28, .width = 28, .channels = 1, .batch = 5, .crop_padding = 0},
+      {.height = 32, .width = 32, .channels = 3, .batch = 9, .crop_padding = kCropPadding},
+      {.height = 5, .width = 3, .channels = 3, .batch = 40, .crop_padding = kCropPadding},  // no packs, and empty crops
+      {.height = 2, .width = 5, .channels = 2, .batch = 40, .crop_padding = kCropPadding},  // packs across rows
+      {.height = 1, .width = 1, .channels = 1, .batch = 300, .crop_padding = 0},
+      {.height = 28, .width = 28, .channels = 1, .batch = 0, .crop_padding = kCropPadding},
+  };
+  for (const GatherCase& c : cases) {
+    SCOPED_TRACE(absl::StrCat(c.batch, " of ", c.height, "x", c.width, "x", c.channels));
+    for (const int64_t offset : {0, 1}) ExpectGatherOfTheHost(device(), c, offset);
   }
 }
 

@@ -84,8 +84,7 @@ class CudaTrainingStepTest : public testing::Test {
                                     .exchange_part = StepPart::kOptimizer},
                                    {.device = device_.get(),
                                     .local = exchange_.get(),
-                                    .image_values = 16,
-                                    .channels = 1,
+                                    .data = &data_,
                                     .batch_max = kGlobalBatch,
                                     .evaluation_batch_max = kEvaluationBatchMax,
                                     .batch_slots = batch_slots})

@@ -21,6 +21,9 @@ struct Dataset {
   int64_t image_bytes() const { return height * width * channels; }
 };
 
+// Whether a worker with a GPU copies its data set there; kAuto: where it fits well.
+enum class DataOnGpu { kOff, kAuto, kOn };
+
 struct TrainAndTest {
   Dataset train;
   Dataset test;

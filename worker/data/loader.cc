@@ -1,5 +1,6 @@
 #include "worker/data/loader.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -52,12 +53,26 @@ class OwnMemory final : public BatchMemory {
 
 struct Slot {
   Batch batch;
-  int32_t* labels = nullptr;     // in batch.memory, as the next two
+  int32_t* labels = nullptr;     // in batch.memory, as the next three; not of Format::kSamples
+  uint32_t* samples = nullptr;   // of Format::kSamples
   float* images = nullptr;       // of Format::kNormalized
   uint8_t* pixels = nullptr;     // of Format::kPixels
   uint8_t* augmented = nullptr;  // one image, before it is normalised
   TraceTrack* track = nullptr;   // of whoever fills it
 };
+
+// Of a pixel in a batch.
+int64_t ValueBytes(Loader::Format format) {
+  switch (format) {
+    case Loader::Format::kNormalized:
+      return sizeof(float);
+    case Loader::Format::kPixels:
+      return sizeof(uint8_t);
+    case Loader::Format::kSamples:
+      break;
+  }
+  return 0;
+}
 
 absl::Status CheckRange(absl::string_view what, int value, int min, int max) {
   if (value >= min && value <= max) return absl::OkStatus();
@@ -124,10 +139,13 @@ absl::StatusOr<const Batch*> PrefetchingLoader::Next() {
 }
 
 absl::Status PrefetchingLoader::Allocate(BatchMemory* memory, Slot& slot) {
-  const int64_t value_bytes = format_ == Format::kNormalized ? sizeof(float) : sizeof(uint8_t);
-  const BatchLayout layout = LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * value_bytes);
+  const BatchLayout layout = LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * ValueBytes(format_));
   ASSIGN_OR_RETURN(std::byte* const data, memory->Allocate(layout.size_bytes));
   slot.batch.memory = data;
+  if (format_ == Format::kSamples) {
+    slot.samples = reinterpret_cast<uint32_t*>(data);
+    return absl::OkStatus();
+  }
   slot.labels = reinterpret_cast<int32_t*>(data);
   if (format_ == Format::kNormalized) slot.images = reinterpret_cast<float*>(data + layout.values);
   if (format_ == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(data + layout.values);
@@ -138,6 +156,11 @@ absl::Status PrefetchingLoader::Allocate(BatchMemory* memory, Slot& slot) {
 
 void PrefetchingLoader::Fill(Slot& slot) const {
   const std::vector<int64_t>& samples = slot.batch.plan.samples;
+  if (format_ == Format::kSamples) {
+    std::transform(samples.begin(), samples.end(), slot.samples, [](int64_t i) { return static_cast<uint32_t>(i); });
+    slot.batch.samples = {slot.samples, samples.size()};
+    return;
+  }
   const int64_t image_bytes = dataset_.image_bytes();
   const ImageShape shape{.height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels};
   const size_t values = samples.size() * static_cast<size_t>(image_bytes);

@@ -33,14 +33,16 @@ struct Batch {
   std::span<const float> images;    // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
   std::span<const uint8_t> pixels;  // likewise, not normalised; one of the two is empty
   std::span<const int32_t> labels;
+  std::span<const uint32_t> samples;  // of Format::kSamples, which has none of the three above: plan.samples
   const std::byte* memory = nullptr;  // all of it, by BatchLayout of the largest batch: the same places in every batch
 };
 
 class Loader {
  public:
   enum class Augment { kNone, kCropFlip };  // zero-pad by 4, random crop to size, flip left-right with probability 1/2
-  // kPixels leaves the normalising to a GPU, with PixelConstants: a quarter of the bytes travel there.
-  enum class Format { kNormalized, kPixels };
+  // kPixels leaves the normalising to a GPU, with PixelConstants: a quarter of the bytes travel there. kSamples leaves
+  // everything to a GPU that has the data set itself.
+  enum class Format { kNormalized, kPixels, kSamples };
   struct Options {
     const Dataset* dataset = nullptr;  // outlives the loader
     Sampler::Options sampler;          // seed also decides the augmentation

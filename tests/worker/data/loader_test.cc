@@ -139,6 +139,27 @@ TEST_P(LoaderContentTest, PixelsNormaliseToTheImagesOfTheOtherFormat) {
   }
 }
 
+// A GPU that has the data set needs to be told no more.
+TEST_P(LoaderContentTest, SamplesAreThoseOfTheOtherFormats) {
+  const auto [channels, augment] = GetParam();
+  const Dataset dataset = MakeDataset(23, channels);
+  Loader::Options options = MakeOptions(dataset, 16);
+  options.augment = augment;
+  const auto normalized = MakeLoader(options);
+  options.format = Loader::Format::kSamples;
+  const auto numbers = MakeLoader(options);
+  for (int64_t step = 0; step < 4; ++step) {
+    const auto expected = normalized->Next();
+    const auto batch = numbers->Next();
+    ASSERT_TRUE(batch.ok() && expected.ok());
+    EXPECT_TRUE((*expected)->samples.empty());
+    EXPECT_TRUE((*batch)->images.empty() && (*batch)->pixels.empty() && (*batch)->labels.empty());
+    EXPECT_TRUE(std::equal((*batch)->samples.begin(), (*batch)->samples.end(), (*expected)->plan.samples.begin(),
+                           (*expected)->plan.samples.end()));
+    EXPECT_EQ(reinterpret_cast<const std::byte*>((*batch)->samples.data()), (*batch)->memory);
+  }
+}
+
 std::vector<std::byte> AllBytes(const Loader::Options& options, int64_t steps) {
   const auto loader = MakeLoader(options);
   std::vector<std::byte> bytes;
