@@ -12,10 +12,10 @@
 
 #include "benchmark/benchmark.h"
 #include "common/aligned_floats.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/sum_in_order.h"
 #include "common/check.h"
-#include "common/optimizer.h"
 #include "common/parameter_shard.h"
-#include "common/sum_in_order.h"
 
 namespace starring {
 namespace {

@@ -23,8 +23,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/check.h"
-#include "common/optimizer.h"
 #include "kernels/cuda/cuda_device.h"
 
 namespace starring {

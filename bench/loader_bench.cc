@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
+#include "common/arithmetic/instruction_set.h"
 #include "common/check.h"
-#include "common/instruction_set.h"
 #include "worker/data/crop_flip.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"

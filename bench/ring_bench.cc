@@ -20,9 +20,9 @@
 #include "absl/flags/parse.h"
 #include "common/check.h"
 #include "common/job_spec.h"
-#include "worker/exchange/ring/mpi_exchange.h"
-#include "worker/exchange/ring/mpi_runtime.h"
-#include "worker/exchange/ring/ring_exchange.h"
+#include "worker/exchange/peer/mpi_exchange.h"
+#include "worker/exchange/peer/mpi_runtime.h"
+#include "worker/exchange/peer/ring_exchange.h"
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,

@@ -9,7 +9,7 @@
 
 #include "benchmark/benchmark.h"
 #include "common/progress_state.h"
-#include "worker/exchange/ring/peer_watch.h"
+#include "worker/exchange/peer/peer_watch.h"
 #include "worker/straggler_watch.h"
 
 namespace starring {

@@ -34,7 +34,7 @@
 #include "absl/strings/numbers.h"
 #include "common/check.h"
 #include "common/job_spec.h"
-#include "common/security_flags.h"
+#include "common/security/security_flags.h"
 #include "server/parameter_server.h"
 #include "worker/exchange/star/star_exchange.h"
 

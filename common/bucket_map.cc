@@ -4,9 +4,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/reduction_order.h"
 
 namespace starring {
 

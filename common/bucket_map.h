@@ -1,9 +1,9 @@
 // Cuts the parameter vector in buckets, and every bucket in slices, one for each owner.
 //
-// Buckets are contiguous, a whole number of reduction blocks long (common/reduction_order.h), and numbered in the order
-// in which backward finishes them: bucket 0 is the end of the vector, which holds the last layers. A bucket may begin
-// inside a tensor. Owners are server shards (star: one contiguous, 64-byte aligned range per bucket) or ranks (ring:
-// its ring chunk of every block of the bucket).
+// Buckets are contiguous, a whole number of reduction blocks long (common/arithmetic/reduction_order.h), and numbered
+// in the order in which backward finishes them: bucket 0 is the end of the vector, which holds the last layers. A
+// bucket may begin inside a tensor. Owners are server shards (star: one contiguous, 64-byte aligned range per bucket)
+// or ranks (ring: its ring chunk of every block of the bucket).
 //
 // Thread safety: immutable after Create; any thread may call any method.
 #ifndef STARRING_COMMON_BUCKET_MAP_H_

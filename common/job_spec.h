@@ -11,10 +11,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/arithmetic/learning_rate.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/bucket_map.h"
 #include "common/layout.h"
-#include "common/learning_rate.h"
-#include "common/optimizer.h"
 
 namespace starring {
 

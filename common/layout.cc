@@ -9,7 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/sha256.h"
+#include "common/security/sha256.h"
 #include "common/status.h"
 
 namespace starring {

@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/piece_sum.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/arithmetic/stream_copy.h"
+#include "common/arithmetic/sum_in_order.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/piece_sum.h"
-#include "common/reduction_order.h"
 #include "common/status.h"
-#include "common/stream_copy.h"
-#include "common/sum_in_order.h"
 
 namespace starring {
 namespace {

@@ -28,9 +28,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/aligned_floats.h"
+#include "common/arithmetic/learning_rate.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/layout.h"
-#include "common/learning_rate.h"
-#include "common/optimizer.h"
 #include "common/sealed_slice.h"
 
 namespace starring {
@@ -130,7 +130,7 @@ class ParameterShard {
   // From now on the newest parameters of `bucket` lie in `memory`, where they are already: every update overwrites the
   // one before, whoever holds what Contribute and Parameters return. So it is for readers that have done with a step's
   // parameters when they contribute to the next step; it saves them a copy, and the shard its buffers. The update is
-  // written past the caches (common/stream_copy.h), as the readers are on other cores.
+  // written past the caches (common/arithmetic/stream_copy.h), as the readers are on other cores.
   // REQUIRES: SetParameters was called; `memory` has the slice's length, holds the values of Parameters(bucket), and is
   // written to by nobody else; `keeper` keeps it alive.
   void UpdateInPlace(int bucket, std::span<float> memory, std::shared_ptr<const void> keeper);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "common/command_line.h"
+#include "common/flags/command_line.h"
 #include "common/status.h"
 #include "deploy/run_record_table.h"
 

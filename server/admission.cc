@@ -1,10 +1,10 @@
 #include "server/admission.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/job_secret.h"
 #include "common/limits.h"
-#include "common/star/wire_version.h"
+#include "common/security/job_secret.h"
 #include "common/status.h"
+#include "common/wire/wire_version.h"
 
 namespace starring {
 

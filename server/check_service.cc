@@ -1,10 +1,10 @@
 #include "server/check_service.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/host/process_facts.h"
 #include "common/limits.h"
-#include "common/process_facts.h"
-#include "common/star/wire_version.h"
 #include "common/status.h"
+#include "common/wire/wire_version.h"
 
 namespace starring {
 namespace {

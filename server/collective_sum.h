@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/star/exchange_message.h"
 #include "common/sum_purpose.h"
+#include "common/wire/exchange_message.h"
 #include "server/collective_wait.h"
 
 namespace starring {

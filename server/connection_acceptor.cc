@@ -19,9 +19,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/host_port.h"
+#include "common/host/host_port.h"
+#include "common/host/peer_name.h"
 #include "common/limits.h"
-#include "common/peer_name.h"
 #include "common/status.h"
 
 namespace starring {

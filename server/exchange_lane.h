@@ -16,8 +16,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/star/grpc_transport.h"
 #include "common/trace.h"
+#include "common/wire/grpc_transport.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "server/collective_wait.h"
 #include "server/shard_job.h"

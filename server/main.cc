@@ -16,7 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
-#include "common/command_line.h"
+#include "common/flags/command_line.h"
 #include "common/metrics/metrics.h"
 #include "common/status.h"
 #include "common/trace.h"

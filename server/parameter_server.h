@@ -14,10 +14,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/host/machine_limits.h"
 #include "common/limits.h"
-#include "common/machine_limits.h"
+#include "common/security/transport_security.h"
 #include "common/trace.h"
-#include "common/transport_security.h"
 #include "server/server_metrics.h"
 
 namespace starring {

@@ -9,10 +9,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/host_port.h"
+#include "common/host/host_port.h"
+#include "common/host/machine_limits.h"
+#include "common/host/peer_name.h"
 #include "common/limits.h"
-#include "common/machine_limits.h"
-#include "common/peer_name.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "server/shard_memory.h"

@@ -2,10 +2,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
-#include "common/command_line.h"
-#include "common/host_port.h"
+#include "common/flags/command_line.h"
+#include "common/host/host_port.h"
 #include "common/limits.h"
-#include "common/security_flags.h"
+#include "common/security/security_flags.h"
 #include "common/status.h"
 
 ABSL_FLAG(std::string, listen, "127.0.0.1:7077", "address to listen on; port 0 takes a free one");

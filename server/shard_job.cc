@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/optimizer.h"
-#include "common/star/progress_message.h"
-#include "common/star/shared_memory.h"
 #include "common/status.h"
+#include "common/wire/progress_message.h"
+#include "common/wire/shared_memory.h"
 #include "server/shard_memory.h"
 
 namespace starring {

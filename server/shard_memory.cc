@@ -1,8 +1,8 @@
 #include "server/shard_memory.h"
 
 #include "absl/strings/str_format.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/limits.h"
-#include "common/optimizer.h"
 
 namespace starring {
 

@@ -18,8 +18,8 @@
 #include "absl/status/statusor.h"
 #include "common/layout.h"
 #include "common/parameter_shard.h"
-#include "common/star/exchange_message.h"
-#include "common/star/shared_memory.h"
+#include "common/wire/exchange_message.h"
+#include "common/wire/shared_memory.h"
 
 namespace starring {
 

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
-#include "common/star/grpc_transport.h"
+#include "common/wire/grpc_transport.h"
 
 namespace starring {
 

@@ -11,7 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/status.h"
 #include "common/steady_time.h"
-#include "worker/finite_check.h"
+#include "worker/step/finite_check.h"
 
 namespace starring {
 namespace {

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "worker/step_timer.h"
+#include "worker/step/step_timer.h"
 
 namespace starring {
 

@@ -22,11 +22,11 @@
 #include "worker/data/dataset.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
-#include "worker/progress.h"
-#include "worker/run_observer.h"
-#include "worker/step_timer.h"
+#include "worker/report/progress.h"
+#include "worker/report/run_observer.h"
+#include "worker/step/step_timer.h"
+#include "worker/step/training_step.h"
 #include "worker/straggler_watch.h"
-#include "worker/training_step.h"
 #include "worker/worker_options.h"
 
 namespace starring {

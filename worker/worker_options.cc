@@ -7,11 +7,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "common/command_line.h"
-#include "common/flag_table.h"
-#include "common/host_port.h"
+#include "common/flags/command_line.h"
+#include "common/flags/flag_table.h"
+#include "common/host/host_port.h"
 #include "common/limits.h"
-#include "common/security_flags.h"
+#include "common/security/security_flags.h"
 #include "common/status.h"
 
 ABSL_FLAG(

@@ -10,11 +10,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/flag_table.h"
-#include "common/instruction_set.h"
-#include "common/learning_rate.h"
-#include "common/optimizer.h"
-#include "common/transport_security.h"
+#include "common/arithmetic/instruction_set.h"
+#include "common/arithmetic/learning_rate.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/flags/flag_table.h"
+#include "common/security/transport_security.h"
 #include "worker/data/dataset.h"
 #include "worker/launcher_environment.h"
 

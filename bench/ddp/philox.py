@@ -1,4 +1,4 @@
-"""Starring's random numbers in NumPy: common/philox.h and what is drawn from it.
+"""Starring's random numbers in NumPy: common/arithmetic/philox.h and what is drawn from it.
 
 With them the peer visits the samples in the same order, augments them alike and starts from the same weights, so that
 two loss curves differ by rounding alone (and by dropout's masks, which stay PyTorch's own unless --dropout=starring).

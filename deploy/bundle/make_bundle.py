@@ -3,7 +3,7 @@
 
 How a program finds its libraries wherever the bundle lies: its RPATH says $ORIGIN/../lib (starring.bzl), which comes
 before LD_LIBRARY_PATH and holds for the libraries of its libraries too. Those parts of Open MPI that carry a search
-path of their own get a new one, written over the old. How Open MPI finds its plugins: common/bundled_open_mpi.h.
+path of their own get a new one, written over the old. How Open MPI finds its plugins: common/host/bundled_open_mpi.h.
 
 Nothing is left out silently: a library that is found nowhere, or has no licence text, ends the script with exit code 1.
 The same input gives the same bytes.
@@ -224,7 +224,7 @@ class Bundle:
 
 
 def add_open_mpi(bundle, finder, starter):
-    """Open MPI and PMIx under the names of common/bundled_open_mpi.cc."""
+    """Open MPI and PMIx under the names of common/host/bundled_open_mpi.cc."""
     folders = dict(line.split(":")[1:3] for line in run(["ompi_info", "--parsable", "--path", "all"]).splitlines()
                    if line.startswith("path:"))
     for wanted in ("bindir", "pkglibdir", "pkgdatadir", "sysconfdir"):

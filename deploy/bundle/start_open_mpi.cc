@@ -10,7 +10,7 @@
 #include <sstream>
 #include <string>
 
-#include "common/bundled_open_mpi.h"
+#include "common/host/bundled_open_mpi.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/command_line.h"
+#include "common/flags/command_line.h"
 #include "common/status.h"
 #include "deploy/launch/mpi_rank.h"
 

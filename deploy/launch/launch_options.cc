@@ -13,11 +13,11 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "common/command_line.h"
-#include "common/flag_file.h"
-#include "common/flag_table.h"
+#include "common/flags/command_line.h"
+#include "common/flags/flag_file.h"
+#include "common/flags/flag_table.h"
 #include "common/limits.h"
-#include "common/security_flags.h"
+#include "common/security/security_flags.h"
 #include "common/status.h"
 
 ABSL_FLAG(std::string, sync, "star", "how gradients are synchronised");

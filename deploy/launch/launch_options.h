@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/flag_table.h"
-#include "common/transport_security.h"
+#include "common/flags/flag_table.h"
+#include "common/security/transport_security.h"
 
 namespace starring {
 

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "common/status.h"
 #include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/parallel.h"

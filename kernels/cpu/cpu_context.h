@@ -2,7 +2,7 @@
 #ifndef STARRING_KERNELS_CPU_CPU_CONTEXT_H_
 #define STARRING_KERNELS_CPU_CPU_CONTEXT_H_
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "dnnl.hpp"
 #include "kernels/cpu/scratch.h"
 

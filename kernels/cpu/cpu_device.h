@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "kernels/device.h"
 
 namespace starring {

@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/instruction_set.h"
+#include "common/arithmetic/philox.h"
 #include "common/check.h"
-#include "common/instruction_set.h"
-#include "common/philox.h"
 #include "common/status.h"
 #include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/parallel.h"
@@ -30,7 +30,7 @@ struct MaskArgs {
   uint32_t* keep;
 };
 
-// Philox4x32 (common/philox.h) over lanes, so that the compiler turns rounds into vector instructions.
+// Philox4x32 (common/arithmetic/philox.h) over lanes, so that the compiler turns rounds into vector instructions.
 constexpr int kPhiloxLanes = 16;
 
 [[gnu::always_inline]] inline void PhiloxRound(uint32_t (&c)[4][kPhiloxLanes], uint32_t key0, uint32_t key1) {

@@ -1,6 +1,6 @@
 #include "kernels/cpu/elementwise.h"
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "kernels/cpu/parallel.h"
 
 namespace starring {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "common/status.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/shape_checks.h"

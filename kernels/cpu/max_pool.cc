@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "common/status.h"
 #include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/halving_pool.h"

@@ -18,7 +18,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/device.h"
 

@@ -12,7 +12,7 @@
 
 #include <cstdint>
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 
 namespace starring {
 

@@ -1,6 +1,6 @@
 // Sixteen lanes as a GCC vector type: one AVX-512 register, or two or four narrower ones where a clone has no more.
 // Loads and stores need no alignment. For use inside functions that are inlined into a clone
-// (common/instruction_set.h). A target that includes this is compiled with -Wno-psabi.
+// (common/arithmetic/instruction_set.h). A target that includes this is compiled with -Wno-psabi.
 #ifndef STARRING_KERNELS_CPU_VECTOR16_H_
 #define STARRING_KERNELS_CPU_VECTOR16_H_
 

@@ -25,7 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/optimizer.h"
+#include "common/arithmetic/optimizer.h"
 #include "kernels/cuda/step_values.h"
 #include "kernels/device.h"
 
@@ -172,7 +172,8 @@ class CudaDevice : public Device {
   // as it was. `result`: device memory, or pinned, which costs nothing while all values are finite.
   virtual void FindNonFinite(const float* values, int64_t count, CudaStepResult* result) = 0;
 
-  // common/optimizer.h's ApplyOptimizer over spans of device memory, to the same bits. See also BindStepResult.
+  // common/arithmetic/optimizer.h's ApplyOptimizer over spans of device memory, to the same bits. See also
+  // BindStepResult.
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
 
   // out = (pixel - offset[channel]) * scale[channel], as worker/data/pixel_normalizer.h. All device memory;

@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "common/deterministic_math.h"
+#include "common/arithmetic/deterministic_math.h"
 #include "kernels/cuda/cuda_device.h"
 
 namespace starring {

@@ -1,4 +1,4 @@
-// Philox4x32-10 of common/philox.h on the GPU: the same words for the same key and counter.
+// Philox4x32-10 of common/arithmetic/philox.h on the GPU: the same words for the same key and counter.
 //
 // Device code of .cu files.
 #ifndef STARRING_KERNELS_CUDA_DEVICE_PHILOX_H_
@@ -10,7 +10,7 @@
 
 namespace starring::cuda {
 
-// RandomPurpose's numbers; std::array, which common/philox.h uses, is no device code.
+// RandomPurpose's numbers; std::array, which common/arithmetic/philox.h uses, is no device code.
 inline constexpr uint32_t kAugmentPurpose = 3, kDropoutPurpose = 4;
 
 struct PhiloxWords {

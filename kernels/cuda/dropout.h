@@ -1,4 +1,4 @@
-// Dropout by Philox 4x32-10 (common/philox.h): the CPU's mask, bit by bit.
+// Dropout by Philox 4x32-10 (common/arithmetic/philox.h): the CPU's mask, bit by bit.
 #ifndef STARRING_KERNELS_CUDA_DROPOUT_H_
 #define STARRING_KERNELS_CUDA_DROPOUT_H_
 
@@ -29,7 +29,7 @@ struct DropoutArgs {
 // Launch:      256 threads a block, one thread per four words of one Philox counter, no shared memory.
 // Requires:    16-byte alignment and first_sample * sample_elements % 4 == 0 for the vector path (both tested).
 // Cost:        8 bytes moved and about 20 integer instructions per element: bandwidth-bound.
-// Determinism: bitwise. Reference: common/philox.h and the CPU's dropout, tolerance 0.
+// Determinism: bitwise. Reference: common/arithmetic/philox.h and the CPU's dropout, tolerance 0.
 cudaError_t ApplyDropout(cudaStream_t stream, const DropoutArgs& args, const float* in, float* out);
 
 }  // namespace starring::cuda

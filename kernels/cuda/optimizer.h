@@ -1,4 +1,4 @@
-// The optimizers of common/optimizer.h on device memory.
+// The optimizers of common/arithmetic/optimizer.h on device memory.
 #ifndef STARRING_KERNELS_CUDA_OPTIMIZER_H_
 #define STARRING_KERNELS_CUDA_OPTIMIZER_H_
 
@@ -26,11 +26,11 @@ struct OptimizerArgs {
   CudaStepResult* result = nullptr;  // null: gradients are not looked at
 };
 
-// One update of all elements: the formulas and the order of operations of common/optimizer.cc. And, with `result`,
-// result->non_finite_element = the index of a gradient that is NaN or infinite, if there is one, as non_finite.h. The
-// update is made all the same: it is the caller who lets nothing of it out.
-// Shapes:      all (count) float32.
-// Writes:      parameters_out is overwritten (=), states in place; result->non_finite_element where there is such a
+// One update of all elements: the formulas and the order of operations of common/arithmetic/optimizer.cc. And, with
+// `result`, result->non_finite_element = the index of a gradient that is NaN or infinite, if there is one, as
+// non_finite.h. The update is made all the same: it is the caller who lets nothing of it out. Shapes:      all (count)
+// float32. Writes:      parameters_out is overwritten (=), states in place; result->non_finite_element where there is
+// such a
 //              gradient.
 // Launch:      256 threads a block, one thread per 4 elements, no shared memory.
 // Requires:    16-byte alignment for the vector path, scalar path otherwise (both tested).

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/arithmetic/reduction_order.h"
 #include "common/limits.h"
-#include "common/reduction_order.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

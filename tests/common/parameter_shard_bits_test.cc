@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "common/arithmetic/reduction_order.h"
 #include "common/bucket_map.h"
 #include "common/parameter_shard.h"
-#include "common/reduction_order.h"
 #include "gtest/gtest.h"
-#include "tests/common/wild_numbers.h"
+#include "tests/common/arithmetic/wild_numbers.h"
 
 namespace starring {
 namespace {

@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/allocation_count.h"
-#include "tests/common/wild_numbers.h"
+#include "tests/common/arithmetic/wild_numbers.h"
 
 namespace starring {
 namespace {

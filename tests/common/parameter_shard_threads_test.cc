@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "common/parameter_shard.h"
 #include "gtest/gtest.h"
-#include "tests/common/wild_numbers.h"
+#include "tests/common/arithmetic/wild_numbers.h"
 
 namespace starring {
 namespace {

@@ -10,14 +10,14 @@
 #include "common/status.h"
 #include "kernels/cuda/cuda_device.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
-#include "worker/cuda_training_step.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
 #include "worker/exchange/local/cuda_local_exchange.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
-#include "worker/step_timer.h"
+#include "worker/step/cuda_training_step.h"
+#include "worker/step/step_timer.h"
 
 namespace starring::cuda_emulation {
 namespace {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "common/check.h"
-#include "common/star/exchange_message.h"
+#include "common/wire/exchange_message.h"
 #include "tests/fuzz/fuzz_input.h"
 
 using starring::BytePiece;

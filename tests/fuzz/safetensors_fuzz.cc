@@ -2,7 +2,7 @@
 #include <string>
 
 #include "common/check.h"
-#include "common/safetensors.h"
+#include "common/checkpoint/safetensors.h"
 #include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -16,8 +16,8 @@
 
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/star/exchange_message.h"
-#include "common/star/shared_memory.h"
+#include "common/wire/exchange_message.h"
+#include "common/wire/shared_memory.h"
 #include "proto/starring/v1/job.pb.h"
 #include "server/shard_job.h"
 #include "tests/fuzz/fuzz_input.h"

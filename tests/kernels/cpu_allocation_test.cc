@@ -11,7 +11,7 @@
 #include <memory>
 #include <vector>
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/kernels/instruction_sets.h"

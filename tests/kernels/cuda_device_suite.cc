@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/optimizer.h"
-#include "common/philox.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/philox.h"
 #include "gmock/gmock.h"
 #include "tests/kernels/device_test_suite.h"
 #include "worker/data/crop_flip.h"

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/optimizer.h"
+#include "common/arithmetic/optimizer.h"
 #include "gmock/gmock.h"
 #include "tests/kernels/cuda_device_suite.h"
 #include "tests/kernels/device_test_suite.h"

@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "common/arithmetic/philox.h"
 #include "common/check.h"
-#include "common/philox.h"
 
 namespace starring {
 

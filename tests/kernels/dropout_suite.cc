@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/philox.h"
+#include "common/arithmetic/philox.h"
 #include "gmock/gmock.h"
 #include "tests/kernels/device_test_suite.h"
 

@@ -5,7 +5,7 @@
 #include <iostream>
 #include <vector>
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 
 namespace starring {
 

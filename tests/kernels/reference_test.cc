@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "common/philox.h"
+#include "common/arithmetic/philox.h"
 #include "gtest/gtest.h"
 
 namespace starring::reference {

@@ -1,6 +1,6 @@
 // What a job of N workers must end with, computed by one process without an exchange: N gradients, one after the other,
-// added in the order of common/reduction_order.h, and one update of the whole vector. Shares with a real job what is
-// below the exchange (data, network, optimizer), and nothing of ring, star or parameter shard.
+// added in the order of common/arithmetic/reduction_order.h, and one update of the whole vector. Shares with a real job
+// what is below the exchange (data, network, optimizer), and nothing of ring, star or parameter shard.
 //
 //   reference_job N FLAG...     the number of workers, and their flags
 //
@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "common/arithmetic/learning_rate.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
-#include "common/learning_rate.h"
 #include "common/limits.h"
-#include "common/optimizer.h"
-#include "common/reduction_order.h"
-#include "common/sha256.h"
+#include "common/security/sha256.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_device.h"
 #include "worker/data/dataset.h"

@@ -1,7 +1,7 @@
 #include "server/admission.h"
 
 #include "common/limits.h"
-#include "common/star/wire_version.h"
+#include "common/wire/wire_version.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

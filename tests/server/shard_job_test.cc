@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "common/reduction_order.h"
-#include "common/star/progress_message.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/wire/progress_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/shard_memory.h"

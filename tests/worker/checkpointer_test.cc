@@ -16,8 +16,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
-#include "tests/worker/exchange/ring/in_memory_transport.h"
-#include "worker/exchange/ring/peer_exchange.h"
+#include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/model/layer_file.h"
 
 namespace starring {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/sha256.h"
+#include "common/security/sha256.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

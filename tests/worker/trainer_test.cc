@@ -13,15 +13,15 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/check.h"
-#include "common/checkpoint_folders.h"
+#include "common/checkpoint/checkpoint_folders.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
-#include "worker/cpu_training_step.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/model/layer_file.h"
+#include "worker/step/cpu_training_step.h"
 
 namespace starring {
 namespace {

@@ -17,7 +17,7 @@
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/common/flag_table_checks.h"
+#include "tests/common/flags/flag_table_checks.h"
 
 namespace starring {
 namespace {

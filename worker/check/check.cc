@@ -10,11 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "common/command_line.h"
-#include "common/process_facts.h"
+#include "common/flags/command_line.h"
+#include "common/host/process_facts.h"
 #include "worker/check/interfaces.h"
 #include "worker/check/topology_check.h"
-#include "worker/exchange/ring/mpi_probe.h"
+#include "worker/exchange/peer/mpi_probe.h"
 #include "worker/exchange/star/check_client.h"
 
 namespace starring {

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "proto/starring/v1/check.pb.h"
-#include "worker/exchange/ring/mpi_runtime.h"
+#include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/launcher_environment.h"
 #include "worker/worker_options.h"
 
@@ -28,7 +28,7 @@ struct CheckParts {
 };
 
 struct CheckOutcome {
-  int exit_code = 0;  // of common/command_line.h
+  int exit_code = 0;  // of common/flags/command_line.h
   // MPI does not answer any more: leave by MpiRuntime::ExitWithoutFinalize.
   bool mpi_is_stuck = false;
 };

@@ -14,8 +14,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "common/command_line.h"
-#include "common/machine_limits.h"
+#include "common/flags/command_line.h"
+#include "common/host/machine_limits.h"
 #include "worker/check/interfaces.h"
 
 namespace starring {

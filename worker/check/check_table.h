@@ -29,7 +29,7 @@ struct CheckFindings {
 };
 
 struct CheckVerdict {
-  int exit_code = 0;     // of common/command_line.h: 0, 2 or 3
+  int exit_code = 0;     // of common/flags/command_line.h: 0, 2 or 3
   std::string sentence;  // the last line
 };
 

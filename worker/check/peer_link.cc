@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/host/process_facts.h"
 #include "common/limits.h"
-#include "common/process_facts.h"
 #include "common/status.h"
 
 namespace starring {

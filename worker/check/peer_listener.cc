@@ -13,8 +13,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "common/host/process_facts.h"
 #include "common/limits.h"
-#include "common/process_facts.h"
 
 namespace starring {
 namespace {

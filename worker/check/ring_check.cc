@@ -8,14 +8,14 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/command_line.h"
+#include "common/flags/command_line.h"
 #include "common/status.h"
 #include "worker/check/interfaces.h"
 #include "worker/check/peer_link.h"
 #include "worker/check/peer_listener.h"
 #include "worker/check/tcp_dial.h"
 #include "worker/check/topology_check.h"
-#include "worker/exchange/ring/mpi_probe.h"
+#include "worker/exchange/peer/mpi_probe.h"
 
 namespace starring {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "common/check.h"
-#include "common/crc32c.h"
+#include "common/checkpoint/crc32c.h"
 #include "common/status.h"
 #include "worker/data/file_stream.h"
 

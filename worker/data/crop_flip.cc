@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/instruction_set.h"
-#include "common/philox.h"
+#include "common/arithmetic/instruction_set.h"
+#include "common/arithmetic/philox.h"
 
 namespace starring {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "common/arithmetic/instruction_set.h"
 #include "common/check.h"
-#include "common/instruction_set.h"
 
 namespace starring {
 namespace {

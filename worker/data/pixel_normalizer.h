@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/instruction_set.h"
+#include "common/arithmetic/instruction_set.h"
 #include "worker/data/normalization.h"
 
 namespace starring {

@@ -5,8 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "common/arithmetic/philox.h"
 #include "common/check.h"
-#include "common/philox.h"
 
 namespace starring {
 

@@ -6,7 +6,7 @@
 //
 // The order of epoch e is 0 .. sample_count - 1 itself (kSequential), or a permutation (kShuffled) by the Fisher-Yates
 // shuffle of Durstenfeld (CACM 1964, algorithm 235; Knuth, TAOCP 2, 3.4.2, algorithm P), whose word for position i is
-// word i mod 4 of the Philox block i / 4 (common/philox.h):
+// word i mod 4 of the Philox block i / 4 (common/arithmetic/philox.h):
 //
 //   order[i] = i for all i
 //   for i = sample_count - 1 down to 1:

@@ -6,9 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
-#include "common/crc32c.h"
+#include "common/arithmetic/philox.h"
+#include "common/checkpoint/crc32c.h"
 #include "common/limits.h"
-#include "common/philox.h"
 #include "common/status.h"
 
 namespace starring {

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <vector>
 
+#include "common/arithmetic/philox.h"
 #include "common/check.h"
 #include "common/layout.h"
-#include "common/philox.h"
 
 namespace starring {
 namespace {

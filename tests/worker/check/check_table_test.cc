@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "common/command_line.h"
+#include "common/flags/command_line.h"
 
 namespace starring {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/host/machine_limits.h"
 #include "common/limits.h"
-#include "common/machine_limits.h"
 #include "worker/check/peer_listener.h"
 #include "worker/check/peer_protocol.h"
 #include "worker/check/tcp_dial.h"

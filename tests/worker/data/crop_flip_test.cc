@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "common/philox.h"
+#include "common/arithmetic/philox.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

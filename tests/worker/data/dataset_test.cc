@@ -10,7 +10,7 @@
 
 #include "absl/status/status.h"
 #include "common/check.h"
-#include "common/crc32c.h"
+#include "common/checkpoint/crc32c.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/data/data_files.h"

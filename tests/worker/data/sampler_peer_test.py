@@ -10,7 +10,7 @@ MASK = 0xFFFFFFFF
 
 
 def philox4x32(counter, key):
-    """Ten rounds; common/philox.h."""
+    """Ten rounds; common/arithmetic/philox.h."""
     c, k = list(counter), list(key)
     for _ in range(10):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/philox.h"
+#include "common/arithmetic/philox.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/philox.h"
+#include "common/arithmetic/philox.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/model/layer_file.h"

@@ -7,8 +7,8 @@
 #include <limits>
 #include <vector>
 
+#include "common/arithmetic/philox.h"
 #include "common/check.h"
-#include "common/philox.h"
 
 namespace starring {
 namespace {

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "common/optimizer.h"
+#include "common/arithmetic/optimizer.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 

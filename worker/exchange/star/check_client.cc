@@ -7,11 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/host/process_facts.h"
 #include "common/limits.h"
-#include "common/process_facts.h"
-#include "common/star/grpc_transport.h"
-#include "common/star/wire_version.h"
 #include "common/status.h"
+#include "common/wire/grpc_transport.h"
+#include "common/wire/wire_version.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 
 namespace starring {

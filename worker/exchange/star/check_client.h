@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/transport_security.h"
+#include "common/security/transport_security.h"
 #include "proto/starring/v1/check.pb.h"
 
 namespace starring {
@@ -53,7 +53,7 @@ class StarCheckClient {
 
 // "1.51.1"
 std::string GrpcVersion();
-// Of the protocol: common/star/wire_version.h.
+// Of the protocol: common/wire/wire_version.h.
 int StarWireVersion();
 
 }  // namespace starring

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/star/grpc_transport.h"
-#include "common/star/wire_version.h"
 #include "common/steady_time.h"
+#include "common/wire/grpc_transport.h"
+#include "common/wire/wire_version.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "worker/exchange/star/join_watch.h"
 

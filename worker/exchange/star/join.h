@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/job_spec.h"
-#include "common/transport_security.h"
+#include "common/security/transport_security.h"
 #include "worker/exchange/stall_report.h"
 
 namespace starring {

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/host/peer_name.h"
 #include "common/limits.h"
-#include "common/peer_name.h"
-#include "common/star/message_parts.h"
+#include "common/wire/message_parts.h"
 
 namespace starring {
 namespace {

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/star/grpc_transport.h"
 #include "common/trace.h"
+#include "common/wire/grpc_transport.h"
 #include "worker/exchange/star/star_request.h"
 
 namespace starring {
@@ -69,7 +69,7 @@ class Lane {
   // Why there is no connection, or OK.
   const absl::Status& connection() const { return connection_; }
 
-  // The server's end of the newest connection, as common/peer_name.h spells it; empty before there was one.
+  // The server's end of the newest connection, as common/host/peer_name.h spells it; empty before there was one.
   const std::string& peer() const { return peer_; }
   // Grows with every message that comes, and with every long one that leaves.
   int64_t signs_of_life() const { return signs_of_life_; }

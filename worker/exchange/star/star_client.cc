@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/peer_name.h"
-#include "common/star/progress_message.h"
+#include "common/host/peer_name.h"
+#include "common/wire/progress_message.h"
 
 namespace starring {
 namespace {

@@ -7,16 +7,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/stream_copy.h"
 #include "common/check.h"
-#include "common/host_port.h"
+#include "common/host/host_port.h"
+#include "common/host/machine_limits.h"
 #include "common/limits.h"
-#include "common/machine_limits.h"
-#include "common/optimizer.h"
-#include "common/star/grpc_transport.h"
-#include "common/star/shared_memory.h"
 #include "common/status.h"
 #include "common/steady_time.h"
-#include "common/stream_copy.h"
+#include "common/wire/grpc_transport.h"
+#include "common/wire/shared_memory.h"
 #include "worker/exchange/star/join.h"
 #include "worker/exchange/star/star_client.h"
 

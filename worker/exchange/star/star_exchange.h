@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/security/transport_security.h"
 #include "common/trace.h"
-#include "common/transport_security.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/stall_report.h"
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <span>
 
-#include "common/star/exchange_message.h"
+#include "common/wire/exchange_message.h"
 
 namespace starring {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <tuple>
 
+#include "common/arithmetic/optimizer.h"
 #include "common/limits.h"
-#include "common/optimizer.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 #include "tests/worker/exchange/star/tcp_proxy.h"

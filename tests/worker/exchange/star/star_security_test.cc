@@ -7,12 +7,12 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/job_secret.h"
+#include "common/security/job_secret.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
-#include "tests/common/site_certificates.h"
+#include "tests/common/security/site_certificates.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 
 namespace starring {

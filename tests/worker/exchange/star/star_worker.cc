@@ -4,8 +4,8 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "common/security_flags.h"
-#include "common/sha256.h"
+#include "common/security/security_flags.h"
+#include "common/security/sha256.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 
 ABSL_FLAG(std::vector<std::string>, servers, {}, "as //worker's");

@@ -1,0 +1,165 @@
+#include "common/arithmetic/optimizer.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/deterministic_math.h"
+#include "common/check.h"
+
+namespace starring {
+namespace {
+
+// Parameters in and out may be one array: an element's inputs are read before its output is written, which is what the
+// ivdep below promises the compiler. Read once: after a store to another array it would be loaded again.
+struct SgdArgs {
+  int64_t count;
+  const float* gradient;
+  const float* in;
+  float* out;
+  float* momentum_buffer;
+  float learning_rate, momentum, weight_decay;
+};
+
+[[gnu::always_inline]] inline void PlainSgdLoop(const SgdArgs& args) {
+  const auto [count, gradient, in, out, buffer, rate, momentum, decay] = args;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) out[i] = in[i] - rate * (gradient[i] + decay * in[i]);
+}
+
+[[gnu::always_inline]] inline void MomentumLoop(const SgdArgs& args) {
+  const auto [count, gradient, in, out, buffer, rate, momentum, decay] = args;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const float parameter = in[i];
+    const float direction = momentum * buffer[i] + (gradient[i] + decay * parameter);
+    buffer[i] = direction;
+    out[i] = parameter - rate * direction;
+  }
+}
+
+[[gnu::always_inline]] inline void NesterovLoop(const SgdArgs& args) {
+  const auto [count, gradient, in, out, buffer, rate, momentum, decay] = args;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const float parameter = in[i];
+    const float decayed = gradient[i] + decay * parameter;
+    const float velocity = momentum * buffer[i] + decayed;
+    buffer[i] = velocity;
+    out[i] = parameter - rate * (decayed + momentum * velocity);
+  }
+}
+
+struct AdamWArgs {
+  int64_t count;
+  const float* gradient;
+  const float* in;
+  float* out;
+  float* mean;    // exp_avg
+  float* square;  // exp_avg_sq
+  float keep;     // 1 - learning rate * weight decay
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float step_size, square_correction, epsilon;
+};
+
+[[gnu::always_inline]] inline void AdamWLoop(const AdamWArgs& args) {
+  const auto [count, gradient, in, out, mean, square, keep, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size,
+              square_correction, epsilon] = args;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const float parameter = in[i];
+    const float g = gradient[i];
+    const float m = beta1 * mean[i] + one_minus_beta1 * g;
+    const float v = beta2 * square[i] + one_minus_beta2 * g * g;
+    mean[i] = m;
+    square[i] = v;
+    out[i] = keep * parameter - step_size * m / (std::sqrt(v) / square_correction + epsilon);
+  }
+}
+
+STARRING_DEFINE_CLONES(kPlainSgd, PlainSgdLoop, SgdArgs);
+STARRING_DEFINE_CLONES(kMomentum, MomentumLoop, SgdArgs);
+STARRING_DEFINE_CLONES(kNesterov, NesterovLoop, SgdArgs);
+STARRING_DEFINE_CLONES(kAdamW, AdamWLoop, AdamWArgs);
+
+absl::Status Refuse(const char* field, double value, const char* allowed) {
+  return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", it must be ", allowed));
+}
+
+}  // namespace
+
+absl::Status ValidateOptimizer(const OptimizerConfig& config) {
+  const auto in_unit = [](double value) { return value >= 0 && static_cast<float>(value) < 1; };
+  if (config.kind != OptimizerKind::kSgd && config.kind != OptimizerKind::kAdamW) {
+    return Refuse("optimizer kind", static_cast<int>(config.kind), "sgd or adamw");
+  }
+  if (!(config.weight_decay >= 0) || !std::isfinite(static_cast<float>(config.weight_decay))) {
+    return Refuse("weight_decay", config.weight_decay, "a finite number of 0 or more");
+  }
+  if (config.kind == OptimizerKind::kSgd) {
+    if (!in_unit(config.momentum)) return Refuse("momentum", config.momentum, "at least 0 and below 1");
+    if (config.nesterov && !(config.momentum > 0)) return Refuse("momentum", config.momentum, "above 0 with nesterov");
+    return absl::OkStatus();
+  }
+  if (!in_unit(config.beta1)) return Refuse("beta1", config.beta1, "at least 0 and below 1");
+  if (!in_unit(config.beta2)) return Refuse("beta2", config.beta2, "at least 0 and below 1");
+  if (!(static_cast<float>(config.epsilon) > 0) || !std::isfinite(static_cast<float>(config.epsilon))) {
+    return Refuse("epsilon", config.epsilon, "a finite number above 0 in float32");
+  }
+  return absl::OkStatus();
+}
+
+int StateVectorCount(const OptimizerConfig& config) {
+  if (config.kind == OptimizerKind::kAdamW) return 2;
+  return config.momentum > 0 ? 1 : 0;
+}
+
+std::string_view StateVectorName(const OptimizerConfig& config, int i) {
+  CHECK_GE(i, 0);
+  CHECK_LT(i, StateVectorCount(config));
+  if (config.kind == OptimizerKind::kSgd) return "momentum_buffer";
+  return i == 0 ? "exp_avg" : "exp_avg_sq";
+}
+
+void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, InstructionSet set) {
+  const int64_t count = std::ssize(args.gradient);
+  CHECK_EQ(args.parameters_in.size(), count);
+  CHECK_EQ(args.parameters_out.size(), count);
+  CHECK_EQ(args.state.size(), StateVectorCount(config));
+  for (const std::span<float> state : args.state) CHECK_EQ(state.size(), count);
+  CHECK_GE(args.update, 1);
+  const int clone = static_cast<int>(set);
+
+  if (config.kind == OptimizerKind::kSgd) {
+    const SgdArgs sgd = {.count = count,
+                         .gradient = args.gradient.data(),
+                         .in = args.parameters_in.data(),
+                         .out = args.parameters_out.data(),
+                         .momentum_buffer = args.state.empty() ? nullptr : args.state[0].data(),
+                         .learning_rate = args.learning_rate,
+                         .momentum = static_cast<float>(config.momentum),
+                         .weight_decay = static_cast<float>(config.weight_decay)};
+    if (args.state.empty()) return kPlainSgd[clone](sgd);
+    return config.nesterov ? kNesterov[clone](sgd) : kMomentum[clone](sgd);
+  }
+
+  // As PyTorch, scalars are made in double and rounded once.
+  const double correction1 = 1 - IntegerPower(config.beta1, args.update);
+  const double correction2 = 1 - IntegerPower(config.beta2, args.update);
+  const double rate = args.learning_rate;
+  kAdamW[clone]({.count = count,
+                 .gradient = args.gradient.data(),
+                 .in = args.parameters_in.data(),
+                 .out = args.parameters_out.data(),
+                 .mean = args.state[0].data(),
+                 .square = args.state[1].data(),
+                 .keep = static_cast<float>(1 - rate * config.weight_decay),
+                 .beta1 = static_cast<float>(config.beta1),
+                 .one_minus_beta1 = static_cast<float>(1 - config.beta1),
+                 .beta2 = static_cast<float>(config.beta2),
+                 .one_minus_beta2 = static_cast<float>(1 - config.beta2),
+                 .step_size = static_cast<float>(rate / correction1),
+                 .square_correction = static_cast<float>(std::sqrt(correction2)),
+                 .epsilon = static_cast<float>(config.epsilon)});
+}
+
+}  // namespace starring

@@ -1,0 +1,179 @@
+#include "common/checkpoint/checkpoint_folders.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/clock.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kStep[] = "step-";
+constexpr char kWriting[] = ".writing-";
+constexpr char kReplaced[] = ".replaced-";
+constexpr char kLock[] = ".lock";
+
+absl::Status FileSystemError(const std::error_code& error, absl::string_view what, const std::string& path) {
+  return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot ", what, " ", path));
+}
+
+// A new name is on the disk when the folder that holds it has been flushed.
+absl::Status FlushFolder(const std::string& path) {
+  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  const int result = fsync(folder);
+  const int error = errno;
+  close(folder);
+  return result == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
+}
+
+std::optional<int64_t> StepOf(absl::string_view name) {
+  int64_t step = 0;
+  if (!absl::ConsumePrefix(&name, kStep) || name.empty() || name.size() > 18) return std::nullopt;
+  if (name.find_first_not_of("0123456789") != absl::string_view::npos) return std::nullopt;
+  return absl::SimpleAtoi(name, &step) ? std::optional<int64_t>(step) : std::nullopt;
+}
+
+// Names of folders in `dir` that begin with `prefix`, without it.
+std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string& dir) {
+  std::vector<std::string> names;
+  std::error_code error;
+  // An error is an empty or a shorter list: a folder that goes away meanwhile is no reason to fail.
+  fs::directory_iterator entry(dir, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    absl::string_view rest = name;
+    std::error_code ignored;
+    if (absl::ConsumePrefix(&rest, prefix) && entry->is_directory(ignored)) names.emplace_back(rest);
+  }
+  return names;
+}
+
+// As fs::create_directories, and each folder that is new is on the disk with its name.
+absl::Status CreateFolders(const fs::path& path) {
+  std::error_code error;
+  if (path.empty() || fs::exists(path, error)) return absl::OkStatus();
+  const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
+  RETURN_IF_ERROR(CreateFolders(parent));
+  fs::create_directory(path, error);
+  if (error) return FileSystemError(error, "create", path.string());
+  return FlushFolder(parent.empty() ? "." : parent.string());
+}
+
+// What a crash left behind.
+void RemoveLeftovers(const std::string& dir) {
+  std::error_code ignored;
+  for (const std::string& name : NamesBehind(kWriting, dir))
+    fs::remove_all(absl::StrCat(dir, "/", kWriting, name), ignored);
+  for (const std::string& name : NamesBehind(kReplaced, dir)) {
+    if (fs::exists(absl::StrCat(dir, "/", name), ignored)) {
+      fs::remove_all(absl::StrCat(dir, "/", kReplaced, name), ignored);
+    }
+  }
+}
+
+// Renames `temporary` to `target`, which may be taken.
+absl::Status TakePlace(const std::string& dir, const std::string& temporary, const std::string& name) {
+  const std::string target = absl::StrCat(dir, "/", name);
+  const std::string replaced = absl::StrCat(dir, "/", kReplaced, name);
+  std::error_code error, ignored;
+  const bool is_taken = fs::exists(target, ignored);
+  if (is_taken) {
+    fs::remove_all(replaced, ignored);
+    fs::rename(target, replaced, error);
+    if (error) return FileSystemError(error, "rename away", target);
+  }
+  fs::rename(temporary, target, error);
+  if (error) {
+    if (is_taken) fs::rename(replaced, target, ignored);
+    return FileSystemError(error, "rename to", target);
+  }
+  RETURN_IF_ERROR(FlushFolder(dir));
+  fs::remove_all(replaced, ignored);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::vector<CheckpointFolder> ListCheckpointFolders(const std::string& dir) {
+  std::vector<CheckpointFolder> folders;
+  // `replaced` comes behind the folder that has its place.
+  for (const std::string& prefix : {std::string(), std::string(kReplaced)}) {
+    for (const std::string& name : NamesBehind(prefix, dir)) {
+      if (const std::optional<int64_t> step = StepOf(name)) {
+        folders.push_back({.step = *step, .path = absl::StrCat(dir, "/", prefix, name)});
+      }
+    }
+  }
+  std::stable_sort(folders.begin(), folders.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
+  return folders;
+}
+
+absl::Status PublishFolder(const std::string& dir, int64_t step,
+                           absl::FunctionRef<absl::Status(const std::string& folder)> fill) {
+  CHECK_GE(step, 0);
+  std::error_code error;
+  RETURN_IF_ERROR(CreateFolders(dir));
+  RemoveLeftovers(dir);
+  const std::string name = absl::StrFormat("%s%09d", kStep, step);
+  const std::string temporary = absl::StrCat(dir, "/", kWriting, name);
+  fs::create_directory(temporary, error);
+  if (error) return FileSystemError(error, "create", temporary);
+  absl::Status status = fill(temporary);
+  if (status.ok()) status = FlushFolder(temporary);
+  if (status.ok()) status = TakePlace(dir, temporary, name);
+  if (!status.ok()) fs::remove_all(temporary, error);
+  return status;
+}
+
+FolderLock::FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) close(file_);
+}
+
+absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Duration patience) {
+  RETURN_IF_ERROR(CreateFolders(dir));
+  const std::string path = absl::StrCat(dir, "/", kLock);
+  FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  if (lock.file_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  // A job that was killed may need a moment until the kernel has let go of what it held.
+  for (const absl::Time end = absl::Now() + patience;;) {
+    if (flock(lock.file_, LOCK_EX | LOCK_NB) == 0) return lock;
+    if (errno == EINTR) continue;
+    // A file system without locks: then nothing keeps two jobs apart but the user.
+    if (errno != EWOULDBLOCK) return lock;
+    if (absl::Now() >= end) break;
+    absl::SleepFor(absl::Milliseconds(50));
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("another job writes checkpoints into ", dir, ": name another folder, or wait until it has ended"));
+}
+
+void RemoveOldFolders(const std::string& dir, int64_t newest_step, int kept) {
+  CHECK_GE(kept, 1);
+  int met = 0;
+  std::error_code ignored;
+  for (const CheckpointFolder& folder : ListCheckpointFolders(dir)) {
+    if (folder.step <= newest_step && ++met > kept) fs::remove_all(folder.path, ignored);
+  }
+}
+
+}  // namespace starring

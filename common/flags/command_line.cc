@@ -1,0 +1,223 @@
+#include "common/flags/command_line.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "absl/flags/commandlineflag.h"
+#include "absl/flags/reflection.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "common/check.h"
+#include "common/flags/flag_file.h"
+#include "common/host/version.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// Levenshtein's distance, for "did you mean".
+size_t EditDistance(absl::string_view a, absl::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, substituted}));
+    }
+  }
+  return row.back();
+}
+
+// One flag as it was written somewhere.
+struct Setting {
+  const FlagRow* row = nullptr;
+  absl::CommandLineFlag* flag = nullptr;
+  std::optional<std::string> value;
+  std::string place;  // empty, or "FILE:LINE: "
+  int depth = 0;      // 0: the command line, 1: a file that it names, ...
+};
+
+absl::Status Refuse(absl::string_view place, absl::string_view flag, absl::string_view value, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(place, "flag --", flag, " cannot be \"", value, "\": ", why));
+}
+
+absl::Status UnknownFlag(const FlagTable& table, absl::string_view place, absl::string_view name) {
+  absl::string_view nearest;
+  size_t best = 4;  // further away is no help
+  for (const FlagRow& row : table.rows) {
+    if (const size_t distance = EditDistance(name, row.name); distance < best) {
+      best = distance;
+      nearest = row.name;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat(place, "unknown flag --", name,
+                                                 nearest.empty() ? "" : absl::StrCat(", did you mean --", nearest, "?"),
+                                                 " (--help shows all flags)"));
+}
+
+// "name" and "value" of "--name=value"; no value without "=".
+std::pair<std::string, std::optional<std::string>> Split(absl::string_view word) {
+  if (!absl::ConsumePrefix(&word, "--")) absl::ConsumePrefix(&word, "-");
+  const size_t equals = word.find('=');
+  if (equals == absl::string_view::npos) return {std::string(word), std::nullopt};
+  return {std::string(word.substr(0, equals)), std::string(word.substr(equals + 1))};
+}
+
+absl::StatusOr<Setting> ReadSetting(const FlagTable& table, absl::string_view word, absl::string_view place,
+                                    int depth) {
+  auto [name, value] = Split(word);
+  const FlagRow* row = table.Find(name);
+  if (row == nullptr && !value.has_value() && absl::StartsWith(name, "no")) {
+    row = table.Find(absl::string_view(name).substr(2));
+    if (row != nullptr && row->limits.kind != FlagLimits::Kind::kSwitch) row = nullptr;
+    if (row != nullptr) value = "false";
+  }
+  if (row == nullptr) {
+    for (const absl::string_view abseils : {absl::string_view(name), absl::StripPrefix(name, "no")}) {
+      if (const absl::string_view why = WhyAbseilsFlagIsRefused(abseils); !why.empty()) {
+        return absl::InvalidArgumentError(absl::StrCat(place, "flag --", name, " is not taken here: ", why));
+      }
+    }
+    return UnknownFlag(table, place, name);
+  }
+  absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(row->name);
+  CHECK(flag != nullptr) << "the table of flags has --" << row->name << ", which has no ABSL_FLAG";
+  if (!value.has_value() && row->limits.kind == FlagLimits::Kind::kSwitch) value = "true";
+  return Setting{.row = row, .flag = flag, .value = value, .place = std::string(place), .depth = depth};
+}
+
+absl::Status NoValue(absl::string_view place, absl::string_view name) {
+  return absl::InvalidArgumentError(absl::StrCat(place, "flag --", name, " has no value: write --", name, "=VALUE"));
+}
+
+// Prints what --help and --version ask for and ends the process; returns only to refuse.
+absl::Status AnswerAndExit(const FlagTable& table, absl::string_view name, absl::string_view word) {
+  std::string text =
+      absl::StrCat("starring ", table.program, " ", kStarringVersion, ", compiled by GCC ", __VERSION__, "\n");
+  if (name != "version") {
+    ASSIGN_OR_RETURN(text, HelpText(table, word));
+  }
+  std::fputs(text.c_str(), stdout);
+  std::exit(kExitOk);
+}
+
+bool AsksForAnswer(absl::string_view name) {
+  return name == "help" || name == "h" || name == "helpfull" || name == "version";
+}
+
+class Parser {
+ public:
+  Parser(const FlagTable& table, FlagFilePart part) : table_(table), part_(part) {}
+
+  absl::Status ReadWords(int argc, const char* const* argv) {
+    for (int i = 1; i < argc; ++i) {
+      const absl::string_view word = argv[i];
+      if (word == "--") break;
+      if (!absl::StartsWith(word, "-")) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("unexpected word \"", word, "\": every setting is a --flag=value"));
+      }
+      auto [name, value] = Split(word);
+      if (AsksForAnswer(name)) RETURN_IF_ERROR(AnswerAndExit(table_, name, value.value_or("")));
+      if (name == "flagfile") {
+        if (!value.has_value() && i + 1 < argc) value = argv[++i];
+        if (value.value_or("").empty()) return NoValue("", name);
+        RETURN_IF_ERROR(ReadFile(*value));
+        continue;
+      }
+      ASSIGN_OR_RETURN(Setting setting, ReadSetting(table_, word, "", 0));
+      if (!setting.value.has_value() && i + 1 < argc) setting.value = argv[++i];
+      RETURN_IF_ERROR(Add(std::move(setting)));
+    }
+    return absl::OkStatus();
+  }
+
+  // The outermost settings last, so that they stay.
+  absl::StatusOr<ParsedFlags> Apply() {
+    std::stable_sort(settings_.begin(), settings_.end(),
+                     [](const Setting& a, const Setting& b) { return a.depth > b.depth; });
+    for (const Setting& setting : settings_) {
+      const FlagRow& row = *setting.row;
+      std::string error;
+      if (!setting.flag->ParseFrom(*setting.value, &error) || !row.limits.Allow(setting.flag->CurrentValue())) {
+        return Refuse(setting.place, row.name, *setting.value, row.limits.Sentence());
+      }
+      parsed_.given.insert(std::string(row.name));
+    }
+    return std::move(parsed_);
+  }
+
+ private:
+  absl::Status ReadFile(const std::string& path) {
+    ASSIGN_OR_RETURN(const FlagFile file, ReadFlagFile(path));
+    const bool has_dashes = !file.dashes_place.empty();
+    if (has_dashes && part_ == FlagFilePart::kNone) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(file.dashes_place, "a line -- is for the files of launch and worker"));
+    }
+    const bool workers = has_dashes && part_ == FlagFilePart::kWorker;
+    for (const FlagLine& line : workers ? file.worker_lines : file.lines) {
+      const std::string name = Split(line.word).first;
+      if (AsksForAnswer(name)) {
+        return absl::InvalidArgumentError(absl::StrCat(line.place, "--", name, " is for the command line"));
+      }
+      ASSIGN_OR_RETURN(Setting setting, ReadSetting(table_, line.word, line.place, line.depth));
+      RETURN_IF_ERROR(Add(std::move(setting)));
+    }
+    if (part_ == FlagFilePart::kLauncher && has_dashes) parsed_.files_with_worker_part.push_back(path);
+    return absl::OkStatus();
+  }
+
+  absl::Status Add(Setting setting) {
+    const std::string name(setting.row->name);
+    if (!setting.value.has_value()) return NoValue(setting.place, name);
+    const auto [known, is_new] = places_.emplace(std::make_pair(name, setting.depth), setting.place);
+    if (!is_new) {
+      const absl::string_view first = absl::StripSuffix(known->second, ": ");
+      return absl::InvalidArgumentError(absl::StrCat(setting.place, "flag --", name, " is given twice: keep one",
+                                                     first.empty() ? "" : absl::StrCat(" (the other: ", first, ")")));
+    }
+    settings_.push_back(std::move(setting));
+    return absl::OkStatus();
+  }
+
+  const FlagTable& table_;
+  const FlagFilePart part_;
+  std::vector<Setting> settings_;
+  std::map<std::pair<std::string, int>, std::string> places_;  // by name and depth
+  ParsedFlags parsed_;
+};
+
+}  // namespace
+
+int ExitCode(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kUnauthenticated:
+      return kExitRefused;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitPeerMissing;
+    default:
+      return kExitFailed;
+  }
+}
+
+absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const FlagTable& table, FlagFilePart part) {
+  Parser parser(table, part);
+  RETURN_IF_ERROR(parser.ReadWords(argc, argv));
+  return parser.Apply();
+}
+
+}  // namespace starring

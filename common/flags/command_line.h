@@ -1,0 +1,47 @@
+// Reads a command line, and the files of flags that it names, into Abseil flags. Refuses what it does not know.
+//
+// absl::ParseCommandLine ends the process itself, with exit code 1, and lets stray words pass; our programs promise
+// exit code 2 and a message with the way out.
+#ifndef STARRING_COMMON_FLAGS_COMMAND_LINE_H_
+#define STARRING_COMMON_FLAGS_COMMAND_LINE_H_
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/flags/flag_table.h"
+
+namespace starring {
+
+// What main returns for a status. Scripts and deploy:launch rely on the numbers.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailed = 1;       // at run time
+inline constexpr int kExitRefused = 2;      // flags, files or peers that contradict: a restart cannot help
+inline constexpr int kExitPeerMissing = 3;  // a peer never came, or went away
+int ExitCode(const absl::Status& status);
+
+// Which part of a file with a line "--" a program reads; a file without one is read whole. kNone refuses "--".
+enum class FlagFilePart { kNone, kLauncher, kWorker };
+
+struct ParsedFlags {
+  std::set<std::string> given;  // names, without "--"
+  // kLauncher: files on the command line whose second part is the workers'.
+  std::vector<std::string> files_with_worker_part;
+};
+
+// Sets every flag that `argv` names (--name=value, --name value, --name, --noname), and those of each --flagfile=FILE.
+// A flag on the command line wins over the same flag in a file, wherever it is written; a flag of a file wins over the
+// files that the file names. Words after a lone "--" are ignored.
+//
+// InvalidArgument for an unknown flag (with the nearest known name), a value that does not parse or is beyond the
+// limits of its row, a flag given twice in one place, or a word that is no flag; the message names file and line.
+// --help,
+// --help=WORD and --version print and end the process with 0.
+absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const FlagTable& table,
+                                       FlagFilePart part = FlagFilePart::kNone);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_FLAGS_COMMAND_LINE_H_

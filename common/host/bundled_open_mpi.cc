@@ -1,0 +1,45 @@
+#include "common/host/bundled_open_mpi.h"
+
+#include <limits.h>
+#include <pwd.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+namespace starring {
+
+std::string BundleFolder() {
+  char self[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", self, sizeof(self));
+  if (length <= 0 || length == sizeof(self)) return "";
+  const std::string program(self, static_cast<size_t>(length));
+  const size_t end_of_folder = program.rfind('/');
+  if (end_of_folder == 0) return "";
+  const std::string above = program.substr(0, program.rfind('/', end_of_folder - 1));
+  return access((above + "/etc/openmpi/openmpi-mca-params.conf").c_str(), R_OK) == 0 ? above : "";
+}
+
+void UseBundledOpenMpi(const std::string& folder) {
+  const struct {
+    const char* name;
+    const char* below;
+  } variables[] = {
+      {"OPAL_PREFIX", ""},
+      {"OPAL_BINDIR", "/bin"},
+      {"OPAL_LIBDIR", "/lib"},
+      {"OPAL_PKGLIBDIR", "/lib/openmpi"},
+      {"OPAL_PKGDATADIR", "/share/openmpi"},
+      {"OPAL_SYSCONFDIR", "/etc/openmpi"},
+      {"PMIX_PREFIX", ""},
+      {"PMIX_LIBDIR", "/lib"},
+      {"PMIX_PKGLIBDIR", "/lib/pmix"},
+      {"PMIX_PKGDATADIR", "/share/pmix"},
+      {"PMIX_SYSCONFDIR", "/etc/pmix"},
+      // There is no such folder: hwloc would else load the machine's plugins, made for another hwloc.
+      {"HWLOC_PLUGINS_PATH", "/lib/hwloc"},
+  };
+  for (const auto& variable : variables) setenv(variable.name, (folder + variable.below).c_str(), /*replace=*/1);
+  // PMIx looks for its user's folder, and crashes where /etc/passwd does not know the user.
+  if (getpwuid(geteuid()) == nullptr) setenv("HOME", "/", /*replace=*/0);
+}
+
+}  // namespace starring

@@ -1,0 +1,101 @@
+#include "common/host/machine_limits.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <optional>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/limits.h"
+
+namespace starring {
+namespace {
+
+// The first line of a file; empty if there is none.
+std::string FirstLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+// The lowest limit of the group at `path` below `mount` and of all above it. A group that cannot be seen from here, as
+// in a container, has none; "max" means none.
+int64_t LowestLimit(const std::string& mount, std::string path, const char* file) {
+  int64_t lowest = std::numeric_limits<int64_t>::max();
+  while (true) {
+    int64_t limit;
+    if (absl::SimpleAtoi(FirstLine(absl::StrCat(mount, path, "/", file)), &limit)) lowest = std::min(lowest, limit);
+    if (path.empty()) return lowest;
+    path.resize(path.rfind('/'));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<int64_t> AvailableMemoryBytes(const std::string& root) {
+  std::ifstream facts(root + "/proc/meminfo");
+  std::optional<int64_t> available;
+  for (std::string line; std::getline(facts, line);) {  // "MemAvailable:   12345678 kB"
+    const std::vector<std::string> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    int64_t kib;
+    if (words.size() >= 2 && words[0] == "MemAvailable:" && absl::SimpleAtoi(words[1], &kib)) available = kib * 1024;
+  }
+  if (!available.has_value()) return absl::NotFoundError("no MemAvailable in /proc/meminfo");
+  std::ifstream groups(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // "0::/user.slice" (version 2), "9:memory:/job_7" (version 1)
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
+    const std::string path = parts[2] == "/" ? "" : parts[2];
+    if (parts[0] == "0") {
+      available = std::min(*available, LowestLimit(root + "/sys/fs/cgroup", path, "memory.max"));
+    } else if (parts[1] == "memory") {
+      available = std::min(*available, LowestLimit(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes"));
+    }
+  }
+  return *available;
+}
+
+int CountProcessesOfThisProgram() {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const fs::path own = fs::read_symlink("/proc/self/exe", error);
+  if (error) return 1;
+  int count = 0;
+  for (fs::directory_iterator it("/proc", error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename();
+    if (!std::all_of(name.begin(), name.end(), absl::ascii_isdigit)) continue;
+    std::error_code gone;
+    if (fs::read_symlink(it->path() / "exe", gone) == own && !gone) ++count;
+  }
+  return std::max(count, 1);
+}
+
+int64_t RaiseDescriptorLimit(int64_t wanted) {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const auto target = std::min<rlim_t>(static_cast<rlim_t>(wanted), limit.rlim_max);
+  if (target > limit.rlim_cur) {
+    const rlimit raised = {.rlim_cur = target, .rlim_max = limit.rlim_max};
+    if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  return static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int64_t>::max()));
+}
+
+int64_t WorkerDescriptors(int64_t connections) { return kOtherDescriptorsMax + connections; }
+
+int64_t ServerDescriptors(int64_t worker_connections) {
+  return kOtherDescriptorsMax + kDescriptorsPerConnection * (worker_connections + kStrangerConnectionsMax);
+}
+
+}  // namespace starring

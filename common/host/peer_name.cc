@@ -1,0 +1,68 @@
+#include "common/host/peer_name.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+namespace starring {
+
+std::string PeerNameOfUri(absl::string_view uri) {
+  const size_t colon = uri.find(':');
+  if (colon == absl::string_view::npos) return {};
+  std::string name = absl::StrReplaceAll(uri.substr(colon + 1),
+                                         {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}, {"%5b", "["}, {"%5d", "]"}});
+  // [fe80::1%eth0]:4711: the interface is not part of the name.
+  const size_t scope = name.find('%');
+  const size_t bracket = name.find(']');
+  if (scope != std::string::npos && bracket != std::string::npos && scope < bracket) name.erase(scope, bracket - scope);
+  return name;
+}
+
+std::string PeerNameOfSocket(int fd) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
+  char text[INET6_ADDRSTRLEN] = "";
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    inet_ntop(AF_INET, &v4.sin_addr, text, sizeof(text));
+    return absl::StrCat(text, ":", ntohs(v4.sin_port));
+  }
+  if (address.ss_family != AF_INET6) return {};
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(address);
+  if (IN6_IS_ADDR_V4MAPPED(&v6.sin6_addr)) {
+    inet_ntop(AF_INET, &v6.sin6_addr.s6_addr[12], text, sizeof(text));
+    return absl::StrCat(text, ":", ntohs(v6.sin6_port));
+  }
+  inet_ntop(AF_INET6, &v6.sin6_addr, text, sizeof(text));
+  return absl::StrCat("[", text, "]:", ntohs(v6.sin6_port));
+}
+
+void CutConnectionsTo(const std::string& peer) {
+  if (peer.empty()) return;
+  std::error_code error;
+  std::vector<int> fds;
+  for (std::filesystem::directory_iterator it("/proc/self/fd", error), end; !error && it != end; it.increment(error)) {
+    int fd;
+    if (absl::SimpleAtoi(it->path().filename().string(), &fd)) fds.push_back(fd);
+  }
+  for (const int fd : fds) {
+    // Another thread may close the number and open something else under it. A duplicate stays what was looked at.
+    const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (own < 0) continue;
+    if (PeerNameOfSocket(own) == peer) shutdown(own, SHUT_RDWR);
+    close(own);
+  }
+}
+
+}  // namespace starring

@@ -1,0 +1,113 @@
+#include "common/security/job_secret.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/crypto.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/limits.h"
+#include "common/security/sha256.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  ~FileDescriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+absl::Status SystemError(const std::string& path, int error) {
+  const std::string text = absl::StrCat(path, ": ", std::strerror(error));
+  return error == ENOENT ? absl::NotFoundError(text) : absl::InvalidArgumentError(text);
+}
+
+absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return SystemError(path, errno);
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return fsync(fd) == 0 ? absl::OkStatus() : SystemError(path, errno);
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> ReadPrivateFile(const std::string& path) {
+  // A pipe under that name would otherwise be waited for.
+  const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (file.get() < 0) return SystemError(path, errno);
+  struct stat facts;
+  if (fstat(file.get(), &facts) != 0) return SystemError(path, errno);
+  if (!S_ISREG(facts.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no file"));
+  if ((facts.st_mode & 077) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has mode %04o, at most 0600 is allowed, since others than "
+                        "its owner could use it: chmod 600 %s",
+                        path, facts.st_mode & 07777, path));
+  }
+  std::string content(kSecretFileBytesMax + 1, '\0');
+  size_t size = 0;
+  while (size < content.size()) {
+    const ssize_t got = read(file.get(), content.data() + size, content.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return SystemError(path, errno);
+    if (got == 0) break;
+    size += static_cast<size_t>(got);
+  }
+  if (size > kSecretFileBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " has ", facts.st_size,
+                                                   " bytes, a key and its certificates "
+                                                   "have at most ",
+                                                   kSecretFileBytesMax));
+  }
+  content.resize(size);
+  return content;
+}
+
+absl::StatusOr<JobSecret> JobSecret::Load(const std::string& path) {
+  absl::StatusOr<std::string> content = ReadPrivateFile(path);
+  if (!content.ok()) {
+    if (content.status().code() != absl::StatusCode::kNotFound) return content.status();
+    return absl::NotFoundError(
+        absl::StrCat(std::string(content.status().message()), ": make one by deploy/launch --make_secret=", path));
+  }
+  ASSIGN_OR_RETURN(KeyAndCertificate pair, ParseKeyAndCertificate(*content), path);
+  return JobSecret(absl::HexStringToBytes(Sha256Hex(std::string_view(*content))), std::move(pair));
+}
+
+absl::Status MakeJobSecret(const std::string& path) {
+  ASSIGN_OR_RETURN(const KeyAndCertificate pair, MakeSelfSigned(kJobSecretName));
+  // Never over a file that is there: a job that runs may go on reading it.
+  const FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.get() < 0) {
+    const absl::Status error = SystemError(path, errno);
+    return errno == EEXIST ? Annotate(error, "a secret is never overwritten") : error;
+  }
+  absl::Status status = fchmod(file.get(), 0600) == 0 ? absl::OkStatus() : SystemError(path, errno);
+  if (status.ok()) status = WriteAll(file.get(), path, absl::StrCat(pair.private_key, pair.certificate));
+  if (!status.ok()) unlink(path.c_str());
+  return status;
+}
+
+bool SameToken(absl::string_view a, absl::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+}  // namespace starring

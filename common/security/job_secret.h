@@ -1,0 +1,52 @@
+// The secret of one job: a file that only its owner may read, with a private key and a certificate that the key has
+// signed. Who can read the file is a member of the job.
+//
+// The SHA-256 of the file is the token by which a worker joins. With TLS servers and workers present the certificate
+// and trust no other.
+//
+// Thread safety: immutable.
+#ifndef STARRING_COMMON_SECURITY_JOB_SECRET_H_
+#define STARRING_COMMON_SECURITY_JOB_SECRET_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "common/security/certificates.h"
+
+namespace starring {
+
+// The name in the certificate of every secret: the certificate counts, not the host that presents it.
+inline constexpr char kJobSecretName[] = "starring";
+
+class JobSecret {
+ public:
+  // NotFound or InvalidArgument, with the way out, for a file that is missing, may be read by others, or holds no key
+  // and certificate.
+  static absl::StatusOr<JobSecret> Load(const std::string& path);
+
+  const std::string& token() const { return token_; }  // 32 bytes
+  const std::string& private_key() const { return pair_.private_key; }
+  const std::string& certificate() const { return pair_.certificate; }
+
+ private:
+  JobSecret(std::string token, KeyAndCertificate pair) : token_(std::move(token)), pair_(std::move(pair)) {}
+
+  std::string token_;
+  KeyAndCertificate pair_;
+};
+
+// Writes a fresh secret to `path`, with mode 0600. InvalidArgument if there is such a file already.
+absl::Status MakeJobSecret(const std::string& path);
+
+// The content of a file that only its owner may read. Fails as JobSecret::Load does.
+absl::StatusOr<std::string> ReadPrivateFile(const std::string& path);
+
+// Takes the same time whatever the first differing byte.
+bool SameToken(absl::string_view a, absl::string_view b);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_SECURITY_JOB_SECRET_H_

@@ -1,0 +1,101 @@
+#include "common/security/transport_security.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/security/certificates.h"
+#include "common/security/job_secret.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
+}
+
+absl::StatusOr<std::string> ReadCertificates(absl::string_view flag, const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return absl::NotFoundError(absl::StrCat("flag --", flag, ": ", path, ": ", std::strerror(errno)));
+  std::string content(std::istreambuf_iterator<char>(file), {});
+  RETURN_IF_ERROR(CheckCertificate(content), "flag --", flag, ": ", path);
+  return content;
+}
+
+bool NamesSite(const SecurityFiles& files) {
+  return !files.tls_ca.empty() || !files.tls_certificate.empty() || !files.tls_key.empty();
+}
+
+absl::Status CheckFlags(const SecurityFiles& files) {
+  if (files.tls && files.job_secret.empty() && !NamesSite(files)) {
+    return Refuse("tls", "true",
+                  "it needs --job_secret=FILE (deploy/launch --make_secret=FILE makes one), or a site's own --tls_ca, "
+                  "--tls_certificate and --tls_key");
+  }
+  const struct {
+    absl::string_view flag;
+    const std::string& path;
+  } site[] = {{"tls_ca", files.tls_ca}, {"tls_certificate", files.tls_certificate}, {"tls_key", files.tls_key}};
+  for (const auto& [flag, path] : site) {
+    if (!path.empty() && !files.tls) return Refuse(flag, path, "without --tls nothing is encrypted: give both");
+    if (path.empty() && NamesSite(files)) {
+      return Refuse(flag, path, "--tls_ca, --tls_certificate and --tls_key belong together: give all three or none");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<TransportSecurity::Tls> LoadSite(const SecurityFiles& files) {
+  TransportSecurity::Tls tls;
+  ASSIGN_OR_RETURN(tls.trusted, ReadCertificates("tls_ca", files.tls_ca));
+  ASSIGN_OR_RETURN(tls.certificate, ReadCertificates("tls_certificate", files.tls_certificate));
+  ASSIGN_OR_RETURN(tls.private_key, ReadPrivateFile(files.tls_key), "flag --tls_key");
+  RETURN_IF_ERROR(CheckKeyAndCertificate(tls.private_key, tls.certificate), "--tls_key=", files.tls_key,
+                  " --tls_certificate=", files.tls_certificate);
+  return tls;
+}
+
+}  // namespace
+
+const char* SecurityName(const TransportSecurity& security) {
+  if (security.tls.has_value()) return security.tls->server_name.empty() ? "tls_ca" : "tls";
+  return security.token.empty() ? "none" : "token";
+}
+
+absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& files) {
+  RETURN_IF_ERROR(CheckFlags(files));
+  TransportSecurity security;
+  if (!files.job_secret.empty()) {
+    ASSIGN_OR_RETURN(const JobSecret secret, JobSecret::Load(files.job_secret), "flag --job_secret");
+    security.token = secret.token();
+    if (files.tls) {
+      security.tls = {.private_key = secret.private_key(),
+                      .certificate = secret.certificate(),
+                      .trusted = secret.certificate(),
+                      .server_name = kJobSecretName};
+    }
+  }
+  if (NamesSite(files)) {
+    ASSIGN_OR_RETURN(security.tls, LoadSite(files));
+  }
+  return security;
+}
+
+bool IsLoopbackHost(std::string host) {
+  if (host == "localhost") return true;
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  in_addr four;
+  if (inet_pton(AF_INET, host.c_str(), &four) == 1) return (ntohl(four.s_addr) >> 24) == 127;
+  in6_addr six;
+  if (inet_pton(AF_INET6, host.c_str(), &six) != 1) return false;
+  if (IN6_IS_ADDR_V4MAPPED(&six)) return six.s6_addr[12] == 127;
+  return IN6_IS_ADDR_LOOPBACK(&six);
+}
+
+}  // namespace starring

@@ -1,0 +1,185 @@
+#include "common/wire/exchange_message.h"
+
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/io/zero_copy_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+using google::protobuf::internal::WireFormatLite;
+using google::protobuf::io::CodedInputStream;
+using google::protobuf::io::CodedOutputStream;
+
+constexpr uint32_t kPayloadTag =
+    v1::ExchangeMessage::kPayloadFieldNumber << 3 | WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
+
+class PieceStream final : public google::protobuf::io::ZeroCopyInputStream {
+ public:
+  explicit PieceStream(std::span<const BytePiece> pieces) : pieces_(pieces) {}
+
+  bool Next(const void** data, int* size) override {
+    for (; next_ < pieces_.size(); ++next_, offset_ = 0) {
+      const BytePiece rest = pieces_[next_].subspan(offset_);
+      if (rest.empty()) continue;
+      const size_t length = std::min<size_t>(rest.size(), std::numeric_limits<int>::max());
+      *data = rest.data();
+      *size = static_cast<int>(length);
+      offset_ += length;
+      position_ += length;
+      return true;
+    }
+    return false;
+  }
+
+  // Called after Next only, with at most the size that it returned, so the bytes lie in the piece that was last
+  // returned, which `next_` still points at.
+  void BackUp(int count) override {
+    offset_ -= count;
+    position_ -= count;
+  }
+
+  bool Skip(int count) override {
+    const void* data;
+    int size;
+    while (count > 0) {
+      if (!Next(&data, &size)) return false;
+      if (size > count) BackUp(size - count);
+      count -= std::min(size, count);
+    }
+    return true;
+  }
+
+  int64_t ByteCount() const override { return position_; }
+
+ private:
+  const std::span<const BytePiece> pieces_;
+  size_t next_ = 0;
+  size_t offset_ = 0;
+  int64_t position_ = 0;
+};
+
+// Bytes [begin, end) of what `pieces` put together.
+std::vector<BytePiece> SubPieces(std::span<const BytePiece> pieces, int64_t begin, int64_t end) {
+  std::vector<BytePiece> result;
+  int64_t position = 0;
+  for (const BytePiece piece : pieces) {
+    const int64_t size = static_cast<int64_t>(piece.size());
+    const int64_t from = std::max<int64_t>(begin - position, 0);
+    const int64_t to = std::min(end - position, size);
+    if (from < to) result.push_back(piece.subspan(from, to - from));
+    position += size;
+    if (position >= end) break;
+  }
+  return result;
+}
+
+int64_t TotalBytes(std::span<const BytePiece> pieces) {
+  int64_t total = 0;
+  for (const BytePiece piece : pieces) total += static_cast<int64_t>(piece.size());
+  return total;
+}
+
+// Parses bytes [begin, end) into `fields`, on top of what is there.
+absl::Status MergeFields(std::span<const BytePiece> pieces, int64_t begin, int64_t end, v1::ExchangeMessage* fields) {
+  if (end - begin > kMessageFieldsBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("exchange message has ", end - begin,
+                                                   " bytes of fields besides its payload, at most ",
+                                                   kMessageFieldsBytesMax, " are allowed"));
+  }
+  std::string bytes(end - begin, '\0');
+  CopyPieces(SubPieces(pieces, begin, end), std::as_writable_bytes(std::span(bytes)));
+  if (!fields->MergeFromString(bytes)) return absl::InvalidArgumentError("exchange message has malformed fields");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string EncodeBeforePayload(const v1::ExchangeMessage& fields, int64_t payload_bytes) {
+  CHECK(fields.payload().empty());
+  CHECK(payload_bytes >= 0 && payload_bytes <= kMessagePayloadBytesMax) << payload_bytes;
+  std::string bytes;
+  fields.AppendToString(&bytes);
+  if (payload_bytes > 0) {
+    uint8_t buffer[10];
+    uint8_t* end = CodedOutputStream::WriteTagToArray(kPayloadTag, buffer);
+    end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(payload_bytes), end);
+    bytes.append(reinterpret_cast<const char*>(buffer), end - buffer);
+  }
+  return bytes;
+}
+
+absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces) {
+  const int64_t total = TotalBytes(pieces);
+  if (total > kMessageBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("exchange message has ", total, " bytes, at most ", kMessageBytesMax, " are allowed"));
+  }
+  PieceStream stream(pieces);
+  CodedInputStream input(&stream);
+  ReceivedMessage message;
+  int64_t fields_begin = 0;  // of the fields not yet parsed
+  bool has_payload = false;
+  while (true) {
+    const int64_t field_begin = input.CurrentPosition();
+    const uint32_t tag = input.ReadTag();
+    if (tag == 0) {
+      if (field_begin != total) return absl::InvalidArgumentError("exchange message has a malformed tag");
+      break;
+    }
+    // Protobuf's parser refuses such a tag, ReadTag does not.
+    if (input.CurrentPosition() - field_begin > 5) {
+      return absl::InvalidArgumentError("exchange message has a malformed tag");
+    }
+    if (tag != kPayloadTag) {
+      if (!WireFormatLite::SkipField(&input, tag)) {
+        return absl::InvalidArgumentError("exchange message ends inside a field");
+      }
+      continue;
+    }
+    // A second one would replace the first, as protobuf has it; a message of thousands of empty ones costs a search
+    // through all pieces for each.
+    if (std::exchange(has_payload, true)) {
+      return absl::InvalidArgumentError("exchange message has a second payload");
+    }
+    // As protobuf reads it: an int in at most five bytes. ReadVarint32 would drop the upper bits of 2^45, and any
+    // reader of varints those beyond 64, and take an empty payload.
+    const int64_t length_begin = input.CurrentPosition();
+    int length;
+    if (!input.ReadVarintSizeAsInt(&length) || input.CurrentPosition() - length_begin > 5 ||
+        length > total - input.CurrentPosition()) {
+      return absl::InvalidArgumentError("exchange message ends inside its payload");
+    }
+    RETURN_IF_ERROR(MergeFields(pieces, fields_begin, field_begin, &message.fields));
+    const int64_t payload_begin = input.CurrentPosition();
+    message.payload = SubPieces(pieces, payload_begin, payload_begin + length);
+    message.payload_bytes = length;
+    input.Skip(length);
+    fields_begin = input.CurrentPosition();
+  }
+  RETURN_IF_ERROR(MergeFields(pieces, fields_begin, total, &message.fields));
+  return message;
+}
+
+void CopyPieces(std::span<const BytePiece> pieces, std::span<std::byte> out) {
+  size_t position = 0;
+  for (const BytePiece piece : pieces) {
+    CHECK_LE(position + piece.size(), out.size());
+    if (!piece.empty()) std::memcpy(out.data() + position, piece.data(), piece.size());
+    position += piece.size();
+  }
+  CHECK_EQ(position, out.size());
+}
+
+}  // namespace starring

@@ -1,0 +1,149 @@
+#include "common/wire/grpc_transport.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/support/slice.h>
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+constexpr int kReadBufferBytesMin = 16 << 10;
+constexpr int kReadBufferBytesMax = 4 << 20;
+
+void ReleaseKeeper(void* keeper) { delete static_cast<std::shared_ptr<const void>*>(keeper); }
+
+// A protobuf string must be UTF-8, or the peer refuses the whole message; a status may quote any file name.
+std::string PrintableAscii(absl::string_view text) {
+  std::string result(text.substr(0, kStatusTextBytesMax));
+  std::replace_if(
+      result.begin(), result.end(), [](char c) { return c < ' ' && c != '\n' && c != '\t'; }, '?');
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, int>> TransportArguments() {
+  return {
+      {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
+      {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
+      // A connection reads into a buffer that it holds before anything has come. It begins small, as strangers and
+      // small models have many of them, and doubles while a read fills it.
+      {"grpc.experimental.tcp_read_chunk_size", kReadBufferBytesMin},
+      {"grpc.experimental.tcp_min_read_chunk_size", kReadBufferBytesMin},
+      {"grpc.experimental.tcp_max_read_chunk_size", kReadBufferBytesMax},
+      // Large frames, never throttled by HTTP/2's windows. How much is in flight is limited by the exchange.
+      {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 4 << 20},
+      {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 20},
+      {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 << 20},
+      {GRPC_ARG_HTTP2_BDP_PROBE, 0},
+      // Messages are sent again by the exchange, which knows what was answered; gRPC's retries would only hold copies.
+      {GRPC_ARG_ENABLE_RETRIES, 0},
+      {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+      {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
+      // A connection that died without a word (power, cable, firewall) is found by pings.
+      {GRPC_ARG_KEEPALIVE_TIME_MS, 20'000},
+      {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000},
+      {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+      {GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+      {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000},
+  };
+}
+
+std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TransportSecurity& security) {
+  if (!security.tls.has_value()) return grpc::InsecureServerCredentials();
+  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = security.tls->trusted;
+  options.pem_key_cert_pairs = {{security.tls->private_key, security.tls->certificate}};
+  return grpc::SslServerCredentials(options);
+}
+
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TransportSecurity& security,
+                                                                 grpc::ChannelArguments* arguments) {
+  if (!security.tls.has_value()) return grpc::InsecureChannelCredentials();
+  if (!security.tls->server_name.empty()) arguments->SetSslTargetNameOverride(security.tls->server_name);
+  return grpc::SslCredentials({.pem_root_certs = security.tls->trusted,
+                               .pem_private_key = security.tls->private_key,
+                               .pem_cert_chain = security.tls->certificate});
+}
+
+absl::Status ExplainConnectionError(const std::string& error, const TransportSecurity& security) {
+  // Texts of gRPC 1.51 and OpenSSL 3, which have no codes for these; an unknown text only loses the explanation.
+  const bool is_tls = security.tls.has_value();
+  const bool is_site = is_tls && security.tls->server_name.empty();
+  if (is_tls && absl::StrContains(error, "wrong version number")) {
+    return absl::InvalidArgumentError("it does not speak TLS: start it with --tls, or this worker without");
+  }
+  // The second is a signature that another authority of the same name has made.
+  if (is_tls && (absl::StrContains(error, "certificate verify failed") || absl::StrContains(error, "EVP lib"))) {
+    return absl::InvalidArgumentError(is_site ? "its certificate is not signed by this worker's --tls_ca"
+                                              : "its certificate is not that of this worker's --job_secret: give the "
+                                                "same file to servers and workers");
+  }
+  if (is_tls && (absl::StrContains(error, "Peer name") || absl::StrContains(error, "Hostname Verification"))) {
+    return absl::InvalidArgumentError(
+        "its certificate is for another name than that of its address in --servers: name it as its --tls_certificate "
+        "does");
+  }
+  if (!absl::StrContains(error, "failed to connect") || !absl::StrContains(error, "Socket closed")) {
+    return absl::UnavailableError(absl::StrCat(error, ": start it, or correct --servers"));
+  }
+  return absl::UnavailableError(
+      is_tls ? "it ends every connection during the handshake, as a server does that does not trust this worker's "
+               "certificate: give both the same --job_secret, or certificates of one --tls_ca"
+             : "it ends every connection at once, as a server does that was started with --tls: start this worker with "
+               "--tls, too");
+}
+
+grpc::ByteBuffer MakeByteBuffer(const v1::ExchangeMessage& fields, std::span<const std::byte> payload,
+                                std::shared_ptr<const void> keeper) {
+  grpc::Slice slices[2] = {grpc::Slice(EncodeBeforePayload(fields, static_cast<int64_t>(payload.size()))),
+                           grpc::Slice()};
+  if (payload.empty()) return grpc::ByteBuffer(slices, 1);
+  CHECK(keeper != nullptr);
+  // gRPC takes void* and reads only.
+  slices[1] = grpc::Slice(const_cast<std::byte*>(payload.data()), payload.size(), ReleaseKeeper,
+                          new std::shared_ptr<const void>(std::move(keeper)));
+  return grpc::ByteBuffer(slices, 2);
+}
+
+absl::StatusOr<ReceivedMessage> DecodeByteBuffer(const grpc::ByteBuffer& buffer) {
+  auto slices = std::make_shared<std::vector<grpc::Slice>>();
+  if (const grpc::Status status = buffer.Dump(slices.get()); !status.ok()) return FromGrpcStatus(status);
+  std::vector<BytePiece> pieces;
+  pieces.reserve(slices->size());
+  for (const grpc::Slice& slice : *slices) {
+    pieces.emplace_back(reinterpret_cast<const std::byte*>(slice.begin()), slice.size());
+  }
+  ASSIGN_OR_RETURN(ReceivedMessage message, DecodeMessage(pieces));
+  message.keeper = std::move(slices);
+  return message;
+}
+
+absl::Status FromGrpcStatus(const grpc::Status& status) {
+  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()), PrintableAscii(status.message()));
+}
+
+void SetStatusFields(const absl::Status& status, v1::ExchangeMessage* fields) {
+  fields->set_code(static_cast<int>(status.code()));
+  fields->set_text(PrintableAscii(status.message()));
+}
+
+absl::Status GetStatusFields(const v1::ExchangeMessage& fields) {
+  const bool known = fields.code() > 0 && fields.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(known ? static_cast<absl::StatusCode>(fields.code()) : absl::StatusCode::kUnknown, fields.text());
+}
+
+}  // namespace starring

@@ -1,0 +1,125 @@
+#include "common/wire/shared_memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+constexpr char kName[] = "starring";
+constexpr char kLink[] = "/memfd:starring";  // how /proc shows it
+constexpr int64_t kHeaderBytes = 4096;
+
+int64_t FileBytes(int64_t element_count) { return kHeaderBytes + element_count * static_cast<int64_t>(sizeof(float)); }
+
+absl::Status SystemError(const std::string& what) {
+  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
+}
+
+// Not a random choice that could change results: it tells this memory from any other.
+uint64_t DrawNonce() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+// Whether a mapping of the file stays valid whatever its maker does, and has the right length.
+bool IsSealed(int fd, int64_t bytes) {
+  struct stat file;
+  const int seals = fcntl(fd, F_GET_SEALS);
+  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, &file) == 0 && file.st_size == bytes;
+}
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd) : fd_(fd) {}
+  FileDescriptor(const FileDescriptor&) = delete;
+  FileDescriptor& operator=(const FileDescriptor&) = delete;
+  ~FileDescriptor() {
+    if (fd_ >= 0) close(fd_);
+  }
+  int get() const { return fd_; }
+
+ private:
+  const int fd_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(int64_t element_count) {
+  CHECK_GE(element_count, 0);
+  v1::SharedMemory where;
+  where.set_bytes(element_count * static_cast<int64_t>(sizeof(float)));
+  where.set_nonce(DrawNonce());
+  std::unique_ptr<SharedMemory> memory(new SharedMemory(where, element_count));
+  memory->fd_ = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (memory->fd_ < 0) return SystemError("memfd_create");
+  memory->where_.set_pid(getpid());
+  memory->where_.set_fd(memory->fd_);
+  // All pages now: a machine without memory says so here, and does not kill a process in the middle of a step.
+  if (fallocate(memory->fd_, 0, 0, FileBytes(element_count)) != 0) return SystemError("fallocate");
+  if (fcntl(memory->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
+    return SystemError("F_ADD_SEALS");
+  RETURN_IF_ERROR(memory->Map(memory->fd_, Access::kReadWrite));
+  const uint64_t nonce = where.nonce();
+  std::memcpy(memory->mapping_, &nonce, sizeof(nonce));
+  return memory;
+}
+
+absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const v1::SharedMemory& where, int64_t element_count,
+                                                                 Access access) {
+  const std::string path = absl::StrCat("/proc/", where.pid(), "/fd/", where.fd());
+  // On another machine this may be anything; only what calls itself ours is opened.
+  char link[sizeof(kLink)];
+  const ssize_t length = readlink(path.c_str(), link, sizeof(link));
+  if (length < 0) return SystemError(path);
+  if (!absl::StartsWith(absl::string_view(link, length), kLink)) {
+    return absl::UnavailableError(absl::StrCat(path, " is no shared memory of starring"));
+  }
+  const FileDescriptor file(
+      open(path.c_str(), (access == Access::kRead ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (file.get() < 0) return SystemError(path);
+  if (!IsSealed(file.get(), FileBytes(element_count))) {
+    return absl::UnavailableError(absl::StrCat(path, " is not sealed memory of ", element_count, " elements"));
+  }
+  std::unique_ptr<SharedMemory> memory(new SharedMemory(where, element_count));
+  RETURN_IF_ERROR(memory->Map(file.get(), access));  // the mapping outlives the descriptor
+  uint64_t nonce;
+  std::memcpy(&nonce, memory->mapping_, sizeof(nonce));
+  if (nonce != where.nonce()) return absl::UnavailableError(absl::StrCat(path, " is the memory of another job"));
+  return memory;
+}
+
+absl::Status SharedMemory::Map(int fd, Access access) {
+  writable_ = access == Access::kReadWrite;
+  // Populated: no page fault in a step.
+  void* const mapping = mmap(nullptr, FileBytes(element_count_), writable_ ? PROT_READ | PROT_WRITE : PROT_READ,
+                             MAP_SHARED | MAP_POPULATE, fd, 0);
+  if (mapping == MAP_FAILED) return SystemError("mmap");
+  mapping_ = mapping;
+  values_ = reinterpret_cast<float*>(static_cast<std::byte*>(mapping) + kHeaderBytes);
+  return absl::OkStatus();
+}
+
+SharedMemory::~SharedMemory() {
+  if (mapping_ != nullptr) munmap(mapping_, FileBytes(element_count_));
+  if (fd_ >= 0) close(fd_);
+}
+
+std::span<float> SharedMemory::writable_values() {
+  CHECK(writable_);
+  return {values_, static_cast<size_t>(element_count_)};
+}
+
+}  // namespace starring

@@ -1,0 +1,89 @@
+#include "common/arithmetic/reduction_order.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+// The rule as the header says it, element by element.
+int FirstRankOf(int64_t element, int64_t element_count, int world_size) {
+  const int64_t block = ReductionBlockElements(world_size);
+  const int64_t begin = element / block * block;
+  const int64_t length = std::min(block, element_count - begin);
+  const int64_t chunk = (element - begin) * world_size / length;
+  return static_cast<int>((chunk + 1) % world_size);
+}
+
+TEST(ReductionOrderTest, ChunksCoverABlockByTheFormula) {
+  for (int world_size = 1; world_size <= 7; ++world_size) {
+    for (const int64_t length : {1, 2, 3, 5, 16, 97, 4096, 4097, 12288}) {
+      int64_t at = 1000;
+      for (int chunk = 0; chunk < world_size; ++chunk) {
+        const ElementRange range = RingChunk({1000, 1000 + length}, chunk, world_size);
+        EXPECT_EQ(range.begin, at);
+        at = range.end;
+        for (int64_t e = range.begin - 1000; e < range.end - 1000; ++e) EXPECT_EQ(e * world_size / length, chunk);
+      }
+      EXPECT_EQ(at, 1000 + length);
+    }
+  }
+}
+
+TEST(ReductionOrderTest, WholeBlocksHaveEqualChunks) {
+  for (int world_size = 1; world_size <= 5; ++world_size) {
+    for (int chunk = 0; chunk < world_size; ++chunk) {
+      const ElementRange range = RingChunk({0, ReductionBlockElements(world_size)}, chunk, world_size);
+      EXPECT_EQ(range, (ElementRange{chunk * kChunkElements, (chunk + 1) * kChunkElements}));
+    }
+  }
+}
+
+TEST(ReductionOrderTest, RunsFollowTheRuleForAnyRange) {
+  for (int world_size = 1; world_size <= 5; ++world_size) {
+    const int64_t block = ReductionBlockElements(world_size);
+    for (const int64_t element_count :
+         {int64_t{1}, int64_t{3}, int64_t{16}, block - 1, block, block + 1, block + 3, 2 * block + 1234}) {
+      std::vector<int64_t> cuts = {0,    1,    2,         block - 1,         block,        block + 1, 4095,
+                                   4096, 4097, 2 * block, element_count - 1, element_count};
+      std::erase_if(cuts, [&](int64_t cut) { return cut > element_count; });
+      for (const int64_t begin : cuts) {
+        for (const int64_t end : cuts) {
+          if (end < begin) continue;
+          int64_t at = begin;
+          int previous = -1;
+          ForEachRun({begin, end}, element_count, world_size, [&](ElementRange run, int first_rank) {
+            ASSERT_EQ(run.begin, at);
+            ASSERT_GT(run.size(), 0);
+            ASSERT_NE(first_rank, previous) << "runs are maximal";
+            for (int64_t e : {run.begin, (run.begin + run.end) / 2, run.end - 1}) {
+              ASSERT_EQ(first_rank, FirstRankOf(e, element_count, world_size)) << e << " of " << element_count;
+            }
+            previous = first_rank;
+            at = run.end;
+          });
+          ASSERT_EQ(at, end);
+        }
+      }
+    }
+  }
+}
+
+TEST(ReductionOrderTest, ABlockShorterThanTheWorldHasEmptyChunks) {
+  std::vector<std::pair<int64_t, int>> runs;
+  ForEachRun({0, 2}, 2, 5, [&](ElementRange run, int first_rank) { runs.emplace_back(run.begin, first_rank); });
+  // Element 0 lies in chunk 0, element 1 in chunk floor(5 / 2) = 2.
+  EXPECT_EQ(runs, (std::vector<std::pair<int64_t, int>>{{0, 1}, {1, 3}}));
+}
+
+TEST(ReductionOrderDeathTest, ARangeOutsideTheVectorIsAProgrammersError) {
+  const auto ignore = [](ElementRange, int) {};
+  EXPECT_DEATH(ForEachRun({0, 11}, 10, 2, ignore), "range \\[0, 11\\) of 10");
+  EXPECT_DEATH(ForEachRun({5, 4}, 10, 2, ignore), "CHECK failed");
+}
+
+}  // namespace
+}  // namespace starring

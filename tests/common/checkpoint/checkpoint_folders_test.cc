@@ -1,0 +1,136 @@
+#include "common/checkpoint/checkpoint_folders.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+class CheckpointFoldersTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    dir_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(dir_);
+  }
+
+  absl::Status Publish(int64_t step, const std::string& content) {
+    return PublishFolder(dir_, step, [&](const std::string& folder) {
+      std::ofstream(folder + "/content") << content;
+      return absl::OkStatus();
+    });
+  }
+  static std::string Content(const std::string& folder) {
+    std::ifstream file(folder + "/content");
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  std::vector<int64_t> Steps() {
+    std::vector<int64_t> steps;
+    for (const CheckpointFolder& folder : ListCheckpointFolders(dir_)) steps.push_back(folder.step);
+    return steps;
+  }
+  std::vector<std::string> Names() {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+
+  std::string dir_;
+};
+
+TEST_F(CheckpointFoldersTest, NewestFirstWhateverTheNumberOfDigits) {
+  EXPECT_THAT(Steps(), IsEmpty());
+  for (const int64_t step : {int64_t{9}, int64_t{1234567890123}, int64_t{0}, int64_t{100}}) {
+    ASSERT_TRUE(Publish(step, "x").ok());
+  }
+  EXPECT_THAT(Steps(), ElementsAre(1234567890123, 100, 9, 0));
+}
+
+TEST_F(CheckpointFoldersTest, OneProcessAtATimeHasTheLock) {
+  const std::string deep = dir_ + "/made/on/the/way";
+  {
+    const auto first = FolderLock::Take(deep, absl::ZeroDuration());
+    ASSERT_TRUE(first.ok()) << first.status();
+    const auto second = FolderLock::Take(deep, absl::Milliseconds(60));
+    EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr(deep));
+    EXPECT_TRUE(FolderLock::Take(dir_, absl::ZeroDuration()).ok());
+  }
+  EXPECT_TRUE(FolderLock::Take(deep, absl::ZeroDuration()).ok());
+  EXPECT_TRUE(ListCheckpointFolders(deep).empty());
+}
+
+TEST_F(CheckpointFoldersTest, OtherNamesAreNotTaken) {
+  for (const char* name : {"step-", "step-1x", "step--1", "step-9999999999999999999", "Step-1", "step-2.old", "x"}) {
+    fs::create_directories(dir_ + "/" + name);
+  }
+  std::ofstream(dir_ + "/step-000000003") << "a file";
+  EXPECT_THAT(Steps(), IsEmpty());
+}
+
+TEST_F(CheckpointFoldersTest, TheSameStepIsReplaced) {
+  ASSERT_TRUE(Publish(5, "old").ok());
+  ASSERT_TRUE(Publish(5, "other").ok());
+  EXPECT_EQ(Content(dir_ + "/step-000000005"), "other");
+  EXPECT_THAT(Names(), ElementsAre("step-000000005"));
+}
+
+TEST_F(CheckpointFoldersTest, AFailedFillLeavesWhatWasThere) {
+  ASSERT_TRUE(Publish(5, "old").ok());
+  const absl::Status status = PublishFolder(dir_, 5, [](const std::string& folder) {
+    std::ofstream(folder + "/content") << "half";
+    return absl::ResourceExhaustedError("full");
+  });
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(Content(dir_ + "/step-000000005"), "old");
+  EXPECT_THAT(Names(), ElementsAre("step-000000005"));
+}
+
+TEST_F(CheckpointFoldersTest, LeftoversOfACrashAreCleared) {
+  ASSERT_TRUE(Publish(1, "x").ok());
+  fs::create_directories(dir_ + "/.writing-step-000000002");
+  fs::create_directories(dir_ + "/.replaced-step-000000001");
+  EXPECT_THAT(Steps(), ElementsAre(1, 1)) << "a replaced one counts, behind its successor";
+  EXPECT_EQ(ListCheckpointFolders(dir_)[0].path, dir_ + "/step-000000001");
+  ASSERT_TRUE(Publish(3, "x").ok());
+  EXPECT_THAT(Names(), ElementsAre("step-000000001", "step-000000003"));
+}
+
+// After a crash between the two renames of a replacement only the hidden folder is there.
+TEST_F(CheckpointFoldersTest, AReplacedFolderWithoutSuccessorStays) {
+  ASSERT_TRUE(Publish(1, "whole").ok());
+  fs::rename(dir_ + "/step-000000001", dir_ + "/.replaced-step-000000001");
+  EXPECT_THAT(Steps(), ElementsAre(1));
+  ASSERT_TRUE(Publish(2, "x").ok());
+  EXPECT_THAT(Steps(), ElementsAre(2, 1));
+  EXPECT_EQ(Content(ListCheckpointFolders(dir_)[1].path), "whole");
+  ASSERT_TRUE(Publish(1, "again").ok());
+  EXPECT_THAT(Names(), ElementsAre("step-000000001", "step-000000002"));
+}
+
+TEST_F(CheckpointFoldersTest, OldOnesGoAndLaterOnesStay) {
+  for (const int64_t step : {1, 2, 3, 9}) ASSERT_TRUE(Publish(step, "x").ok());
+  RemoveOldFolders(dir_, 3, 2);
+  EXPECT_THAT(Steps(), ElementsAre(9, 3, 2));
+}
+
+TEST_F(CheckpointFoldersTest, AFolderThatCannotBeMadeIsAnError) {
+  fs::create_directories(dir_);
+  std::ofstream(dir_ + "/file") << "x";
+  const absl::Status status = PublishFolder(dir_ + "/file/dir", 1, [](const std::string&) { return absl::OkStatus(); });
+  EXPECT_FALSE(status.ok());
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("cannot create " + dir_ + "/file/dir"));
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,32 @@
+#include "common/host/host_port.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+TEST(HostPortTest, TakesNamesAndAddresses) {
+  const auto host_port = [](const char* text) {
+    const auto parsed = ParseHostPort(text);
+    EXPECT_TRUE(parsed.ok()) << parsed.status();
+    return std::pair(parsed->host, parsed->port);
+  };
+  EXPECT_EQ(host_port("127.0.0.1:7077"), std::pair(std::string("127.0.0.1"), 7077));
+  EXPECT_EQ(host_port("node-3.cluster:0"), std::pair(std::string("node-3.cluster"), 0));
+  EXPECT_EQ(host_port("[::1]:65535"), std::pair(std::string("::1"), 65535));
+}
+
+TEST(HostPortTest, RefusesAndQuotesTheRest) {
+  for (const char* text :
+       {"", ":", ":7077", "localhost", "127.0.0.1:99999", "127.0.0.1:65536", "a:-1", "a:+1", "a: 1", "a:", "a:7x",
+        "a:99999999999999999999", "::1:7077", "[::1:7077", "[]:1", "unix:/tmp/socket"}) {
+    const auto parsed = ParseHostPort(text);
+    ASSERT_FALSE(parsed.ok()) << text;
+    EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(parsed.status().message()), ::testing::HasSubstr(std::string("\"") + text + "\""));
+  }
+}
+
+}  // namespace
+}  // namespace starring

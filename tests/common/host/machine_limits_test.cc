@@ -1,0 +1,88 @@
+#include "common/host/machine_limits.h"
+
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The files of a made-up machine with 8,000,000 KiB to spare.
+class Machine {
+ public:
+  explicit Machine(const std::string& name) : root_(absl::StrCat(std::getenv("TEST_TMPDIR"), "/", name)) {
+    Write("proc/meminfo", "MemTotal:       16000000 kB\nMemFree: 1000 kB\nMemAvailable:    8000000 kB\n");
+  }
+  void Write(const std::string& path, const std::string& text) const {
+    fs::create_directories(fs::path(root_ + "/" + path).parent_path());
+    std::ofstream(root_ + "/" + path) << text;
+  }
+  int64_t Available() const { return AvailableMemoryBytes(root_).value(); }
+  const std::string& root() const { return root_; }
+
+ private:
+  const std::string root_;
+};
+
+TEST(MachineLimitsTest, TakesTheLowestOfMachineAndControlGroups) {
+  const Machine machine("version2");
+  EXPECT_EQ(machine.Available(), int64_t{8'000'000} * 1024);
+  machine.Write("proc/self/cgroup", "0::/system.slice/job_7/step_0\n");
+  EXPECT_EQ(machine.Available(), int64_t{8'000'000} * 1024);  // the group cannot be seen from here
+  machine.Write("sys/fs/cgroup/system.slice/job_7/step_0/memory.max", "max\n");
+  EXPECT_EQ(machine.Available(), int64_t{8'000'000} * 1024);
+  machine.Write("sys/fs/cgroup/system.slice/job_7/memory.max", "2000000000\n");
+  EXPECT_EQ(machine.Available(), 2'000'000'000);
+  machine.Write("sys/fs/cgroup/memory.max", "1000000000\n");  // a container sees its own group as the highest
+  EXPECT_EQ(machine.Available(), 1'000'000'000);
+}
+
+TEST(MachineLimitsTest, KnowsControlGroupsOfVersion1) {
+  const Machine machine("version1");
+  machine.Write("proc/self/cgroup", "11:cpu,cpuacct:/slurm\n4:memory:/slurm/job_7\n0::/\n");
+  machine.Write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "3000000000\n");
+  machine.Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  EXPECT_EQ(machine.Available(), 3'000'000'000);
+}
+
+TEST(MachineLimitsTest, AMachineThatSaysNothingIsAnError) {
+  EXPECT_EQ(AvailableMemoryBytes(absl::StrCat(std::getenv("TEST_TMPDIR"), "/nothing")).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(MachineLimitsTest, ThisMachineHasMemoryAndThisProgram) {
+  const auto available = AvailableMemoryBytes();
+  ASSERT_TRUE(available.ok()) << available.status();
+  EXPECT_GT(*available, 0);
+  EXPECT_GE(CountProcessesOfThisProgram(), 1);
+}
+
+TEST(MachineLimitsTest, CountsDescriptors) {
+  EXPECT_EQ(WorkerDescriptors(0), kOtherDescriptorsMax);
+  EXPECT_EQ(WorkerDescriptors(8), kOtherDescriptorsMax + 8);
+  EXPECT_EQ(ServerDescriptors(1), ServerDescriptors(0) + kDescriptorsPerConnection);
+  EXPECT_EQ(ServerDescriptors(int64_t{kWorldSizeMax} * kLanesMax), kDescriptorsMax);
+}
+
+TEST(MachineLimitsTest, RaisesDescriptorsAsFarAsAllowedAndNeverLowersThem) {
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_GE(limit.rlim_max, 64u);
+  const rlimit low = {.rlim_cur = 32, .rlim_max = 64};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+  EXPECT_EQ(RaiseDescriptorLimit(16), 32);
+  EXPECT_EQ(RaiseDescriptorLimit(48), 48);
+  EXPECT_EQ(RaiseDescriptorLimit(1 << 20), 64);
+  EXPECT_EQ(RaiseDescriptorLimit(1), 64);
+}
+
+}  // namespace
+}  // namespace starring

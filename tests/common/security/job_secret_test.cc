@@ -1,0 +1,115 @@
+#include "common/security/job_secret.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "common/limits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+std::string PathOf(const std::string& name) {
+  const std::string path = absl::StrCat(::testing::TempDir(), "/", name);
+  unlink(path.c_str());
+  return path;
+}
+
+std::string Content(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// With mode 0600.
+std::string Write(const std::string& name, const std::string& content) {
+  const std::string path = PathOf(name);
+  std::ofstream(path, std::ios::binary) << content;
+  chmod(path.c_str(), 0600);
+  return path;
+}
+
+TEST(JobSecretTest, IsReadAsItWasMade) {
+  const std::string path = PathOf("made");
+  const mode_t before = umask(0);  // a careless user's
+  ASSERT_TRUE(MakeJobSecret(path).ok());
+  umask(before);
+  struct stat facts;
+  ASSERT_EQ(stat(path.c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 07777, 0600u);
+  const auto secret = JobSecret::Load(path);
+  ASSERT_TRUE(secret.ok()) << secret.status();
+  EXPECT_EQ(secret->token().size(), 32u);
+  EXPECT_EQ(secret->private_key() + secret->certificate(), Content(path));
+}
+
+TEST(JobSecretTest, TheTokenIsTheFilesDigest) {
+  const std::string path = PathOf("digest");
+  ASSERT_TRUE(MakeJobSecret(path).ok());
+  const std::string token = JobSecret::Load(path)->token();
+  const std::string copy = Write("digest_copy", Content(path));
+  EXPECT_EQ(JobSecret::Load(copy)->token(), token);
+  const std::string other = Write("digest_other", Content(path) + "\n");
+  EXPECT_NE(JobSecret::Load(other)->token(), token);
+}
+
+TEST(JobSecretTest, AFileThatOthersMayUseIsRefused) {
+  const std::string path = PathOf("mode");
+  ASSERT_TRUE(MakeJobSecret(path).ok());
+  for (const mode_t mode : {0640, 0604, 0620, 0610, 0644, 0666}) {
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+    const absl::Status status = JobSecret::Load(path).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(status), AllOf(HasSubstr(path), HasSubstr("mode 06"), HasSubstr("chmod 600")));
+  }
+  ASSERT_EQ(chmod(path.c_str(), 0400), 0);
+  EXPECT_TRUE(JobSecret::Load(path).ok());
+}
+
+TEST(JobSecretTest, AMissingFileSaysHowToMakeIt) {
+  const absl::Status status = JobSecret::Load("/nowhere/secret").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("/nowhere/secret"), HasSubstr("--make_secret=")));
+}
+
+TEST(JobSecretTest, WhatIsNoSecretIsRefused) {
+  const auto error = [](const std::string& path) { return Message(JobSecret::Load(path).status()); };
+  EXPECT_THAT(error(Write("text", "a password")), HasSubstr("no private key"));
+  EXPECT_THAT(error(Write("empty", "")), HasSubstr("no private key"));
+  EXPECT_THAT(error(Write("long", std::string(kSecretFileBytesMax + 1, 'x'))), HasSubstr("at most"));
+  EXPECT_THAT(error(::testing::TempDir()), HasSubstr("is no file"));
+  const std::string pipe = PathOf("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(error(pipe), HasSubstr("is no file"));  // and is not waited for
+}
+
+TEST(JobSecretTest, AnExistingFileIsNeverOverwritten) {
+  const std::string path = Write("there", "precious");
+  const absl::Status status = MakeJobSecret(path);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(Message(status), HasSubstr("never overwritten"));
+  EXPECT_EQ(Content(path), "precious");
+  EXPECT_FALSE(MakeJobSecret("/nowhere/secret").ok());
+}
+
+TEST(JobSecretTest, TokensAreComparedWhole) {
+  EXPECT_TRUE(SameToken("", ""));
+  EXPECT_TRUE(SameToken("abc", "abc"));
+  EXPECT_FALSE(SameToken("abc", "abd"));
+  EXPECT_FALSE(SameToken("abc", "xbc"));
+  EXPECT_FALSE(SameToken("abc", "ab"));
+  EXPECT_FALSE(SameToken("", "abc"));
+}
+
+}  // namespace
+}  // namespace starring

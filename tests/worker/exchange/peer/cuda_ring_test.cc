@@ -1,0 +1,223 @@
+// A ring whose messages lie in GPU memory, and one that is told to and must not: on emulated GPUs, whose memory any
+// transport can move.
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/arithmetic/reduction_order.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_device.h"
+#include "tests/cuda_emulation/emulated_gpu.h"
+#include "tests/worker/exchange/peer/example_job.h"
+#include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "worker/exchange/peer/peer_exchange.h"
+
+namespace starring {
+namespace {
+
+using MemoryPlace = GradientExchange::MemoryPlace;
+
+struct Outcome {
+  absl::Status status;
+  MemoryPlace place = MemoryPlace::kHost;
+  std::vector<float> parameters;
+  std::vector<std::vector<float>> state;  // rank 0
+};
+
+struct Training {
+  ExampleJob job;
+  int64_t first_step = 0, step_count = 3;
+  std::vector<float> start;               // rank 0's parameters; empty: the job's
+  std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
+};
+
+// One rank's training, with gradients and parameters where the exchange wants them.
+absl::Status RunRank(const Training& training, std::unique_ptr<Transport> transport, int rank, Outcome& outcome) {
+  const ExampleJob& job = training.job;
+  ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = rank % 2}));
+  ASSIGN_OR_RETURN(const auto buffer, device->Allocate(job.element_count * 4));
+  PeerExchange exchange(std::move(transport), PeerExchange::Algorithm::kRing, nullptr, device.get());
+  JobSpec spec = job.Spec(rank);
+  spec.first_step = training.first_step;
+  for (const std::vector<float>& vector : training.state) {
+    if (rank == 0) spec.optimizer_state.push_back(vector);
+  }
+  outcome.parameters.assign(job.element_count, -7.0f);
+  if (rank == 0) outcome.parameters = training.start.empty() ? job.InitialParameters() : training.start;
+  RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
+  outcome.place = exchange.memory_place();
+  const bool on_device = outcome.place == MemoryPlace::kDevice;
+  EXPECT_EQ(exchange.parameter_memory().empty(), !on_device);
+  for (int64_t step = training.first_step; step < training.first_step + training.step_count; ++step) {
+    std::vector<float> host = job.Gradient(rank, step);
+    std::span<const float> gradient = host;
+    if (on_device) {
+      device->CopyToDevice(host.data(), buffer->data(), job.element_count * 4);
+      RETURN_IF_ERROR(device->Synchronize());
+      gradient = {buffer->floats(), host.size()};
+    }
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+      const ElementRange range = spec.buckets.bucket(b);
+      exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
+    }
+    for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
+  }
+  outcome.state.assign(StateVectorCount(job.optimizer), std::vector<float>(rank == 0 ? job.element_count : 0));
+  const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
+  RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
+  if (on_device) {
+    device->CopyToHost(exchange.parameter_memory().data(), outcome.parameters.data(), job.element_count * 4);
+    RETURN_IF_ERROR(device->Synchronize());
+  }
+  return exchange.Finish();
+}
+
+std::vector<Outcome> RunAll(const Training& training, InMemoryNetwork& network) {
+  std::vector<Outcome> outcomes(training.job.world_size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < training.job.world_size; ++rank) {
+    threads.emplace_back([&, rank, transport = network.CreateTransport(rank)]() mutable {
+      outcomes[rank].status = RunRank(training, std::move(transport), rank, outcomes[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+void ExpectReference(const Training& training, const std::vector<Outcome>& outcomes, MemoryPlace place) {
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = training.job.Reference(training.first_step + training.step_count, &state);
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.place, place);
+    EXPECT_EQ(outcome.parameters, expected);
+  }
+  EXPECT_EQ(outcomes[0].state, state);
+}
+
+Training TrainingOf(int world_size, OptimizerKind kind = OptimizerKind::kAdamW) {
+  Training training = {.job = {.element_count = 3 * ReductionBlockElements(world_size) / 2 + 1232,
+                               .bucket_bytes = 1,
+                               .world_size = world_size}};
+  training.job.optimizer.kind = kind;
+  return training;
+}
+
+class CudaRingRanks : public testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaRingRanks, testing::Values(1, 2, 3, 4));
+
+TEST_P(CudaRingRanks, GivesTheReferencesBitsInDeviceMemory) {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    const Training training = TrainingOf(GetParam(), kind);
+    InMemoryNetwork network(GetParam(), 1);
+    network.set_moves_device_memory(std::vector<bool>(GetParam(), true));
+    ExpectReference(training, RunAll(training, network), MemoryPlace::kDevice);
+  }
+}
+
+TEST_P(CudaRingRanks, GoesOnFromACheckpointInDeviceMemory) {
+  Training training = TrainingOf(GetParam());
+  training.step_count = 2;
+  InMemoryNetwork first(GetParam(), 2), second(GetParam(), 3);
+  for (InMemoryNetwork* const network : {&first, &second}) {
+    network->set_moves_device_memory(std::vector<bool>(GetParam(), true));
+  }
+  const std::vector<Outcome> half = RunAll(training, first);
+  ASSERT_EQ(half[0].status, absl::OkStatus());
+  training.first_step = 2;
+  training.start = half[0].parameters;
+  training.state = half[0].state;
+  ExpectReference(training, RunAll(training, second), MemoryPlace::kDevice);
+}
+
+TEST(CudaRing, OneLibraryThatCannotIsEnough) {
+  const Training training = TrainingOf(3);
+  InMemoryNetwork network(3, 4);
+  network.set_moves_device_memory({true, true, false});
+  ExpectReference(training, RunAll(training, network), MemoryPlace::kHost);
+}
+
+TEST(CudaRing, ALibraryThatPromisesAndCorruptsIsNotUsed) {
+  for (const int world_size : {1, 3}) {
+    const Training training = TrainingOf(world_size);
+    InMemoryNetwork network(world_size, 5);
+    network.set_moves_device_memory(std::vector<bool>(world_size, true));
+    network.CorruptMessages(static_cast<int>(ControlTag::kDevicePathData));
+    ExpectReference(training, RunAll(training, network), MemoryPlace::kHost);
+  }
+}
+
+// Notes which GPU is current in polls by another thread than the one that has made it.
+class PollWatchingTransport final : public Transport {
+ public:
+  PollWatchingTransport(std::unique_ptr<Transport> inner, std::set<int>* gpus)
+      : inner_(std::move(inner)), gpus_(gpus) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  int tag_max() const override { return inner_->tag_max(); }
+  bool moves_device_memory() const override { return inner_->moves_device_memory(); }
+  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
+    inner_->PostSend(peer, tag, data, token);
+  }
+  void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
+    inner_->PostReceive(peer, tag, data, token);
+  }
+  void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) override {
+    inner_->PostAllreduce(contribution, sum, token);
+  }
+  absl::Status Poll(std::vector<Token>& completed) override {
+    if (std::this_thread::get_id() != creator_) gpus_->insert(cuda_emulation::CurrentGpu());
+    return inner_->Poll(completed);
+  }
+  std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
+    return inner_->TryReceive(tag, data);
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  std::set<int>* const gpus_;
+  const std::thread::id creator_ = std::this_thread::get_id();
+};
+
+// UCX takes the polling thread's current GPU for the one whose memory it moves.
+TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
+  Training training = TrainingOf(2);
+  training.step_count = 20;
+  InMemoryNetwork network(2, 7);
+  network.set_moves_device_memory({true, true});
+  std::vector<std::set<int>> gpus(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Outcome outcome;
+      auto transport = std::make_unique<PollWatchingTransport>(network.CreateTransport(rank), &gpus[rank]);
+      EXPECT_EQ(RunRank(training, std::move(transport), rank, outcome), absl::OkStatus());
+      EXPECT_EQ(outcome.place, MemoryPlace::kDevice);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < 2; ++rank) EXPECT_THAT(gpus[rank], testing::ElementsAre(rank));
+}
+
+TEST(CudaRing, WithoutDeviceMemoryForItGoesByWayOfTheHost) {
+  const Training training = TrainingOf(2);
+  // For what every device allocates and the gradients, and no more.
+  const int64_t vector_bytes = training.job.element_count * 4;
+  cuda_emulation::Gpu().memory_bytes = 2 * ((int64_t{32} << 20) + vector_bytes) + vector_bytes;
+  InMemoryNetwork network(2, 6);
+  network.set_moves_device_memory({true, true});
+  ExpectReference(training, RunAll(training, network), MemoryPlace::kHost);
+  cuda_emulation::Gpu() = {};
+}
+
+}  // namespace
+}  // namespace starring

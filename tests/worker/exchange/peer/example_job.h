@@ -1,0 +1,39 @@
+// A job for the exchange's tests: gradients that anybody can compute, and the parameters that must come out, computed
+// plainly from common/arithmetic/reduction_order.h and common/arithmetic/optimizer.h.
+#ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_JOB_H_
+#define STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_JOB_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "common/job_spec.h"
+
+namespace starring {
+
+enum class GradientValues {
+  kIntegers,  // small ones: their sums are exact in any order
+  kAny,       // over 20 binary orders of magnitude: another order of summation gives other bits
+};
+
+struct ExampleJob {
+  int64_t element_count = 0;
+  int64_t bucket_bytes = 0;
+  int world_size = 1;
+  GradientValues values = GradientValues::kAny;
+  OptimizerConfig optimizer = {.momentum = 0.9f};
+  uint64_t seed = 1;
+
+  // With a layout of one tensor; REQUIRES: element_count is a multiple of Layout::kAlignmentElements.
+  JobSpec Spec(int rank) const;
+  BucketMap Buckets() const;
+
+  std::vector<float> InitialParameters() const;
+  std::vector<float> Gradient(int rank, int64_t step) const;
+
+  // What all ranks must hold after `step_count` steps. `state`, if given, gets the optimizer's vectors.
+  std::vector<float> Reference(int64_t step_count, std::vector<std::vector<float>>* state = nullptr) const;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_JOB_H_

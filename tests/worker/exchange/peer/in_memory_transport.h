@@ -1,0 +1,92 @@
+// A network of ranks inside one process, for the ring's tests: messages are late and complete in random order, as long
+// as the contract of transport.h allows it.
+//
+// Every Poll completes a random part of what could complete. A send is either *eager* (copied at once, complete before
+// the receiver has looked) or completes only when its receive has taken the bytes, at random.
+#ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_IN_MEMORY_TRANSPORT_H_
+#define STARRING_TESTS_WORKER_EXCHANGE_PEER_IN_MEMORY_TRANSPORT_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "worker/exchange/peer/transport.h"
+
+namespace starring {
+
+// Thread safety: transports of different ranks may be used by different threads.
+class InMemoryNetwork {
+ public:
+  InMemoryNetwork(int world_size, uint64_t seed);
+
+  // REQUIRES: the network outlives the transport; one transport per rank.
+  std::unique_ptr<Transport> CreateTransport(int rank);
+
+  // From now on nothing arrives at or leaves `rank`.
+  void Disconnect(int rank);
+
+  // The transports of these ranks say that they move device memory: before anybody uses one.
+  void set_moves_device_memory(std::vector<bool> by_rank) { moves_device_memory_ = std::move(by_rank); }
+
+  // From now on a bit of every message with `tag` arrives wrong.
+  void CorruptMessages(int tag);
+
+  // The most operations that any rank had posted at a time.
+  int operations_in_flight_max() const;
+  // The longest message that any rank has sent.
+  int64_t message_bytes_max() const;
+
+ private:
+  class RankTransport;
+
+  struct Send {
+    int from = 0;
+    int to = 0;
+    int tag = 0;
+    std::vector<std::byte> copy;      // eager
+    std::span<const std::byte> data;  // of the sender, or of the copy
+    bool eager = false;
+    Transport::Token token = 0;
+  };
+  struct Receive {
+    int from = 0;
+    int to = 0;
+    int tag = 0;
+    std::span<std::byte> data;
+    Transport::Token token = 0;
+  };
+  struct Allreduce {
+    std::span<const float> contribution;
+    std::span<float> sum;
+    Transport::Token token = 0;
+  };
+
+  bool Chance(int percent) { return static_cast<int>(random_() % 100) < percent; }
+  void Match();
+  void MatchAllreduces();
+  void Complete(int rank, Transport::Token token) { complete_[rank].push_back(token); }
+  bool IsCut(int a, int b) const { return cut_[a] || cut_[b]; }
+
+  const int world_size_;
+  mutable std::mutex mutex_;
+  std::mt19937_64 random_;
+  std::deque<Send> sends_;                               // in the order posted
+  std::deque<Receive> receives_;                         // likewise
+  std::vector<std::deque<Allreduce>> allreduces_;        // by rank
+  std::vector<std::vector<Transport::Token>> complete_;  // by rank: not polled yet
+  std::vector<bool> cut_;
+  std::vector<bool> moves_device_memory_;
+  std::optional<int> corrupt_tag_;
+  std::vector<int> in_flight_;
+  int in_flight_max_ = 0;
+  int64_t message_bytes_max_ = 0;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_TESTS_WORKER_EXCHANGE_PEER_IN_MEMORY_TRANSPORT_H_

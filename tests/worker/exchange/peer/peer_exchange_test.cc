@@ -1,0 +1,460 @@
+#include "worker/exchange/peer/peer_exchange.h"
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/arithmetic/reduction_order.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/peer/example_job.h"
+#include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "worker/exchange/local/local_exchange.h"
+
+namespace starring {
+namespace {
+
+using Algorithm = PeerExchange::Algorithm;
+using testing::AllOf;
+using testing::HasSubstr;
+
+// What one rank holds at the end.
+struct Outcome {
+  absl::Status status;
+  std::vector<float> parameters;
+  std::vector<std::vector<float>> state;  // rank 0
+  ExchangeCounters counters;
+};
+
+// One rank's training, like the trainer's: submits all buckets of a step, then awaits them in the opposite order.
+struct Training {
+  ExampleJob job;
+  int64_t step_count = 3;
+  int64_t first_step = 0;
+  std::vector<float> start;               // rank 0's parameters; empty: the job's
+  std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
+  std::function<void(int rank, JobSpec& spec)> change_spec = [](int, JobSpec&) {};
+  // Called before each step; an error ends the rank's training by Abort.
+  std::function<absl::Status(int rank, int64_t step)> before_step = [](int, int64_t) { return absl::OkStatus(); };
+};
+
+absl::Status RunRank(const Training& training, GradientExchange& exchange, int rank, Outcome& outcome,
+                     std::vector<float>& gradient) {
+  const ExampleJob& job = training.job;
+  JobSpec spec = job.Spec(rank);
+  spec.first_step = training.first_step;
+  for (const std::vector<float>& vector : training.state) {
+    if (rank == 0) spec.optimizer_state.push_back(vector);
+  }
+  training.change_spec(rank, spec);
+  outcome.parameters.assign(job.element_count, -7.0f);
+  if (rank == 0) outcome.parameters = training.start.empty() ? job.InitialParameters() : training.start;
+  RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
+  for (int64_t step = training.first_step; step < training.first_step + training.step_count; ++step) {
+    if (absl::Status status = training.before_step(rank, step); !status.ok()) {
+      exchange.Abort(status);
+      return status;
+    }
+    gradient = job.Gradient(rank, step);
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+      const ElementRange range = spec.buckets.bucket(b);
+      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+    }
+    std::vector<double> values = {1.0, static_cast<double>(rank)};
+    RETURN_IF_ERROR(exchange.Sum(SumPurpose::kStopVote, values));  // buckets are in flight
+    const std::vector<double> expected = {1.0 * job.world_size, job.world_size * (job.world_size - 1) / 2.0};
+    if (values != expected) return absl::InternalError("wrong sum");
+    for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
+  }
+  outcome.state.assign(StateVectorCount(job.optimizer), std::vector<float>(rank == 0 ? job.element_count : 0));
+  const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
+  RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
+  RETURN_IF_ERROR(exchange.Finish());
+  outcome.counters = exchange.counters();
+  return absl::OkStatus();
+}
+
+std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint64_t seed) {
+  const int world_size = training.job.world_size;
+  InMemoryNetwork network(world_size, seed);
+  std::vector<Outcome> outcomes(world_size);
+  // Outlives the exchanges: after an error it belongs to the transport.
+  std::vector<std::vector<float>> gradients(world_size);
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  for (int rank = 0; rank < world_size; ++rank) {
+    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), algorithm));
+  }
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+class PeerExchangeRanks : public testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5));
+
+TEST_P(PeerExchangeRanks, RingGivesTheReferencesBits) {
+  for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
+    const int64_t block = ReductionBlockElements(GetParam());
+    for (const int64_t element_count : {int64_t{16}, 3 * block / 2}) {
+      const uint64_t seed = element_count + GetParam();
+      SCOPED_TRACE(testing::Message() << element_count << " elements, seed " << seed);
+      Training training = {.job = {.element_count = element_count, .bucket_bytes = 1, .world_size = GetParam()}};
+      training.job.optimizer.kind = kind;
+      std::vector<std::vector<float>> state;
+      const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+      const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kRing, seed);
+      for (const Outcome& outcome : outcomes) {
+        ASSERT_EQ(outcome.status, absl::OkStatus());
+        EXPECT_EQ(outcome.parameters, expected);
+      }
+      EXPECT_EQ(outcomes[0].state, state);
+    }
+  }
+}
+
+TEST_P(PeerExchangeRanks, AllreduceGivesTheSameOnIntegers) {
+  const Training training = {
+      .job = {
+          .element_count = 200'000, .bucket_bytes = 1, .world_size = GetParam(), .values = GradientValues::kIntegers}};
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+  const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kAllreduce, 3);
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.parameters, expected);
+  }
+  EXPECT_EQ(outcomes[0].state, state);
+}
+
+// Two steps, state gathered, a new job from there, two more: the bits of four steps.
+TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
+  Training training = {.job = {.element_count = 3 * ReductionBlockElements(GetParam()) / 2,
+                               .bucket_bytes = 1,
+                               .world_size = GetParam(),
+                               .optimizer = {.kind = OptimizerKind::kAdamW}},
+                       .step_count = 2};
+  const std::vector<Outcome> half = RunAll(training, Algorithm::kRing, 5);
+  ASSERT_EQ(half[0].status, absl::OkStatus());
+  training.first_step = 2;
+  training.start = half[0].parameters;
+  training.state = half[0].state;
+  const std::vector<float> expected = training.job.Reference(4);
+  for (const Outcome& outcome : RunAll(training, Algorithm::kRing, 6)) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.parameters, expected);
+  }
+}
+
+TEST(PeerExchange, LongStateTravelsInSegments) {
+  const ExampleJob job = {.element_count = 1'200'000, .bucket_bytes = 8 << 20, .world_size = 2};
+  InMemoryNetwork network(2, 11);
+  std::vector<std::vector<float>> state;
+  job.Reference(1, &state);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      PeerExchange exchange(network.CreateTransport(rank), Algorithm::kRing);
+      std::vector<float> parameters = job.InitialParameters();
+      const std::vector<float> gradient = job.Gradient(rank, 0);
+      CHECK_OK(exchange.Start(job.Spec(rank), parameters));
+      exchange.Submit(0, 0, gradient);
+      CHECK_OK(exchange.Await(0, 0));
+      std::vector<std::vector<float>> gathered(state.size(), std::vector<float>(parameters.size()));
+      const std::vector<std::span<float>> spans(gathered.begin(), gathered.end());
+      CHECK_OK(exchange.GatherOptimizerState(spans));
+      if (rank == 0) {
+        EXPECT_EQ(gathered, state);
+      }
+      CHECK_OK(exchange.Finish());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(network.message_bytes_max(), std::max(kTransferSegmentBytes, kBroadcastSegmentBytes));
+}
+
+TEST(PeerExchange, ADeadlineThatIsInfiniteIsNotOver) {
+  EXPECT_GT(DeadlineAfter(absl::InfiniteDuration()), MessagePump::Clock::now() + std::chrono::hours(24));
+  EXPECT_GT(DeadlineAfter(absl::Hours(24 * 365 * 200)), MessagePump::Clock::now() + std::chrono::hours(24));
+  EXPECT_LT(DeadlineAfter(absl::InfiniteDuration()), MessagePump::Clock::now() + std::chrono::hours(24 * 366));
+}
+
+TEST(PeerExchange, LocalIsARingOfOne) {
+  const Training training = {.job = {.element_count = 20'000, .bucket_bytes = 30'000, .world_size = 1}};
+  const std::vector<Outcome> ring = RunAll(training, Algorithm::kRing, 1);
+  ASSERT_EQ(ring[0].status, absl::OkStatus());
+  const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
+  Outcome local;
+  std::vector<float> gradient;
+  ASSERT_EQ(RunRank(training, *exchange, 0, local, gradient), absl::OkStatus());
+  EXPECT_EQ(local.parameters, ring[0].parameters);
+  EXPECT_EQ(local.state, ring[0].state);
+}
+
+TEST(PeerExchange, CountsGradientsAndParametersOnly) {
+  const Training training = {.job = {.element_count = 16'384, .bucket_bytes = 1, .world_size = 2}, .step_count = 3};
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
+    for (const Outcome& outcome : RunAll(training, algorithm, 2)) {
+      EXPECT_EQ(outcome.counters.bytes_sent, 3 * 16'384 * 4);
+      EXPECT_EQ(outcome.counters.bytes_received, 3 * 16'384 * 4);
+      EXPECT_GT(outcome.counters.optimizer_seconds, 0);
+    }
+  }
+}
+
+TEST(PeerExchange, RefusesDifferentFlagsOnAllRanks) {
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3}};
+  training.change_spec = [](int rank, JobSpec& spec) {
+    if (rank == 2) spec.agreed_flags = {{"seed", "2"}};
+  };
+  for (const Outcome& outcome : RunAll(training, Algorithm::kRing, 1)) {
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(outcome.status.message()),
+                AllOf(HasSubstr("rank 2"), HasSubstr("seed=2"), HasSubstr("seed=1")));
+  }
+}
+
+TEST(PeerExchange, RefusesARankThatTheLauncherDidNotGive) {
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 1}};
+  training.change_spec = [](int, JobSpec& spec) { spec.rank = 1; };
+  const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kRing, 1);
+  EXPECT_EQ(outcomes[0].status.code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
+    Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 4}, .step_count = 5};
+    training.before_step = [](int rank, int64_t step) {
+      return rank == 2 && step == 3 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
+    };
+    const std::vector<Outcome> outcomes = RunAll(training, algorithm, 9);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (rank == 2) continue;
+      EXPECT_EQ(outcomes[rank].status.code(), absl::StatusCode::kUnavailable) << outcomes[rank].status;
+      EXPECT_THAT(std::string(outcomes[rank].status.message()),
+                  HasSubstr("rank 2 gave up: gradient of fc1.weight is NaN"));
+    }
+  }
+}
+
+TEST(PeerExchange, ALongReasonIsCut) {
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2}};
+  training.before_step = [](int rank, int64_t step) {
+    return rank == 1 && step == 1 ? absl::InternalError(std::string(8 * kAbortNoticeBytesMax, 'x')) : absl::OkStatus();
+  };
+  const std::string message(RunAll(training, Algorithm::kRing, 9)[0].status.message());
+  EXPECT_THAT(message, HasSubstr("rank 1 gave up: " + std::string(kAbortNoticeBytesMax - 1, 'x')));
+  EXPECT_THAT(message, testing::Not(HasSubstr(std::string(kAbortNoticeBytesMax, 'x'))));
+}
+
+TEST(PeerExchange, LetsGoOfMemoryAfterAnOrderlyEndOnly) {
+  for (const bool fails : {false, true}) {
+    Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 2}, .step_count = 2};
+    training.before_step = [&](int rank, int64_t step) {
+      return fails && rank == 1 && step == 1 ? absl::CancelledError("enough") : absl::OkStatus();
+    };
+    InMemoryNetwork network(2, 6);
+    std::vector<Outcome> outcomes(2);
+    std::vector<std::vector<float>> gradients(2);
+    std::vector<std::unique_ptr<PeerExchange>> exchanges;
+    for (int rank = 0; rank < 2; ++rank) {
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+    }
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+      threads.emplace_back([&, rank] {
+        outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(outcomes[rank].status.ok(), !fails) << outcomes[rank].status;
+      EXPECT_EQ(exchanges[rank]->Release(), !fails) << rank;
+    }
+  }
+}
+
+// Ranks that have lost step with each other add nothing to each other's numbers.
+TEST(PeerExchange, RefusesASumOfDifferentThings) {
+  const std::vector<double> few(2), many(20), most(30);
+  struct Case {
+    SumPurpose purpose;
+    std::vector<double> values;
+    std::string expected;
+  };
+  for (const Case& c : {Case{SumPurpose::kEpoch, few, "rank 2 adds 2 values for the end of an epoch"},
+                        Case{SumPurpose::kStopVote, {1}, "rank 2 adds 1 value for a vote to stop"},
+                        Case{SumPurpose::kStopVote, many, "rank 2 adds 20 values for a vote to stop"},
+                        Case{SumPurpose::kStopVote, most, "rank 2 adds 30 values for a vote to stop"}}) {
+    Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3}};
+    InMemoryNetwork network(3, 5);
+    std::vector<std::vector<float>> parameters(3, std::vector<float>(64));
+    std::vector<std::unique_ptr<PeerExchange>> exchanges;
+    for (int rank = 0; rank < 3; ++rank) {
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+    }
+    std::vector<absl::Status> status(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        const absl::Status started = exchanges[rank]->Start(training.job.Spec(rank), parameters[rank]);
+        ASSERT_TRUE(started.ok()) << started;
+        std::vector<double> values = rank == 2 ? c.values : c.values.size() == 20 ? most : few;
+        status[rank] = exchanges[rank]->Sum(rank == 2 ? c.purpose : SumPurpose::kStopVote, values);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < 3; ++rank) {
+      EXPECT_FALSE(status[rank].ok()) << rank;
+      EXPECT_THAT(std::string(status[rank].message()), HasSubstr(c.expected)) << rank;
+    }
+  }
+}
+
+// A rank that stops without a word: the first to notice says who it is, and everybody's message names it.
+TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
+  for (const int silent : {0, 1, 2}) {
+    Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3}, .step_count = 5};
+    training.change_spec = [](int, JobSpec& spec) { spec.exchange_deadline = absl::Milliseconds(500); };
+    InMemoryNetwork network(3, 4);
+    std::vector<Outcome> outcomes(3);
+    std::vector<std::vector<float>> gradients(3);
+    std::vector<std::unique_ptr<PeerExchange>> exchanges;
+    for (int rank = 0; rank < 3; ++rank) {
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+    }
+    training.before_step = [&](int rank, int64_t step) {
+      if (rank != silent || step != 2) return absl::OkStatus();
+      network.Disconnect(silent);
+      return absl::CancelledError("gone");
+    };
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == silent) continue;
+      EXPECT_TRUE(absl::IsDeadlineExceeded(outcomes[rank].status) || absl::IsUnavailable(outcomes[rank].status))
+          << outcomes[rank].status;
+      EXPECT_THAT(std::string(outcomes[rank].status.message()),
+                  HasSubstr("rank " + std::to_string(silent) + " does not answer"));
+    }
+  }
+}
+
+// One rank is busy for a while: the others say who it is and where, then that the job goes on, and nothing else
+// changes.
+class PeerExchangeStall : public testing::TestWithParam<Algorithm> {};
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, PeerExchangeStall, testing::Values(Algorithm::kRing, Algorithm::kAllreduce));
+
+TEST_P(PeerExchangeStall, NamesTheRankAndItsPhaseAndThenGoesOn) {
+  Training training = {
+      .job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3, .values = GradientValues::kIntegers}};
+  InMemoryNetwork network(3, 9);
+  std::vector<ProgressState> progress(3);
+  std::vector<std::vector<std::string>> lines(3);
+  std::vector<Outcome> outcomes(3);
+  std::vector<std::vector<float>> gradients(3);
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  for (int rank = 0; rank < 3; ++rank) {
+    exchanges.push_back(std::make_unique<PeerExchange>(
+        network.CreateTransport(rank), GetParam(), nullptr, nullptr,
+        StallOptions{.times = {.report_after = std::chrono::milliseconds(800)},
+                     .progress = &progress[rank],
+                     .say = [&lines, rank](const std::string& line) { lines[rank].push_back(line); }}));
+  }
+  training.before_step = [&](int rank, int64_t step) {
+    progress[rank].set_step(step);
+    progress[rank].Enter(WorkPhase::kForward, std::chrono::steady_clock::now());
+    if (rank == 1 && step == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    return absl::OkStatus();
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::vector<float> expected = training.job.Reference(training.step_count);
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(outcomes[rank].status, absl::OkStatus());
+    EXPECT_EQ(outcomes[rank].parameters, expected);
+    if (rank == 1) continue;
+    ASSERT_EQ(lines[rank].size(), 2u) << rank << ": " << testing::PrintToString(lines[rank]);
+    EXPECT_THAT(lines[rank][0], HasSubstr("rank 1 answers, and has been in forward of step 1 for "));
+    EXPECT_THAT(lines[rank][1], HasSubstr("the job goes on after "));
+  }
+  EXPECT_THAT(lines[1], testing::IsEmpty());
+}
+
+TEST(PeerExchange, ARankThatNeverStartsIsNamedAtTheJoinDeadline) {
+  InMemoryNetwork network(3, 1);
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3};
+  std::vector<absl::Status> statuses(3);
+  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  for (int rank = 0; rank < 3; ++rank) {
+    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+  }
+  std::vector<std::vector<float>> parameters(3, job.InitialParameters());
+  std::vector<std::thread> threads;
+  for (const int rank : {0, 2}) {
+    threads.emplace_back([&, rank] {
+      JobSpec spec = job.Spec(rank);
+      spec.join_deadline = absl::Milliseconds(300);
+      statuses[rank] = exchanges[rank]->Start(spec, parameters[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(statuses[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("rank 1 does not answer"));
+  EXPECT_EQ(statuses[2].code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(statuses[2].message()), HasSubstr("rank 1 does not answer"));
+}
+
+// Await's fast path, and the background thread: a bucket gets through while the trainer is busy elsewhere.
+TEST(PeerExchange, GetsOnWhileTheTrainerComputes) {
+  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1 << 20, .world_size = 2};
+  InMemoryNetwork network(2, 8);
+  std::vector<std::thread> threads;
+  std::atomic<int> idle_ranks = 0;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      PeerExchange exchange(network.CreateTransport(rank), Algorithm::kRing);
+      std::vector<float> parameters = job.InitialParameters();
+      const std::vector<float> gradient = job.Gradient(rank, 0);
+      CHECK_OK(exchange.Start(job.Spec(rank), parameters));
+      exchange.Submit(0, 0, gradient);
+      // No call until the background threads have done all the work.
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (exchange.counters().bytes_sent < job.element_count * 4 && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::yield();
+      }
+      EXPECT_GE(exchange.counters().bytes_sent, job.element_count * 4);
+      CHECK_OK(exchange.Await(0, 0));
+      EXPECT_EQ(parameters, job.Reference(1));
+      CHECK_OK(exchange.Finish());
+      ++idle_ranks;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(idle_ranks, 2);
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,111 @@
+#include "worker/step/bucket_flights.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// Writes down who was called.
+class RecordingExchange : public GradientExchange {
+ public:
+  absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
+    submitted.emplace_back(step, bucket);
+    sizes.push_back(std::ssize(gradient));
+  }
+  absl::Status Await(int64_t step, int bucket) override {
+    awaited.emplace_back(step, bucket);
+    return absl::OkStatus();
+  }
+  absl::Status Sum(SumPurpose, std::span<double>) override { return absl::OkStatus(); }
+  absl::Status GatherOptimizerState(std::span<const std::span<float>>) override { return absl::OkStatus(); }
+  void Abort(const absl::Status&) override {}
+  absl::Status Finish() override { return absl::OkStatus(); }
+  ExchangeCounters counters() const override { return {}; }
+
+  std::vector<std::pair<int64_t, int>> submitted, awaited;
+  std::vector<int64_t> sizes;
+};
+
+class BucketFlightsTest : public testing::Test {
+ protected:
+  // Two tensors of two buckets and a half.
+  BucketFlightsTest() {
+    block_ = BucketMap::Create({.element_count = 1 << 24, .bucket_bytes = 1, .world_size = 1})->bucket(1).size();
+    auto layout = Layout::Create({{"a.weight", {block_ / 2}}, {"b.weight", {2 * block_}}});
+    EXPECT_TRUE(layout.ok()) << layout.status();
+    layout_ = *std::move(layout);
+    auto buckets = BucketMap::Create({.element_count = layout_.element_count(), .bucket_bytes = 1, .world_size = 1});
+    EXPECT_TRUE(buckets.ok()) << buckets.status();
+    buckets_ = *std::move(buckets);
+    EXPECT_EQ(buckets_.bucket_count(), 3);
+    gradients_.resize(static_cast<size_t>(layout_.element_count()));
+    timer_.BeginStep();
+  }
+
+  BucketFlights Make() {
+    return BucketFlights({.buckets = &buckets_, .layout = &layout_, .exchange = &exchange_, .rank = 4});
+  }
+
+  int64_t block_ = 0;
+  Layout layout_;
+  BucketMap buckets_;
+  RecordingExchange exchange_;
+  StepTimer timer_{0};
+  std::vector<float> gradients_;
+};
+
+TEST_F(BucketFlightsTest, ABucketLeavesWhenAllOfItIsFinalAndIsAwaitedOnce) {
+  BucketFlights flights = Make();
+  const int64_t begin_of_b = layout_.tensors()[1].range.begin;
+  const int64_t end = layout_.element_count();
+  for (int64_t step = 7; step < 9; ++step) {
+    exchange_.submitted.clear();
+    exchange_.awaited.clear();
+    flights.SubmitFrom(begin_of_b, step, gradients_, timer_);
+    EXPECT_THAT(exchange_.submitted, ElementsAre(std::pair(step, 0), std::pair(step, 1)));
+    flights.SubmitFrom(0, step, gradients_, timer_);
+    EXPECT_THAT(exchange_.submitted, ElementsAre(std::pair(step, 0), std::pair(step, 1), std::pair(step, 2)));
+
+    std::vector<int> arrived;
+    const auto await = [&](ElementRange range) {
+      return flights.Await(range, timer_, [&](int b) {
+        arrived.push_back(b);
+        return absl::OkStatus();
+      });
+    };
+    EXPECT_TRUE(await({5, 5}).ok());
+    EXPECT_THAT(arrived, IsEmpty());
+    EXPECT_TRUE(await({0, begin_of_b}).ok());
+    EXPECT_THAT(arrived, ElementsAre(2));
+    EXPECT_TRUE(await({0, end}).ok());
+    EXPECT_THAT(arrived, ElementsAre(2, 0, 1));
+    EXPECT_EQ(exchange_.awaited.size(), 3u);
+    EXPECT_TRUE(await({0, end}).ok());
+    EXPECT_EQ(exchange_.awaited.size(), 3u) << "nothing is in flight";
+  }
+}
+
+TEST_F(BucketFlightsTest, NamesRankStepAndTensorOfWhatIsNotFinite) {
+  const BucketFlights flights = Make();
+  const int64_t end = layout_.element_count();
+  EXPECT_TRUE(flights.Check(3, {0, end}, gradients_).ok());
+  gradients_[static_cast<size_t>(layout_.tensors()[1].range.begin + 5)] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(flights.Check(3, layout_.tensors()[0].range, gradients_).ok());
+  const absl::Status status = flights.Check(3, {0, end}, gradients_);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 4, step 3: the gradient of tensor b.weight is inf: "));
+}
+
+}  // namespace
+}  // namespace starring

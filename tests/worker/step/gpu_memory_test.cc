@@ -1,0 +1,125 @@
+// On emulated GPUs, which know what was allocated.
+#include "worker/step/gpu_memory.h"
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/bucket_map.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cuda_emulation/emulated_gpu.h"
+#include "worker/data/dataset.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
+
+namespace starring {
+namespace {
+
+using ::testing::MatchesRegex;
+
+constexpr OptimizerConfig kOptimizer{.kind = OptimizerKind::kAdamW};
+
+class GpuMemoryTest : public testing::Test {
+ protected:
+  ~GpuMemoryTest() override { cuda_emulation::Gpu() = {}; }
+
+  // The batch is larger than the evaluation's, or smaller.
+  static NetworkOptions ShapeOf(int64_t batch) {
+    return {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = batch, .evaluation_batch_max = 64};
+  }
+  static TrainAndTest MakeData() {
+    return LoadDataset({.name = "synthetic", .synthetic_train_count = 4000, .synthetic_test_count = 1000}).value();
+  }
+  static CudaTrainingStepOptions StepOf(int64_t batch) {
+    static const TrainAndTest* const data = new TrainAndTest(MakeData());
+    return {.data = data, .batch_max = batch, .evaluation_batch_max = 64};
+  }
+  static GpuMemoryNeed NeedOf(int64_t batch, const OptimizerConfig* optimizer = &kOptimizer) {
+    return GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), StepOf(batch), optimizer).value();
+  }
+};
+
+TEST_F(GpuMemoryTest, WhatIsNeededIsWhatATrainingAllocates) {
+  for (const auto& [batch, data_on_gpu] : {std::pair(300, false), std::pair(5, false), std::pair(5, true)}) {
+    const auto device = CreateCudaDevice({}).value();
+    const int64_t before_bytes = cuda_emulation::DeviceBytes() - device->operations_bytes();
+    const auto network = Network::Create(LayerFile::Load("lenet5").value(), ShapeOf(batch), device.get()).value();
+    const int64_t elements = network->layout().element_count();
+    const auto buckets = BucketMap::Create({.element_count = elements, .bucket_bytes = 1, .world_size = 1}).value();
+    const auto exchange = CudaLocalExchange::Create(device.get(), kOptimizer, elements).value();
+    CudaTrainingStepOptions options = StepOf(batch);
+    options.data_on_gpu = data_on_gpu;
+    const GpuMemoryNeed need =
+        GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), options, &kOptimizer).value();
+    options.device = device.get();
+    options.local = exchange.get();
+    const auto step =
+        CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets}, options)
+            .value();
+    const int64_t taken_bytes = cuda_emulation::DeviceBytes() - device->operations_bytes() - before_bytes;
+    // Every allocation is rounded up to 256 bytes.
+    EXPECT_GE(taken_bytes, need.total_bytes());
+    EXPECT_LE(taken_bytes, need.total_bytes() + 40 * 256);
+    EXPECT_EQ(need.data_bytes, data_on_gpu ? 5000 * 785 : 0);
+  }
+}
+
+TEST_F(GpuMemoryTest, WithSeveralWorkersTheOptimizerIsTheExchanges) {
+  const GpuMemoryNeed one = NeedOf(64), several = NeedOf(64, nullptr);
+  EXPECT_EQ(one.optimizer_bytes, one.parameters_bytes);  // two vectors each
+  EXPECT_EQ(several.optimizer_bytes, 0);
+  EXPECT_EQ(several.parameters_bytes, one.parameters_bytes);
+}
+
+TEST_F(GpuMemoryTest, WhatDoesNotFitIsRefusedWithNumbersAndTheWayOut) {
+  const auto device = CreateCudaDevice({}).value();
+  const GpuMemoryNeed need = NeedOf(4096);
+  cuda_emulation::Gpu().memory_bytes = cuda_emulation::DeviceBytes() + need.total_bytes();
+  EXPECT_TRUE(CheckGpuMemory(need, *device).ok());
+  --cuda_emulation::Gpu().memory_bytes;
+  const absl::Status status = CheckGpuMemory(need, *device);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              MatchesRegex("GPU 0 \\(emulated GPU\\) has too little memory: ([0-9.]+ MiB) are needed \\(activations "
+                           "[0-9.]+ MiB, parameters and gradients 0.5 MiB, optimizer 0.5 MiB, batches [0-9.]+ MiB\\), "
+                           "[0-9.]+ MiB of 2.0 GiB are free: give a smaller --global_batch.*--device=cpu"));
+}
+
+TEST_F(GpuMemoryTest, TheDataSetGoesToTheGpuWhereItFits) {
+  const auto device = CreateCudaDevice({}).value();
+  const LayerFile file = LayerFile::Load("lenet5").value();
+  CudaTrainingStepOptions step = StepOf(64);
+  const auto plan = [&](DataOnGpu data_on_gpu) {
+    return PlanGpuMemory(file, ShapeOf(64), &kOptimizer, data_on_gpu, *device, &step);
+  };
+  ASSERT_TRUE(plan(DataOnGpu::kOff).ok());
+  EXPECT_FALSE(step.data_on_gpu);
+  const GpuMemoryNeed on = plan(DataOnGpu::kOn).value();
+  EXPECT_TRUE(step.data_on_gpu);
+  const int64_t taken_bytes = cuda_emulation::DeviceBytes();
+  const int64_t rest_bytes = on.total_bytes() - on.data_bytes;
+  cuda_emulation::Gpu().memory_bytes = taken_bytes + rest_bytes + 2 * on.data_bytes;
+  EXPECT_EQ(plan(DataOnGpu::kAuto).value().data_bytes, on.data_bytes);
+  EXPECT_TRUE(step.data_on_gpu);
+  cuda_emulation::Gpu().memory_bytes -= 2;
+  EXPECT_EQ(plan(DataOnGpu::kAuto).value().data_bytes, 0);
+  EXPECT_FALSE(step.data_on_gpu);
+  EXPECT_TRUE(plan(DataOnGpu::kOn).ok());
+  cuda_emulation::Gpu().memory_bytes = taken_bytes + on.total_bytes() - 1;
+  const absl::Status status = plan(DataOnGpu::kOn).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              MatchesRegex(".*, data set 3.7 MiB\\), .* are free: give --data_on_gpu=off, a smaller --global_batch.*"));
+}
+
+TEST_F(GpuMemoryTest, IsDescribedForAPerson) {
+  const auto device = CreateCudaDevice({}).value();
+  const GpuMemoryNeed need{
+      .activations_bytes = int64_t{5} << 28, .parameters_bytes = 1 << 20, .batches_bytes = 3 << 19};
+  EXPECT_EQ(DescribeGpuMemory(need, *device),
+            "GPU memory: 1.3 GiB of 2.0 GiB (activations 1.2 GiB, parameters and gradients 1.0 MiB, batches 1.5 MiB, "
+            "operations 32.0 MiB)");
+}
+
+}  // namespace
+}  // namespace starring

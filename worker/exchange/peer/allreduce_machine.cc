@@ -1,0 +1,72 @@
+#include "worker/exchange/peer/allreduce_machine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/check.h"
+
+namespace starring {
+
+AllreduceMachine::AllreduceMachine(const Options& options)
+    : buckets_(*options.buckets),
+      owner_(*options.owner),
+      parameters_(options.parameters),
+      transport_(*options.transport),
+      track_(options.track),
+      sum_(options.parameters.size()),
+      in_flight_(buckets_.bucket_count(), false),
+      submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
+  CHECK_EQ(buckets_.element_count(), parameters_.size());
+}
+
+void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  const ElementRange range = buckets_.bucket(bucket);
+  CHECK_EQ(gradient.size(), range.size());
+  CHECK(!in_flight_[bucket]) << "bucket " << bucket << " submitted twice without Await";
+  if (transport_.world_size() == 1) return Apply({.step = step, .bucket = bucket}, gradient);
+  in_flight_[bucket] = true;
+  submitted_.push_back({.step = step, .bucket = bucket});
+  if (track_ != nullptr) submitted_ns_[bucket] = TraceNow();
+  const int64_t bytes =
+      2 * static_cast<int64_t>(gradient.size_bytes()) * (transport_.world_size() - 1) / transport_.world_size();
+  counters_.bytes_sent += bytes;
+  counters_.bytes_received += bytes;
+  transport_.PostAllreduce(gradient, std::span<float>(sum_).subspan(range.begin, range.size()), bucket);
+}
+
+void AllreduceMachine::OnCompletion(Transport::Token token) {
+  const int bucket = static_cast<int>(token);
+  const auto found =
+      std::find_if(submitted_.begin(), submitted_.end(), [&](const InFlight& s) { return s.bucket == bucket; });
+  CHECK(found != submitted_.end());
+  const ElementRange range = buckets_.bucket(bucket);
+  if (track_ != nullptr) {
+    track_->Add({.name = "exchange",
+                 .kind = TraceEvent::Kind::kFlight,
+                 .begin_ns = submitted_ns_[bucket],
+                 .end_ns = TraceNow(),
+                 .labels = {.step = found->step, .bucket = bucket}});
+  }
+  Apply(*found, std::span<const float>(sum_).subspan(range.begin, range.size()));
+  submitted_.erase(found);
+  in_flight_[bucket] = false;
+}
+
+void AllreduceMachine::Apply(const InFlight& submitted, std::span<const float> sum) {
+  const TraceSpan span(track_, "apply", {.step = submitted.step, .bucket = submitted.bucket});
+  const ElementRange range = buckets_.bucket(submitted.bucket);
+  const auto start = std::chrono::steady_clock::now();
+  owner_.Apply({.step = submitted.step,
+                .bucket = submitted.bucket,
+                .range = range,
+                .sum = sum,
+                .parameters = parameters_.subspan(range.begin, range.size())});
+  counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+BucketMachine::InFlight AllreduceMachine::Oldest() const {
+  CHECK(!submitted_.empty());
+  return submitted_.front();
+}
+
+}  // namespace starring

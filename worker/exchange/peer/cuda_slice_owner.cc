@@ -1,0 +1,109 @@
+#include "worker/exchange/peer/cuda_slice_owner.h"
+
+#include <array>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+int64_t BytesOf(std::span<const float> floats) { return static_cast<int64_t>(floats.size_bytes()); }
+
+std::span<float> Part(std::span<float> whole, ElementRange range) {
+  return whole.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.size()));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(const Options& options) {
+  auto owner = absl::WrapUnique(new CudaSliceOwner(options));
+  owner->parameters_ = owner->Allocate(options.element_count);
+  owner->sum_ = owner->Allocate(kChunkElements);
+  for (int i = 0; i < StateVectorCount(options.optimizer); ++i) {
+    owner->state_.push_back(owner->Allocate(options.element_count));
+  }
+  RETURN_IF_ERROR(owner->status_, "parameters and optimizer state");
+  ASSIGN_OR_RETURN(owner->math_, options.device->CreateVectorMath());
+  return owner;
+}
+
+std::span<float> CudaSliceOwner::Allocate(int64_t count) {
+  auto buffer = options_.device->Allocate(count * static_cast<int64_t>(sizeof(float)));
+  status_.Update(buffer.status());
+  if (!buffer.ok()) return {};
+  buffers_.push_back(*std::move(buffer));
+  return {buffers_.back()->floats(), static_cast<size_t>(count)};
+}
+
+void CudaSliceOwner::CopyToDevice(std::span<const float> host, std::span<float> device) {
+  CHECK_EQ(host.size(), device.size());
+  math_->CopyToDevice(host.data(), device.data(), BytesOf(host));
+  Wait();
+}
+
+void CudaSliceOwner::CopyToHost(std::span<const float> device, std::span<float> host) {
+  CHECK_EQ(host.size(), device.size());
+  math_->CopyToHost(device.data(), host.data(), BytesOf(device));
+  Wait();
+}
+
+void CudaSliceOwner::Add(std::span<const float> own, std::span<float> sum) {
+  CHECK_EQ(own.size(), sum.size());
+  math_->Add(sum.data(), own.data(), sum.data(), std::ssize(sum));
+  Wait();
+}
+
+void CudaSliceOwner::Apply(const ApplyArgs& args) {
+  std::span<const float> gradient = args.sum;
+  if (!args.last.empty()) {
+    CHECK_EQ(args.last.size(), args.sum.size());
+    CHECK_LE(args.sum.size(), sum_.size());
+    math_->Add(args.sum.data(), args.last.data(), sum_.data(), std::ssize(args.sum));
+    gradient = sum_.first(args.sum.size());
+  }
+  std::array<std::span<float>, 2> state;
+  CHECK_LE(state_.size(), state.size());
+  for (size_t i = 0; i < state_.size(); ++i) state[i] = Part(state_[i], args.range);
+  math_->ApplyOptimizer(options_.optimizer, {.learning_rate = LearningRateAt(options_.schedule, args.step),
+                                             .update = args.step + 1,
+                                             .gradient = gradient,
+                                             .parameters_in = args.parameters,
+                                             .parameters_out = args.parameters,
+                                             .state = std::span(state).first(state_.size())});
+  Wait();
+}
+
+void CudaSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {
+  float* to = out.data();
+  for (const ElementRange& range : options_.slices[static_cast<size_t>(bucket)]) {
+    const std::span<float> part = Part(state_[static_cast<size_t>(vector)], range);
+    math_->CopyToHost(part.data(), to, BytesOf(part));
+    to += part.size();
+  }
+  CHECK_EQ(to - out.data(), std::ssize(out));
+  Wait();
+}
+
+void CudaSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
+  CHECK_EQ(whole.size(), state_.size());
+  for (size_t i = 0; i < state_.size(); ++i) {
+    for (const std::vector<ElementRange>& slice : options_.slices) {
+      for (const ElementRange& range : slice) {
+        const std::span<float> part = Part(state_[i], range);
+        math_->CopyToHost(part.data(), Part(whole[i], range).data(), BytesOf(part));
+      }
+    }
+  }
+  Wait();
+}
+
+void CudaSliceOwner::CopyStateIn(std::span<const std::span<const float>> whole) {
+  CHECK_LE(whole.size(), state_.size());
+  for (size_t i = 0; i < whole.size(); ++i) CopyToDevice(whole[i], state_[i]);
+}
+
+}  // namespace starring

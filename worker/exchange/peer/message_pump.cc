@@ -1,0 +1,195 @@
+#include "worker/exchange/peer/message_pump.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "common/steady_time.h"
+
+namespace starring {
+namespace {
+
+// A wait first polls hard (a message between two cores takes a few microseconds), then lets other processes of this
+// core run between polls, and after a long while sleeps.
+constexpr int kHardPolls = 64;
+constexpr std::chrono::milliseconds kYieldingFor{20};
+constexpr std::chrono::microseconds kSleep{50};
+
+// Listening for notices costs as much as a poll: only every so many.
+constexpr int kRoundsPerListening = 64;
+
+constexpr std::chrono::seconds kAbortNoticeDeadline{2};
+
+}  // namespace
+
+MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
+  // A longer one would overflow when it is added: then it would be over already.
+  return MessagePump::Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(duration));
+}
+
+MessagePump::MessagePump(std::unique_ptr<Transport> transport, StallOptions stall)
+    : transport_(std::move(transport)),
+      watch_({.rank = transport_->rank(),
+              .world_size = transport_->world_size(),
+              .stall = std::move(stall),
+              .send = [this](int peer, NoticeKind kind, const std::string& text) { SendNotice(peer, kind, text); }}) {}
+
+MessagePump::Token MessagePump::Send(int peer, ControlTag tag, std::span<const std::byte> data) {
+  const Token token = NextToken();
+  std::vector<std::byte>& copy = sent_[token];
+  copy.assign(data.begin(), data.end());
+  pending_.insert(token);
+  transport_->PostSend(peer, static_cast<int>(tag), copy, token);
+  return token;
+}
+
+MessagePump::Token MessagePump::Receive(int peer, ControlTag tag, int64_t bytes) {
+  const Token token = NextToken();
+  std::vector<std::byte>& data = received_[token];
+  data.resize(bytes);
+  pending_.insert(token);
+  transport_->PostReceive(peer, static_cast<int>(tag), data, token);
+  return token;
+}
+
+std::vector<std::byte> MessagePump::Take(Token token) {
+  CHECK(IsComplete(token));
+  const auto found = received_.find(token);
+  CHECK(found != received_.end());
+  std::vector<std::byte> data = std::move(found->second);
+  received_.erase(found);
+  return data;
+}
+
+MessagePump::Token MessagePump::SendFrom(int peer, ControlTag tag, std::span<const std::byte> data) {
+  const Token token = NextToken();
+  pending_.insert(token);
+  transport_->PostSend(peer, static_cast<int>(tag), data, token);
+  return token;
+}
+
+MessagePump::Token MessagePump::ReceiveInto(int peer, ControlTag tag, std::span<std::byte> data) {
+  const Token token = NextToken();
+  pending_.insert(token);
+  transport_->PostReceive(peer, static_cast<int>(tag), data, token);
+  return token;
+}
+
+absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
+  if (!failure_.ok()) return failure_;
+  completed_.clear();
+  if (absl::Status status = transport_->Poll(completed_); !status.ok()) return Fail(std::move(status));
+  Progress progress = Progress::kNothing;
+  for (const Token token : completed_) {
+    if (token < BucketMachine::kTokenEnd) {
+      machine_->OnCompletion(token);
+    } else {
+      pending_.erase(token);
+      sent_.erase(token);
+      if (notices_.erase(token) > 0) continue;
+    }
+    progress = Progress::kSome;
+  }
+  if (--rounds_until_listening_ <= 0 || listening == Listening::kAlways) {
+    rounds_until_listening_ = kRoundsPerListening;
+    RETURN_IF_ERROR(Listen());
+  }
+  return progress;
+}
+
+absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline,
+                                    const std::string& what) {
+  const bool is_watched = !what.empty();
+  int polls = 0;
+  Clock::time_point idle_since;
+  while (!done()) {
+    ASSIGN_OR_RETURN(const Progress progress, Pump());
+    if (progress == Progress::kSome) {
+      if (is_watched && polls >= kHardPolls) watch_.EndWait();
+      polls = 0;
+      continue;
+    }
+    if (++polls < kHardPolls) continue;
+    const Clock::time_point now = Clock::now();
+    if (polls == kHardPolls) {
+      idle_since = now;
+      if (is_watched) watch_.BeginWait(now);
+    }
+    if (now >= deadline) return absl::DeadlineExceededError("");
+    if (is_watched) watch_.Look(what, now);
+    if (now - idle_since < kYieldingFor) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(kSleep);
+    }
+  }
+  if (is_watched && polls >= kHardPolls) watch_.EndWait();
+  return absl::OkStatus();
+}
+
+absl::Status MessagePump::Fail(absl::Status status) {
+  failure_ = std::move(status);
+  return failure_;
+}
+
+// A notice is its kind, then a text.
+absl::Status MessagePump::Listen() {
+  const Clock::time_point now = Clock::now();
+  watch_.TellProgress(now);
+  std::array<std::byte, kAbortNoticeBytesMax> notice;
+  const auto received = transport_->TryReceive(static_cast<int>(ControlTag::kNotice), notice);
+  if (!received.has_value()) return absl::OkStatus();
+  CHECK_GE(received->bytes, 1);
+  rounds_until_listening_ = 0;  // there may be more
+  const std::string text(reinterpret_cast<const char*>(notice.data()) + 1, received->bytes - 1);
+  const auto kind = static_cast<NoticeKind>(notice[0]);
+  if (kind == NoticeKind::kAbort) {
+    peers_know_ = true;
+    return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", text)));
+  }
+  watch_.OnNotice(received->peer, kind, text, now);
+  return absl::OkStatus();
+}
+
+void MessagePump::SendNotice(int peer, NoticeKind kind, std::string_view text) {
+  std::string notice(1, static_cast<char>(kind));
+  notice.append(text.substr(0, kAbortNoticeBytesMax - 1));
+  notices_.insert(Send(peer, ControlTag::kNotice, std::as_bytes(std::span(notice))));
+}
+
+absl::StatusOr<std::string> MessagePump::FindMissing() {
+  const Clock::time_point now = Clock::now();
+  watch_.CallRoll(now);
+  (void)PumpUntil([&] { return watch_.RollIsComplete(); }, now + watch_.patience(), "");
+  if (!failure_.ok()) return failure_;
+  return watch_.DescribeMissing(Clock::now());
+}
+
+void MessagePump::Abort(const absl::Status& why) {
+  CHECK(!why.ok());
+  if (failure_.ok()) failure_ = why;
+  if (std::exchange(peers_know_, true)) return;
+  const uint64_t first = next_token_;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank()) SendNotice(peer, NoticeKind::kAbort, std::string(why.message()));
+  }
+  std::unordered_set<Token> leaving;
+  for (uint64_t i = first; i < next_token_; ++i) leaving.insert(BucketMachine::kTokenEnd + i);
+  const Clock::time_point deadline = Clock::now() + kAbortNoticeDeadline;
+  while (!leaving.empty() && Clock::now() < deadline) {
+    completed_.clear();
+    if (!transport_->Poll(completed_).ok()) return;
+    // Nothing is handed to the machine any more: it might post.
+    for (const Token token : completed_) leaving.erase(token);
+    sched_yield();
+  }
+}
+
+}  // namespace starring

@@ -1,0 +1,233 @@
+#include "worker/exchange/peer/mpi_probe.h"
+
+#include <mpi.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <list>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// Tags that the exchange, which has a communicator of its own, does not see.
+constexpr int kRequestTag = 1;
+constexpr int kAnswerTag = 2;
+constexpr int kPings = 10;
+constexpr int kMessagesInFlight = 4;
+// What one name can hold, with its end, less the count of parts that the first one begins with.
+constexpr size_t kNameBytesMax = MPI_MAX_PORT_NAME - 16;
+// Who sleeps answers late. A pair that has just exchanged a message stays awake for so long.
+constexpr absl::Duration kAwake = absl::Milliseconds(3);
+constexpr absl::Duration kPause = absl::Microseconds(200);
+
+absl::Status MpiError(const char* call, int code) {
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return absl::InternalError(absl::StrCat(call, ": ", std::string(text, length)));
+}
+
+std::string PartName(const std::string& name, size_t part) { return absl::StrCat("starring-check:", name, ":", part); }
+
+}  // namespace
+
+struct MpiProbe::State {
+  // A message on its way; its buffer stays where it is until MPI has let go of it.
+  struct Message {
+    std::vector<char> buffer;
+    MPI_Request request = MPI_REQUEST_NULL;
+    int peer = 0;
+    bool is_request = false;  // received, to be answered
+  };
+
+  MpiRuntime* runtime = nullptr;
+  std::list<Message> messages;
+  int answers = 0;  // to our requests
+  absl::Time last_arrival = absl::InfinitePast();
+
+  Message& Add(size_t size, int peer) {
+    messages.emplace_back();
+    messages.back().buffer.resize(std::max<size_t>(1, size));
+    messages.back().peer = peer;
+    return messages.back();
+  }
+  absl::Status Send(size_t size, int peer, int tag) {
+    Message& message = Add(size, peer);
+    const int code = MPI_Isend(message.buffer.data(), static_cast<int>(message.buffer.size()), MPI_BYTE, peer, tag,
+                               MPI_COMM_WORLD, &message.request);
+    return code == MPI_SUCCESS ? absl::OkStatus() : MpiError("MPI_Isend", code);
+  }
+  // Takes what has arrived, and completes what can be.
+  absl::Status Progress() {
+    for (const int tag : {kRequestTag, kAnswerTag}) {
+      int there = 0;
+      MPI_Status status;
+      int code = MPI_Iprobe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &there, &status);
+      if (code != MPI_SUCCESS) return MpiError("MPI_Iprobe", code);
+      if (there == 0) continue;
+      last_arrival = absl::Now();
+      int size = 0;
+      MPI_Get_count(&status, MPI_BYTE, &size);
+      Message& message = Add(static_cast<size_t>(size), status.MPI_SOURCE);
+      message.is_request = tag == kRequestTag;
+      if (tag == kAnswerTag) ++answers;
+      code = MPI_Irecv(message.buffer.data(), size, MPI_BYTE, status.MPI_SOURCE, tag, MPI_COMM_WORLD, &message.request);
+      if (code != MPI_SUCCESS) return MpiError("MPI_Irecv", code);
+    }
+    for (auto message = messages.begin(); message != messages.end();) {
+      int done = 0;
+      const int code = MPI_Test(&message->request, &done, MPI_STATUS_IGNORE);
+      if (code != MPI_SUCCESS) return MpiError("MPI_Test", code);
+      const auto current = message++;
+      if (done == 0) continue;
+      const bool answer = current->is_request;
+      const int peer = current->peer;
+      messages.erase(current);
+      if (answer) RETURN_IF_ERROR(Send(1, peer, kAnswerTag));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status ProgressUntil(const std::function<bool()>& is_done, absl::Time end) {
+    while (!is_done()) {
+      RETURN_IF_ERROR(Progress());
+      if (is_done()) break;
+      const absl::Time now = absl::Now();
+      if (now >= end) return absl::DeadlineExceededError("a message does not arrive");
+      Rest(now);
+    }
+    return absl::OkStatus();
+  }
+  void Rest(absl::Time now) const {
+    if (now - last_arrival < kAwake) {
+      sched_yield();
+    } else {
+      absl::SleepFor(kPause);
+    }
+  }
+};
+
+MpiProbe::MpiProbe(MpiRuntime* runtime) : state_(std::make_unique<State>()) {
+  state_->runtime = runtime;
+  MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+}
+
+MpiProbe::~MpiProbe() {
+  // MPI may still write to the buffers: they stay until the process ends.
+  if (!state_->messages.empty()) static_cast<void>(state_.release());
+}
+
+absl::Status MpiProbe::Publish(const std::string& name, const std::string& text) {
+  const size_t parts = std::max<size_t>(1, (text.size() + kNameBytesMax - 1) / kNameBytesMax);
+  // The first part last: who finds it finds the others.
+  for (size_t part = parts; part-- > 0;) {
+    std::string value = text.substr(part * kNameBytesMax, kNameBytesMax);
+    if (part == 0) value = absl::StrCat(parts, " ", value);
+    const int code = MPI_Publish_name(PartName(name, part).c_str(), MPI_INFO_NULL, value.c_str());
+    if (code != MPI_SUCCESS) return MpiError("MPI_Publish_name", code);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<std::string>> MpiProbe::Lookup(const std::string& name) {
+  std::string text;
+  int parts = 1;
+  for (int part = 0; part < parts; ++part) {
+    char value[MPI_MAX_PORT_NAME + 1] = "";
+    const int code = MPI_Lookup_name(PartName(name, static_cast<size_t>(part)).c_str(), MPI_INFO_NULL, value);
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(code, &kind);
+    if (kind == MPI_ERR_NAME) return std::optional<std::string>();
+    if (code != MPI_SUCCESS) return MpiError("MPI_Lookup_name", code);
+    if (part > 0) {
+      text += value;
+      continue;
+    }
+    const std::pair<std::string, std::string> first = absl::StrSplit(value, absl::MaxSplits(' ', 1));
+    if (!absl::SimpleAtoi(first.first, &parts) || parts < 1) {
+      return absl::InternalError("MPI_Lookup_name returns what nobody published");
+    }
+    text = first.second;
+  }
+  return std::optional<std::string>(std::move(text));
+}
+
+absl::StatusOr<std::vector<std::string>> MpiProbe::Gather(const std::string& text, absl::Time end) {
+  // A fixed size, so that one collective is enough. Not on the stack: MPI may still write to it after a failure.
+  const size_t size = static_cast<size_t>(kCheckCardBytesMax);
+  if (text.size() >= size) return absl::InternalError("the text is too long to be gathered");
+  const size_t world_size = static_cast<size_t>(state_->runtime->world_size());
+  State::Message& own = state_->Add(size, 0);
+  State::Message& all = state_->Add(size * world_size, 0);
+  std::copy(text.begin(), text.end(), own.buffer.begin());
+  int code = MPI_Iallgather(own.buffer.data(), static_cast<int>(size), MPI_BYTE, all.buffer.data(),
+                            static_cast<int>(size), MPI_BYTE, MPI_COMM_WORLD, &all.request);
+  if (code != MPI_SUCCESS) return MpiError("MPI_Iallgather", code);
+  for (int done = 0; done == 0;) {
+    code = MPI_Test(&all.request, &done, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) return MpiError("MPI_Iallgather", code);
+    if (done == 0 && absl::Now() >= end) return absl::DeadlineExceededError("MPI's messages do not arrive");
+    if (done == 0) absl::SleepFor(kPause);
+  }
+  std::vector<std::string> texts;
+  for (size_t rank = 0; rank < world_size; ++rank) texts.emplace_back(all.buffer.data() + rank * size);
+  state_->messages.clear();
+  return texts;
+}
+
+void MpiProbe::Serve(absl::Duration pause) {
+  const absl::Time end = absl::Now() + pause;
+  // The rank that measures says what does not arrive; this one goes on.
+  while (state_->Progress().ok()) {
+    const absl::Time now = absl::Now();
+    if (now >= end && now - state_->last_arrival >= kAwake) return;
+    state_->Rest(now);
+  }
+  absl::SleepFor(end - absl::Now());
+}
+
+absl::StatusOr<MpiProbe::Measurement> MpiProbe::Measure(int peer, double seconds, absl::Time end) {
+  State& state = *state_;
+  Measurement result{.round_trip_us = std::numeric_limits<double>::max()};
+  state.answers = 0;
+  // The first one makes the connection.
+  for (int ping = 0; ping <= kPings; ++ping) {
+    const absl::Time start = absl::Now();
+    RETURN_IF_ERROR(state.Send(1, peer, kRequestTag));
+    RETURN_IF_ERROR(state.ProgressUntil([&] { return state.answers == ping + 1; }, end));
+    result.round_trip_us = std::min(result.round_trip_us, absl::ToDoubleMicroseconds(absl::Now() - start));
+  }
+  state.answers = 0;
+  int sent = 0;
+  const absl::Time start = absl::Now();
+  while (sent == 0 ||
+         (sent * kCheckPayloadBytesMax < kCheckBandwidthBytesMax && absl::Now() - start < absl::Seconds(seconds))) {
+    RETURN_IF_ERROR(state.Send(kCheckPayloadBytesMax, peer, kRequestTag));
+    ++sent;
+    RETURN_IF_ERROR(state.ProgressUntil([&] { return sent - state.answers < kMessagesInFlight; }, end));
+  }
+  RETURN_IF_ERROR(state.ProgressUntil([&] { return state.answers == sent; }, end));
+  result.bytes_per_second =
+      static_cast<double>(sent * kCheckPayloadBytesMax) / absl::ToDoubleSeconds(absl::Now() - start);
+  return result;
+}
+
+std::string MpiVersion() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  // "Open MPI v4.1.4, package: ..."
+  const std::string name = std::vector<std::string>(absl::StrSplit(std::string(text, length), ','))[0];
+  return std::string(absl::string_view(name).substr(name.rfind('v') == std::string::npos ? 0 : name.rfind('v') + 1));
+}
+
+}  // namespace starring

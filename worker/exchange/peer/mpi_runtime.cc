@@ -1,0 +1,129 @@
+#include "worker/exchange/peer/mpi_runtime.h"
+
+#include <mpi.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/host/bundled_open_mpi.h"
+#include "common/limits.h"
+
+namespace starring {
+namespace {
+
+constexpr int kExitPeerMissing = 3;
+constexpr absl::Duration kFinalizeDeadline = absl::Seconds(30);
+
+// Ends the process when a call that cannot be interrupted takes longer than `deadline`.
+class Watchdog {
+ public:
+  Watchdog(absl::Duration deadline, std::string message)
+      : thread_([this, deadline, text = std::move(message)] {
+          std::unique_lock lock(mutex_);
+          if (is_over_.wait_for(lock, absl::ToChronoNanoseconds(deadline), [this] { return over_; })) return;
+          std::fflush(stdout);
+          std::fprintf(stderr, "error: %s\n", text.c_str());
+          std::fflush(stderr);
+          _exit(kExitPeerMissing);
+        }) {}
+  ~Watchdog() {
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    is_over_.notify_one();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable is_over_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+// Open MPI copies large messages between processes of one host with process_vm_readv. Containers often forbid it, and
+// then every such message fails before Open MPI goes another way.
+void AvoidForbiddenSingleCopy() {
+  int from = 1;
+  int to = 0;
+  const iovec local = {&to, sizeof(to)};
+  const iovec remote = {&from, sizeof(from)};
+  if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == sizeof(to)) return;
+  setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*replace=*/0);
+}
+
+// A larger message is announced first, and waits for the receiver's answer, which queues behind the chunks that travel
+// the other way. The ring posts its receives before and bounds what is in flight: each chunk is sent at once.
+void SendChunksEagerly() {
+  constexpr int64_t kHeaderBytesMax = 1024;
+  const int64_t chunk_bytes = kChunkElements * static_cast<int64_t>(sizeof(float));
+  setenv("OMPI_MCA_btl_tcp_eager_limit", absl::StrCat(chunk_bytes + kHeaderBytesMax).c_str(), /*replace=*/0);
+}
+
+absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher) {
+  if (world_size == launcher.world_size) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("MPI sees ", world_size, world_size == 1 ? " rank, " : " ranks, ",
+                   std::string(LauncherName(launcher.launcher)), " started ", launcher.world_size,
+                   ": start the workers with Open MPI's mpirun, or with srun --mpi=pmix (srun --mpi=list says ",
+                   "whether it has it)"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvironment& launcher,
+                                                              absl::Duration join_deadline, const std::string& note) {
+  AvoidForbiddenSingleCopy();
+  SendChunksEagerly();
+  // mpirun of the bundle has said so to us already; srun has not.
+  if (const std::string bundle = BundleFolder(); !bundle.empty()) UseBundledOpenMpi(bundle);
+  int granted = MPI_THREAD_SINGLE;
+  {
+    Watchdog watchdog(join_deadline,
+                      absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " waited ",
+                                   absl::FormatDuration(join_deadline), " in MPI_Init: another rank did not start",
+                                   note.empty() ? "" : ": ", note));
+    // No more than SERIALIZED: with MULTIPLE every call would take Open MPI's own locks.
+    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS) {
+      return absl::InternalError("MPI_Init_thread failed");
+    }
+  }
+  std::unique_ptr<MpiRuntime> runtime(new MpiRuntime);
+  MPI_Comm_rank(MPI_COMM_WORLD, &runtime->rank_);
+  MPI_Comm_size(MPI_COMM_WORLD, &runtime->world_size_);
+  char name[MPI_MAX_PROCESSOR_NAME] = "";
+  int length = 0;
+  MPI_Get_processor_name(name, &length);
+  runtime->processor_name_.assign(name, length);
+  if (granted < MPI_THREAD_SERIALIZED) {
+    return absl::InternalError(absl::StrCat("MPI grants thread level ", granted, ", MPI_THREAD_SERIALIZED (",
+                                            MPI_THREAD_SERIALIZED, ") is needed: use an MPI built with threads"));
+  }
+  if (absl::Status status = CheckWorldSize(runtime->world_size_, launcher); !status.ok()) return status;
+  return runtime;
+}
+
+MpiRuntime::~MpiRuntime() {
+  Watchdog watchdog(kFinalizeDeadline, absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(kFinalizeDeadline),
+                                                    " in MPI_Finalize: another rank did not get there"));
+  MPI_Finalize();
+}
+
+void MpiRuntime::ExitWithoutFinalize(int exit_code) {
+  std::fflush(stdout);
+  std::fflush(stderr);
+  _exit(exit_code);
+}
+
+}  // namespace starring

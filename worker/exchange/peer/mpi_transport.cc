@@ -1,0 +1,159 @@
+#include "worker/exchange/peer/mpi_transport.h"
+
+#include <mpi.h>
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
+#include <algorithm>
+#include <climits>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace starring {
+namespace {
+
+absl::Status MpiError(const char* call, int code) {
+  char text[MPI_MAX_ERROR_STRING] = "";
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  return absl::InternalError(absl::StrCat(call, ": ", std::string(text, length)));
+}
+
+int CountOf(size_t size) {
+  CHECK_LE(size, INT_MAX);
+  return static_cast<int>(size);
+}
+
+// A function of Open MPI; what it answers is the running library's, not the headers'.
+bool IsCudaAware() {
+#if defined(OMPI_HAVE_MPI_EXT_CUDA) && OMPI_HAVE_MPI_EXT_CUDA
+  return MPIX_Query_cuda_support() == 1;
+#else
+  return false;
+#endif
+}
+
+class MpiTransport final : public Transport {
+ public:
+  explicit MpiTransport(const MpiRuntime& runtime) : rank_(runtime.rank()), world_size_(runtime.world_size()) {
+    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
+    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+    int* tag_max = nullptr;
+    int is_set = 0;
+    MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &tag_max, &is_set);
+    if (is_set != 0) tag_max_ = *tag_max;
+  }
+
+  ~MpiTransport() override {
+    if (requests_.empty() && error_.ok()) MPI_Comm_free(&communicator_);
+  }
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  int tag_max() const override { return tag_max_; }
+  bool moves_device_memory() const override { return IsCudaAware(); }
+
+  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Isend(data.data(), CountOf(data.size()), MPI_BYTE, peer, tag, communicator_, &request);
+    // A message that Open MPI sends inline comes back as an inactive request, which MPI_Testsome never reports.
+    int is_complete = 0;
+    if (code == MPI_SUCCESS) MPI_Test(&request, &is_complete, MPI_STATUS_IGNORE);
+    if (is_complete != 0) {
+      sent_.push_back(token);
+    } else {
+      Keep("MPI_Isend", code, request, token);
+    }
+  }
+
+  void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Irecv(data.data(), CountOf(data.size()), MPI_BYTE, peer, tag, communicator_, &request);
+    Keep("MPI_Irecv", code, request, token);
+  }
+
+  void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) override {
+    CHECK_EQ(contribution.size(), sum.size());
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Iallreduce(contribution.data(), sum.data(), CountOf(sum.size()), MPI_FLOAT, MPI_SUM,
+                                    communicator_, &request);
+    Keep("MPI_Iallreduce", code, request, token);
+  }
+
+  absl::Status Poll(std::vector<Token>& completed) override {
+    if (!error_.ok()) return error_;
+    completed.insert(completed.end(), sent_.begin(), sent_.end());
+    sent_.clear();
+    if (requests_.empty()) return absl::OkStatus();
+    indices_.resize(requests_.size());
+    int count = 0;
+    const int code =
+        MPI_Testsome(CountOf(requests_.size()), requests_.data(), &count, indices_.data(), MPI_STATUSES_IGNORE);
+    if (code != MPI_SUCCESS) return error_ = MpiError("MPI_Testsome", code);
+    if (count == MPI_UNDEFINED || count == 0) return absl::OkStatus();
+    for (int i = 0; i < count; ++i) completed.push_back(tokens_[indices_[i]]);
+    DropCompleted();
+    return absl::OkStatus();
+  }
+
+  std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
+    int is_there = 0;
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    if (MPI_Improbe(MPI_ANY_SOURCE, tag, communicator_, &is_there, &message, &status) != MPI_SUCCESS) {
+      return std::nullopt;
+    }
+    if (is_there == 0) return std::nullopt;
+    int bytes = 0;
+    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    CHECK_LE(bytes, data.size());
+    // Small, hence already here in whole: does not wait.
+    MPI_Mrecv(data.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+    return Received{.peer = status.MPI_SOURCE, .bytes = bytes};
+  }
+
+ private:
+  void Keep(const char* call, int code, MPI_Request request, Token token) {
+    if (code != MPI_SUCCESS) {
+      if (error_.ok()) error_ = MpiError(call, code);
+      return;
+    }
+    requests_.push_back(request);
+    tokens_.push_back(token);
+  }
+
+  void DropCompleted() {
+    size_t kept = 0;
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      requests_[kept] = requests_[i];
+      tokens_[kept] = tokens_[i];
+      ++kept;
+    }
+    requests_.resize(kept);
+    tokens_.resize(kept);
+  }
+
+  const int rank_;
+  const int world_size_;
+  MPI_Comm communicator_ = MPI_COMM_NULL;
+  int tag_max_ = 32767;
+  absl::Status error_;  // the first; sticky
+  // In flight, in step with each other.
+  std::vector<MPI_Request> requests_;
+  std::vector<Token> tokens_;
+  std::vector<int> indices_;
+  std::vector<Token> sent_;  // complete when posted
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> CreateMpiTransport(const MpiRuntime& runtime) {
+  return std::make_unique<MpiTransport>(runtime);
+}
+
+}  // namespace starring

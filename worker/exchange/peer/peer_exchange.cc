@@ -1,0 +1,369 @@
+#include "worker/exchange/peer/peer_exchange.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/parameter_shard.h"
+#include "common/status.h"
+#include "worker/exchange/peer/allreduce_machine.h"
+#include "worker/exchange/peer/collectives.h"
+#include "worker/exchange/peer/device_path.h"
+#include "worker/exchange/peer/ring_machine.h"
+
+namespace starring {
+namespace {
+
+// How long the background thread sleeps between two visits.
+constexpr std::chrono::microseconds kPauseMin{20};
+constexpr std::chrono::microseconds kPauseMax{320};
+
+// With nothing in flight it looks now and then whether somebody calls the roll, and tells how far it is. Short beside
+// StallTimes::patience.
+constexpr std::chrono::milliseconds kRollCallInterval{50};
+
+// The first message of a sum: what it is for, and its first values.
+constexpr size_t kSumHeadValues = 6;
+struct SumHead {
+  int64_t purpose = 0;
+  int64_t value_count = 0;
+  std::array<double, kSumHeadValues> values;
+};
+static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
+
+}  // namespace
+
+class PeerExchange::TrainerDrives {
+ public:
+  explicit TrainerDrives(PeerExchange& exchange) : exchange_(exchange) {
+    exchange_.trainer_drives_.store(true, std::memory_order_relaxed);
+    exchange_.mutex_.lock();
+  }
+  ~TrainerDrives() {
+    exchange_.mutex_.unlock();
+    exchange_.trainer_drives_.store(false, std::memory_order_relaxed);
+  }
+
+ private:
+  PeerExchange& exchange_;
+};
+
+PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace, CudaDevice* device,
+                           StallOptions stall)
+    : algorithm_(algorithm),
+      track_(AddTrack(trace, {.name = "exchange"})),
+      device_(device),
+      pump_(std::move(transport), std::move(stall)) {}
+
+PeerExchange::~PeerExchange() { StopBackground(); }
+
+absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters) {
+  CHECK(machine_ == nullptr) << "Start called twice";
+  CHECK_EQ(parameters.size(), job.layout.element_count());
+  TrainerDrives drive(*this);
+  job_ = job;
+  job_.optimizer_state.clear();
+  parameters_ = parameters;
+  if (job.rank != pump_.rank() || job.world_size != pump_.world_size()) {
+    return Fail(absl::InvalidArgumentError(absl::StrCat(
+        "--rank=", job.rank, " --world_size=", job.world_size, ", but the launcher started this process as rank ",
+        pump_.rank(), " of ", pump_.world_size(), ": leave both flags out")));
+  }
+  RETURN_IF_ERROR(Agree());
+  RETURN_IF_ERROR(CreateOwner());
+  job_.optimizer_state = job.optimizer_state;
+  RETURN_IF_ERROR(ShareStart());
+  job_.optimizer_state.clear();
+  if (algorithm_ == Algorithm::kRing) {
+    const std::span<float> memory = on_device_ == nullptr ? parameters_ : on_device_->parameters();
+    machine_ = std::make_unique<RingMachine>(RingMachine::Options{.buckets = &job_.buckets,
+                                                                  .owner = owner_.get(),
+                                                                  .parameters = memory,
+                                                                  .transport = &pump_.transport(),
+                                                                  .track = track_,
+                                                                  .first_tag = MessagePump::kFirstDataTag});
+  } else {
+    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
+                                                                            .owner = owner_.get(),
+                                                                            .parameters = parameters_,
+                                                                            .transport = &pump_.transport(),
+                                                                            .track = track_});
+  }
+  if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
+  pump_.set_machine(machine_.get());
+  if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
+  return absl::OkStatus();
+}
+
+// Rank 0 compares everybody's agreement with its own and tells all the outcome; an empty verdict is agreement.
+absl::Status PeerExchange::Agree() {
+  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
+  const std::string mine = SerializeAgreement(job_);
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
+  std::string verdict;
+  for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
+    verdict = std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message());
+  }
+  RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
+  return verdict.empty() ? absl::OkStatus() : absl::InvalidArgumentError(verdict);
+}
+
+// On the GPU where every rank can, else in host memory.
+absl::Status PeerExchange::CreateOwner() {
+  if (algorithm_ != Algorithm::kRing) return CreateHostOwner();
+  // Ranks ask each other whatever they have themselves.
+  std::unique_ptr<CudaSliceOwner> candidate;
+  if (device_ != nullptr) {
+    auto created = CudaSliceOwner::Create({.device = device_,
+                                           .slices = OwnedSlices(),
+                                           .element_count = job_.layout.element_count(),
+                                           .optimizer = job_.optimizer,
+                                           .schedule = job_.schedule});
+    // Without the memory for it, the ring goes by way of the host's.
+    if (created.ok()) candidate = *std::move(created);
+  }
+  const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
+  ASSIGN_OR_RETURN(const DevicePath path, ChooseDevicePath(pump_, candidate.get(), join));
+  if (path == DevicePath::kByHost) return CreateHostOwner();
+  on_device_ = candidate.get();
+  owner_ = std::move(candidate);
+  return absl::OkStatus();
+}
+
+absl::Status PeerExchange::CreateHostOwner() {
+  absl::StatusOr<std::unique_ptr<ParameterShard>> shard =
+      ParameterShard::Create({.slices = OwnedSlices(),
+                              .element_count = job_.layout.element_count(),
+                              .world_size = job_.world_size,
+                              .first_step = job_.first_step,
+                              .optimizer = job_.optimizer,
+                              .schedule = job_.schedule});
+  if (!shard.ok()) return Fail(shard.status());
+  owner_ = std::make_unique<HostSliceOwner>(*std::move(shard));
+  return absl::OkStatus();
+}
+
+std::span<const float> PeerExchange::parameter_memory() const {
+  return on_device_ == nullptr ? std::span<const float>() : on_device_->parameters();
+}
+
+GradientExchange::MemoryPlace PeerExchange::memory_place() const {
+  return on_device_ == nullptr ? MemoryPlace::kHost : MemoryPlace::kDevice;
+}
+
+// Rank 0's parameters to everybody, and its optimizer state, of which each rank keeps what it owns.
+absl::Status PeerExchange::ShareStart() {
+  const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
+  RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
+  if (on_device_ != nullptr) on_device_->CopyToDevice(parameters_, on_device_->parameters());
+  std::byte has_state{!job_.optimizer_state.empty()};
+  RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
+  const int vector_count = StateVectorCount(job_.optimizer);
+  if (has_state == std::byte{0} || vector_count == 0) return absl::OkStatus();
+  const size_t count = parameters_.size();
+  scratch_.resize(count * vector_count);
+  std::vector<std::span<const float>> state;
+  for (int i = 0; i < vector_count; ++i) {
+    const std::span<float> vector = std::span<float>(scratch_).subspan(i * count, count);
+    if (job_.rank == 0) {
+      CHECK_EQ(job_.optimizer_state[i].size(), count);
+      std::copy(job_.optimizer_state[i].begin(), job_.optimizer_state[i].end(), vector.begin());
+    }
+    RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(vector), join));
+    state.push_back(vector);
+  }
+  owner_->CopyStateIn(state);
+  scratch_ = {};
+  return absl::OkStatus();
+}
+
+std::vector<std::vector<ElementRange>> PeerExchange::OwnedSlices() const {
+  std::vector<std::vector<ElementRange>> slices;
+  for (int b = 0; b < job_.buckets.bucket_count(); ++b) slices.push_back(OwnedRanges(b, job_.rank));
+  return slices;
+}
+
+std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
+  // Alone, or where everybody owns everything, blocks mean nothing.
+  if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
+  return job_.buckets.RingSlice(bucket, rank);
+}
+
+void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  TrainerDrives drive(*this);
+  CHECK(machine_ != nullptr) << "Submit before Start";
+  if (!pump_.failure().ok()) return;  // Await says so
+  pump_.CountCall();
+  machine_->Submit(step, bucket, gradient);
+  (void)pump_.Pump();  // an error stays in the pump
+  if (background_sleeps_ && !machine_->IsIdle()) submitted_.notify_one();
+}
+
+absl::Status PeerExchange::Await(int64_t step, int bucket) {
+  TrainerDrives drive(*this);
+  return WaitUntil([&] { return machine_->IsReady(bucket); }, absl::StrCat("step ", step, ", bucket ", bucket));
+}
+
+// Not only until the trainer may go on: parameters may still be on their way to the right neighbour then.
+absl::Status PeerExchange::Drain() {
+  return WaitUntil([&] { return machine_->IsIdle(); }, "the last step");
+}
+
+absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
+  const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
+  if (!owner_->status().ok()) return Fail(owner_->status());
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  const BucketMachine::InFlight oldest = machine_->Oldest();
+  ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
+  return Fail(absl::DeadlineExceededError(
+      absl::StrCat(what, " did not come within ", absl::FormatDuration(job_.exchange_deadline),
+                   " (oldest in flight: step ", oldest.step, ", bucket ", oldest.bucket, "): ", missing)));
+}
+
+absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
+  CHECK_LE(values.size(), kSumValuesMax);
+  TrainerDrives drive(*this);
+  pump_.CountCall();
+  const CollectiveOptions options = {.what = "a sum over all ranks", .deadline = job_.exchange_deadline};
+  const SumKind kind{.purpose = purpose, .value_count = static_cast<int64_t>(values.size())};
+  // Every sum begins with a message of one length, so that rank 0 can tell ranks that add different things from each
+  // other. A vote, which happens once a second, is done with it; more values follow in a second message.
+  const size_t head_count = std::min(values.size(), kSumHeadValues);
+  SumHead head{.purpose = static_cast<int64_t>(kind.purpose), .value_count = kind.value_count, .values = {}};
+  std::copy_n(values.begin(), head_count, head.values.begin());
+  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.world_size() : 0);
+  RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(std::span(&head, 1)),
+                               std::as_writable_bytes(std::span(heads)), options));
+  for (size_t rank = 1; rank < heads.size(); ++rank) {
+    const SumKind other{.purpose = static_cast<SumPurpose>(heads[rank].purpose),
+                        .value_count = heads[rank].value_count};
+    if (absl::Status same = CheckSameSum(static_cast<int>(rank), other, 0, kind); !same.ok()) return Fail(same);
+    for (size_t i = 0; i < head_count; ++i) values[i] += heads[rank].values[i];
+  }
+  const std::span<double> rest = values.subspan(head_count);
+  if (!rest.empty()) {
+    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.world_size() : 0);
+    RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSumRest, std::as_bytes(rest),
+                                 std::as_writable_bytes(std::span(all)), options));
+    // Added in one place, so that everybody has the same bits.
+    for (size_t rank = 1; rank < all.size() / rest.size(); ++rank) {
+      for (size_t i = 0; i < rest.size(); ++i) rest[i] += all[rank * rest.size() + i];
+    }
+  }
+  return SendFromRoot(pump_, ControlTag::kSumResult, std::as_writable_bytes(values), options);
+}
+
+absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
+  TrainerDrives drive(*this);
+  RETURN_IF_ERROR(Drain());
+  const int vector_count = StateVectorCount(job_.optimizer);
+  if (pump_.rank() == 0) {
+    CHECK_EQ(state.size(), vector_count);
+    owner_->CopyStateOut(state);
+  }
+  if (algorithm_ == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
+  for (int i = 0; i < vector_count; ++i) {
+    RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? state[i] : std::span<float>()));
+  }
+  return absl::OkStatus();
+}
+
+// Rank after rank, one message for each bucket's slice: rare, and small beside the step that comes before it.
+absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole) {
+  const CollectiveOptions options = {.what = "gathering the optimizer's state", .deadline = job_.exchange_deadline};
+  for (int rank = 1; rank < pump_.world_size(); ++rank) {
+    if (pump_.rank() != 0 && pump_.rank() != rank) continue;
+    for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
+      const std::vector<ElementRange> ranges = OwnedRanges(b, rank);
+      int64_t count = 0;
+      for (const ElementRange& range : ranges) count += range.size();
+      scratch_.resize(count);
+      if (pump_.rank() == rank) owner_->CopyState(b, vector, scratch_);
+      RETURN_IF_ERROR(Transfer(pump_, {.from = rank, .to = 0}, std::as_writable_bytes(std::span(scratch_)), options));
+      if (pump_.rank() != 0) continue;
+      const float* from = scratch_.data();
+      for (const ElementRange& range : ranges) {
+        std::copy_n(from, range.size(), whole.begin() + range.begin);
+        from += range.size();
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+void PeerExchange::Abort(const absl::Status& why) {
+  TrainerDrives drive(*this);
+  pump_.Abort(why);
+}
+
+// Without an error every operation has completed: Finish drains. After one nobody polls, and MPI keeps what was posted.
+bool PeerExchange::Release() {
+  StopBackground();
+  std::lock_guard lock(mutex_);
+  return pump_.failure().ok() && (machine_ == nullptr || machine_->IsIdle());
+}
+
+absl::Status PeerExchange::Fail(const absl::Status& status) {
+  pump_.Abort(status);
+  return status;
+}
+
+absl::Status PeerExchange::Finish() {
+  {
+    TrainerDrives drive(*this);
+    RETURN_IF_ERROR(Drain());
+    RETURN_IF_ERROR(Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
+  }
+  StopBackground();
+  return absl::OkStatus();
+}
+
+ExchangeCounters PeerExchange::counters() const {
+  std::lock_guard lock(mutex_);
+  return machine_ == nullptr ? ExchangeCounters() : machine_->counters();
+}
+
+void PeerExchange::DriveInBackground() {
+  // Linux rounds sleeps up by 50 us unless told otherwise. A failure costs time only.
+  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+  std::chrono::microseconds pause = kPauseMin;
+  std::unique_lock lock(mutex_);
+  // MPI may look at device memory in the first Pump, and UCX does so with the thread's current GPU.
+  if (on_device_ != nullptr) on_device_->MakeCurrent();
+  while (!stopping_) {
+    if (machine_->IsIdle() || !pump_.failure().ok()) {
+      background_sleeps_ = true;
+      submitted_.wait_for(lock, kRollCallInterval);
+      background_sleeps_ = false;
+      pause = kPauseMin;
+    }
+    const absl::StatusOr<MessagePump::Progress> progress = pump_.Pump(MessagePump::Listening::kAlways);
+    const bool some = progress.ok() && *progress == MessagePump::Progress::kSome;
+    pause = some ? kPauseMin : std::min(2 * pause, kPauseMax);
+    lock.unlock();
+    // Not asking for the lock while the trainer has it saves it a system call when it lets go.
+    do {
+      std::this_thread::sleep_for(pause);
+      pause = trainer_drives_.load(std::memory_order_relaxed) ? std::min(2 * pause, kPauseMax) : pause;
+    } while (trainer_drives_.load(std::memory_order_relaxed));
+    lock.lock();
+  }
+}
+
+void PeerExchange::StopBackground() {
+  if (!background_.joinable()) return;
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  submitted_.notify_one();
+  background_.join();
+}
+
+}  // namespace starring

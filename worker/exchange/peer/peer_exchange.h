@@ -1,0 +1,104 @@
+// The exchange among equals: ring and mpi. What happens to a bucket is a BucketMachine's business; this class starts
+// and ends the job with the peers, waits, and decides which thread drives the transport.
+//
+// Threads. At any time at most one thread is inside the transport (and with it inside MPI): the one that holds the
+// mutex. That is the trainer's own thread in every call that it makes, Await above all: nobody else needs its core
+// then, and no result waits for a thread to wake up. Between those calls, while the trainer computes, a background
+// thread looks after the messages in flight in short visits, and sleeps in between, less when something arrives and
+// longer when nothing does; with nothing in flight it sleeps until the next Submit, but for a glance twenty times a
+// second. (Open MPI makes no progress by itself.)
+//
+// Memory. Gradients and parameters lie in host memory; in a ring of GPUs whose MPI moves their memory they may lie
+// there (device_path.h). Then memory_place says so.
+//
+// After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
+#ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
+#define STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "common/trace.h"
+#include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/gradient_exchange.h"
+#include "worker/exchange/peer/bucket_machine.h"
+#include "worker/exchange/peer/cuda_slice_owner.h"
+#include "worker/exchange/peer/message_pump.h"
+#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/peer/transport.h"
+#include "worker/exchange/stall_report.h"
+
+namespace starring {
+
+class PeerExchange final : public GradientExchange {
+ public:
+  enum class Algorithm { kRing, kAllreduce };
+
+  // `trace` outlives the exchange; null: there is none. `device`: the GPU whose memory a ring sends from and receives
+  // in, if it can (device_path.h); it outlives the exchange, and Start is called by its thread. Null: host memory.
+  // `stall`: how this rank reports that it is stuck, and what it tells others of itself.
+  PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace = nullptr,
+               CudaDevice* device = nullptr, StallOptions stall = {});
+  ~PeerExchange() override;
+
+  absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
+  std::span<const float> parameter_memory() const override;
+  MemoryPlace memory_place() const override;
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  absl::Status Await(int64_t step, int bucket) override;
+  absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
+  absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
+  void Abort(const absl::Status& why) override;
+  bool Release() override;
+  absl::Status Finish() override;
+  ExchangeCounters counters() const override;
+
+ private:
+  // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
+  class TrainerDrives;
+
+  absl::Status Agree();
+  absl::Status CreateOwner();
+  absl::Status CreateHostOwner();
+  absl::Status ShareStart();
+  std::vector<std::vector<ElementRange>> OwnedSlices() const;
+  std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
+  absl::Status Drain();
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what);
+  absl::Status GatherStateVector(int vector, std::span<float> whole);
+  absl::Status Fail(const absl::Status& status);
+  void DriveInBackground();
+  void StopBackground();
+
+  const Algorithm algorithm_;
+  TraceTrack* const track_;  // guarded by mutex_
+  CudaDevice* const device_;
+  JobSpec job_;
+  std::span<float> parameters_;
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_. The pump, and with it the transport, goes first: it may still write into the others' buffers.
+  std::unique_ptr<SliceOwner> owner_;
+  CudaSliceOwner* on_device_ = nullptr;  // `owner_`, if its memory is a GPU's
+  std::unique_ptr<BucketMachine> machine_;
+  std::vector<float> scratch_;  // optimizer state on its way, at start and at checkpoints
+  MessagePump pump_;
+  bool stopping_ = false;
+  bool background_sleeps_ = false;  // until submitted_ is notified
+
+  std::condition_variable submitted_;
+  std::atomic<bool> trainer_drives_ = false;
+  std::thread background_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_

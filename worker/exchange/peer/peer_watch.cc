@@ -1,0 +1,190 @@
+#include "worker/exchange/peer/peer_watch.h"
+
+#include <algorithm>
+#include <set>
+#include <span>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace starring {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How often a rank tells its neighbours where it is.
+constexpr milliseconds kTellInterval(250);
+// How often a rank that waits looks whether somebody has to be asked or named.
+constexpr milliseconds kLookInterval(20);
+// For the roll call of an expired deadline.
+constexpr milliseconds kRollCallPatience(1000);
+constexpr int64_t kSilent = -1;
+
+milliseconds Since(PeerWatch::Time then, PeerWatch::Time now) {
+  return std::chrono::duration_cast<milliseconds>(now - then);
+}
+
+// Phase, step, bucket and the time since as numbers.
+std::string EncodeWork(const WorkState& state, milliseconds since) {
+  return absl::StrCat(static_cast<int>(state.phase), " ", state.step, " ", state.bucket, " ", since.count());
+}
+constexpr size_t kWorkNumbers = 4;
+constexpr milliseconds kAgeMax{int64_t{1} << 40};  // decades: more is no age, and would overflow
+
+std::optional<WorkState> DecodeWork(std::span<const int64_t> numbers) {
+  if (numbers.size() < kWorkNumbers || numbers[0] < 0 || numbers[0] >= kWorkPhaseCount || numbers[3] < 0 ||
+      numbers[3] > kAgeMax.count()) {
+    return std::nullopt;
+  }
+  return WorkState{.phase = static_cast<WorkPhase>(numbers[0]),
+                   .step = numbers[1],
+                   .bucket = static_cast<int>(numbers[2]),
+                   .age = milliseconds(numbers[3])};
+}
+
+// Empty if `text` is anything but numbers.
+std::vector<int64_t> Numbers(std::string_view text) {
+  std::vector<int64_t> numbers;
+  for (const absl::string_view word : absl::StrSplit(absl::string_view(text.data(), text.size()), ' ')) {
+    int64_t number = 0;
+    if (!absl::SimpleAtoi(word, &number)) return {};
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
+std::string Ranks(const std::vector<int>& ranks) {
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
+}
+
+}  // namespace
+
+PeerWatch::PeerWatch(Options options)
+    : options_(std::move(options)),
+      roll_(options_.world_size, options_.stall.times),
+      report_(options_.stall.say),
+      calls_(options_.world_size, kSilent) {}
+
+// Whoever waits is in the exchange, whatever it does there: an evaluation's sum is a wait too.
+WorkState PeerWatch::MyWork(Time now) const {
+  WorkState work = options_.stall.progress == nullptr ? WorkState() : options_.stall.progress->Read(now);
+  if (waiting_since_.has_value()) {
+    work.phase = WorkPhase::kExchange;
+    work.age = Since(*waiting_since_, now);
+  }
+  return work;
+}
+
+void PeerWatch::TellProgress(Time now) {
+  if (options_.stall.progress == nullptr || options_.world_size == 1 || now < next_tell_) return;
+  next_tell_ = now + kTellInterval;
+  const WorkState work = MyWork(now);
+  // A rank that stands still says nothing: messages to a process that is stopped would pile up.
+  const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
+  if (news == told_) return;
+  told_ = news;
+  for (const int peer : std::set<int>{Neighbour(-1), Neighbour(1)}) {
+    options_.send(peer, NoticeKind::kProgress, EncodeWork(work, work.age));
+  }
+}
+
+std::string PeerWatch::DescribeMe(Time now) const {
+  const WorkState mine = MyWork(now);
+  std::string text = absl::StrCat(call_count_, " ", EncodeWork(mine, mine.age));
+  for (const int peer : std::set<int>{Neighbour(-1), Neighbour(1)}) {
+    const auto& heard = roll_.heard(peer);
+    if (heard.has_value()) absl::StrAppend(&text, " ", peer, " ", EncodeWork(heard->state, Since(heard->at, now)));
+  }
+  return text;
+}
+
+void PeerWatch::OnNotice(int peer, NoticeKind kind, std::string_view text, Time now) {
+  switch (kind) {
+    case NoticeKind::kRollCall:
+      options_.send(peer, NoticeKind::kHere, DescribeMe(now));
+      break;
+    case NoticeKind::kHere:
+      OnHere(peer, text, now);
+      break;
+    case NoticeKind::kProgress: {
+      const std::vector<int64_t> numbers = Numbers(text);
+      if (const auto work = DecodeWork(numbers); work.has_value()) roll_.OnHeard(peer, *work, now);
+      break;
+    }
+    case NoticeKind::kAbort:
+      break;
+  }
+}
+
+// Its calls and progress, then, for each neighbour, its rank and what it last said how long ago.
+void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
+  const std::vector<int64_t> numbers = Numbers(text);
+  std::span<const int64_t> rest(numbers);
+  if (rest.size() < 1 + kWorkNumbers) return;
+  const auto work = DecodeWork(rest.subspan(1, kWorkNumbers));
+  if (!work.has_value() || rest[0] < 0) return;
+  calls_[peer] = rest[0];
+  roll_.OnHeard(peer, *work, now);
+  for (rest = rest.subspan(1 + kWorkNumbers); rest.size() >= 1 + kWorkNumbers; rest = rest.subspan(1 + kWorkNumbers)) {
+    const int64_t rank = rest[0];
+    auto hearsay = DecodeWork(rest.subspan(1, kWorkNumbers));
+    if (rank < 0 || rank >= options_.world_size || rank == options_.rank || !hearsay.has_value()) continue;
+    const milliseconds ago = std::exchange(hearsay->age, milliseconds(0));
+    roll_.OnHearsay(static_cast<int>(rank), *hearsay, now - ago);
+  }
+}
+
+void PeerWatch::EndWait() {
+  waiting_since_.reset();
+  if (report_.IsOpen(0)) report_.Close(0, std::chrono::steady_clock::now());
+}
+
+void PeerWatch::Look(const std::string& what, Time now) {
+  const StallTimes& times = options_.stall.times;
+  if (!times.enabled() || !waiting_since_.has_value()) return;
+  const auto waited = now - *waiting_since_;
+  if (waited < times.ask_after() || now < next_look_) return;
+  next_look_ = now + kLookInterval;
+  roll_.OnHeard(options_.rank, MyWork(now), now);
+  for (const int peer : roll_.TakeRanksToAsk(now)) options_.send(peer, NoticeKind::kRollCall, "");
+  if (waited < times.report_after || report_.IsOpen(0)) return;
+  if (const auto root = roll_.FindRoot(now); root.has_value()) {
+    report_.Open(0, *waiting_since_, StallSentence(waited, what, root->sentence));
+  }
+}
+
+milliseconds PeerWatch::patience() const { return kRollCallPatience; }
+
+void PeerWatch::CallRoll(Time now) {
+  calls_.assign(options_.world_size, kSilent);
+  calls_[options_.rank] = call_count_;
+  for (int peer = 0; peer < options_.world_size; ++peer) {
+    if (peer != options_.rank) options_.send(peer, NoticeKind::kRollCall, "");
+  }
+  (void)roll_.TakeRanksToAsk(now);
+}
+
+bool PeerWatch::RollIsComplete() const { return std::find(calls_.begin(), calls_.end(), kSilent) == calls_.end(); }
+
+std::string PeerWatch::DescribeMissing(Time now) const {
+  std::vector<int> silent;
+  for (int peer = 0; peer < options_.world_size; ++peer) {
+    if (calls_[peer] == kSilent) silent.push_back(peer);
+  }
+  if (silent.size() == 1) return roll_.DescribeSilent(silent[0], now);
+  if (!silent.empty()) return absl::StrCat(Ranks(silent), " do not answer");
+  const int64_t fewest = *std::min_element(calls_.begin(), calls_.end());
+  if (fewest == call_count_) return "all ranks answer, and wait too";
+  std::vector<int> behind;
+  for (int peer = 0; peer < options_.world_size; ++peer) {
+    if (calls_[peer] == fewest) behind.push_back(peer);
+  }
+  std::string work;
+  if (behind.size() == 1) work = absl::StrCat(" (", roll_.DescribeBusy(behind[0], now), ")");
+  return absl::StrCat(Ranks(behind), behind.size() == 1 ? " lives but is " : " live but are ", call_count_ - fewest,
+                      " calls behind", work, ": raise the deadline if it computes that long");
+}
+
+}  // namespace starring

@@ -1,0 +1,246 @@
+#include "worker/exchange/peer/ring_machine.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "common/arithmetic/reduction_order.h"
+#include "common/check.h"
+#include "common/limits.h"
+
+namespace starring {
+namespace {
+
+// Token: slot << 32 | phase << 24 | hop.
+constexpr int kSlotShift = 32;
+constexpr int kPhaseShift = 24;
+constexpr uint64_t kHopMask = (uint64_t{1} << kPhaseShift) - 1;
+
+// Two blocks keep both directions of a link busy, however many ranks there are.
+int BlocksInFlightMax(int blocks_in_flight_max, int world_size) {
+  if (blocks_in_flight_max > 0) return blocks_in_flight_max;
+  const int operations_per_block = 4 * std::max(1, world_size - 1);
+  return std::max(2, kRingOperationsInFlightMax / operations_per_block);
+}
+
+}  // namespace
+
+RingMachine::RingMachine(const Options& options)
+    : buckets_(*options.buckets),
+      owner_(*options.owner),
+      parameters_(options.parameters),
+      transport_(*options.transport),
+      track_(options.track),
+      rank_(transport_.rank()),
+      world_size_(transport_.world_size()),
+      first_tag_(options.first_tag),
+      active_(BlocksInFlightMax(options.blocks_in_flight_max, world_size_)),
+      unready_blocks_(buckets_.bucket_count(), 0),
+      submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
+  CHECK_EQ(buckets_.world_size(), world_size_);
+  CHECK_EQ(buckets_.element_count(), parameters_.size());
+  for (Active& active : active_) {
+    active.sum = owner_.Allocate(kChunkElements);
+    if (track_ != nullptr) active.posted_ns.resize(4 * std::max(0, world_size_ - 1));
+  }
+}
+
+void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  const ElementRange range = buckets_.bucket(bucket);
+  CHECK_EQ(gradient.size(), range.size());
+  CHECK_EQ(unready_blocks_[bucket], 0) << "bucket " << bucket << " submitted twice without Await";
+  if (track_ != nullptr) submitted_ns_[bucket] = TraceNow();
+  if (world_size_ == 1) return Apply(step, bucket, {.owned = range, .sum = gradient, .last = {}});
+  const int64_t block_elements = ReductionBlockElements(world_size_);
+  unready_blocks_[bucket] = (range.size() + block_elements - 1) / block_elements;
+  queue_.push_back({.step = step, .bucket = bucket, .gradient = gradient, .next_begin = range.begin});
+  StartBlocks();
+}
+
+void RingMachine::StartBlocks() {
+  while (!queue_.empty()) {
+    Submitted& head = queue_.front();
+    Active* const active = FreeSlotFor(head.next_begin);
+    if (active == nullptr) return;
+    const ElementRange range = buckets_.bucket(head.bucket);
+    active->used = true;
+    active->sequence = started_count_++;
+    active->step = head.step;
+    active->bucket = head.bucket;
+    active->block = {head.next_begin, std::min(head.next_begin + ReductionBlockElements(world_size_), range.end)};
+    active->gradient = head.gradient.data() + (active->block.begin - range.begin);
+    ++active_count_;
+    head.next_begin = active->block.end;
+    if (head.next_begin == range.end) queue_.pop_front();
+    StartBlock(*active);
+  }
+}
+
+RingMachine::Active* RingMachine::FreeSlotFor(int64_t begin) {
+  Active* free = nullptr;
+  for (Active& active : active_) {
+    if (!active.used) {
+      free = &active;
+    } else if (active.block.begin == begin) {
+      // Its parameters of the last step are still on their way to the right neighbour.
+      return nullptr;
+    }
+  }
+  return free;
+}
+
+void RingMachine::StartBlock(Active& active) {
+  const int hops = world_size_ - 1;
+  // Ready needs every receive, and the one send that reads the gradient.
+  active.before_ready = 2 * hops + 1;
+  active.before_free = 4 * hops;
+  for (int hop = 0; hop < hops; ++hop) {
+    const ElementRange range = Chunk(active, Left(2 + hop));
+    const bool owned = hop == hops - 1;
+    Receive(active, Phase::kReduceReceive, hop, owned ? active.sum.first(range.size()) : Parameters(range));
+  }
+  const ElementRange first = Chunk(active, Left(1));
+  Send(active, Phase::kReduceSend, 0, Gradient(active, first));
+  // No partial sum passes through that chunk's place in the parameter vector: its new parameters may come any time.
+  Receive(active, Phase::kGatherReceive, 0, Parameters(first));
+}
+
+void RingMachine::OnCompletion(Transport::Token token) {
+  Active& active = active_[token >> kSlotShift];
+  const auto phase = static_cast<Phase>(token >> kPhaseShift & 0xff);
+  const int hop = static_cast<int>(token & kHopMask);
+  CHECK(active.used);
+  --active.before_free;
+  TraceOperation(active, phase, hop);
+  bool counts_for_ready = true;
+  switch (phase) {
+    case Phase::kReduceSend:
+      counts_for_ready = hop == 0;
+      // Only now may the partial sum, which was sent from there, be overwritten by the new parameters.
+      if (hop > 0) Receive(active, Phase::kGatherReceive, hop, Parameters(Chunk(active, Left(1 + hop))));
+      break;
+    case Phase::kReduceReceive:
+      OnReduceReceived(active, hop);
+      break;
+    case Phase::kGatherSend:
+      counts_for_ready = false;
+      break;
+    case Phase::kGatherReceive:
+      OnGatherReceived(active, hop);
+      break;
+  }
+  if (counts_for_ready && --active.before_ready == 0) CountReady(active);
+  if (active.before_free == 0) {
+    active.used = false;
+    --active_count_;
+    StartBlocks();
+  }
+}
+
+void RingMachine::CountReady(const Active& active) {
+  if (--unready_blocks_[active.bucket] > 0 || track_ == nullptr) return;
+  track_->Add({.name = "exchange",
+               .kind = TraceEvent::Kind::kFlight,
+               .begin_ns = submitted_ns_[active.bucket],
+               .end_ns = TraceNow(),
+               .labels = {.step = active.step, .bucket = active.bucket}});
+}
+
+void RingMachine::TraceOperation(Active& active, Phase phase, int hop) {
+  if (track_ == nullptr) return;
+  const bool sends = phase == Phase::kReduceSend || phase == Phase::kGatherSend;
+  track_->Add(
+      {.name = sends ? "send" : "receive",
+       .kind = TraceEvent::Kind::kFlight,
+       .begin_ns = PostedNs(active, phase, hop),
+       .end_ns = TraceNow(),
+       .labels = {.step = active.step, .bucket = active.bucket, .peer = sends ? (rank_ + 1) % world_size_ : Left(1)}});
+}
+
+void RingMachine::OnReduceReceived(Active& active, int hop) {
+  const int hops = world_size_ - 1;
+  const ElementRange range = Chunk(active, Left(2 + hop));
+  if (hop < hops - 1) {
+    {
+      const TraceSpan span(track_, "sum", {.step = active.step, .bucket = active.bucket});
+      owner_.Add(Gradient(active, range), Parameters(range));
+    }
+    Send(active, Phase::kReduceSend, hop + 1, Parameters(range));
+    return;
+  }
+  const std::span<float> sum = active.sum.first(range.size());
+  Apply(active.step, active.bucket, {.owned = range, .sum = sum, .last = Gradient(active, range)});
+  Send(active, Phase::kGatherSend, 0, Parameters(range));
+}
+
+void RingMachine::OnGatherReceived(Active& active, int hop) {
+  const int hops = world_size_ - 1;
+  // The last hop's chunk belongs to the right neighbour.
+  if (hop < hops - 1) Send(active, Phase::kGatherSend, hop + 1, Parameters(Chunk(active, Left(1 + hop))));
+}
+
+void RingMachine::Apply(int64_t step, int bucket, const Update& update) {
+  if (update.owned.size() == 0) return;
+  const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
+  const auto start = std::chrono::steady_clock::now();
+  owner_.Apply({.step = step,
+                .bucket = bucket,
+                .range = update.owned,
+                .sum = update.sum,
+                .last = update.last,
+                .parameters = Parameters(update.owned)});
+  counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+BucketMachine::InFlight RingMachine::Oldest() const {
+  const Active* oldest = nullptr;
+  for (const Active& active : active_) {
+    if (active.used && (oldest == nullptr || active.sequence < oldest->sequence)) oldest = &active;
+  }
+  CHECK(oldest != nullptr);
+  return {.step = oldest->step, .bucket = oldest->bucket};
+}
+
+ElementRange RingMachine::Chunk(const Active& active, int chunk) const {
+  return RingChunk(active.block, chunk, world_size_);
+}
+
+std::span<float> RingMachine::Parameters(ElementRange range) const {
+  return parameters_.subspan(range.begin, range.size());
+}
+
+std::span<const float> RingMachine::Gradient(const Active& active, ElementRange range) const {
+  return {active.gradient + (range.begin - active.block.begin), static_cast<size_t>(range.size())};
+}
+
+void RingMachine::Send(Active& active, Phase phase, int hop, std::span<const float> data) {
+  if (track_ != nullptr) PostedNs(active, phase, hop) = TraceNow();
+  const int gather = phase == Phase::kGatherSend ? world_size_ - 1 : 0;
+  counters_.bytes_sent += data.size_bytes();
+  transport_.PostSend((rank_ + 1) % world_size_, Tag(active, gather + hop), std::as_bytes(data),
+                      TokenOf(active, phase, hop));
+}
+
+void RingMachine::Receive(Active& active, Phase phase, int hop, std::span<float> data) {
+  if (track_ != nullptr) PostedNs(active, phase, hop) = TraceNow();
+  const int gather = phase == Phase::kGatherReceive ? world_size_ - 1 : 0;
+  counters_.bytes_received += data.size_bytes();
+  transport_.PostReceive(Left(1), Tag(active, gather + hop), std::as_writable_bytes(data), TokenOf(active, phase, hop));
+}
+
+// One tag for every hop of every block: a step's messages are told apart, and those of the next step with the same tag
+// are posted later on both sides, which is when they match. Wrapping round at the largest tag is harmless, since far
+// fewer blocks are in flight.
+int RingMachine::Tag(const Active& active, int hop) const {
+  const int64_t hops = 2 * (world_size_ - 1);
+  const int64_t blocks = (transport_.tag_max() + int64_t{1} - first_tag_) / hops;
+  const int64_t block = active.block.begin / ReductionBlockElements(world_size_);
+  return first_tag_ + static_cast<int>(block % blocks * hops + hop);
+}
+
+Transport::Token RingMachine::TokenOf(const Active& active, Phase phase, int hop) const {
+  const uint64_t slot = &active - active_.data();
+  return slot << kSlotShift | static_cast<uint64_t>(phase) << kPhaseShift | static_cast<uint64_t>(hop);
+}
+
+}  // namespace starring

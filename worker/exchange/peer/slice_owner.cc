@@ -1,0 +1,16 @@
+#include "worker/exchange/peer/slice_owner.h"
+
+#include <cstddef>
+
+#include "common/arithmetic/sum_in_order.h"
+
+namespace starring {
+
+std::span<float> HostSliceOwner::Allocate(int64_t count) { return allocated_.emplace_back(count).span(); }
+
+void HostSliceOwner::Add(std::span<const float> own, std::span<float> sum) {
+  const std::byte* const inputs[] = {std::as_bytes(sum).data(), std::as_bytes(own).data()};
+  SumInOrder(inputs, sum);
+}
+
+}  // namespace starring

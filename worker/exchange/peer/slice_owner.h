@@ -1,0 +1,61 @@
+// What a rank does to floats that pass through it: adds its own to a partial sum, and, as an owner, applies the
+// optimizer and keeps its state. Where the floats lie is the owner's business: in host memory (this file), or on a GPU
+// (cuda_slice_owner.h). The bits are the same.
+//
+// Thread safety: one thread at a time, any thread.
+#ifndef STARRING_WORKER_EXCHANGE_PEER_SLICE_OWNER_H_
+#define STARRING_WORKER_EXCHANGE_PEER_SLICE_OWNER_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/aligned_floats.h"
+#include "common/parameter_shard.h"
+
+namespace starring {
+
+class SliceOwner {
+ public:
+  virtual ~SliceOwner() = default;
+
+  // `count` floats where the others lie, as long as the owner lives; none, with the reason in status(), if they do not
+  // fit.
+  virtual std::span<float> Allocate(int64_t count) = 0;
+
+  // Both are complete when they return: a message may leave, or the training step read, at once.
+  virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
+  virtual void Apply(const ApplyArgs& args) = 0;                           // as ParameterShard::Apply
+  // The first error of all calls; after one, nothing is to be used.
+  virtual absl::Status status() const = 0;
+
+  // Optimizer state, from and to host memory; as in ParameterShard.
+  virtual void CopyState(int bucket, int vector, std::span<float> out) = 0;
+  virtual void CopyStateOut(std::span<const std::span<float>> whole) = 0;
+  virtual void CopyStateIn(std::span<const std::span<const float>> whole) = 0;
+};
+
+// In host memory.
+class HostSliceOwner final : public SliceOwner {
+ public:
+  explicit HostSliceOwner(std::unique_ptr<ParameterShard> shard) : shard_(std::move(shard)) {}
+
+  std::span<float> Allocate(int64_t count) override;
+  void Add(std::span<const float> own, std::span<float> sum) override;
+  void Apply(const ApplyArgs& args) override { shard_->Apply(args); }
+  absl::Status status() const override { return absl::OkStatus(); }
+  void CopyState(int bucket, int vector, std::span<float> out) override { shard_->CopyState(bucket, vector, out); }
+  void CopyStateOut(std::span<const std::span<float>> whole) override { shard_->CopyStateOut(whole); }
+  void CopyStateIn(std::span<const std::span<const float>> whole) override { shard_->CopyStateIn(whole); }
+
+ private:
+  const std::unique_ptr<ParameterShard> shard_;
+  std::vector<AlignedFloats> allocated_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_PEER_SLICE_OWNER_H_

@@ -1,0 +1,33 @@
+// Writes the run record of DESIGN section 8: what the run was, and how it went, as one JSON file.
+#ifndef STARRING_WORKER_REPORT_RUN_RECORD_H_
+#define STARRING_WORKER_REPORT_RUN_RECORD_H_
+
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "worker/data/dataset.h"
+#include "worker/trainer.h"
+#include "worker/worker_options.h"
+
+namespace starring {
+
+struct RunFacts {
+  const WorkerOptions* options = nullptr;
+  const TrainAndTest* data = nullptr;
+  const TrainResult* result = nullptr;
+  std::string device;                           // Device::name
+  std::string gpu_transfer;                     // TrainingStep::transfer
+  bool data_on_gpu = false;                     // what came of --data_on_gpu
+  std::string cores_per_worker;                 // as deploy:launch pinned them, else this process's own
+  std::string cores_per_server;                 // likewise; empty where unknown
+  std::map<std::string, std::string> versions;  // of what decides bits and speed
+  std::map<std::string, std::string> engines;   // CudaDevice::engines
+};
+
+// Replaces `options->record` as a whole or not at all.
+absl::Status WriteRunRecord(const RunFacts& facts);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_REPORT_RUN_RECORD_H_

@@ -1,0 +1,124 @@
+#include "worker/report/tensorboard.h"
+
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <filesystem>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "common/checkpoint/crc32c.h"
+#include "proto/starring/v1/tensorboard_event.pb.h"
+
+namespace starring {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "records are little-endian");
+
+double Now() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
+absl::string_view BytesOf(const auto& number) { return {reinterpret_cast<const char*>(&number), sizeof(number)}; }
+
+// As TFRecord has it: a CRC of data that contains CRCs would be weak.
+uint32_t MaskedCrc(absl::string_view bytes) { return std::rotr(Crc32c(bytes), 15) + 0xa282ead8; }
+
+std::string Framed(absl::string_view record) {
+  const uint64_t length = record.size();
+  const uint32_t length_crc = MaskedCrc(BytesOf(length));
+  const uint32_t record_crc = MaskedCrc(record);
+  return absl::StrCat(BytesOf(length), BytesOf(length_crc), record, BytesOf(record_crc));
+}
+
+}  // namespace
+
+Tensorboard::Tensorboard(Options options, std::string path, std::FILE* file)
+    : options_(std::move(options)), path_(std::move(path)), file_(file) {}
+
+Tensorboard::~Tensorboard() {
+  if (file_ != nullptr) std::fclose(file_);
+}
+
+absl::StatusOr<std::unique_ptr<Tensorboard>> Tensorboard::Create(const Options& options) {
+  char host[256] = {};
+  (void)gethostname(host, sizeof(host) - 1);  // empty is a name too
+  // TensorBoard looks for "tfevents" in a name, and sorts by it.
+  const std::string path = absl::StrFormat("%s/events.out.tfevents.%010d.%s.%d", options.dir,
+                                           absl::ToUnixSeconds(absl::Now()), host, getpid());
+  std::error_code ignored;  // the open says it
+  std::filesystem::create_directories(options.dir, ignored);
+  std::FILE* const file = std::fopen(path.c_str(), "wb");
+  std::unique_ptr<Tensorboard> board(new Tensorboard(options, path, file));
+  v1::TensorboardEvent first;
+  first.set_wall_time(Now());
+  first.set_file_version("brain.Event:2");
+  if (file == nullptr || !board->WriteRecord(first.SerializeAsString())) {
+    return absl::InvalidArgumentError(absl::StrCat("flag --tensorboard_dir cannot be \"", options.dir, "\": ", path,
+                                                   ": ", strerror(errno), ": name a folder that can be written to"));
+  }
+  return board;
+}
+
+void Tensorboard::OnStep(const StepReport& report) {
+  const double exchange = report.part_seconds[static_cast<int>(StepPart::kExposedExchange)];
+  ++steps_;
+  ++epoch_steps_;
+  exchange_seconds_ += exchange;
+  epoch_exchange_seconds_ += exchange;
+  seconds_ += std::accumulate(report.part_seconds.begin(), report.part_seconds.end(), 0.0);
+  for (const FinishedStep& done : report.finished) {
+    ++finished_;
+    samples_ += done.batch;
+    global_samples_ += done.global_count;
+    loss_sum_ += done.loss.loss_sum;
+    correct_ += done.loss.correct;
+  }
+  if (finished_ < options_.steps_per_point) return;
+  const auto samples = static_cast<double>(std::max<int64_t>(1, samples_));
+  Write(report.finished.empty() ? 0 : report.finished.back().step,
+        {{"step/loss", loss_sum_ / samples},
+         {"step/accuracy", static_cast<double>(correct_) / samples},
+         {"step/samples_per_second", static_cast<double>(global_samples_) / seconds_},
+         {"step/exposed_exchange_ms", 1e3 * exchange_seconds_ / static_cast<double>(steps_)}});
+  steps_ = finished_ = samples_ = global_samples_ = correct_ = 0;
+  loss_sum_ = seconds_ = exchange_seconds_ = 0;
+}
+
+void Tensorboard::OnEpoch(const EpochSummary& summary, int64_t next_step) {
+  Write(next_step - 1, {{"epoch/train_loss", summary.train_loss},
+                        {"epoch/test_loss", summary.test_loss},
+                        {"epoch/test_accuracy", summary.test_accuracy},
+                        {"epoch/samples_per_second", summary.samples_per_second},
+                        {"epoch/exposed_exchange_ms",
+                         1e3 * epoch_exchange_seconds_ / static_cast<double>(std::max<int64_t>(1, epoch_steps_))}});
+  epoch_steps_ = 0;
+  epoch_exchange_seconds_ = 0;
+}
+
+void Tensorboard::Write(int64_t step, const Values& values) {
+  if (file_ == nullptr) return;
+  v1::TensorboardEvent event;
+  event.set_wall_time(Now());
+  event.set_step(step);
+  for (const auto& [tag, value] : values) {
+    v1::TensorboardSummary::Value& out = *event.mutable_summary()->add_value();
+    out.set_tag(tag);
+    out.set_simple_value(static_cast<float>(value));
+  }
+  if (WriteRecord(event.SerializeAsString())) return;
+  std::fprintf(stderr, "worker 0: no more points for TensorBoard: %s: %s\n", path_.c_str(), strerror(errno));
+  std::fclose(file_);
+  file_ = nullptr;
+}
+
+bool Tensorboard::WriteRecord(const std::string& record) {
+  const std::string framed = Framed(record);
+  return std::fwrite(framed.data(), 1, framed.size(), file_) == framed.size() && std::fflush(file_) == 0;
+}
+
+}  // namespace starring

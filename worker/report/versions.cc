@@ -1,0 +1,26 @@
+#include "worker/report/versions.h"
+
+#include <google/protobuf/stubs/common.h>
+#include <sys/utsname.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/host/version.h"
+
+namespace starring {
+namespace {
+
+std::string KernelRelease() {
+  utsname name = {};
+  return uname(&name) == 0 ? absl::StrCat(name.sysname, " ", name.release) : "unknown";
+}
+
+}  // namespace
+
+std::map<std::string, std::string> LibraryVersions() {
+  return {{"starring", kStarringVersion},
+          {"compiler", absl::StrCat("GCC ", __VERSION__)},
+          {"kernel", KernelRelease()},
+          {"protobuf", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION)}};
+}
+
+}  // namespace starring

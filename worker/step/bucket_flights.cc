@@ -1,0 +1,68 @@
+#include "worker/step/bucket_flights.h"
+
+#include <optional>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/non_finite.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace starring {
+
+BucketFlights::BucketFlights(const Options& options)
+    : options_(options), submitted_step_(static_cast<size_t>(options.buckets->bucket_count()), -1) {}
+
+absl::Status BucketFlights::Await(ElementRange range, StepTimer& timer, absl::FunctionRef<absl::Status(int)> arrived) {
+  if (range.size() == 0) return absl::OkStatus();
+  // Parts nest: what is awaited inside forward is no forward.
+  const StepPart outer = timer.Enter(options_.exchange_part);
+  const BucketMap& buckets = *options_.buckets;
+  for (int b = buckets.BucketOf(range.end - 1); b <= buckets.BucketOf(range.begin); ++b) {
+    if (submitted_step_[b] < 0) continue;
+    if (timer.progress() != nullptr) timer.progress()->set_bucket(b);
+    {
+      const TraceSpan span(timer.track(), "wait", {.step = submitted_step_[b], .bucket = b});
+      RETURN_IF_ERROR(options_.exchange->Await(submitted_step_[b], b));
+    }
+    submitted_step_[b] = -1;
+    RETURN_IF_ERROR(arrived(b));
+  }
+  timer.Enter(outer);
+  return absl::OkStatus();
+}
+
+absl::Status BucketFlights::Check(int64_t step, ElementRange range, std::span<const float> gradients) const {
+  const std::optional<int64_t> bad = FindNonFinite(gradients.subspan(range.begin, range.size()));
+  if (!bad.has_value()) return absl::OkStatus();
+  const int64_t element = range.begin + *bad;
+  return NonFinite(step, element, absl::StrCat(gradients[element]));
+}
+
+absl::Status BucketFlights::NonFinite(int64_t step, int64_t element, const std::string& what) const {
+  return absl::InternalError(absl::StrCat("rank ", options_.rank, ", step ", step, ": the gradient of tensor ",
+                                          std::string(options_.layout->TensorAt(element)), " is ", what,
+                                          ": the step is refused; lower --learning_rate or look at the data, and "
+                                          "continue from the last checkpoint with --resume"));
+}
+
+void BucketFlights::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer) {
+  const BucketMap& buckets = *options_.buckets;
+  if (step != step_) {
+    CHECK(step_ < 0 || next_bucket_ == buckets.bucket_count()) << "step " << step_ << " was not submitted whole";
+    step_ = step;
+    next_bucket_ = 0;
+  }
+  const StepPart outer = timer.Enter(options_.exchange_part);
+  for (; next_bucket_ < buckets.bucket_count() && buckets.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
+    const ElementRange range = buckets.bucket(next_bucket_);
+    CHECK_LT(submitted_step_[next_bucket_], 0) << "bucket " << next_bucket_ << " was not awaited";
+    submitted_step_[next_bucket_] = step;
+    if (timer.progress() != nullptr) timer.progress()->set_bucket(next_bucket_);
+    const TraceSpan span(timer.track(), "submit", {.step = step, .bucket = next_bucket_});
+    options_.exchange->Submit(step, next_bucket_, gradients.subspan(range.begin, range.size()));
+  }
+  timer.Enter(outer);
+}
+
+}  // namespace starring

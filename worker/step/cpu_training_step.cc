@@ -1,0 +1,113 @@
+#include "worker/step/cpu_training_step.h"
+
+#include <utility>
+
+#include "common/check.h"
+#include "common/status.h"
+#include "worker/step/bucket_flights.h"
+
+namespace starring {
+namespace {
+
+NetworkInput InputOf(const Batch& batch) {
+  return {.images = batch.images.data(),
+          .labels = batch.labels.data(),
+          .batch = static_cast<int64_t>(batch.plan.samples.size())};
+}
+
+class CpuTrainingStep final : public TrainingStep {
+ public:
+  explicit CpuTrainingStep(const TrainingStepParts& parts)
+      : network_(*parts.network),
+        exchange_(*parts.exchange),
+        flights_({.buckets = parts.buckets,
+                  .layout = &parts.network->layout(),
+                  .exchange = parts.exchange,
+                  .rank = parts.rank,
+                  .exchange_part = parts.exchange_part}) {}
+
+  absl::Status Allocate(Device* device) {
+    const int64_t bytes = element_count() * static_cast<int64_t>(sizeof(float));
+    ASSIGN_OR_RETURN(parameters_, device->Allocate(bytes));
+    ASSIGN_OR_RETURN(gradients_, device->Allocate(bytes));
+    return absl::OkStatus();
+  }
+
+  Loader::Format batch_format() const override { return Loader::Format::kNormalized; }
+  std::span<float> initial_parameters() override { return WholeOf(*parameters_); }
+
+  absl::Status Begin(const Plan& plan) override {
+    timer_ = plan.timer;
+    if (!exchange_.parameter_memory().empty()) parameters_.reset();
+    if (!exchange_.gradient_memory().empty()) gradients_.reset();
+    return absl::OkStatus();
+  }
+
+  absl::Status Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) override {
+    timer_->Enter(StepPart::kDataWait);
+    ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
+    CHECK_EQ(batch->plan.step, step);
+    const std::span<float> gradients = this->gradients();
+    const Network::TrainStep work{.input = InputOf(*batch),
+                                  .step = step,
+                                  .first_sample = batch->plan.first_sample,
+                                  .loss_scale = 1.0f / static_cast<float>(batch->plan.global_count),
+                                  .parameters = parameters(),
+                                  .gradients = gradients};
+
+    timer_->Enter(StepPart::kForward);
+    RETURN_IF_ERROR(network_.Forward(work, [this](int layer) { return Await(network_.LayerRange(layer)); }));
+    // Buckets of gaps or of layers that no forward touches: none today, but Submit needs every bucket awaited.
+    RETURN_IF_ERROR(Await({0, element_count()}));
+    timer_->Enter(StepPart::kBackward);
+    RETURN_IF_ERROR(network_.Backward(work, [&](int l) -> absl::Status {
+      const ElementRange layer = network_.LayerRange(l);
+      if (layer.size() == 0) return absl::OkStatus();
+      RETURN_IF_ERROR(flights_.Check(step, layer, gradients));
+      flights_.SubmitFrom(layer.begin, step, gradients, *timer_);
+      return absl::OkStatus();
+    }));
+    finished->push_back(
+        {.step = step, .global_count = batch->plan.global_count, .batch = work.input.batch, .loss = network_.Result()});
+    return absl::OkStatus();
+  }
+
+  absl::Status Settle(std::vector<FinishedStep>*) override { return Await({0, element_count()}); }
+
+  std::span<const float> parameters() const override {
+    return parameters_ == nullptr ? exchange_.parameter_memory() : WholeOf(*parameters_);
+  }
+
+  absl::StatusOr<LossResult> Evaluate(const Batch& batch) override {
+    RETURN_IF_ERROR(network_.Evaluate(InputOf(batch), parameters()));
+    return network_.Result();
+  }
+
+ private:
+  int64_t element_count() const { return network_.layout().element_count(); }
+  std::span<float> WholeOf(DeviceBuffer& buffer) const {
+    return {buffer.floats(), static_cast<size_t>(element_count())};
+  }
+  std::span<float> gradients() { return gradients_ == nullptr ? exchange_.gradient_memory() : WholeOf(*gradients_); }
+  absl::Status Await(ElementRange range) {
+    return flights_.Await(range, *timer_, [](int) { return absl::OkStatus(); });
+  }
+
+  Network& network_;
+  GradientExchange& exchange_;
+  BucketFlights flights_;
+  StepTimer* timer_ = nullptr;
+  // Null if the exchange has such memory.
+  std::unique_ptr<DeviceBuffer> parameters_;
+  std::unique_ptr<DeviceBuffer> gradients_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCpuTrainingStep(const TrainingStepParts& parts, Device* device) {
+  auto step = std::make_unique<CpuTrainingStep>(parts);
+  RETURN_IF_ERROR(step->Allocate(device));
+  return step;
+}
+
+}  // namespace starring

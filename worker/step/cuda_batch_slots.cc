@@ -1,0 +1,113 @@
+#include "worker/step/cuda_batch_slots.h"
+
+#include <new>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "common/check.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// A slot's bytes, and a batch's in pinned memory: a header, CudaStepValues and CudaStepResult as it begins, then the
+// batch as the loader lays it out.
+constexpr int64_t kResultOffset = RoundUpToBatchAlignment(sizeof(CudaStepValues));
+constexpr int64_t kHeaderBytes = kResultOffset + RoundUpToBatchAlignment(sizeof(CudaStepResult));
+
+int64_t BatchBytesMax(const CudaBatchSlots::Options& options) {
+  return LayOutBatch(options.batch_max, options.image_values).size_bytes;
+}
+
+}  // namespace
+
+CudaStepResult* CudaBatchSlots::Slot::device_result() const { return At<CudaStepResult>(kResultOffset); }
+const int32_t* CudaBatchSlots::Slot::labels() const { return At<const int32_t>(kHeaderBytes); }
+const uint32_t* CudaBatchSlots::Slot::samples() const { return At<const uint32_t>(kHeaderBytes); }
+const uint8_t* CudaBatchSlots::Slot::pixels() const { return At<const uint8_t>(pixels_); }
+
+absl::Status CudaBatchSlots::Slot::BeginStep(CudaStream* stream) { return stream->Wait(fed_.get()); }
+
+absl::Status CudaBatchSlots::Slot::EndStep(CudaStream* stream) {
+  is_full_ = false;
+  runs_ = true;
+  return stream->Record(done_.get());
+}
+
+absl::Status CudaBatchSlots::Slot::Finish() {
+  CHECK(runs_);
+  runs_ = false;
+  return done_->Wait();
+}
+
+CudaBatchSlots::CudaBatchSlots(const Options& options)
+    : options_(options), batch_bytes_max_(BatchBytesMax(options)), slots_(static_cast<size_t>(options.count)) {}
+
+int64_t CudaBatchSlots::DeviceBytes(const Options& options) {
+  return options.count * (kHeaderBytes + BatchBytesMax(options));
+}
+
+absl::StatusOr<std::unique_ptr<CudaBatchSlots>> CudaBatchSlots::Create(const Options& options) {
+  CHECK_GE(options.count, 2);
+  auto slots = absl::WrapUnique(new CudaBatchSlots(options));
+  RETURN_IF_ERROR(slots->AllocateSlots(), "a batch");
+  return slots;
+}
+
+CudaBatchSlots::~CudaBatchSlots() {
+  if (feed_ != nullptr) (void)feed_->Synchronize();  // buffers end now; there is nobody left to tell an error
+}
+
+absl::Status CudaBatchSlots::AllocateSlots() {
+  CudaDevice& device = *options_.device;
+  ASSIGN_OR_RETURN(feed_, device.CreateStream());
+  for (Slot& slot : slots_) {
+    ASSIGN_OR_RETURN(slot.device_, device.Allocate(kHeaderBytes + batch_bytes_max_));
+    ASSIGN_OR_RETURN(slot.result_, device.AllocatePinned(sizeof(CudaStepResult)));
+    ASSIGN_OR_RETURN(slot.fed_, device.CreateEvent());
+    ASSIGN_OR_RETURN(slot.done_, device.CreateEvent());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> CudaBatchSlots::Allocate(int64_t size_bytes) {
+  CHECK_LE(size_bytes, batch_bytes_max_);  // of what follows it to a slot
+  ASSIGN_OR_RETURN(auto buffer, options_.device->AllocatePinned(kHeaderBytes + size_bytes));
+  return static_cast<std::byte*>(host_.emplace_back(std::move(buffer))->data()) + kHeaderBytes;
+}
+
+std::byte* CudaBatchSlots::HeaderOf(const Batch& batch) const {
+  for (const auto& buffer : host_) {
+    auto* const header = static_cast<std::byte*>(buffer->data());
+    if (header + kHeaderBytes == batch.memory) return header;
+  }
+  return nullptr;
+}
+
+absl::Status CudaBatchSlots::Fill(Slot& slot, const Batch& batch, const CudaOptimizerScalars& optimizer) {
+  CHECK(!slot.runs_);
+  const BatchPlan& plan = batch.plan;
+  std::byte* const header = HeaderOf(batch);
+  CHECK(header != nullptr);
+  new (header) CudaStepValues{.step = plan.step,
+                              .epoch = plan.epoch,
+                              .first_sample = plan.first_sample,
+                              .loss_scale = 1.0f / static_cast<float>(plan.global_count),
+                              .optimizer = optimizer};
+  new (header + kResultOffset) CudaStepResult;
+  int64_t size_bytes = kHeaderBytes + static_cast<int64_t>(batch.samples.size_bytes());
+  if (batch.pixels.data() != nullptr) {
+    slot.pixels_ = reinterpret_cast<const std::byte*>(batch.pixels.data()) - header;
+    size_bytes = slot.pixels_ + std::ssize(batch.pixels);
+  }
+  RETURN_IF_ERROR(feed_->CopyToDevice(header, slot.device_->data(), size_bytes));
+  RETURN_IF_ERROR(feed_->Record(slot.fed_.get()));
+  last_fed_ = slot.fed_.get();
+  slot.plan_ = plan;
+  slot.is_full_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status CudaBatchSlots::AwaitCopy() { return last_fed_ == nullptr ? absl::OkStatus() : last_fed_->Wait(); }
+
+}  // namespace starring

@@ -1,0 +1,231 @@
+#include "worker/step/cuda_bucket_transfers.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "common/trace.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+
+// Memory that the exchange maps may be mapped for reading only, which some machines can pin, and others cannot:
+// cudaHostRegister wants to be told so where the GPU does not use the host's page tables, and refuses to be told where
+// the GPU cannot keep that promise (cudaDevAttrHostRegisterReadOnlySupported).
+std::unique_ptr<PinnedBuffer> PinForReading(CudaDevice& device, std::span<const float> memory) {
+  for (const auto use : {CudaDevice::PinFor::kRead, CudaDevice::PinFor::kReadAndWrite}) {
+    auto pinned = device.Pin(memory.data(), static_cast<int64_t>(memory.size_bytes()), use);
+    if (pinned.ok()) return *std::move(pinned);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+CudaBucketTransfers::CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device, CudaLocalExchange* local)
+    : device_(*device),
+      local_(local),
+      exchange_(*parts.exchange),
+      buckets_(*parts.buckets),
+      layout_(parts.network->layout()),
+      flights_({.buckets = parts.buckets,
+                .layout = &layout_,
+                .exchange = parts.exchange,
+                .rank = parts.rank,
+                .exchange_part = parts.exchange_part}) {}
+
+absl::StatusOr<std::unique_ptr<CudaBucketTransfers>> CudaBucketTransfers::Create(const TrainingStepParts& parts,
+                                                                                 CudaDevice* device,
+                                                                                 CudaLocalExchange* local) {
+  auto transfers = absl::WrapUnique(new CudaBucketTransfers(parts, device, local));
+  RETURN_IF_ERROR(transfers->Allocate());
+  return transfers;
+}
+
+CudaBucketTransfers::~CudaBucketTransfers() {
+  // Buffers end now. There is nobody left to tell an error.
+  for (CudaStream* const stream : {uploads_.get(), downloads_.get()}) {
+    if (stream != nullptr) (void)stream->Synchronize();
+  }
+}
+
+std::span<float> CudaBucketTransfers::Whole(PinnedBuffer& buffer) const {
+  return {static_cast<float*>(buffer.data()), static_cast<size_t>(element_count())};
+}
+
+std::span<float> CudaBucketTransfers::Whole(DeviceBuffer& buffer) const {
+  return {buffer.floats(), static_cast<size_t>(element_count())};
+}
+
+absl::Status CudaBucketTransfers::Allocate() {
+  const int64_t bytes = element_count() * kFloatBytes;
+  ASSIGN_OR_RETURN(own_device_parameters_, device_.Allocate(bytes), "parameters");
+  parameters_ = Whole(*own_device_parameters_);
+  ASSIGN_OR_RETURN(gradients_, device_.Allocate(bytes), "gradients");
+  ASSIGN_OR_RETURN(own_parameters_, device_.AllocatePinned(bytes), "parameters");
+  std::ranges::fill(initial_parameters(), 0.0f);
+  ASSIGN_OR_RETURN(uploads_, device_.CreateStream());
+  ASSIGN_OR_RETURN(downloads_, device_.CreateStream());
+  ASSIGN_OR_RETURN(uploaded_, device_.CreateEvent());
+  for (int b = 0; b < buckets_.bucket_count(); ++b) {
+    ASSIGN_OR_RETURN(downloaded_.emplace_back(), device_.CreateEvent());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaBucketTransfers::Begin(StepTimer* timer) {
+  timer_ = timer;
+  if (local_ == nullptr) {
+    way_ = exchange_.memory_place() == GradientExchange::MemoryPlace::kDevice ? Way::kStraight : Way::kHost;
+  }
+  if (way_ != Way::kNone) RETURN_IF_ERROR(AllocateFindings(), "findings");
+  if (way_ == Way::kStraight) return BeginStraight();
+  if (way_ == Way::kHost) RETURN_IF_ERROR(BeginHost());
+  device_.CopyToDevice(host_parameters().data(), parameters_.data(), element_count() * kFloatBytes);
+  return device_.Synchronize();
+}
+
+absl::Status CudaBucketTransfers::AllocateFindings() {
+  const auto count = static_cast<size_t>(buckets_.bucket_count());
+  ASSIGN_OR_RETURN(findings_, device_.AllocatePinned(static_cast<int64_t>(sizeof(CudaStepResult) * count)));
+  std::uninitialized_fill_n(FindingOf(0), count, CudaStepResult{});
+  return absl::OkStatus();
+}
+
+CudaStepResult* CudaBucketTransfers::FindingOf(int bucket) const {
+  return static_cast<CudaStepResult*>(findings_->data()) + bucket;
+}
+
+absl::Status CudaBucketTransfers::BeginHost() {
+  if (const std::span<const float> memory = exchange_.parameter_memory(); !memory.empty()) {
+    pinned_parameters_ = PinForReading(device_, memory);
+    if (pinned_parameters_ == nullptr) {
+      std::ranges::copy(memory, initial_parameters().begin());
+    } else {
+      own_parameters_.reset();
+    }
+  }
+  const int64_t bytes = element_count() * kFloatBytes;
+  if (const std::span<float> memory = exchange_.gradient_memory(); !memory.empty()) {
+    if (auto pinned = device_.Pin(memory.data(), bytes, CudaDevice::PinFor::kReadAndWrite); pinned.ok()) {
+      pinned_gradients_ = *std::move(pinned);
+      host_gradients_ = memory;
+    }
+  }
+  if (host_gradients_.empty()) {
+    ASSIGN_OR_RETURN(own_gradients_, device_.AllocatePinned(bytes), "gradients");
+    host_gradients_ = Whole(*own_gradients_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaBucketTransfers::BeginStraight() {
+  const std::span<const float> memory = exchange_.parameter_memory();
+  CHECK_EQ(std::ssize(memory), element_count());
+  // Ours were for the other ways. The exchange's are only read here, by kernels that take them as const.
+  own_device_parameters_.reset();
+  parameters_ = {const_cast<float*>(memory.data()), memory.size()};
+  device_.CopyToHost(parameters_.data(), own_parameters_->data(), element_count() * kFloatBytes);
+  return device_.Synchronize();
+}
+
+std::string CudaBucketTransfers::name() const {
+  if (way_ == Way::kNone) return "";
+  return way_ == Way::kStraight ? "cuda-aware" : "host-staged";
+}
+
+absl::Status CudaBucketTransfers::Bring(ElementRange range) {
+  if (way_ == Way::kNone) return absl::OkStatus();
+  bool uploads = false;
+  RETURN_IF_ERROR(flights_.Await(range, *timer_, [&](int bucket) {
+    if (way_ == Way::kStraight) return absl::OkStatus();
+    uploads = true;
+    return Upload(bucket);
+  }));
+  if (!uploads) return absl::OkStatus();
+  RETURN_IF_ERROR(uploads_->Record(uploaded_.get()));
+  return device_.stream()->Wait(uploaded_.get());
+}
+
+absl::Status CudaBucketTransfers::Upload(int bucket) {
+  const TraceSpan span(timer_->track(), "H2D", {.bucket = bucket});
+  const ElementRange range = buckets_.bucket(bucket);
+  const std::span<const float> theirs = exchange_.parameter_memory();
+  // What could not be pinned goes by way of memory that is. Its upload of the last step has ended: see the table.
+  if (!theirs.empty() && pinned_parameters_ == nullptr) {
+    std::copy_n(theirs.begin() + range.begin, range.size(), initial_parameters().begin() + range.begin);
+  }
+  const float* const from = own_parameters_ == nullptr ? theirs.data() : initial_parameters().data();
+  return uploads_->CopyToDevice(from + range.begin, parameters_.data() + range.begin, range.size() * kFloatBytes);
+}
+
+absl::Status CudaBucketTransfers::Complete(int64_t begin) {
+  if (way_ == Way::kNone) return absl::OkStatus();
+  for (; next_bucket_ < buckets_.bucket_count() && buckets_.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
+    const ElementRange range = buckets_.bucket(next_bucket_);
+    const float* const from = gradients_->floats() + range.begin;
+    device_.FindNonFinite(from, range.size(), FindingOf(next_bucket_));
+    RETURN_IF_ERROR(device_.Fork(downloads_.get()));
+    if (way_ == Way::kHost) {
+      RETURN_IF_ERROR(downloads_->CopyToHost(from, host_gradients_.data() + range.begin, range.size() * kFloatBytes));
+    }
+    RETURN_IF_ERROR(downloads_->Record(downloaded_[static_cast<size_t>(next_bucket_)].get()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaBucketTransfers::FinishBackward() {
+  if (way_ == Way::kNone) {
+    local_->Apply(gradients(), parameters_);
+    return absl::OkStatus();
+  }
+  CHECK_EQ(next_bucket_, buckets_.bucket_count());
+  next_bucket_ = 0;
+  return device_.Join(downloads_.get());
+}
+
+absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {
+  timer_->Enter(StepPart::kBackward);
+  const std::span<const float> values = way_ == Way::kStraight ? gradients() : host_gradients_;
+  for (int b = 0; b < buckets_.bucket_count(); ++b) {
+    {
+      const TraceSpan span(timer_->track(), "D2H", {.step = step, .bucket = b});
+      RETURN_IF_ERROR(downloaded_[static_cast<size_t>(b)]->Wait());
+    }
+    RETURN_IF_ERROR(CheckFinite(step, b));
+    flights_.SubmitFrom(buckets_.bucket(b).begin, step, values, *timer_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaBucketTransfers::CheckFinite(int64_t step, int bucket) const {
+  const int64_t in_bucket = FindingOf(bucket)->non_finite_element;
+  if (in_bucket < 0) return absl::OkStatus();
+  const int64_t element = buckets_.bucket(bucket).begin + in_bucket;
+  if (way_ == Way::kStraight) return NonFinite(step, element);
+  return flights_.NonFinite(step, element, absl::StrCat(host_gradients_[static_cast<size_t>(element)]));
+}
+
+absl::Status CudaBucketTransfers::NonFinite(int64_t step, int64_t element) const {
+  return flights_.NonFinite(step, element, "not finite");
+}
+
+absl::Status CudaBucketTransfers::Settle() {
+  RETURN_IF_ERROR(Bring({0, element_count()}));
+  if (way_ != Way::kHost) {
+    device_.CopyToHost(parameters_.data(), own_parameters_->data(), element_count() * kFloatBytes);
+  }
+  return device_.Synchronize();
+}
+
+std::span<const float> CudaBucketTransfers::host_parameters() const {
+  return own_parameters_ == nullptr ? exchange_.parameter_memory() : Whole(*own_parameters_);
+}
+
+}  // namespace starring

@@ -1,0 +1,128 @@
+// A worker's parameters and gradients on its GPU, and how their buckets get to the exchange and back.
+//
+// Words. One of three *ways*, known when the exchange has started:
+//   kNone       one worker: nothing is exchanged, the optimizer runs on the GPU
+//   kHost       pinned host copies: a bucket's gradients go to the host when backward has written them, new parameters
+//               come back when the exchange has made them
+//   kStraight   the exchange itself reads and writes the memory of the GPU (GradientExchange::memory_place)
+//
+// Who waits for whom. S is the device's stream, D downloads, U uploads; t a step, b a bucket, l its last layer in
+// backward. "Host" is this thread; it alone enqueues on S, D and U.
+//
+//   what                                 must follow                          by
+//   D copies gradients of b, t           S wrote them (backward of l)         Fork: D waits for S as it was then
+//   host submits b, t, and looks at      D copied them, S looked for what     host waits for the event recorded on D
+//     what S found in them                 is not finite
+//   exchange overwrites host parameters  U uploaded those of step t - 1,      U's copy was waited for by S before the
+//     of b, t                              and S has read them                  backward whose event the host waited
+//     for
+//   U uploads parameters of b, t         the exchange made them               host: Await returns first
+//   S's forward of t + 1 reads b         U uploaded them                      S waits for the event recorded on U
+//   S's backward of t + 1 overwrites     D copied those of t                  Join: S waits for D at the end of t
+//     device gradients of b
+//   D of t + 1 overwrites host           the exchange has read those of t     host: Await of every bucket comes before
+//     gradients of b                                                            the launch that holds backward of t + 1
+//
+// kStraight: where D copies nothing, its event still says that S wrote b; the exchange starts after the host waited
+// for it, and what it did is complete when Await returns, before S is given anything that reads or overwrites b.
+//
+// Thread safety: one thread, the device's.
+#ifndef STARRING_WORKER_STEP_CUDA_BUCKET_TRANSFERS_H_
+#define STARRING_WORKER_STEP_CUDA_BUCKET_TRANSFERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
+#include "worker/step/bucket_flights.h"
+#include "worker/step/step_timer.h"
+#include "worker/step/training_step.h"
+
+namespace starring {
+
+class CudaBucketTransfers {
+ public:
+  // `local`: parts.exchange, if it is one; else null. All outlive the transfers, which end before the exchange does.
+  // ResourceExhausted with the number of bytes.
+  static absl::StatusOr<std::unique_ptr<CudaBucketTransfers>> Create(const TrainingStepParts& parts, CudaDevice* device,
+                                                                     CudaLocalExchange* local);
+  ~CudaBucketTransfers();
+
+  // Pinned host memory. Until Begin it is for the exchange to start with.
+  std::span<float> initial_parameters() { return Whole(*own_parameters_); }
+  // The exchange has started.
+  absl::Status Begin(StepTimer* timer);
+
+  std::string name() const;  // for the run record: empty, "host-staged" or "cuda-aware"
+
+  // Device memory, after Begin.
+  std::span<const float> parameters() const { return parameters_; }
+  std::span<float> gradients() { return Whole(*gradients_); }
+
+  // What is enqueued on the device's stream from now on follows the arrival of the parameters in `range`. Not in a
+  // capture.
+  absl::Status Bring(ElementRange range);
+
+  // In backward, captured or not. What is enqueued so far writes the last gradients from element `begin` on: buckets
+  // that are complete by that may leave.
+  absl::Status Complete(int64_t begin);
+  // After it. kNone: applies the optimizer, which looks for gradients that are not finite (CudaDevice::BindStepResult).
+  absl::Status FinishBackward();
+
+  // Behind the launch: waits for each bucket of the step, refuses what is not finite, submits it. Not with kNone.
+  absl::Status SubmitAll(int64_t step);
+  // The error that names the tensor of `element`, of which CudaStepResult spoke.
+  absl::Status NonFinite(int64_t step, int64_t element) const;
+
+  // Waits until device and host_parameters() have what the next step reads.
+  absl::Status Settle();
+  std::span<const float> host_parameters() const;
+
+ private:
+  enum class Way { kNone, kHost, kStraight };
+
+  CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device, CudaLocalExchange* local);
+  absl::Status Allocate();
+  absl::Status AllocateFindings();
+  CudaStepResult* FindingOf(int bucket) const;
+  absl::Status BeginHost();
+  absl::Status BeginStraight();
+  absl::Status Upload(int bucket);
+  absl::Status CheckFinite(int64_t step, int bucket) const;
+  int64_t element_count() const { return layout_.element_count(); }
+  std::span<float> Whole(PinnedBuffer& buffer) const;
+  std::span<float> Whole(DeviceBuffer& buffer) const;
+
+  CudaDevice& device_;
+  CudaLocalExchange* const local_;
+  GradientExchange& exchange_;
+  const BucketMap& buckets_;
+  const Layout& layout_;
+  BucketFlights flights_;
+  StepTimer* timer_ = nullptr;
+  Way way_ = Way::kNone;
+  int next_bucket_ = 0;  // the first one of this backward that is not complete
+
+  std::unique_ptr<CudaStream> uploads_, downloads_;
+  std::unique_ptr<CudaEvent> uploaded_;
+  std::vector<std::unique_ptr<CudaEvent>> downloaded_;  // of each bucket
+  std::unique_ptr<DeviceBuffer> own_device_parameters_, gradients_;
+  std::span<float> parameters_;  // device memory: ours, or the exchange's
+  // kHost. The exchange's memory where it has some and that can be pinned; else ours, and it or we copy.
+  std::unique_ptr<PinnedBuffer> own_parameters_, own_gradients_;
+  std::unique_ptr<PinnedBuffer> pinned_parameters_, pinned_gradients_;
+  std::span<float> host_gradients_;
+  // kHost, kStraight: of each bucket, its gradients that are not finite. The GPU writes here itself, and only when
+  // there is one, so that nothing has to be copied.
+  std::unique_ptr<PinnedBuffer> findings_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_STEP_CUDA_BUCKET_TRANSFERS_H_

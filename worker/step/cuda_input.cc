@@ -1,0 +1,142 @@
+#include "worker/step/cuda_input.h"
+
+#include <algorithm>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "worker/data/crop_flip.h"
+#include "worker/data/pixel_normalizer.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+constexpr int64_t kLabelBytes = sizeof(int32_t);  // and those of a sample's number
+static_assert(sizeof(uint32_t) == kLabelBytes);
+
+// The larger of a training batch and one of an evaluation.
+int64_t SamplesMax(const CudaInput::Options& options) {
+  return std::max(options.batch_max, options.evaluation_batch_max);
+}
+
+}  // namespace
+
+struct CudaInput::Resident {
+  std::unique_ptr<DeviceBuffer> images, labels;
+};
+
+CudaInput::CudaInput(const Options& options)
+    : options_(options), device_(*options.device), shape_(options.data->train) {}
+CudaInput::~CudaInput() = default;
+
+absl::StatusOr<std::unique_ptr<CudaInput>> CudaInput::Create(const Options& options) {
+  auto input = absl::WrapUnique(new CudaInput(options));
+  RETURN_IF_ERROR(input->Allocate());
+  return input;
+}
+
+int64_t CudaInput::BatchBytes(const Options& options) {
+  const Dataset& shape = options.data->train;
+  const int64_t images = SamplesMax(options) * shape.image_bytes() * kFloatBytes;
+  const int64_t constants = 2 * shape.channels * kFloatBytes;
+  const int64_t evaluation_head = options.evaluation_batch_max * kLabelBytes;
+  return images + constants + evaluation_head +
+         (options.data_on_gpu ? SamplesMax(options) * kLabelBytes : options.evaluation_batch_max * shape.image_bytes());
+}
+
+int64_t CudaInput::DataBytes(const Options& options) {
+  if (!options.data_on_gpu) return 0;
+  const TrainAndTest& data = *options.data;
+  return (data.train.count + data.test.count) * (data.train.image_bytes() + 1);
+}
+
+absl::Status CudaInput::Allocate() {
+  const int64_t image_bytes = shape_.image_bytes();
+  ASSIGN_OR_RETURN(images_, device_.Allocate(SamplesMax(options_) * image_bytes * kFloatBytes), "a batch of images");
+  ASSIGN_OR_RETURN(evaluation_head_, device_.Allocate(options_.evaluation_batch_max * kLabelBytes));
+  ASSIGN_OR_RETURN(offset_, device_.Allocate(shape_.channels * kFloatBytes));
+  ASSIGN_OR_RETURN(scale_, device_.Allocate(shape_.channels * kFloatBytes));
+  if (options_.data_on_gpu) {
+    ASSIGN_OR_RETURN(labels_, device_.Allocate(SamplesMax(options_) * kLabelBytes));
+    ASSIGN_OR_RETURN(train_, Upload(options_.data->train), "the training images");
+    ASSIGN_OR_RETURN(test_, Upload(options_.data->test), "the test images");
+  } else {
+    ASSIGN_OR_RETURN(evaluation_pixels_, device_.Allocate(options_.evaluation_batch_max * image_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CudaInput::Resident>> CudaInput::Upload(const Dataset& dataset) {
+  auto resident = std::make_unique<Resident>();
+  ASSIGN_OR_RETURN(resident->images, device_.Allocate(std::ssize(dataset.images)));
+  ASSIGN_OR_RETURN(resident->labels, device_.Allocate(std::ssize(dataset.labels)));
+  device_.CopyToDevice(dataset.images.data(), resident->images->data(), std::ssize(dataset.images));
+  device_.CopyToDevice(dataset.labels.data(), resident->labels->data(), std::ssize(dataset.labels));
+  RETURN_IF_ERROR(device_.Synchronize());
+  return resident;
+}
+
+Loader::Format CudaInput::format() const {
+  return train_ == nullptr ? Loader::Format::kPixels : Loader::Format::kSamples;
+}
+
+absl::Status CudaInput::Begin(const Normalization& normalization) {
+  const PixelConstants constants = PixelConstantsOf(normalization);
+  CHECK_EQ(std::ssize(constants.offset), shape_.channels);
+  device_.CopyToDevice(constants.offset.data(), offset_->data(), shape_.channels * kFloatBytes);
+  device_.CopyToDevice(constants.scale.data(), scale_->data(), shape_.channels * kFloatBytes);
+  return device_.Synchronize();  // `constants` ends here
+}
+
+NetworkInput CudaInput::Training(const CudaBatchSlots::Slot& slot) {
+  const int64_t batch = std::ssize(slot.plan().samples);
+  CHECK_LE(batch, options_.batch_max);
+  if (train_ == nullptr) return Normalized(slot.labels(), slot.pixels(), batch);
+  return Gathered(*train_, slot.samples(), batch, options_.augment);
+}
+
+NetworkInput CudaInput::Evaluation(const Batch& batch) {
+  const int64_t count = train_ == nullptr ? std::ssize(batch.labels) : std::ssize(batch.samples);
+  CHECK_LE(count, options_.evaluation_batch_max);
+  void* const head = evaluation_head_->data();
+  if (train_ != nullptr) {
+    device_.CopyToDevice(batch.samples.data(), head, count * kLabelBytes);
+    return Gathered(*test_, static_cast<const uint32_t*>(head), count, Loader::Augment::kNone);
+  }
+  device_.CopyToDevice(batch.labels.data(), head, count * kLabelBytes);
+  device_.CopyToDevice(batch.pixels.data(), evaluation_pixels_->data(), std::ssize(batch.pixels));
+  return Normalized(static_cast<const int32_t*>(head), static_cast<const uint8_t*>(evaluation_pixels_->data()), count);
+}
+
+NetworkInput CudaInput::Normalized(const int32_t* labels, const uint8_t* pixels, int64_t batch) {
+  device_.NormalizePixels({.pixels = pixels,
+                           .count = batch * shape_.image_bytes(),
+                           .channels = shape_.channels,
+                           .offset = offset_->floats(),
+                           .scale = scale_->floats(),
+                           .out = images_->floats()});
+  return {.images = images_->floats(), .labels = labels, .batch = batch};
+}
+
+NetworkInput CudaInput::Gathered(const Resident& data, const uint32_t* samples, int64_t batch,
+                                 Loader::Augment augment) {
+  auto* const labels = static_cast<int32_t*>(labels_->data());
+  device_.GatherSamples({.batch = batch,
+                         .height = shape_.height,
+                         .width = shape_.width,
+                         .channels = shape_.channels,
+                         .samples = samples,
+                         .images = static_cast<const uint8_t*>(data.images->data()),
+                         .labels = static_cast<const uint8_t*>(data.labels->data()),
+                         .crop_padding = augment == Loader::Augment::kCropFlip ? kCropPadding : 0,
+                         .seed = options_.seed,
+                         .offset = offset_->floats(),
+                         .scale = scale_->floats(),
+                         .out_images = images_->floats(),
+                         .out_labels = labels});
+  return {.images = images_->floats(), .labels = labels, .batch = batch};
+}
+
+}  // namespace starring

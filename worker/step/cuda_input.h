@@ -1,0 +1,80 @@
+// What the network reads on a GPU: normalised images and labels of the step or evaluation that runs.
+//
+// Either the loader brings pixels, which travel to the GPU with every batch and are normalised there. Or the data set
+// is in the GPU's memory as a whole, the loader brings the numbers of the samples, and the GPU gathers, crops, flips
+// and normalises. Both give the same bits; the second takes 4 bytes a sample through the bus instead of all pixels, and
+// the loader's processor time.
+//
+// One set of images serves every step: a step overwrites it behind the one before, on the device's stream.
+//
+// Thread safety: one thread, the device's.
+#ifndef STARRING_WORKER_STEP_CUDA_INPUT_H_
+#define STARRING_WORKER_STEP_CUDA_INPUT_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
+#include "worker/data/dataset.h"
+#include "worker/data/loader.h"
+#include "worker/data/normalization.h"
+#include "worker/model/network.h"
+#include "worker/step/cuda_batch_slots.h"
+
+namespace starring {
+
+class CudaInput {
+ public:
+  struct Options {
+    CudaDevice* device = nullptr;        // outlives the input
+    const TrainAndTest* data = nullptr;  // likewise
+    bool data_on_gpu = false;
+    Loader::Augment augment = Loader::Augment::kNone;  // of training, as the loader's
+    uint64_t seed = 0;                                 // likewise
+    int64_t batch_max = 0;                             // of this rank in training
+    int64_t evaluation_batch_max = 0;                  // of one evaluation
+  };
+  // Copies the data set, if it is to be on the GPU. ResourceExhausted with the number of bytes.
+  static absl::StatusOr<std::unique_ptr<CudaInput>> Create(const Options& options);
+  ~CudaInput();
+
+  // What Create allocates on the GPU: for batches, and for the data set. `device` does not matter.
+  static int64_t BatchBytes(const Options& options);
+  static int64_t DataBytes(const Options& options);
+
+  // What the loaders of training and evaluation have to bring.
+  Loader::Format format() const;
+
+  // Waits for the constants' copy. Before the next two.
+  absl::Status Begin(const Normalization& normalization);
+
+  // Enqueues what makes the input of the batch in `slot`, or of an evaluation; it is overwritten by the next call's.
+  // Of a slot: it reads the slot's memory and the device's bound step values when it runs, so that it may be captured.
+  NetworkInput Training(const CudaBatchSlots::Slot& slot);
+  NetworkInput Evaluation(const Batch& batch);
+
+ private:
+  struct Resident;  // a data set in GPU memory
+
+  explicit CudaInput(const Options& options);
+  absl::Status Allocate();
+  absl::StatusOr<std::unique_ptr<Resident>> Upload(const Dataset& dataset);
+  NetworkInput Normalized(const int32_t* labels, const uint8_t* pixels, int64_t batch);
+  NetworkInput Gathered(const Resident& data, const uint32_t* samples, int64_t batch, Loader::Augment augment);
+
+  const Options options_;
+  CudaDevice& device_;
+  const Dataset& shape_;                    // of whose images all are
+  std::unique_ptr<Resident> train_, test_;  // both or none
+  std::unique_ptr<DeviceBuffer> images_;    // normalised
+  std::unique_ptr<DeviceBuffer> labels_;    // where the data set is on the GPU
+  // Of an evaluation: labels, or the numbers of its samples; and pixels, where the loader brings them.
+  std::unique_ptr<DeviceBuffer> evaluation_head_, evaluation_pixels_;
+  std::unique_ptr<DeviceBuffer> offset_, scale_;  // PixelConstants
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_STEP_CUDA_INPUT_H_

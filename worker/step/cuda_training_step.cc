@@ -1,0 +1,309 @@
+#include "worker/step/cuda_training_step.h"
+
+#include <utility>
+
+#include "common/check.h"
+#include "common/status.h"
+#include "worker/step/cuda_batch_slots.h"
+#include "worker/step/cuda_bucket_transfers.h"
+#include "worker/step/cuda_input.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kFloatBytes = sizeof(float);
+
+using Slot = CudaBatchSlots::Slot;
+
+struct Segment {
+  ElementRange reads;  // parameters that no segment before it read
+  std::unique_ptr<CudaGraph> graph;
+};
+
+// A step on one slot.
+struct CapturedStep {
+  // Shared with the network, which may drop them before the graphs that use them end.
+  std::shared_ptr<const void> operations;
+  std::vector<Segment> segments;  // empty: not captured yet
+};
+
+// Of one batch size.
+struct Recording {
+  int64_t batch = 0;
+  std::vector<CapturedStep> steps;  // by slot
+};
+
+CudaInput::Options InputOf(const CudaTrainingStepOptions& options) {
+  return {.device = options.device,
+          .data = options.data,
+          .data_on_gpu = options.data_on_gpu,
+          .augment = options.augment,
+          .seed = options.seed,
+          .batch_max = options.batch_max,
+          .evaluation_batch_max = options.evaluation_batch_max};
+}
+
+CudaBatchSlots::Options SlotsOf(const CudaTrainingStepOptions& options) {
+  return {.device = options.device,
+          .count = options.batch_slots,
+          .batch_max = options.batch_max,
+          .image_values = options.data_on_gpu ? 0 : options.data->train.image_bytes()};
+}
+
+class CudaTrainingStep final : public TrainingStep {
+ public:
+  CudaTrainingStep(const TrainingStepParts& parts, const CudaTrainingStepOptions& options)
+      : options_(options), device_(*options.device), network_(*parts.network), buckets_(*parts.buckets) {}
+  ~CudaTrainingStep() override {
+    device_.BindStepValues(nullptr);
+    device_.BindStepResult(nullptr);
+    (void)device_.Synchronize();  // graphs and buffers end now; there is nobody left to tell an error
+  }
+
+  absl::Status Allocate(const TrainingStepParts& parts);
+
+  Loader::Format batch_format() const override { return input_->format(); }
+  BatchMemory* batch_memory() override { return slots_.get(); }
+  std::string transfer() const override { return transfers_->name(); }
+  std::span<float> initial_parameters() override { return transfers_->initial_parameters(); }
+  absl::Status Begin(const Plan& plan) override;
+  absl::Status Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) override;
+  absl::Status Settle(std::vector<FinishedStep>* finished) override;
+  std::span<const float> parameters() const override { return transfers_->host_parameters(); }
+  absl::StatusOr<LossResult> Evaluate(const Batch& batch) override;
+
+ private:
+  bool local() const { return options_.local != nullptr; }
+  int64_t element_count() const { return network_.layout().element_count(); }
+
+  absl::Status Feed(int64_t step, Loader* batches, Slot& slot);
+  absl::Status Launch(Slot& slot);
+  absl::Status RunOneByOne(Slot& slot);
+  absl::StatusOr<CapturedStep> Capture(Slot& slot);
+  absl::Status Backward(const Network::TrainStep& work, Slot& slot);
+  absl::Status Finish(Slot& slot, std::vector<FinishedStep>* finished);
+
+  Network::TrainStep TakeInput(Slot& slot);
+  void Bind(Slot* slot);
+  Recording* RecordingOf(int64_t batch);
+
+  const CudaTrainingStepOptions options_;
+  CudaDevice& device_;
+  Network& network_;
+  const BucketMap& buckets_;
+  StepTimer* timer_ = nullptr;
+  int64_t end_step_ = 0;
+  int64_t last_step_ = 0;  // that was launched
+
+  std::unique_ptr<CudaBatchSlots> slots_;
+  std::unique_ptr<CudaBucketTransfers> transfers_;
+  std::unique_ptr<CudaInput> input_;
+  std::vector<std::unique_ptr<Recording>> recordings_;  // last: its graphs refer to the rest
+};
+
+absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
+  ASSIGN_OR_RETURN(transfers_, CudaBucketTransfers::Create(parts, &device_, options_.local));
+  ASSIGN_OR_RETURN(input_, CudaInput::Create(InputOf(options_)));
+  ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create(SlotsOf(options_)));
+  return absl::OkStatus();
+}
+
+absl::Status CudaTrainingStep::Begin(const Plan& plan) {
+  timer_ = plan.timer;
+  end_step_ = plan.end_step;
+  RETURN_IF_ERROR(transfers_->Begin(plan.timer));
+  return input_->Begin(plan.normalization);
+}
+
+absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) {
+  Slot& slot = slots_->of(step);
+  Slot& next = slots_->of(step + 1);
+  if (!slot.is_full()) {
+    RETURN_IF_ERROR(Finish(slot, finished));
+    RETURN_IF_ERROR(Feed(step, batches, slot));
+  }
+  CHECK_EQ(slot.plan().step, step);
+  timer_->Enter(StepPart::kForward);
+  last_step_ = step;
+  RETURN_IF_ERROR(slot.BeginStep(device_.stream()));
+  RETURN_IF_ERROR(Launch(slot));
+  RETURN_IF_ERROR(slot.EndStep(device_.stream()));
+
+  // While the GPU is busy with this step, the next one's batch goes where the oldest step's was.
+  RETURN_IF_ERROR(Finish(next, finished));
+  if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(step + 1, batches, next));
+  if (local()) return absl::OkStatus();
+  RETURN_IF_ERROR(transfers_->SubmitAll(step));
+  return Finish(slot, finished);
+}
+
+// REQUIRES: no step runs on the slot.
+absl::Status CudaTrainingStep::Feed(int64_t step, Loader* batches, Slot& slot) {
+  timer_->Enter(StepPart::kHostToDevice);
+  RETURN_IF_ERROR(slots_->AwaitCopy());
+  timer_->Enter(StepPart::kDataWait);
+  ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
+  timer_->Enter(StepPart::kHostToDevice);
+  const TraceSpan span(timer_->track(), "H2D", {.step = step});
+  return slots_->Fill(slot, *batch, local() ? options_.local->ScalarsOf(batch->plan.step) : CudaOptimizerScalars{});
+}
+
+// All of the slot's step, enqueued.
+absl::Status CudaTrainingStep::Launch(Slot& slot) {
+  const auto batch = std::ssize(slot.plan().samples);
+  // An empty batch is rare, and has nothing to launch but zeros.
+  if (batch == 0 || options_.graphs == CudaGraphs::kNone) return RunOneByOne(slot);
+  Recording* const recording = RecordingOf(batch);
+  if (recording == nullptr) {
+    recordings_.push_back(std::make_unique<Recording>(
+        Recording{.batch = batch, .steps = std::vector<CapturedStep>(static_cast<size_t>(slots_->count()))}));
+    return RunOneByOne(slot);
+  }
+  CapturedStep& captured = recording->steps[static_cast<size_t>(slots_->IndexOf(slot.plan().step))];
+  if (captured.segments.empty()) {
+    ASSIGN_OR_RETURN(captured, Capture(slot));
+  }
+  for (const Segment& segment : captured.segments) {
+    RETURN_IF_ERROR(transfers_->Bring(segment.reads));
+    const TraceSpan span(timer_->track(), "launch", {.step = slot.plan().step});
+    RETURN_IF_ERROR(segment.graph->Launch());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
+  Bind(&slot);
+  const Network::TrainStep work = TakeInput(slot);
+  RETURN_IF_ERROR(network_.Forward(work, [this](int layer) { return transfers_->Bring(network_.LayerRange(layer)); }));
+  RETURN_IF_ERROR(transfers_->Bring({0, element_count()}));
+  RETURN_IF_ERROR(Backward(work, slot));
+  Bind(nullptr);
+  // Errors of single calls are kept for this.
+  return device_.Synchronize();
+}
+
+absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
+  Bind(&slot);
+  // Other batch sizes may have taken the place of this one since its first step.
+  RETURN_IF_ERROR(network_.Prepare(std::ssize(slot.plan().samples)));
+  std::vector<Segment> segments(1);
+  std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
+  const auto end_segment = [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(segments.back().graph, device_.EndCapture());
+    return absl::OkStatus();
+  };
+  // Cuts before a layer that reads buckets nobody has read; the first one reads them at its beginning.
+  const auto before_layer = [&](int layer) -> absl::Status {
+    const ElementRange reads = network_.LayerRange(layer);
+    if (local() || reads.size() == 0) return absl::OkStatus();
+    bool reads_new = false;
+    for (int b = buckets_.BucketOf(reads.end - 1); b <= buckets_.BucketOf(reads.begin); ++b) {
+      reads_new = reads_new || !is_read[static_cast<size_t>(b)];
+      is_read[static_cast<size_t>(b)] = true;
+    }
+    if (!reads_new) return absl::OkStatus();
+    if (segments.back().reads.size() > 0) {
+      RETURN_IF_ERROR(end_segment());
+      segments.emplace_back();
+      RETURN_IF_ERROR(device_.BeginCapture());
+    }
+    segments.back().reads = reads;
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(device_.BeginCapture());
+  const Network::TrainStep work = TakeInput(slot);
+  RETURN_IF_ERROR(network_.Forward(work, before_layer));
+  RETURN_IF_ERROR(Backward(work, slot));
+  RETURN_IF_ERROR(end_segment());
+  Bind(nullptr);
+  // Backward needs every bucket awaited, those too that no layer reads.
+  segments.back().reads = {0, element_count()};
+  return CapturedStep{.operations = network_.operations(), .segments = std::move(segments)};
+}
+
+// Backward, and what follows it on the GPU.
+absl::Status CudaTrainingStep::Backward(const Network::TrainStep& work, Slot& slot) {
+  RETURN_IF_ERROR(network_.Backward(work, [this](int layer) -> absl::Status {
+    const ElementRange range = network_.LayerRange(layer);
+    return range.size() == 0 ? absl::OkStatus() : transfers_->Complete(range.begin);
+  }));
+  RETURN_IF_ERROR(transfers_->FinishBackward());
+  return device_.stream()->CopyToHost(slot.device_result(), slot.result(), sizeof(CudaStepResult));
+}
+
+// Waits for the step that runs on the slot, if one does.
+absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* finished) {
+  if (!slot.runs()) return absl::OkStatus();
+  // Whoever asks what this process waits for is told the step that the GPU is at.
+  ProgressState* const progress = timer_->progress();
+  if (progress != nullptr) progress->set_step(slot.plan().step);
+  timer_->Enter(StepPart::kBackward);
+  {
+    const TraceSpan span(timer_->track(), "wait for the GPU", {.step = slot.plan().step});
+    RETURN_IF_ERROR(slot.Finish());
+  }
+  if (progress != nullptr) progress->set_step(last_step_);
+  const CudaStepResult& result = *slot.result();
+  const BatchPlan& plan = slot.plan();
+  if (result.non_finite_element >= 0) return transfers_->NonFinite(plan.step, result.non_finite_element);
+  finished->push_back({.step = plan.step,
+                       .global_count = plan.global_count,
+                       .batch = std::ssize(plan.samples),
+                       .loss = {.loss_sum = result.loss_sum, .correct = result.correct}});
+  return absl::OkStatus();
+}
+
+absl::Status CudaTrainingStep::Settle(std::vector<FinishedStep>* finished) {
+  // The oldest step first, which has the slot after the last one's: of several with NaNs it is the one to name.
+  for (int64_t step = last_step_ + 1; step <= last_step_ + slots_->count(); ++step) {
+    RETURN_IF_ERROR(Finish(slots_->of(step), finished));
+  }
+  return transfers_->Settle();
+}
+
+absl::StatusOr<LossResult> CudaTrainingStep::Evaluate(const Batch& batch) {
+  RETURN_IF_ERROR(network_.Evaluate(input_->Evaluation(batch), transfers_->parameters()));
+  const LossResult loss = network_.Result();
+  RETURN_IF_ERROR(device_.Synchronize());
+  return loss;
+}
+
+// Enqueues the input of the slot's step.
+Network::TrainStep CudaTrainingStep::TakeInput(Slot& slot) {
+  return {.input = input_->Training(slot),
+          .step = slot.plan().step,
+          .parameters = transfers_->parameters(),
+          .gradients = transfers_->gradients()};
+}
+
+void CudaTrainingStep::Bind(Slot* slot) {
+  device_.BindStepValues(slot == nullptr ? nullptr : slot->values());
+  device_.BindStepResult(slot == nullptr ? nullptr : slot->device_result());
+}
+
+// Null if none of this batch size was run.
+Recording* CudaTrainingStep::RecordingOf(int64_t batch) {
+  for (const auto& recording : recordings_) {
+    if (recording->batch == batch) return recording.get();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int64_t CudaParametersBytes(int64_t element_count) { return 2 * element_count * kFloatBytes; }
+
+int64_t CudaBatchesBytes(const CudaTrainingStepOptions& options) {
+  return CudaBatchSlots::DeviceBytes(SlotsOf(options)) + CudaInput::BatchBytes(InputOf(options));
+}
+
+int64_t CudaDataBytes(const CudaTrainingStepOptions& options) { return CudaInput::DataBytes(InputOf(options)); }
+
+absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCudaTrainingStep(const TrainingStepParts& parts,
+                                                                     const CudaTrainingStepOptions& options) {
+  auto step = std::make_unique<CudaTrainingStep>(parts, options);
+  RETURN_IF_ERROR(step->Allocate(parts));
+  return step;
+}
+
+}  // namespace starring

@@ -1,0 +1,69 @@
+// The step on a GPU.
+//
+// Words. A *segment* is a part of a step that is launched as one graph: forward is cut before a layer that reads
+// buckets which no layer before it does; the last segment also has loss, backward and, with one worker, the optimizer.
+// lenet5 has one bucket and one segment: one launch a step. Slots: cuda_batch_slots.h. Buckets:
+// cuda_bucket_transfers.h. What must follow what, and by which event or wait it does, is a table in each of these two.
+//
+//   stream      | this step's segments, each behind the buckets that it reads       done
+//   downloads   |        a bucket's gradients, when backward has written them -> an event
+//   uploads     | parameters of a bucket, when the exchange has brought them
+//   feed        |                              the next batch
+//   this thread | Await, launch, ..., launch, feed, (event b, check, Submit b) ...
+//
+// With several workers the exchange sees pinned host copies of gradients and parameters, or the GPU's memory itself
+// where a CUDA-aware MPI moves it. With one, neither leaves the GPU before an epoch ends; NaN and infinities are looked
+// for there. Then step t is launched while steps t - 3 to t - 1 are still on the GPU or waiting there, and its loss and
+// its NaNs are known three steps later. A thread that slept until a step ended is awake 20 to 60 us after it, and has a
+// batch to copy and a graph to launch before the GPU has work again: with one step in hand that shows in steps of
+// 100 us, with three it does not.
+//
+// An event that is recorded in a graph is recorded by every launch of it (CUDA's cudaGraphAddEventRecordNode: "Each
+// launch of the graph will record event"), so that waiting for it behind a launch waits for that launch.
+//
+// The first step of a batch size runs without a graph: it makes the operations, and CUDA loads their kernels, which a
+// capture must not do. After it each slot's first step is captured, and all later ones are only launched. A graph keeps
+// the network's operations that it was captured from.
+#ifndef STARRING_WORKER_STEP_CUDA_TRAINING_STEP_H_
+#define STARRING_WORKER_STEP_CUDA_TRAINING_STEP_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
+#include "worker/data/dataset.h"
+#include "worker/data/loader.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
+#include "worker/step/training_step.h"
+
+namespace starring {
+
+enum class CudaGraphs { kCaptured, kNone };  // kNone: the same calls, one by one
+
+struct CudaTrainingStepOptions {
+  CudaDevice* device = nullptr;        // the network's; outlives the step
+  CudaLocalExchange* local = nullptr;  // parts.exchange, if it is one; else null
+  CudaGraphs graphs = CudaGraphs::kCaptured;
+  // As CudaInput's.
+  const TrainAndTest* data = nullptr;
+  bool data_on_gpu = false;
+  Loader::Augment augment = Loader::Augment::kNone;
+  uint64_t seed = 0;
+  int64_t batch_max = 0;             // of this rank in training
+  int64_t evaluation_batch_max = 0;  // of one Evaluate
+  int batch_slots = 4;               // see cuda_batch_slots.h
+};
+
+// What a step allocates on the GPU: for parameters and gradients, for batches, and for the data set.
+int64_t CudaParametersBytes(int64_t element_count);
+int64_t CudaBatchesBytes(const CudaTrainingStepOptions& options);
+int64_t CudaDataBytes(const CudaTrainingStepOptions& options);
+
+// ResourceExhausted with the number of bytes. The step ends before the exchange, the network and the device do.
+absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCudaTrainingStep(const TrainingStepParts& parts,
+                                                                     const CudaTrainingStepOptions& options);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_STEP_CUDA_TRAINING_STEP_H_

@@ -1,0 +1,75 @@
+#include "worker/step/gpu_memory.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/status.h"
+#include "worker/exchange/local/cuda_local_exchange.h"
+
+namespace starring {
+namespace {
+
+constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
+
+std::string Text(int64_t bytes) {
+  const auto size = static_cast<double>(bytes);
+  return size < kGiB ? absl::StrFormat("%.1f MiB", size / kMiB) : absl::StrFormat("%.1f GiB", size / kGiB);
+}
+
+std::string Parts(const GpuMemoryNeed& need) {
+  std::string parts = absl::StrCat("activations ", Text(need.activations_bytes), ", parameters and gradients ",
+                                   Text(need.parameters_bytes));
+  if (need.optimizer_bytes > 0) absl::StrAppend(&parts, ", optimizer ", Text(need.optimizer_bytes));
+  absl::StrAppend(&parts, ", batches ", Text(need.batches_bytes));
+  if (need.data_bytes > 0) absl::StrAppend(&parts, ", data set ", Text(need.data_bytes));
+  return parts;
+}
+
+}  // namespace
+
+absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
+                                              const CudaTrainingStepOptions& step, const OptimizerConfig* optimizer) {
+  ASSIGN_OR_RETURN(const NetworkSize size, Network::SizeOf(file, network));
+  return GpuMemoryNeed{
+      .activations_bytes = size.arena_bytes,
+      .parameters_bytes = CudaParametersBytes(size.element_count),
+      .optimizer_bytes = optimizer == nullptr ? 0 : CudaLocalExchange::StateBytes(*optimizer, size.element_count),
+      .batches_bytes = CudaBatchesBytes(step),
+      .data_bytes = CudaDataBytes(step)};
+}
+
+absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device) {
+  ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
+  if (need.total_bytes() <= free_bytes) return absl::OkStatus();
+  const CudaDeviceInfo& gpu = device.info();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "GPU ", gpu.ordinal, " (", gpu.name, ") has too little memory: ", Text(need.total_bytes()), " are needed (",
+      Parts(need), "), ", Text(free_bytes), " of ", Text(gpu.memory_bytes), " are free: give ",
+      need.data_bytes > 0 ? "--data_on_gpu=off, " : "", "a smaller --global_batch, more GPUs or --device=cpu"));
+}
+
+absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network,
+                                            const OptimizerConfig* optimizer, DataOnGpu data_on_gpu,
+                                            const CudaDevice& device, CudaTrainingStepOptions* step) {
+  step->data_on_gpu = data_on_gpu != DataOnGpu::kOff;
+  ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step, optimizer));
+  if (data_on_gpu == DataOnGpu::kAuto) {
+    ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
+    // The other half is for what libraries and graphs take later, and for the next process on this GPU.
+    const int64_t left_bytes = free_bytes - (need.total_bytes() - need.data_bytes);
+    if (need.data_bytes > left_bytes / 2) {
+      step->data_on_gpu = false;
+      ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step, optimizer));
+    }
+  }
+  RETURN_IF_ERROR(CheckGpuMemory(need, device));
+  return need;
+}
+
+std::string DescribeGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device) {
+  const int64_t operations_bytes = device.operations_bytes();
+  return absl::StrCat("GPU memory: ", Text(need.total_bytes() + operations_bytes), " of ",
+                      Text(device.info().memory_bytes), " (", Parts(need), ", operations ", Text(operations_bytes),
+                      ")");
+}
+
+}  // namespace starring

@@ -1,0 +1,83 @@
+#include "worker/step/step_timer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace starring {
+namespace {
+
+double Seconds(StepTimer::Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// Nearest-rank percentile of ascending values.
+double Percentile(const std::vector<float>& ascending, double fraction) {
+  const auto rank = static_cast<size_t>(std::ceil(fraction * static_cast<double>(ascending.size())));
+  return ascending[std::max<size_t>(rank, 1) - 1];
+}
+
+WorkPhase PhaseOf(StepPart part) {
+  switch (part) {
+    case StepPart::kDataWait:
+    case StepPart::kHostToDevice:
+      return WorkPhase::kReadData;
+    case StepPart::kForward:
+      return WorkPhase::kForward;
+    case StepPart::kBackward:
+      return WorkPhase::kBackward;
+    case StepPart::kExposedExchange:
+    case StepPart::kOptimizer:
+      return WorkPhase::kExchange;
+    case StepPart::kOther:
+      break;
+  }
+  return WorkPhase::kBetweenSteps;
+}
+
+}  // namespace
+
+StepTimer::StepTimer(int64_t warmup_steps, TraceTrack* track, ProgressState* progress)
+    : track_(track), progress_(progress), warmup_left_(warmup_steps) {}
+
+void StepTimer::BeginStep() {
+  step_begin_ = part_begin_ = Clock::now();
+  part_ = StepPart::kOther;
+  step_parts_ = {};
+}
+
+StepPart StepTimer::Enter(StepPart part) {
+  const Clock::time_point now = Clock::now();
+  step_parts_[static_cast<int>(part_)] += Seconds(now - part_begin_);
+  part_begin_ = now;
+  if (progress_ != nullptr) progress_->Enter(PhaseOf(part), now);
+  return std::exchange(part_, part);
+}
+
+void StepTimer::EndStep() {
+  Enter(StepPart::kOther);
+  if (warmup_left_ > 0) {
+    --warmup_left_;
+    return;
+  }
+  for (int i = 0; i < kStepPartCount; ++i) sums_[i] += step_parts_[i];
+  step_ms_.push_back(static_cast<float>(1e3 * Seconds(part_begin_ - step_begin_)));
+}
+
+StepSummary StepTimer::Summary() const {
+  StepSummary summary;
+  if (step_ms_.empty()) return summary;
+  std::vector<float> ascending = step_ms_;
+  std::sort(ascending.begin(), ascending.end());
+  const auto count = static_cast<double>(ascending.size());
+  summary.steps_measured = static_cast<int64_t>(ascending.size());
+  summary.p50_ms = Percentile(ascending, 0.50);
+  summary.p95_ms = Percentile(ascending, 0.95);
+  summary.p99_ms = Percentile(ascending, 0.99);
+  summary.max_ms = ascending.back();
+  for (int i = 0; i < kStepPartCount; ++i) {
+    summary.part_ms[i] = 1e3 * sums_[i] / count;
+    summary.mean_ms += summary.part_ms[i];
+  }
+  return summary;
+}
+
+}  // namespace starring
