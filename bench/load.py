@@ -6,8 +6,8 @@ the time of a step grow with their number?
 
 Every worker is a process of its own, on this machine, that trains logreg on synthetic data; arrays go through sockets,
 as between machines. The digest is compared with that of tests/reference_job: one process that adds all gradients by
-common/arithmetic/reduction_order.h. Prints a table; exit status 0: every digest is right, 1: a job failed or has another digest,
-2: the command line was refused.
+common/arithmetic/reduction_order.h. Prints a table; exit status 0: every digest is right, 1: a job failed or has
+another digest, 2: the command line was refused.
 """
 
 import argparse

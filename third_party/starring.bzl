@@ -28,8 +28,8 @@ Messages and services (proto_library and cc_proto_library are native: no load):
         cc_proto = ":parameter_server_cc_proto",
     )
 
-No -march: a binary runs on any x86-64. A hot loop asks for more in its source: common/arithmetic/instruction_set.h. (GCC's
-target_clones crashes under ThreadSanitizer, before main.)
+No -march: a binary runs on any x86-64. A hot loop asks for more in its source: common/arithmetic/instruction_set.h.
+(GCC's target_clones crashes under ThreadSanitizer, before main.)
 
 A test that starts several busy processes says so with tags = ["cpu:2"], or "exclusive" when it measures time.
 """
