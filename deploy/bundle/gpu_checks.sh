@@ -1,7 +1,7 @@
 #!/bin/sh
 # Everything that only a GPU can show, in order of value, from an unpacked bundle on a GPU box:
 #
-#   tests/gpu_checks.sh FOLDER [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick]
+#   starring/tests/gpu_checks.sh FOLDER [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick]
 #
 # Writes one text file a check to FOLDER, and prints a line for each: PASSED, FAILED or SKIPPED, with the reason and the
 # time. A check that takes longer than its limit has failed. Needs a driver of the CUDA that the bundle was built with,

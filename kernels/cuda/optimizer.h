@@ -35,8 +35,9 @@ struct OptimizerArgs {
 // Launch:      256 threads a block, one thread per 4 elements, no shared memory.
 // Requires:    16-byte alignment for the vector path, scalar path otherwise (both tested).
 // Cost:        12 (SGD), 20 (momentum) or 28 (AdamW) bytes moved per element: bandwidth-bound.
-// Determinism: bitwise. Reference: common/optimizer, tolerance 0: additions, multiplications, divisions and square
-//              roots are IEEE's on both sides and none is contracted. Which element is found, of several: any.
+// Determinism: bitwise. Reference: common/arithmetic/optimizer.h, tolerance 0: additions, multiplications, divisions
+//              and square roots are IEEE's on both sides and none is contracted. If several elements are not finite,
+//              any of them may be the one that is found.
 cudaError_t ApplyUpdate(cudaStream_t stream, const OptimizerArgs& args);
 
 }  // namespace starring::cuda

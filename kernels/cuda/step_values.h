@@ -10,8 +10,8 @@
 
 namespace starring {
 
-// The factors of one update, made in double and rounded once, as common/arithmetic/optimizer.cc makes them;
-// cuda_optimizer.h.
+// The factors of one update, made in double and rounded once, as common/arithmetic/optimizer.cc makes them.
+// See kernels/cuda/cuda_optimizer.cc.
 struct CudaOptimizerScalars {
   float learning_rate = 0, momentum = 0, weight_decay = 0;                         // SGD
   float keep = 1, beta1 = 0, one_minus_beta1 = 1, beta2 = 0, one_minus_beta2 = 1;  // AdamW

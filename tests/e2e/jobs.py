@@ -12,7 +12,7 @@ import tempfile
 import time
 import unittest
 
-# Of a bundle, where its tests/gpu_checks.sh says so; else what Bazel built.
+# The programs of a bundle, if starring/tests/gpu_checks.sh named its folder; else those that Bazel built.
 BUNDLE_BIN = os.environ.get("STARRING_BIN")
 LAUNCH = os.path.join(BUNDLE_BIN, "launch") if BUNDLE_BIN else os.path.abspath("deploy/launch")
 WORKER = os.path.join(BUNDLE_BIN, "worker") if BUNDLE_BIN else os.path.abspath("worker/worker")

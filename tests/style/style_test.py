@@ -10,6 +10,8 @@ import re
 import subprocess
 import unittest
 
+import references
+
 LINE_WIDTH_MAX = 120
 CPP = (".h", ".cc", ".cu", ".cuh")
 # Text that people wrap as they like, and text that is not ours.
@@ -188,6 +190,64 @@ class StyleTest(unittest.TestCase):
                     problems += find_problems(path, file.read())
             except UnicodeDecodeError:
                 continue  # an image or a data file
+        if problems:
+            self.fail("\n" + "\n".join(problems))
+
+    def test_each_dead_reference_is_found(self):
+        page = "# A page\n\n## How it works: twice\n\n```\n# no heading\n```\n"
+        files = {"README.md": page, "common/README.md": page, "common/layout.h": "", "common/layout.cc": "",
+                 "common/wire/lane.cc": '#include <omp.h>\n', "deploy/launch/main.cc": "",
+                 "common/BUILD": 'starring_cc_library(\n    name = "layout",\n)\n',
+                 "deploy/BUILD": 'starring_cc_binary(\n    name = "table",\n)\n'
+                                 '[starring_cc_test(name = stem + "_test") for stem in ["a", "b"]]\n'
+                                 'genrule(\n    name = "bundle",\n    outs = ["bundle.tar.gz"],\n)\n'}
+
+        def find(path, text):
+            tree = references.Tree({**files, path: text})
+            return [f"{line}: {problem}" for line, problem in tree.dead_references(path)]
+
+        alive = ("[a](common/README.md) [b](common/README.md#how-it-works-twice) [c](README.md#a-page) [d](deploy)",
+                 "[e](common) [f](https://example.org/common/none.h) common/layout.h, common/layout, common/wire/.",
+                 "common/*.h common/layout.{h,cc} common/<stem>.h common/KIND/x.h kernels/none worker-server pairs",
+                 "bazel-bin/deploy/table, deploy/bundle.tar.gz",
+                 "//common:layout //common:all //deploy/... `bazel run //deploy:table -- --x` //deploy:a_test //server",
+                 "layout.cc, omp.h, main.cc, printf.hpp; starring/common/none.h /common/none.h")
+        for line in alive:
+            self.assertEqual(find("a.md", line), [])
+        dead = {"[a](common/none.md)": "(common/none.md): there is no such file",
+                "[a](common/README.md#none)": "(common/README.md#none): the page has no such heading",
+                "[a](#no-heading)": "(#no-heading): the page has no such heading",
+                "in common/none.h and": "common/none.h: there is no such file",
+                "common/wire/{none,nil}.h": "common/wire/{none,nil}.h: there is no such file",
+                "common/none/*.h": "common/none/*.h: there is no such file",
+                "`deploy/none --x`": "deploy/none: there is no such file",
+                "run ./common/none.sh": "common/none.sh: there is no such file",
+                "bazel-bin/deploy/none": "deploy/none: there is no such file",
+                "bazel run //deploy:none -- x": "//deploy:none: there is no such target",
+                "//deploy/none": "//deploy/none: there is no such target",
+                "//deploy/none/...": "//deploy/none/...: there is no such target",
+                "see none.h.": "none.h: there is no file of that name"}
+        for line, problem in dead.items():
+            self.assertIn(f"3: {problem}", "\n".join(find("a.md", "\n\n" + line)))
+        comments = {"a.cc": 'Print("common/none.h", x);\n/* a\n common/none.h */\n',
+                    "a.proto": 'import "common/none.proto";\n\nint x;  // common/none.h\n',
+                    "a.py": 'x = "common/none.h"\ndef f():\n    """See common/none.h."""\n',
+                    "b.py": 'x = "# common/none.h"\n\n# common/none.h\n',
+                    "a.sh": '#!/bin/sh\necho common/none.h\ntrue  # common/none.h\n',
+                    "bench/BUILD": 'x = "common/none.h"\n\n# common/none.h\n'}
+        for path, text in comments.items():
+            self.assertEqual(find(path, text), ["3: common/none.h: there is no such file, folder or target"])
+        self.assertEqual(find("a.cc", 'Print("see common/README.md#none");\n'),
+                         ["1: common/README.md#none: the page has no such heading"])
+        self.assertEqual(find("a.cc", 'Print("see common/none.md");\n'), ["1: common/none.md: there is no such page"])
+
+    def test_references(self):
+        root = find_repository()
+        paths = list_files(root)
+        tree = references.read_tree(root, paths)
+        # The references in this file are dead on purpose.
+        problems = [f"{path}:{line}: {problem}" for path in paths if path != "tests/style/style_test.py"
+                    for line, problem in tree.dead_references(path)]
         if problems:
             self.fail("\n" + "\n".join(problems))
 

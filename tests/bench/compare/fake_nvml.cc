@@ -1,5 +1,5 @@
 // Stands in for NVIDIA's libnvidia-ml.so on machines without a driver: the calls that bench/compare/machine.py makes,
-// with the prototypes of nvml.h. Three GPUs; GPU i is busy for 10 * (i + 1) percent of the time and has i + 1 GiB in
+// with the prototypes of NVML. Three GPUs; GPU i is busy for 10 * (i + 1) percent of the time and has i + 1 GiB in
 // use.
 #include <cstdio>
 #include <cstring>

@@ -7,7 +7,7 @@
 namespace starring {
 namespace {
 
-// Random123 1.14, tests/kat_vectors, "philox4x32 10".
+// From Random123 1.14, its file of known answers (kat_vectors), "philox4x32 10".
 TEST(PhiloxTest, PublishedVectors) {
   EXPECT_EQ(Philox4x32({0, 0, 0, 0}, {0, 0}), (PhiloxWords{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   EXPECT_EQ(Philox4x32({~0u, ~0u, ~0u, ~0u}, {~0u, ~0u}),

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the C++ source that holds the text of every layer file given: embed.sh a.textproto b.textproto > shipped.cc
+# Prints a C++ source that holds the text of every layer file given: embed.sh FILE...
 set -eu
 echo '#include "worker/model/shipped_models.h"'
 echo 'namespace starring {'
