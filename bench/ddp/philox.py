@@ -56,7 +56,7 @@ def pictures(seed, stream, count, picture_bytes):
 
 
 def initialize(model, seed):
-    """The first values of a model's parameters: worker/model/parameter_init.h."""
+    """The first values of a model's parameters: worker/model/network_graph.h."""
     parameters = list(model.named_parameters())
     fan_in = {}
     for number, (name, tensor) in enumerate(parameters):

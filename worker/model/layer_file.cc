@@ -18,8 +18,6 @@
 #include "common/limits.h"
 #include "common/status.h"
 #include "proto/starring/v1/layer_file.pb.h"
-#include "worker/model/layer_check.h"
-#include "worker/model/shipped_models.h"
 
 namespace starring {
 namespace {
@@ -27,16 +25,16 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::TextFormat;
 
-// From 1, as editors count.
+// Lines and columns from 1, as editors count; protobuf counts from 0.
 struct SourcePosition {
   int line = 1;
   int column = 1;
 };
 
-// The places of one layer: "layer" is the whole of it, "kind" its kind, else a field of either.
+// The positions of one layer by name: "layer" is the layer itself, "kind" its kind, any other name a field of either.
 using LayerPositions = std::map<std::string, SourcePosition, std::less<>>;
 
-// Keeps the first error: those that follow are mostly its consequences.
+// Keeps the first error: those that follow are mostly consequences of it.
 class FirstError : public google::protobuf::io::ErrorCollector {
  public:
   void AddError(int line, int column, const std::string& message) override {
@@ -56,7 +54,7 @@ absl::Status ErrorAt(absl::string_view file_name, SourcePosition position, absl:
   return absl::InvalidArgumentError(absl::StrCat(file_name, ":", position.line, ":", position.column, ": ", message));
 }
 
-// Adds the place of every field that `tree` saw set in a message of `type`.
+// Adds the position of every field that the text sets in a message of `type`, as `tree` has recorded it.
 void AddPositions(const google::protobuf::Descriptor& type, const TextFormat::ParseInfoTree& tree,
                   LayerPositions* positions) {
   for (int i = 0; i < type.field_count(); ++i) {
@@ -103,6 +101,7 @@ absl::Status FileError(const std::string& path, int error) {
 absl::StatusOr<std::string> ReadLayerFile(const std::string& path) {
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) return FileError(path, errno);
+  // One byte more than allowed, so that a file of any size is refused without reading all of it.
   std::string text(kLayerFileBytesMax + 1, '\0');
   int64_t size = 0;
   int error = 0;
@@ -128,7 +127,7 @@ absl::StatusOr<std::string> ReadLayerFile(const std::string& path) {
 struct LayerFile::Content {
   std::string file_name;
   v1::ModelDefinition definition;
-  std::vector<LayerPositions> positions;  // of each layer
+  std::vector<LayerPositions> positions;  // by layer
 };
 
 LayerFile::LayerFile(std::shared_ptr<const Content> content) : content_(std::move(content)) {}

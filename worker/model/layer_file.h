@@ -1,11 +1,14 @@
-// A layer file: text in the format of proto/starring/v1/layer_file.proto, checked as far as it can be without an
-// image's shape, and with the place of each layer kept for messages. Keeps protobuf out of this header.
+// A layer file: text in the format of proto/starring/v1/layer_file.proto.
+//
+// Everything that does not depend on an image's shape has been checked. The position of each layer is kept for
+// messages. The message's type is only declared here, so that this header does not include protobuf.
 //
 // Thread safety: immutable after Load; any thread may call any method.
 #ifndef STARRING_WORKER_MODEL_LAYER_FILE_H_
 #define STARRING_WORKER_MODEL_LAYER_FILE_H_
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "absl/status/status.h"
@@ -20,21 +23,19 @@ namespace starring {
 
 class LayerFile {
  public:
-  // `model` is a shipped model's name (logreg, mlp, lenet5, mnist_cnn, resnet20) or a path (anything with '/' or '.').
-  // Shipped files are compiled into the binary, so that they are found from any working directory.
-  // NotFound lists the shipped names; otherwise as Parse.
+  // `model` is the name of a shipped model (logreg, mlp, lenet5, mnist_cnn, resnet20) or a path, which has a '/' or
+  // '.'. NotFound lists the shipped names; otherwise the errors are those of Parse.
   static absl::StatusOr<LayerFile> Load(absl::string_view model);
 
-  // InvalidArgument "FILE:LINE:COLUMN: reason", or "FILE:LINE:COLUMN: layer NAME: reason", on text that is no layer
-  // file, a repeated or missing name, a layer without a kind, an input that is no layer above, an output that nobody
-  // reads, or a number out of range. Lines and columns count from 1.
+  // InvalidArgument "FILE:LINE:COLUMN: reason", or "FILE:LINE:COLUMN: layer NAME: reason", for text that is not a layer
+  // file, and for everything that CheckLayers refuses. Lines and columns count from 1.
   static absl::StatusOr<LayerFile> Parse(absl::string_view text, absl::string_view file_name);
 
   const v1::ModelDefinition& definition() const;
   const std::string& file_name() const;
 
-  // InvalidArgument "FILE:LINE:COLUMN: layer NAME: `reason`". The place is that of `field` ("kernel", "input", ...)
-  // where the file sets it, else the layer's kind, else the layer.
+  // InvalidArgument "FILE:LINE:COLUMN: layer NAME: `reason`". The position is that of `field` ("kernel", "input", ...)
+  // if the file sets it, otherwise that of the layer's kind, otherwise that of the layer.
   absl::Status LayerError(int layer, absl::string_view field, absl::string_view reason) const;
 
  private:
@@ -43,6 +44,22 @@ class LayerFile {
 
   std::shared_ptr<const Content> content_;  // shared: copies of a layer file are cheap and immutable
 };
+
+// The part of Parse that reads the meaning of a file: names, inputs, kinds, and the ranges of numbers. Returns the
+// first error in file order as a LayerError: a name that is repeated or missing, a layer without a kind, an input that
+// is not a layer above, an output that no layer reads, a number out of range. After OK, every input is "input" or the
+// name of a layer above, and every layer but the last is read by another.
+absl::Status CheckLayers(const LayerFile& file);
+
+// A layer file of worker/model/models. They are compiled into the program (rule :embed_models), so that they are found
+// from any working directory.
+struct ShippedModel {
+  absl::string_view name;  // "lenet5"
+  absl::string_view text;  // the content of lenet5.textproto
+};
+
+// In alphabetical order.
+std::span<const ShippedModel> ShippedModels();
 
 }  // namespace starring
 

@@ -11,7 +11,6 @@
 #include "worker/model/network_graph.h"
 #include "worker/model/network_plan.h"
 #include "worker/model/network_program.h"
-#include "worker/model/parameter_init.h"
 
 namespace starring {
 namespace {
@@ -54,12 +53,13 @@ class Network::Impl {
   absl::Status Allocate() {
     ASSIGN_OR_RETURN(arena_, device_->Allocate(arena_bytes()), "activations and gradients of ", file_.file_name());
     RETURN_IF_ERROR(AllocateStatistics());
-    // What the device cannot do is said now, not when training has begun.
+    // A device that lacks an operation must refuse it now, not after training has begun.
     RETURN_IF_ERROR(PlanTraining(options_.batch_max));
     return PlanEvaluation(options_.evaluation_batch_max);
   }
 
   absl::Status PlanTraining(int64_t batch) {
+    CHECK_GE(batch, 1);
     CHECK_LE(batch, options_.batch_max);
     return PlanOf(NetworkPlan::Mode::kTraining, batch).status();
   }
@@ -73,12 +73,6 @@ class Network::Impl {
 
   int64_t arena_bytes() const { return ArenaBytes(options_, training_, evaluation_); }
 
-  absl::Status Prepare(int64_t batch) {
-    CHECK_GE(batch, 1);
-    CHECK_LE(batch, options_.batch_max);
-    return PlanOf(NetworkPlan::Mode::kTraining, batch).status();
-  }
-
   absl::Status Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int)> before_layer) {
     CHECK_EQ(std::ssize(step.parameters), graph_.layout().element_count());
     CHECK_LE(step.input.batch, options_.batch_max);
@@ -88,6 +82,7 @@ class Network::Impl {
     }
     const NetworkPlan::Pointers pointers = PointersOf(step);
     for (int l = 0; l < layer_count(); ++l) {
+      // Also without samples: the rank awaits and submits its buckets as all others do.
       RETURN_IF_ERROR(before_layer(l));
       const TraceSpan span(options_.track, NameOf(forward_names_, l), {.step = step.step});
       if (plan_ != nullptr) plan_->RunForward(l, pointers);
@@ -167,7 +162,8 @@ class Network::Impl {
             .loss_scale = step.loss_scale};
   }
 
-  // One block of device memory for all running statistics, each on a 64-byte boundary.
+  // Allocates one block of device memory for all running statistics, each on a 64-byte boundary, and fills it with
+  // PyTorch's initial values: mean 0, variance 1.
   absl::Status AllocateStatistics() {
     std::vector<float> initial;
     struct Place {
@@ -201,10 +197,10 @@ class Network::Impl {
       buffers_.push_back({layer.name + ".running_mean", {base + place.mean, channels}});
       buffers_.push_back({layer.name + ".running_var", {base + place.variance, channels}});
     }
-    return device_->Synchronize();  // `initial` ends here
+    return device_->Synchronize();  // the copy reads `initial`, which ends here
   }
 
-  // The plan for a batch size, made at its first use. The most recently used is last in plans_.
+  // The plan for a batch size, made at its first use. plans_ is ordered by last use, the most recent last.
   absl::StatusOr<std::shared_ptr<NetworkPlan>> PlanOf(NetworkPlan::Mode mode, int64_t batch) {
     const auto matches = [&](const auto& plan) { return plan->mode() == mode && plan->batch() == batch; };
     const auto found = std::find_if(plans_.begin(), plans_.end(), matches);
@@ -227,6 +223,7 @@ class Network::Impl {
     return plans_.back();
   }
 
+  // For a batch without samples: its gradients join the sum of all ranks, so they must be zero, not the last step's.
   void ClearGradients(int layer, std::span<float> gradients) {
     const GraphLayer& l = graph_.layers()[layer];
     for (int t = l.first_tensor; t < l.first_tensor + l.tensor_count; ++t) {
@@ -245,14 +242,14 @@ class Network::Impl {
   Device* const device_;
   std::unique_ptr<DeviceBuffer> arena_;
   std::unique_ptr<DeviceBuffer> statistics_memory_;
-  std::vector<RunningStatistics> statistics_;  // of each layer
+  std::vector<RunningStatistics> statistics_;  // by layer
   std::vector<NetworkBuffer> buffers_;
-  // Shared with those who called operations().
+  // Shared with the callers of operations().
   std::vector<std::shared_ptr<NetworkPlan>> plans_;
-  std::shared_ptr<NetworkPlan> plan_;  // of the last Forward or Evaluate; null after an empty batch
-  int64_t ready_batch_ = kNoBatch;     // the batch that Backward may follow
-  std::vector<float> zeros_;           // host memory, for empty batches
-  std::vector<const char*> forward_names_, backward_names_;  // of each layer's spans; empty without a track
+  std::shared_ptr<NetworkPlan> plan_;  // the last Forward's or Evaluate's; null after an empty batch
+  int64_t ready_batch_ = kNoBatch;     // size of the batch whose Forward Backward may follow
+  std::vector<float> zeros_;           // in host memory, for ClearGradients
+  std::vector<const char*> forward_names_, backward_names_;  // of the spans, by layer; empty without a track
 };
 
 absl::StatusOr<std::unique_ptr<Network>> Network::Create(const LayerFile& file, const NetworkOptions& options,
@@ -275,7 +272,6 @@ Network::~Network() = default;
 
 const Layout& Network::layout() const { return impl_->graph().layout(); }
 int Network::layer_count() const { return static_cast<int>(impl_->graph().layers().size()); }
-const std::string& Network::layer_name(int layer) const { return impl_->graph().layers()[layer].name; }
 ElementRange Network::LayerRange(int layer) const { return impl_->graph().LayerRange(layer); }
 std::vector<NetworkBuffer> Network::buffers() { return impl_->buffers(); }
 absl::Status Network::ReadBuffer(const NetworkBuffer& buffer, std::span<float> values) {
@@ -290,7 +286,6 @@ void Network::InitializeParameters(uint64_t seed, std::span<float> parameters) c
   starring::InitializeParameters(impl_->graph(), seed, parameters);
 }
 
-absl::Status Network::Prepare(int64_t batch) { return impl_->Prepare(batch); }
 absl::Status Network::Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> before_layer) {
   return impl_->Forward(step, before_layer);
 }

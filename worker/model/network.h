@@ -1,13 +1,13 @@
-// A layer file made runnable: forward, loss and backward over one arena of device memory that is planned once.
+// A network that can be run: forward, loss and backward over one arena of device memory that is planned once.
 //
-// Parameters and gradients are flat vectors that follow `layout()`; layer l's tensors lie before layer l + 1's. So,
-// once backward has finished layer l, every gradient element from LayerRange(l).begin on is final.
+// Parameters and gradients are flat vectors that follow `layout()`, in which layer l's tensors come before those of
+// layer l + 1. So, once backward has finished layer l, every gradient element from LayerRange(l).begin on is final.
 //
-// Each batch size has a plan of its own, made at its first use (the largest: by Create): that step allocates, later
-// ones do not. At most limits.h kNetworkPlansMax plans are kept, the one that was not used for longest goes. All share
-// the arena.
+// Each batch size has its own plan, made at its first use (for the largest size by Create). Making a plan allocates;
+// running it does not. At most kNetworkPlansMax plans (common/limits.h) are kept; the least recently used one is
+// dropped for a new one. All plans share the arena.
 //
-// Device operations are enqueued; on the CPU they are done when a call returns. Result waits.
+// Device operations are enqueued on a GPU, and finished when a call returns on a CPU. Result waits for them.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_MODEL_NETWORK_H_
@@ -31,38 +31,38 @@ namespace starring {
 class LayerFile;  // worker/model/layer_file.h
 
 struct NetworkOptions {
-  int64_t height = 0, width = 0, channels = 0, classes = 0;  // of the data set
+  int64_t height = 0, width = 0, channels = 0, classes = 0;  // the data set's
   int64_t batch_max = 0;                                     // largest batch of this rank in training
-  int64_t evaluation_batch_max = 0;                          // likewise in Evaluate; 0: as batch_max
-  uint64_t seed = 0;                                         // dropout
-  TraceTrack* track = nullptr;  // of the thread that calls; outlives the network; null: there is no trace
+  int64_t evaluation_batch_max = 0;                          // largest batch of Evaluate; 0 means batch_max
+  uint64_t seed = 0;                                         // for dropout
+  TraceTrack* track = nullptr;  // the calling thread's; outlives the network; null without a trace
 };
 
 // One batch in device memory.
 struct NetworkInput {
   const float* images = nullptr;  // (batch, height, width, channels)
   const int32_t* labels = nullptr;
-  int64_t batch = 0;  // 0 is legal: a rank without samples in the last batch; its gradients are zero
+  int64_t batch = 0;  // 0 is legal: the last batch may have no samples for this rank, whose gradients are then zero
 };
 
-// A tensor that is saved but not trained and not exchanged each step: batch norm's running mean and variance.
+// A tensor that is saved, but neither trained nor exchanged in each step: batch norm's running mean and variance.
 struct NetworkBuffer {
   std::string name;         // "bn1.running_mean", then "bn1.running_var": PyTorch's names and order
-  std::span<float> values;  // device memory of the network; shape {channels}
+  std::span<float> values;  // the network's device memory; shape {channels}
 };
 
-// What a network takes: known without a device.
+// How large a network is. Known without a device.
 struct NetworkSize {
-  int64_t arena_bytes = 0;    // device memory of activations and their gradients
-  int64_t element_count = 0;  // of the parameter vector
+  int64_t arena_bytes = 0;    // device memory for activations and their gradients
+  int64_t element_count = 0;  // length of the parameter vector
 };
 
 class Network {
  public:
-  // Fails as Create does where the layer file and the data set's shape do not go together.
+  // Fails as Create does if the layer file and the data set's shape do not fit together.
   static absl::StatusOr<NetworkSize> SizeOf(const LayerFile& file, const NetworkOptions& options);
-  // InvalidArgument with file, line, layer and reason where the layer file and the data set's shape do not go together
-  // (see network_graph.h), or the device has no such operation. ResourceExhausted when the arena does not fit.
+  // InvalidArgument with file, line, layer and reason if the layer file and the data set's shape do not fit together
+  // (network_graph.h), or the device lacks an operation. ResourceExhausted if the arena does not fit.
   // `device` outlives the network. REQUIRES: batch_max >= 1.
   static absl::StatusOr<std::unique_ptr<Network>> Create(const LayerFile& file, const NetworkOptions& options,
                                                          Device* device);
@@ -70,20 +70,19 @@ class Network {
 
   const Layout& layout() const;
   int layer_count() const;
-  const std::string& layer_name(int layer) const;
-  // The layer's tensors, alignment gaps included; empty for a layer without parameters.
+  // The elements of the layer's tensors, alignment gaps included; empty for a layer without parameters.
   ElementRange LayerRange(int layer) const;
   std::vector<NetworkBuffer> buffers();
-  // Between one of buffers() and host memory; when they return it is done.
+  // Copy one of buffers() to or from host memory, and wait until that is done.
   absl::Status ReadBuffer(const NetworkBuffer& buffer, std::span<float> values);
   absl::Status WriteBuffer(const NetworkBuffer& buffer, std::span<const float> values);
   int64_t arena_bytes() const;
 
-  // Writes to host memory; see parameter_init.h for the distributions. Gaps are set to 0.
+  // Writes the first values to host memory: InitializeParameters of network_graph.h.
   void InitializeParameters(uint64_t seed, std::span<float> parameters) const;
 
-  // The memory is the device's; images 64-byte aligned. REQUIRES: input.batch <= batch_max; parameters and gradients
-  // have layout().element_count() elements.
+  // One step of training. All memory is the device's; images are 64-byte aligned. REQUIRES: input.batch <= batch_max;
+  // parameters and gradients have layout().element_count() elements.
   struct TrainStep {
     NetworkInput input;
     int64_t step = 0;
@@ -92,27 +91,24 @@ class Network {
     std::span<const float> parameters;
     std::span<float> gradients;  // overwritten, gaps untouched
   };
-  // Makes the operations for steps of `batch` samples, so that a Forward that follows allocates nothing: a capture must
-  // not. REQUIRES: 1 <= batch <= batch_max.
-  absl::Status Prepare(int64_t batch);
-  // Calls before_layer(l) for every layer, in ascending l, ahead of forward's first use of layer l's parameters, and
-  // stops with its error.
+  // Calls before_layer(l) for every layer, in ascending l, before forward first uses layer l's parameters, and stops
+  // with its error.
   absl::Status Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> before_layer);
   // After Forward of the same step. Calls after_layer(l) for every layer, in descending l, when neither forward nor
   // backward will touch layer l's parameters or gradients again in this step, and stops with its error.
   absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer);
   LossResult Result();  // of the last Forward or Evaluate
-  // The operations that the last Forward or Evaluate ran, and the device memory that they write to. A captured graph
-  // writes there whenever it is launched, which the network does not see: whoever keeps the graph keeps this as long,
-  // so that room for another batch size is not made there. Null after an empty batch.
+  // Owns the operations that the last Forward or Evaluate ran, and their device memory; null after an empty batch.
+  // A captured graph writes to that memory in every launch, without the network's knowledge. The graph's owner must
+  // keep this pointer as long as the graph, or another batch size could be given the same memory.
   std::shared_ptr<const void> operations() const;
 
-  // Makes the plan for a batch size now, instead of at its first use. REQUIRES: 1 <= batch <= batch_max, or
-  // evaluation_batch_max.
+  // Makes the plan for a batch size now instead of at its first use, so that the next step of that size allocates
+  // nothing; the capture of a graph depends on it. REQUIRES: 1 <= batch <= batch_max, or evaluation_batch_max.
   absl::Status PlanTraining(int64_t batch);
   absl::Status PlanEvaluation(int64_t batch);
 
-  // Evaluation: no dropout, running statistics. Nothing may happen between Forward and Backward.
+  // Computes the loss without dropout and with the running statistics. Not between Forward and Backward of a step.
   // REQUIRES: input.batch <= evaluation_batch_max.
   absl::Status Evaluate(const NetworkInput& input, std::span<const float> parameters);
 

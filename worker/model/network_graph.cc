@@ -1,9 +1,12 @@
 #include "worker/model/network_graph.h"
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/philox.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"
@@ -14,7 +17,7 @@ namespace {
 
 Activation ActivationOf(bool relu) { return relu ? Activation::kRelu : Activation::kNone; }
 
-// Builds one layer after the other.
+// Builds the layers in file order, so that the shape of every input is known when a layer needs it.
 class GraphBuilder {
  public:
   GraphBuilder(const LayerFile& file, const NetworkGraph::DataShape& data)
@@ -43,9 +46,9 @@ class GraphBuilder {
   std::vector<TensorSpec> TakeTensors() { return std::move(tensors_); }
 
  private:
-  // LayerFile has made sure that every input is there.
+  // CheckLayers has made sure that every input exists and is above.
   void Resolve(int number, const v1::Layer& proto, GraphLayer* layer) {
-    if (proto.input_size() == 0) layer->inputs.push_back(number - 1);  // -1 is the image
+    if (proto.input_size() == 0) layer->inputs.push_back(number - 1);  // for the first layer kImage, which is -1
     for (const std::string& input : proto.input()) {
       layer->inputs.push_back(input == "input" ? GraphLayer::kImage : numbers_.at(input));
     }
@@ -113,7 +116,8 @@ class GraphBuilder {
     TensorSpec weight{
         .name = layer->name + ".weight", .dims = {dense.units(), in.elements()}, .torch_axes = {}, .torch_shape = {}};
     if (in.channels > 1 && in.height * in.width > 1) {
-      // PyTorch flattens (channels, height, width), we (height, width, channels).
+      // PyTorch flattens (channels, height, width), this program (height, width, channels). The weight keeps the axes
+      // of the image apart, so that it can be reordered when a checkpoint or the initial values change between the two.
       weight.dims = {dense.units(), in.height, in.width, in.channels};
       weight.torch_axes = {0, 3, 1, 2};
       weight.torch_shape = {dense.units(), in.elements()};
@@ -207,6 +211,19 @@ absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t cl
                                       classes, " classes: both must be equal"));
 }
 
+// The number of inputs that one output is computed from.
+int64_t FanIn(const GraphLayer& layer) {
+  return layer.kind == LayerKind::kConv2d ? layer.kernel * layer.kernel * layer.in.channels : layer.in.elements();
+}
+
+void FillUniform(const RandomKey& key, float bound, std::span<float> values) {
+  PhiloxWords words{};
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i % 4 == 0) words = key.At(i / 4);
+    values[i] = (2 * UnitFloat(words[i % 4]) - 1) * bound;
+  }
+}
+
 }  // namespace
 
 std::string ToString(const SampleShape& shape) {
@@ -240,6 +257,26 @@ ElementRange NetworkGraph::LayerRange(int layer) const {
   const int next = l.first_tensor + l.tensor_count;
   return {tensors[l.first_tensor].range.begin,
           next < std::ssize(tensors) ? tensors[next].range.begin : layout_.element_count()};
+}
+
+void InitializeParameters(const NetworkGraph& graph, uint64_t seed, std::span<float> parameters) {
+  CHECK_EQ(std::ssize(parameters), graph.layout().element_count());
+  std::fill(parameters.begin(), parameters.end(), 0.0f);
+  std::vector<float> in_torch_order;
+  for (const GraphLayer& layer : graph.layers()) {
+    for (int t = layer.first_tensor; t < layer.first_tensor + layer.tensor_count; ++t) {
+      const Tensor& tensor = graph.layout().tensors()[t];
+      const std::span<float> values = parameters.subspan(tensor.range.begin, tensor.range.size());
+      if (layer.kind == LayerKind::kBatchNorm) {
+        std::fill(values.begin(), values.end(), t == layer.first_tensor ? 1.0f : 0.0f);
+        continue;
+      }
+      const RandomKey key{.seed = seed, .purpose = RandomPurpose::kInit, .stream = static_cast<uint32_t>(t)};
+      in_torch_order.resize(values.size());
+      FillUniform(key, static_cast<float>(1 / std::sqrt(static_cast<double>(FanIn(layer)))), in_torch_order);
+      FromTorchOrder(tensor.spec, in_torch_order, values);
+    }
+  }
 }
 
 }  // namespace starring

@@ -10,7 +10,7 @@
 namespace starring {
 namespace {
 
-// The parts of a layer's parameters, or of their gradients. T is float or const float.
+// Where a layer's tensors begin in a vector of parameters or gradients. T is float or const float.
 template <typename T>
 struct LayerTensors {
   T* first = nullptr;   // weight, gamma
@@ -27,6 +27,7 @@ LayerTensors<T> TensorsOf(const NetworkGraph& graph, int layer, T* vector) {
   return found;
 }
 
+// The device has a factory for each kind of operation; the plan keeps all kinds in one variant.
 template <typename Variant, typename T>
 absl::StatusOr<Variant> ToVariant(absl::StatusOr<std::unique_ptr<T>> operation) {
   if (!operation.ok()) return operation.status();
@@ -41,6 +42,8 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
   const int layer_count = static_cast<int>(parts.graph->layers().size());
   for (int l = 0; l < layer_count; ++l) {
     absl::StatusOr<LayerOperation> operation = plan->CreateOperation(l);
+    // A refused shape is a mistake in the layer file and is reported at its line. Other errors, for instance too little
+    // memory, are not.
     if (operation.status().code() == absl::StatusCode::kInvalidArgument) {
       return parts.file->LayerError(l, "", operation.status().message());
     }
@@ -52,6 +55,8 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
   return plan;
 }
 
+// Whether the layer's backward computes the gradient of its input. The first layer with parameters does not need one,
+// and in many networks that gradient would be the largest of all.
 InputGradient NetworkPlan::InputGradientOf(int layer) const {
   for (const Instruction& instruction : parts_.program->backward[layer]) {
     const bool is_own = instruction.operation == Instruction::Operation::kBackward;
@@ -113,6 +118,7 @@ absl::StatusOr<NetworkPlan::LayerOperation> NetworkPlan::CreateOperation(int lay
                                                               .sample_elements = l.in.elements(),
                                                               .rate = l.rate,
                                                               .seed = parts_.seed,
+                                                              // Every layer draws other numbers from one seed.
                                                               .stream = static_cast<uint32_t>(layer)}));
     case LayerKind::kRelu:
     case LayerKind::kAdd:
@@ -122,6 +128,7 @@ absl::StatusOr<NetworkPlan::LayerOperation> NetworkPlan::CreateOperation(int lay
   return LayerOperation();
 }
 
+// Offsets are per sample, so a smaller batch uses a shorter part of the arena.
 float* NetworkPlan::At(int storage) const {
   if (storage < 0) return nullptr;
   return parts_.arena + batch_ * parts_.program->storages[storage].sample_offset;
@@ -186,6 +193,7 @@ void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointe
       return std::get<std::unique_ptr<GlobalAveragePool>>(operation)->Forward(x, y);
     case LayerKind::kBatchNorm: {
       BatchNorm& norm = *std::get<std::unique_ptr<BatchNorm>>(operation);
+      // Training normalises by the batch's own statistics and updates the running ones, which evaluation reads.
       if (parts_.mode == Mode::kTraining) return norm.Forward(x, weight, bias, running.mean, running.variance, y);
       return norm.Infer(x, weight, bias, running.mean, running.variance, y);
     }
@@ -197,6 +205,7 @@ void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointe
     case LayerKind::kFlatten:
       break;
   }
+  // Add and flatten have no kForward instruction: RunForward adds, and a flatten is no instruction at all.
   CHECK(false) << "layer " << layer << " has no forward operation";
 }
 
@@ -206,6 +215,7 @@ void NetworkPlan::Backward(const Instruction& instruction, const Pointers& point
   const float* y = At(instruction.y);
   float* dy = At(instruction.dy);
   float* dx = At(instruction.dx);
+  // No backward reads the bias: the gradient of a sum does not depend on its terms.
   const float* weight = TensorsOf(*parts_.graph, layer, pointers.parameters).first;
   const auto [dweight, dbias] = TensorsOf(*parts_.graph, layer, pointers.gradients);
   LayerOperation& operation = operations_[layer];
@@ -227,6 +237,7 @@ void NetworkPlan::Backward(const Instruction& instruction, const Pointers& point
     case LayerKind::kFlatten:
       break;
   }
+  // These three pass gradients on: the program emits kMask, kSum and kSumMask for them, which RunBackward handles.
   CHECK(false) << "layer " << layer << " has no backward operation";
 }
 

@@ -1,6 +1,7 @@
-// A program bound to a device, a batch size and an arena: the operations exist, every pointer is known.
+// A program bound to a device, a batch size and an arena: its operations exist, and every pointer is known.
 //
-// Running it allocates nothing. Plans share the arena, so running one destroys what another left there.
+// Running a plan allocates nothing. Plans share the arena, so running one overwrites what another has left there.
+//
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_MODEL_NETWORK_PLAN_H_
 #define STARRING_WORKER_MODEL_NETWORK_PLAN_H_
@@ -19,7 +20,7 @@
 
 namespace starring {
 
-// The running statistics of a batch norm layer, in device memory.
+// A batch norm layer's running statistics, in device memory.
 struct RunningStatistics {
   float* mean = nullptr;
   float* variance = nullptr;
@@ -32,14 +33,14 @@ class NetworkPlan {
   struct Parts {
     const LayerFile* file = nullptr;  // for messages
     const NetworkGraph* graph = nullptr;
-    const NetworkProgram* program = nullptr;  // of `mode`
+    const NetworkProgram* program = nullptr;  // for `mode`
     Mode mode = Mode::kTraining;
     Device* device = nullptr;
     float* arena = nullptr;                         // batch * program->arena_sample_elements floats
-    std::span<const RunningStatistics> statistics;  // of each layer
-    uint64_t seed = 0;                              // dropout
+    std::span<const RunningStatistics> statistics;  // by layer
+    uint64_t seed = 0;                              // for dropout
   };
-  // What differs from step to step. `gradients` is null in evaluation.
+  // The arguments that differ from step to step. `gradients` is null in evaluation.
   struct Pointers {
     const float* images = nullptr;
     const int32_t* labels = nullptr;
@@ -50,7 +51,7 @@ class NetworkPlan {
     float loss_scale = 1;
   };
 
-  // The device's error, with the place of the layer that it is about. REQUIRES: batch >= 1.
+  // Fails with the device's error, and the position of the layer that it concerns. REQUIRES: batch >= 1.
   static absl::StatusOr<std::unique_ptr<NetworkPlan>> Create(const Parts& parts, int64_t batch);
 
   int64_t batch() const { return batch_; }
@@ -62,7 +63,7 @@ class NetworkPlan {
   LossResult Result() { return loss_->Result(); }
 
  private:
-  // A layer's operation; none for relu, add and flatten, which need no preparation.
+  // A layer's operation. Relu, add and flatten have none: they are calls of the device that need no preparation.
   using LayerOperation =
       std::variant<std::monostate, std::unique_ptr<Conv2d>, std::unique_ptr<Dense>, std::unique_ptr<MaxPool2d>,
                    std::unique_ptr<GlobalAveragePool>, std::unique_ptr<BatchNorm>, std::unique_ptr<Dropout>>;
@@ -70,8 +71,9 @@ class NetworkPlan {
   NetworkPlan(const Parts& parts, int64_t batch) : parts_(parts), batch_(batch) {}
   absl::StatusOr<LayerOperation> CreateOperation(int layer) const;
   InputGradient InputGradientOf(int layer) const;
-  // Null for kNone.
+  // Where a storage is for this batch size; null for kNone.
   float* At(int storage) const;
+  // As At, and the batch's images for kImages.
   const float* In(int storage, const Pointers& pointers) const;
   int64_t CountOf(int storage) const;
   void Forward(const Instruction& instruction, const Pointers& pointers);
@@ -79,7 +81,7 @@ class NetworkPlan {
 
   const Parts parts_;
   const int64_t batch_;
-  std::vector<LayerOperation> operations_;  // of each layer
+  std::vector<LayerOperation> operations_;  // by layer
   std::unique_ptr<SoftmaxCrossEntropy> loss_;
 };
 

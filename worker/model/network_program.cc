@@ -1,9 +1,11 @@
 #include "worker/model/network_program.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "common/check.h"
-#include "worker/model/memory_plan.h"
+#include "common/layout.h"
 
 namespace starring {
 namespace {
@@ -12,16 +14,20 @@ using Operation = Instruction::Operation;
 constexpr int kNone = NetworkProgram::kNone;
 constexpr int kImages = NetworkProgram::kImages;
 
-// Whether backward reads the layer's output: for the mask of a ReLU.
+// The mask of a ReLU is where its output is positive, so backward reads the output of a layer that ends with one.
 bool BackwardReadsOutput(const GraphLayer& layer) {
   return layer.kind == LayerKind::kRelu || layer.activation == Activation::kRelu;
 }
 
-// Whether the mask of the layer's ReLU is an instruction of its own: no other one of its backward does it on the way.
-bool MasksByItself(const GraphLayer& layer) {
+// Convolution, dense and batch norm apply the mask of their ReLU inside their own backward. Relu and add layers have no
+// backward operation that could, so their mask is an instruction: kMask, or part of kSumMask.
+bool NeedsMaskInstruction(const GraphLayer& layer) {
   return layer.kind == LayerKind::kRelu || (layer.kind == LayerKind::kAdd && layer.activation == Activation::kRelu);
 }
 
+// Runs through the layers once as forward will, then in reverse as backward will, and emits the instructions. Each
+// emitted instruction advances the time and extends the lives of the storages that it touches. Memory is planned last,
+// when all lives are known.
 class ProgramBuilder {
  public:
   enum class Mode { kTraining, kEvaluation };
@@ -29,7 +35,7 @@ class ProgramBuilder {
     const int layer_count = static_cast<int>(graph.layers().size());
     outputs_.assign(layer_count, kNone);
     reader_counts_.assign(layer_count, 0);
-    sole_.assign(layer_count, false);
+    has_one_name_.assign(layer_count, false);
     gradients_.assign(layer_count, kNone);
     needs_gradient_.assign(layer_count, false);
     for (const GraphLayer& layer : graph.layers()) {
@@ -75,10 +81,12 @@ class ProgramBuilder {
     ++time_;
   }
 
-  // Whether layer l may overwrite its input: it is in the arena and nobody else reads it, under this or another name.
+  // Whether layer l may overwrite its input. The batch's images are the caller's memory and stay. An input that another
+  // layer reads must stay too, even if that layer knows the same storage under another name: after a flatten, two
+  // layers have the same output storage.
   bool IsSoleReader(int l) const {
     const int input = graph_.layers()[l].inputs[0];
-    return input != GraphLayer::kImage && reader_counts_[input] == 1 && sole_[input];
+    return input != GraphLayer::kImage && reader_counts_[input] == 1 && has_one_name_[input];
   }
 
   void BuildForward(int l) {
@@ -89,14 +97,15 @@ class ProgramBuilder {
     const int x = OutputOf(layer.inputs[0]);
     const bool is_identity =
         layer.kind == LayerKind::kFlatten || (layer.kind == LayerKind::kDropout && mode_ == Mode::kEvaluation);
-    const bool may_alias = layer.kind == LayerKind::kRelu || layer.kind == LayerKind::kDropout;
-    sole_[l] = true;
+    const bool may_work_in_place = layer.kind == LayerKind::kRelu || layer.kind == LayerKind::kDropout;
+    has_one_name_[l] = true;
     if (is_identity) {
+      // No instruction. The storage now has two names; if the layer is the only reader, the first is not used again.
       outputs_[l] = x;
-      sole_[l] = IsSoleReader(l);
+      has_one_name_[l] = IsSoleReader(l);
       return;
     }
-    outputs_[l] = may_alias && IsSoleReader(l) ? x : NewStorage(layer.out);
+    outputs_[l] = may_work_in_place && IsSoleReader(l) ? x : NewStorage(layer.out);
     if (layer.kind == LayerKind::kAdd) {
       Emit(&program_.forward[l],
            {.operation = Operation::kAdd, .layer = l, .x = x, .x2 = OutputOf(layer.inputs[1]), .y = outputs_[l]});
@@ -105,14 +114,16 @@ class ProgramBuilder {
     }
   }
 
+  // The loss takes one unit of time of its own: it reads the logits and writes their gradient.
   void BuildLoss() {
     const GraphLayer& last = graph_.layers().back();
     program_.logits = outputs_.back();
     Touch(program_.logits);
     if (mode_ == Mode::kTraining && needs_gradient_.back()) {
-      // In place where backward does not want the logits any more.
-      const bool alias = program_.logits >= 0 && sole_.back() && !BackwardReadsOutput(last);
-      program_.dlogits = alias ? program_.logits : NewStorage(last.out);
+      // The gradient replaces the logits unless something still reads them: backward, for the mask of a final ReLU, or
+      // a layer that knows the same storage under another name.
+      const bool in_place = program_.logits >= 0 && has_one_name_.back() && !BackwardReadsOutput(last);
+      program_.dlogits = in_place ? program_.logits : NewStorage(last.out);
       gradients_.back() = program_.dlogits;
       holders_[program_.dlogits] = 1;
     }
@@ -126,9 +137,10 @@ class ProgramBuilder {
     int dy = gradients_[l];
     CHECK_GE(dy, 0) << "layer " << layer.name << " has no reader";
     const int y = outputs_[l];
-    // Of several readers the last has masked the sum (Contribute). A mask that backward does on the way writes to dy,
-    // so a dy that somebody else holds is masked into a storage of its own before.
-    const bool mask_here = MasksByItself(layer) ? reader_counts_[l] < 2 : holders_[dy] > 1;
+    // A layer that needs a mask instruction and has several readers got its mask with their last sum (Contribute). The
+    // other layers apply the mask inside their backward, which overwrites dy: if another tensor still holds dy, the
+    // mask must be an instruction that writes elsewhere, or that tensor's gradient would be masked as well.
+    const bool mask_here = NeedsMaskInstruction(layer) ? reader_counts_[l] < 2 : holders_[dy] > 1;
     if (BackwardReadsOutput(layer) && mask_here) dy = EmitMask(l, y, dy, list);
 
     switch (layer.kind) {
@@ -142,7 +154,7 @@ class ProgramBuilder {
     }
   }
 
-  // Returns the storage of the masked gradient; layer l holds it in place of `dy`.
+  // Returns the storage of the masked gradient, which layer l now holds instead of `dy`.
   int EmitMask(int l, int y, int dy, std::vector<Instruction>* list) {
     const int masked = holders_[dy] > 1 ? NewStorage(graph_.layers()[l].out) : dy;
     Emit(list, {.operation = Operation::kMask, .layer = l, .y = y, .dy = dy, .dx = masked});
@@ -159,9 +171,10 @@ class ProgramBuilder {
     const bool in_place = layer.kind == LayerKind::kDropout && holders_[dy] == 1;
     const bool needs_dx = NeedsGradient(input);
     int dx = kNone;
-    // Batch norm always writes dx.
+    // Batch norm's backward always writes dx, so that a first layer needs a storage for it too.
     if (needs_dx || layer.kind == LayerKind::kBatchNorm) dx = in_place ? dy : NewStorage(layer.in);
     Instruction instruction{.operation = Operation::kBackward, .layer = l, .dy = dy, .dx = dx};
+    // x and y are named only where backward reads them: a storage that is named stays alive until then.
     const bool reads_input =
         layer.kind == LayerKind::kConv2d || layer.kind == LayerKind::kDense || layer.kind == LayerKind::kBatchNorm;
     if (reads_input) instruction.x = OutputOf(input);
@@ -173,7 +186,8 @@ class ProgramBuilder {
     Contribute(l, input, dx);
   }
 
-  // The layer's gradient is its inputs' gradient too: no copy, one more holder.
+  // The gradient of the layer's output is the gradient of each input: no copy, but one holder for each input that needs
+  // it, less the layer itself.
   void PassOn(int l, int dy) {
     const std::vector<int>& inputs = graph_.layers()[l].inputs;
     const auto needs = [this](int input) { return NeedsGradient(input); };
@@ -183,8 +197,8 @@ class ProgramBuilder {
     }
   }
 
-  // Adds a gradient that the caller holds (one hold goes over to the tensor) to that of layer `input`'s output. The
-  // instruction belongs to layer l.
+  // Adds `gradient` to the gradient of layer `input`'s output. The caller holds `gradient`, and its hold passes to that
+  // tensor. The instruction belongs to layer l.
   void Contribute(int l, int input, int gradient) {
     int& sum = gradients_[input];
     const bool is_last = --gradients_to_come_[input] == 0;
@@ -195,7 +209,9 @@ class ProgramBuilder {
     int target = gradient;
     if (holders_[gradient] > 1) target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out);
     Instruction instruction{.operation = Operation::kSum, .layer = l, .x = sum, .x2 = gradient, .dx = target};
-    if (is_last && MasksByItself(graph_.layers()[input])) {
+    // The complete sum is masked in the same pass over memory. Masking an earlier sum would leave the parts that follow
+    // unmasked.
+    if (is_last && NeedsMaskInstruction(graph_.layers()[input])) {
       instruction.operation = Operation::kSumMask;
       instruction.y = outputs_[input];
     }
@@ -216,15 +232,21 @@ class ProgramBuilder {
   const Mode mode_;
   NetworkProgram program_;
   int time_ = 0;
-  std::vector<BufferLife> lives_;       // of each storage
-  std::vector<int> holders_;            // of each storage: tensors whose gradient it is, now
-  std::vector<int> outputs_;            // of each layer: the storage of its output
-  std::vector<int> reader_counts_;      // of each layer: layers that read its output
-  std::vector<bool> sole_;              // of each layer: nobody reads its storage under another name
-  std::vector<int> gradients_;          // of each layer: the storage of its output's gradient, so far
-  std::vector<int> gradients_to_come_;  // of each layer: readers that have not contributed to it
-  std::vector<bool> needs_gradient_;    // of each layer: something to train is there or below
+  // By storage.
+  std::vector<BufferLife> lives_;
+  std::vector<int> holders_;  // tensors whose gradient it is at this time
+  // By layer.
+  std::vector<int> outputs_;            // the storage of its output
+  std::vector<int> reader_counts_;      // layers that read its output
+  std::vector<bool> has_one_name_;      // the storage of its output is read as no other layer's output
+  std::vector<int> gradients_;          // the storage of its output's gradient, as far as it has been summed
+  std::vector<int> gradients_to_come_;  // readers that have not contributed to that sum
+  std::vector<bool> needs_gradient_;    // the layer, or a layer that it depends on, has parameters to train
 };
+
+bool LiveTogether(const BufferLife& a, const BufferLife& b) { return a.first <= b.last && b.first <= a.last; }
+
+int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace
 
@@ -234,6 +256,35 @@ NetworkProgram BuildTrainingProgram(const NetworkGraph& graph) {
 
 NetworkProgram BuildEvaluationProgram(const NetworkGraph& graph) {
   return ProgramBuilder(graph, ProgramBuilder::Mode::kEvaluation).Build();
+}
+
+MemoryPlan PlanMemory(std::span<const BufferLife> buffers, int64_t alignment) {
+  CHECK_GE(alignment, 1);
+  std::vector<int> by_size(buffers.size());
+  std::iota(by_size.begin(), by_size.end(), 0);
+  // Stable, so that equal sizes are placed in one order everywhere: the plan must not depend on the library's sort.
+  std::stable_sort(by_size.begin(), by_size.end(), [&](int a, int b) { return buffers[a].size > buffers[b].size; });
+
+  MemoryPlan plan;
+  plan.offsets.assign(buffers.size(), 0);
+  std::vector<int> placed;  // ascending by offset
+  for (const int b : by_size) {
+    CHECK_GE(buffers[b].size, 0);
+    CHECK_LE(buffers[b].first, buffers[b].last);
+    const int64_t size = RoundUp(buffers[b].size, alignment);
+    int64_t offset = 0;
+    for (const int other : placed) {
+      if (!LiveTogether(buffers[b], buffers[other])) continue;
+      if (plan.offsets[other] >= offset + size) break;  // the gap below `other` is large enough
+      offset = std::max(offset, plan.offsets[other] + RoundUp(buffers[other].size, alignment));
+    }
+    plan.offsets[b] = offset;
+    plan.size = std::max(plan.size, offset + size);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
+                                   [&](int x, int y) { return plan.offsets[x] < plan.offsets[y]; }),
+                  b);
+  }
+  return plan;
 }
 
 }  // namespace starring

@@ -1,20 +1,27 @@
-// What a network does, as a list of instructions over storages: no device, no batch size, no pointers.
+// A network as a list of instructions over storages, without a device, a batch size or pointers.
 //
-// Words. A *storage* is a piece of the arena that holds an activation or a gradient; its size is given in elements per
-// sample, so one program and one memory plan serve every batch size: storage s of a batch of n samples lies at
-// n * offset(s). *Time* is the position of an instruction in the order forward, loss, backward. A storage lives from
-// the first instruction that touches it to the last.
+// Words. A *storage* is a piece of the arena that holds one activation or one gradient. Its size and offset are counted
+// in elements per sample: with a batch of n samples, storage s begins at element n * offset(s). So one program and one
+// memory plan serve every batch size. *Time* is the position of an instruction in the order forward, loss, backward. A
+// storage is alive from the first instruction that touches it to the last; two storages may share memory if they are
+// never alive at the same time.
 //
-// Storages are saved in three ways. Relu, dropout and flatten work in place where nobody else reads their input. An
-// activation that backward does not need dies with its last reader. Gradients take over the places of whatever is dead.
+// Three things keep the arena small:
+//   1. relu, dropout and flatten work in place where no other layer reads their input.
+//   2. An activation that backward does not read dies with its last reader in forward.
+//   3. Gradients reuse the memory of everything that is dead by then.
 //
-// Where a tensor has two readers (a residual join), its gradient is the sum of two. `add` hands the same storage to
-// both its inputs without copying; whoever wants to write to a storage that somebody else still holds writes elsewhere.
-// The last of these sums is masked on the way where the tensor comes from a ReLU that has no layer to mask it.
+// A tensor with two readers (a residual join) has a gradient that is the sum of two. `add` gives one storage to both of
+// its inputs as their gradient, without a copy. The program counts the *holders* of each storage: the tensors whose
+// gradient it is at that time. An instruction may overwrite a storage only if no other tensor holds it; otherwise it
+// writes to a new storage.
+//
+// Thread safety: pure functions.
 #ifndef STARRING_WORKER_MODEL_NETWORK_PROGRAM_H_
 #define STARRING_WORKER_MODEL_NETWORK_PROGRAM_H_
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "worker/model/network_graph.h"
@@ -25,10 +32,10 @@ struct Instruction {
   enum class Operation {
     kForward,   // y = layer(x)
     kAdd,       // y = act(x + x2); forward of an add layer
-    kBackward,  // dx = layer's backward of dy; dx may be kNone. dy is scratch
-    kMask,      // dx = dy where y > 0; dx may be dy
+    kBackward,  // dx = layer's backward of dy; dx may be kNone. Overwrites dy
+    kMask,      // dx = dy where y > 0, else 0; dx may be dy
     kSum,       // dx = x + x2, the two gradients of one tensor; dx may be x or x2
-    kSumMask,   // both in one pass: dx = x + x2 where y > 0
+    kSumMask,   // kSum and kMask in one pass: dx = x + x2 where y > 0, else 0
   };
   Operation operation = Operation::kForward;
   int layer = 0;
@@ -37,7 +44,7 @@ struct Instruction {
 
 struct NetworkProgram {
   static constexpr int kNone = -1;
-  static constexpr int kImages = -2;  // the batch that the caller brings
+  static constexpr int kImages = -2;  // the batch's images, in the caller's memory
 
   struct Storage {
     int64_t sample_elements = 0;
@@ -45,16 +52,35 @@ struct NetworkProgram {
   };
 
   std::vector<Storage> storages;
-  std::vector<std::vector<Instruction>> forward;   // of each layer
-  std::vector<std::vector<Instruction>> backward;  // of each layer; empty in evaluation
+  std::vector<std::vector<Instruction>> forward;   // by layer
+  std::vector<std::vector<Instruction>> backward;  // by layer; empty in evaluation
   int logits = kNone;
   int dlogits = kNone;                // may be `logits`; kNone in evaluation
-  int64_t arena_sample_elements = 0;  // the arena's size is batch times this
+  int64_t arena_sample_elements = 0;  // the arena has batch times as many elements
 };
 
 NetworkProgram BuildTrainingProgram(const NetworkGraph& graph);
-// Dropout is left out; nothing is kept for backward.
+// Without dropout. No activation is kept for backward.
 NetworkProgram BuildEvaluationProgram(const NetworkGraph& graph);
+
+// A buffer that is in use from time `first` to time `last`, both included.
+struct BufferLife {
+  int64_t size = 0;
+  int first = 0;
+  int last = 0;
+};
+
+struct MemoryPlan {
+  std::vector<int64_t> offsets;  // by buffer; multiples of the alignment
+  int64_t size = 0;              // of the arena; a multiple of the alignment
+};
+
+// Places buffers of known lifetimes in one arena so that no two that are alive at the same time overlap. Greedy by size
+// (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020, section 5.2): the largest
+// buffer first, each at the lowest offset that is free during its whole life. O(n^2) for n buffers. The arena is never
+// larger than the sum of all sizes, and never smaller than the largest sum of sizes that are alive at one time.
+// REQUIRES: sizes >= 0, first <= last, alignment >= 1.
+MemoryPlan PlanMemory(std::span<const BufferLife> buffers, int64_t alignment);
 
 }  // namespace starring
 

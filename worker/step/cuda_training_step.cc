@@ -185,7 +185,7 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
 absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   Bind(&slot);
   // Other batch sizes may have taken the place of this one since its first step.
-  RETURN_IF_ERROR(network_.Prepare(std::ssize(slot.plan().samples)));
+  RETURN_IF_ERROR(network_.PlanTraining(std::ssize(slot.plan().samples)));
   std::vector<Segment> segments(1);
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
   const auto end_segment = [&]() -> absl::Status {

@@ -224,7 +224,7 @@ TEST_F(NetworkTest, OperationsThatAreStillUsedOutliveTheirPlan) {
   held.reset();
   EXPECT_TRUE(seen.expired());
 
-  ASSERT_TRUE(network->Prepare(16).ok());
+  ASSERT_TRUE(network->PlanTraining(16).ok());
   const int created = device_.operations_created();
   Train(network.get(), Step(16));
   EXPECT_EQ(device_.operations_created(), created);

@@ -28,7 +28,6 @@
 #include "tests/worker/model/reference_device.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
-#include "worker/model/shipped_models.h"
 
 namespace starring {
 namespace {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints a C++ source that holds the text of every layer file given: embed.sh FILE...
 set -eu
-echo '#include "worker/model/shipped_models.h"'
+echo '#include "worker/model/layer_file.h"'
 echo 'namespace starring {'
 echo 'std::span<const ShippedModel> ShippedModels() {'
 echo '  static constexpr ShippedModel kModels[] = {'

@@ -1,4 +1,4 @@
-#include "worker/model/parameter_init.h"
+#include "worker/model/network_graph.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/model/layer_file.h"
-#include "worker/model/network_graph.h"
 
 namespace starring {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/model/memory_plan.h"
+#include "worker/model/network_program.h"
 
 #include <random>
 #include <vector>

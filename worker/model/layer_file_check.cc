@@ -1,5 +1,3 @@
-#include "worker/model/layer_check.h"
-
 #include <cctype>
 #include <cmath>
 #include <map>
@@ -11,13 +9,14 @@
 #include "common/limits.h"
 #include "common/status.h"
 #include "proto/starring/v1/layer_file.pb.h"
+#include "worker/model/layer_file.h"
 
 namespace starring {
 namespace {
 
 using LayerNumbers = std::map<std::string, int, std::less<>>;
 
-// One layer of a file, for messages.
+// One layer of a file, for error messages.
 struct Place {
   const LayerFile* file;
   int layer;
@@ -102,7 +101,7 @@ absl::Status CheckKind(const Place& place, const v1::Layer& layer) {
     case v1::Layer::kMaxPool:
       RETURN_IF_ERROR(CheckNumber(place, "kernel", layer.max_pool().kernel(), kKernelBounds));
       RETURN_IF_ERROR(CheckNumber(place, "stride", layer.max_pool().stride(), kStrideBounds));
-      // More would leave windows that see padding alone.
+      // With more padding, some windows would see nothing but padding, and have no maximum.
       return CheckNumber(place, "padding", layer.max_pool().padding(), {0, layer.max_pool().kernel() / 2});
     case v1::Layer::kBatchNorm:
       return CheckBatchNorm(place, layer.batch_norm());
@@ -123,7 +122,7 @@ absl::Status CheckKind(const Place& place, const v1::Layer& layer) {
                      "flatten");
 }
 
-// An output that nobody reads is a mistake in the file, and would have no gradient.
+// An output that no layer reads is a mistake in the file: its layer would have no gradient, and backward could not run.
 absl::Status CheckAllRead(const LayerFile& file, const LayerNumbers& numbers) {
   const v1::ModelDefinition& definition = file.definition();
   std::vector<bool> read(definition.layer_size(), false);
