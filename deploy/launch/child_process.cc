@@ -9,11 +9,28 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "deploy/launch/output_channel.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "deploy/launch/output.h"
 
 namespace starring {
 namespace {
+
+// `count` cores from position `first` on. The count starts over at the end; no core appears twice.
+std::vector<int> Take(std::span<const int> cores, int first, int count) {
+  const int size = static_cast<int>(cores.size());
+  std::set<int> taken;
+  for (int i = 0; i < std::min(count, size); ++i) taken.insert(cores[static_cast<size_t>((first + i) % size)]);
+  return {taken.begin(), taken.end()};
+}
 
 std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   std::vector<char*> pointers;
@@ -28,17 +45,19 @@ absl::Status ExecError(const std::string& path, int error) {
   return error == ENOENT ? absl::NotFoundError(text) : absl::InternalError(text);
 }
 
-// Runs in the child, until it becomes the program; leaves errno in `error_pipe` where it does not.
+// Runs in the child until the child becomes the program. If exec fails, writes errno to `error_pipe`. Between fork and
+// exec only system calls are safe in a process that had threads, hence no Status here.
 [[noreturn]] void BecomeChild(const ChildSpec& spec, pid_t parent, int error_pipe) {
   setpgid(0, 0);
-  AdoptFate(spec.cores, spec.death_signal, parent);
+  PinAndDieWithParent(spec.cores, spec.death_signal, parent);
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   dup2(null, STDIN_FILENO);
-  // Copies first: the descriptor for stderr may be 1.
+  // Both are copied before either is placed: stderr_fd may be 1, which the first dup2 would overwrite.
   const int out = fcntl(spec.stdout_fd, F_DUPFD_CLOEXEC, 3);
   const int err = fcntl(spec.stderr_fd, F_DUPFD_CLOEXEC, 3);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
+  // The launcher blocks its signals for signalfd and ignores SIGPIPE; exec would hand both on to the program.
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   for (int number = 1; number < SIGRTMIN; ++number) sigaction(number, &action, nullptr);
@@ -53,14 +72,113 @@ absl::Status ExecError(const std::string& path, int error) {
 
 }  // namespace
 
-void AdoptFate(const std::vector<int>& cores, int death_signal, pid_t parent) {
+CorePlan PlanCores(std::span<const int> allowed, const CoreDemand& demand) {
+  const int size = static_cast<int>(allowed.size());
+  int per_worker = demand.cores_per_worker;
+  if (per_worker == 0) {
+    per_worker = std::max(1, (size - demand.server_count * demand.cores_per_server) / demand.worker_count);
+  }
+  CorePlan plan;
+  std::set<int> left(allowed.begin(), allowed.end());
+  for (int worker = 0; worker < demand.worker_count; ++worker) {
+    plan.workers.push_back(Take(allowed, worker * per_worker, per_worker));
+    for (const int core : plan.workers.back()) left.erase(core);
+  }
+  const std::vector<int> backwards(allowed.rbegin(), allowed.rend());
+  for (int server = 0; server < demand.server_count; ++server) {
+    if (demand.cores_per_server > 0) {
+      plan.servers.push_back(Take(backwards, server * demand.cores_per_server, demand.cores_per_server));
+    } else if (!left.empty()) {
+      plan.servers.emplace_back(left.begin(), left.end());
+    } else {
+      plan.servers.emplace_back(allowed.begin(), allowed.end());
+    }
+  }
+  return plan;
+}
+
+std::vector<int> AllowedCores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  std::vector<int> cores;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
+    for (int core = 0; core < CPU_SETSIZE; ++core) {
+      if (CPU_ISSET(core, &set)) cores.push_back(core);
+    }
+  }
+  // The call fails on a machine with more cores than a cpu_set_t can hold. A plan needs a core, so all processes share
+  // core 0: slow, but right.
+  if (cores.empty()) cores.push_back(0);
+  return cores;
+}
+
+std::string CoreListText(std::span<const int> cores) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin < cores.size();) {
+    size_t end = begin + 1;
+    while (end < cores.size() && cores[end] == cores[end - 1] + 1) ++end;
+    parts.push_back(end - begin == 1 ? absl::StrCat(cores[begin]) : absl::StrCat(cores[begin], "-", cores[end - 1]));
+    begin = end;
+  }
+  return absl::StrJoin(parts, ",");
+}
+
+std::string CoreListsText(std::span<const std::vector<int>> lists) {
+  return absl::StrJoin(lists, ";", [](std::string* out, const std::vector<int>& cores) {
+    absl::StrAppend(out, absl::StrJoin(cores, ","));
+  });
+}
+
+std::vector<std::vector<int>> ParseCoreLists(const std::string& text) {
+  std::vector<std::vector<int>> lists;
+  for (const absl::string_view list : absl::StrSplit(text, ';')) {
+    std::vector<int>& cores = lists.emplace_back();
+    for (const absl::string_view word : absl::StrSplit(list, ',', absl::SkipEmpty())) {
+      int core = 0;
+      if (absl::SimpleAtoi(word, &core)) cores.push_back(core);
+    }
+  }
+  return lists;
+}
+
+Environment::Environment(std::vector<std::string> inherited) : variables_(std::move(inherited)) {
+  std::erase_if(variables_, [](const std::string& variable) {
+    return absl::StartsWith(variable, "SLURM_") || absl::StartsWith(variable, "PMI_") ||
+           absl::StartsWith(variable, "PMIX_") || absl::StartsWith(variable, "OMPI_COMM_WORLD_");
+  });
+}
+
+const std::string* Environment::Find(absl::string_view name) const {
+  const auto found = std::find_if(variables_.begin(), variables_.end(), [name](absl::string_view variable) {
+    return variable.size() > name.size() && variable.substr(0, name.size()) == name && variable[name.size()] == '=';
+  });
+  return found == variables_.end() ? nullptr : &*found;
+}
+
+void Environment::Set(absl::string_view name, absl::string_view value) {
+  if (const std::string* const old = Find(name)) variables_.erase(variables_.begin() + (old - variables_.data()));
+  variables_.push_back(absl::StrCat(name, "=", value));
+}
+
+void Environment::SetDefault(absl::string_view name, absl::string_view value) {
+  if (Find(name) == nullptr) Set(name, value);
+}
+
+std::vector<std::string> InheritedEnvironment() {
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) variables.emplace_back(*variable);
+  return variables;
+}
+
+void PinAndDieWithParent(const std::vector<int>& cores, int death_signal, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, death_signal);
-  if (getppid() != parent) _exit(127);  // it died before the line above
+  // A parent that died before the line above sends no signal any more.
+  if (getppid() != parent) _exit(127);
   if (cores.empty()) return;
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int core : cores) CPU_SET(core, &set);
-  sched_setaffinity(0, sizeof(set), &set);  // unpinned is slower, not wrong
+  sched_setaffinity(0, sizeof(set), &set);  // a failure is ignored: an unpinned process is slower, not wrong
 }
 
 absl::Status Execute(const std::string& program, const std::vector<std::string>& argv,
@@ -78,13 +196,14 @@ absl::StatusOr<pid_t> SpawnChild(const ChildSpec& spec) {
   const pid_t pid = fork();
   if (pid < 0) return absl::InternalError(absl::StrCat("fork: ", strerror(errno)));
   if (pid == 0) BecomeChild(spec, parent, write_end.get());
-  // Here too, so that the group exists when SpawnChild returns; fails harmlessly once the child has done it.
+  // The child calls this too. Doing it here as well guarantees that the group exists when SpawnChild returns, since the
+  // caller may signal the group at once; the second of the two calls fails harmlessly.
   setpgid(pid, pid);
   write_end = UniqueFd();
   int error = 0;
   ssize_t got;
   do {
-    got = read(read_end.get(), &error, sizeof(error));  // ends with exec, which closes the pipe
+    got = read(read_end.get(), &error, sizeof(error));  // exec closes the pipe: no bytes mean success
   } while (got < 0 && errno == EINTR);
   if (got == 0) return pid;
   waitpid(pid, nullptr, 0);

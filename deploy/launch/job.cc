@@ -24,21 +24,21 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Clock = Supervisor::Clock;
 
-// Between two looks at things that no event announces (port files).
+// The period of checks for things that no event announces (port files).
 constexpr milliseconds kTick{20};
-// A child that reports a missing peer may have noticed the culprit's end before we do.
+// A child may notice a peer's end before we do. We wait this long for the exit code of the peer, the real cause.
 constexpr milliseconds kCulpritGrace{1000};
-// Between SIGTERM and SIGKILL when the job has failed. mpirun needs two seconds to end its ranks.
+// The time between SIGTERM and SIGKILL when the job has failed. mpirun needs two seconds to end its ranks.
 constexpr seconds kTermGrace{4};
-// For mpirun to end once all of its ranks have, which takes it two seconds.
+// How long mpirun may take to end after its ranks have ended. It needs two seconds.
 constexpr seconds kMpirunGrace{5};
-// Ranks end together, so the first of them to end should not be this far ahead of the last.
+// How far the first rank to end may be ahead of the last: ranks end together.
 constexpr seconds kLastRankGrace{60};
-// Between two looks at the ranks, which are mpirun's children and not ours.
+// The period of checks on the ranks. They are mpirun's children, so no signal tells us that one has ended.
 constexpr seconds kRanksTick{1};
-// For servers to leave by themselves once the workers have.
+// How long the servers may take to leave by themselves after the workers have left.
 constexpr seconds kServerGrace{2};
-// A killed process is gone at once, unless the kernel is in trouble.
+// A killed process is gone at once, unless it hangs inside the kernel.
 constexpr seconds kKillDeadline{10};
 constexpr Clock::duration kForEver = std::chrono::hours(24 * 365);
 
@@ -59,7 +59,7 @@ Job::Job(const Context& context)
       options_(*context.options),
       environment_(InheritedEnvironment()),
       supervisor_(context.signals, context.merger, context.output) {
-  // Threads that spin while they wait would take the cores of those that they wait for.
+  // A waiting thread that spins would take the core of the thread that it waits for: cores are often oversubscribed.
   environment_.SetDefault("OMP_WAIT_POLICY", "PASSIVE");
   environment_.SetDefault("OMP_NUM_THREADS", absl::StrCat(context.cores->workers.front().size()));
   environment_.Set("STARRING_CORES_PER_WORKER", CoreListsText(context.cores->workers));
@@ -79,7 +79,7 @@ absl::StatusOr<JobOutcome> Job::Run() {
   JobOutcome outcome{.exit_code = 0, .stopped = supervisor_.stop_count() > 0};
   if (const Child* const failure = FirstFailure(); failure != nullptr) {
     outcome.exit_code = failure->exit_code;
-    // A check says by itself what is wrong, in its last sentence.
+    // The last sentence of a check's own output already says what is wrong.
     const bool said = options_.check && (failure->exit_code == kExitRefused || failure->exit_code == kExitPeerMissing);
     if (!said) {
       context_.merger->Print(
@@ -88,7 +88,7 @@ absl::StatusOr<JobOutcome> Job::Run() {
   } else if (!done && outcome.stopped) {
     outcome.exit_code = 128 + supervisor_.stop_signal();
   }
-  EndEverybody();
+  EndAllProcesses();
   if (!started.ok() && outcome.exit_code == 0) return started;
   return outcome;
 }
@@ -138,7 +138,7 @@ absl::StatusOr<std::vector<std::string>> Job::AwaitServerAddresses() {
       if (!address.empty()) continue;
       std::ifstream file(absl::StrCat(context_.folder, "/", NameOf('s', shard), ".port"));
       std::string text(std::istreambuf_iterator<char>(file), {});
-      if (!absl::EndsWith(text, "\n")) return false;  // not there yet, or half written
+      if (!absl::EndsWith(text, "\n")) return false;  // not written yet, or half written
       absl::StripAsciiWhitespace(&text);
       address = absl::StrContains(text, ':') ? text : absl::StrCat("127.0.0.1:", text);
     }
@@ -187,7 +187,8 @@ absl::Status Job::StartMpirun() {
       if (rank == 0 && stream == OutputStream::kOut && isatty(STDOUT_FILENO) == 1) {
         ASSIGN_OR_RETURN(OutputChannel terminal, CreateTerminal());
         if (symlink(terminal.write_path.c_str(), path.c_str()) != 0) return absl::InternalError(path);
-        held_open_.push_back(std::move(terminal.write_end));  // else there is an end of file before rank 0 opens it
+        // Without a writer the terminal would report its end before rank 0 has opened it.
+        held_open_.push_back(std::move(terminal.write_end));
         supervisor_.AddOutput(std::move(terminal.read_end), context_.merger->AddLive());
         continue;
       }
@@ -204,7 +205,7 @@ absl::Status Job::StartMpirun() {
                                     .worker = WorkerCommand(),
                                     .quiet = options_.check},
                                    spec));
-  spec.death_signal = SIGTERM;  // mpirun ends its ranks and cleans up behind itself
+  spec.death_signal = SIGTERM;  // on SIGTERM mpirun ends its ranks and cleans up; on SIGKILL it could not
   return StartChild("mpirun", Role::kMpirun, std::move(spec));
 }
 
@@ -229,7 +230,8 @@ absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec)
   return supervisor_.Start(name, role, spec);
 }
 
-// The flags by which a process shows what it does, of the `first_port`th process and those of its kind.
+// Appends the flags for timelines and metrics. Processes of one kind have consecutive ports; `first_port` is the offset
+// of the first one from --metrics_port.
 void Job::AppendWatching(int first_port, std::vector<std::string>* command) const {
   if (!options_.trace.empty()) command->push_back(absl::StrCat("--trace=", options_.trace));
   const int port = options_.metrics_port;
@@ -244,9 +246,10 @@ std::vector<std::string> Job::WorkerCommand() const {
   return command;
 }
 
-// Returns when the workers are done, or the job has failed, or it is to end at once.
+// Returns when the workers are done, or the job has failed, or a second signal demands an end at once.
 void Job::RunWorkers() {
-  // A worker that cannot reach the others ends its check before they end theirs, which have their own deadlines.
+  // During --check, a worker that cannot reach the others fails early. The others are left to finish within their own
+  // deadlines, so that the table is complete.
   const auto over = [&] { return WorkersDone() || (!options_.check && FirstFailure() != nullptr); };
   const seconds tick = supervisor_.AnyRunning(Role::kMpirun) ? kRanksTick : seconds(60);
   supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || MpirunIsOverdue(); },
@@ -269,7 +272,8 @@ void Job::RunWorkers() {
       Clock::now() + kCulpritGrace, seconds(60));
 }
 
-// Open MPI 4.1 waits for ever after a rank that died while it was connecting ("PMIX ERROR: UNREACHABLE").
+// True if ranks have ended and mpirun does not notice: Open MPI 4.1 waits for ever for a rank that died while it was
+// connecting ("PMIX ERROR: UNREACHABLE").
 bool Job::MpirunIsOverdue() {
   for (const Child& child : supervisor_.children()) {
     if (!child.running || child.role != Role::kMpirun) continue;
@@ -283,12 +287,12 @@ bool Job::MpirunIsOverdue() {
   return false;
 }
 
-// The workers agree on a step, save and leave with 0. Servers are left alone: the workers need them for that.
+// The workers agree on a step, save and leave with 0. The servers get no signal, because the workers need them for it.
 void Job::StopPolitely() {
   context_.merger->Print(absl::StrCat("launch: ", strsignal(supervisor_.stop_signal()),
                                       ": asking the workers to save and stop (once more: end at once)"));
   supervisor_.Signal(Role::kWorker, supervisor_.stop_signal() == SIGINT ? SIGINT : SIGTERM);
-  // mpirun takes SIGINT and SIGTERM as an order to kill its ranks; this one it passes on.
+  // On SIGINT and SIGTERM mpirun kills its ranks. It passes SIGUSR1 on to them, and a worker treats that as a stop.
   supervisor_.Signal(Role::kMpirun, SIGUSR1);
   const bool in_time =
       supervisor_.RunUntil([&] { return WorkersDone() || FirstFailure() != nullptr || supervisor_.stop_count() > 1; },
@@ -299,7 +303,7 @@ void Job::StopPolitely() {
   }
 }
 
-// Servers that still wait for a job have nothing to save, and nothing to say after the table.
+// A check is over. Servers that still wait for a job have nothing to save and no message to print: kill them.
 void Job::EndCheck() {
   supervisor_.EndAll(SIGKILL);
   supervisor_.RunUntil([&] { return !supervisor_.AnyRunning(); }, Clock::now() + kKillDeadline, seconds(60));
@@ -310,10 +314,10 @@ void Job::EndServers() {
     return !supervisor_.AnyRunning() || FirstFailure() != nullptr || supervisor_.stop_count() > 1;
   };
   supervisor_.RunUntil(gone, Clock::now() + kServerGrace, seconds(60));
-  if (supervisor_.AnyRunning()) EndEverybody();
+  if (supervisor_.AnyRunning()) EndAllProcesses();
 }
 
-void Job::EndEverybody() {
+void Job::EndAllProcesses() {
   const bool at_once = supervisor_.stop_count() > 1;
   const auto gone = [&] { return !supervisor_.AnyRunning(); };
   if (!at_once) {
@@ -331,8 +335,8 @@ void Job::EndEverybody() {
   supervisor_.CloseOutputs();
 }
 
-// The cause among those that failed by themselves: the one that ended first; but who merely misses a peer is not the
-// cause if anybody else failed.
+// The cause of a failed job: the child that ended first among those that failed by themselves. A child that reports a
+// missing peer is the cause only if every failed child does, since its peer's failure came first.
 const Child* Job::FirstFailure() const {
   const Child* first = nullptr;
   const auto order = [](const Child& child) {

@@ -1,19 +1,23 @@
-// One attempt at a job: servers, then workers or mpirun, until all have ended.
+// Job: one attempt at a job. It starts servers, then workers or mpirun, and returns when all have ended. RestartPause:
+// how long the launcher waits before the next attempt.
+//
+// The launcher is C++ although nothing in it needs speed: it is part of //deploy:bundle, which promises to run on a
+// machine without Python.
+//
+// Thread safety: one thread.
 #ifndef STARRING_DEPLOY_LAUNCH_JOB_H_
 #define STARRING_DEPLOY_LAUNCH_JOB_H_
 
+#include <algorithm>
 #include <chrono>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "deploy/launch/core_plan.h"
-#include "deploy/launch/environment.h"
+#include "deploy/launch/child_process.h"
 #include "deploy/launch/launch_options.h"
-#include "deploy/launch/line_merger.h"
-#include "deploy/launch/output_queue.h"
-#include "deploy/launch/signal_queue.h"
+#include "deploy/launch/output.h"
 #include "deploy/launch/supervisor.h"
 
 namespace starring {
@@ -25,7 +29,7 @@ struct JobOutcome {
 
 class Job {
  public:
-  // All outlive the job. `folder` is an empty one for pipes and port files, of this attempt alone.
+  // All pointers outlive the job. `folder` holds this attempt's pipes and port files; it must be empty.
   struct Context {
     const LaunchOptions* options = nullptr;
     const CorePlan* cores = nullptr;
@@ -34,12 +38,12 @@ class Job {
     OutputQueue* output = nullptr;  // where the merger writes
     std::string folder;
     std::vector<std::string> worker_flags;
-    std::vector<std::string> star_flags;  // of servers and workers both
+    std::vector<std::string> star_flags;  // for the servers and, in a star, for the workers
   };
   explicit Job(const Context& context);
 
-  // Returns when every child has ended. A child's exit code other than 0 is no error of this call: the outcome has the
-  // code of the child that failed first. An error is one of starting them.
+  // Returns when every child has ended. If a child fails, the call succeeds and the outcome has the exit code of the
+  // child that failed first. The call fails if a child could not be started.
   absl::StatusOr<JobOutcome> Run();
 
  private:
@@ -48,7 +52,7 @@ class Job {
   absl::StatusOr<std::vector<std::string>> AwaitServerAddresses();
   absl::Status StartWorkers(const std::vector<std::string>& addresses);
   absl::Status StartMpirun();
-  // With environment and outputs: prefixed lines, but worker 0's standard output as it is.
+  // Gives the child its environment and outputs. Lines get a prefix, except those of worker 0's standard output.
   absl::Status StartChild(const std::string& name, Role role, ChildSpec spec);
   void AppendWatching(int first_port, std::vector<std::string>* command) const;
   std::vector<std::string> WorkerCommand() const;
@@ -58,7 +62,7 @@ class Job {
   void StopPolitely();
   void EndServers();
   void EndCheck();
-  void EndEverybody();
+  void EndAllProcesses();
   const Child* FirstFailure() const;
   bool WorkersDone() const;
 
@@ -67,9 +71,30 @@ class Job {
   Environment environment_;
   Supervisor supervisor_;
   std::vector<UniqueFd> held_open_;
-  // MPI: how many ranks had ended when that was looked at last, and when it changed.
+  // MPI: how many ranks had ended at the last check, and when that number last changed.
   int ended_ranks_ = 0;
   std::chrono::steady_clock::time_point ended_ranks_since_;
+};
+
+// An attempt that fails soon after its start will probably fail again, because its cause needs a moment to pass. So the
+// first restart comes at once, and each further one waits twice as long as the one before, until an attempt lasts.
+class RestartPause {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::seconds kSoon{3};  // an attempt that takes this long has lasted
+  static constexpr std::chrono::milliseconds kPauseMin{250};
+  static constexpr std::chrono::milliseconds kPauseMax{8000};
+
+  // How long to wait after an attempt that took `attempt`.
+  [[nodiscard]] std::chrono::milliseconds After(Clock::duration attempt) {
+    if (attempt >= kSoon) pause_ = std::chrono::milliseconds(0);
+    const std::chrono::milliseconds pause = pause_;
+    pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
+    return pause;
+  }
+
+ private:
+  std::chrono::milliseconds pause_{0};
 };
 
 }  // namespace starring

@@ -18,19 +18,17 @@
 #include "common/security/job_secret.h"
 #include "common/security/security_flags.h"
 #include "common/status.h"
-#include "deploy/launch/core_plan.h"
+#include "deploy/launch/child_process.h"
 #include "deploy/launch/job.h"
 #include "deploy/launch/launch_options.h"
-#include "deploy/launch/line_merger.h"
 #include "deploy/launch/mpi_rank.h"
-#include "deploy/launch/output_queue.h"
-#include "deploy/launch/restart_pause.h"
-#include "deploy/launch/signal_queue.h"
+#include "deploy/launch/output.h"
+#include "deploy/launch/supervisor.h"
 
 namespace starring {
 namespace {
 
-// A folder that is gone with its owner.
+// A folder that is deleted with its owner.
 class TemporaryFolder {
  public:
   static absl::StatusOr<TemporaryFolder> Create() {
@@ -65,7 +63,8 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   return text;
 }
 
-// What protects the star of one attempt, and keeps those of another out. A secret is made where none was given.
+// The flags that admit only this attempt's processes to its star: the secret (a fresh one if the user gave none), and a
+// run id, by which servers refuse workers that an earlier attempt left behind.
 absl::StatusOr<std::vector<std::string>> StarFlags(const LaunchOptions& options, const std::string& folder,
                                                    const std::string& run_id) {
   if (options.sync != LaunchSync::kStar) return std::vector<std::string>();
@@ -79,7 +78,7 @@ absl::StatusOr<std::vector<std::string>> StarFlags(const LaunchOptions& options,
   return words;
 }
 
-// No random choice that could change results: it tells this launcher's job from any other's.
+// A random name that tells this launcher's job from any other. It is never used in arithmetic, so results stay equal.
 std::string DrawJobName() {
   std::random_device device;
   return absl::StrCat("launch-", absl::Hex(device(), absl::kZeroPad8));
@@ -139,8 +138,9 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
 }
 
 int Main(int argc, char** argv) {
+  // mpirun starts this program once for each rank (mpi_rank.h).
   if (IsRankCommand(argc, argv)) RunRank(argc, argv);
-  // `bazel run` starts us elsewhere; a path in a flag is meant from where the user stands.
+  // `bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it.
   const char* const directory = getenv("BUILD_WORKING_DIRECTORY");
   if (directory != nullptr && chdir(directory) != 0) std::fprintf(stderr, "launch: cannot enter %s\n", directory);
   const absl::StatusOr<int> exit_code = Launch(argc, argv);

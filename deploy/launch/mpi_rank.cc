@@ -19,7 +19,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "deploy/launch/child_process.h"
-#include "deploy/launch/core_plan.h"
 
 namespace starring {
 namespace {
@@ -28,8 +27,8 @@ constexpr absl::string_view kRankFlag = "--run_rank=";
 constexpr absl::string_view kCoresFlag = "--cores=";
 constexpr int kRankCommandWords = 4;  // launch --run_rank=... --cores=... --
 
-// Container run times may forbid a process to read another's memory (cross-memory attach). Open MPI finds out in the
-// middle of a message, and fills the terminal.
+// Container runtimes may forbid a process to read the memory of another (cross-memory attach). Open MPI discovers that
+// in the middle of a message and floods the terminal with errors. So it is tried here first, on a child.
 bool MayReadMemoryOfPeers() {
   static const char kSecret = 'x';
   const pid_t pid = fork();
@@ -47,7 +46,7 @@ bool MayReadMemoryOfPeers() {
   return allowed;
 }
 
-// The parent of a process, or 0; also 0 if it has ended and its parent has not noticed.
+// The parent of a process; 0 if the process does not exist or is a zombie, which has ended unnoticed by its parent.
 pid_t ParentOf(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/status"));
   for (std::string line; std::getline(file, line);) {
@@ -59,14 +58,15 @@ pid_t ParentOf(pid_t pid) {
   return 0;
 }
 
-// What a rank noted when it started, or 0.
+// The process id that the rank noted when it started; 0 if there is none yet.
 pid_t NotedPid(const std::string& folder, int rank) {
   pid_t pid = 0;
   std::ifstream file(RankPath(folder, rank, "pid"));
   return file >> pid && pid > 0 ? pid : 0;
 }
 
-// In our own folder, where a bundle has it, which was made for the worker beside it; else the first on PATH, or empty.
+// The mpirun in our own folder comes first: a bundle's worker needs the bundle's Open MPI. Otherwise the first one on
+// PATH; empty if there is none.
 std::string FindMpirun(absl::string_view own_folder) {
   const char* const path = getenv("PATH");
   std::vector<absl::string_view> folders = absl::StrSplit(path == nullptr ? "/usr/bin" : path, ':', absl::SkipEmpty());
@@ -103,8 +103,9 @@ absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec) {
   if (spec.program.empty()) {
     return absl::NotFoundError("mpirun is not on PATH: install Open MPI (Debian: openmpi-bin) or use --sync=star");
   }
-  // Open MPI would count cores itself, refuse more ranks than it likes, and bind them: the plan is ours. argv[0] is no
-  // path: from one it derives where it is installed, wrongly for /bin/mpirun.
+  // Without these options Open MPI counts cores itself, refuses more ranks than cores, and binds the ranks, all against
+  // the launcher's plan. argv[0] is not a path, because Open MPI derives its installation folder from one, wrongly for
+  // /bin/mpirun.
   spec.argv = {"mpirun", "--oversubscribe", "--bind-to", "none", "-np", absl::StrCat(job.rank_count)};
   if (job.quiet) spec.argv.emplace_back("--quiet");
   spec.argv.emplace_back(self);
@@ -120,6 +121,8 @@ void SetMpiDefaults(int rank_count, int core_count, Environment& environment) {
     environment.SetDefault("OMPI_ALLOW_RUN_AS_ROOT", "1");
     environment.SetDefault("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
+  // Open MPI spins while it waits. With fewer cores than ranks the spinning rank would take the core of the one
+  // awaited.
   if (rank_count > core_count) environment.SetDefault("OMPI_MCA_mpi_yield_when_idle", "1");
   if (!MayReadMemoryOfPeers()) environment.SetDefault("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
 }
@@ -136,7 +139,7 @@ int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun) {
 void KillRanks(const std::string& folder, int rank_count, pid_t mpirun) {
   for (int rank = 0; rank < rank_count; ++rank) {
     const pid_t pid = NotedPid(folder, rank);
-    // The number may have gone to another process since.
+    // The rank may have ended and its process id may belong to another process by now.
     if (pid > 0 && ParentOf(pid) == mpirun) kill(pid, SIGKILL);
   }
 }
@@ -155,7 +158,7 @@ void RunRank(int argc, const char* const* argv) {
   const std::string folder(absl::string_view(argv[1]).substr(kRankFlag.size()));
   const std::vector<std::vector<int>> cores =
       ParseCoreLists(std::string(absl::string_view(argv[2]).substr(kCoresFlag.size())));
-  AdoptFate(cores[static_cast<size_t>(rank) % cores.size()], SIGKILL, getppid());
+  PinAndDieWithParent(cores[static_cast<size_t>(rank) % cores.size()], SIGKILL, getppid());
   std::ofstream(RankPath(folder, rank, "pid")) << getpid() << "\n";
   Redirect(rank, RankPath(folder, rank, "out"), STDOUT_FILENO);
   Redirect(rank, RankPath(folder, rank, "err"), STDERR_FILENO);

@@ -1,6 +1,11 @@
-// mpirun starts the ranks of a ring, so the launcher is not their parent. It puts itself between the two: mpirun starts
-// `launch --run_rank=FOLDER ...` as every rank, which pins itself, connects its output to the launcher's pipes, sees to
-// it that the rank dies with mpirun (Open MPI alone lets ranks live on), and then becomes the worker.
+// Ranks under mpirun. The launcher is not their parent, mpirun is, so the launcher cannot pin them or give them pipes.
+// Therefore mpirun starts this very program, as `launch --run_rank=FOLDER ...`, once for each rank. That process
+//   1. pins itself and asks the kernel to kill it when mpirun dies (Open MPI alone would let the ranks live on),
+//   2. notes its process id in FOLDER, where the launcher looks for ranks that have ended,
+//   3. connects its output to the launcher's pipes in FOLDER,
+//   4. becomes the worker.
+//
+// Thread safety: one thread.
 #ifndef STARRING_DEPLOY_LAUNCH_MPI_RANK_H_
 #define STARRING_DEPLOY_LAUNCH_MPI_RANK_H_
 
@@ -11,37 +16,36 @@
 
 #include "absl/status/statusor.h"
 #include "deploy/launch/child_process.h"
-#include "deploy/launch/environment.h"
 
 namespace starring {
 
 struct MpiJob {
   int rank_count = 1;
-  // Holds the ends of the launcher's pipes under RankPath's names.
+  // Contains the write ends of the launcher's pipes, under the names of RankPath.
   std::string folder;
   std::vector<std::vector<int>> cores;  // by rank
   std::vector<std::string> worker;      // program and flags
-  // mpirun does not comment on ranks that end with another code than 0.
+  // If true, mpirun prints no comment on ranks that end with another exit code than 0.
   bool quiet = false;
 };
 
-// Where rank's "out", "err" or "pid" is.
+// The path of the rank's "out", "err" or "pid" in the folder.
 std::string RankPath(const std::string& folder, int rank, const std::string& what);
 
-// Program and argv of mpirun for this job. NotFound when mpirun is neither in the folder of this program nor on PATH.
+// Sets program and argv of `spec`. NotFound if mpirun is neither in the folder of this program nor on PATH.
 absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec);
 
-// What Open MPI needs to know about this machine and user; only where the user has not said otherwise.
+// Sets what Open MPI must know about this machine and user. Variables that the user has set keep their values.
 void SetMpiDefaults(int rank_count, int core_count, Environment& environment);
 
-// How many ranks have started and ended again, by what they noted about themselves.
-int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun);
+// How many ranks have started and ended again, according to the process ids that they noted.
+[[nodiscard]] int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun);
 
-// Kills the ranks themselves, so that mpirun has nothing to wait for and cleans up behind them.
+// Kills the ranks themselves. mpirun, which waits for them, then cleans up and ends.
 void KillRanks(const std::string& folder, int rank_count, pid_t mpirun);
 
-// True for the command line of a rank; RunRank then never returns.
-bool IsRankCommand(int argc, const char* const* argv);
+// True for a rank's command line, which the caller then passes to RunRank.
+[[nodiscard]] bool IsRankCommand(int argc, const char* const* argv);
 [[noreturn]] void RunRank(int argc, const char* const* argv);
 
 }  // namespace starring

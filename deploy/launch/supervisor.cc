@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <string.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +12,7 @@
 #include <cstddef>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/status.h"
 
@@ -20,10 +23,44 @@ constexpr size_t kReadBytes = 1 << 16;
 
 }  // namespace
 
+absl::StatusOr<SignalQueue> SignalQueue::Create() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGWINCH}) sigaddset(&signals, number);
+  if (sigprocmask(SIG_BLOCK, &signals, nullptr) != 0) {
+    return absl::InternalError(absl::StrCat("sigprocmask: ", strerror(errno)));
+  }
+  // A reader of our output that has gone away shows as EPIPE (output.cc), and the job goes on.
+  signal(SIGPIPE, SIG_IGN);
+  UniqueFd fd(signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC));
+  if (fd.get() < 0) return absl::InternalError(absl::StrCat("signalfd: ", strerror(errno)));
+  return SignalQueue(std::move(fd));
+}
+
+bool SignalQueue::StopsWithin(std::chrono::milliseconds pause) {
+  const auto end = std::chrono::steady_clock::now() + pause;
+  while (true) {
+    for (const int number : Take()) {
+      if (number != SIGCHLD && number != SIGWINCH) return true;
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return false;
+    pollfd ready = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
+    poll(&ready, 1, static_cast<int>(left.count()));
+  }
+}
+
+std::vector<int> SignalQueue::Take() {
+  std::vector<int> numbers;
+  struct signalfd_siginfo info;
+  while (read(fd_.get(), &info, sizeof(info)) == sizeof(info)) numbers.push_back(static_cast<int>(info.ssi_signo));
+  return numbers;
+}
+
 Supervisor::~Supervisor() {
   EndAll(SIGKILL);
   for (const Child& child : children_) {
-    if (child.running) waitpid(child.pid, nullptr, 0);  // does not wait long: SIGKILL cannot be refused
+    if (child.running) waitpid(child.pid, nullptr, 0);  // returns soon: a process cannot ignore SIGKILL
   }
 }
 
@@ -53,6 +90,7 @@ bool Supervisor::RunUntil(const Condition& condition, Clock::time_point deadline
 }
 
 void Supervisor::Poll(std::chrono::milliseconds timeout) {
+  // Here and not in Read, which is called from a loop over outputs_.
   std::erase_if(outputs_, [](const Output& output) { return !output.open; });
   std::vector<pollfd> fds = {{.fd = signals_->fd(), .events = POLLIN, .revents = 0}};
   for (const Output& output : outputs_) fds.push_back({.fd = output.fd.get(), .events = POLLIN, .revents = 0});
@@ -62,6 +100,7 @@ void Supervisor::Poll(std::chrono::milliseconds timeout) {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (fds[i + 1].revents != 0) Read(outputs_[i]);
   }
+  // Signals last: what a child wrote before it ended comes out before a message about its end.
   if (fds[0].revents != 0) HandleSignals();
 }
 
@@ -70,7 +109,7 @@ void Supervisor::Read(Output& output) {
   const ssize_t got = read(output.fd.get(), buffer, sizeof(buffer));
   if (got > 0) {
     merger_->Feed(output.source, absl::string_view(buffer, static_cast<size_t>(got)));
-  } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {  // EIO is a terminal's end of file
+  } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {  // a terminal reports its end as EIO
     merger_->Close(output.source);
     output.open = false;
   }
@@ -97,6 +136,7 @@ void Supervisor::Reap() {
     child.end_order = reap_count_;
     any = true;
   }
+  // Children found in one pass share a number: which of them ended first is unknown.
   if (any) ++reap_count_;
 }
 
@@ -116,7 +156,7 @@ void Supervisor::EndAll(int signal_number) {
 
 void Supervisor::CloseOutputs() {
   for (Output& output : outputs_) {
-    // As much as a pipe holds, and no more: somebody may go on writing for ever.
+    // Reads as much as a pipe can hold (16 times 64 KiB) and no more: a grandchild may go on writing for ever.
     for (int i = 0; output.open && i < 16; ++i) {
       pollfd fd = {.fd = output.fd.get(), .events = POLLIN, .revents = 0};
       if (poll(&fd, 1, 0) <= 0) break;

@@ -1,6 +1,7 @@
-// Owns the children of one job: collects their output, notices their end, and the launcher's own signals.
+// Supervisor owns the children of one job: it collects their output and notices when they end. SignalQueue turns the
+// launcher's own signals into something to poll for, so that one poll waits for all events and no handler interrupts.
 //
-// Thread safety: one thread. Everything happens inside RunUntil, around one poll.
+// Thread safety: one thread. All events are handled inside RunUntil.
 #ifndef STARRING_DEPLOY_LAUNCH_SUPERVISOR_H_
 #define STARRING_DEPLOY_LAUNCH_SUPERVISOR_H_
 
@@ -9,16 +10,32 @@
 #include <chrono>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "deploy/launch/child_process.h"
-#include "deploy/launch/line_merger.h"
-#include "deploy/launch/output_channel.h"
-#include "deploy/launch/output_queue.h"
-#include "deploy/launch/signal_queue.h"
+#include "deploy/launch/output.h"
 
 namespace starring {
+
+class SignalQueue {
+ public:
+  // From now on SIGINT, SIGTERM, SIGHUP, SIGCHLD and SIGWINCH wait in the queue instead of interrupting, and SIGPIPE is
+  // ignored. Call it once, before any thread or child is started.
+  static absl::StatusOr<SignalQueue> Create();
+
+  int fd() const { return fd_.get(); }
+  // Waits for `pause`. Returns true, early, if a signal asks the launcher to stop.
+  [[nodiscard]] bool StopsWithin(std::chrono::milliseconds pause);
+  // The signals that have come since the last call. Never blocks.
+  std::vector<int> Take();
+
+ private:
+  explicit SignalQueue(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
 
 enum class Role { kWorker, kServer, kMpirun };
 
@@ -27,9 +44,9 @@ struct Child {
   Role role = Role::kWorker;
   pid_t pid = 0;
   bool running = true;
-  bool ended_by_us = false;  // told to end by EndAll: its exit code says nothing
-  int exit_code = 0;         // once it has ended; 128 + signal where a signal ended it
-  int end_order = -1;        // 0 for the first that was seen to end; equal where several were seen at once
+  bool ended_by_us = false;  // EndAll told it to end: its exit code says nothing about the cause of a failure
+  int exit_code = 0;         // once it has ended; 128 + signal if a signal ended it
+  int end_order = -1;        // 0 for the first child seen to end; equal for children seen to end at once
 };
 
 class Supervisor {
@@ -37,34 +54,35 @@ class Supervisor {
   using Clock = std::chrono::steady_clock;
   using Condition = std::function<bool()>;
 
-  // All outlive the supervisor.
+  // All three outlive the supervisor.
   Supervisor(SignalQueue* signals, LineMerger* merger, OutputQueue* output)
       : signals_(signals), merger_(merger), output_(output) {}
-  // Kills what still runs.
+  // Kills the children that still run.
   ~Supervisor();
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
   absl::Status Start(const std::string& name, Role role, const ChildSpec& spec);
 
-  // Whatever can be read from `fd`, until its end, goes to this source of the merger.
+  // Feeds all that can be read from `fd`, until its end, to this source of the merger.
   void AddOutput(UniqueFd fd, int source);
 
-  // Handles events until `condition` holds; it is asked after each event, and every `tick` at least. Returns false when
-  // the deadline passed first.
+  // Handles events until `condition` holds. The condition is checked after each event, and at least once every `tick`.
+  // Returns false if the deadline passes first.
   bool RunUntil(const Condition& condition, Clock::time_point deadline, std::chrono::milliseconds tick);
 
-  // To the process groups of all running children of this role.
+  // Sends a signal to the process groups of all running children of this role.
   void Signal(Role role, int signal_number);
-  // To everybody who still runs; see Child::ended_by_us.
+  // Sends a signal to all children that still run, and sets their Child::ended_by_us.
   void EndAll(int signal_number);
-  // Hands on what the children wrote before they ended, and stops reading: their own children may hold the pipes.
+  // Passes on what the children wrote before they ended, then stops reading. It does not wait for the pipes' ends,
+  // because the children's own children may still hold the pipes open.
   void CloseOutputs();
 
   const std::vector<Child>& children() const { return children_; }
   bool AnyRunning() const;
   bool AnyRunning(Role role) const;
-  // How often SIGINT, SIGTERM or SIGHUP came, and which was the first (0: none).
+  // How often SIGINT, SIGTERM or SIGHUP came, and which of them came first (0: none came).
   int stop_count() const { return stop_count_; }
   int stop_signal() const { return stop_signal_; }
 

@@ -1,6 +1,6 @@
-#include "deploy/launch/restart_pause.h"
+#include "deploy/launch/job.h"
 
-#include <gtest/gtest.h>
+#include "gtest/gtest.h"
 
 namespace starring {
 namespace {
@@ -20,7 +20,7 @@ TEST(RestartPauseTest, GrowsWhileAttemptsEndSoon) {
 
 TEST(RestartPauseTest, BeginsAgainAfterAnAttemptThatLasts) {
   RestartPause pause;
-  for (int i = 0; i < 4; ++i) pause.After(kShort);
+  for (int i = 0; i < 4; ++i) static_cast<void>(pause.After(kShort));
   EXPECT_EQ(pause.After(RestartPause::kSoon), milliseconds(0));
   EXPECT_EQ(pause.After(kShort), RestartPause::kPauseMin);
 }
