@@ -166,7 +166,7 @@ absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> par
   const absl::Duration patience = std::min(kSkipPatience, options_.worker->exchange_deadline / 4);
   const bool is_busy = write_ != nullptr && !write_->WaitFor(patience);
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
-  if (busy_ranks == 0) return Save(step, parameters, exchange);
+  if (busy_ranks == 0) return Save(step, parameters);
   if (writes()) {
     options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", write_->step,
                                " is still being written, after ", FormatSeconds(write_->age())));
@@ -177,11 +177,11 @@ absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> par
 absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(WaitForWrite(step, exchange));  // one at a time
-  RETURN_IF_ERROR(Save(step, parameters, exchange));
+  RETURN_IF_ERROR(Save(step, parameters));
   return WaitForWrite(step, exchange);
 }
 
-absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
+absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters) {
   std::vector<std::vector<float>> state(state_names_.size());
   std::vector<std::span<float>> state_spans(state.size());
   if (writes()) {
@@ -190,7 +190,7 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
       state_spans[i] = state[i];
     }
   }
-  RETURN_IF_ERROR(exchange->GatherOptimizerState(state_spans));
+  RETURN_IF_ERROR(options_.gather_optimizer_state(state_spans));
   if (!writes()) return absl::OkStatus();
   Collect();
   Checkpoint checkpoint{.step = step,

@@ -38,6 +38,8 @@ class Checkpointer {
     Network* network = nullptr;
     const BucketMap* buckets = nullptr;
     int64_t steps_per_epoch = 1;
+    // As TrainingStep::GatherOptimizerState.
+    std::function<absl::Status(std::span<const std::span<float>>)> gather_optimizer_state;
     std::function<void(const std::string&)> warn;  // a person reads it
     // Tests put a slow disk here. It may still run when the checkpointer is gone.
     std::function<absl::Status(const std::string& dir, const Layout&, const Checkpoint&)> write = WriteCheckpoint;
@@ -69,7 +71,7 @@ class Checkpointer {
 
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
-  absl::Status Save(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
+  absl::Status Save(int64_t step, std::span<const float> parameters);
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
   absl::Status WaitForWrite(int64_t step, GradientExchange* exchange);
   void Collect();

@@ -60,15 +60,12 @@ absl::Status CheckGpusSuffice(const LauncherEnvironment& launcher, const WorkerO
 absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, const WorkerOptions& options, int gpu_count,
                                        CudaWatch* watch) {
   const WorkersHere workers = FindWorkersHere(launcher, options);
-  ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,
-                   CreateCudaDevice({.ordinal = OrdinalOf(workers, gpu_count),
-                                     .math = MathOf(options.math),
-                                     .convolutions = ConvolutionsOf(options.conv),
-                                     .library_folders = launcher.gpu_library_folders,
-                                     .watch = watch}));
   DeviceChoice choice;
-  choice.cuda = device.get();
-  choice.device = std::move(device);
+  ASSIGN_OR_RETURN(choice.cuda, CreateCudaDevice({.ordinal = OrdinalOf(workers, gpu_count),
+                                                  .math = MathOf(options.math),
+                                                  .convolutions = ConvolutionsOf(options.conv),
+                                                  .library_folders = launcher.gpu_library_folders,
+                                                  .watch = watch}));
   if (workers.count > gpu_count && !launcher.has_own_gpus) {
     choice.note = absl::StrCat("note: ", workers.Text(), " share ", GpusText(gpu_count), " of this machine");
   }
@@ -126,7 +123,7 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
   ASSIGN_OR_RETURN(
       std::unique_ptr<Device> cpu,
       CreateCpuDevice({.threads = options->threads, .instruction_set = options->isa.value_or(BestInstructionSet())}));
-  return DeviceChoice{.device = std::move(cpu), .note = std::move(note)};
+  return DeviceChoice{.cpu = std::move(cpu), .note = std::move(note)};
 }
 
 std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& device) {

@@ -16,9 +16,11 @@
 namespace starring {
 
 struct DeviceChoice {
-  std::unique_ptr<Device> device;
-  CudaDevice* cuda = nullptr;  // `device`, if it is a GPU
-  std::string note;            // what a person should know of the choice; may be empty
+  std::unique_ptr<CudaDevice> cuda;  // null: this worker trains on `cpu`
+  std::unique_ptr<Device> cpu;       // null: on `cuda`
+  std::string note;                  // what a person should know of the choice; may be empty
+
+  Device* device() const { return cuda != nullptr ? cuda.get() : cpu.get(); }
 };
 
 // The GPU whose number is this worker's among those of its machine. --device=auto is resolved in `options`: a GPU where

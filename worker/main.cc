@@ -26,7 +26,6 @@
 #include "worker/check/check_plan.h"
 #include "worker/data/dataset.h"
 #include "worker/device_choice.h"
-#include "worker/exchange/local/cuda_local_exchange.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/exchange/peer/mpi_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
@@ -138,7 +137,7 @@ absl::Status OnGpu(const absl::Status& status) {
       absl::StrCat(std::string(status.message()), ": give a smaller --global_batch, more GPUs or --device=cpu"));
 }
 
-// Exchange and step: on a GPU, one worker's optimizer runs there too.
+// Exchange and step.
 struct Workings {
   std::unique_ptr<GradientExchange> exchange;
   std::unique_ptr<TrainingStep> step;
@@ -157,10 +156,11 @@ struct Workings {
   }
 };
 
-// But for the device, the exchange, and where the data set is.
+// But for the device and where the data set is.
 CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
                                             const TrainAndTest& data) {
-  return {.graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
+  return {.optimizer = options.sync == Sync::kLocal ? std::optional(options.optimizer) : std::nullopt,
+          .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
           .data = &data,
           .augment = options.augment ? Loader::Augment::kCropFlip : Loader::Augment::kNone,
           .seed = options.seed,
@@ -172,15 +172,7 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, CudaTraini
                                         const DeviceChoice& choice, const BucketMap& buckets, MpiRuntime* mpi,
                                         const Tracing& tracing, StallOptions stall, Network* network) {
   Workings workings;
-  CudaLocalExchange* local = nullptr;
-  if (choice.cuda != nullptr && options.sync == Sync::kLocal) {
-    auto exchange = CudaLocalExchange::Create(choice.cuda, options.optimizer, network->layout().element_count());
-    if (!exchange.ok()) return OnGpu(exchange.status());
-    local = exchange->get();
-    workings.exchange = *std::move(exchange);
-  } else {
-    ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, choice.cuda, mpi, tracing, std::move(stall)));
-  }
+  ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall)));
   const TrainingStepParts parts{
       .network = network,
       .exchange = workings.exchange.get(),
@@ -188,11 +180,10 @@ absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, CudaTraini
       .rank = options.rank,
       .exchange_part = options.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange};
   if (choice.cuda == nullptr) {
-    ASSIGN_OR_RETURN(workings.step, CreateCpuTrainingStep(parts, choice.device.get()));
+    ASSIGN_OR_RETURN(workings.step, CreateCpuTrainingStep(parts, choice.cpu.get()));
     return workings;
   }
-  cuda_step.device = choice.cuda;
-  cuda_step.local = local;
+  cuda_step.device = choice.cuda.get();
   auto step = CreateCudaTrainingStep(parts, cuda_step);
   if (!step.ok()) return OnGpu(step.status());
   workings.step = *std::move(step);
@@ -238,7 +229,7 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
   std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n", options.model.c_str(),
               static_cast<long long>(network.layout().parameter_count()), options.dataset.name.c_str(),
               static_cast<long long>(data.train.count), SyncName(options.sync), options.world_size,
-              options.world_size == 1 ? "" : "s", choice.device->name().c_str());
+              options.world_size == 1 ? "" : "s", choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
   if (choice.cuda != nullptr) std::printf("%s\n", DescribeGpuMemory(gpu_memory, *choice.cuda).c_str());
   std::fflush(stdout);
@@ -294,11 +285,9 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
   CudaTrainingStepOptions cuda_step = MakeCudaStepOptions(options, network_options, data);
   GpuMemoryNeed gpu_memory;
   if (choice.cuda != nullptr) {
-    const OptimizerConfig* const optimizer = options.sync == Sync::kLocal ? &options.optimizer : nullptr;
-    ASSIGN_OR_RETURN(gpu_memory,
-                     PlanGpuMemory(layers, network_options, optimizer, options.data_on_gpu, *choice.cuda, &cuda_step));
+    ASSIGN_OR_RETURN(gpu_memory, PlanGpuMemory(layers, network_options, options.data_on_gpu, *choice.cuda, &cuda_step));
   }
-  absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device.get());
+  absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device());
   if (!created.ok()) return choice.cuda == nullptr ? created.status() : OnGpu(created.status());
   const std::unique_ptr<Network> network = *std::move(created);
   ASSIGN_OR_RETURN(const BucketMap buckets, BucketMap::Create({.element_count = network->layout().element_count(),
@@ -317,7 +306,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                                                             .step = workings.step.get(),
                                                             .progress = style,
                                                             .stop_requested = StopRequested,
-                                                            .device_facts = FactsOf(choice.cuda),
+                                                            .device_facts = FactsOf(choice.cuda.get()),
                                                             .observers = onlookers.observers(),
                                                             .trace = tracing.trace,
                                                             .track = tracing.compute,
@@ -334,7 +323,7 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
   return WriteRunRecord({.options = &options,
                          .data = &data,
                          .result = &result,
-                         .device = choice.device->name(),
+                         .device = choice.device()->name(),
                          .gpu_transfer = workings.step->transfer(),
                          .data_on_gpu = workings.step->batch_format() == Loader::Format::kSamples,
                          .cores_per_worker = launcher.cores_per_worker,

@@ -161,9 +161,14 @@ absl::Status TrainerImpl::StartExchange() {
                                                         .network = &network_,
                                                         .buckets = &buckets_,
                                                         .steps_per_epoch = steps_per_epoch_,
-                                                        .warn = [this](const std::string& text) {
-                                                          if (worker_.rank == 0) progress_->Message(text);
-                                                        }}));
+                                                        .gather_optimizer_state =
+                                                            [this](std::span<const std::span<float>> state) {
+                                                              return training_step_.GatherOptimizerState(state);
+                                                            },
+                                                        .warn =
+                                                            [this](const std::string& text) {
+                                                              if (worker_.rank == 0) progress_->Message(text);
+                                                            }}));
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
               .optimizer = worker_.optimizer,
@@ -189,7 +194,8 @@ absl::Status TrainerImpl::StartExchange() {
     job.optimizer_state.assign(state.begin(), state.end());
   }
   step_ = job.first_step;
-  return exchange_.Start(job, parameters);
+  RETURN_IF_ERROR(exchange_.Start(job, parameters));
+  return training_step_.StartOptimizer(job);
 }
 
 // A rank knows only its own shares, but the engines of every rank's are compared: so it plans for all of them.

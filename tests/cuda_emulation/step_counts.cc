@@ -1,6 +1,7 @@
 #include "tests/cuda_emulation/step_counts.h"
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -12,7 +13,6 @@
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
-#include "worker/exchange/local/cuda_local_exchange.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
@@ -84,22 +84,18 @@ absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
                    BucketMap::Create({.element_count = elements, .bucket_bytes = kBucketBytes, .world_size = 1}));
   const OptimizerConfig optimizer = {.momentum = 0.9, .weight_decay = 1e-4};
 
-  std::unique_ptr<GradientExchange> exchange;
-  CudaLocalExchange* local = nullptr;
-  if (step.exchange == CountedStep::Exchange::kLocal) {
-    ASSIGN_OR_RETURN(auto on_gpu, CudaLocalExchange::Create(device.get(), optimizer, elements));
-    local = on_gpu.get();
-    exchange = std::move(on_gpu);
-  } else {
-    exchange = CreateLocalExchange();
-  }
-  ASSIGN_OR_RETURN(
-      const auto training,
-      CreateCudaTrainingStep(
-          {.network = network.get(), .exchange = exchange.get(), .buckets = &buckets},
-          {.device = device.get(), .local = local, .data = &data, .batch_max = step.batch, .evaluation_batch_max = 1}));
-  RETURN_IF_ERROR(exchange->Start({.optimizer = optimizer, .layout = network->layout(), .buckets = buckets},
-                                  training->initial_parameters()));
+  const bool is_local = step.exchange == CountedStep::Exchange::kLocal;
+  const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
+  ASSIGN_OR_RETURN(const auto training,
+                   CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets},
+                                          {.device = device.get(),
+                                           .optimizer = is_local ? std::optional(optimizer) : std::nullopt,
+                                           .data = &data,
+                                           .batch_max = step.batch,
+                                           .evaluation_batch_max = 1}));
+  const JobSpec job{.optimizer = optimizer, .layout = network->layout(), .buckets = buckets};
+  RETURN_IF_ERROR(exchange->Start(job, training->initial_parameters()));
+  RETURN_IF_ERROR(training->StartOptimizer(job));
   return Run(step, images, training.get());
 }
 

@@ -6,6 +6,7 @@
 #include <latch>
 #include <limits>
 #include <mutex>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -92,11 +93,14 @@ class CheckpointerTest : public testing::Test {
                 .optimizer_state = {},
                 .exchange_deadline = exchange_deadline_};
     CHECK_OK(rank->exchange->Start(job, rank->parameters));
-    auto created = Checkpointer::Create({.worker = &rank->options,
-                                         .network = rank->network.get(),
-                                         .buckets = &rank->buckets,
-                                         .warn = [rank](const std::string& text) { rank->warnings.push_back(text); },
-                                         .write = write_});
+    auto created = Checkpointer::Create(
+        {.worker = &rank->options,
+         .network = rank->network.get(),
+         .buckets = &rank->buckets,
+         .gather_optimizer_state =
+             [rank](std::span<const std::span<float>> state) { return rank->exchange->GatherOptimizerState(state); },
+         .warn = [rank](const std::string& text) { rank->warnings.push_back(text); },
+         .write = write_});
     CHECK_OK(created.status());
     rank->checkpointer = *std::move(created);
   }

@@ -78,6 +78,10 @@ class CpuTrainingStep final : public TrainingStep {
     return parameters_ == nullptr ? exchange_.parameter_memory() : WholeOf(*parameters_);
   }
 
+  absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
+    return exchange_.GatherOptimizerState(state);
+  }
+
   absl::StatusOr<LossResult> Evaluate(const Batch& batch) override {
     RETURN_IF_ERROR(network_.Evaluate(InputOf(batch), parameters()));
     return network_.Result();

@@ -28,9 +28,10 @@ std::unique_ptr<PinnedBuffer> PinForReading(CudaDevice& device, std::span<const 
 
 }  // namespace
 
-CudaBucketTransfers::CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device, CudaLocalExchange* local)
+CudaBucketTransfers::CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device,
+                                         CudaLocalOptimizer* optimizer)
     : device_(*device),
-      local_(local),
+      optimizer_(optimizer),
       exchange_(*parts.exchange),
       buckets_(*parts.buckets),
       layout_(parts.network->layout()),
@@ -42,8 +43,8 @@ CudaBucketTransfers::CudaBucketTransfers(const TrainingStepParts& parts, CudaDev
 
 absl::StatusOr<std::unique_ptr<CudaBucketTransfers>> CudaBucketTransfers::Create(const TrainingStepParts& parts,
                                                                                  CudaDevice* device,
-                                                                                 CudaLocalExchange* local) {
-  auto transfers = absl::WrapUnique(new CudaBucketTransfers(parts, device, local));
+                                                                                 CudaLocalOptimizer* optimizer) {
+  auto transfers = absl::WrapUnique(new CudaBucketTransfers(parts, device, optimizer));
   RETURN_IF_ERROR(transfers->Allocate());
   return transfers;
 }
@@ -81,11 +82,11 @@ absl::Status CudaBucketTransfers::Allocate() {
 
 absl::Status CudaBucketTransfers::Begin(StepTimer* timer) {
   timer_ = timer;
-  if (local_ == nullptr) {
-    way_ = exchange_.memory_place() == GradientExchange::MemoryPlace::kDevice ? Way::kStraight : Way::kHost;
+  if (optimizer_ == nullptr) {
+    way_ = exchange_.memory_place() == GradientExchange::MemoryPlace::kDevice ? Way::kDevice : Way::kHost;
   }
   if (way_ != Way::kNone) RETURN_IF_ERROR(AllocateFindings(), "findings");
-  if (way_ == Way::kStraight) return BeginStraight();
+  if (way_ == Way::kDevice) return BeginDevice();
   if (way_ == Way::kHost) RETURN_IF_ERROR(BeginHost());
   device_.CopyToDevice(host_parameters().data(), parameters_.data(), element_count() * kFloatBytes);
   return device_.Synchronize();
@@ -125,7 +126,7 @@ absl::Status CudaBucketTransfers::BeginHost() {
   return absl::OkStatus();
 }
 
-absl::Status CudaBucketTransfers::BeginStraight() {
+absl::Status CudaBucketTransfers::BeginDevice() {
   const std::span<const float> memory = exchange_.parameter_memory();
   CHECK_EQ(std::ssize(memory), element_count());
   // Ours were for the other ways. The exchange's are only read here, by kernels that take them as const.
@@ -137,14 +138,14 @@ absl::Status CudaBucketTransfers::BeginStraight() {
 
 std::string CudaBucketTransfers::name() const {
   if (way_ == Way::kNone) return "";
-  return way_ == Way::kStraight ? "cuda-aware" : "host-staged";
+  return way_ == Way::kDevice ? "cuda-aware" : "host-staged";
 }
 
 absl::Status CudaBucketTransfers::Bring(ElementRange range) {
   if (way_ == Way::kNone) return absl::OkStatus();
   bool uploads = false;
   RETURN_IF_ERROR(flights_.Await(range, *timer_, [&](int bucket) {
-    if (way_ == Way::kStraight) return absl::OkStatus();
+    if (way_ == Way::kDevice) return absl::OkStatus();
     uploads = true;
     return Upload(bucket);
   }));
@@ -182,7 +183,7 @@ absl::Status CudaBucketTransfers::Complete(int64_t begin) {
 
 absl::Status CudaBucketTransfers::FinishBackward() {
   if (way_ == Way::kNone) {
-    local_->Apply(gradients(), parameters_);
+    optimizer_->Apply(gradients(), parameters_);
     return absl::OkStatus();
   }
   CHECK_EQ(next_bucket_, buckets_.bucket_count());
@@ -192,7 +193,7 @@ absl::Status CudaBucketTransfers::FinishBackward() {
 
 absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {
   timer_->Enter(StepPart::kBackward);
-  const std::span<const float> values = way_ == Way::kStraight ? gradients() : host_gradients_;
+  const std::span<const float> values = way_ == Way::kDevice ? gradients() : host_gradients_;
   for (int b = 0; b < buckets_.bucket_count(); ++b) {
     {
       const TraceSpan span(timer_->track(), "D2H", {.step = step, .bucket = b});
@@ -208,7 +209,7 @@ absl::Status CudaBucketTransfers::CheckFinite(int64_t step, int bucket) const {
   const int64_t in_bucket = FindingOf(bucket)->non_finite_element;
   if (in_bucket < 0) return absl::OkStatus();
   const int64_t element = buckets_.bucket(bucket).begin + in_bucket;
-  if (way_ == Way::kStraight) return NonFinite(step, element);
+  if (way_ == Way::kDevice) return NonFinite(step, element);
   return flights_.NonFinite(step, element, absl::StrCat(host_gradients_[static_cast<size_t>(element)]));
 }
 

@@ -4,7 +4,7 @@
 //   kNone       one worker: nothing is exchanged, the optimizer runs on the GPU
 //   kHost       pinned host copies: a bucket's gradients go to the host when backward has written them, new parameters
 //               come back when the exchange has made them
-//   kStraight   the exchange itself reads and writes the memory of the GPU (GradientExchange::memory_place)
+//   kDevice   the exchange itself reads and writes the memory of the GPU (GradientExchange::memory_place)
 //
 // Who waits for whom. S is the device's stream, D downloads, U uploads; t a step, b a bucket, l its last layer in
 // backward. "Host" is this thread; it alone enqueues on S, D and U.
@@ -23,7 +23,7 @@
 //   D of t + 1 overwrites host           the exchange has read those of t     host: Await of every bucket comes before
 //     gradients of b                                                            the launch that holds backward of t + 1
 //
-// kStraight: where D copies nothing, its event still says that S wrote b; the exchange starts after the host waited
+// kDevice: where D copies nothing, its event still says that S wrote b; the exchange starts after the host waited
 // for it, and what it did is complete when Await returns, before S is given anything that reads or overwrites b.
 //
 // Thread safety: one thread, the device's.
@@ -39,8 +39,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
-#include "worker/exchange/local/cuda_local_exchange.h"
 #include "worker/step/bucket_flights.h"
+#include "worker/step/cuda_local_optimizer.h"
 #include "worker/step/step_timer.h"
 #include "worker/step/training_step.h"
 
@@ -48,10 +48,10 @@ namespace starring {
 
 class CudaBucketTransfers {
  public:
-  // `local`: parts.exchange, if it is one; else null. All outlive the transfers, which end before the exchange does.
-  // ResourceExhausted with the number of bytes.
+  // `optimizer`: applies the updates of a job with one worker; null: the exchange applies them. All outlive the
+  // transfers, which end before the exchange does. ResourceExhausted with the number of bytes.
   static absl::StatusOr<std::unique_ptr<CudaBucketTransfers>> Create(const TrainingStepParts& parts, CudaDevice* device,
-                                                                     CudaLocalExchange* local);
+                                                                     CudaLocalOptimizer* optimizer);
   ~CudaBucketTransfers();
 
   // Pinned host memory. Until Begin it is for the exchange to start with.
@@ -85,14 +85,14 @@ class CudaBucketTransfers {
   std::span<const float> host_parameters() const;
 
  private:
-  enum class Way { kNone, kHost, kStraight };
+  enum class Way { kNone, kHost, kDevice };
 
-  CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device, CudaLocalExchange* local);
+  CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device, CudaLocalOptimizer* optimizer);
   absl::Status Allocate();
   absl::Status AllocateFindings();
   CudaStepResult* FindingOf(int bucket) const;
   absl::Status BeginHost();
-  absl::Status BeginStraight();
+  absl::Status BeginDevice();
   absl::Status Upload(int bucket);
   absl::Status CheckFinite(int64_t step, int bucket) const;
   int64_t element_count() const { return layout_.element_count(); }
@@ -100,7 +100,7 @@ class CudaBucketTransfers {
   std::span<float> Whole(DeviceBuffer& buffer) const;
 
   CudaDevice& device_;
-  CudaLocalExchange* const local_;
+  CudaLocalOptimizer* const optimizer_;  // null: the exchange has one
   GradientExchange& exchange_;
   const BucketMap& buckets_;
   const Layout& layout_;
@@ -118,7 +118,7 @@ class CudaBucketTransfers {
   std::unique_ptr<PinnedBuffer> own_parameters_, own_gradients_;
   std::unique_ptr<PinnedBuffer> pinned_parameters_, pinned_gradients_;
   std::span<float> host_gradients_;
-  // kHost, kStraight: of each bucket, its gradients that are not finite. The GPU writes here itself, and only when
+  // kHost, kDevice: of each bucket, its gradients that are not finite. The GPU writes here itself, and only when
   // there is one, so that nothing has to be copied.
   std::unique_ptr<PinnedBuffer> findings_;
 };

@@ -7,6 +7,7 @@
 #include "worker/step/cuda_batch_slots.h"
 #include "worker/step/cuda_bucket_transfers.h"
 #include "worker/step/cuda_input.h"
+#include "worker/step/cuda_local_optimizer.h"
 
 namespace starring {
 namespace {
@@ -53,7 +54,11 @@ CudaBatchSlots::Options SlotsOf(const CudaTrainingStepOptions& options) {
 class CudaTrainingStep final : public TrainingStep {
  public:
   CudaTrainingStep(const TrainingStepParts& parts, const CudaTrainingStepOptions& options)
-      : options_(options), device_(*options.device), network_(*parts.network), buckets_(*parts.buckets) {}
+      : options_(options),
+        device_(*options.device),
+        network_(*parts.network),
+        exchange_(*parts.exchange),
+        buckets_(*parts.buckets) {}
   ~CudaTrainingStep() override {
     device_.BindStepValues(nullptr);
     device_.BindStepResult(nullptr);
@@ -66,14 +71,19 @@ class CudaTrainingStep final : public TrainingStep {
   BatchMemory* batch_memory() override { return slots_.get(); }
   std::string transfer() const override { return transfers_->name(); }
   std::span<float> initial_parameters() override { return transfers_->initial_parameters(); }
+  absl::Status StartOptimizer(const JobSpec& job) override {
+    return optimizer_ == nullptr ? absl::OkStatus() : optimizer_->Start(job);
+  }
   absl::Status Begin(const Plan& plan) override;
   absl::Status Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) override;
   absl::Status Settle(std::vector<FinishedStep>* finished) override;
   std::span<const float> parameters() const override { return transfers_->host_parameters(); }
+  absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
+    return optimizer_ == nullptr ? exchange_.GatherOptimizerState(state) : optimizer_->CopyStateOut(state);
+  }
   absl::StatusOr<LossResult> Evaluate(const Batch& batch) override;
 
  private:
-  bool local() const { return options_.local != nullptr; }
   int64_t element_count() const { return network_.layout().element_count(); }
 
   absl::Status Feed(int64_t step, Loader* batches, Slot& slot);
@@ -90,19 +100,24 @@ class CudaTrainingStep final : public TrainingStep {
   const CudaTrainingStepOptions options_;
   CudaDevice& device_;
   Network& network_;
+  GradientExchange& exchange_;
   const BucketMap& buckets_;
   StepTimer* timer_ = nullptr;
   int64_t end_step_ = 0;
   int64_t last_step_ = 0;  // that was launched
 
   std::unique_ptr<CudaBatchSlots> slots_;
+  std::unique_ptr<CudaLocalOptimizer> optimizer_;  // null: the exchange applies the optimizer
   std::unique_ptr<CudaBucketTransfers> transfers_;
   std::unique_ptr<CudaInput> input_;
   std::vector<std::unique_ptr<Recording>> recordings_;  // last: its graphs refer to the rest
 };
 
 absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
-  ASSIGN_OR_RETURN(transfers_, CudaBucketTransfers::Create(parts, &device_, options_.local));
+  if (options_.optimizer.has_value()) {
+    ASSIGN_OR_RETURN(optimizer_, CudaLocalOptimizer::Create(&device_, *options_.optimizer, element_count()));
+  }
+  ASSIGN_OR_RETURN(transfers_, CudaBucketTransfers::Create(parts, &device_, optimizer_.get()));
   ASSIGN_OR_RETURN(input_, CudaInput::Create(InputOf(options_)));
   ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create(SlotsOf(options_)));
   return absl::OkStatus();
@@ -132,7 +147,7 @@ absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<Fi
   // While the GPU is busy with this step, the next one's batch goes where the oldest step's was.
   RETURN_IF_ERROR(Finish(next, finished));
   if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(step + 1, batches, next));
-  if (local()) return absl::OkStatus();
+  if (optimizer_ != nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(transfers_->SubmitAll(step));
   return Finish(slot, finished);
 }
@@ -145,7 +160,7 @@ absl::Status CudaTrainingStep::Feed(int64_t step, Loader* batches, Slot& slot) {
   ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
   timer_->Enter(StepPart::kHostToDevice);
   const TraceSpan span(timer_->track(), "H2D", {.step = step});
-  return slots_->Fill(slot, *batch, local() ? options_.local->ScalarsOf(batch->plan.step) : CudaOptimizerScalars{});
+  return slots_->Fill(slot, *batch, optimizer_ == nullptr ? CudaOptimizerScalars{} : optimizer_->ScalarsOf(step));
 }
 
 // All of the slot's step, enqueued.
@@ -195,7 +210,7 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   // Cuts before a layer that reads buckets nobody has read; the first one reads them at its beginning.
   const auto before_layer = [&](int layer) -> absl::Status {
     const ElementRange reads = network_.LayerRange(layer);
-    if (local() || reads.size() == 0) return absl::OkStatus();
+    if (optimizer_ != nullptr || reads.size() == 0) return absl::OkStatus();
     bool reads_new = false;
     for (int b = buckets_.BucketOf(reads.end - 1); b <= buckets_.BucketOf(reads.begin); ++b) {
       reads_new = reads_new || !is_read[static_cast<size_t>(b)];

@@ -29,12 +29,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "absl/status/statusor.h"
+#include "common/arithmetic/optimizer.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
-#include "worker/exchange/local/cuda_local_exchange.h"
 #include "worker/step/training_step.h"
 
 namespace starring {
@@ -42,8 +43,9 @@ namespace starring {
 enum class CudaGraphs { kCaptured, kNone };  // kNone: the same calls, one by one
 
 struct CudaTrainingStepOptions {
-  CudaDevice* device = nullptr;        // the network's; outlives the step
-  CudaLocalExchange* local = nullptr;  // parts.exchange, if it is one; else null
+  CudaDevice* device = nullptr;  // the network's; outlives the step
+  // Set if the job has one worker: then the step applies this optimizer on the GPU, and the exchange gets no bucket.
+  std::optional<OptimizerConfig> optimizer;
   CudaGraphs graphs = CudaGraphs::kCaptured;
   // As CudaInput's.
   const TrainAndTest* data = nullptr;

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/status.h"
-#include "worker/exchange/local/cuda_local_exchange.h"
+#include "worker/step/cuda_local_optimizer.h"
 
 namespace starring {
 namespace {
@@ -27,14 +27,15 @@ std::string Parts(const GpuMemoryNeed& need) {
 }  // namespace
 
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
-                                              const CudaTrainingStepOptions& step, const OptimizerConfig* optimizer) {
+                                              const CudaTrainingStepOptions& step) {
   ASSIGN_OR_RETURN(const NetworkSize size, Network::SizeOf(file, network));
-  return GpuMemoryNeed{
-      .activations_bytes = size.arena_bytes,
-      .parameters_bytes = CudaParametersBytes(size.element_count),
-      .optimizer_bytes = optimizer == nullptr ? 0 : CudaLocalExchange::StateBytes(*optimizer, size.element_count),
-      .batches_bytes = CudaBatchesBytes(step),
-      .data_bytes = CudaDataBytes(step)};
+  return GpuMemoryNeed{.activations_bytes = size.arena_bytes,
+                       .parameters_bytes = CudaParametersBytes(size.element_count),
+                       .optimizer_bytes = step.optimizer.has_value()
+                                              ? CudaLocalOptimizer::StateBytes(*step.optimizer, size.element_count)
+                                              : 0,
+                       .batches_bytes = CudaBatchesBytes(step),
+                       .data_bytes = CudaDataBytes(step)};
 }
 
 absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device) {
@@ -47,18 +48,17 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
       need.data_bytes > 0 ? "--data_on_gpu=off, " : "", "a smaller --global_batch, more GPUs or --device=cpu"));
 }
 
-absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network,
-                                            const OptimizerConfig* optimizer, DataOnGpu data_on_gpu,
+absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
                                             const CudaDevice& device, CudaTrainingStepOptions* step) {
   step->data_on_gpu = data_on_gpu != DataOnGpu::kOff;
-  ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step, optimizer));
+  ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step));
   if (data_on_gpu == DataOnGpu::kAuto) {
     ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
     // The other half is for what libraries and graphs take later, and for the next process on this GPU.
     const int64_t left_bytes = free_bytes - (need.total_bytes() - need.data_bytes);
     if (need.data_bytes > left_bytes / 2) {
       step->data_on_gpu = false;
-      ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step, optimizer));
+      ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step));
     }
   }
   RETURN_IF_ERROR(CheckGpuMemory(need, device));

@@ -10,7 +10,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/arithmetic/optimizer.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/data/dataset.h"
 #include "worker/model/layer_file.h"
@@ -31,19 +30,18 @@ struct GpuMemoryNeed {
   }
 };
 
-// `optimizer`: that of one worker, whose state is on its GPU; null with several. Fails as Network::Create does.
+// Fails as Network::Create does.
 // Not counted: what operations allocate when they are made (CudaDevice::operations_bytes), and what a CUDA-aware ring
 // takes, which goes by way of the host where there is too little.
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
-                                              const CudaTrainingStepOptions& step, const OptimizerConfig* optimizer);
+                                              const CudaTrainingStepOptions& step);
 
 // InvalidArgument, with what is needed for what, what is free, and the way out, where more is needed than is free.
 absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device);
 
 // Both of these: the need of a training on `device`. Before, it decides whether the data set goes to the GPU and sets
 // step->data_on_gpu: kAuto where it takes at most half of what all else leaves free.
-absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network,
-                                            const OptimizerConfig* optimizer, DataOnGpu data_on_gpu,
+absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
                                             const CudaDevice& device, CudaTrainingStepOptions* step);
 
 // For a person, when all of it is allocated: "GPU memory: 1.2 of 139.8 GiB (activations 1.0 GiB, ...)".

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
+#include "common/job_spec.h"
 #include "common/trace.h"
 #include "kernels/device.h"
 #include "worker/data/batch_memory.h"
@@ -49,6 +50,10 @@ class TrainingStep {
   // Host memory as long as the parameter vector, for GradientExchange::Start. Valid until Begin.
   virtual std::span<float> initial_parameters() = 0;
 
+  // The exchange has started with `job`. A step that applies the optimizer itself takes the schedule and the state that
+  // a checkpoint brought, and has copied them on return.
+  virtual absl::Status StartOptimizer(const JobSpec&) { return absl::OkStatus(); }
+
   // The exchange has started, its parameters are the first step's. Before Run and Evaluate.
   struct Plan {
     Normalization normalization;
@@ -67,6 +72,10 @@ class TrainingStep {
 
   // On the host. Valid after Begin and after Settle, until the next Run.
   virtual std::span<const float> parameters() const = 0;
+
+  // As GradientExchange::GatherOptimizerState, which answers unless the step applies the optimizer itself. After Begin
+  // or Settle.
+  virtual absl::Status GatherOptimizerState(std::span<const std::span<float>> state) = 0;
 
   // Of a batch without augmentation, with samples. After Begin or Settle.
   virtual absl::StatusOr<LossResult> Evaluate(const Batch& batch) = 0;

@@ -16,7 +16,7 @@
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "worker/data/dataset.h"
-#include "worker/exchange/local/cuda_local_exchange.h"
+#include "worker/exchange/local/local_exchange.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
 
@@ -77,13 +77,13 @@ class CudaTrainingStepTest : public testing::Test {
     buckets_ = BucketMap::Create({.element_count = layout.element_count(), .bucket_bytes = 1, .world_size = 1}).value();
     JobSpec job{.world_size = 1, .optimizer = {.momentum = 0.9}, .layout = layout, .buckets = buckets_};
     job.schedule.base = learning_rate;
-    exchange_ = CudaLocalExchange::Create(device_.get(), job.optimizer, layout.element_count()).value();
+    exchange_ = CreateLocalExchange();
     step_ = CreateCudaTrainingStep({.network = network_.get(),
                                     .exchange = exchange_.get(),
                                     .buckets = &buckets_,
                                     .exchange_part = StepPart::kOptimizer},
                                    {.device = device_.get(),
-                                    .local = exchange_.get(),
+                                    .optimizer = job.optimizer,
                                     .data = &data_,
                                     .batch_max = kGlobalBatch,
                                     .evaluation_batch_max = kEvaluationBatchMax,
@@ -91,6 +91,7 @@ class CudaTrainingStepTest : public testing::Test {
                 .value();
     network_->InitializeParameters(1, step_->initial_parameters());
     ASSERT_TRUE(exchange_->Start(job, step_->initial_parameters()).ok());
+    ASSERT_TRUE(step_->StartOptimizer(job).ok());
     loader_ = Loader::Create({.dataset = &data_.train,
                               .sampler = {.sample_count = kSamples, .global_batch = kGlobalBatch, .seed = 3},
                               .normalization = kNormalization,
@@ -147,7 +148,7 @@ class CudaTrainingStepTest : public testing::Test {
   BucketMap buckets_;
   std::unique_ptr<CudaDevice> device_;
   std::unique_ptr<Network> network_;
-  std::unique_ptr<CudaLocalExchange> exchange_;
+  std::unique_ptr<GradientExchange> exchange_;
   std::unique_ptr<TrainingStep> step_;
   std::unique_ptr<Loader> loader_;
   int64_t next_ = 0;

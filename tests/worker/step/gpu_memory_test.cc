@@ -2,6 +2,7 @@
 #include "worker/step/gpu_memory.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -10,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "worker/data/dataset.h"
-#include "worker/exchange/local/cuda_local_exchange.h"
+#include "worker/exchange/local/local_exchange.h"
 
 namespace starring {
 namespace {
@@ -30,12 +31,12 @@ class GpuMemoryTest : public testing::Test {
   static TrainAndTest MakeData() {
     return LoadDataset({.name = "synthetic", .synthetic_train_count = 4000, .synthetic_test_count = 1000}).value();
   }
-  static CudaTrainingStepOptions StepOf(int64_t batch) {
+  static CudaTrainingStepOptions StepOf(int64_t batch, std::optional<OptimizerConfig> optimizer = kOptimizer) {
     static const TrainAndTest* const data = new TrainAndTest(MakeData());
-    return {.data = data, .batch_max = batch, .evaluation_batch_max = 64};
+    return {.optimizer = optimizer, .data = data, .batch_max = batch, .evaluation_batch_max = 64};
   }
-  static GpuMemoryNeed NeedOf(int64_t batch, const OptimizerConfig* optimizer = &kOptimizer) {
-    return GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), StepOf(batch), optimizer).value();
+  static GpuMemoryNeed NeedOf(int64_t batch, std::optional<OptimizerConfig> optimizer = kOptimizer) {
+    return GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), StepOf(batch, optimizer)).value();
   }
 };
 
@@ -46,13 +47,11 @@ TEST_F(GpuMemoryTest, WhatIsNeededIsWhatATrainingAllocates) {
     const auto network = Network::Create(LayerFile::Load("lenet5").value(), ShapeOf(batch), device.get()).value();
     const int64_t elements = network->layout().element_count();
     const auto buckets = BucketMap::Create({.element_count = elements, .bucket_bytes = 1, .world_size = 1}).value();
-    const auto exchange = CudaLocalExchange::Create(device.get(), kOptimizer, elements).value();
+    const auto exchange = CreateLocalExchange();
     CudaTrainingStepOptions options = StepOf(batch);
     options.data_on_gpu = data_on_gpu;
-    const GpuMemoryNeed need =
-        GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), options, &kOptimizer).value();
+    const GpuMemoryNeed need = GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), options).value();
     options.device = device.get();
-    options.local = exchange.get();
     const auto step =
         CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets}, options)
             .value();
@@ -65,7 +64,7 @@ TEST_F(GpuMemoryTest, WhatIsNeededIsWhatATrainingAllocates) {
 }
 
 TEST_F(GpuMemoryTest, WithSeveralWorkersTheOptimizerIsTheExchanges) {
-  const GpuMemoryNeed one = NeedOf(64), several = NeedOf(64, nullptr);
+  const GpuMemoryNeed one = NeedOf(64), several = NeedOf(64, std::nullopt);
   EXPECT_EQ(one.optimizer_bytes, one.parameters_bytes);  // two vectors each
   EXPECT_EQ(several.optimizer_bytes, 0);
   EXPECT_EQ(several.parameters_bytes, one.parameters_bytes);
@@ -90,7 +89,7 @@ TEST_F(GpuMemoryTest, TheDataSetGoesToTheGpuWhereItFits) {
   const LayerFile file = LayerFile::Load("lenet5").value();
   CudaTrainingStepOptions step = StepOf(64);
   const auto plan = [&](DataOnGpu data_on_gpu) {
-    return PlanGpuMemory(file, ShapeOf(64), &kOptimizer, data_on_gpu, *device, &step);
+    return PlanGpuMemory(file, ShapeOf(64), data_on_gpu, *device, &step);
   };
   ASSERT_TRUE(plan(DataOnGpu::kOff).ok());
   EXPECT_FALSE(step.data_on_gpu);
