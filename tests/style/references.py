@@ -7,6 +7,7 @@ What counts as a reference, so that ordinary words do not:
                              It is alive if it names a file, a folder, files without their suffix (common/layout), or
                              a target (deploy/launch). `*` stands for anything, {a,b} for either; a word with <...>,
                              $... or %... in it is a pattern for other words and is not looked up.
+    wire/lane.h              the same where wire/ is a folder next to the page or source
     //common:limits          in a page or a comment: a Bazel label, as are //common/wire and //common/...
     layout.cc                in a page or a comment: a source's name without its folder. It is alive if a file of ours
                              has it, or if a source of ours includes a file of that name.
@@ -34,6 +35,7 @@ _CPP_TOKEN = re.compile(
     r"|(?P<line>//[^\n]*)|(?P<block>/\*.*?\*/)", re.S)
 _PREFIX = re.compile(r"\bbazel-bin/|(?<![\w./])\./")
 _LINK = re.compile(r"\[[^\]\[]*\]\(([^()\s]+)\)")
+_PATH = re.compile(r"(?<![\w./$@:~*<>{}-])([\w.-]+/[\w./{},*<>$%-]*)")
 _LABEL = re.compile(r"(?<![\w:/@.\"])//([\w./-]*\w(?:/\.\.\.)?)?(?::([\w.+/-]*\w))?")
 _PAGE = re.compile(r"(?<![\w./$-])((?:[\w.-]+/)*\w[\w.-]*\.md)(#[\w-]+)?")
 _NAME = re.compile(r"(?<![\w./$*{}<>-])([a-z]\w*\.(?:h|cc|cu|cuh|py|sh|proto|bzl|sbatch|textproto))\b(?![\w/(*-])")
@@ -107,16 +109,15 @@ class Tree:
                        for path in files if posixpath.basename(path).split(".")[0]}
         self._anchors = {path: anchors_of(text or "") for path, text in files.items() if path.endswith(".md")}
         self._names = {posixpath.basename(path) for path in files}
+        self._includes: set[str] = set()
         for path, text in files.items():
             if path.endswith((".h", ".cc", ".cu", ".cuh")):
-                self._names |= {posixpath.basename(name)
-                                for name in re.findall(r'^#\s*include\s+[<"]([^>"]+)', text or "", re.M)}
+                self._includes.update(re.findall(r'^#\s*include\s+[<"]([^>"]+)', text or "", re.M))
             elif posixpath.basename(path) == "BUILD":
                 self._names |= set(_outputs_of(text or ""))
+        self._names |= {posixpath.basename(name) for name in self._includes}
         self._suffixes = {suffix for path, text in files.items() if path.endswith(".bzl")
                           for suffix in re.findall(r'\bname = name \+ "(\w+)"', text or "")}
-        self._path = re.compile(r"(?<![\w./$@:~*-])((?:" + "|".join(map(re.escape, self._top)) +
-                                r")/[\w./{},*<>$%-]*)")
 
     def dead_references(self, path: str) -> Iterator[tuple[int, str]]:
         """Line and explanation of every reference in the file `path` that leads nowhere."""
@@ -153,11 +154,15 @@ class Tree:
                 continue
             if not self._has_label(package, target) and (target or not self._has_package(package)):
                 yield number, f"{match[0]}: there is no such target"
-        for match in self._path.finditer(_LABEL.sub(" ", line)):
+        folder = posixpath.dirname(path)
+        for match in _PATH.finditer(_LABEL.sub(" ", line)):
             word = match[1].rstrip(".,/-")
-            if word.endswith(".md") or _PATTERN.search(word):
+            first = word.split("/")[0]
+            is_relative = posixpath.join(folder, first) in self._folders
+            if _PATTERN.search(word) or not is_relative and (first not in self._top or word.endswith(".md")):
                 continue
-            if not any(self._has_path(each) for each in _alternatives(word)):
+            if not any(self._has_path(each) or is_relative and self._has_path(posixpath.join(folder, each))
+                       for each in _alternatives(word)):
                 yield number, f"{word}: there is no such file, folder or target"
         for match in _NAME.finditer(line):
             if match[1] not in self._names:
@@ -177,7 +182,7 @@ class Tree:
     def _has_path(self, word: str) -> bool:
         if "*" in word:
             return any(fnmatch.filter(names, word) for names in (self._files, self._folders, self._stems))
-        if word in self._files or word in self._folders or word in self._stems:
+        if any(word in known for known in (self._files, self._folders, self._stems, self._includes)):
             return True
         if re.search(r"\.(grpc\.)?pb\.(h|cc)$", word):  # made by protoc
             return re.sub(r"\.(grpc\.)?pb\.(h|cc)$", ".proto", word) in self._files

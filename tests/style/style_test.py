@@ -219,6 +219,7 @@ class StyleTest(unittest.TestCase):
                 "[a](#no-heading)": "(#no-heading): the page has no such heading",
                 "in common/none.h and": "common/none.h: there is no such file",
                 "common/wire/{none,nil}.h": "common/wire/{none,nil}.h: there is no such file",
+                "common/wire has none.h": "none.h: there is no file of that name",
                 "common/none/*.h": "common/none/*.h: there is no such file",
                 "`deploy/none --x`": "deploy/none: there is no such file",
                 "run ./common/none.sh": "common/none.sh: there is no such file",
@@ -229,6 +230,8 @@ class StyleTest(unittest.TestCase):
                 "see none.h.": "none.h: there is no file of that name"}
         for line, problem in dead.items():
             self.assertIn(f"3: {problem}", "\n".join(find("a.md", "\n\n" + line)))
+        self.assertEqual(find("common/a.h", "// wire/lane.cc\n//\n// wire/none.h\n"),
+                         ["3: wire/none.h: there is no such file, folder or target"])
         comments = {"a.cc": 'Print("common/none.h", x);\n/* a\n common/none.h */\n',
                     "a.proto": 'import "common/none.proto";\n\nint x;  // common/none.h\n',
                     "a.py": 'x = "common/none.h"\ndef f():\n    """See common/none.h."""\n',
