@@ -100,12 +100,12 @@ absl::StatusOr<std::unique_ptr<Trace>> Trace::Create(Options options) {
 }
 
 TraceTrack* Trace::AddTrack(TraceTrack::Options options) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return &tracks_.emplace_back(std::move(options));
 }
 
 absl::Status Trace::Write() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return WriteFileAtomically(PathOf(options_), Json());
 }
 

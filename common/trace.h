@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "common/limits.h"
+#include "common/mutex.h"
 
 namespace starring {
 
@@ -102,11 +102,11 @@ class Trace {
 
  private:
   explicit Trace(Options options) : options_(std::move(options)) {}
-  std::string Json() const;
+  std::string Json() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
-  mutable std::mutex mutex_;
-  std::deque<TraceTrack> tracks_;  // addresses stay
+  mutable Mutex mutex_;
+  std::deque<TraceTrack> tracks_ ABSL_GUARDED_BY(mutex_);  // addresses stay
 };
 
 inline TraceTrack* AddTrack(Trace* trace, TraceTrack::Options options) {

@@ -162,7 +162,7 @@ void ConnectionAcceptor::Watch(int fd, int operation, uint32_t events) const {
 }
 
 void ConnectionAcceptor::SetSeatTime(std::chrono::milliseconds seat_time) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   seat_time_ = seat_time;
 }
 
@@ -177,14 +177,14 @@ void ConnectionAcceptor::Start(int connections_max, std::function<void(int fd)> 
 
 void ConnectionAcceptor::SetLimit(int connections_max) {
   CHECK_GE(connections_max, 1);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   connections_max_ = connections_max;
   while (open_count_ > connections_max_ && CutOldestStranger()) {
   }
 }
 
 int ConnectionAcceptor::open_count() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return open_count_;
 }
 
@@ -213,7 +213,7 @@ void ConnectionAcceptor::Run() {
 // The kernel tells of data only if gRPC has not read them yet, so it does not tell of all. Therefore the strangers are
 // looked at from time to time as well, and often while one of them sends.
 int ConnectionAcceptor::CheckStrangersMs() {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (strangers_.empty()) return -1;
   const Clock::time_point now = Clock::now();
   if (now >= check_at_) {
@@ -245,7 +245,7 @@ void ConnectionAcceptor::Accept(int listener) {
 
 void ConnectionAcceptor::CutForDescriptors() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     CutOldestStranger();
   }
   std::this_thread::sleep_for(kDescriptorPause);
@@ -254,7 +254,7 @@ void ConnectionAcceptor::CutForDescriptors() {
 void ConnectionAcceptor::ServeWaiting() {
   int fd_to_hand_over = -1;
   if (IsPeerThere(waiting_fd_)) {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (HasSeat()) {
       if (Seat(waiting_fd_)) fd_to_hand_over = waiting_fd_;
     } else if (!strangers_.empty() || !leaving_.empty()) {
@@ -276,14 +276,15 @@ void ConnectionAcceptor::CutIfDue() {
   const Clock::time_point now = Clock::now();
   const auto time = std::max(kLifeMin, seat_time_);
   if (strangers_.empty() || now - connections_[*strangers_.begin()].accepted < time) return;
-  const bool is_one_being_closed = std::any_of(leaving_.begin(), leaving_.end(), [&](const Leaving& one) {
-    return now - one.accepted >= seat_time_ && now - one.left < kCloseTimeMax;
-  });
+  const bool is_one_being_closed =
+      std::any_of(leaving_.begin(), leaving_.end(), [&](const Leaving& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return now - one.accepted >= seat_time_ && now - one.left < kCloseTimeMax;
+      });
   if (!is_one_being_closed) CutOldestStranger();
 }
 
 bool ConnectionAcceptor::HasSeat() {
-  std::erase_if(leaving_, [this, now = Clock::now()](const Leaving& one) {
+  std::erase_if(leaving_, [this, now = Clock::now()](const Leaving& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return now - one.accepted >= seat_time_ && InodeOf(one.handed_over_fd) != one.inode;
   });
   return open_count_ < connections_max_ && std::ssize(strangers_) + std::ssize(leaving_) < kStrangerConnectionsMax;
@@ -330,7 +331,7 @@ void ConnectionAcceptor::Leave(uint64_t id) {
 }
 
 void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   const Connection& connection = found->second;
@@ -357,7 +358,7 @@ std::map<uint64_t, ConnectionAcceptor::Connection>::iterator ConnectionAcceptor:
 }
 
 void ConnectionAcceptor::Keep(absl::string_view peer) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = Find(peer);
   if (found == connections_.end() || strangers_.erase(found->first) == 0) return;  // kept already, or being cut
   found->second.kept = true;
@@ -367,18 +368,18 @@ void ConnectionAcceptor::Keep(absl::string_view peer) {
 }
 
 void ConnectionAcceptor::CutStranger(absl::string_view peer) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = Find(peer);
   if (found != connections_.end() && strangers_.contains(found->first)) Cut(found->first);
 }
 
 void ConnectionAcceptor::Heard(absl::string_view peer) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (const auto found = Find(peer); found != connections_.end()) found->second.heard = true;
 }
 
 ConnectionAcceptor::Unheard ConnectionAcceptor::unheard() const {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return unheard_;
 }
 

@@ -20,7 +20,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -29,6 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/mutex.h"
 
 namespace starring {
 
@@ -110,21 +110,20 @@ class ConnectionAcceptor {
   // Cuts the strangers that send too much. Returns when to look again: -1, never, if there are none.
   int CheckStrangersMs();
 
-  // ---- These require mutex_.
   // Of a stranger: true if it has sent something since it was last looked at. May cut it.
-  bool CheckStranger(uint64_t id);
+  bool CheckStranger(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees the seats of those who have left, then tells whether there is one.
-  bool HasSeat();
+  bool HasSeat() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False if the connection is gone already, or there is no descriptor to watch it by.
-  bool Seat(int fd);
+  bool Seat(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Cuts the oldest stranger if that has had its time and gRPC has closed those before.
-  void CutIfDue();
+  void CutIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False if there is no stranger.
-  bool CutOldestStranger();
-  void Cut(uint64_t id);
-  void Leave(uint64_t id);
+  bool CutOldestStranger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Cut(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Leave(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The newest connection of that name, as an older one may not have been closed yet; or the end.
-  std::map<uint64_t, Connection>::iterator Find(absl::string_view peer);
+  std::map<uint64_t, Connection>::iterator Find(absl::string_view peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::string address_;
   std::vector<int> listeners_;
@@ -135,16 +134,15 @@ class ConnectionAcceptor {
   int waiting_fd_ = -1;         // accepted and without a seat; no other is accepted meanwhile
   Clock::time_point check_at_;  // of strangers
 
-  // ---- Guarded by mutex_.
-  mutable std::mutex mutex_;
-  int connections_max_ = 0;
-  std::chrono::milliseconds seat_time_{0};
-  uint64_t next_id_ = 0;
-  std::map<uint64_t, Connection> connections_;  // by age: ids ascend
-  std::set<uint64_t> strangers_;                // of these: neither kept nor cut
-  std::vector<Leaving> leaving_;
-  Unheard unheard_;
-  int open_count_ = 0;  // of those that are not cut
+  mutable Mutex mutex_;
+  int connections_max_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::chrono::milliseconds seat_time_ ABSL_GUARDED_BY(mutex_){0};
+  uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint64_t, Connection> connections_ ABSL_GUARDED_BY(mutex_);  // by age: ids ascend
+  std::set<uint64_t> strangers_ ABSL_GUARDED_BY(mutex_);                // of these: neither kept nor cut
+  std::vector<Leaving> leaving_ ABSL_GUARDED_BY(mutex_);
+  Unheard unheard_ ABSL_GUARDED_BY(mutex_);
+  int open_count_ ABSL_GUARDED_BY(mutex_) = 0;  // of those that are not cut
 };
 
 }  // namespace starring

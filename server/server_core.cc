@@ -143,8 +143,8 @@ absl::Status ParameterServer::Core::Start() {
 }
 
 absl::Status ParameterServer::Core::Wait() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  ended_.wait(lock, [this] { return result_.has_value(); });
+  const MutexLock lock(mutex_);
+  ended_.Wait(mutex_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return result_.has_value(); });
   return *result_;
 }
 
@@ -244,9 +244,9 @@ void ParameterServer::Core::End(absl::Status result) {
       Log(absl::StrCat("no trace: ", std::string(status.message())));
     }
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!result_.has_value()) result_ = std::move(result);
-  ended_.notify_all();
+  ended_.NotifyAll();
 }
 
 void ParameterServer::Core::ListenForJoin() {

@@ -9,16 +9,15 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
 #include <thread>
 
 #include "absl/status/status.h"
+#include "common/mutex.h"
 #include "server/admission.h"
 #include "server/check_service.h"
 #include "server/connection_acceptor.h"
@@ -128,10 +127,9 @@ class ParameterServer::Core {
   std::set<int> told_;  // ranks that have taken their last answers
   std::optional<Clock::time_point> job_over_since_;
 
-  // ---- Guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  std::optional<absl::Status> result_;
+  Mutex mutex_;
+  ConditionVariable ended_;
+  std::optional<absl::Status> result_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace starring

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/mutex.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "worker/step/finite_check.h"
@@ -34,25 +33,26 @@ struct Checkpointer::Write {
 
   // True if it has ended.
   bool WaitFor(absl::Duration patience) {
-    std::unique_lock lock(mutex_);
-    return ended_.wait_for(lock, absl::ToChronoNanoseconds(patience), [this] { return status_.has_value(); });
+    const MutexLock lock(mutex_);
+    return ended_.WaitFor(mutex_, absl::ToChronoNanoseconds(patience),
+                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return status_.has_value(); });
   }
   absl::Status status() {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return *status_;
   }
   void End(const absl::Status& status) {
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       status_ = status;
     }
-    ended_.notify_all();
+    ended_.NotifyAll();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable ended_;
-  std::optional<absl::Status> status_;
+  Mutex mutex_;
+  ConditionVariable ended_;
+  std::optional<absl::Status> status_ ABSL_GUARDED_BY(mutex_);
 };
 
 Checkpointer::Checkpointer(Options options) : options_(std::move(options)) {

@@ -7,10 +7,10 @@
 
 #include <deque>
 #include <exception>
-#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/mutex.h"
 
 namespace starring {
 namespace {
@@ -47,12 +47,12 @@ class Metrics::Impl {
   int port() const { return exposer_.GetListeningPorts().front(); }
 
   Counter* AddCounter(const std::string& name, const std::string& help, const Labels& labels) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return &counters_.emplace_back(&prometheus::BuildCounter().Name(name).Help(help).Register(*registry_).Add(labels));
   }
 
   Gauge* AddGauge(const std::string& name, const std::string& help, const Labels& labels) {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     return &gauges_.emplace_back(&prometheus::BuildGauge().Name(name).Help(help).Register(*registry_).Add(labels));
   }
 
@@ -60,9 +60,9 @@ class Metrics::Impl {
   static constexpr size_t kThreads = 1;
 
   const std::shared_ptr<prometheus::Registry> registry_;  // shared: the library's way
-  std::mutex mutex_;
-  std::deque<CounterImpl> counters_;  // addresses stay
-  std::deque<GaugeImpl> gauges_;
+  Mutex mutex_;
+  std::deque<CounterImpl> counters_ ABSL_GUARDED_BY(mutex_);  // addresses stay
+  std::deque<GaugeImpl> gauges_ ABSL_GUARDED_BY(mutex_);
   prometheus::Exposer exposer_;  // last: its threads read the rest
 };
 

@@ -127,6 +127,27 @@ absl::StatusOr<ReceivedMessage> DecodeByteBuffer(const grpc::ByteBuffer& buffer)
   return message;
 }
 
+// gRPC and Abseil number status codes alike, so that the two functions below may cast one into the other.
+template <grpc::StatusCode kGrpc, absl::StatusCode kAbsl>
+constexpr bool kSameCode = static_cast<int>(kGrpc) == static_cast<int>(kAbsl);
+static_assert(kSameCode<grpc::StatusCode::OK, absl::StatusCode::kOk>);
+static_assert(kSameCode<grpc::StatusCode::CANCELLED, absl::StatusCode::kCancelled>);
+static_assert(kSameCode<grpc::StatusCode::UNKNOWN, absl::StatusCode::kUnknown>);
+static_assert(kSameCode<grpc::StatusCode::INVALID_ARGUMENT, absl::StatusCode::kInvalidArgument>);
+static_assert(kSameCode<grpc::StatusCode::DEADLINE_EXCEEDED, absl::StatusCode::kDeadlineExceeded>);
+static_assert(kSameCode<grpc::StatusCode::NOT_FOUND, absl::StatusCode::kNotFound>);
+static_assert(kSameCode<grpc::StatusCode::ALREADY_EXISTS, absl::StatusCode::kAlreadyExists>);
+static_assert(kSameCode<grpc::StatusCode::PERMISSION_DENIED, absl::StatusCode::kPermissionDenied>);
+static_assert(kSameCode<grpc::StatusCode::UNAUTHENTICATED, absl::StatusCode::kUnauthenticated>);
+static_assert(kSameCode<grpc::StatusCode::RESOURCE_EXHAUSTED, absl::StatusCode::kResourceExhausted>);
+static_assert(kSameCode<grpc::StatusCode::FAILED_PRECONDITION, absl::StatusCode::kFailedPrecondition>);
+static_assert(kSameCode<grpc::StatusCode::ABORTED, absl::StatusCode::kAborted>);
+static_assert(kSameCode<grpc::StatusCode::OUT_OF_RANGE, absl::StatusCode::kOutOfRange>);
+static_assert(kSameCode<grpc::StatusCode::UNIMPLEMENTED, absl::StatusCode::kUnimplemented>);
+static_assert(kSameCode<grpc::StatusCode::INTERNAL, absl::StatusCode::kInternal>);
+static_assert(kSameCode<grpc::StatusCode::UNAVAILABLE, absl::StatusCode::kUnavailable>);
+static_assert(kSameCode<grpc::StatusCode::DATA_LOSS, absl::StatusCode::kDataLoss>);
+
 absl::Status FromGrpcStatus(const grpc::Status& status) {
   return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
 }

@@ -4,38 +4,39 @@ namespace starring {
 
 CudaWatch::~CudaWatch() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     is_over_ = true;
   }
-  ends_.notify_one();
+  ends_.NotifyOne();
   if (thread_.joinable()) thread_.join();
 }
 
-CudaWatch::Call::Call(CudaWatch* watch, const char* name) : watch_(watch), name_(name) {
+CudaWatch::Call::Call(CudaWatch* watch, const char* name) : watch_(watch) {
   if (watch_ == nullptr) return;
-  const std::lock_guard lock(watch_->mutex_);
-  watch_->calls_.push_back(this);
+  const MutexLock lock(watch_->mutex_);
+  watch_->calls_.push_back({.call = this, .name = name});
   if (!watch_->thread_.joinable()) watch_->thread_ = std::thread([watch] { watch->Look(); });
 }
 
 CudaWatch::Call::~Call() {
   if (watch_ == nullptr) return;
-  const std::lock_guard lock(watch_->mutex_);
-  std::erase(watch_->calls_, this);
+  const MutexLock lock(watch_->mutex_);
+  std::erase_if(watch_->calls_, [this](const OpenCall& open) { return open.call == this; });
 }
 
 void CudaWatch::Look() {
-  std::unique_lock lock(mutex_);
-  while (!ends_.wait_for(lock, options_.deadline / kLooks, [this] { return is_over_; })) {
+  const MutexLock lock(mutex_);
+  while (!ends_.WaitFor(mutex_, options_.deadline / kLooks,
+                        [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_over_; })) {
     const char* hanging = nullptr;
-    for (Call* const call : calls_) {
+    for (OpenCall& open : calls_) {
       // The first look may come right after the call began.
-      if (++call->looks_ == kLooks + 1) hanging = call->name_;
+      if (++open.looks == kLooks + 1) hanging = open.name;
     }
     if (hanging == nullptr) continue;
-    lock.unlock();
+    mutex_.Unlock();
     options_.hangs(hanging);
-    lock.lock();
+    mutex_.Lock();
   }
 }
 

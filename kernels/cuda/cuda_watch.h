@@ -12,11 +12,11 @@
 #define STARRING_KERNELS_CUDA_CUDA_WATCH_H_
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
+
+#include "common/mutex.h"
 
 namespace starring {
 
@@ -43,24 +43,27 @@ class CudaWatch {
     Call& operator=(const Call&) = delete;
 
    private:
-    friend class CudaWatch;
     CudaWatch* const watch_;
-    const char* const name_;
-    int looks_ = 0;  // that saw this call; the watch's lock guards it
   };
 
  private:
   // A process that was stopped for an hour has not waited for an hour: looks are counted, not time.
   static constexpr int kLooks = 8;
 
+  struct OpenCall {
+    const Call* call = nullptr;
+    const char* name = nullptr;
+    int looks = 0;  // that saw this call
+  };
+
   void Look();
 
   const Options options_;
-  std::mutex mutex_;
-  std::condition_variable ends_;
-  bool is_over_ = false;
-  std::vector<Call*> calls_;  // of as many threads
-  std::thread thread_;
+  Mutex mutex_;
+  ConditionVariable ends_;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<OpenCall> calls_ ABSL_GUARDED_BY(mutex_);  // of as many threads
+  std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace starring

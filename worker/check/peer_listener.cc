@@ -72,12 +72,12 @@ PeerListener::~PeerListener() {
 }
 
 void PeerListener::Put(int rank, int stage, std::string text) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   notes_[{rank, stage}] = std::move(text);
 }
 
 std::optional<std::string> PeerListener::Get(int rank, int stage) const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   const auto found = notes_.find({rank, stage});
   if (found == notes_.end()) return std::nullopt;
   return found->second;

@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "worker/check/peer_protocol.h"
 #include "worker/check/tcp_dial.h"
 
@@ -58,8 +58,8 @@ class PeerListener {
   const uint64_t nonce_;
   std::vector<Connection> connections_;  // of the thread
 
-  mutable std::mutex mutex_;
-  std::map<std::pair<int, int>, std::string> notes_;  // by rank and stage; guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<std::pair<int, int>, std::string> notes_ ABSL_GUARDED_BY(mutex_);  // by rank and stage
   std::thread thread_;
 };
 

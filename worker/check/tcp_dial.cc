@@ -11,14 +11,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/mutex.h"
 
 namespace starring {
 namespace {
@@ -62,29 +61,33 @@ void Resolve(const std::string& host_and_port, Resolution& resolution) {
 
 // getaddrinfo cannot be given a deadline. Threads that outlast ours end by themselves; what they write to is shared.
 struct Resolutions {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<Resolution> by_name;
-  size_t open = 0;
+  Mutex mutex;
+  ConditionVariable changed;
+  std::vector<Resolution> by_name ABSL_GUARDED_BY(mutex);
+  size_t open ABSL_GUARDED_BY(mutex) = 0;
 };
 
 std::vector<Resolution> ResolveAll(std::span<const std::string> names, absl::Time end) {
   const auto shared = std::make_shared<Resolutions>();
-  shared->by_name.resize(names.size());
-  shared->open = names.size();
+  {
+    const MutexLock lock(shared->mutex);
+    shared->by_name.resize(names.size());
+    shared->open = names.size();
+  }
   for (size_t i = 0; i < names.size(); ++i) {
     std::thread([shared, i, name = names[i]] {
       Resolution resolution;
       Resolve(name, resolution);
       resolution.done = true;
-      const std::lock_guard lock(shared->mutex);
+      const MutexLock lock(shared->mutex);
       shared->by_name[i] = std::move(resolution);
       --shared->open;
-      shared->changed.notify_all();
+      shared->changed.NotifyAll();
     }).detach();
   }
-  std::unique_lock lock(shared->mutex);
-  shared->changed.wait_until(lock, absl::ToChronoTime(end), [&] { return shared->open == 0; });
+  const MutexLock lock(shared->mutex);
+  shared->changed.WaitUntil(shared->mutex, absl::ToChronoTime(end),
+                            [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared->mutex) { return shared->open == 0; });
   std::vector<Resolution> copy = shared->by_name;
   for (size_t i = 0; i < copy.size(); ++i) {
     if (!copy[i].done) copy[i].error = absl::StrCat(names[i], ": the name service does not answer");

@@ -36,14 +36,14 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(Options options) 
 
 Prefetcher::~Prefetcher() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     begin_limit_ = 0;
   }
-  released_.notify_all();
+  released_.NotifyAll();
   if (first_filler_.joinable()) first_filler_.join();
   // Behind the last unlock of every filler: the join says so of the first alone, libgomp's barrier of the others, but
   // not where ThreadSanitizer could see it.
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
 }
 
 int Prefetcher::SlotOf(int64_t step) const {
@@ -58,13 +58,14 @@ absl::StatusOr<int> Prefetcher::Next() {
     return absl::OutOfRangeError(absl::StrCat("there is no batch behind step ", options_.end_step - 1));
   }
   if (options_.depth == 0) return FillAndTake();
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   if (released_end_ != step) {
     released_end_ = step;
-    released_.notify_one();
+    released_.NotifyOne();
   }
-  if (!filled_.wait_for(lock, absl::ToChronoNanoseconds(options_.deadline),
-                        [&] { return IsFilled(step) || failed_step_ <= step; })) {
+  if (!filled_.WaitFor(mutex_, absl::ToChronoNanoseconds(options_.deadline),
+                       [&]()
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsFilled(step) || failed_step_ <= step; })) {
     return absl::DeadlineExceededError(absl::StrCat("the loader did not fill the batch of step ", step, " within ",
                                                     absl::FormatDuration(options_.deadline),
                                                     ": its threads get no core, or the machine was suspended"));
@@ -75,6 +76,7 @@ absl::StatusOr<int> Prefetcher::Next() {
 }
 
 absl::StatusOr<int> Prefetcher::FillAndTake() {
+  const MutexLock lock(mutex_);  // never contended: with depth 0 there is no other thread
   RETURN_IF_ERROR(error_);
   options_.plan(0, taken_end_);
   error_ = options_.fill(0, taken_end_);
@@ -97,25 +99,27 @@ void Prefetcher::RunFillers() {
 // wait.
 void Prefetcher::RunFiller() {
   const int slots = SlotCount(options_.depth);
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   while (true) {
-    released_.wait(lock, [&] { return begun_end_ >= begin_limit_ || begun_end_ - released_end_ < slots; });
+    released_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return begun_end_ >= begin_limit_ || begun_end_ - released_end_ < slots;
+    });
     if (begun_end_ >= begin_limit_) return;
     const int64_t step = begun_end_++;
     const int slot = SlotOf(step);
     options_.plan(slot, step);
-    lock.unlock();
+    mutex_.Unlock();
     absl::Status status = options_.fill(slot, step);
-    lock.lock();
+    mutex_.Lock();
     if (status.ok()) {
       slot_step_[static_cast<size_t>(slot)] = step;
     } else if (step < failed_step_) {
       failed_step_ = step;
       error_ = std::move(status);
       begin_limit_ = 0;
-      released_.notify_all();
+      released_.NotifyAll();
     }
-    filled_.notify_one();
+    filled_.NotifyOne();
   }
 }
 

@@ -10,17 +10,16 @@
 #ifndef STARRING_WORKER_DATA_PREFETCHER_H_
 #define STARRING_WORKER_DATA_PREFETCHER_H_
 
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace starring {
 
@@ -57,21 +56,22 @@ class Prefetcher {
   absl::StatusOr<int> FillAndTake();
   void RunFillers();
   void RunFiller();
-  bool IsFilled(int64_t step) const;
+  bool IsFilled(int64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int SlotOf(int64_t step) const;
 
   const Options options_;
   int64_t taken_end_;  // steps below were handed out; the consumer's thread only
 
-  std::mutex mutex_;
-  std::condition_variable filled_;    // a step was filled, or failed
-  std::condition_variable released_;  // a slot was given back, or begun_end_ is final
-  int64_t begun_end_;                 // steps below are filled or being filled
-  int64_t released_end_;              // steps below were given back
-  int64_t begin_limit_;               // no step from here on is begun: end_step, or lower after an error or a stop
-  std::vector<int64_t> slot_step_;    // the step that a slot holds, filled; -1 before the first
-  int64_t failed_step_;               // lowest that failed; end_step if none
-  absl::Status error_;                // of failed_step_
+  Mutex mutex_;
+  ConditionVariable filled_;                      // a step was filled, or failed
+  ConditionVariable released_;                    // a slot was given back, or begun_end_ is final
+  int64_t begun_end_ ABSL_GUARDED_BY(mutex_);     // steps below are filled or being filled
+  int64_t released_end_ ABSL_GUARDED_BY(mutex_);  // steps below were given back
+  int64_t begin_limit_
+      ABSL_GUARDED_BY(mutex_);  // no step from here on is begun: end_step, or lower after an error or a stop
+  std::vector<int64_t> slot_step_ ABSL_GUARDED_BY(mutex_);  // the step that a slot holds, filled; -1 before the first
+  int64_t failed_step_ ABSL_GUARDED_BY(mutex_);             // lowest that failed; end_step if none
+  absl::Status error_ ABSL_GUARDED_BY(mutex_);              // of failed_step_
 
   std::thread first_filler_;  // leads the team; not joinable with depth 0
 };

@@ -5,9 +5,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include <condition_variable>
 #include <cstdio>
-#include <mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -17,6 +15,7 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/host/bundled_open_mpi.h"
 #include "common/limits.h"
+#include "common/mutex.h"
 
 namespace starring {
 namespace {
@@ -29,8 +28,11 @@ class Watchdog {
  public:
   Watchdog(absl::Duration deadline, std::string message)
       : thread_([this, deadline, text = std::move(message)] {
-          std::unique_lock lock(mutex_);
-          if (is_over_.wait_for(lock, absl::ToChronoNanoseconds(deadline), [this] { return over_; })) return;
+          const MutexLock lock(mutex_);
+          if (is_over_.WaitFor(mutex_, absl::ToChronoNanoseconds(deadline),
+                               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; })) {
+            return;
+          }
           std::fflush(stdout);
           std::fprintf(stderr, "error: %s\n", text.c_str());
           std::fflush(stderr);
@@ -38,17 +40,17 @@ class Watchdog {
         }) {}
   ~Watchdog() {
     {
-      std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       over_ = true;
     }
-    is_over_.notify_one();
+    is_over_.NotifyOne();
     thread_.join();
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable is_over_;
-  bool over_ = false;
+  Mutex mutex_;
+  ConditionVariable is_over_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

@@ -39,14 +39,14 @@ static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
 
 }  // namespace
 
-class PeerExchange::TrainerDrives {
+class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
  public:
-  explicit TrainerDrives(PeerExchange& exchange) : exchange_(exchange) {
+  explicit TrainerDrives(PeerExchange& exchange) ABSL_EXCLUSIVE_LOCK_FUNCTION(exchange.mutex_) : exchange_(exchange) {
     exchange_.trainer_drives_.store(true, std::memory_order_relaxed);
-    exchange_.mutex_.lock();
+    exchange_.mutex_.Lock();
   }
-  ~TrainerDrives() {
-    exchange_.mutex_.unlock();
+  ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
+    exchange_.mutex_.Unlock();
     exchange_.trainer_drives_.store(false, std::memory_order_relaxed);
   }
 
@@ -64,9 +64,9 @@ PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algor
 PeerExchange::~PeerExchange() { StopBackground(); }
 
 absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters) {
+  TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
-  TrainerDrives drive(*this);
   job_ = job;
   job_.optimizer_state.clear();
   parameters_ = parameters;
@@ -202,17 +202,18 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   pump_.CountCall();
   machine_->Submit(step, bucket, gradient);
   (void)pump_.Pump();  // an error stays in the pump
-  if (background_sleeps_ && !machine_->IsIdle()) submitted_.notify_one();
+  if (background_sleeps_ && !machine_->IsIdle()) submitted_.NotifyOne();
 }
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {
   TrainerDrives drive(*this);
-  return WaitUntil([&] { return machine_->IsReady(bucket); }, absl::StrCat("step ", step, ", bucket ", bucket));
+  return WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(bucket); },
+                   absl::StrCat("step ", step, ", bucket ", bucket));
 }
 
 // Not only until the trainer may go on: parameters may still be on their way to the right neighbour then.
 absl::Status PeerExchange::Drain() {
-  return WaitUntil([&] { return machine_->IsIdle(); }, "the last step");
+  return WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsIdle(); }, "the last step");
 }
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
@@ -305,7 +306,7 @@ void PeerExchange::Abort(const absl::Status& why) {
 // Without an error every operation has completed: Finish drains. After one nobody polls, and MPI keeps what was posted.
 bool PeerExchange::Release() {
   StopBackground();
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return pump_.failure().ok() && (machine_ == nullptr || machine_->IsIdle());
 }
 
@@ -325,7 +326,7 @@ absl::Status PeerExchange::Finish() {
 }
 
 ExchangeCounters PeerExchange::counters() const {
-  std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return machine_ == nullptr ? ExchangeCounters() : machine_->counters();
 }
 
@@ -333,36 +334,36 @@ void PeerExchange::DriveInBackground() {
   // Linux rounds sleeps up by 50 us unless told otherwise. A failure costs time only.
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
   std::chrono::microseconds pause = kPauseMin;
-  std::unique_lock lock(mutex_);
+  const MutexLock lock(mutex_);
   // MPI may look at device memory in the first Pump, and UCX does so with the thread's current GPU.
   if (on_device_ != nullptr) on_device_->MakeCurrent();
   while (!stopping_) {
     if (machine_->IsIdle() || !pump_.failure().ok()) {
       background_sleeps_ = true;
-      submitted_.wait_for(lock, kRollCallInterval);
+      submitted_.WaitFor(mutex_, kRollCallInterval);
       background_sleeps_ = false;
       pause = kPauseMin;
     }
     const absl::StatusOr<MessagePump::Progress> progress = pump_.Pump(MessagePump::Listening::kAlways);
     const bool some = progress.ok() && *progress == MessagePump::Progress::kSome;
     pause = some ? kPauseMin : std::min(2 * pause, kPauseMax);
-    lock.unlock();
+    mutex_.Unlock();
     // Not asking for the lock while the trainer has it saves it a system call when it lets go.
     do {
       std::this_thread::sleep_for(pause);
       pause = trainer_drives_.load(std::memory_order_relaxed) ? std::min(2 * pause, kPauseMax) : pause;
     } while (trainer_drives_.load(std::memory_order_relaxed));
-    lock.lock();
+    mutex_.Lock();
   }
 }
 
 void PeerExchange::StopBackground() {
   if (!background_.joinable()) return;
   {
-    std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
-  submitted_.notify_one();
+  submitted_.NotifyOne();
   background_.join();
 }
 

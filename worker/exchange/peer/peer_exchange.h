@@ -16,16 +16,15 @@
 #define STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "common/mutex.h"
 #include "common/trace.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
@@ -65,36 +64,36 @@ class PeerExchange final : public GradientExchange {
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
   class TrainerDrives;
 
-  absl::Status Agree();
-  absl::Status CreateOwner();
-  absl::Status CreateHostOwner();
-  absl::Status ShareStart();
+  absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::vector<ElementRange>> OwnedSlices() const;
   std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
-  absl::Status Drain();
-  absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what);
-  absl::Status GatherStateVector(int vector, std::span<float> whole);
-  absl::Status Fail(const absl::Status& status);
+  absl::Status Drain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status GatherStateVector(int vector, std::span<float> whole) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DriveInBackground();
   void StopBackground();
 
   const Algorithm algorithm_;
-  TraceTrack* const track_;  // guarded by mutex_
+  TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
   JobSpec job_;
   std::span<float> parameters_;
 
-  mutable std::mutex mutex_;
-  // Guarded by mutex_. The pump, and with it the transport, goes first: it may still write into the others' buffers.
-  std::unique_ptr<SliceOwner> owner_;
-  CudaSliceOwner* on_device_ = nullptr;  // `owner_`, if its memory is a GPU's
-  std::unique_ptr<BucketMachine> machine_;
-  std::vector<float> scratch_;  // optimizer state on its way, at start and at checkpoints
-  MessagePump pump_;
-  bool stopping_ = false;
-  bool background_sleeps_ = false;  // until submitted_ is notified
+  mutable Mutex mutex_;
+  // The pump, and with it the transport, is destroyed first: it may still write into the others' buffers.
+  std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
+  CudaSliceOwner* on_device_ = nullptr;  // `owner_`, if its memory is a GPU's; constant once Start has returned
+  std::unique_ptr<BucketMachine> machine_ ABSL_GUARDED_BY(mutex_);
+  std::vector<float> scratch_ ABSL_GUARDED_BY(mutex_);  // optimizer state on its way, at start and at checkpoints
+  MessagePump pump_ ABSL_GUARDED_BY(mutex_);
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool background_sleeps_ ABSL_GUARDED_BY(mutex_) = false;  // until submitted_ is notified
 
-  std::condition_variable submitted_;
+  ConditionVariable submitted_;
   std::atomic<bool> trainer_drives_ = false;
   std::thread background_;
 };

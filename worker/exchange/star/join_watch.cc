@@ -20,10 +20,10 @@ JoinWatch::JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel,
 JoinWatch::~JoinWatch() {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     over_ = true;
   }
-  changed_.notify_one();
+  changed_.NotifyOne();
   context_.TryCancel();
   thread_.join();
   report_.Close(0, std::chrono::steady_clock::now());
@@ -31,11 +31,14 @@ JoinWatch::~JoinWatch() {
 
 void JoinWatch::Run() {
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (changed_.wait_until(lock, since_ + times_.report_after, [this] { return over_; })) return;
+    const MutexLock lock(mutex_);
+    if (changed_.WaitUntil(mutex_, since_ + times_.report_after,
+                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; })) {
+      return;
+    }
   }
   const std::string missing = WhoIsMissing();
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!over_) report_.Open(0, since_, StallSentence(std::chrono::steady_clock::now() - since_, "joining", missing));
 }
 

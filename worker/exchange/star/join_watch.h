@@ -8,12 +8,11 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "common/mutex.h"
 #include "worker/exchange/stall_report.h"
 
 namespace starring {
@@ -35,9 +34,9 @@ class JoinWatch {
   const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
   grpc::ClientContext context_;  // of the question to the server
   StallReport report_;           // of thread_, and of the destructor after that
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;  // guarded by mutex_
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

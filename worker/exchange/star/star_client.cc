@@ -45,7 +45,8 @@ std::string DescribeRequest(const v1::ExchangeMessage& fields) {
 StarClient::StarClient(Options options)
     : options_(std::move(options)),
       watches_(options_.shards.size(), ServerWatch(options_.stall.times)),
-      report_(options_.stall.say) {
+      report_(options_.stall.say),
+      pending_(static_cast<size_t>(1 + options_.bucket_count), 0) {
   for (size_t s = 0; s < options_.shards.size(); ++s) {
     const Shard& shard = options_.shards[s];
     lanes_.emplace_back();
@@ -84,7 +85,7 @@ StarClient::StarClient(Options options)
 
 StarClient::~StarClient() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_asked_ = true;
     Wake();
   }
@@ -92,37 +93,37 @@ StarClient::~StarClient() {
 }
 
 void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   for (std::unique_ptr<StarRequest>& request : requests) {
-    ++*request->pending;
+    ++Pending(request->group);
     inbox_.push_back(std::move(request));
   }
   Wake();
 }
 
-absl::Status StarClient::Wait(const int& pending) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (pending == 0) return status_;
-  awaited_ = &pending;
+absl::Status StarClient::Wait(int group) {
+  const MutexLock lock(mutex_);
+  if (Pending(group) == 0) return status_;
+  awaited_ = group;
   waiting_since_ns_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-  changed_.wait(lock, [&] { return pending == 0 || !status_.ok(); });
+  changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Pending(group) == 0 || !status_.ok(); });
   waiting_since_ns_.store(0, std::memory_order_relaxed);
-  awaited_ = nullptr;
+  awaited_.reset();
   return status_;
 }
 
 void StarClient::Abort(const absl::Status& why) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   abort_asked_ = why;
   Wake();
-  changed_.wait_for(lock, kAbortPatience, [this] { return lanes_closed_; });
+  changed_.WaitFor(mutex_, kAbortPatience, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lanes_closed_; });
 }
 
 void StarClient::Close() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   close_asked_ = true;
   Wake();
-  changed_.wait_for(lock, kClosePatience, [this] { return lanes_closed_; });
+  changed_.WaitFor(mutex_, kClosePatience, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lanes_closed_; });
 }
 
 void StarClient::Wake() {
@@ -150,8 +151,8 @@ void StarClient::Run() {
     }
     UpdateCounters();
     if (!closing_ || !AllLanesClosed()) continue;
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!std::exchange(lanes_closed_, true)) changed_.notify_all();
+    const MutexLock lock(mutex_);
+    if (!std::exchange(lanes_closed_, true)) changed_.NotifyAll();
     // No alarm may be set after the shutdown. None will: only the destructor asks to stop.
     if (stop_asked_ && !wake_set_ && draining_.empty()) queue_.Shutdown();
   }
@@ -163,7 +164,7 @@ void StarClient::TakeInbox() {
   bool close;
   bool stop;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     wake_set_ = false;
     requests.swap(inbox_);
     abort.swap(abort_asked_);
@@ -337,15 +338,15 @@ void StarClient::EndDrained() {
   if (drained != draining_.begin() && failure_.has_value()) return;
   // With the last slice's release: what gRPC read happened before what the trainer will write.
   std::atomic_thread_fence(std::memory_order_acquire);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   for (auto request = drained; request != draining_.end(); ++request) {
-    int* const pending = (*request)->pending;
-    if (--*pending == 0 && awaited_ == pending) changed_.notify_all();
+    const int group = (*request)->group;
+    if (--Pending(group) == 0 && awaited_ == group) changed_.NotifyAll();
   }
   draining_.erase(drained, draining_.end());
   if (failure_.has_value() && draining_.empty() && status_.ok()) {
     status_ = *failure_;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 

@@ -10,10 +10,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -21,6 +19,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/mutex.h"
 #include "common/progress_state.h"
 #include "common/trace.h"
 #include "worker/exchange/stall_report.h"
@@ -40,6 +39,7 @@ class StarClient {
   struct Options {
     int rank = 0;
     int world_size = 1;
+    int bucket_count = 0;
     std::vector<Shard> shards;
     std::chrono::milliseconds exchange_deadline{60'000};
     Trace* trace = nullptr;  // outlives the client; null: there is none
@@ -49,11 +49,10 @@ class StarClient {
   // Gives up what is in flight. Afterwards gRPC refers to no memory of the caller.
   ~StarClient();
 
-  // Hands over requests. Each counts its `pending`, which the caller has not touched since, up by one now and down by
-  // one when it is over.
+  // Hands over requests.
   void Post(std::vector<std::unique_ptr<StarRequest>> requests);
-  // Until `pending` is 0 or the exchange has failed: then why.
-  absl::Status Wait(const int& pending);
+  // Returns when every request of the group (see star_request.h) is over, or the exchange has failed: then why.
+  absl::Status Wait(int group);
 
   // Tells every shard. Returns when they know, or a moment later.
   void Abort(const absl::Status& why);
@@ -85,8 +84,9 @@ class StarClient {
   void EndDrained();
   void UpdateCounters();
 
-  // Wakes the exchange thread. REQUIRES: mutex_ is held.
-  void Wake();
+  // Wakes the exchange thread.
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int& Pending(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_[static_cast<size_t>(1 + group)]; }
 
   const Options options_;
   grpc::CompletionQueue queue_;
@@ -106,18 +106,18 @@ class StarClient {
   Clock::time_point failed_at_;
   bool closing_ = false;
 
-  // ---- Guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<std::unique_ptr<StarRequest>> inbox_;
-  std::optional<absl::Status> abort_asked_;
-  bool close_asked_ = false;
-  bool stop_asked_ = false;
-  bool wake_set_ = false;
-  bool lanes_closed_ = false;
-  const int* awaited_ = nullptr;
-  absl::Status status_;  // of the exchange, once gRPC has let go of the trainer's memory
-  grpc::Alarm alarm_;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::vector<std::unique_ptr<StarRequest>> inbox_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> abort_asked_ ABSL_GUARDED_BY(mutex_);
+  bool close_asked_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stop_asked_ ABSL_GUARDED_BY(mutex_) = false;
+  bool wake_set_ ABSL_GUARDED_BY(mutex_) = false;
+  bool lanes_closed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<int> pending_ ABSL_GUARDED_BY(mutex_);    // requests that are not over, by 1 + group
+  std::optional<int> awaited_ ABSL_GUARDED_BY(mutex_);  // the group that the trainer's thread waits for
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);         // of the exchange, once gRPC has let go of the trainer's memory
+  grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   CompletionTag wake_tag_{[this](bool) { TakeInbox(); }};
 };
 

@@ -80,9 +80,7 @@ class StarExchange final : public GradientExchange {
   const StarOptions options_;
   JobSpec job_;
   std::span<float> parameters_;
-  std::vector<int> pending_;                       // by bucket: slices not answered; guarded by the client
   std::vector<int64_t> submitted_;                 // by bucket: the step
-  int group_pending_ = 0;                          // likewise, of requests other than gradients
   std::unique_ptr<SharedMemory> gradient_memory_;  // both are there, or neither
   std::unique_ptr<SharedMemory> parameter_memory_;
   int64_t next_sum_ = 0;
@@ -108,11 +106,11 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   CHECK_EQ(static_cast<int64_t>(parameters.size()), job.buckets.element_count());
   job_ = job;
   parameters_ = parameters;
-  pending_.assign(job.buckets.bucket_count(), 0);
   submitted_.assign(job.buckets.bucket_count(), job.first_step - 1);
 
   StarClient::Options client{.rank = job.rank,
                              .world_size = job.world_size,
+                             .bucket_count = job.buckets.bucket_count(),
                              .shards = {},
                              .exchange_deadline = absl::ToChronoMilliseconds(BoundedDeadline(job.exchange_deadline)),
                              .trace = options_.trace,
@@ -162,10 +160,9 @@ absl::StatusOr<std::vector<v1::SharedMemory>> StarExchange::AskToShare(int begin
     requests.push_back(MakeRequest(ExchangeMessage::SHARE, shard, 0, 0));
     requests.back()->fields.MergeFrom(fields);
     requests.back()->parameter_memory = &answers[shard - begin];
-    requests.back()->pending = &group_pending_;
   }
   client_->Post(std::move(requests));
-  RETURN_IF_ERROR(client_->Wait(group_pending_));
+  RETURN_IF_ERROR(client_->Wait(StarRequest::kNoBucket));
   return answers;
 }
 
@@ -190,9 +187,8 @@ absl::Status StarExchange::DistributeParameters() {
       requests.back()->payload = BytesOf(std::span<const float>(parameters_), slice);
     });
   }
-  for (const auto& request : requests) request->pending = &group_pending_;
   client_->Post(std::move(requests));
-  return client_->Wait(group_pending_);
+  return client_->Wait(StarRequest::kNoBucket);
 }
 
 void StarExchange::ExpectParameters(ElementRange slice, StarRequest* request) {
@@ -218,14 +214,14 @@ void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
     requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, step, bucket));
     requests.back()->payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
     ExpectParameters(slice, requests.back().get());
-    requests.back()->pending = &pending_[bucket];
+    requests.back()->group = bucket;
   });
   client_->Post(std::move(requests));
 }
 
 absl::Status StarExchange::Await(int64_t step, int bucket) {
   CHECK_EQ(step, submitted_[bucket]) << "bucket " << bucket;
-  return client_->Wait(pending_[bucket]);
+  return client_->Wait(bucket);
 }
 
 absl::Status StarExchange::Sum(SumPurpose purpose, std::span<double> values) {
@@ -236,9 +232,8 @@ absl::Status StarExchange::Sum(SumPurpose purpose, std::span<double> values) {
   requests.back()->fields.set_sum_purpose(static_cast<int>(purpose));
   requests.back()->payload = std::as_bytes(std::span(mine));
   requests.back()->destination = std::as_writable_bytes(values);
-  requests.back()->pending = &group_pending_;
   client_->Post(std::move(requests));
-  return client_->Wait(group_pending_);
+  return client_->Wait(StarRequest::kNoBucket);
 }
 
 absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
@@ -253,13 +248,12 @@ absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>
           requests.back()->lane = 0;  // one answer at a time: each is a copy of the shard's
           requests.back()->fields.set_vector(static_cast<int>(i));
           requests.back()->destination = BytesOf(state[i], slice);
-          requests.back()->pending = &group_pending_;
         }
       });
     }
   }
   client_->Post(std::move(requests));
-  return client_->Wait(group_pending_);
+  return client_->Wait(StarRequest::kNoBucket);
 }
 
 void StarExchange::Abort(const absl::Status& why) {
@@ -278,10 +272,9 @@ absl::Status StarExchange::Finish() {
   std::vector<std::unique_ptr<StarRequest>> requests;
   for (int shard = 0; shard < shard_count(); ++shard) {
     requests.push_back(MakeRequest(ExchangeMessage::FINISH, shard, 0, 0));
-    requests.back()->pending = &group_pending_;
   }
   client_->Post(std::move(requests));
-  RETURN_IF_ERROR(client_->Wait(group_pending_));
+  RETURN_IF_ERROR(client_->Wait(StarRequest::kNoBucket));
   over_ = true;
   client_->Close();
   return absl::OkStatus();

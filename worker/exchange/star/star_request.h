@@ -12,15 +12,19 @@
 namespace starring {
 
 struct StarRequest {
+  static constexpr int kNoBucket = -1;
+
   int shard = 0;
   int lane = 0;
+  // StarClient::Wait waits for a whole group: the gradients of one bucket (its number), or all requests that are not
+  // gradients (kNoBucket).
+  int group = kNoBucket;
   v1::ExchangeMessage fields;
   std::span<const std::byte> payload;  // sent from where it lies
   std::span<std::byte> destination;    // where the answer's payload goes; it must have this length
   // If fields.shared(): neither payload nor answer travel, and this is the length of the answer.
   int64_t shared_answer_bytes = 0;
   v1::SharedMemory* parameter_memory = nullptr;  // if not null, takes what the answer says
-  int* pending = nullptr;  // counts down when the request is over; guarded by the exchange's mutex
 
   // Every slice that gRPC holds of `payload` shares this: while the count is above 1, gRPC may still read there.
   std::shared_ptr<const void> payload_use = std::make_shared<char>();
