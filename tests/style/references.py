@@ -150,7 +150,8 @@ class Tree:
         line = _PREFIX.sub("", re.sub(r"\w+://\S*", " ", line))
         for match in _LABEL.finditer(line):
             package, target = match[1] or "", match[2]
-            if _PATTERN.search(match[0]) or package.split("/")[0] not in self._top:
+            is_pattern = _PATTERN.search(match[0]) or re.match(r"[/:]?[<$%*{]", line[match.end():])
+            if is_pattern or package.split("/")[0] not in self._top:
                 continue
             if not self._has_label(package, target) and (target or not self._has_package(package)):
                 yield number, f"{match[0]}: there is no such target"

@@ -211,6 +211,7 @@ class StyleTest(unittest.TestCase):
                  "common/*.h common/layout.{h,cc} common/<stem>.h common/KIND/x.h kernels/none worker-server pairs",
                  "bazel-bin/deploy/table, deploy/bundle.tar.gz",
                  "//common:layout //common:all //deploy/... `bazel run //deploy:table -- --x` //deploy:a_test //server",
+                 "//common/<folder>/... //common:$NAME //deploy/*",
                  "layout.cc, omp.h, main.cc, printf.hpp; starring/common/none.h /common/none.h")
         for line in alive:
             self.assertEqual(find("a.md", line), [])
