@@ -179,7 +179,6 @@ class Device {
                    int64_t count) = 0;  // residual; y may alias a or b
   virtual void AddReluBackward(const float* y, const float* a, const float* b, float* dx,
                                int64_t count) = 0;  // of two readers of a ReLU: dx = a + b where y > 0; dx may alias
-  virtual void Accumulate(const float* x, float* y, int64_t count) = 0;  // y += x
 
   virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;

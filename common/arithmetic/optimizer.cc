@@ -120,13 +120,18 @@ std::string_view StateVectorName(const OptimizerConfig& config, int i) {
   return i == 0 ? "exp_avg" : "exp_avg_sq";
 }
 
-void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, InstructionSet set) {
+void ValidateUpdate(const OptimizerConfig& config, const UpdateArgs& args) {
   const int64_t count = std::ssize(args.gradient);
   CHECK_EQ(args.parameters_in.size(), count);
   CHECK_EQ(args.parameters_out.size(), count);
   CHECK_EQ(args.state.size(), StateVectorCount(config));
   for (const std::span<float> state : args.state) CHECK_EQ(state.size(), count);
   CHECK_GE(args.update, 1);
+}
+
+void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, InstructionSet set) {
+  ValidateUpdate(config, args);
+  const int64_t count = std::ssize(args.gradient);
   const int clone = static_cast<int>(set);
 
   if (config.kind == OptimizerKind::kSgd) {

@@ -50,6 +50,8 @@ struct UpdateArgs {
   std::span<float> parameters_out;
   std::span<const std::span<float>> state;
 };
+// Ends the process where a REQUIRES above does not hold.
+void ValidateUpdate(const OptimizerConfig& config, const UpdateArgs& args);
 void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, InstructionSet set = BestInstructionSet());
 
 }  // namespace starring

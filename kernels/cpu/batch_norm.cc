@@ -4,22 +4,35 @@
 // chunk's own mean, in float; then all chunks are merged in order, in double (Chan, Golub, LeVeque 1983). One read of
 // memory, no cancellation, and the same bits for every number of threads. Forward reads x twice and writes y; backward
 // reads x and dy twice.
-#include "kernels/cpu/batch_norm.h"
-
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <vector>
 
 #include "common/arithmetic/instruction_set.h"
 #include "common/status.h"
 #include "kernels/cpu/aligned_memory.h"
-#include "kernels/cpu/parallel.h"
-#include "kernels/cpu/vector16.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
 namespace {
+
+// Sixteen lanes as a GCC vector type: one AVX-512 register, or two or four narrower ones in the clones for older
+// instruction sets (common/arithmetic/instruction_set.h). Loads and stores need no alignment. The type may appear only
+// in functions that are inlined into a clone: how it is passed to a function that is not would depend on the clone.
+constexpr int64_t kLanes = 16;
+using Float16 = float __attribute__((vector_size(64)));
+
+[[gnu::always_inline]] inline Float16 Load(const float* p) {
+  Float16 v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+[[gnu::always_inline]] inline void Store(Float16 v, float* p) { std::memcpy(p, &v, sizeof(v)); }
 
 // Rows of one chunk; per-channel vectors. What a pass does not use is null.
 struct Args {

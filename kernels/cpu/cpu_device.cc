@@ -8,16 +8,8 @@
 #include "common/status.h"
 #include "dnnl.hpp"
 #include "kernels/cpu/aligned_memory.h"
-#include "kernels/cpu/batch_norm.h"
 #include "kernels/cpu/cpu_context.h"
-#include "kernels/cpu/dropout.h"
-#include "kernels/cpu/elementwise.h"
-#include "kernels/cpu/global_average_pool.h"
-#include "kernels/cpu/max_pool.h"
-#include "kernels/cpu/onednn_conv2d.h"
-#include "kernels/cpu/softmax_cross_entropy.h"
-#include "kernels/cpu/tiled_conv2d.h"
-#include "kernels/cpu/tiled_dense.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
@@ -96,7 +88,6 @@ class CpuDevice : public Device {
   void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override {
     starring::AddReluBackward(context_, y, a, b, dx, count);
   }
-  void Accumulate(const float* x, float* y, int64_t count) override { starring::Accumulate(context_, x, y, count); }
 
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
     if (size_bytes > 0) std::memcpy(device, host, static_cast<size_t>(size_bytes));

@@ -1,4 +1,4 @@
-#include "kernels/cpu/dropout.h"
+#include "kernels/cpu/cpu_operations.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -15,7 +15,7 @@
 #include "common/check.h"
 #include "common/status.h"
 #include "kernels/cpu/aligned_memory.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/cpu_context.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {

@@ -1,7 +1,6 @@
-#include "kernels/cpu/elementwise.h"
-
 #include "common/arithmetic/instruction_set.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 
 namespace starring {
 namespace {
@@ -87,10 +86,6 @@ void Add(const CpuContext& context, const float* a, const float* b, Activation a
 void AddReluBackward(const CpuContext& context, const float* y, const float* a, const float* b, float* dx,
                      int64_t count) {
   Run(context, kAddReluBackward, {a, b, dx, count, y});
-}
-
-void Accumulate(const CpuContext& context, const float* x, float* y, int64_t count) {
-  Run(context, kAdd, {x, y, y, count});
 }
 
 }  // namespace starring

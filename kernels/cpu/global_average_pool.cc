@@ -1,10 +1,9 @@
-#include "kernels/cpu/global_average_pool.h"
-
 #include <algorithm>
 
 #include "common/arithmetic/instruction_set.h"
 #include "common/status.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {

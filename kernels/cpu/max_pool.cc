@@ -1,7 +1,5 @@
 // Two ways through a pool: 2 x 2 windows with stride 2 have vectors of their own (kernels/cpu/halving_pool.h), for any
 // other window the inner loop runs over channels.
-#include "kernels/cpu/max_pool.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -9,8 +7,9 @@
 #include "common/arithmetic/instruction_set.h"
 #include "common/status.h"
 #include "kernels/cpu/aligned_memory.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/halving_pool.h"
-#include "kernels/cpu/parallel.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {

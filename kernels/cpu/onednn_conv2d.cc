@@ -1,12 +1,10 @@
-#include "kernels/cpu/onednn_conv2d.h"
-
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/cpu/elementwise.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/onednn_primitive.h"
-#include "kernels/cpu/parallel.h"
 
 namespace starring {
 namespace {

@@ -1,7 +1,7 @@
 #include "kernels/cpu/onednn_primitive.h"
 
 #include "common/check.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/cpu_context.h"
 
 namespace starring {
 

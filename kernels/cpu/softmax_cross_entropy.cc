@@ -1,11 +1,10 @@
-#include "kernels/cpu/softmax_cross_entropy.h"
-
 #include <cmath>
 #include <vector>
 
 #include "common/check.h"
 #include "common/status.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {

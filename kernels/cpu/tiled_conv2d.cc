@@ -10,14 +10,13 @@
 // then added up where they overlap.
 //
 // Threads share the batch. Sums over the batch (dweight, dbias) are kept per share and added in the order of shares.
-#include "kernels/cpu/tiled_conv2d.h"
-
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "kernels/cpu/aligned_memory.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/row_lanes_avx512.h"
 #include "kernels/cpu/tiles.h"
 

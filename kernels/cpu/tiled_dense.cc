@@ -1,10 +1,9 @@
-#include "kernels/cpu/tiled_dense.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu/aligned_memory.h"
-#include "kernels/cpu/parallel.h"
+#include "kernels/cpu/cpu_context.h"
+#include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/tiles.h"
 
 namespace starring {

@@ -1,6 +1,6 @@
 #include "kernels/cuda/batch_norm.h"
 #include "kernels/cuda/column_tiles.h"
-#include "kernels/cuda/for_each.h"
+#include "kernels/cuda/launch.h"
 
 namespace starring::cuda {
 namespace {

@@ -52,8 +52,8 @@ struct BatchNormForwardArgs {
   float* running_variance = nullptr;
   float* y = nullptr;
 };
-cudaError_t BatchNormForward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
-                             const BatchNormForwardArgs& args);
+[[nodiscard]] cudaError_t BatchNormForward(cudaStream_t stream, const BatchNormShape& shape,
+                                           const BatchNormMemory& memory, const BatchNormForwardArgs& args);
 
 // y = act((x - running_mean) * gamma / sqrt(running_variance + epsilon) + beta).
 // Shapes:      as BatchNormForward.
@@ -71,8 +71,8 @@ struct BatchNormInferArgs {
   const float* running_variance = nullptr;
   float* y = nullptr;
 };
-cudaError_t BatchNormInfer(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
-                           const BatchNormInferArgs& args);
+[[nodiscard]] cudaError_t BatchNormInfer(cudaStream_t stream, const BatchNormShape& shape,
+                                         const BatchNormMemory& memory, const BatchNormInferArgs& args);
 
 // With g = dy where the activation let y through: dbeta = sum g, dgamma = sum g * xhat,
 // dx = gamma / deviation * (g - mean of g - xhat * mean of g * xhat).
@@ -91,8 +91,8 @@ struct BatchNormBackwardArgs {
   float* dgamma = nullptr;
   float* dbeta = nullptr;
 };
-cudaError_t BatchNormBackward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
-                              const BatchNormBackwardArgs& args);
+[[nodiscard]] cudaError_t BatchNormBackward(cudaStream_t stream, const BatchNormShape& shape,
+                                            const BatchNormMemory& memory, const BatchNormBackwardArgs& args);
 
 }  // namespace starring::cuda
 

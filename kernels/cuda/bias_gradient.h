@@ -33,7 +33,7 @@ int64_t BiasGradientCounters(int64_t rows, int64_t channels);
 // Cost:        4 bytes read per element, 12 moved with kRelu: bandwidth-bound.
 // Determinism: bitwise, by trees of fixed shape; no atomics but to count blocks. Reference: double sums, tolerance
 //              2e-5.
-cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);
+[[nodiscard]] cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);
 
 // y += bias, then ReLU with kRelu: where cuBLAS has no epilogue for it.
 // Shapes:      y: (rows, channels); bias: (channels), float32.
@@ -50,7 +50,7 @@ struct AddBiasArgs {
   const float* bias = nullptr;  // null: none
   float* y = nullptr;
 };
-cudaError_t AddBias(cudaStream_t stream, const AddBiasArgs& args);
+[[nodiscard]] cudaError_t AddBias(cudaStream_t stream, const AddBiasArgs& args);
 
 }  // namespace starring::cuda
 

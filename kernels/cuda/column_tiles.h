@@ -18,7 +18,6 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/last_block.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pack.h"
 

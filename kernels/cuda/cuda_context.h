@@ -15,17 +15,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/bias_gradient.h"
-#include "kernels/cuda/cublaslt_library.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cudnn_interface.h"
-#include "kernels/cuda/cudnn_library.h"
+#include "kernels/cuda/gpu_libraries.h"
 #include "kernels/cuda/step_values.h"
 #include "kernels/device.h"
 
 namespace starring {
 
-struct CudnnProducts;  // cudnn_convolution.cc
+struct CudnnProducts;  // cuda_operations_cudnn.cc
 
 struct CudaContext {
   // What NVIDIA advises for Hopper. One size for every product: the choice of an algorithm depends on it.

@@ -9,16 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 #include "kernels/cuda/cuda_context.h"
-#include "kernels/cuda/cuda_layers.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cuda_stream.h"
-#include "kernels/cuda/cuda_vector_math.h"
 #include "kernels/cuda/cuda_watch.h"
 #include "kernels/cuda/cudnn_descriptor.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/non_finite.h"
-#include "kernels/cuda/pinned_memory.h"
+#include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/pixels.h"
 
 namespace starring {
@@ -195,9 +192,6 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   }
   void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override {
     context_.Keep(cuda::AddReluBackward(context_.stream, y, a, b, dx, count), "add and relu backward");
-  }
-  void Accumulate(const float* x, float* y, int64_t count) override {
-    context_.Keep(cuda::Accumulate(context_.stream, x, y, count), "accumulate");
   }
   void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override {
     context_.Keep(EnqueueUpdate(context_.stream, config, args, context_.bound, context_.bound_result), "optimizer");

@@ -1,4 +1,5 @@
-// Memory of the GPU, owned.
+// Memory of the GPU and memory that it can reach, owned; and CUDA's errors as statuses. `watch`, wherever it is taken,
+// watches the calls that allocate and free, outlives the memory, and may be null: those calls are then not watched.
 //
 // Thread safety: one thread.
 #ifndef STARRING_KERNELS_CUDA_CUDA_MEMORY_H_
@@ -22,8 +23,8 @@ absl::Status CudaStatus(cudaError_t error, const char* what);
 class CudaMemory {
  public:
   // Not initialised, 256-byte aligned. ResourceExhausted with the number of bytes, and those that are free, when it
-  // does not fit. `watch`, of the calls that allocate and free, outlives the memory; null: nobody looks.
-  static absl::StatusOr<CudaMemory> Create(int64_t size_bytes, CudaWatch* watch = nullptr);
+  // does not fit.
+  [[nodiscard]] static absl::StatusOr<CudaMemory> Create(int64_t size_bytes, CudaWatch* watch = nullptr);
   CudaMemory() = default;
   CudaMemory(CudaMemory&&) = default;
   CudaMemory& operator=(CudaMemory&&) = default;
@@ -44,6 +45,29 @@ class CudaMemory {
   int64_t size_bytes_ = 0;
 };
 
+// Host memory that the GPU reads and writes directly.
+class PinnedMemory {
+ public:
+  // Not initialised, page-aligned. ResourceExhausted with the number of bytes when there is no such memory.
+  [[nodiscard]] static absl::StatusOr<PinnedMemory> Create(int64_t size_bytes, CudaWatch* watch = nullptr);
+  PinnedMemory(PinnedMemory&&) = default;
+
+  void* data() const { return data_.get(); }
+  int64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  struct Free {
+    CudaWatch* watch;
+    void operator()(void* data) const {
+      const CudaWatch::Call call(watch, "freeing pinned memory");
+      cudaFreeHost(data);
+    }
+  };
+  PinnedMemory() = default;
+  std::unique_ptr<void, Free> data_{nullptr, Free{nullptr}};
+  int64_t size_bytes_ = 0;
+};
+
 // Temporary memory that the operations of one device share: each uses it between the start of a call and its end, and
 // the stream keeps calls in order.
 class CudaScratch {
@@ -60,7 +84,7 @@ class CudaScratch {
   std::vector<CudaMemory> blocks_;  // each larger than the one before
 };
 
-// Counters by which kernels find their last block (last_block.h): 0 whenever no kernel runs, so that the operations of
+// Counters by which kernels find their last block (launch.h): 0 whenever no kernel runs, so that the operations of
 // one stream may share them.
 class CudaCounters {
  public:

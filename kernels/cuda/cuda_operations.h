@@ -1,4 +1,14 @@
-// The operations of kernels/device.h that are kernels of ours.
+// The operations of kernels/device.h on a GPU.
+//
+//   cuda_operations.cc         kernels of ours alone: pools, batch norm, dropout, the loss
+//   cuda_operations_matrix.cc  dense layers, and convolutions by cuBLASLt (matrix_product.h) or by our own kernels
+//                              (narrow_convolution.h)
+//   cuda_operations_cudnn.cc   convolutions by cuDNN (cudnn_product.h)
+//
+// A factory fails with InvalidArgument on a shape that makes no sense, and with ResourceExhausted where memory does not
+// fit. `context` outlives the results.
+//
+// Thread safety: one thread.
 #ifndef STARRING_KERNELS_CUDA_CUDA_OPERATIONS_H_
 #define STARRING_KERNELS_CUDA_CUDA_OPERATIONS_H_
 
@@ -10,14 +20,25 @@
 
 namespace starring {
 
-// `context` outlives the results. ResourceExhausted where memory does not fit.
-absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context, const Pool2dSpec& spec);
-absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCudaGlobalAveragePool(CudaContext* context,
-                                                                               const GlobalAveragePoolSpec& spec);
-absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& spec);
-absl::StatusOr<std::unique_ptr<Dropout>> CreateCudaDropout(CudaContext* context, const DropoutSpec& spec);
-absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntropy(CudaContext* context,
-                                                                                   const SoftmaxCrossEntropySpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Dense>> CreateCudaDense(CudaContext* context, const DenseSpec& spec);
+
+// By cuDNN if the context has it and it has engines for the shape; otherwise by cuBLASLt or our own kernels.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, const Conv2dSpec& spec);
+
+// Null where cuDNN has no engine that may be used for one of the shape's three products: then the whole convolution is
+// for our own kernels. Either way the choice is noted in context->engines.
+// REQUIRES: CheckShape(spec); context->cudnn_handle; ReserveForActivationGradient (matrix_product.h) was called.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudnnConv2d(CudaContext* context, const Conv2dSpec& spec);
+
+[[nodiscard]] absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context,
+                                                                             const Pool2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCudaGlobalAveragePool(
+    CudaContext* context, const GlobalAveragePoolSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context,
+                                                                             const BatchNormSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Dropout>> CreateCudaDropout(CudaContext* context, const DropoutSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntropy(
+    CudaContext* context, const SoftmaxCrossEntropySpec& spec);
 
 }  // namespace starring
 

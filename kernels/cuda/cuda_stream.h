@@ -1,4 +1,7 @@
-// CudaStream and CudaEvent of cuda_device.h over CUDA's own.
+// CudaStream, CudaEvent and CudaVectorMath of cuda_device.h, over CUDA's own streams and events.
+//
+// `ordinal` is the GPU, whatever the calling thread's current one is. `watch` outlives what it is given to and may be
+// null.
 #ifndef STARRING_KERNELS_CUDA_CUDA_STREAM_H_
 #define STARRING_KERNELS_CUDA_CUDA_STREAM_H_
 
@@ -12,13 +15,11 @@
 
 namespace starring {
 
-// On the GPU `ordinal`, whatever the calling thread's current one is. `watch`, here and below, outlives what it is
-// given to and may be null.
-absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal, CudaWatch* watch);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal, CudaWatch* watch);
 
 class OwnedCudaStream : public CudaStream {
  public:
-  static absl::StatusOr<std::unique_ptr<OwnedCudaStream>> Create(int ordinal, CudaWatch* watch);
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<OwnedCudaStream>> Create(int ordinal, CudaWatch* watch);
   ~OwnedCudaStream() override;
 
   absl::Status Record(CudaEvent* event) override;
@@ -46,6 +47,13 @@ class OwnedCudaStream : public CudaStream {
   const cudaStream_t stream_;
   bool captures_ = false;
 };
+
+[[nodiscard]] absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal, CudaWatch* watch);
+
+// CudaDevice::ApplyOptimizer on `stream`. The factors are those of `bound`, device memory, unless it is null. Gradients
+// that are not finite are noted in `result`, device memory, unless it is null.
+[[nodiscard]] cudaError_t EnqueueUpdate(cudaStream_t stream, const OptimizerConfig& config, const UpdateArgs& args,
+                                        const CudaStepValues* bound, CudaStepResult* result);
 
 }  // namespace starring
 

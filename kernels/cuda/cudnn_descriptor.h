@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/status.h"
-#include "kernels/cuda/cudnn_library.h"
+#include "kernels/cuda/gpu_libraries.h"
 
 namespace starring {
 

@@ -1,5 +1,6 @@
+#include "kernels/cuda/device_philox.h"
 #include "kernels/cuda/elementwise.h"
-#include "kernels/cuda/for_each.h"
+#include "kernels/cuda/launch.h"
 
 namespace starring::cuda {
 namespace {
@@ -52,6 +53,32 @@ struct AddReluBackwardBody {
   }
 };
 
+__global__ void __launch_bounds__(kBlockThreads)
+    DropoutKernel(DropoutArgs g, Alignment alignment, const float* in, float* out) {
+  const int64_t thread = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  const int64_t step = g.bound != nullptr ? g.bound->step : g.values.step;
+  const int64_t first_sample = g.bound != nullptr ? g.bound->first_sample : g.values.first_sample;
+  const uint64_t first_word = static_cast<uint64_t>(first_sample) * static_cast<uint64_t>(g.sample_elements);
+  const uint64_t group = first_word / 4 + static_cast<uint64_t>(thread);
+  const PhiloxWords words = Philox({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32),
+                                     static_cast<uint32_t>(step), kDropoutPurpose << 24 | g.stream}},
+                                   g.seed);
+  // The first group may begin before the first element.
+  const int64_t first = 4 * thread - static_cast<int64_t>(first_word % 4);
+  if (alignment == Alignment::kPacks && first_word % 4 == 0 && first + 4 <= g.count) {
+    Pack<float, 4> v = LoadPack<4>(in + first);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) v.v[k] = words.v[k] >> 8 >= g.threshold ? v.v[k] * g.scale : 0.0f;
+    StorePack(v, out + first);
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int64_t e = first + k;
+    if (e >= 0 && e < g.count) out[e] = words.v[k] >> 8 >= g.threshold ? in[e] * g.scale : 0.0f;
+  }
+}
+
 }  // namespace
 
 cudaError_t Relu(cudaStream_t stream, const float* x, float* y, int64_t count) {
@@ -75,8 +102,11 @@ cudaError_t AddReluBackward(cudaStream_t stream, const float* y, const float* a,
   return ForEach(stream, count, AddReluBackwardBody{y, a, b, dx}, y, a, b, dx);
 }
 
-cudaError_t Accumulate(cudaStream_t stream, const float* x, float* y, int64_t count) {
-  return ForEach(stream, count, AddBody<false>{y, x, y}, x, y);
+cudaError_t ApplyDropout(cudaStream_t stream, const DropoutArgs& args, const float* in, float* out) {
+  const Alignment alignment = AlignedForPacks(in, out) ? Alignment::kPacks : Alignment::kElements;
+  // One group more than needed, for elements that begin in the middle of one: where, only the device may know.
+  const int64_t groups = args.count / 4 + 2;
+  return Launch(stream, {.blocks = CeilDivide(groups, kBlockThreads)}, DropoutKernel, args, alignment, in, out);
 }
 
 }  // namespace starring::cuda

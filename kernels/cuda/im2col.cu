@@ -1,5 +1,5 @@
-#include "kernels/cuda/for_each.h"
 #include "kernels/cuda/im2col.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/patch_geometry.h"
 
 namespace starring::cuda {
@@ -31,15 +31,12 @@ struct Col2imBody {
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     const auto [pixel, channel] = g.channels.Split(static_cast<uint32_t>(i));
-    const ImagePlace at = PaddedPixel(g, pixel);
-    const OutputRange rows = OutputsThatSee(at.h, g.kernel_height_size, g.stride_height, g.out_height_size);
-    const OutputRange all_columns = OutputsThatSee(at.w, g.kernel_width_size, g.stride_width, g.out_width_size);
+    const PixelsOutputs outputs = OutputsOfPixel(g, pixel);
     Pack<float, kWidth> sum = {};
     // Descending outputs are ascending places of the kernel.
-    for (int32_t r = rows.end - 1; r >= rows.begin; --r) {
-      for (int32_t c = all_columns.end - 1; c >= all_columns.begin; --c) {
-        const int64_t out = (int64_t{at.image} * g.out_height_size + r) * g.out_width_size + c;
-        const int32_t place = (at.h - r * g.stride_h) * g.kernel_width_size + (at.w - c * g.stride_w);
+    for (int32_t r = outputs.rows.end - 1; r >= outputs.rows.begin; --r) {
+      for (int32_t c = outputs.columns.end - 1; c >= outputs.columns.begin; --c) {
+        const auto [out, place] = OutputAt(g, outputs.pixel, r, c);
         sum += LoadPack<kWidth>(columns + out * g.patch_size + int64_t{place} * g.channels_size + channel);
       }
     }

@@ -49,7 +49,7 @@ PatchShape PatchShapeOf(const Spec& s, int64_t channels) {
 //              (both tested).
 // Cost:        4 bytes written per float of the columns, x read about once (neighbouring patches meet in the cache).
 // Determinism: copies. Reference: the convolution suite, tolerance 2e-5.
-cudaError_t Im2col(cudaStream_t stream, const PatchShape& shape, const float* x, float* columns);
+[[nodiscard]] cudaError_t Im2col(cudaStream_t stream, const PatchShape& shape, const float* x, float* columns);
 
 // dx = for each element of x the sum of the columns' elements that were read from it, in row-major order of the kernel.
 // Shapes:      columns: (rows, patch); dx: (images, in_height, in_width, channels), float32.
@@ -58,7 +58,7 @@ cudaError_t Im2col(cudaStream_t stream, const PatchShape& shape, const float* x,
 // Requires:    as Im2col.
 // Cost:        the columns read once, dx written once: bandwidth-bound.
 // Determinism: bitwise. Reference: the convolution suite, tolerance 2e-5.
-cudaError_t Col2im(cudaStream_t stream, const PatchShape& shape, const float* columns, float* dx);
+[[nodiscard]] cudaError_t Col2im(cudaStream_t stream, const PatchShape& shape, const float* columns, float* dx);
 
 }  // namespace starring::cuda
 

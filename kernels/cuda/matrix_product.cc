@@ -9,6 +9,7 @@
 #include "common/check.h"
 #include "common/status.h"
 #include "kernels/cuda/bias_gradient.h"
+#include "kernels/cuda/elementwise.h"
 
 namespace starring {
 namespace {
@@ -157,6 +158,44 @@ void MatrixProduct::Run(const float* a, const float* b, const float* bias, float
                                                   .bias = bias,
                                                   .y = c}),
                  "add bias");
+}
+
+absl::StatusOr<DenseProducts> DenseProducts::Create(CudaContext* context, const DenseSpec& s) {
+  DenseProducts products;
+  ASSIGN_OR_RETURN(products.y_, MatrixProduct::Create(context, {.rows = s.batch,
+                                                                .columns = s.out,
+                                                                .depth = s.in,
+                                                                .b = Stored::kTransposed,
+                                                                .bias = s.bias,
+                                                                .activation = s.activation}));
+  ASSIGN_OR_RETURN(
+      products.dweight_,
+      MatrixProduct::Create(context, {.rows = s.out, .columns = s.in, .depth = s.batch, .a = Stored::kTransposed}));
+  if (s.input_gradient == InputGradient::kNotNeeded) return products;
+  ASSIGN_OR_RETURN(products.dx_, MatrixProduct::Create(context, {.rows = s.batch, .columns = s.in, .depth = s.out}));
+  return products;
+}
+
+absl::Status ReserveForActivationGradient(CudaContext* context, int64_t rows, int64_t channels) {
+  RETURN_IF_ERROR(context->counters.Reserve(context->stream, cuda::BiasGradientCounters(rows, channels)));
+  return context->scratch.Reserve(static_cast<int64_t>(sizeof(float)) *
+                                  cuda::BiasGradientPartialFloats(rows, channels));
+}
+
+void ActivationGradient(CudaContext* context, const ActivationGradientArgs& g) {
+  if (g.dbias != nullptr) {
+    context->Keep(cuda::BiasGradient(context->stream, {.mask = MaskOf(g.activation),
+                                                       .rows = g.rows,
+                                                       .channels = g.channels,
+                                                       .y = g.y,
+                                                       .dy = g.dy,
+                                                       .dbias = g.dbias,
+                                                       .partial = context->scratch.floats(),
+                                                       .counters = context->counters.data()}),
+                  "bias gradient");
+  } else if (g.activation == Activation::kRelu) {
+    context->Keep(cuda::ReluBackward(context->stream, g.y, g.dy, g.dy, g.rows * g.channels), "relu backward");
+  }
 }
 
 }  // namespace starring

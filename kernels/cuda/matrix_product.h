@@ -1,7 +1,8 @@
-// One matrix product of a fixed shape, by cuBLASLt.
+// Matrix products of fixed shapes, by cuBLASLt: one product, and the three that a dense layer or a convolution needs.
 //
-// c = activation(op(a) op(b) + bias), or c += op(a) op(b), all row-major float32: op(a) is (rows, depth), op(b) (depth,
-// columns), c (rows, columns), bias (columns). Sums are float32; what the factors are rounded to is CudaMath's.
+// A product is c = activation(op(a) op(b) + bias), or c += op(a) op(b), all row-major float32: op(a) is (rows, depth),
+// op(b) (depth, columns), c (rows, columns), bias (columns). Sums are float32; what the factors are rounded to is
+// CudaMath's.
 //
 // Bits: cuBLASLt's heuristics choose the algorithm once, in Create, among those that add in a fixed order. Where they
 // know none that also applies bias and activation, a kernel of ours does so afterwards.
@@ -55,6 +56,39 @@ class MatrixProduct {
   cublasLtMatmulAlgo_t algorithm_ = {};
   bool has_epilogue_ = false;  // else AddBias follows
 };
+
+// The three products of a dense layer, which are also those of a convolution over its columns (im2col.h).
+//
+// Words: x (batch, in), weight (out, in), bias (out), y and dy (batch, out). With columns, the batch is their rows.
+class DenseProducts {
+ public:
+  // `context` outlives the result.
+  static absl::StatusOr<DenseProducts> Create(CudaContext* context, const DenseSpec& spec);
+
+  // y = act(x weight^T + bias).
+  void Forward(const float* x, const float* weight, const float* bias, float* y) { y_->Run(x, weight, bias, y); }
+  // dweight = dy^T x, or += with kAdd.
+  void WeightGradient(const float* x, const float* dy, float* dweight, Write write) {
+    dweight_->Run(dy, x, nullptr, dweight, write);
+  }
+  // dx = dy weight. REQUIRES: InputGradient::kNeeded.
+  void InputGradientOf(const float* dy, const float* weight, float* dx) { dx_->Run(dy, weight, nullptr, dx); }
+
+ private:
+  std::unique_ptr<MatrixProduct> y_, dweight_, dx_;
+};
+
+// The part of a backward pass that precedes its products: masks dy where the activation was kRelu, and adds its rows up
+// into dbias, unless that is null. Uses the scratch memory that ReserveForActivationGradient reserved.
+struct ActivationGradientArgs {
+  int64_t rows = 0, channels = 0;
+  Activation activation = Activation::kNone;
+  const float* y = nullptr;
+  float* dy = nullptr;
+  float* dbias = nullptr;
+};
+absl::Status ReserveForActivationGradient(CudaContext* context, int64_t rows, int64_t channels);
+void ActivationGradient(CudaContext* context, const ActivationGradientArgs& args);
 
 }  // namespace starring
 

@@ -50,8 +50,8 @@ struct NarrowForwardArgs {
 //              about once (a block's patches overlap in the cache), y written once: bound by arithmetic and by the
 //              latency of the gather, which other blocks of the multiprocessor hide.
 // Determinism: bitwise. Reference: the convolution suite, tolerance 2e-5.
-cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& shape, int64_t out_channels,
-                          const NarrowForwardArgs& args);
+[[nodiscard]] cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& shape, int64_t out_channels,
+                                        const NarrowForwardArgs& args);
 
 // dx = the gradient of x: for each element the sum over the kernel's places and the output channels.
 // Shapes:      dy as y, dx as x, weight as above.
@@ -62,8 +62,8 @@ cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& shape, int64_t 
 // Cost:        2 FLOP per pixel of x, place of the kernel, channel and output channel, also for the places that a
 //              stride skips; dy read about once, dx written once.
 // Determinism: bitwise. Reference: the convolution suite, tolerance 2e-5.
-cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& shape, int64_t out_channels, const float* dy,
-                                const float* weight, float* dx);
+[[nodiscard]] cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& shape, int64_t out_channels,
+                                              const float* dy, const float* weight, float* dx);
 
 struct NarrowWeightGradientArgs {
   const float* x = nullptr;
@@ -88,8 +88,8 @@ int64_t NarrowCounters(const PatchShape& shape, int64_t out_channels);
 //              and read.
 // Determinism: bitwise: slices are summed in order, and added up by a tree of fixed shape; no atomics.
 //              Reference: the convolution suite, tolerance 2e-5.
-cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& shape, int64_t out_channels,
-                                 const NarrowWeightGradientArgs& args);
+[[nodiscard]] cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& shape, int64_t out_channels,
+                                               const NarrowWeightGradientArgs& args);
 
 }  // namespace starring::cuda
 

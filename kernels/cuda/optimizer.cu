@@ -1,4 +1,4 @@
-#include "kernels/cuda/for_each.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/optimizer.h"
 
 namespace starring::cuda {
@@ -49,6 +49,18 @@ cudaError_t Run(cudaStream_t stream, const OptimizerArgs& args, States*... state
                  states...);
 }
 
+struct NonFiniteBody {
+  const float* values;
+  CudaStepResult* result;
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    const Pack<float, kWidth> in = LoadPack<kWidth>(values + i);
+    for (int k = 0; k < kWidth; ++k) {
+      if (!IsFinite(in.v[k])) result->non_finite_element = i + k;
+    }
+  }
+};
+
 }  // namespace
 
 cudaError_t ApplyUpdate(cudaStream_t stream, const OptimizerArgs& args) {
@@ -63,6 +75,10 @@ cudaError_t ApplyUpdate(cudaStream_t stream, const OptimizerArgs& args) {
       return Run<Update::kAdamW>(stream, args, args.first, args.second);
   }
   return cudaErrorInvalidValue;
+}
+
+cudaError_t FindNonFinite(cudaStream_t stream, const float* values, int64_t count, CudaStepResult* result) {
+  return ForEach(stream, count, NonFiniteBody{values, result}, values);
 }
 
 }  // namespace starring::cuda

@@ -85,6 +85,32 @@ __device__ inline OutputRange OutputsThatSee(int32_t at, int32_t kernel, const D
   return {begin, last + 1 < out ? last + 1 : out};
 }
 
+// The outputs whose windows see one pixel of x: a rectangle of its image's outputs. An input gradient gathers from them
+// instead of scattering to pixels, so that no two threads write to one address and the order of sums is fixed. The
+// caller walks the rectangle itself, because that order is part of its contract.
+struct PixelsOutputs {
+  ImagePlace pixel;  // padding counted
+  OutputRange rows, columns;
+};
+
+__device__ inline PixelsOutputs OutputsOfPixel(const PatchGeometry& g, uint32_t pixel) {
+  const ImagePlace at = PaddedPixel(g, pixel);
+  return {at, OutputsThatSee(at.h, g.kernel_height_size, g.stride_height, g.out_height_size),
+          OutputsThatSee(at.w, g.kernel_width_size, g.stride_width, g.out_width_size)};
+}
+
+// One of these outputs: its number in the batch, and at which place of its window, row by row, the pixel is.
+struct OutputAndPlace {
+  int64_t output;
+  int32_t place;
+};
+
+__device__ inline OutputAndPlace OutputAt(const PatchGeometry& g, const ImagePlace& pixel, int32_t row,
+                                          int32_t column) {
+  return {(int64_t{pixel.image} * g.out_height_size + row) * g.out_width_size + column,
+          (pixel.h - row * g.stride_h) * g.kernel_width_size + (pixel.w - column * g.stride_w)};
+}
+
 }  // namespace starring::cuda
 
 #endif  // STARRING_KERNELS_CUDA_PATCH_GEOMETRY_H_

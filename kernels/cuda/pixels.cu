@@ -1,5 +1,5 @@
 #include "kernels/cuda/device_philox.h"
-#include "kernels/cuda/for_each.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/pixels.h"
 
 namespace starring::cuda {

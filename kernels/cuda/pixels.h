@@ -25,7 +25,7 @@ struct PixelArgs {
 // Requires:    4-byte alignment of pixels and 16-byte of out for the vector path, scalar path otherwise (both tested).
 // Cost:        5 bytes moved per value: bandwidth-bound.
 // Determinism: bitwise. Reference: PixelNormalizer, tolerance 0.
-cudaError_t NormalizePixels(cudaStream_t stream, const PixelArgs& args);
+[[nodiscard]] cudaError_t NormalizePixels(cudaStream_t stream, const PixelArgs& args);
 
 // Samples of a data set: which, from where, to where.
 struct GatherArgs {
@@ -55,7 +55,7 @@ struct GatherArgs {
 //              otherwise (both tested). Pixels are read byte by byte: a crop begins anywhere.
 // Cost:        5 bytes moved and, with crops, some 30 integer instructions per value: bandwidth-bound.
 // Determinism: bitwise. Reference: DrawCropFlip, ApplyCropFlip and PixelNormalizer, tolerance 0.
-cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args);
+[[nodiscard]] cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args);
 
 }  // namespace starring::cuda
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/for_each.h"
+#include "kernels/cuda/launch.h"
 #include "kernels/cuda/patch_geometry.h"
 #include "kernels/cuda/pool.h"
 
@@ -47,16 +47,13 @@ struct MaxPoolBackwardBody {
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     const auto [pixel, channel] = g.channels.Split(static_cast<uint32_t>(i));
-    const ImagePlace at = PaddedPixel(g, pixel);
-    const OutputRange rows = OutputsThatSee(at.h, g.kernel_height_size, g.stride_height, g.out_height_size);
-    const OutputRange columns = OutputsThatSee(at.w, g.kernel_width_size, g.stride_width, g.out_width_size);
+    const PixelsOutputs outputs = OutputsOfPixel(g, pixel);
     Pack<float, kWidth> sum = {};
-    for (int32_t r = rows.begin; r < rows.end; ++r) {
-#pragma unroll 1  // mostly one window: more in flight would only cost registers
-      for (int32_t c = columns.begin; c < columns.end; ++c) {
-        const int64_t output = (int64_t{at.image} * g.out_height_size + r) * g.out_width_size + c;
+    for (int32_t r = outputs.rows.begin; r < outputs.rows.end; ++r) {
+#pragma unroll 1  // mostly one window sees a pixel: more loads in flight would only cost registers
+      for (int32_t c = outputs.columns.begin; c < outputs.columns.end; ++c) {
+        const auto [output, place] = OutputAt(g, outputs.pixel, r, c);
         const int64_t out = output * g.channels_size + channel;
-        const int32_t place = (at.h - r * g.stride_h) * g.kernel_width_size + (at.w - c * g.stride_w);
         const auto winner = LoadPack<kWidth>(winners + out);
         const auto gradient = LoadPack<kWidth>(dy + out);
         for (int k = 0; k < kWidth; ++k) {

@@ -22,7 +22,8 @@ int64_t WinnerBytes(const PatchShape& window);
 //              otherwise (both tested).
 // Cost:        x read once where windows do not overlap, 5 bytes written per output: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 0.
-cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const float* x, float* y, void* winners);
+[[nodiscard]] cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const float* x, float* y,
+                                         void* winners);
 
 // dx = the sum of dy over the windows in which this element won, in row-major order of the windows.
 // Shapes:      as MaxPoolForward, with dy for y and dx for x.
@@ -31,8 +32,8 @@ cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const 
 // Requires:    `winners` of a forward; vector and scalar path as there.
 // Cost:        5 bytes read per output (times the overlap of windows), 4 written per input: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 1e-6.
-cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, const float* dy, const void* winners,
-                            float* dx);
+[[nodiscard]] cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, const float* dy,
+                                          const void* winners, float* dx);
 
 struct AveragePoolShape {
   int64_t images = 0, pixels = 0, channels = 0;
@@ -47,7 +48,8 @@ struct AveragePoolShape {
 //              tested).
 // Cost:        x read once: bandwidth-bound where images * channels fill the device.
 // Determinism: bitwise, by a tree of fixed shape. Reference: double, tolerance 1e-6.
-cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& shape, const float* x, float* y);
+[[nodiscard]] cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& shape, const float* x,
+                                             float* y);
 
 // dx = dy / pixels, for every pixel.
 // Shapes:      as AveragePoolForward, with dy for y and dx for x.
@@ -56,7 +58,8 @@ cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& shap
 // Requires:    as AveragePoolForward.
 // Cost:        4 bytes written per element of dx, dy from the cache: bandwidth-bound.
 // Determinism: bitwise. Reference: finite differences in double, tolerance 1e-5.
-cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& shape, const float* dy, float* dx);
+[[nodiscard]] cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& shape, const float* dy,
+                                              float* dx);
 
 }  // namespace starring::cuda
 

@@ -1,4 +1,3 @@
-#include "kernels/cuda/last_block.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/softmax_cross_entropy.h"
 

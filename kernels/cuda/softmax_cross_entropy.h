@@ -40,7 +40,7 @@ struct SoftmaxCrossEntropyArgs {
 // Cost:        logits read three times (from the cache, but once), dlogits written once; the rest is launches. 4-byte
 //              accesses: a row of 10 classes begins on no 16 bytes, and a batch of them is a few KiB.
 // Determinism: bitwise, by trees of fixed shape; no atomics but to count blocks. Reference: double, tolerance 1e-5.
-cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args);
+[[nodiscard]] cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args);
 
 }  // namespace starring::cuda
 

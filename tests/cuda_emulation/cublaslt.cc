@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/cuda/cublaslt_library.h"
+#include "kernels/cuda/gpu_libraries.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 
 struct CublasLtEmulatedHandle {};

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "kernels/cuda/cudnn_library.h"
+#include "kernels/cuda/gpu_libraries.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 
 namespace starring::cudnn {

@@ -150,7 +150,7 @@ TEST_P(CudaDeviceTest, AGraphWaitsForEventsAndRecordsThemWheneverItIsLaunched) {
   DeviceTensor x(device(), {1, 2, 3}), sum(device(), {0, 0, 0});
   ASSERT_TRUE(device()->BeginCapture().ok());
   EXPECT_TRUE(device()->stream()->Wait(arrived->get()).ok());
-  device()->Accumulate(x.data(), sum.data(), 3);
+  device()->Add(x.data(), sum.data(), Activation::kNone, sum.data(), 3);
   EXPECT_TRUE(device()->stream()->Record(complete->get()).ok());
   auto graph = device()->EndCapture();
   ASSERT_TRUE(graph.ok()) << graph.status();
@@ -219,11 +219,11 @@ TEST_P(CudaDeviceTest, AGraphHasABranch) {
   const auto* const got = static_cast<const float*>((*pinned)->data());
   DeviceTensor x(device(), {1, 2, 3}), y(device(), {5, 6, 7});
   const auto run = [&] {
-    device()->Accumulate(x.data(), x.data(), 3);
+    device()->Add(x.data(), x.data(), Activation::kNone, x.data(), 3);
     EXPECT_TRUE(device()->Fork(branch->get()).ok());
     EXPECT_TRUE((*branch)->CopyToHost(x.data(), (*pinned)->data(), 8).ok());
     EXPECT_TRUE((*branch)->Record(event->get()).ok());
-    device()->Accumulate(y.data(), y.data(), 3);
+    device()->Add(y.data(), y.data(), Activation::kNone, y.data(), 3);
     EXPECT_TRUE(device()->Fork(branch->get()).ok());
     EXPECT_TRUE((*branch)->CopyToHost(y.data() + 2, static_cast<float*>((*pinned)->data()) + 2, 4).ok());
     EXPECT_TRUE(device()->Join(branch->get()).ok());

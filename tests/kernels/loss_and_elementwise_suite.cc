@@ -115,7 +115,7 @@ TEST_P(DeviceTest, ElementwiseOperationsAreExactInPlaceToo) {
       device()->AddReluBackward(c.data(), first ? x.data() : a.data(), first ? b.data() : x.data(), x.data(), count);
       EXPECT_EQ(x.Host(), want) << "in place of " << (first ? "a" : "b");
     }
-    device()->Accumulate(a.data(), b.data(), count);
+    device()->Add(a.data(), b.data(), Activation::kNone, b.data(), count);
     expect(b, [](float p, float q) { return q + p; });
 
     DeviceTensor in_place(device(), b_host);

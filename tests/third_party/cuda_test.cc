@@ -16,7 +16,7 @@ TEST(Cuda, RuntimeAnswersWithoutADriver) {
       << cudaGetErrorString(error);
 }
 
-// Of cuBLASLt only the header is here: kernels/cuda/cublaslt_library.h loads the library.
+// Of cuBLASLt only the header is here: kernels/cuda/gpu_libraries.h loads the library.
 TEST(Cuda, CublasLtHasAHeader) { EXPECT_GE(CUBLAS_VER_MAJOR, 12); }
 
 }  // namespace

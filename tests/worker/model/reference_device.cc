@@ -360,9 +360,6 @@ void ReferenceDevice::Add(const float* a, const float* b, Activation activation,
 void ReferenceDevice::AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) {
   for (int64_t i = 0; i < count; ++i) dx[i] = y[i] > 0 ? a[i] + b[i] : 0;
 }
-void ReferenceDevice::Accumulate(const float* x, float* y, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) y[i] += x[i];
-}
 void ReferenceDevice::CopyToDevice(const void* host, void* device, int64_t size_bytes) {
   std::memcpy(device, host, size_bytes);
 }

@@ -28,7 +28,6 @@ class ReferenceDevice : public Device {
   void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override;
   void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override;
   void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override;
-  void Accumulate(const float* x, float* y, int64_t count) override;
 
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override;
   void CopyToHost(const void* device, void* host, int64_t size_bytes) override;

@@ -1,12 +1,11 @@
-#include "kernels/cuda/cudnn_convolution.h"
-
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
+#include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cudnn_product.h"
-#include "kernels/cuda/matrix_layer.h"
+#include "kernels/cuda/matrix_product.h"
 
 namespace starring {
 namespace {

@@ -8,17 +8,15 @@
 // kernels with stride 1, and kernels that see the whole image. Narrow convolutions need no columns either: their
 // kernels gather patches themselves (narrow_convolution.h), in fp32 only, as they do not use what tf32 and bf16 are
 // asked for.
-#include "kernels/cuda/cuda_layers.h"
-
 #include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
-#include "kernels/cuda/cudnn_convolution.h"
+#include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/im2col.h"
-#include "kernels/cuda/matrix_layer.h"
+#include "kernels/cuda/matrix_product.h"
 #include "kernels/cuda/narrow_convolution.h"
 #include "kernels/shape_checks.h"
 
@@ -30,11 +28,11 @@ constexpr int64_t kImagesMultiple = 4;
 
 class CudaDense : public Dense {
  public:
-  CudaDense(CudaContext* context, const DenseSpec& spec, MatrixLayer layer)
-      : context_(context), spec_(spec), layer_(std::move(layer)) {}
+  CudaDense(CudaContext* context, const DenseSpec& spec, DenseProducts products)
+      : context_(context), spec_(spec), products_(std::move(products)) {}
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override {
-    layer_.Forward(x, weight, bias, y);
+    products_.Forward(x, weight, bias, y);
   }
 
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
@@ -42,14 +40,14 @@ class CudaDense : public Dense {
     ActivationGradient(
         context_,
         {.rows = spec_.batch, .channels = spec_.out, .activation = spec_.activation, .y = y, .dy = dy, .dbias = dbias});
-    layer_.WeightGradient(x, dy, dweight, Write::kOverwrite);
-    if (dx != nullptr) layer_.InputGradientOf(dy, weight, dx);
+    products_.WeightGradient(x, dy, dweight, Write::kOverwrite);
+    if (dx != nullptr) products_.InputGradientOf(dy, weight, dx);
   }
 
  private:
   CudaContext* const context_;
   const DenseSpec spec_;
-  MatrixLayer layer_;
+  DenseProducts products_;
 };
 
 cuda::PatchShape PatchesOf(const Conv2dSpec& s, int64_t images) {
@@ -116,9 +114,9 @@ class CudaConv2d : public Conv2d {
   static absl::StatusOr<std::unique_ptr<CudaConv2d>> Create(CudaContext* context, const Conv2dSpec& s,
                                                             int64_t chunk_images) {
     auto conv = std::make_unique<CudaConv2d>(context, s, chunk_images);
-    ASSIGN_OR_RETURN(conv->chunk_, conv->CreateLayer(chunk_images));
+    ASSIGN_OR_RETURN(conv->chunk_, conv->CreateProducts(chunk_images));
     if (const int64_t rest = s.batch % chunk_images; rest != 0) {
-      ASSIGN_OR_RETURN(conv->rest_, conv->CreateLayer(rest));
+      ASSIGN_OR_RETURN(conv->rest_, conv->CreateProducts(rest));
     }
     return conv;
   }
@@ -127,35 +125,36 @@ class CudaConv2d : public Conv2d {
       : context_(context), spec_(spec), chunk_images_(chunk_images), columns_are_input_(ColumnsAreInput(spec)) {}
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override {
-    ForChunks([&](MatrixLayer& layer, int64_t first, int64_t images) {
-      layer.Forward(Columns(x, first, images), weight, bias, y + first * OutImage());
+    ForChunks([&](DenseProducts& products, int64_t first, int64_t images) {
+      products.Forward(Columns(x, first, images), weight, bias, y + first * OutImage());
     });
   }
 
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override {
     ConvolutionActivationGradient(context_, spec_, y, dy, dbias);
-    ForChunks([&](MatrixLayer& layer, int64_t first, int64_t images) {
+    ForChunks([&](DenseProducts& products, int64_t first, int64_t images) {
       const float* const chunk_dy = dy + first * OutImage();
-      layer.WeightGradient(Columns(x, first, images), chunk_dy, dweight, first == 0 ? Write::kOverwrite : Write::kAdd);
+      products.WeightGradient(Columns(x, first, images), chunk_dy, dweight,
+                              first == 0 ? Write::kOverwrite : Write::kAdd);
       if (dx == nullptr) return;
       float* const chunk_dx = dx + first * InImage();
-      if (columns_are_input_) return layer.InputGradientOf(chunk_dy, weight, chunk_dx);
+      if (columns_are_input_) return products.InputGradientOf(chunk_dy, weight, chunk_dx);
       float* const columns = context_->scratch.floats();
-      layer.InputGradientOf(chunk_dy, weight, columns);
+      products.InputGradientOf(chunk_dy, weight, columns);
       context_->Keep(cuda::Col2im(context_->stream, PatchesOf(spec_, images), columns, chunk_dx), "col2im");
     });
   }
 
  private:
-  absl::StatusOr<MatrixLayer> CreateLayer(int64_t images) const {
+  absl::StatusOr<DenseProducts> CreateProducts(int64_t images) const {
     const cuda::PatchShape patches = PatchesOf(spec_, images);
-    return MatrixLayer::Create(context_, {.batch = patches.rows(),
-                                          .in = patches.patch(),
-                                          .out = spec_.out_channels,
-                                          .bias = spec_.bias,
-                                          .activation = spec_.activation,
-                                          .input_gradient = spec_.input_gradient});
+    return DenseProducts::Create(context_, {.batch = patches.rows(),
+                                            .in = patches.patch(),
+                                            .out = spec_.out_channels,
+                                            .bias = spec_.bias,
+                                            .activation = spec_.activation,
+                                            .input_gradient = spec_.input_gradient});
   }
 
   template <typename Visit>
@@ -180,16 +179,16 @@ class CudaConv2d : public Conv2d {
   const Conv2dSpec spec_;
   const int64_t chunk_images_;
   const bool columns_are_input_;
-  std::optional<MatrixLayer> chunk_, rest_;
+  std::optional<DenseProducts> chunk_, rest_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Dense>> CreateCudaDense(CudaContext* context, const DenseSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
-  ASSIGN_OR_RETURN(MatrixLayer layer, MatrixLayer::Create(context, s));
+  ASSIGN_OR_RETURN(DenseProducts products, DenseProducts::Create(context, s));
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch, s.out), "dense");
-  return std::make_unique<CudaDense>(context, s, std::move(layer));
+  return std::make_unique<CudaDense>(context, s, std::move(products));
 }
 
 absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, const Conv2dSpec& s) {
