@@ -1,4 +1,4 @@
-// Convolutions go to cuDNN where the device has it and it has engines (cudnn_convolution.h). What follows is ours.
+// Convolutions that cuDNN does not compute (cuda_operations_cudnn.cc), and dense layers.
 //
 // A convolution is a dense layer over columns: im2col, product; backward, products and col2im.
 //
