@@ -15,7 +15,7 @@
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/sum_in_order.h"
 #include "common/check.h"
-#include "common/parameter_shard.h"
+#include "server/contribution_sum.h"
 
 namespace starring {
 namespace {
@@ -100,17 +100,16 @@ void AdamW(benchmark::State& state) { Optimizer(state, kAdamW); }
 BENCHMARK(SgdMomentum)->ArgNames({"", "set"})->ArgsProduct({{kSmall, kLarge}, {0, 1, 2}});
 BENCHMARK(AdamW)->ArgNames({"", "set"})->ArgsProduct({{kSmall, kLarge}, {0, 1, 2}});
 
-// The whole of a shard's step: contributions in, sum and optimizer in one pass, sealed slice out.
+// A whole step of a server: contributions in, sum and optimizer in one pass, sealed slice out.
 // range(1): workers, range(2): bytes of a piece of a message (gRPC's slices), range(3): shift.
 void FusedShardStep(benchmark::State& state, const OptimizerConfig& config) {
   const int64_t count = state.range(0);
   const int world_size = static_cast<int>(state.range(1));
-  const auto shard = ParameterShard::Create({.slices = {{{0, count}}},
-                                             .element_count = count,
-                                             .world_size = world_size,
-                                             .optimizer = config,
-                                             .schedule = {.base = 1e-6}})
-                         .value();
+  ContributionSum sums =
+      ContributionSum::Create(
+          {.slices = {{{0, count}}}, .element_count = count, .optimizer = config, .schedule = {.base = 1e-6}},
+          world_size)
+          .value();
   std::vector<AlignedFloats> gradients;
   for (int w = 0; w < world_size; ++w) gradients.push_back(Filled(count + 16, 1e-3f));
   const auto pieces_of = [&](const AlignedFloats& floats) {
@@ -121,15 +120,15 @@ void FusedShardStep(benchmark::State& state, const OptimizerConfig& config) {
     }
     return pieces;
   };
-  CHECK_OK(shard->SetParameters(0, pieces_of(gradients[0])));
+  CHECK_OK(sums.SetParameters(0, pieces_of(gradients[0])));
   int64_t step = 0;
   const auto run_step = [&] {
     for (int w = 0; w < world_size; ++w) {
-      CHECK_OK(shard->Contribute({.worker = w, .step = step, .bucket = 0, .pieces = pieces_of(gradients[w])}));
+      CHECK_OK(sums.Contribute({.from = {w, 0}, .step = step, .bucket = 0, .pieces = pieces_of(gradients[w])}, {}));
     }
     ++step;
   };
-  for (int i = 0; i < 3; ++i) run_step();  // the shard's buffers are there and touched
+  for (int i = 0; i < 3; ++i) run_step();  // the buffers exist and their pages are mapped
   for (auto _ : state) run_step();
   SetBytes(state, world_size + 2 + 2 * StateVectorCount(config));
 }

@@ -1,7 +1,6 @@
 #include "server/shard_job.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <utility>
 
@@ -39,7 +38,7 @@ absl::Status GivenUp(int rank, const ExchangeMessage& abort) {
 }
 
 // What the shard owns, by bucket.
-std::vector<ElementRange> OwnedSlices(const ShardJob::Options& options) {
+std::vector<ElementRange> OwnedRanges(const ShardJob::Options& options) {
   const BucketMap& buckets = options.agreement.buckets;
   std::vector<ElementRange> slices;
   for (int b = 0; b < buckets.bucket_count(); ++b) {
@@ -53,28 +52,21 @@ std::vector<ElementRange> OwnedSlices(const ShardJob::Options& options) {
 absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
   const Agreement& agreement = options.agreement;
   RETURN_IF_ERROR(CheckShardMemory(agreement, options.shard, options.shard_count, options.memory_bytes_max));
-  ParameterShard::Options shard_options{
-      .element_count = agreement.buckets.element_count(),
-      .world_size = agreement.world_size,
-      .first_step = agreement.first_step,
-      .optimizer = agreement.optimizer,
-      .schedule = agreement.schedule,
-      .sum_share = options.track == nullptr ? SumShare::kNotMeasured : SumShare::kMeasured};
-  for (const ElementRange slice : OwnedSlices(options)) {
-    shard_options.slices.emplace_back();
-    if (slice.size() > 0) shard_options.slices.back().push_back(slice);
-  }
-  ASSIGN_OR_RETURN(auto shard, ParameterShard::Create(std::move(shard_options)));
-  return std::unique_ptr<ShardJob>(new ShardJob(std::move(options), std::move(shard)));
+  OwnedSlices::Options owned{.element_count = agreement.buckets.element_count(),
+                             .first_step = agreement.first_step,
+                             .optimizer = agreement.optimizer,
+                             .schedule = agreement.schedule};
+  for (const ElementRange slice : OwnedRanges(options)) owned.slices.push_back({slice});
+  ASSIGN_OR_RETURN(ContributionSum sums, ContributionSum::Create(std::move(owned), agreement.world_size));
+  return std::unique_ptr<ShardJob>(new ShardJob(std::move(options), std::move(sums)));
 }
 
-ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
+ShardJob::ShardJob(Options options, ContributionSum sums)
     : options_(std::move(options)),
-      shard_(std::move(shard)),
-      slices_(OwnedSlices(options_)),
-      buckets_(shard_->bucket_count(),
-               Bucket{.gradients = CollectiveWait(world_size()), .fetches = CollectiveWait(world_size())}),
-      shared_({.shard = shard_.get(),
+      slices_(OwnedRanges(options_)),
+      sums_(std::move(sums)),
+      fetches_(slices_.size(), CollectiveWait(world_size())),
+      shared_({.sums = &sums_,
                .slices = slices_,
                .element_count = options_.agreement.buckets.element_count(),
                .world_size = world_size()}),
@@ -86,9 +78,7 @@ ShardJob::ShardJob(Options options, std::unique_ptr<ParameterShard> shard)
               .now = options_.now,
               .ask = [this](int rank) { AskProgress(rank); },
               .tell = [this](int rank, const std::string& text) { TellStall(rank, text); },
-              .log = options_.log}),
-      steps_complete_(options_.agreement.first_step),
-      buckets_behind_(static_cast<int>(std::ranges::count_if(slices_, [](auto slice) { return slice.size() > 0; }))) {
+              .log = options_.log}) {
   if (options_.metrics != nullptr) options_.metrics->OnJob(world_size());
 }
 
@@ -186,11 +176,10 @@ absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage&
   RETURN_IF_ERROR(CheckIsRank0(from));
   const int b = message.fields.bucket();
   // A repeat that comes after the first contribution: the answer was on its way already.
-  const auto sealed = shard_->Parameters(b);
-  if (sealed == nullptr) {
-    RETURN_IF_ERROR(shard_->SetParameters(b, message.payload));
+  if (sums_.Parameters(b) == nullptr) {
+    RETURN_IF_ERROR(sums_.SetParameters(b, message.payload));
     shared_.Publish(b);  // rank 0 reads there without asking
-    for (const LaneId lane : buckets_[b].fetches.Take()) SendParameters(lane, b, shard_->Parameters(b));
+    for (const LaneId lane : fetches_[b].Take()) SendParameters(lane, b, sums_.Parameters(b));
   }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
   return absl::OkStatus();
@@ -203,8 +192,8 @@ absl::Status ShardJob::TakeInitialState(LaneId from, const ReceivedMessage& mess
   const int b = message.fields.bucket();
   // Rank 0 sends a bucket's state before its parameters. When those are here this is a repeat, which must not undo what
   // the others have contributed since.
-  if (shard_->Parameters(b) == nullptr) {
-    RETURN_IF_ERROR(shard_->SetState(b, message.fields.vector(), message.payload));
+  if (sums_.Parameters(b) == nullptr) {
+    RETURN_IF_ERROR(sums_.SetState(b, message.fields.vector(), message.payload));
   }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
   return absl::OkStatus();
@@ -214,9 +203,9 @@ absl::Status ShardJob::FetchParameters(LaneId from, const ReceivedMessage& messa
   RETURN_IF_ERROR(CheckBucket(message.fields));
   const int b = message.fields.bucket();
   RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
-  auto sealed = shard_->Parameters(b);
+  auto sealed = sums_.Parameters(b);
   if (sealed == nullptr) {
-    buckets_[b].fetches.Add(from, now);
+    fetches_[b].Add(from, now);
   } else if (sealed->step() == options_.agreement.first_step - 1) {
     SendParameters(from, b, std::move(sealed));
   }  // else a late repeat: the worker has contributed since, so it has the answer
@@ -229,12 +218,12 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   const int64_t step = message.fields.step();
   std::optional<TraceSpan> receive(std::in_place, options_.track, "receive",
                                    TraceLabels{.step = step, .bucket = b, .peer = from.rank});
-  // A repeat of a step that is over for everybody, for instance from a connection that was thought lost.
-  if (const auto newest = shard_->Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
+  // A repeat of a step whose answer every worker has, for instance from a connection that was thought lost. It must not
+  // reach the lines below: what it says about sharing is out of date, and its shared memory holds a later gradient.
+  if (const auto newest = sums_.Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
   RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
-  Worker& worker = workers_[from.rank];
   Contribution contribution{
-      .worker = from.rank, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper};
+      .from = from, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper};
   if (message.fields.shared()) {
     const std::shared_ptr<const SharedMemory>& gradients = shared_.GradientsOf(from.rank);
     contribution.pieces = {BytesOf(gradients->values(), slices_[b])};
@@ -245,70 +234,39 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   receive.reset();
   const bool is_watched = options_.track != nullptr || options_.metrics != nullptr;
   const int64_t begin_ns = is_watched ? TraceNow() : 0;
-  ASSIGN_OR_RETURN(ContributeResult result, shard_->Contribute(std::move(contribution)));
-  if (result.fate == ContributionFate::kSealed) CountStep(step, b);
-  if (result.fate != ContributionFate::kDuplicate) ++worker.contributions;
-  if (result.fate == ContributionFate::kDuplicate && result.sealed != nullptr) {
-    SendParameters(from, b, std::move(result.sealed));
-    return absl::OkStatus();
+  ASSIGN_OR_RETURN(const ContributeResult result, sums_.Contribute(std::move(contribution), now));
+  if (result.fate != ContributionFate::kDuplicate) {
+    ++workers_[from.rank].contributions;
+    if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
   }
-  if (buckets_[b].gradients.Add(from, now)) {
-    ++worker.gradients_waiting;
-    if (buckets_[b].gradients.count() == 1) ++buckets_waiting_;
-  }
-  if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
-  if (result.fate != ContributionFate::kSealed) return absl::OkStatus();
-  shared_.PublishIfShared(b);
-  --buckets_waiting_;
-  for (const LaneId lane : buckets_[b].gradients.Take()) {
-    --workers_[lane.rank].gradients_waiting;
-    SendParameters(lane, b, result.sealed);
-  }
+  if (result.fate == ContributionFate::kSealed) shared_.PublishIfShared(b);
+  for (const LaneId lane : result.answer_to) SendParameters(lane, b, result.sealed);
   return absl::OkStatus();
-}
-
-// Looks at all buckets once a step, not for each of them.
-void ShardJob::CountStep(int64_t sealed_step, int bucket) {
-  if (sealed_step != steps_complete_ || slices_[bucket].size() == 0 || --buckets_behind_ > 0) return;
-  steps_complete_ = shard_->step();
-  for (int b = 0; b < shard_->bucket_count(); ++b) {
-    buckets_behind_ += slices_[b].size() > 0 && shard_->Parameters(b)->step() + 1 == steps_complete_;
-  }
 }
 
 void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const ContributeResult& result,
                                 int64_t begin_ns) {
-  if (result.fate == ContributionFate::kDuplicate) return;
   const int64_t end_ns = TraceNow();
   const bool is_sealed = result.fate == ContributionFate::kSealed;
-  if (is_sealed && options_.track != nullptr) TraceSum(fields, result.sum_share, begin_ns, end_ns);
+  const int64_t first_arrival_ns =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(result.first_arrival.time_since_epoch()).count();
+  if (is_sealed && options_.track != nullptr) {
+    const TraceLabels labels{.step = fields.step(), .bucket = fields.bucket()};
+    options_.track->Add({.name = "sum + apply", .begin_ns = begin_ns, .end_ns = end_ns, .labels = labels});
+    options_.track->Add({.name = "wait for the last worker",
+                         .kind = TraceEvent::Kind::kFlight,
+                         .begin_ns = first_arrival_ns,
+                         .end_ns = begin_ns,
+                         .labels = labels});
+  }
   if (options_.metrics == nullptr) return;
-  const double late_seconds =
-      1e-9 * static_cast<double>(std::max<int64_t>(0, begin_ns - FirstArrivalNs(fields.bucket())));
+  const double late_seconds = 1e-9 * static_cast<double>(std::max<int64_t>(0, begin_ns - first_arrival_ns));
   options_.metrics->OnContribution(rank, late_seconds);
   if (!is_sealed) return;
   options_.metrics->OnSum({.last_rank = rank,
                            .queue_seconds = late_seconds,
                            .sum_seconds = 1e-9 * static_cast<double>(end_ns - begin_ns),
-                           .steps_complete = steps_complete_});
-}
-
-void ShardJob::TraceSum(const ExchangeMessage& fields, double sum_share, int64_t begin_ns, int64_t end_ns) {
-  const TraceLabels labels{.step = fields.step(), .bucket = fields.bucket()};
-  // The two take turns; they are drawn one behind the other, each as long as it took altogether.
-  const int64_t apply_ns = begin_ns + std::llround(sum_share * static_cast<double>(end_ns - begin_ns));
-  options_.track->Add({.name = "sum", .begin_ns = begin_ns, .end_ns = apply_ns, .labels = labels});
-  options_.track->Add({.name = "apply", .begin_ns = apply_ns, .end_ns = end_ns, .labels = labels});
-  options_.track->Add({.name = "wait for the last worker",
-                       .kind = TraceEvent::Kind::kFlight,
-                       .begin_ns = FirstArrivalNs(fields.bucket()),
-                       .end_ns = begin_ns,
-                       .labels = labels});
-}
-
-int64_t ShardJob::FirstArrivalNs(int bucket) const {
-  const auto first = buckets_[bucket].gradients.since().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(first).count();
+                           .steps_complete = sums_.steps_complete()});
 }
 
 absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
@@ -320,14 +278,16 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
   }
   const int b = message.fields.bucket();
   const int vector = message.fields.vector();
-  const int64_t count = shard_->slice_element_count(b);
+  const int64_t count = slices_[b].size();
   bytes_sent_ += count * static_cast<int64_t>(sizeof(float));
   // The state stands still until this worker contributes again, which it does after the answer.
-  options_.send(
-      {.to = from,
-       .fields = AnswerTo(message.fields, ExchangeMessage::STATE),
-       .make = [this, b, vector](int64_t begin, std::span<float> out) { shard_->CopyStatePart(b, vector, begin, out); },
-       .made_count = count});
+  options_.send({.to = from,
+                 .fields = AnswerTo(message.fields, ExchangeMessage::STATE),
+                 .make =
+                     [this, b, vector](int64_t begin, std::span<float> out) {
+                       std::ranges::copy(sums_.owned().state(b, vector).subspan(begin, out.size()), out.begin());
+                     },
+                 .made_count = count});
   return absl::OkStatus();
 }
 
@@ -360,9 +320,9 @@ absl::Status ShardJob::TakeFinish(LaneId from, const ReceivedMessage& message, T
 }
 
 absl::Status ShardJob::CheckBucket(const ExchangeMessage& fields) const {
-  if (fields.bucket() >= 0 && fields.bucket() < shard_->bucket_count()) return absl::OkStatus();
+  if (fields.bucket() >= 0 && fields.bucket() < std::ssize(slices_)) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      absl::StrCat("bucket ", fields.bucket(), " is not below the bucket count ", shard_->bucket_count()));
+      absl::StrCat("bucket ", fields.bucket(), " is not below the bucket count ", slices_.size()));
 }
 
 absl::Status ShardJob::CheckIsRank0(LaneId from) {
@@ -437,14 +397,13 @@ std::string ShardJob::DescribeOldestWait() const {
     oldest = &wait;
     text = describe();
   };
-  for (int b = 0; b < shard_->bucket_count(); ++b) {
-    const CollectiveWait& gradients = buckets_[b].gradients;
+  for (int b = 0; b < static_cast<int>(slices_.size()); ++b) {
+    const CollectiveWait& gradients = sums_.wait(b);
     consider(gradients, [&] {
       return absl::StrCat(gradients.DescribeMissing(), " not contributed bucket ", b, " of step ",
-                          shard_->Parameters(b)->step() + 1);
+                          sums_.Parameters(b)->step() + 1);
     });
-    consider(buckets_[b].fetches,
-             [&] { return absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b); });
+    consider(fetches_[b], [&] { return absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b); });
   }
   consider(sum_.wait(),
            [&] { return absl::StrCat(sum_.wait().DescribeMissing(), " not joined in sum ", sum_.number()); });
@@ -456,11 +415,11 @@ std::string ShardJob::DescribeOldestWait() const {
 
 void ShardJob::CheckDeadlines(Time now) {
   if (state_ == State::kRunning && stall_.IsQuiet(now)) stall_.Look(DescribeOldestWait(), now);
-  for (int b = 0; b < shard_->bucket_count(); ++b) {
-    FailIfLate(buckets_[b].gradients, now, [&] {
-      return absl::StrCat("not contributed bucket ", b, " of step ", shard_->Parameters(b)->step() + 1);
+  for (int b = 0; b < static_cast<int>(slices_.size()); ++b) {
+    FailIfLate(sums_.wait(b), now, [&] {
+      return absl::StrCat("not contributed bucket ", b, " of step ", sums_.Parameters(b)->step() + 1);
     });
-    const CollectiveWait& fetches = buckets_[b].fetches;
+    const CollectiveWait& fetches = fetches_[b];
     if (!fetches.empty() && now - fetches.since() > options_.exchange_deadline) {
       Fail(absl::DeadlineExceededError(absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b,
                                                     " within ", Deadline(), stall_.DescribeRoot(now))));
@@ -498,7 +457,7 @@ void ShardJob::Describe(v1::GetStatusReply* reply) const {
   reply->set_message(std::string(status_.message()));
   reply->set_world_size(world_size());
   reply->set_first_step(options_.agreement.first_step);
-  reply->set_steps_complete(steps_complete_);
+  reply->set_steps_complete(sums_.steps_complete());
   reply->set_bytes_received(bytes_received_);
   reply->set_bytes_sent(bytes_sent_);
   for (int rank = 0; rank < world_size(); ++rank) {
@@ -508,8 +467,7 @@ void ShardJob::Describe(v1::GetStatusReply* reply) const {
     worker->set_lanes_open(static_cast<int>(workers_[rank].lanes_open.size()));
     worker->set_finished(finish_wait_.Has(rank));
     worker->set_contributions(workers_[rank].contributions);
-    // Counted as messages come: whoever asks must not stop the thread that sums for long.
-    worker->set_buckets_missing(buckets_waiting_ - workers_[rank].gradients_waiting);
+    worker->set_buckets_missing(sums_.BucketsMissing(rank));
   }
 }
 

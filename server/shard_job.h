@@ -1,5 +1,5 @@
-// What one server does for its job once all workers have joined: takes their messages, feeds the parameter shard and
-// answers. Knows nothing of gRPC: messages come in and answers go out as plain structs, and the time is passed in.
+// What one server does for its job once all workers have joined: takes their messages, sums their contributions
+// and answers. Knows nothing of gRPC: messages come in and answers go out as plain structs, and the time is passed in.
 //
 // A request is answered on the lane that it last came by. Requests whose answer needs all workers (gradients, sums, the
 // end) wait here; who is late is named when the exchange deadline, counted from the first arrival, has passed.
@@ -25,13 +25,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/job_spec.h"
-#include "common/parameter_shard.h"
 #include "common/roll_call.h"
 #include "common/trace.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/message_parts.h"
 #include "server/collective_sum.h"
 #include "server/collective_wait.h"
+#include "server/contribution_sum.h"
 #include "server/server_metrics.h"
 #include "server/shared_arrays.h"
 #include "server/stall_watch.h"
@@ -43,7 +43,7 @@ struct Answer {
   LaneId to;
   v1::ExchangeMessage fields;  // without payload
   std::span<const std::byte> payload;
-  std::shared_ptr<const void> keeper;  // of the payload; shared with the parameter shard and other workers' answers
+  std::shared_ptr<const void> keeper;  // of the payload; shared with ContributionSum and other workers' answers
 
   // Not null: instead of a payload, the array [0, made_count) that this copies from element `begin` on to `out`. Called
   // when its turn to be written has come, on ShardJob's thread and while that lives: a lane holds one part of one copy.
@@ -98,15 +98,10 @@ class ShardJob {
     std::set<int> lanes_open;
     Time alone_since;  // when its last lane closed; meaningful while none is open
     int64_t contributions = 0;
-    int gradients_waiting = 0;           // buckets whose step in progress has its contribution
     std::map<int, PartAssembler> parts;  // by lane: of a gradient or an array that has not come whole
   };
-  struct Bucket {
-    CollectiveWait gradients;  // for the step in progress
-    CollectiveWait fetches;    // of the initial parameters
-  };
 
-  ShardJob(Options options, std::unique_ptr<ParameterShard> shard);
+  ShardJob(Options options, ContributionSum sums);
 
   // Puts parts together, then Handle.
   absl::Status TakePart(LaneId from, const ReceivedMessage& message, Time now);
@@ -115,11 +110,8 @@ class ShardJob {
   absl::Status TakeInitialState(LaneId from, const ReceivedMessage& message);
   absl::Status FetchParameters(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status TakeGradient(LaneId from, const ReceivedMessage& message, Time now);
-  void CountStep(int64_t sealed_step, int bucket);
   // For trace and metrics: Contribute began at `begin_ns` and has just returned.
   void NoteContribution(int rank, const v1::ExchangeMessage& fields, const ContributeResult& result, int64_t begin_ns);
-  void TraceSum(const v1::ExchangeMessage& fields, double sum_share, int64_t begin_ns, int64_t end_ns);
-  int64_t FirstArrivalNs(int bucket) const;
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
   void TakeShare(LaneId from, const ReceivedMessage& message);
@@ -145,20 +137,17 @@ class ShardJob {
   std::string Deadline() const;
 
   const Options options_;
-  const std::unique_ptr<ParameterShard> shard_;
   const std::vector<ElementRange> slices_;  // what the shard owns, by bucket
-  std::vector<Bucket> buckets_;
+  ContributionSum sums_;
+  std::vector<CollectiveWait> fetches_;  // by bucket: of the initial parameters
   SharedArrays shared_;
   std::vector<Worker> workers_;
-  int buckets_waiting_ = 0;  // whose step in progress has a contribution
   CollectiveSum sum_;
   CollectiveWait finish_wait_;
   StallWatch stall_;
 
   State state_ = State::kRunning;
   absl::Status status_;
-  int64_t steps_complete_;  // by all buckets
-  int buckets_behind_;      // that this shard owns a part of, and whose step in progress is the one after those
   int64_t bytes_received_ = 0;
   int64_t bytes_sent_ = 0;
 };

@@ -7,7 +7,7 @@
 namespace starring {
 
 int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count) {
-  // What a bucket and a worker's part in it cost beside their floats; see CollectiveWait, ParameterShard::Bucket.
+  // What a bucket and a worker's part in it cost beside their floats; see CollectiveWait, Contribution.
   constexpr int64_t kBytesPerBucket = 1024;
   constexpr int64_t kBytesPerContribution = 256;
   int64_t owned = 0;

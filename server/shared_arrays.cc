@@ -47,16 +47,16 @@ absl::Status SharedArrays::NoteRequest(int rank, const v1::ExchangeMessage& requ
 
 void SharedArrays::UpdateInPlaceIfAllShare(int bucket) {
   Bucket& b = buckets_[bucket];
-  if (b.in_place || sharing_count_ < options_.world_size || options_.shard->Parameters(bucket) == nullptr) return;
+  if (b.in_place || sharing_count_ < options_.world_size || options_.sums->Parameters(bucket) == nullptr) return;
   Publish(bucket);
   b.in_place = true;
   const ElementRange slice = options_.slices[bucket];
-  options_.shard->UpdateInPlace(bucket, parameters_->writable_values().subspan(slice.begin, slice.size()), parameters_);
+  options_.sums->UpdateInPlace(bucket, parameters_->writable_values().subspan(slice.begin, slice.size()), parameters_);
 }
 
 void SharedArrays::Publish(int bucket) {
   Bucket& b = buckets_[bucket];
-  const auto sealed = options_.shard->Parameters(bucket);
+  const auto sealed = options_.sums->Parameters(bucket);
   if (parameters_ == nullptr || sealed == nullptr || b.published == sealed->step()) return;
   if (!b.in_place) {
     std::ranges::copy(sealed->parameters(), parameters_->writable_values().begin() + options_.slices[bucket].begin);

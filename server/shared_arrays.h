@@ -2,8 +2,8 @@
 // worker's gradients, and one vector of parameters for the whole job.
 //
 // A worker that shares says in every request whether it does so now. Parameters are *published*: copied to shared
-// memory when the first worker is to read them there. When all workers share, the parameter shard updates them there
-// itself, without a copy.
+// memory when the first worker is to read them there. When all workers share, ContributionSum updates them there,
+// without a copy.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_SHARED_ARRAYS_H_
@@ -17,16 +17,16 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/layout.h"
-#include "common/parameter_shard.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/shared_memory.h"
+#include "server/contribution_sum.h"
 
 namespace starring {
 
 class SharedArrays {
  public:
   struct Options {
-    ParameterShard* shard = nullptr;       // outlives this
+    ContributionSum* sums = nullptr;       // outlives this
     std::span<const ElementRange> slices;  // what the shard owns, by bucket; outlives this
     int64_t element_count = 0;             // of the whole parameter vector
     int world_size = 1;
@@ -46,8 +46,8 @@ class SharedArrays {
   // REQUIRES: Share(rank, ...) was OK. Shared with contributions that lie there.
   const std::shared_ptr<const SharedMemory>& GradientsOf(int rank) const { return workers_[rank].gradients; }
 
-  // To be called before a contribution to `bucket`: when all workers read parameters in shared memory, the parameter
-  // shard needs no buffers of its own.
+  // To be called before a contribution to `bucket`: when all workers read parameters in shared memory,
+  // ContributionSum needs no buffers of its own.
   void UpdateInPlaceIfAllShare(int bucket);
 
   // Writes the newest parameters of `bucket` to shared memory, if there is any and they are not there yet. Not while a
@@ -66,7 +66,7 @@ class SharedArrays {
   };
   struct Bucket {
     int64_t published = -2;  // the step whose parameters parameters_ holds
-    bool in_place = false;   // the parameter shard writes them there itself
+    bool in_place = false;   // ContributionSum writes them there itself
   };
 
   absl::Status OpenParameters(const v1::ExchangeMessage& request);

@@ -127,8 +127,7 @@ class TraceTest(JobTest):
                             seen.of(worker, "submit", **labels),
                             seen.of(worker, "send", shard=shard, **labels),
                             seen.of(server, "receive", rank=rank, **labels),
-                            seen.of(server, "sum", **labels),
-                            seen.of(server, "apply", **labels),
+                            seen.of(server, "sum + apply", **labels),
                             seen.of(server, "send", rank=rank, **labels),
                             seen.of(worker, "receive", shard=shard, **labels))
                         self.assertTrue(seen.of(server, "wait for the last worker", seen.flights, **labels))

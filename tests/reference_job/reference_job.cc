@@ -1,6 +1,6 @@
 // What a job of N workers must end with, computed by one process without an exchange: N gradients, one after the other,
 // added in the order of common/arithmetic/reduction_order.h, and one update of the whole vector. Shares with a real job
-// what is below the exchange (data, network, optimizer), and nothing of ring, star or parameter shard.
+// what is below the exchange (data, network, optimizer), and nothing of ring, star or their sums.
 //
 //   reference_job N FLAG...     the number of workers, and their flags
 //

@@ -20,13 +20,8 @@ constexpr int64_t kElements = 8;
 class SharedArraysTest : public testing::Test {
  protected:
   SharedArraysTest() {
-    ParameterShard::Options options{.slices = {{slices_[0]}}, .element_count = kElements, .world_size = 2};
-    options.schedule.base = 1;
-    auto shard = ParameterShard::Create(std::move(options));
-    CHECK_OK(shard);
-    shard_ = *std::move(shard);
     arrays_ = std::make_unique<SharedArrays>(
-        SharedArrays::Options{.shard = shard_.get(), .slices = slices_, .element_count = kElements, .world_size = 2});
+        SharedArrays::Options{.sums = &sums_, .slices = slices_, .element_count = kElements, .world_size = 2});
   }
 
   static std::unique_ptr<SharedMemory> MakeMemory() {
@@ -55,7 +50,7 @@ class SharedArraysTest : public testing::Test {
   void SetParameters() {
     const std::vector<float> initial = {10, 20, 30};
     const std::span<const std::byte> piece = std::as_bytes(std::span(initial));
-    CHECK_OK(shard_->SetParameters(0, {&piece, 1}));
+    CHECK_OK(sums_.SetParameters(0, {&piece, 1}));
   }
 
   // Both workers contribute 1 to every element: 1 is subtracted.
@@ -63,11 +58,12 @@ class SharedArraysTest : public testing::Test {
     arrays_->UpdateInPlaceIfAllShare(0);
     for (const int worker : {0, 1}) {
       const auto ones = std::make_shared<std::vector<float>>(3, 1.0f);
-      CHECK_OK(shard_->Contribute({.worker = worker,
-                                   .step = step,
-                                   .bucket = 0,
-                                   .pieces = {std::as_bytes(std::span<const float>(*ones))},
-                                   .keeper = ones}));
+      CHECK_OK(sums_.Contribute({.from = {worker, 0},
+                                 .step = step,
+                                 .bucket = 0,
+                                 .pieces = {std::as_bytes(std::span<const float>(*ones))},
+                                 .keeper = ones},
+                                {}));
     }
     arrays_->PublishIfShared(0);
   }
@@ -77,7 +73,8 @@ class SharedArraysTest : public testing::Test {
   }
 
   const std::vector<ElementRange> slices_ = {{.begin = 2, .end = 5}};
-  std::unique_ptr<ParameterShard> shard_;
+  ContributionSum sums_ =
+      ContributionSum::Create({.slices = {slices_}, .element_count = kElements, .schedule = {.base = 1}}, 2).value();
   std::unique_ptr<SharedArrays> arrays_;
 };
 
@@ -122,13 +119,13 @@ TEST_F(SharedArraysTest, TheShardUpdatesInPlaceOnceAllShare) {
   SetParameters();
   ASSERT_TRUE(Note(0, true).ok());
   Step(0);
-  const float* const copied_from = shard_->Parameters(0)->parameters().data();
+  const float* const copied_from = sums_.Parameters(0)->parameters().data();
   ASSERT_TRUE(Note(1, true).ok());
   Step(1);
-  const std::span<const float> sealed = shard_->Parameters(0)->parameters();
+  const std::span<const float> sealed = sums_.Parameters(0)->parameters();
   EXPECT_NE(sealed.data(), copied_from);
   Step(2);
-  EXPECT_EQ(shard_->Parameters(0)->parameters().data(), sealed.data()) << "each step overwrites the one before";
+  EXPECT_EQ(sums_.Parameters(0)->parameters().data(), sealed.data()) << "each step overwrites the one before";
   EXPECT_EQ(Copy(*parameters), (std::vector<float>{0, 0, sealed[0], sealed[1], sealed[2], 0, 0, 0}));
   EXPECT_EQ(arrays_->published_step(0), 2);
 }

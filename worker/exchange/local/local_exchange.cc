@@ -1,13 +1,14 @@
 #include "worker/exchange/local/local_exchange.h"
 
 #include <chrono>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/parameter_shard.h"
+#include "common/owned_slices.h"
 #include "common/status.h"
 
 namespace starring {
@@ -25,13 +26,12 @@ class LocalExchange final : public GradientExchange {
     CHECK_EQ(parameters.size(), job.layout.element_count());
     std::vector<std::vector<ElementRange>> slices;
     for (int b = 0; b < job.buckets.bucket_count(); ++b) slices.push_back({job.buckets.bucket(b)});
-    ASSIGN_OR_RETURN(shard_, ParameterShard::Create({.slices = std::move(slices),
-                                                     .element_count = job.layout.element_count(),
-                                                     .world_size = 1,
-                                                     .first_step = job.first_step,
-                                                     .optimizer = job.optimizer,
-                                                     .schedule = job.schedule}));
-    if (!job.optimizer_state.empty()) shard_->CopyStateIn(job.optimizer_state);
+    ASSIGN_OR_RETURN(owned_, OwnedSlices::Create({.slices = std::move(slices),
+                                                  .element_count = job.layout.element_count(),
+                                                  .first_step = job.first_step,
+                                                  .optimizer = job.optimizer,
+                                                  .schedule = job.schedule}));
+    if (!job.optimizer_state.empty()) owned_->CopyStateIn(job.optimizer_state);
     buckets_ = job.buckets;
     parameters_ = parameters;
     return absl::OkStatus();
@@ -42,7 +42,7 @@ class LocalExchange final : public GradientExchange {
     const ElementRange range = buckets_.bucket(bucket);
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
     const auto start = std::chrono::steady_clock::now();
-    shard_->Apply({.step = step,
+    owned_->Apply({.step = step,
                    .bucket = bucket,
                    .range = range,
                    .sum = gradient,
@@ -58,7 +58,7 @@ class LocalExchange final : public GradientExchange {
   }
 
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
-    shard_->CopyStateOut(state);
+    owned_->CopyStateOut(state);
     return absl::OkStatus();
   }
 
@@ -70,7 +70,7 @@ class LocalExchange final : public GradientExchange {
   TraceTrack* const track_;
   BucketMap buckets_;
   std::span<float> parameters_;
-  std::unique_ptr<ParameterShard> shard_;
+  std::optional<OwnedSlices> owned_;  // from Start on
   ExchangeCounters counters_;
 };
 

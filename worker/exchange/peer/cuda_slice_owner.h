@@ -29,7 +29,7 @@ class CudaSliceOwner final : public SliceOwner {
  public:
   struct Options {
     CudaDevice* device = nullptr;                   // outlives the owner
-    std::vector<std::vector<ElementRange>> slices;  // as ParameterShard's
+    std::vector<std::vector<ElementRange>> slices;  // as OwnedSlices'
     int64_t element_count = 0;                      // of the parameter vector
     OptimizerConfig optimizer;
     LearningRateSchedule schedule;

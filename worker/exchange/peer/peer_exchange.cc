@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/parameter_shard.h"
+#include "common/owned_slices.h"
 #include "common/status.h"
 #include "worker/exchange/peer/allreduce_machine.h"
 #include "worker/exchange/peer/collectives.h"
@@ -121,7 +121,7 @@ absl::Status PeerExchange::CreateOwner() {
   std::unique_ptr<CudaSliceOwner> candidate;
   if (device_ != nullptr) {
     auto created = CudaSliceOwner::Create({.device = device_,
-                                           .slices = OwnedSlices(),
+                                           .slices = MySlices(),
                                            .element_count = job_.layout.element_count(),
                                            .optimizer = job_.optimizer,
                                            .schedule = job_.schedule});
@@ -137,15 +137,13 @@ absl::Status PeerExchange::CreateOwner() {
 }
 
 absl::Status PeerExchange::CreateHostOwner() {
-  absl::StatusOr<std::unique_ptr<ParameterShard>> shard =
-      ParameterShard::Create({.slices = OwnedSlices(),
-                              .element_count = job_.layout.element_count(),
-                              .world_size = job_.world_size,
-                              .first_step = job_.first_step,
-                              .optimizer = job_.optimizer,
-                              .schedule = job_.schedule});
-  if (!shard.ok()) return Fail(shard.status());
-  owner_ = std::make_unique<HostSliceOwner>(*std::move(shard));
+  absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create({.slices = MySlices(),
+                                                           .element_count = job_.layout.element_count(),
+                                                           .first_step = job_.first_step,
+                                                           .optimizer = job_.optimizer,
+                                                           .schedule = job_.schedule});
+  if (!owned.ok()) return Fail(owned.status());
+  owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
   return absl::OkStatus();
 }
 
@@ -183,7 +181,7 @@ absl::Status PeerExchange::ShareStart() {
   return absl::OkStatus();
 }
 
-std::vector<std::vector<ElementRange>> PeerExchange::OwnedSlices() const {
+std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
   std::vector<std::vector<ElementRange>> slices;
   for (int b = 0; b < job_.buckets.bucket_count(); ++b) slices.push_back(OwnedRanges(b, job_.rank));
   return slices;

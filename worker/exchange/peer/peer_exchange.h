@@ -68,7 +68,7 @@ class PeerExchange final : public GradientExchange {
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<std::vector<ElementRange>> OwnedSlices() const;
+  std::vector<std::vector<ElementRange>> MySlices() const;
   std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
   absl::Status Drain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,8 +1,10 @@
 #include "worker/exchange/peer/slice_owner.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "common/arithmetic/sum_in_order.h"
+#include "common/check.h"
 
 namespace starring {
 
@@ -11,6 +13,11 @@ std::span<float> HostSliceOwner::Allocate(int64_t count) { return allocated_.emp
 void HostSliceOwner::Add(std::span<const float> own, std::span<float> sum) {
   const std::byte* const inputs[] = {std::as_bytes(sum).data(), std::as_bytes(own).data()};
   SumInOrder(inputs, sum);
+}
+
+void HostSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {
+  CHECK_EQ(std::ssize(out), owned_.slice_element_count(bucket));
+  std::ranges::copy(owned_.state(bucket, vector), out.begin());
 }
 
 }  // namespace starring

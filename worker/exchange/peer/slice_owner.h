@@ -7,14 +7,13 @@
 #define STARRING_WORKER_EXCHANGE_PEER_SLICE_OWNER_H_
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/aligned_floats.h"
-#include "common/parameter_shard.h"
+#include "common/owned_slices.h"
 
 namespace starring {
 
@@ -28,11 +27,11 @@ class SliceOwner {
 
   // Both are complete when they return: a message may leave, or the training step read, at once.
   virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
-  virtual void Apply(const ApplyArgs& args) = 0;                           // as ParameterShard::Apply
+  virtual void Apply(const ApplyArgs& args) = 0;                           // as OwnedSlices::Apply
   // The first error of all calls; after one, nothing is to be used.
   virtual absl::Status status() const = 0;
 
-  // Optimizer state, from and to host memory; as in ParameterShard.
+  // Optimizer state, from and to host memory; as in OwnedSlices.
   virtual void CopyState(int bucket, int vector, std::span<float> out) = 0;
   virtual void CopyStateOut(std::span<const std::span<float>> whole) = 0;
   virtual void CopyStateIn(std::span<const std::span<const float>> whole) = 0;
@@ -41,18 +40,18 @@ class SliceOwner {
 // In host memory.
 class HostSliceOwner final : public SliceOwner {
  public:
-  explicit HostSliceOwner(std::unique_ptr<ParameterShard> shard) : shard_(std::move(shard)) {}
+  explicit HostSliceOwner(OwnedSlices owned) : owned_(std::move(owned)) {}
 
   std::span<float> Allocate(int64_t count) override;
   void Add(std::span<const float> own, std::span<float> sum) override;
-  void Apply(const ApplyArgs& args) override { shard_->Apply(args); }
+  void Apply(const ApplyArgs& args) override { owned_.Apply(args); }
   absl::Status status() const override { return absl::OkStatus(); }
-  void CopyState(int bucket, int vector, std::span<float> out) override { shard_->CopyState(bucket, vector, out); }
-  void CopyStateOut(std::span<const std::span<float>> whole) override { shard_->CopyStateOut(whole); }
-  void CopyStateIn(std::span<const std::span<const float>> whole) override { shard_->CopyStateIn(whole); }
+  void CopyState(int bucket, int vector, std::span<float> out) override;
+  void CopyStateOut(std::span<const std::span<float>> whole) override { owned_.CopyStateOut(whole); }
+  void CopyStateIn(std::span<const std::span<const float>> whole) override { owned_.CopyStateIn(whole); }
 
  private:
-  const std::unique_ptr<ParameterShard> shard_;
+  OwnedSlices owned_;
   std::vector<AlignedFloats> allocated_;
 };
 

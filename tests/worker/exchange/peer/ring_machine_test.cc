@@ -33,13 +33,12 @@ class Ring {
       }
       LearningRateSchedule schedule;
       schedule.base = 0.125;
-      auto shard = ParameterShard::Create({.slices = std::move(slices),
-                                           .element_count = job.element_count,
-                                           .world_size = job.world_size,
-                                           .optimizer = job.optimizer,
-                                           .schedule = schedule});
-      CHECK_OK(shard);
-      owners_.push_back(std::make_unique<HostSliceOwner>(*std::move(shard)));
+      auto owned = OwnedSlices::Create({.slices = std::move(slices),
+                                        .element_count = job.element_count,
+                                        .optimizer = job.optimizer,
+                                        .schedule = schedule});
+      CHECK_OK(owned);
+      owners_.push_back(std::make_unique<HostSliceOwner>(*std::move(owned)));
       parameters_.push_back(job.InitialParameters());
       transports_.push_back(network_.CreateTransport(rank));
     }

@@ -1,4 +1,4 @@
-// A small job, its gradients, and what one parameter shard makes of them without a network.
+// A small job, its gradients, and the parameters that one shard computes from them without a network.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_STAR_STAR_JOB_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_STAR_STAR_JOB_H_
 
@@ -10,7 +10,7 @@
 
 #include "common/check.h"
 #include "common/job_spec.h"
-#include "common/parameter_shard.h"
+#include "server/contribution_sum.h"
 
 namespace starring {
 
@@ -48,39 +48,39 @@ inline std::vector<float> InitialParameters(int64_t count) {
 
 using GradientFunction = float (*)(int rank, int64_t step, int64_t element);
 
-// The same run by one parameter shard that owns everything, without a network.
+// The same run by one shard that owns everything, without a network.
 inline std::vector<float> ReferenceRun(const JobSpec& job, int64_t steps, GradientFunction gradient) {
-  ParameterShard::Options options{.element_count = job.layout.element_count(),
-                                  .world_size = job.world_size,
-                                  .first_step = job.first_step,
-                                  .optimizer = job.optimizer,
-                                  .schedule = job.schedule};
+  OwnedSlices::Options options{.element_count = job.layout.element_count(),
+                               .first_step = job.first_step,
+                               .optimizer = job.optimizer,
+                               .schedule = job.schedule};
   for (int b = 0; b < job.buckets.bucket_count(); ++b) options.slices.push_back({job.buckets.bucket(b)});
-  auto shard = ParameterShard::Create(std::move(options));
-  CHECK_OK(shard);
+  auto sums = ContributionSum::Create(std::move(options), job.world_size);
+  CHECK_OK(sums);
   std::vector<float> parameters = InitialParameters(job.layout.element_count());
   const auto bytes = [](const std::vector<float>& values, ElementRange range) {
     return std::as_bytes(std::span<const float>(values).subspan(range.begin, range.size()));
   };
   for (int b = 0; b < job.buckets.bucket_count(); ++b) {
     const std::span<const std::byte> piece = bytes(parameters, job.buckets.bucket(b));
-    CHECK_OK((*shard)->SetParameters(b, {&piece, 1}));
+    CHECK_OK(sums->SetParameters(b, {&piece, 1}));
   }
   for (int64_t step = job.first_step; step < job.first_step + steps; ++step) {
     for (int rank = 0; rank < job.world_size; ++rank) {
       auto values = std::make_shared<std::vector<float>>(parameters.size());
       for (size_t i = 0; i < values->size(); ++i) (*values)[i] = gradient(rank, step, static_cast<int64_t>(i));
       for (int b = 0; b < job.buckets.bucket_count(); ++b) {
-        CHECK_OK((*shard)->Contribute({.worker = rank,
-                                       .step = step,
-                                       .bucket = b,
-                                       .pieces = {bytes(*values, job.buckets.bucket(b))},
-                                       .keeper = values}));
+        CHECK_OK(sums->Contribute({.from = {rank, 0},
+                                   .step = step,
+                                   .bucket = b,
+                                   .pieces = {bytes(*values, job.buckets.bucket(b))},
+                                   .keeper = values},
+                                  {}));
       }
     }
   }
   for (int b = 0; b < job.buckets.bucket_count(); ++b) {
-    const auto sealed = (*shard)->Parameters(b);
+    const auto sealed = sums->Parameters(b);
     std::copy(sealed->parameters().begin(), sealed->parameters().end(),
               parameters.begin() + job.buckets.bucket(b).begin);
   }

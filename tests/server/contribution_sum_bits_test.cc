@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <memory>
 #include <span>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/bucket_map.h"
-#include "common/parameter_shard.h"
 #include "gtest/gtest.h"
+#include "server/contribution_sum.h"
 #include "tests/common/arithmetic/wild_numbers.h"
 
 namespace starring {
@@ -66,9 +66,8 @@ Model RunPlainly(const Job& job, Model model, int64_t step_count) {
   return model;
 }
 
-ParameterShard::Options ShardOptions(const Job& job, const Model& model) {
+OwnedSlices::Options OptionsOf(const Job& job, const Model& model) {
   return {.element_count = job.element_count,
-          .world_size = job.world_size,
           .first_step = model.step,
           .optimizer = job.optimizer,
           .schedule = job.schedule};
@@ -86,15 +85,19 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
           {.element_count = job.element_count, .bucket_bytes = cut.bucket_bytes, .world_size = job.world_size})
           .value();
   for (int s = 0; s < cut.shard_count; ++s) {
-    ParameterShard::Options options = ShardOptions(job, model);
+    OwnedSlices::Options options = OptionsOf(job, model);
     for (int b = 0; b < buckets.bucket_count(); ++b)
       options.slices.push_back({buckets.ShardSlice(b, s, cut.shard_count)});
-    const auto shard = ParameterShard::Create(options).value();
-    shard->CopyStateIn(std::vector<std::span<const float>>(model.state.begin(), model.state.end()));
+    ContributionSum sums = ContributionSum::Create(options, job.world_size).value();
     for (int b = 0; b < buckets.bucket_count(); ++b) {
       const ElementRange slice = options.slices[b][0];
-      const CutMessage message(std::span(model.parameters).subspan(slice.begin, slice.size()), cut.piece_lengths, 1);
-      EXPECT_TRUE(shard->SetParameters(b, message.pieces()).ok());
+      const auto message_of = [&](const std::vector<float>& whole) {
+        return CutMessage(std::span(whole).subspan(slice.begin, slice.size()), cut.piece_lengths, 1);
+      };
+      for (size_t i = 0; i < model.state.size(); ++i) {
+        EXPECT_TRUE(sums.SetState(b, static_cast<int>(i), message_of(model.state[i]).pieces()).ok());
+      }
+      EXPECT_TRUE(sums.SetParameters(b, message_of(model.parameters).pieces()).ok());
     }
     for (int64_t step = model.step; step < model.step + step_count; ++step) {
       for (int i = 0; i < job.world_size; ++i) {
@@ -104,36 +107,34 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
           const ElementRange slice = options.slices[b][0];
           const auto message = std::make_shared<CutMessage>(std::span(gradient).subspan(slice.begin, slice.size()),
                                                             cut.piece_lengths, (rank + b) % 4);
-          EXPECT_TRUE(
-              shard
-                  ->Contribute(
-                      {.worker = rank, .step = step, .bucket = b, .pieces = message->pieces(), .keeper = message})
-                  .ok());
+          Contribution contribution{
+              .from = {rank, 0}, .step = step, .bucket = b, .pieces = message->pieces(), .keeper = message};
+          EXPECT_TRUE(sums.Contribute(std::move(contribution), {}).ok());
         }
       }
     }
-    shard->CopyStateOut(std::vector<std::span<float>>(model.state.begin(), model.state.end()));
+    sums.owned().CopyStateOut(std::vector<std::span<float>>(model.state.begin(), model.state.end()));
     for (int b = 0; b < buckets.bucket_count(); ++b) {
-      EXPECT_EQ(shard->Parameters(b)->step(), model.step + step_count - 1);
-      std::ranges::copy(shard->Parameters(b)->parameters(), model.parameters.begin() + options.slices[b][0].begin);
+      EXPECT_EQ(sums.Parameters(b)->step(), model.step + step_count - 1);
+      std::ranges::copy(sums.Parameters(b)->parameters(), model.parameters.begin() + options.slices[b][0].begin);
     }
   }
   model.step += step_count;
   return model;
 }
 
-// The ranks' shards of a ring, over sums made by the plain loop.
+// The owned slices of a ring's ranks, over sums made by the plain loop.
 Model RunRing(const Job& job, int64_t bucket_bytes, Model model, int64_t step_count) {
   const BucketMap buckets =
       BucketMap::Create(
           {.element_count = job.element_count, .bucket_bytes = bucket_bytes, .world_size = job.world_size})
           .value();
-  std::vector<std::unique_ptr<ParameterShard>> shards;
+  std::vector<OwnedSlices> owned;
   for (int rank = 0; rank < job.world_size; ++rank) {
-    ParameterShard::Options options = ShardOptions(job, model);
+    OwnedSlices::Options options = OptionsOf(job, model);
     for (int b = 0; b < buckets.bucket_count(); ++b) options.slices.push_back(buckets.RingSlice(b, rank));
-    shards.push_back(ParameterShard::Create(options).value());
-    shards.back()->CopyStateIn(std::vector<std::span<const float>>(model.state.begin(), model.state.end()));
+    owned.push_back(OwnedSlices::Create(options).value());
+    owned.back().CopyStateIn(std::vector<std::span<const float>>(model.state.begin(), model.state.end()));
   }
   for (const int64_t end = model.step + step_count; model.step < end; ++model.step) {
     std::vector<std::vector<float>> gradients;
@@ -149,17 +150,17 @@ Model RunRing(const Job& job, int64_t bucket_bytes, Model model, int64_t step_co
             }
             sum[e - range.begin] = travelling;
           }
-          shards[rank]->Apply({.step = model.step,
-                               .bucket = b,
-                               .range = range,
-                               .sum = sum,
-                               .parameters = std::span(model.parameters).subspan(range.begin, range.size())});
+          owned[rank].Apply({.step = model.step,
+                             .bucket = b,
+                             .range = range,
+                             .sum = sum,
+                             .parameters = std::span(model.parameters).subspan(range.begin, range.size())});
         }
       }
     }
   }
   const std::vector<std::span<float>> state(model.state.begin(), model.state.end());
-  for (const auto& shard : shards) shard->CopyStateOut(state);
+  for (const OwnedSlices& slices : owned) slices.CopyStateOut(state);
   return model;
 }
 
@@ -176,7 +177,7 @@ std::vector<Job> Jobs() {
   return jobs;
 }
 
-TEST(ParameterShardBitsTest, BucketsShardsAndPiecesDoNotShow) {
+TEST(ContributionSumBitsTest, BucketsShardsAndPiecesDoNotShow) {
   for (const Job& job : Jobs()) {
     const Model expected = RunPlainly(job, Start(job), 4);
     for (const Cut& cut :
@@ -189,7 +190,7 @@ TEST(ParameterShardBitsTest, BucketsShardsAndPiecesDoNotShow) {
   }
 }
 
-TEST(ParameterShardBitsTest, RingAndStarAgree) {
+TEST(ContributionSumBitsTest, RingAndStarAgree) {
   for (const Job& job : Jobs()) {
     const Model expected = RunStar(job, {.bucket_bytes = 65536, .shard_count = 2}, Start(job), 4);
     for (const int64_t bucket_bytes : {1, 1 << 30}) {
@@ -199,7 +200,7 @@ TEST(ParameterShardBitsTest, RingAndStarAgree) {
   }
 }
 
-TEST(ParameterShardBitsTest, ARunInTwoPartsAndTopologiesAgreesWithOne) {
+TEST(ContributionSumBitsTest, ARunInTwoPartsAndTopologiesAgreesWithOne) {
   for (const Job& job : Jobs()) {
     const Model whole = RunPlainly(job, Start(job), 5);
     const Model half = RunStar(job, {.shard_count = 3}, Start(job), 2);

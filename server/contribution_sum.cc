@@ -1,0 +1,203 @@
+#include "server/contribution_sum.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/arithmetic/stream_copy.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+int64_t ByteCount(std::span<const BytePiece> pieces) {
+  return std::accumulate(pieces.begin(), pieces.end(), int64_t{0},
+                         [](int64_t sum, BytePiece piece) { return sum + std::ssize(piece); });
+}
+
+int64_t SliceBytes(const OwnedSlices& owned, int bucket) {
+  return owned.slice_element_count(bucket) * static_cast<int64_t>(sizeof(float));
+}
+
+}  // namespace
+
+absl::StatusOr<ContributionSum> ContributionSum::Create(OwnedSlices::Options owned, int world_size) {
+  if (world_size < 1 || world_size > kWorldSizeMax) {
+    return absl::InvalidArgumentError(absl::StrCat("world_size is ", world_size, ", it must be 1 to ", kWorldSizeMax));
+  }
+  ASSIGN_OR_RETURN(OwnedSlices slices, OwnedSlices::Create(std::move(owned)));
+  return ContributionSum(std::move(slices), world_size);
+}
+
+ContributionSum::ContributionSum(OwnedSlices owned, int world_size)
+    : owned_(std::move(owned)),
+      world_size_(world_size),
+      buckets_(owned_.bucket_count()),
+      sum_(world_size),
+      contributed_count_(world_size),
+      steps_complete_(owned_.first_step()) {
+  for (int b = 0; b < owned_.bucket_count(); ++b) {
+    buckets_[b].wait = CollectiveWait(world_size);
+    buckets_[b].contributions.resize(world_size);
+    buckets_behind_ += owned_.slice_element_count(b) > 0;
+  }
+}
+
+const ContributionSum::Bucket& ContributionSum::BucketAt(int bucket) const {
+  CHECK(0 <= bucket && bucket < std::ssize(buckets_)) << bucket;
+  return buckets_[bucket];
+}
+
+absl::Status ContributionSum::CheckBytes(int bucket, std::span<const BytePiece> pieces, const char* what) const {
+  CHECK(BucketAt(bucket).sealed == nullptr) << "bucket " << bucket << " has its parameters already";
+  const int64_t byte_count = SliceBytes(owned_, bucket);
+  if (ByteCount(pieces) == byte_count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("bucket ", bucket, " is given ", ByteCount(pieces), " bytes of ", what,
+                                                 ", its slice has ", byte_count,
+                                                 ": start all processes with the same flags"));
+}
+
+absl::Status ContributionSum::SetState(int bucket, int vector, std::span<const BytePiece> state) {
+  RETURN_IF_ERROR(CheckBytes(bucket, state, "optimizer state"));
+  CopyPieces(state, std::as_writable_bytes(owned_.state(bucket, vector)));
+  return absl::OkStatus();
+}
+
+absl::Status ContributionSum::SetParameters(int bucket, std::span<const BytePiece> parameters) {
+  RETURN_IF_ERROR(CheckBytes(bucket, parameters, "parameters"));
+  const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
+  CopyPieces(parameters, std::as_writable_bytes(buffer->values_));
+  buffer->step_ = owned_.first_step() - 1;
+  buckets_[bucket].sealed = buffer;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contribution, Time now) {
+  const LaneId from = contribution.from;
+  const int64_t step = contribution.step;
+  const int bucket = contribution.bucket;
+  CHECK(0 <= from.rank && from.rank < world_size_) << from.rank;
+  const int64_t expected_bytes = SliceBytes(owned_, bucket);
+  if (const int64_t sent = ByteCount(contribution.pieces); sent != expected_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", from.rank, " sends ", sent, " bytes for bucket ", bucket,
+                                                   " at step ", step, ", the slice has ", expected_bytes,
+                                                   ": start worker and server with the same flags"));
+  }
+  Bucket& b = buckets_[bucket];
+  if (b.sealed == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", from.rank, " contributes to bucket ", bucket,
+                                                      " at step ", step,
+                                                      ", which has no parameters yet: rank 0 sends them first"));
+  }
+  // The worker has lost the answer with its connection, and asks for it again.
+  if (step == b.sealed->step() && step >= owned_.first_step()) {
+    return ContributeResult{.fate = ContributionFate::kDuplicate, .sealed = b.sealed, .answer_to = {from}};
+  }
+  if (step != b.sealed->step() + 1) {
+    return absl::FailedPreconditionError(absl::StrCat("worker ", from.rank, " contributes to step ", step,
+                                                      " of bucket ", bucket, ", step ", b.sealed->step() + 1,
+                                                      " is expected"));
+  }
+  if (!b.wait.Add(from, now)) return ContributeResult{.fate = ContributionFate::kDuplicate};
+  b.contributions[from.rank] = std::move(contribution);
+  ++contributed_count_[from.rank];
+  if (b.wait.count() == 1) ++started_count_;
+  ContributeResult result{.first_arrival = b.wait.since()};
+  if (!b.wait.complete()) return result;
+  SumAndUpdate(bucket);
+  result.fate = ContributionFate::kSealed;
+  result.sealed = b.sealed;
+  result.answer_to = b.wait.Take();
+  --started_count_;
+  for (int& count : contributed_count_) --count;
+  CountStep(bucket);
+  return result;
+}
+
+// Returns a buffer that only this bucket refers to, or the memory to update in place.
+std::shared_ptr<SealedSlice> ContributionSum::FreeBuffer(int bucket) {
+  Bucket& b = buckets_[bucket];
+  if (b.in_place != nullptr) return b.in_place;
+  for (const std::shared_ptr<SealedSlice>& buffer : b.buffers) {
+    if (buffer.use_count() != 1) continue;
+    // One of gRPC's threads may have dropped the last other reference after it read the buffer. use_count is a relaxed
+    // load: it tells that this reader is gone, but orders nothing. Taking a reference and dropping it is an acquire on
+    // the same counter, after which the reader's loads come before our stores. (In libstdc++ the copy that is returned
+    // would do, in libc++ it would not.)
+    std::shared_ptr<SealedSlice>(buffer).reset();
+    return buffer;
+  }
+  if (std::ssize(b.buffers) == kSliceBuffersMax) {
+    // All are in use, as a worker reads slowly. The oldest leaves the pool and lives as long as its readers; it is
+    // never the sealed one.
+    b.buffers.erase(std::min_element(b.buffers.begin(), b.buffers.end(),
+                                     [](const auto& x, const auto& y) { return x->step() < y->step(); }));
+  }
+  b.buffers.push_back(std::make_shared<SealedSlice>(owned_.slice_element_count(bucket)));
+  return b.buffers.back();
+}
+
+void ContributionSum::SumAndUpdate(int bucket) {
+  Bucket& b = buckets_[bucket];
+  const int64_t step = b.sealed->step() + 1;
+  for (int rank = 0; rank < world_size_; ++rank) sum_.SetInput(rank, b.contributions[rank].pieces);
+  const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
+  const std::span<const float> before = b.sealed->parameters();
+  const std::span<float> after = buffer->values_;
+  alignas(64) float sum[OwnedSlices::kPassElements];
+  alignas(64) float updated[OwnedSlices::kPassElements];
+  int64_t offset = 0;
+  for (const ElementRange& range : owned_.ranges(bucket)) {
+    ForEachRun(range, owned_.element_count(), world_size_, [&](ElementRange run, int first_rank) {
+      for (int64_t begin = run.begin; begin < run.end; begin += OwnedSlices::kPassElements) {
+        const std::span<float> part(sum, std::min(OwnedSlices::kPassElements, run.end - begin));
+        sum_.Next(first_rank, part);
+        const std::span<float> out = after.subspan(offset, part.size());
+        // In place, `before` and `after` are one array: the update goes by way of `updated`, so that it can be written
+        // past the caches.
+        const bool is_in_place = b.in_place != nullptr;
+        owned_.Update({.step = step,
+                       .bucket = bucket,
+                       .offset = offset,
+                       .gradient = part,
+                       .parameters_in = before.subspan(offset, part.size()),
+                       .parameters_out = is_in_place ? std::span(updated, part.size()) : out});
+        if (is_in_place) StreamCopy({updated, part.size()}, out);
+        offset += std::ssize(part);
+      }
+    });
+  }
+  buffer->step_ = step;
+  b.sealed = buffer;
+  for (Contribution& contribution : b.contributions) contribution = {};  // the messages' memory goes back to gRPC
+}
+
+// Looks at all buckets once a step instead of once a bucket.
+void ContributionSum::CountStep(int bucket) {
+  const int64_t sealed_step = buckets_[bucket].sealed->step();
+  if (sealed_step != steps_complete_ || owned_.slice_element_count(bucket) == 0 || --buckets_behind_ > 0) return;
+  int64_t lowest = INT64_MAX;
+  for (int b = 0; b < owned_.bucket_count(); ++b) {
+    if (owned_.slice_element_count(b) == 0) continue;
+    const int64_t step = buckets_[b].sealed->step() + 1;
+    buckets_behind_ = step < lowest ? 1 : buckets_behind_ + (step == lowest);
+    lowest = std::min(lowest, step);
+  }
+  steps_complete_ = lowest;
+}
+
+void ContributionSum::UpdateInPlace(int bucket, std::span<float> memory, std::shared_ptr<const void> keeper) {
+  CHECK(BucketAt(bucket).sealed != nullptr) << "bucket " << bucket << " has no parameters yet";
+  CHECK_EQ(std::ssize(memory), owned_.slice_element_count(bucket));
+  Bucket& b = buckets_[bucket];
+  b.in_place = std::make_shared<SealedSlice>(memory, std::move(keeper));
+  b.in_place->step_ = b.sealed->step();
+  b.sealed = b.in_place;
+  b.buffers.clear();
+}
+
+}  // namespace starring

@@ -1,0 +1,152 @@
+// Gathers the contributions of all workers to a shard's buckets. When the last contribution of a step arrives, adds
+// them in reduction order and applies the optimizer in the same pass over memory. The result is a *sealed* slice.
+//
+// A step needs one contribution of every worker. Who has contributed is what counts, not how many messages arrived: a
+// worker that lost a connection sends again.
+//
+// Memory: a contribution stays in the message that brought it until the sum is made; nothing is copied. The updated
+// parameters go to a buffer of this object, or in place to memory that all workers read (UpdateInPlace).
+//
+// Thread safety: one thread at a time. Any thread may drop what Parameters and Contribute return: gRPC's threads do.
+#ifndef STARRING_SERVER_CONTRIBUTION_SUM_H_
+#define STARRING_SERVER_CONTRIBUTION_SUM_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/aligned_floats.h"
+#include "common/arithmetic/piece_sum.h"
+#include "common/owned_slices.h"
+#include "common/wire/exchange_message.h"
+#include "server/collective_wait.h"
+
+namespace starring {
+
+// The parameters of one slice after some step. Immutable while anyone but its ContributionSum refers to it, so that an
+// answer cannot change while a slow worker still reads it. Memory given to UpdateInPlace is the one exception.
+class SealedSlice {
+ public:
+  explicit SealedSlice(int64_t element_count) : own_(element_count), values_(own_.span()) {}
+  // In `memory`, which `keeper` keeps alive.
+  SealedSlice(std::span<float> memory, std::shared_ptr<const void> keeper)
+      : keeper_(std::move(keeper)), values_(memory) {}
+  SealedSlice(const SealedSlice&) = delete;
+  SealedSlice& operator=(const SealedSlice&) = delete;
+
+  std::span<const float> parameters() const { return values_; }
+  // The step whose update it contains; first_step - 1 (so -1 in a fresh run) for the initial parameters.
+  int64_t step() const { return step_; }
+
+ private:
+  friend class ContributionSum;
+
+  AlignedFloats own_;
+  std::shared_ptr<const void> keeper_;  // shared: other slices are in the same memory
+  std::span<float> values_;
+  int64_t step_ = -1;
+};
+
+// One worker's gradient of one slice, as little-endian float32. `keeper` keeps the bytes of `pieces` alive; it is
+// dropped when the sum is made, or at once if the contribution is refused or is a duplicate.
+struct Contribution {
+  LaneId from;
+  int64_t step = 0;
+  int bucket = 0;
+  std::vector<BytePiece> pieces;       // of any length and alignment
+  std::shared_ptr<const void> keeper;  // shared: the transport may hold the message too
+};
+
+enum class ContributionFate {
+  kPending,    // taken; others are missing
+  kSealed,     // taken, and it was the last: the update is made
+  kDuplicate,  // was here before: only the lane to answer may have changed
+};
+
+struct ContributeResult {
+  ContributionFate fate = ContributionFate::kPending;
+  // The parameters after the contribution's step, and the lanes that now get them: of all workers for kSealed, of the
+  // sender if it asks again for a step that is sealed. Else null and none. Shared: all answers refer to one memory.
+  std::shared_ptr<const SealedSlice> sealed;
+  std::vector<LaneId> answer_to;
+  // When the first contribution of the step arrived. Not for kDuplicate.
+  CollectiveWait::Time first_arrival;
+};
+
+class ContributionSum {
+ public:
+  using Time = CollectiveWait::Time;
+
+  // InvalidArgument as OwnedSlices::Create, or if `world_size` is out of bounds.
+  static absl::StatusOr<ContributionSum> Create(OwnedSlices::Options owned, int world_size);
+
+  // Of all methods that take one: REQUIRES: 0 <= bucket < owned().bucket_count().
+
+  // What is owned, with the optimizer's state.
+  const OwnedSlices& owned() const { return owned_; }
+
+  // What the run starts from: state if it is resumed, then the parameters, which are sealed as the update of step
+  // first_step - 1. InvalidArgument on a wrong number of bytes. REQUIRES: Parameters(bucket) is null.
+  absl::Status SetState(int bucket, int vector, std::span<const BytePiece> state);
+  absl::Status SetParameters(int bucket, std::span<const BytePiece> parameters);
+
+  // Takes a contribution. The one that completes a step is summed, applied and sealed before the call returns.
+  //   step in progress     kPending, kSealed or kDuplicate
+  //   the step before      kDuplicate with its sealed slice, if that is a step of this run
+  //   any other step       FailedPrecondition naming worker, step, bucket and the step that is expected
+  // FailedPrecondition also without SetParameters; InvalidArgument, naming both values, on a wrong number of bytes. An
+  // error changes nothing. REQUIRES: 0 <= contribution.from.rank < world size.
+  absl::StatusOr<ContributeResult> Contribute(Contribution contribution, Time now);
+
+  // The newest sealed slice of `bucket`; null before SetParameters.
+  std::shared_ptr<const SealedSlice> Parameters(int bucket) const { return BucketAt(bucket).sealed; }
+
+  // From now on every update of `bucket` overwrites the one before in `memory`, which holds the newest parameters
+  // already. For readers that have finished with a step's parameters when they contribute to the next step: they need
+  // no copy, and this object no buffers. The update is written past the caches (common/arithmetic/stream_copy.h), as
+  // the readers run on other cores.
+  // REQUIRES: Parameters(bucket) is not null; `memory` has the slice's length and its values, and no one else writes to
+  // it; `keeper` keeps it alive.
+  void UpdateInPlace(int bucket, std::span<float> memory, std::shared_ptr<const void> keeper);
+
+  // Who has contributed to the bucket's step in progress, and since when they wait.
+  const CollectiveWait& wait(int bucket) const { return BucketAt(bucket).wait; }
+  // The buckets to whose step in progress another worker has contributed and `rank` has not. Kept as contributions
+  // arrive, so that it costs the same for any number of buckets.
+  int BucketsMissing(int rank) const { return started_count_ - contributed_count_[rank]; }
+  // All steps before this one are over, for every bucket.
+  int64_t steps_complete() const { return steps_complete_; }
+
+ private:
+  struct Bucket {
+    CollectiveWait wait;                      // for the step in progress, the one after sealed->step()
+    std::vector<Contribution> contributions;  // by rank: those of the workers in `wait`
+    std::shared_ptr<const SealedSlice> sealed;
+    std::vector<std::shared_ptr<SealedSlice>> buffers;  // the sealed one among them; at most kSliceBuffersMax
+    std::shared_ptr<SealedSlice> in_place;              // if not null, it is sealed, and there are no buffers
+  };
+
+  ContributionSum(OwnedSlices owned, int world_size);
+  const Bucket& BucketAt(int bucket) const;
+  absl::Status CheckBytes(int bucket, std::span<const BytePiece> pieces, const char* what) const;
+  std::shared_ptr<SealedSlice> FreeBuffer(int bucket);
+  void SumAndUpdate(int bucket);
+  void CountStep(int bucket);
+
+  OwnedSlices owned_;
+  int world_size_;
+  std::vector<Bucket> buckets_;
+  PieceSum sum_;
+  int started_count_ = 0;               // buckets whose step in progress has a contribution
+  std::vector<int> contributed_count_;  // by rank: those of them that have the rank's
+  int64_t steps_complete_;
+  int buckets_behind_ = 0;  // not empty, and their step in progress is the one after steps_complete_
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_CONTRIBUTION_SUM_H_
