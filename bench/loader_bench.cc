@@ -17,7 +17,6 @@
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
-#include "worker/data/pixel_normalizer.h"
 #include "worker/data/sampler.h"
 
 namespace starring {

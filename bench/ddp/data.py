@@ -100,7 +100,7 @@ def _load_cifar10(folder):
 
 
 def _synthetic(seed):
-    """What the worker makes without further flags: worker/data/synthetic.h."""
+    """What the worker makes without further flags: worker/data/dataset_readers.h."""
     classes, side = 10, 28
     patterns = philox.pictures(seed, 0, classes, side * side).astype(np.uint16)
     parts = []

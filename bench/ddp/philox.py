@@ -49,7 +49,7 @@ def crops(samples, seed, epoch):
 
 
 def pictures(seed, stream, count, picture_bytes):
-    """(count, picture_bytes) uint8: the random pictures of worker/data/synthetic.h."""
+    """(count, picture_bytes) uint8: the random pictures of worker/data/dataset_readers.h."""
     blocks = -(-picture_bytes // 16)
     drawn = words(seed, SYNTHETIC, stream, 0, np.arange(count * blocks)).astype("<u4")
     return drawn.view(np.uint8).reshape(count, 16 * blocks)[:, :picture_bytes]

@@ -176,7 +176,7 @@ class CudaDevice : public Device {
   // BindStepResult.
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
 
-  // out = (pixel - offset[channel]) * scale[channel], as worker/data/pixel_normalizer.h. All device memory;
+  // out = (pixel - offset[channel]) * scale[channel], as worker/data/normalization.h. All device memory;
   // `channels` interleaved, `count` values in all, below 2^31.
   struct Pixels {
     const uint8_t* pixels = nullptr;

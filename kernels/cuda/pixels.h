@@ -18,7 +18,7 @@ struct PixelArgs {
   float* out = nullptr;
 };
 
-// out = (pixel - offset[channel]) * scale[channel]: the formula of worker/data/pixel_normalizer.h.
+// out = (pixel - offset[channel]) * scale[channel]: the formula of worker/data/normalization.h.
 // Shapes:      pixels, out: (count), channels interleaved, beginning with channel 0; offset, scale: (channels).
 // Writes:      out is overwritten (=).
 // Launch:      256 threads a block, one thread per 4 values, no shared memory.

@@ -3,7 +3,7 @@
 #include "common/check.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_file.h"
-#include "worker/data/cifar_reader.h"
+#include "worker/data/dataset_readers.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include "common/check.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_file.h"
-#include "worker/data/idx_reader.h"
+#include "worker/data/dataset_readers.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static starring::MemoryFile& labels = *new starring::MemoryFile;

@@ -17,7 +17,7 @@
 #include "gmock/gmock.h"
 #include "tests/kernels/device_test_suite.h"
 #include "worker/data/crop_flip.h"
-#include "worker/data/pixel_normalizer.h"
+#include "worker/data/normalization.h"
 
 namespace starring {
 

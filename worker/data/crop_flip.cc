@@ -11,7 +11,7 @@ namespace {
 
 using Bytes16 = uint8_t __attribute__((vector_size(16)));
 
-// A rectangle of pixels inside an image: `rows` rows of `row_bytes` bytes, `stride` bytes from one to the next.
+// A rectangle of pixels inside an image: `rows` rows of `row_bytes` bytes; the next row begins `stride` bytes later.
 struct Rectangle {
   int64_t rows = 0;
   int64_t row_bytes = 0;
@@ -24,11 +24,11 @@ void CopyRows(const Rectangle& shape, const uint8_t* in, uint8_t* out) {
   }
 }
 
-// A group is as many pixels as 16 bytes hold.
+// Which byte of a 16-byte vector goes where when a group of pixels, as many as 16 bytes hold, is reversed.
 struct GroupReversal {
   int64_t group_bytes = 0;
-  uint8_t last[16] = {};   // picks the last group of 16 bytes, reversed; what lies behind it does not matter
-  uint8_t first[16] = {};  // picks the first group, reversed: its first 8 bytes, then its last 8
+  uint8_t last[16] = {};   // takes the last group of the 16 bytes, reversed; the bytes after it are ignored
+  uint8_t first[16] = {};  // takes the first group, reversed, as two halves: its first 8 bytes, then its last 8
 };
 
 // REQUIRES: channels <= 16, so that a group has more than 8 bytes.
@@ -53,7 +53,7 @@ struct ReverseRowsArgs {
   uint8_t* out;
 };
 
-// Row by row, the last pixel first, a group at once. REQUIRES: shape.row_bytes >= 16.
+// Reverses each row, one group of pixels at a time, beginning with the last. REQUIRES: shape.row_bytes >= 16.
 [[gnu::always_inline]] inline void ReverseRowsLoop(const ReverseRowsArgs& args) {
   const auto [shape, reversal, in, out] = args;
   const int64_t group_bytes = reversal.group_bytes;
@@ -69,11 +69,12 @@ struct ReverseRowsArgs {
       Bytes16 pixels;
       std::memcpy(&pixels, source + left - 16, 16);
       pixels = __builtin_shuffle(pixels, last);
-      // Up to 7 bytes too many: still inside the row, and overwritten next.
+      // Writes up to 7 bytes after the group. They are inside the row, and the next group overwrites them.
       std::memcpy(target, &pixels, 16);
     }
     if (left == 0) continue;
-    // The group at the front of the row, some of it once more, so that the last store ends where the row does.
+    // Fewer bytes than a vector are left: the row's first group is stored again as a whole, in two halves that end
+    // exactly where the row ends. A 16-byte store would write into the next row.
     Bytes16 pixels;
     std::memcpy(&pixels, source, 16);
     pixels = __builtin_shuffle(pixels, first);
@@ -112,7 +113,7 @@ CropFlip DrawCropFlip(uint64_t seed, int64_t epoch, int64_t sample) {
 }
 
 void ApplyCropFlip(const CropFlip& crop, const ImageShape& shape, const uint8_t* in, uint8_t* out) {
-  // Row y of the crop is row y + down of the image, as far as there is one; likewise for columns.
+  // Row y of the crop is row y + down of the image if there is such a row, otherwise zero; columns likewise.
   const int64_t down = crop.top - kCropPadding;
   const int64_t right = crop.left - kCropPadding;
   const int64_t y_begin = std::max<int64_t>(0, -down);

@@ -16,9 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/status.h"
-#include "worker/data/cifar_reader.h"
-#include "worker/data/idx_reader.h"
-#include "worker/data/synthetic.h"
+#include "worker/data/dataset_readers.h"
 
 namespace starring {
 namespace {
@@ -27,7 +25,7 @@ namespace fs = std::filesystem;
 
 constexpr absl::string_view kDebianFashionMnist = "/usr/share/datasets/fashion-mnist";
 
-// Regular or not: an entry of the right name that cannot be read should be reported, not passed over.
+// An entry of any type counts: one with the right name that cannot be read should be reported, not passed over.
 bool Exists(const std::string& path) {
   std::error_code ignored;
   return fs::exists(path, ignored);
@@ -45,11 +43,11 @@ absl::Status NotFound(const DatasetOptions& options, const std::vector<std::stri
                       absl::string_view cure) {
   const std::string where = absl::StrCat(", not found in ", absl::StrJoin(folders, ", "));
   return absl::NotFoundError(absl::StrCat("--dataset=", options.name, " needs ", files,
-                                          " (each plain or with .gz behind it)", folders.empty() ? "" : where, ": ",
+                                          " (each plain or with .gz after it)", folders.empty() ? "" : where, ": ",
                                           cure, ", and give their folder as --data_dir"));
 }
 
-// data_dir itself, a folder in it named after the data set (deploy/get_data.sh makes it), and `other` in it.
+// Where to look: data_dir, its folder with the name of the data set, and its folder `other`.
 std::vector<std::string> Folders(const DatasetOptions& options, absl::string_view other) {
   if (options.data_dir.empty()) return {};
   return {options.data_dir, absl::StrCat(options.data_dir, "/", options.name),
@@ -60,7 +58,7 @@ absl::StatusOr<Dataset> ReadIdxSet(const DatasetOptions& options, const std::vec
                                    absl::string_view prefix, absl::string_view cure) {
   const std::string images = absl::StrCat(prefix, "-images-idx3-ubyte");
   const std::string labels = absl::StrCat(prefix, "-labels-idx1-ubyte");
-  // Both from one folder: images of one data set with labels of another would train.
+  // Both from one folder: a job would train with the images of one data set and the labels of another.
   for (const std::string& folder : folders) {
     const auto images_path = FindFile(folder, images);
     const auto labels_path = FindFile(folder, labels);
@@ -83,8 +81,7 @@ absl::StatusOr<TrainAndTest> LoadIdx(const DatasetOptions& options, const std::v
   return sets;
 }
 
-// Every data_batch_N.bin[.gz] of a folder in the order of N; of a plain and a gzipped one with the same N the plain
-// one.
+// Every data_batch_N.bin[.gz] of a folder in the order of N. If N has both a plain and a gzipped file, the plain one.
 std::vector<std::string> FindTrainingBatches(const std::string& folder) {
   std::map<int64_t, std::string> batches;
   std::error_code error;

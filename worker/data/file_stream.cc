@@ -18,9 +18,9 @@ namespace starring {
 namespace {
 
 constexpr size_t kBufferBytes = 256 << 10;
-// A block of 258 bytes costs deflate two bits at least; see zlib's technical notes.
+// Deflate needs at least two bits for 258 bytes; see zlib's technical notes.
 constexpr int64_t kDeflateRatioMax = 1032;
-constexpr int kGzipWindow = 15 + 16;  // 32 KiB window, gzip's wrapper and no other
+constexpr int kGzipWindow = 15 + 16;  // a window of 32 KiB, and gzip's header instead of zlib's
 
 }  // namespace
 
@@ -39,7 +39,7 @@ FileStream::FileStream(std::string path, int descriptor, int64_t file_bytes)
 FileStream::~FileStream() { close(descriptor_); }
 
 absl::StatusOr<std::unique_ptr<FileStream>> FileStream::Open(const std::string& path) {
-  // O_NONBLOCK: a pipe without a writer opens at once, and is refused below.
+  // O_NONBLOCK, so that the open of a pipe without a writer returns at once, to be refused below.
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path, " cannot be opened"));
   struct stat facts {};
@@ -63,7 +63,7 @@ int64_t FileStream::size_bytes_max() const { return inflater_ ? file_bytes_ * kD
 
 absl::StatusOr<int64_t> FileStream::Read(std::span<uint8_t> out) { return inflater_ ? ReadGzip(out) : ReadPlain(out); }
 
-// Afterwards input_begin_ == input_end_ only at the end of the file.
+// Reads the next bytes if all were consumed. Afterwards input_begin_ == input_end_ only at the end of the file.
 absl::Status FileStream::FillInput() {
   if (input_begin_ < input_end_) return absl::OkStatus();
   ssize_t bytes = 0;
@@ -89,7 +89,8 @@ absl::StatusOr<int64_t> FileStream::ReadPlain(std::span<uint8_t> out) {
   return static_cast<int64_t>(written);
 }
 
-// A gzip file is one member or several, one behind the other (RFC 1952, section 2.2).
+// A gzip file is a sequence of one or more members (RFC 1952, section 2.2). A file may end between two members, not
+// inside one.
 absl::StatusOr<int64_t> FileStream::ReadGzip(std::span<uint8_t> out) {
   z_stream& stream = inflater_->stream;
   size_t written = 0;

@@ -1,5 +1,4 @@
-// The bytes of a file from front to back, unzipped on the way when it begins with gzip's magic number, whatever its
-// name.
+// Reads a file from front to back, and unzips it if it begins with gzip's magic number, whatever its name.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_DATA_FILE_STREAM_H_
@@ -17,18 +16,18 @@ namespace starring {
 
 class FileStream {
  public:
-  // NotFound when there is no such file; another code with the system's text when it cannot be read; InvalidArgument
-  // when it is no regular file (opening a pipe could wait for ever).
+  // NotFound if there is no such file; another code with the system's text if it cannot be read; InvalidArgument if it
+  // is not a regular file (opening a pipe could wait for ever).
   static absl::StatusOr<std::unique_ptr<FileStream>> Open(const std::string& path);
   ~FileStream();
 
-  // Fills `out` unless the data ends first; returns the number of bytes written. A return below out.size() means that
-  // the file was read to its end and, if gzipped, that its checksum and length are right. DataLoss, naming the file,
-  // when gzip's data is damaged or ends early.
+  // Fills `out` unless the data ends first, and returns the number of bytes written. Fewer than out.size() means that
+  // the file was read to its end and, if gzipped, that its checksum and length are right. DataLoss, naming the file, if
+  // gzip's data is damaged or ends early.
   absl::StatusOr<int64_t> Read(std::span<uint8_t> out);
 
-  // No more than this many bytes can come out in all: the file's size, or 1032 times that, deflate's largest ratio. So
-  // a reader need not believe a header that promises more.
+  // An upper bound of the bytes that Read can return in all: the file's size, or 1032 times that (deflate's largest
+  // ratio) if gzipped. A reader refuses a header that promises more before it allocates.
   int64_t size_bytes_max() const;
 
   const std::string& path() const { return path_; }
@@ -44,7 +43,7 @@ class FileStream {
   std::string path_;
   int descriptor_;
   int64_t file_bytes_;
-  std::vector<uint8_t> buffer_;  // the file's bytes that nobody took yet: [input_begin_, input_end_)
+  std::vector<uint8_t> buffer_;  // [input_begin_, input_end_) was read from the file and not consumed yet
   size_t input_begin_ = 0;
   size_t input_end_ = 0;
   std::unique_ptr<Inflater> inflater_;  // null for a plain file

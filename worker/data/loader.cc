@@ -15,15 +15,13 @@
 #include "common/limits.h"
 #include "common/status.h"
 #include "worker/data/crop_flip.h"
-#include "worker/data/pixel_normalizer.h"
-#include "worker/data/prefetcher.h"
 
 namespace starring {
 namespace {
 
-// Samples lie anywhere in memory, and the processor's own prefetching only starts inside an image. They are asked for
-// into the second-level cache: the first has too few outstanding misses for whole images (measured: 200 ns of 600 for
-// an image of 3072 bytes, where prefetching into the first level saved 70).
+// Shuffled samples are anywhere in memory, and the processor's own prefetching starts only inside an image. So later
+// images are prefetched, into the second-level cache: the first has too few outstanding misses for whole images (an
+// image of 3072 bytes takes 600 ns; this saves 200 of them, prefetching into the first level saved 70).
 constexpr size_t kImagesAhead = 3;
 constexpr int64_t kCacheLineBytes = 64;
 
@@ -37,31 +35,7 @@ struct Free {
   void operator()(void* memory) const { std::free(memory); }
 };
 
-class OwnMemory final : public BatchMemory {
- public:
-  // Not initialised, so that the thread that fills a page first also places it.
-  absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override {
-    const auto rounded = static_cast<size_t>(RoundUpToBatchAlignment(size_bytes + 1));
-    std::unique_ptr<std::byte, Free> block(static_cast<std::byte*>(std::aligned_alloc(kBatchAlignmentBytes, rounded)));
-    if (block == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", size_bytes, " bytes"));
-    return blocks_.emplace_back(std::move(block)).get();
-  }
-
- private:
-  std::vector<std::unique_ptr<std::byte, Free>> blocks_;
-};
-
-struct Slot {
-  Batch batch;
-  int32_t* labels = nullptr;     // in batch.memory, as the next three; not of Format::kSamples
-  uint32_t* samples = nullptr;   // of Format::kSamples
-  float* images = nullptr;       // of Format::kNormalized
-  uint8_t* pixels = nullptr;     // of Format::kPixels
-  uint8_t* augmented = nullptr;  // one image, before it is normalised
-  TraceTrack* track = nullptr;   // of whoever fills it
-};
-
-// Of a pixel in a batch.
+// Bytes of a pixel's value in a batch.
 int64_t ValueBytes(Loader::Format format) {
   switch (format) {
     case Loader::Format::kNormalized:
@@ -79,39 +53,36 @@ absl::Status CheckRange(absl::string_view what, int value, int min, int max) {
   return absl::InvalidArgumentError(absl::StrCat("loader ", what, " is ", value, ", expected ", min, " to ", max));
 }
 
-class PrefetchingLoader : public Loader {
- public:
-  explicit PrefetchingLoader(const Options& options)
-      : dataset_(*options.dataset),
-        seed_(options.sampler.seed),
-        augment_(options.augment),
-        format_(options.format),
-        sampler_(options.sampler),
-        normalizer_(options.normalization),
-        slots_(static_cast<size_t>(Prefetcher::SlotCount(options.prefetch_depth))) {}
+}  // namespace
 
-  absl::Status Start(const Options& options);
-  absl::StatusOr<const Batch*> Next() override;
+class Loader::OwnMemory final : public BatchMemory {
+ public:
+  // Not initialised: the first write to a page decides on which memory node it is, and the filler makes that.
+  absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override {
+    const auto rounded = static_cast<size_t>(RoundUpToBatchAlignment(size_bytes + 1));
+    std::unique_ptr<std::byte, Free> block(static_cast<std::byte*>(std::aligned_alloc(kBatchAlignmentBytes, rounded)));
+    if (block == nullptr) return absl::ResourceExhaustedError(absl::StrCat("no memory for ", size_bytes, " bytes"));
+    return blocks_.emplace_back(std::move(block)).get();
+  }
 
  private:
-  absl::Status Allocate(BatchMemory* memory, Slot& slot);
-  void Fill(Slot& slot) const;
-
-  const Dataset& dataset_;
-  const uint64_t seed_;
-  const Augment augment_;
-  const Format format_;
-  Sampler sampler_;  // of the prefetcher's plan callback
-  const PixelNormalizer normalizer_;
-  OwnMemory own_memory_;
-  std::vector<Slot> slots_;
-  std::unique_ptr<Prefetcher> prefetcher_;  // last: its destructor stops what uses the rest
+  std::vector<std::unique_ptr<std::byte, Free>> blocks_;
 };
 
-absl::Status PrefetchingLoader::Start(const Options& options) {
-  BatchMemory* const memory = options.memory == nullptr ? &own_memory_ : options.memory;
+Loader::Loader(const Options& options)
+    : options_(options),
+      dataset_(*options.dataset),
+      sampler_(options.sampler),
+      normalizer_(options.normalization),
+      own_memory_(std::make_unique<OwnMemory>()),
+      slots_(static_cast<size_t>(Prefetcher::SlotCount(options.prefetch_depth))) {}
+
+Loader::~Loader() = default;
+
+absl::Status Loader::Start() {
+  BatchMemory* const memory = options_.memory == nullptr ? own_memory_.get() : options_.memory;
   for (Slot& slot : slots_) {
-    slot.track = AddTrack(options.trace, {.name = absl::StrCat("loader ", &slot - slots_.data())});
+    slot.track = AddTrack(options_.trace, {.name = absl::StrCat("loader ", &slot - slots_.data())});
     RETURN_IF_ERROR(Allocate(memory, slot), "one of ", slots_.size(),
                     " batches of the loader (give a smaller --global_batch or --prefetch_depth)");
   }
@@ -121,42 +92,42 @@ absl::Status PrefetchingLoader::Start(const Options& options) {
   const auto fill = [this](int slot, int64_t step) {
     const TraceSpan span(slots_[static_cast<size_t>(slot)].track, "load", {.step = step});
     Fill(slots_[static_cast<size_t>(slot)]);
-    return absl::OkStatus();
   };
-  ASSIGN_OR_RETURN(prefetcher_, Prefetcher::Create({.depth = options.prefetch_depth,
-                                                    .filler_count = options.threads,
-                                                    .first_step = options.first_step,
-                                                    .end_step = options.end_step,
-                                                    .deadline = options.deadline,
+  ASSIGN_OR_RETURN(prefetcher_, Prefetcher::Create({.depth = options_.prefetch_depth,
+                                                    .filler_count = options_.threads,
+                                                    .first_step = options_.first_step,
+                                                    .end_step = options_.end_step,
+                                                    .deadline = options_.deadline,
                                                     .plan = plan,
                                                     .fill = fill}));
   return absl::OkStatus();
 }
 
-absl::StatusOr<const Batch*> PrefetchingLoader::Next() {
+absl::StatusOr<const Batch*> Loader::Next() {
   ASSIGN_OR_RETURN(const int slot, prefetcher_->Next());
   return &slots_[static_cast<size_t>(slot)].batch;
 }
 
-absl::Status PrefetchingLoader::Allocate(BatchMemory* memory, Slot& slot) {
-  const BatchLayout layout = LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * ValueBytes(format_));
+absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
+  const BatchLayout layout =
+      LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * ValueBytes(options_.format));
   ASSIGN_OR_RETURN(std::byte* const data, memory->Allocate(layout.size_bytes));
   slot.batch.memory = data;
-  if (format_ == Format::kSamples) {
+  if (options_.format == Format::kSamples) {
     slot.samples = reinterpret_cast<uint32_t*>(data);
     return absl::OkStatus();
   }
   slot.labels = reinterpret_cast<int32_t*>(data);
-  if (format_ == Format::kNormalized) slot.images = reinterpret_cast<float*>(data + layout.values);
-  if (format_ == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(data + layout.values);
-  ASSIGN_OR_RETURN(std::byte* const augmented, own_memory_.Allocate(dataset_.image_bytes()));
+  if (options_.format == Format::kNormalized) slot.images = reinterpret_cast<float*>(data + layout.values);
+  if (options_.format == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(data + layout.values);
+  ASSIGN_OR_RETURN(std::byte* const augmented, own_memory_->Allocate(dataset_.image_bytes()));
   slot.augmented = reinterpret_cast<uint8_t*>(augmented);
   return absl::OkStatus();
 }
 
-void PrefetchingLoader::Fill(Slot& slot) const {
+void Loader::Fill(Slot& slot) const {
   const std::vector<int64_t>& samples = slot.batch.plan.samples;
-  if (format_ == Format::kSamples) {
+  if (options_.format == Format::kSamples) {
     std::transform(samples.begin(), samples.end(), slot.samples, [](int64_t i) { return static_cast<uint32_t>(i); });
     slot.batch.samples = {slot.samples, samples.size()};
     return;
@@ -173,12 +144,12 @@ void PrefetchingLoader::Fill(Slot& slot) const {
       PrefetchBytes(dataset_.images.data() + samples[i + kImagesAhead] * image_bytes, image_bytes);
     }
     const auto offset = static_cast<int64_t>(i) * image_bytes;
-    uint8_t* const out = format_ == Format::kPixels ? slot.pixels + offset : slot.augmented;
-    if (augment_ == Augment::kCropFlip) {
-      ApplyCropFlip(DrawCropFlip(seed_, slot.batch.plan.epoch, samples[i]), shape, pixels, out);
+    uint8_t* const out = options_.format == Format::kPixels ? slot.pixels + offset : slot.augmented;
+    if (options_.augment == Augment::kCropFlip) {
+      ApplyCropFlip(DrawCropFlip(options_.sampler.seed, slot.batch.plan.epoch, samples[i]), shape, pixels, out);
       pixels = out;
     }
-    if (format_ == Format::kNormalized) {
+    if (options_.format == Format::kNormalized) {
       normalizer_.Run(pixels, image_bytes, slot.images + offset);
     } else if (pixels != out) {
       std::memcpy(out, pixels, static_cast<size_t>(image_bytes));
@@ -186,8 +157,6 @@ void PrefetchingLoader::Fill(Slot& slot) const {
     slot.labels[i] = dataset_.labels[static_cast<size_t>(samples[i])];
   }
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Options& options) {
   CHECK(options.dataset != nullptr);
@@ -200,8 +169,8 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Options& options) {
                                                    " means and ", options.normalization.deviation.size(),
                                                    " deviations, the images have ", channels, " channels"));
   }
-  auto loader = std::make_unique<PrefetchingLoader>(options);
-  RETURN_IF_ERROR(loader->Start(options));
+  std::unique_ptr<Loader> loader(new Loader(options));
+  RETURN_IF_ERROR(loader->Start());
   return loader;
 }
 

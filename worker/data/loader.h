@@ -1,13 +1,14 @@
-// Turns plans into batches: gathers, augments, normalises, a few batches ahead of the trainer.
+// Turns batch plans into batches: gathers the samples, augments and normalises them, some batches before the trainer
+// asks for them.
 //
-// The same batch comes out whatever the number of threads and the depth: the augmentation of a sample is decided by
-// Philox (crop_flip.h), everything else is a function of its pixels.
+// The batches do not depend on the number of threads or the depth: Philox decides the augmentation of each sample
+// (crop_flip.h), and everything else is a function of the sample's pixels.
 //
-// How to set it: one thread fills millions of MNIST samples a second (bench/loader_bench.cc), more than a model on the
-// same core can use, so `threads` above 1 is for large images. With prefetch_depth 0 the loader has no thread at all
-// and Next fills the batch on the caller's: best where the trainer has a single core, on which a second thread would
-// only take turns with it; and the batch is then still in the cache when the model reads it.
-// Evaluation: Sampler::Order::kSequential, Augment::kNone, steps [0, sampler's steps_per_epoch).
+// How to set it. One thread fills millions of MNIST samples a second (bench/loader_bench.cc), more than a model on the
+// same core can use, so `threads` above 1 is for large images. With prefetch_depth 0 the loader has no thread, and Next
+// fills the batch on the caller's thread. That is best where the trainer has a single core: a second thread would only
+// take turns with it, and the batch is still in the cache when the model reads it.
+// Evaluation uses Sampler::Order::kSequential, Augment::kNone and steps [0, the sampler's steps_per_epoch).
 //
 // Thread safety: one thread calls Next.
 #ifndef STARRING_WORKER_DATA_LOADER_H_
@@ -17,60 +18,115 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/trace.h"
-#include "worker/data/batch_memory.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
+#include "worker/data/prefetcher.h"
 #include "worker/data/sampler.h"
 
 namespace starring {
 
+// Every part of a batch begins at a multiple of this, for vector instructions.
+inline constexpr int64_t kBatchAlignmentBytes = 64;
+
+constexpr int64_t RoundUpToBatchAlignment(int64_t size_bytes) {
+  return (size_bytes + kBatchAlignmentBytes - 1) / kBatchAlignmentBytes * kBatchAlignmentBytes;
+}
+
+// A batch is one block of memory, so that one copy can bring it to a GPU: labels, then images or pixels.
+struct BatchLayout {
+  int64_t values = 0;  // offset of the images or pixels
+  int64_t size_bytes = 0;
+};
+constexpr BatchLayout LayOutBatch(int64_t samples_max, int64_t sample_bytes) {
+  const int64_t values = RoundUpToBatchAlignment(samples_max * static_cast<int64_t>(sizeof(int32_t)));
+  return {.values = values, .size_bytes = values + samples_max * sample_bytes};
+}
+
+// Memory for a loader's batches, supplied by a device that copies from it.
+//
+// Thread safety: one thread, the one that creates the loader. The loader divides the memory among its threads.
+class BatchMemory {
+ public:
+  virtual ~BatchMemory() = default;  // must outlive the loader; frees everything it allocated
+
+  // A block aligned to kBatchAlignmentBytes, of unspecified content. ResourceExhausted with the number of bytes.
+  virtual absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) = 0;
+};
+
 struct Batch {
   BatchPlan plan;
   std::span<const float> images;    // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
-  std::span<const uint8_t> pixels;  // likewise, not normalised; one of the two is empty
+  std::span<const uint8_t> pixels;  // the same shape, not normalised; either `images` or `pixels` is empty
   std::span<const int32_t> labels;
-  std::span<const uint32_t> samples;  // of Format::kSamples, which has none of the three above: plan.samples
-  const std::byte* memory = nullptr;  // all of it, by BatchLayout of the largest batch: the same places in every batch
+  std::span<const uint32_t> samples;  // only with Format::kSamples, then instead of the three above: plan.samples
+  const std::byte* memory = nullptr;  // the whole batch, by LayOutBatch of the largest batch: offsets never change
 };
 
 class Loader {
  public:
   enum class Augment { kNone, kCropFlip };  // zero-pad by 4, random crop to size, flip left-right with probability 1/2
   // kPixels leaves the normalising to a GPU, with PixelConstants: a quarter of the bytes travel there. kSamples leaves
-  // everything to a GPU that has the data set itself.
+  // everything to a GPU that has the data set.
   enum class Format { kNormalized, kPixels, kSamples };
   struct Options {
     const Dataset* dataset = nullptr;  // outlives the loader
-    Sampler::Options sampler;          // seed also decides the augmentation
+    Sampler::Options sampler;          // its seed also decides the augmentation
     Normalization normalization;
     Augment augment = Augment::kNone;
     Format format = Format::kNormalized;
-    int threads = 1;         // an OpenMP team, each member of which fills whole batches; at most prefetch_depth work
-    int prefetch_depth = 3;  // batches ready or being filled ahead of Next; 0: filled by Next, whatever `threads`
+    int threads = 1;         // size of an OpenMP team whose members fill whole batches; at most prefetch_depth work
+    int prefetch_depth = 3;  // batches filled or being filled before Next asks; 0: Next fills, whatever `threads` is
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
     absl::Duration deadline = absl::Seconds(60);
-    Trace* trace = nullptr;         // outlives the loader; null: there is none
-    BatchMemory* memory = nullptr;  // outlives the loader; null: the loader's own
+    Trace* trace = nullptr;         // outlives the loader; may be null
+    BatchMemory* memory = nullptr;  // outlives the loader; null: the loader allocates
   };
 
-  // Allocates everything, prefetch_depth + 1 times the memory of the largest batch: no allocation of images or labels
-  // happens later. InvalidArgument for threads or prefetch_depth outside common/limits.h, or a normalization of another
-  // number of channels; ResourceExhausted with the number of bytes when the batches do not fit.
+  // Allocates everything, prefetch_depth + 1 times the memory of the largest batch: images and labels are not allocated
+  // later. InvalidArgument for threads or prefetch_depth outside common/limits.h, or a normalization of another
+  // number of channels; ResourceExhausted with the number of bytes if the batches do not fit.
   // REQUIRES: dataset; sampler.sample_count <= dataset->count.
   static absl::StatusOr<std::unique_ptr<Loader>> Create(const Options& options);
 
-  // At any moment: waits for the batches being filled and no longer.
-  virtual ~Loader() = default;
+  // At any moment. Waits until the batches that are being filled are complete.
+  ~Loader();
 
-  // The batch of the next step, in order. It is valid until the next call, which gives its memory to a later batch: who
-  // copies from there has to be done. OutOfRange after end_step - 1; DeadlineExceeded, naming the step, when it is not
-  // ready in time.
-  virtual absl::StatusOr<const Batch*> Next() = 0;
+  // The batch of the next step, in order. It is valid until the next call, which gives its memory to a later batch: a
+  // copy from it must have finished by then. OutOfRange after end_step - 1; DeadlineExceeded, naming the step, if the
+  // batch is not filled in time.
+  absl::StatusOr<const Batch*> Next();
+
+ private:
+  class OwnMemory;
+  // One batch, and the places in batch.memory that a filler writes to; those that the format does not have are null.
+  struct Slot {
+    Batch batch;
+    int32_t* labels = nullptr;
+    uint32_t* samples = nullptr;
+    float* images = nullptr;
+    uint8_t* pixels = nullptr;
+    uint8_t* augmented = nullptr;  // one image, before it is normalised
+    TraceTrack* track = nullptr;   // of the thread that fills the slot
+  };
+
+  explicit Loader(const Options& options);
+  absl::Status Start();
+  absl::Status Allocate(BatchMemory* memory, Slot& slot);
+  void Fill(Slot& slot) const;
+
+  const Options options_;
+  const Dataset& dataset_;
+  Sampler sampler_;  // only the prefetcher's `plan` uses it
+  const PixelNormalizer normalizer_;
+  const std::unique_ptr<OwnMemory> own_memory_;
+  std::vector<Slot> slots_;
+  std::unique_ptr<Prefetcher> prefetcher_;  // last, so that its threads end before the members that they use
 };
 
 }  // namespace starring

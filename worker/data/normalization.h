@@ -1,4 +1,4 @@
-// Mean and deviation of a data set's pixels, from sums that add up over ranks exactly.
+// Mean and deviation of a data set's pixels, and the step from uint8 pixels to normalised float32.
 #ifndef STARRING_WORKER_DATA_NORMALIZATION_H_
 #define STARRING_WORKER_DATA_NORMALIZATION_H_
 
@@ -6,26 +6,53 @@
 #include <span>
 #include <vector>
 
+#include "common/arithmetic/instruction_set.h"
 #include "worker/data/dataset.h"
 
 namespace starring {
 
-// Per channel, in units of pixel / 255.
+// By channel, in units of pixel / 255.
 struct Normalization {
   std::vector<float> mean;
   std::vector<float> deviation;
 };
 
-// Of the pixels of images [begin, end): each channel's sum, each channel's sum of squares, then the number of pixels
-// per channel: 2 * channels + 1 values. Integers, which double holds exactly up to 2^53 (10^11 pixels), so that the sum
-// over ranks does not depend on how the images were cut. One pass.
+// Sums over the pixels of images [begin, end), in one pass: the sum of each channel, the sum of squares of each
+// channel, then the number of pixels per channel; 2 * channels + 1 values. They are integers, which a double holds
+// exactly up to 2^53 (10^11 pixels), so the sum over ranks does not depend on how the images were divided among them.
 // REQUIRES: 0 <= begin <= end <= dataset.count.
 std::vector<double> PixelSums(const Dataset& dataset, int64_t begin, int64_t end);
 
-// The population's deviation (divided by the number of pixels). Of a channel whose pixels are all equal it is 1, so
-// that such a channel becomes zero. REQUIRES: `sums` as PixelSums returns them, added over disjoint ranges; at least
-// one pixel.
+// The deviation is the population's: divided by the number of pixels. A channel whose pixels are all equal gets
+// deviation 1, so that it becomes zero. REQUIRES: `sums` as PixelSums returns them, added over disjoint ranges with at
+// least one pixel.
 Normalization NormalizationFromSums(std::span<const double> sums);
+
+// By channel.
+struct PixelConstants {
+  std::vector<float> offset, scale;
+};
+PixelConstants PixelConstantsOf(const Normalization& normalization);
+
+// out = (pixel - offset) * scale = (pixel - 255 mean) * (1 / (255 deviation)), where each constant is rounded to float
+// once. No compiler can fuse a subtraction and a multiplication, so every instruction set and a GPU give the same bits.
+// A 256-entry table per channel gives the same values but is slower: 16 lookups against one vector of arithmetic
+// (bench/loader_bench.cc measures both).
+//
+// Thread safety: immutable; any thread may call Run.
+class PixelNormalizer {
+ public:
+  explicit PixelNormalizer(const Normalization& normalization, InstructionSet instruction_set = BestInstructionSet());
+
+  // `count` values, channels interleaved, beginning with channel 0.
+  void Run(const uint8_t* pixels, int64_t count, float* out) const;
+
+ private:
+  InstructionSet instruction_set_;
+  // The channels' constants repeated over a row of pixels, so that the loop over values needs no channel arithmetic.
+  std::vector<float> offset_;
+  std::vector<float> scale_;
+};
 
 }  // namespace starring
 

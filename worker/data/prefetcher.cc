@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/status.h"
 
 namespace starring {
 
@@ -15,9 +14,8 @@ Prefetcher::Prefetcher(Options options)
       taken_end_(options_.first_step),
       begun_end_(options_.first_step),
       released_end_(options_.first_step),
-      begin_limit_(options_.end_step),
-      slot_step_(static_cast<size_t>(SlotCount(options_.depth)), -1),
-      failed_step_(options_.end_step) {}
+      end_(options_.end_step),
+      slot_step_(static_cast<size_t>(SlotCount(options_.depth)), -1) {}
 
 absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(Options options) {
   CHECK_GE(options.depth, 0);
@@ -37,12 +35,12 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(Options options) 
 Prefetcher::~Prefetcher() {
   {
     const MutexLock lock(mutex_);
-    begin_limit_ = 0;
+    end_ = 0;
   }
   released_.NotifyAll();
   if (first_filler_.joinable()) first_filler_.join();
-  // Behind the last unlock of every filler: the join says so of the first alone, libgomp's barrier of the others, but
-  // not where ThreadSanitizer could see it.
+  // The join orders the first filler's last unlock before the members' destruction, and libgomp's barrier that of the
+  // others. ThreadSanitizer sees the join but not the barrier; it sees this lock.
   const MutexLock lock(mutex_);
 }
 
@@ -55,39 +53,33 @@ bool Prefetcher::IsFilled(int64_t step) const { return slot_step_[static_cast<si
 absl::StatusOr<int> Prefetcher::Next() {
   const int64_t step = taken_end_;
   if (step >= options_.end_step) {
-    return absl::OutOfRangeError(absl::StrCat("there is no batch behind step ", options_.end_step - 1));
+    return absl::OutOfRangeError(absl::StrCat("there is no batch after step ", options_.end_step - 1));
   }
-  if (options_.depth == 0) return FillAndTake();
+  if (options_.depth == 0) {
+    options_.plan(0, step);
+    options_.fill(0, step);
+    ++taken_end_;
+    return 0;
+  }
   const MutexLock lock(mutex_);
+  // A call that follows a missed deadline has given the slot back already.
   if (released_end_ != step) {
     released_end_ = step;
     released_.NotifyOne();
   }
   if (!filled_.WaitFor(mutex_, absl::ToChronoNanoseconds(options_.deadline),
-                       [&]()
-                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsFilled(step) || failed_step_ <= step; })) {
+                       [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsFilled(step); })) {
     return absl::DeadlineExceededError(absl::StrCat("the loader did not fill the batch of step ", step, " within ",
                                                     absl::FormatDuration(options_.deadline),
                                                     ": its threads get no core, or the machine was suspended"));
   }
-  if (failed_step_ <= step) return error_;
   ++taken_end_;
   return SlotOf(step);
 }
 
-absl::StatusOr<int> Prefetcher::FillAndTake() {
-  const MutexLock lock(mutex_);  // never contended: with depth 0 there is no other thread
-  RETURN_IF_ERROR(error_);
-  options_.plan(0, taken_end_);
-  error_ = options_.fill(0, taken_end_);
-  RETURN_IF_ERROR(error_);
-  ++taken_end_;
-  return 0;
-}
-
-// Nothing depends on libgomp's own synchronisation, which ThreadSanitizer cannot see: the team is forked once, by
-// threads that it sees being created, and all else goes through mutex_. A team may turn out smaller than asked for
-// (OMP_THREAD_LIMIT): each member works until there is nothing left.
+// ThreadSanitizer does not see libgomp's synchronisation, so nothing here depends on it: the team is forked once, by a
+// thread whose creation ThreadSanitizer sees, and everything else goes through mutex_. A team may be smaller than asked
+// for (OMP_THREAD_LIMIT); each member works until nothing is left, so any size is enough.
 void Prefetcher::RunFillers() {
   const int fillers = std::min(options_.filler_count, options_.depth);
   if (fillers == 1) return RunFiller();
@@ -95,30 +87,23 @@ void Prefetcher::RunFillers() {
   RunFiller();
 }
 
-// Waits without a deadline for a slot: how long a step may take is the trainer's affair, and the destructor ends the
-// wait.
+// Waits for a slot without a deadline: how long a step takes is up to the trainer, and the destructor ends the wait.
 void Prefetcher::RunFiller() {
   const int slots = SlotCount(options_.depth);
   const MutexLock lock(mutex_);
   while (true) {
     released_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return begun_end_ >= begin_limit_ || begun_end_ - released_end_ < slots;
+      return begun_end_ >= end_ || begun_end_ - released_end_ < slots;
     });
-    if (begun_end_ >= begin_limit_) return;
+    if (begun_end_ >= end_) return;
     const int64_t step = begun_end_++;
     const int slot = SlotOf(step);
+    // Under the lock, which is what gives `plan` its order.
     options_.plan(slot, step);
     mutex_.Unlock();
-    absl::Status status = options_.fill(slot, step);
+    options_.fill(slot, step);
     mutex_.Lock();
-    if (status.ok()) {
-      slot_step_[static_cast<size_t>(slot)] = step;
-    } else if (step < failed_step_) {
-      failed_step_ = step;
-      error_ = std::move(status);
-      begin_limit_ = 0;
-      released_.NotifyAll();
-    }
+    slot_step_[static_cast<size_t>(slot)] = step;
     filled_.NotifyOne();
   }
 }

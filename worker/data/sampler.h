@@ -1,8 +1,9 @@
-// Which samples are in the global batch of a step, and which of them are this rank's.
+// Decides which samples are in the global batch of a step, and which of them are this rank's.
 //
 // Each epoch visits every sample once. Global batch k of an epoch is order[k * global_batch, ...); the last one is
-// smaller when sample_count does not divide, and is kept. A batch of n samples is cut over ranks contiguously: rank r
-// of N takes positions [n * r / N, n * (r + 1) / N), which may be none. No overlap, no padding, no repeats.
+// smaller if global_batch does not divide sample_count, and is used all the same. A batch of n samples is divided among
+// the ranks contiguously: rank r of N takes positions [n * r / N, n * (r + 1) / N), which may be none. There is no
+// overlap, no padding and no repetition.
 //
 // The order of epoch e is 0 .. sample_count - 1 itself (kSequential), or a permutation (kShuffled) by the Fisher-Yates
 // shuffle of Durstenfeld (CACM 1964, algorithm 235; Knuth, TAOCP 2, 3.4.2, algorithm P), whose word for position i is
@@ -14,7 +15,7 @@
 //                       key = {low 32 bits of seed, high 32 bits of seed})[i mod 4]
 //     swap order[i] and order[(word * (i + 1)) >> 32]
 //
-// tests/worker/data/sampler_peer_test.py is the same in Python.
+// tests/worker/data/sampler_peer_test.py computes the same in Python.
 //
 // Thread safety: Plan belongs to one thread; const methods from any.
 #ifndef STARRING_WORKER_DATA_SAMPLER_H_
@@ -30,7 +31,7 @@ struct BatchPlan {
   int64_t epoch = 0;
   int64_t global_count = 0;      // samples in the global batch
   int64_t first_sample = 0;      // this rank's first position in the global batch
-  std::vector<int64_t> samples;  // this rank's, indices into the data set; empty is legal
+  std::vector<int64_t> samples;  // this rank's samples, indices into the data set; may be empty
 };
 
 class Sampler {
@@ -42,7 +43,7 @@ class Sampler {
     int rank = 0;
     int world_size = 1;
     uint64_t seed = 0;
-    Order order = Order::kShuffled;  // kSequential: evaluation
+    Order order = Order::kShuffled;  // kSequential for evaluation
   };
   // REQUIRES: 1 <= sample_count < 2^32, global_batch >= 1, 0 <= rank < world_size.
   explicit Sampler(const Options& options);
@@ -52,7 +53,7 @@ class Sampler {
   // Largest number of samples that any rank gets in a step.
   int64_t local_batch_max() const;
 
-  // REQUIRES: step >= 0. Costs O(sample_count) when `step` lies in another epoch than the last call's, else
+  // REQUIRES: step >= 0. Costs O(sample_count) if `step` is in another epoch than the last call's, otherwise
   // O(local batch).
   BatchPlan Plan(int64_t step);
 
@@ -61,7 +62,7 @@ class Sampler {
 
  private:
   Options options_;
-  int64_t epoch_ = -1;                // whose order is below
+  int64_t epoch_ = -1;                // the epoch that permutation_ is of
   std::vector<int64_t> permutation_;  // empty with kSequential
 };
 

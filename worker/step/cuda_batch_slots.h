@@ -28,7 +28,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
-#include "worker/data/batch_memory.h"
 #include "worker/data/loader.h"
 
 namespace starring {

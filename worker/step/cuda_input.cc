@@ -7,7 +7,6 @@
 #include "common/check.h"
 #include "common/status.h"
 #include "worker/data/crop_flip.h"
-#include "worker/data/pixel_normalizer.h"
 
 namespace starring {
 namespace {

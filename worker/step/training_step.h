@@ -19,7 +19,6 @@
 #include "common/job_spec.h"
 #include "common/trace.h"
 #include "kernels/device.h"
-#include "worker/data/batch_memory.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
 #include "worker/exchange/gradient_exchange.h"

@@ -13,10 +13,9 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/data/batch_memory.h"
 #include "worker/data/crop_flip.h"
 #include "worker/data/dataset.h"
-#include "worker/data/pixel_normalizer.h"
+#include "worker/data/normalization.h"
 
 namespace starring {
 namespace {

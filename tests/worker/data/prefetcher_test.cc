@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 std::unique_ptr<Prefetcher> Make(Prefetcher::Options options) {
   if (options.plan == nullptr) options.plan = [](int, int64_t) {};
-  if (options.fill == nullptr) options.fill = [](int, int64_t) { return absl::OkStatus(); };
+  if (options.fill == nullptr) options.fill = [](int, int64_t) {};
   auto prefetcher = Prefetcher::Create(std::move(options));
   EXPECT_TRUE(prefetcher.ok()) << prefetcher.status();
   return std::move(prefetcher).value();
@@ -59,36 +59,18 @@ TEST_P(PrefetcherSizeTest, HandsOutEveryStepOnceInOrder) {
                                     [&](int slot, int64_t step) {
                                       EXPECT_EQ(planned[slot], step);
                                       filled[slot] = step;
-                                      return absl::OkStatus();
                                     }});
   for (int64_t step = 5; step < 505; ++step) {
     const auto slot = prefetcher->Next();
     ASSERT_TRUE(slot.ok()) << slot.status();
     EXPECT_EQ(filled[*slot], step);
-    filled[*slot] = -1;  // it is ours: nobody may be reading or writing it
+    filled[*slot] = -1;  // the slot is the consumer's: no filler may read or write it
   }
   for (int i = 0; i < 2; ++i) {
-    const auto behind = prefetcher->Next();
-    EXPECT_EQ(behind.status().code(), absl::StatusCode::kOutOfRange);
-    EXPECT_THAT(behind.status().message(), HasSubstr("no batch behind step 504"));
+    const auto end = prefetcher->Next();
+    EXPECT_EQ(end.status().code(), absl::StatusCode::kOutOfRange);
+    EXPECT_THAT(end.status().message(), HasSubstr("no batch after step 504"));
   }
-}
-
-TEST_P(PrefetcherSizeTest, PassesAnErrorOnBehindTheStepsBeforeIt) {
-  const auto [depth, filler_count] = GetParam();
-  std::atomic<int64_t> begun_max{0};
-  const auto prefetcher = Make(
-      {.depth = depth,
-       .filler_count = filler_count,
-       .end_step = 100,
-       .plan = [&](int, int64_t step) { begun_max = step; },
-       .fill = [](int,
-                  int64_t step) { return step == 7 ? absl::DataLossError("step 7 is broken") : absl::OkStatus(); }});
-  for (int64_t step = 0; step < 7; ++step) ASSERT_TRUE(prefetcher->Next().ok()) << step;
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(prefetcher->Next().status(), absl::DataLossError("step 7 is broken"));
-  }
-  EXPECT_LE(begun_max, 7 + depth);
 }
 
 TEST_P(PrefetcherSizeTest, MayBeDestroyedAtAnyMoment) {
@@ -108,22 +90,22 @@ TEST(PrefetcherTest, StaysDepthStepsAhead) {
                                   const std::lock_guard lock(mutex);
                                   ++filled;
                                   changed.notify_one();
-                                  return absl::OkStatus();
                                 }});
   for (int64_t taken = 1; taken <= 50; ++taken) {
     ASSERT_TRUE(prefetcher->Next().ok());
     std::unique_lock lock(mutex);
-    // What was taken and `depth` more; the one given back by this Next may still be free.
+    // Next has released a slot, and whether a filler has filled it yet is open; all others are filled.
     EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return filled >= taken - 1 + kDepth; }));
     EXPECT_LE(filled, taken + kDepth);
   }
 }
 
 TEST(PrefetcherTest, FillersFillAtTheSameTimeButPlanOneByOne) {
-  // Each of the first two calls waits for the other, so that nothing but the plans' own order keeps them apart.
+  // Each of the two fills waits for the other, so that only the prefetcher keeps the two plans apart.
   std::promise<void> reached[2];
   std::shared_future<void> other[2] = {reached[1].get_future(), reached[0].get_future()};
   int planned = 0;  // plain, for ThreadSanitizer
+  std::atomic<int> met{0};
   const auto prefetcher = Make({.depth = 2,
                                 .filler_count = 2,
                                 .end_step = 2,
@@ -131,13 +113,13 @@ TEST(PrefetcherTest, FillersFillAtTheSameTimeButPlanOneByOne) {
                                 .fill =
                                     [&](int, int64_t step) {
                                       reached[step].set_value();
-                                      return other[step].wait_for(std::chrono::seconds(30)) == std::future_status::ready
-                                                 ? absl::OkStatus()
-                                                 : absl::InternalError("alone");
+                                      met +=
+                                          other[step].wait_for(std::chrono::seconds(30)) == std::future_status::ready;
                                     }});
   EXPECT_TRUE(prefetcher->Next().ok());
   EXPECT_TRUE(prefetcher->Next().ok());
   EXPECT_EQ(planned, 2);
+  EXPECT_EQ(met, 2);
 }
 
 TEST(PrefetcherTest, AMissedDeadlineNamesTheStepAndMayBeTriedAgain) {
@@ -149,7 +131,6 @@ TEST(PrefetcherTest, AMissedDeadlineNamesTheStepAndMayBeTriedAgain) {
                                 .deadline = absl::Milliseconds(20),
                                 .fill = [&](int, int64_t step) {
                                   if (step == 41) released.wait();
-                                  return absl::OkStatus();
                                 }});
   // 40 may need several tries on a busy machine.
   absl::StatusOr<int> slot = prefetcher->Next();

@@ -1,5 +1,3 @@
-#include "worker/data/synthetic.h"
-
 #include <algorithm>
 #include <vector>
 
@@ -10,7 +8,7 @@
 #include "common/checkpoint/crc32c.h"
 #include "common/limits.h"
 #include "common/status.h"
-
+#include "worker/data/dataset_readers.h"
 namespace starring {
 namespace {
 
@@ -34,7 +32,7 @@ absl::Status CheckOptions(const DatasetOptions& options) {
   return CheckRange("test_count", options.synthetic_test_count, count_max);
 }
 
-// `count` pictures of `picture_bytes` random bytes.
+// `count` pictures of `picture_bytes` random bytes each, every picture from blocks of its own.
 std::vector<uint8_t> RandomPictures(uint64_t seed, Stream stream, int64_t count, int64_t picture_bytes) {
   const RandomKey key{.seed = seed, .purpose = RandomPurpose::kSynthetic, .stream = stream};
   const int64_t blocks = (picture_bytes + kBlockBytes - 1) / kBlockBytes;

@@ -1,5 +1,3 @@
-#include "worker/data/idx_reader.h"
-
 #include <algorithm>
 #include <array>
 #include <memory>
@@ -12,14 +10,14 @@
 #include "common/checkpoint/crc32c.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "worker/data/dataset_readers.h"
 #include "worker/data/file_stream.h"
-
 namespace starring {
 namespace {
 
 constexpr uint32_t kImagesMagic = 0x00000803;  // unsigned byte, 3 dimensions
 constexpr uint32_t kLabelsMagic = 0x00000801;  // unsigned byte, 1 dimension
-constexpr int64_t kPieceBytes = 256 << 10;     // fits an L2 cache
+constexpr int64_t kPieceBytes = 256 << 10;     // fits the second-level cache
 
 struct Expected {
   uint32_t magic;
@@ -41,7 +39,7 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
     return absl::DataLossError(absl::StrFormat("%s says that its images have %d x %d pixels, expected 1 to %d a side",
                                                stream.path(), rows, columns, kImageSideMax));
   }
-  // Below 2^32 * 2^13 * 2^13: no overflow.
+  // At most 2^32 * 2^13 * 2^13, so the product does not overflow.
   const int64_t promised = count * rows * columns;
   if (promised > kDatasetBytesMax) {
     return absl::DataLossError(
@@ -51,7 +49,7 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
   const int64_t possible = stream.size_bytes_max() - expected.header_bytes();
   if (promised > possible) {
     return absl::DataLossError(absl::StrFormat(
-        "%s is truncated: expected %d bytes of %s behind the header, found %d at most: copy or download it "
+        "%s is truncated: expected %d bytes of %s after the header, found %d at most: copy or download it "
         "again",
         stream.path(), promised, expected.what, possible));
   }
@@ -66,7 +64,7 @@ absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& f
     return uint32_t{header[4 * i]} << 24 | uint32_t{header[4 * i + 1]} << 16 | uint32_t{header[4 * i + 2]} << 8 |
            header[4 * i + 3];
   };
-  // The magic number first: a file of another kind is best called that.
+  // The magic number first: a file of another kind is often shorter too, and "truncated" would mislead.
   if (read >= 4 && word(0) != expected.magic) {
     return absl::DataLossError(absl::StrFormat("%s begins with 0x%08x, expected 0x%08x (IDX %s): give the %s file",
                                                stream.path(), word(0), expected.magic, expected.what, expected.what));
@@ -82,7 +80,7 @@ absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& f
 absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& file) {
   const int64_t body_bytes = file.dims[0] * file.dims[1] * file.dims[2];
   file.bytes.resize(static_cast<size_t>(body_bytes));
-  // Piece by piece: the checksum of a piece finds it in the cache.
+  // In pieces, so that each piece is still in the cache when its checksum is computed.
   int64_t read = 0;
   for (bool is_over = false; !is_over && read < body_bytes;) {
     const auto piece = std::span(file.bytes).subspan(read, std::min(kPieceBytes, body_bytes - read));
@@ -93,13 +91,13 @@ absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& fil
   }
   if (read < body_bytes) {
     return absl::DataLossError(absl::StrFormat(
-        "%s is truncated: expected %d bytes of %s behind the header, found %d: copy or download it again",
-        stream.path(), body_bytes, expected.what, read));
+        "%s is truncated: expected %d bytes of %s after the header, found %d: copy or download it again", stream.path(),
+        body_bytes, expected.what, read));
   }
   uint8_t extra = 0;
-  ASSIGN_OR_RETURN(const int64_t behind, stream.Read(std::span(&extra, 1)));
-  if (behind != 0) {
-    return absl::DataLossError(absl::StrFormat("%s is too long: expected %d bytes of %s behind the header, found more",
+  ASSIGN_OR_RETURN(const int64_t extra_bytes, stream.Read(std::span(&extra, 1)));
+  if (extra_bytes != 0) {
+    return absl::DataLossError(absl::StrFormat("%s is too long: expected %d bytes of %s after the header, found more",
                                                stream.path(), body_bytes, expected.what));
   }
   return absl::OkStatus();

@@ -1,5 +1,3 @@
-#include "worker/data/cifar_reader.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <memory>
@@ -10,6 +8,7 @@
 #include "common/check.h"
 #include "common/checkpoint/crc32c.h"
 #include "common/status.h"
+#include "worker/data/dataset_readers.h"
 #include "worker/data/file_stream.h"
 
 namespace starring {
@@ -61,7 +60,8 @@ absl::Status AppendRecords(const std::string& path, int64_t first_record, std::s
 
 absl::Status AppendFile(const CifarFiles& files, const std::string& path, Dataset& dataset) {
   ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
-  // One record more than the file can have, so that a small file needs a small buffer, and one turn of the loop.
+  // For a small file, room for one record more than it can have: then the first read comes back short, and ends the
+  // loop.
   std::vector<uint8_t> buffer(std::min(kRecordsAtOnce, stream->size_bytes_max() / kRecordBytes + 1) * kRecordBytes);
   int64_t record = 0;
   for (int64_t bytes = std::ssize(buffer); bytes == std::ssize(buffer);) {

@@ -1,0 +1,318 @@
+#include "worker/data/dataset_readers.h"
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/arithmetic/philox.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/data/data_files.h"
+
+namespace starring {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+class IdxReaderTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<Dataset> Read(const std::string& images, const std::string& labels) {
+    return ReadIdx({.images = WriteFile(folder_, "images", images),
+                    .labels = WriteFile(folder_, "labels", labels),
+                    .classes = 10});
+  }
+
+  // The message of a refusal.
+  std::string Refusal(const std::string& images, const std::string& labels) {
+    const auto dataset = Read(images, labels);
+    EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss) << dataset.status();
+    return std::string(dataset.status().message());
+  }
+
+  const std::string folder_ = MakeFolder("idx_readers");
+};
+
+TEST_F(IdxReaderTest, ReadsImagesAndLabels) {
+  const auto dataset = Read(IdxImages(3, 2, 4), IdxLabels(3));
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  EXPECT_EQ(dataset->count, 3);
+  EXPECT_EQ(dataset->height, 2);
+  EXPECT_EQ(dataset->width, 4);
+  EXPECT_EQ(dataset->channels, 1);
+  EXPECT_EQ(dataset->classes, 10);
+  EXPECT_THAT(dataset->labels, ElementsAre(0, 1, 2));
+  ASSERT_EQ(dataset->images.size(), 24u);
+  for (int i = 0; i < 24; ++i) EXPECT_EQ(dataset->images[i], i);
+}
+
+TEST_F(IdxReaderTest, GzippedIsTheSame) {
+  const auto plain = Read(IdxImages(50, 7, 5), IdxLabels(50));
+  const auto zipped = Read(Gzip(IdxImages(50, 7, 5)), Gzip(IdxLabels(50)));
+  ASSERT_TRUE(zipped.ok()) << zipped.status();
+  EXPECT_EQ(zipped->images, plain->images);
+  EXPECT_EQ(zipped->labels, plain->labels);
+}
+
+TEST_F(IdxReaderTest, RefusesATruncatedFile) {
+  std::string images = IdxImages(3, 2, 4);
+  images.pop_back();
+  EXPECT_THAT(Refusal(images, IdxLabels(3)),
+              HasSubstr("/images is truncated: expected 24 bytes of images after the header, found 23 at most"));
+  // Zipped, the length is known only at the end.
+  EXPECT_THAT(Refusal(Gzip(images), IdxLabels(3)),
+              HasSubstr("/images is truncated: expected 24 bytes of images after the header, found 23: copy"));
+  std::string labels = IdxLabels(3);
+  labels.pop_back();
+  EXPECT_THAT(Refusal(IdxImages(3, 2, 4), Gzip(labels)),
+              HasSubstr("/labels is truncated: expected 3 bytes of labels after the header, found 2"));
+}
+
+TEST_F(IdxReaderTest, RefusesAnyPrefixOfAHeader) {
+  const std::string images = IdxImages(3, 2, 4);
+  for (size_t size = 0; size < 16; ++size) {
+    EXPECT_THAT(Refusal(images.substr(0, size), IdxLabels(3)),
+                HasSubstr("/images is truncated: expected a header of 16 bytes, found " + std::to_string(size)));
+  }
+}
+
+TEST_F(IdxReaderTest, RefusesAFileThatIsTooLong) {
+  EXPECT_THAT(Refusal(IdxImages(3, 2, 4) + "x", IdxLabels(3)),
+              HasSubstr("/images is too long: expected 24 bytes of images after the header, found more"));
+  EXPECT_THAT(Refusal(IdxImages(3, 2, 4), Gzip(IdxLabels(3) + "x")), HasSubstr("/labels is too long"));
+}
+
+TEST_F(IdxReaderTest, RefusesAnotherMagicNumber) {
+  EXPECT_THAT(
+      Refusal(IdxLabels(3), IdxLabels(3)),
+      AllOf(HasSubstr("/images begins with 0x00000801, expected 0x00000803"), HasSubstr("give the images file")));
+  EXPECT_THAT(Refusal(IdxImages(3, 2, 4), IdxImages(3, 2, 4)),
+              HasSubstr("/labels begins with 0x00000803, expected 0x00000801"));
+  EXPECT_THAT(Refusal("<html><body>404 Not Found</body></html>", IdxLabels(3)),
+              HasSubstr("/images begins with 0x3c68746d, expected 0x00000803"));
+}
+
+TEST_F(IdxReaderTest, RefusesCountsThatDisagree) {
+  EXPECT_THAT(Refusal(IdxImages(3, 2, 4), IdxLabels(4)),
+              AllOf(HasSubstr("/images holds 3 images"), HasSubstr("/labels holds 4 labels")));
+}
+
+TEST_F(IdxReaderTest, RefusesALabelOutOfRange) {
+  EXPECT_THAT(Refusal(IdxImages(3, 2, 4), Idx(0x801, {3}, std::string("\0\x0a\1", 3))),
+              HasSubstr("/labels: label of image 1 is 10, expected 0 to 9"));
+}
+
+TEST_F(IdxReaderTest, RefusesSizesThatMakeNoSense) {
+  EXPECT_THAT(Refusal(Idx(0x803, {0, 2, 4}, ""), IdxLabels(3)), HasSubstr("/images says that it holds no images"));
+  EXPECT_THAT(Refusal(Idx(0x803, {3, 0, 4}, ""), IdxLabels(3)), HasSubstr("images have 0 x 4 pixels"));
+  EXPECT_THAT(Refusal(Idx(0x803, {3, 2, 100000}, ""), IdxLabels(3)),
+              HasSubstr("2 x 100000 pixels, expected 1 to 8192"));
+}
+
+// Nothing may be allocated for what such a header promises: with the memory of this machine that would fail.
+TEST_F(IdxReaderTest, RefusesAnAbsurdPromiseBeforeAllocating) {
+  EXPECT_THAT(Refusal(Idx(0x803, {0xffffffffu, 8192, 8192}, "abc"), IdxLabels(3)),
+              HasSubstr("holds 288230376084602880 bytes of images, the limit is"));
+  EXPECT_THAT(Refusal(Idx(0x803, {16385, 1024, 1024}, "abc"), IdxLabels(3)), HasSubstr("the limit is 17179869184"));
+  EXPECT_THAT(Refusal(Idx(0x803, {16384, 1024, 1024}, "abc"), IdxLabels(3)), HasSubstr("/images is truncated"));
+  EXPECT_THAT(Refusal(Idx(0x803, {16384, 1024, 1000}, "abc"), IdxLabels(3)),
+              AllOf(HasSubstr("/images is truncated: expected 16777216000 bytes"), HasSubstr("found 3 at most")));
+  EXPECT_THAT(Refusal(Gzip(Idx(0x803, {16384, 1024, 1000}, "abc")), IdxLabels(3)),
+              HasSubstr("/images is truncated: expected 16777216000 bytes"));
+}
+
+// 64 MiB of zeros from 64 KiB: the reader stops one byte behind what the header promised.
+TEST_F(IdxReaderTest, RefusesAGzipBomb) {
+  EXPECT_THAT(Refusal(Gzip(IdxImages(3, 2, 4) + std::string(64 << 20, '\0')), IdxLabels(3)),
+              HasSubstr("/images is too long: expected 24 bytes"));
+}
+
+TEST_F(IdxReaderTest, NamesAMissingFile) {
+  const auto dataset = ReadIdx({.images = folder_ + "/none", .labels = WriteFile(folder_, "labels", IdxLabels(3))});
+  EXPECT_EQ(dataset.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(dataset.status().message(), HasSubstr(folder_ + "/none"));
+}
+
+class CifarReaderTest : public ::testing::Test {
+ protected:
+  std::string Refusal(const std::string& content) {
+    const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "batch", content)}});
+    EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss) << dataset.status();
+    return std::string(dataset.status().message());
+  }
+
+  const std::string folder_ = MakeFolder("cifar_reader");
+};
+
+TEST_F(CifarReaderTest, InterleavesPlanesOfEveryRecordOfEveryFile) {
+  // 300 is more than are read at once.
+  const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "first", CifarRecords(2)),
+                                              WriteFile(folder_, "second", Gzip(CifarRecords(300, 2)))}});
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  EXPECT_EQ(dataset->count, 302);
+  EXPECT_EQ(dataset->height, 32);
+  EXPECT_EQ(dataset->width, 32);
+  EXPECT_EQ(dataset->channels, 3);
+  EXPECT_EQ(dataset->classes, 10);
+  ASSERT_EQ(std::ssize(dataset->images), 302 * 3072);
+  ASSERT_EQ(dataset->labels.size(), 302u);
+  for (int64_t i = 0; i < 302; ++i) {
+    EXPECT_EQ(dataset->labels[i], i % 10);
+    for (int64_t p = 0; p < 1024; ++p) {
+      for (int64_t c = 0; c < 3; ++c) {
+        ASSERT_EQ(dataset->images[(i * 1024 + p) * 3 + c], static_cast<uint8_t>(i + p + 80 * c)) << i << ' ' << p;
+      }
+    }
+  }
+}
+
+TEST_F(CifarReaderTest, AnyWholeNumberOfRecordsWillDo) {
+  for (const int64_t count : {1, 255, 256, 257, 512}) {
+    const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "batch", CifarRecords(count))}});
+    ASSERT_TRUE(dataset.ok()) << dataset.status();
+    EXPECT_EQ(dataset->count, count);
+  }
+}
+
+TEST_F(CifarReaderTest, RefusesAPartOfARecord) {
+  std::string records = CifarRecords(3);
+  records.pop_back();
+  const auto message = AllOf(HasSubstr("/batch is truncated: expected a whole number of records of 3073 bytes"),
+                             HasSubstr("found 2 records and 3072 bytes"));
+  EXPECT_THAT(Refusal(records), message);
+  EXPECT_THAT(Refusal(Gzip(records)), message);
+  EXPECT_THAT(Refusal(CifarRecords(300) + "x"), HasSubstr("found 300 records and 1 bytes"));
+}
+
+TEST_F(CifarReaderTest, RefusesAnEmptyFile) {
+  EXPECT_THAT(Refusal(""), HasSubstr("/batch is empty: expected at least one record of 3073 bytes"));
+  EXPECT_THAT(Refusal(Gzip("")), HasSubstr("/batch is empty"));
+}
+
+TEST_F(CifarReaderTest, RefusesALabelOutOfRange) {
+  std::string records = CifarRecords(300);
+  records[290 * 3073] = 10;
+  EXPECT_THAT(Refusal(records), HasSubstr("/batch: label of record 290 is 10, expected 0 to 9"));
+}
+
+// A gzip bomb of zeros is made of legal records.
+TEST_F(CifarReaderTest, StopsAtTheLimitOfBytes) {
+  const std::string path = WriteFile(folder_, "bomb.gz", Gzip(std::string(3073 * 5000, '\0')));
+  const auto dataset = ReadCifar10({.paths = {path}, .bytes_max = 4999 * 3072});
+  EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(dataset.status().message(), HasSubstr("more than the limit of 15356928 bytes"));
+  EXPECT_TRUE(ReadCifar10({.paths = {path}, .bytes_max = 5000 * 3072}).ok());
+  EXPECT_EQ(CifarFiles().bytes_max, int64_t{16} << 30);  // more than a test can write
+}
+
+TEST_F(CifarReaderTest, NamesAMissingFile) {
+  const auto dataset = ReadCifar10({.paths = {folder_ + "/none"}});
+  EXPECT_EQ(dataset.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(dataset.status().message(), HasSubstr(folder_ + "/none"));
+}
+
+DatasetOptions Options() {
+  DatasetOptions options;
+  options.name = "synthetic";
+  options.synthetic_train_count = 200;
+  options.synthetic_test_count = 100;
+  options.synthetic_height = 5;
+  options.synthetic_width = 7;
+  options.synthetic_channels = 3;
+  options.synthetic_classes = 4;
+  options.seed = 9;
+  return options;
+}
+
+TEST(SyntheticTest, HasTheSizeAskedFor) {
+  const auto sets = MakeSynthetic(Options());
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  EXPECT_EQ(sets->train.count, 200);
+  EXPECT_EQ(sets->test.count, 100);
+  for (const Dataset* set : {&sets->train, &sets->test}) {
+    EXPECT_EQ(set->height, 5);
+    EXPECT_EQ(set->width, 7);
+    EXPECT_EQ(set->channels, 3);
+    EXPECT_EQ(set->classes, 4);
+    EXPECT_EQ(std::ssize(set->images), set->count * 105);
+    ASSERT_EQ(std::ssize(set->labels), set->count);
+    for (int64_t i = 0; i < set->count; ++i) EXPECT_EQ(set->labels[i], i % 4);
+  }
+}
+
+TEST(SyntheticTest, PixelsAreTheDocumentedOnes) {
+  const auto sets = MakeSynthetic(Options());
+  const auto byte = [](uint32_t stream, int64_t picture, int64_t b) -> uint32_t {
+    const RandomKey key{.seed = 9, .purpose = RandomPurpose::kSynthetic, .stream = stream};
+    return key.At(picture * 7 + b / 16)[b % 16 / 4] >> (8 * (b % 4)) & 255;  // 105 bytes are 7 blocks
+  };
+  for (const int64_t b : {0, 1, 4, 15, 16, 31, 104}) {
+    EXPECT_EQ(sets->train.images[6 * 105 + b], (byte(0, 2, b) + 3 * byte(1, 6, b)) / 4) << b;
+    EXPECT_EQ(sets->test.images[99 * 105 + b], (byte(0, 3, b) + 3 * byte(2, 99, b)) / 4) << b;
+  }
+}
+
+TEST(SyntheticTest, SeedsDiffer) {
+  DatasetOptions other = Options();
+  other.seed = 10;
+  EXPECT_EQ(MakeSynthetic(Options())->train.images, MakeSynthetic(Options())->train.images);
+  EXPECT_NE(MakeSynthetic(Options())->train.images, MakeSynthetic(other)->train.images);
+}
+
+// The nearest mean of the training images names the class of a test image: there is something to learn.
+TEST(SyntheticTest, TheClassCanBeLearnt) {
+  DatasetOptions options = Options();
+  options.synthetic_train_count = 2000;
+  options.synthetic_height = 16;
+  options.synthetic_width = 16;
+  const auto sets = MakeSynthetic(options);
+  const int64_t bytes = sets->train.image_bytes();
+  std::vector<std::vector<double>> means(4, std::vector<double>(bytes));
+  for (int64_t i = 0; i < 2000; ++i) {
+    for (int64_t b = 0; b < bytes; ++b) means[i % 4][b] += sets->train.images[i * bytes + b] / 500.0;
+  }
+  int correct = 0;
+  for (int64_t i = 0; i < sets->test.count; ++i) {
+    int nearest = 0;
+    std::vector<double> distance(4);
+    for (int k = 0; k < 4; ++k) {
+      for (int64_t b = 0; b < bytes; ++b) distance[k] += std::pow(sets->test.images[i * bytes + b] - means[k][b], 2);
+      if (distance[k] < distance[nearest]) nearest = k;
+    }
+    correct += nearest == sets->test.labels[i];
+  }
+  EXPECT_GE(correct, 99);
+}
+
+TEST(SyntheticTest, RefusesImpossibleSizes) {
+  const auto message = [](const DatasetOptions& options) {
+    const auto sets = MakeSynthetic(options);
+    EXPECT_EQ(sets.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(sets.status().message());
+  };
+  DatasetOptions options = Options();
+  options.synthetic_width = 0;
+  EXPECT_THAT(message(options), HasSubstr("synthetic width is 0, expected 1 to 8192"));
+  options = Options();
+  options.synthetic_height = 8193;
+  EXPECT_THAT(message(options), HasSubstr("synthetic height is 8193, expected 1 to 8192"));
+  options = Options();
+  options.synthetic_channels = 257;
+  EXPECT_THAT(message(options), HasSubstr("synthetic channels is 257, expected 1 to 256"));
+  options = Options();
+  options.synthetic_height = options.synthetic_width = options.synthetic_channels = 1;
+  options.synthetic_test_count = int64_t{1} << 32;
+  EXPECT_THAT(message(options), HasSubstr("synthetic test_count is 4294967296, expected 1 to 4294967295"));
+  options = Options();
+  options.synthetic_classes = 257;
+  EXPECT_THAT(message(options), HasSubstr("synthetic classes is 257, expected 1 to 256"));
+  options = Options();
+  options.synthetic_train_count = int64_t{1} << 40;
+  EXPECT_THAT(message(options), HasSubstr("synthetic train_count is 1099511627776, expected 1 to 163617801"));
+}
+
+}  // namespace
+}  // namespace starring
