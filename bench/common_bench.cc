@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "common/aligned_floats.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/sum_in_order.h"
 #include "common/check.h"
+#include "common/memory.h"
 #include "server/contribution_sum.h"
 
 namespace starring {

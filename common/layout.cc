@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/memory.h"
 #include "common/security/sha256.h"
 #include "common/status.h"
 
@@ -112,7 +113,7 @@ absl::StatusOr<Layout> Layout::Create(std::vector<TensorSpec> tensors) {
       return absl::InvalidArgumentError(absl::StrCat("tensor ", spec.name, " is there twice"));
     ASSIGN_OR_RETURN(const int64_t count, ValidateTensor(spec), "tensor ", spec.name);
     const int64_t begin = layout.element_count_;
-    const int64_t padded = (count + kAlignmentElements - 1) / kAlignmentElements * kAlignmentElements;
+    const int64_t padded = RoundUp(count, kAlignmentElements);
     if (padded > kElementCountMax - begin) {
       return absl::InvalidArgumentError(absl::StrCat("tensor ", spec.name, " makes the parameter vector longer than ",
                                                      kElementCountMax, " elements"));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/memory.h"
 
 namespace starring {
 
@@ -46,7 +47,8 @@ struct Tensor {
 
 class Layout {
  public:
-  static constexpr int64_t kAlignmentElements = 16;  // 64 bytes
+  // Each tensor begins on a cache line.
+  static constexpr int64_t kAlignmentElements = kCacheLineBytes / static_cast<int64_t>(sizeof(float));
 
   Layout() = default;
 

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/aligned_floats.h"
 #include "common/arithmetic/learning_rate.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/layout.h"
+#include "common/memory.h"
 
 namespace starring {
 

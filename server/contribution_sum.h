@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/aligned_floats.h"
 #include "common/arithmetic/piece_sum.h"
+#include "common/memory.h"
 #include "common/owned_slices.h"
 #include "common/wire/exchange_message.h"
 #include "server/collective_wait.h"

@@ -3,7 +3,6 @@
 // Prints "listening on HOST:PORT" on stdout. Ends with 0 when all workers have finished, or when it is asked to stop
 // (SIGINT, SIGTERM) before a job began; during a job the first signal lets the workers finish, the second ends at once.
 #include <google/protobuf/stubs/logging.h>
-#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
 #include "common/flags/command_line.h"
+#include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/status.h"
 #include "common/trace.h"
@@ -28,12 +28,6 @@ namespace starring {
 namespace {
 
 constexpr int kExitKilled = 130;  // what a shell reports for a process that ended by SIGINT
-
-// A buffer that is freed and asked for again every step must not come back as fresh, unmapped pages.
-void KeepFreedMemory() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-}
 
 sigset_t StopSignals() {
   sigset_t signals;

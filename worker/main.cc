@@ -1,5 +1,4 @@
 // //worker: one training process. --help shows its flags, README.md how it is started.
-#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -17,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/bucket_map.h"
 #include "common/flags/command_line.h"
+#include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/progress_state.h"
 #include "common/status.h"
@@ -48,12 +48,6 @@
 
 namespace starring {
 namespace {
-
-// A buffer that is freed and asked for again every step must not come back as fresh, unmapped pages.
-void KeepFreedMemory() {
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-}
 
 // What looks on; all null unless asked for. In this order: each may refer to those before it.
 struct Onlookers {

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/check.h"
+#include "common/memory.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -16,7 +17,7 @@ void StreamCopy(std::span<const float> from, std::span<float> to) {
   CHECK_EQ(from.size(), to.size());
   size_t i = 0;
 #ifdef __SSE2__
-  constexpr size_t kLineBytes = 64, kLineElements = kLineBytes / sizeof(float);
+  constexpr size_t kLineBytes = kCacheLineBytes, kLineElements = kLineBytes / sizeof(float);
   // Whole lines only: the rest of a line would be read back.
   const size_t misalignment = reinterpret_cast<uintptr_t>(to.data()) % kLineBytes;
   const size_t head = misalignment == 0 ? 0 : (kLineBytes - misalignment) / sizeof(float);

@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/memory.h"
 #include "common/status.h"
 #include "google/protobuf/struct.pb.h"
 #include "google/protobuf/util/json_util.h"
@@ -22,7 +23,6 @@ using google::protobuf::ListValue;
 using google::protobuf::Struct;
 using google::protobuf::Value;
 
-constexpr size_t kAlignment = 64;
 constexpr char kMetadata[] = "__metadata__";
 
 const char* TypeName(TensorType type) { return type == TensorType::kFloat32 ? "F32" : "I64"; }
@@ -135,7 +135,7 @@ std::string SafetensorsHeader(const std::map<std::string, TensorShape>& tensors)
     offset += bytes;
   }
   header += "}";
-  while ((kSafetensorsLengthBytes + header.size()) % kAlignment != 0) header += ' ';
+  while ((kSafetensorsLengthBytes + header.size()) % kCacheLineBytes != 0) header += ' ';
   std::string length(kSafetensorsLengthBytes, '\0');
   const uint64_t header_bytes = header.size();
   static_assert(std::endian::native == std::endian::little);

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "common/arithmetic/instruction_set.h"
+#include "common/memory.h"
 #include "common/status.h"
-#include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"

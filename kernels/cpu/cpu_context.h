@@ -12,8 +12,8 @@
 #include <cstdint>
 
 #include "common/arithmetic/instruction_set.h"
+#include "common/memory.h"
 #include "dnnl.hpp"
-#include "kernels/cpu/aligned_memory.h"
 
 namespace starring {
 

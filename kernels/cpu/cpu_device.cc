@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/memory.h"
 #include "common/status.h"
 #include "dnnl.hpp"
-#include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"

@@ -13,8 +13,8 @@
 #include "common/arithmetic/instruction_set.h"
 #include "common/arithmetic/philox.h"
 #include "common/check.h"
+#include "common/memory.h"
 #include "common/status.h"
-#include "kernels/cpu/aligned_memory.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/shape_checks.h"
 

@@ -30,7 +30,7 @@ class ScratchPlan {
  public:
   int64_t Add(int64_t bytes) {
     const int64_t offset = bytes_;
-    bytes_ += RoundUp(bytes, kAlignmentBytes);
+    bytes_ += RoundUp(bytes, kCacheLineBytes);
     return offset;
   }
   int64_t bytes() const { return bytes_; }

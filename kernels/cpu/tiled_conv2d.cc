@@ -14,7 +14,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cpu/aligned_memory.h"
+#include "common/memory.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/row_lanes_avx512.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu/aligned_memory.h"
+#include "common/memory.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/tiles.h"

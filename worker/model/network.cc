@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/memory.h"
 #include "common/status.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network_graph.h"
@@ -174,8 +175,7 @@ class Network::Impl {
     const auto append = [&](int64_t count, float value) {
       const size_t begin = initial.size();
       initial.resize(begin + count, value);
-      initial.resize((initial.size() + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements *
-                     Layout::kAlignmentElements);
+      initial.resize(static_cast<size_t>(RoundUp(std::ssize(initial), Layout::kAlignmentElements)));
       return begin;
     };
     for (int l = 0; l < layer_count(); ++l) {

@@ -6,6 +6,7 @@
 
 #include "common/check.h"
 #include "common/layout.h"
+#include "common/memory.h"
 
 namespace starring {
 namespace {
@@ -245,8 +246,6 @@ class ProgramBuilder {
 };
 
 bool LiveTogether(const BufferLife& a, const BufferLife& b) { return a.first <= b.last && b.first <= a.last; }
-
-int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 }  // namespace
 

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <vector>
 
-#include "common/aligned_floats.h"
+#include "common/memory.h"
 #include "gtest/gtest.h"
 
 namespace starring {

@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/aligned_floats.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/check.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/safetensors.h"
+#include "common/memory.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/worker/model/reference_device.h"
 #include "worker/model/layer_file.h"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/aligned_floats.h"
+#include "common/memory.h"
 #include "common/owned_slices.h"
 
 namespace starring {
