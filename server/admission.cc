@@ -53,4 +53,13 @@ std::string Admission::DescribeRefusals() const {
                       last_refused_, ")");
 }
 
+void RefusalLog::Add(const std::string& line, Clock::time_point now) {
+  if (now - since_ >= std::chrono::milliseconds(kLogPeriodMs)) {
+    if (count_ > kLogRefusalsMax) log_(absl::StrCat(count_ - kLogRefusalsMax, " more refusals are not shown"));
+    since_ = now;
+    count_ = 0;
+  }
+  if (++count_ <= kLogRefusalsMax) log_(line);
+}
+
 }  // namespace starring

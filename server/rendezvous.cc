@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/limits.h"
 #include "common/status.h"
 
@@ -119,6 +121,30 @@ std::string Rendezvous::DescribeMissing() const {
   if (missing_count > kRanksNamedMax) more = absl::StrCat(" and ", missing_count - kRanksNamedMax, " more");
   return absl::StrCat(missing_count == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "), more, " of ",
                       members_.size(), missing_count == 1 ? " has" : " have", " not joined", refusals);
+}
+
+int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count) {
+  // Bookkeeping of a bucket, and of a worker in it, apart from their floats: CollectiveWait, Contribution.
+  constexpr int64_t kBytesPerBucket = 1024;
+  constexpr int64_t kBytesPerContribution = 256;
+  int64_t owned = 0;
+  for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
+    owned += agreement.buckets.ShardSlice(b, shard, shard_count).size() * static_cast<int64_t>(sizeof(float));
+  }
+  // Buffers of the parameters and a copy in shared memory, the optimizer's state, a contribution of every worker.
+  const int64_t copies = kSliceBuffersMax + 1 + StateVectorCount(agreement.optimizer) + agreement.world_size;
+  const int64_t per_bucket = kBytesPerBucket + agreement.world_size * kBytesPerContribution;
+  return owned * copies + agreement.buckets.bucket_count() * per_bucket;
+}
+
+absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max) {
+  const int64_t needed = ShardMemoryNeeded(agreement, shard, shard_count);
+  if (needed <= memory_bytes_max) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrFormat(
+      "shard %d of %d needs %.3f GB for %d elements of %d workers, this server may use %.3f GB: start more servers, or "
+      "raise the server's --memory_limit_gb",
+      shard, shard_count, 1e-9 * static_cast<double>(needed), agreement.buckets.element_count(), agreement.world_size,
+      1e-9 * static_cast<double>(memory_bytes_max)));
 }
 
 }  // namespace starring

@@ -88,6 +88,13 @@ class Rendezvous {
   int64_t stall_report_ms_ = 0;
 };
 
+// The bytes that a shard of this job holds at most: parameters, the optimizer's state, the contributions of all workers
+// to all buckets. Allocates nothing.
+int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count);
+
+// ResourceExhausted, with both numbers and the way out, if the shard needs more than `memory_bytes_max`.
+absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max);
+
 }  // namespace starring
 
 #endif  // STARRING_SERVER_RENDEZVOUS_H_

@@ -23,7 +23,6 @@
 #include "server/connection_acceptor.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
-#include "server/refusal_log.h"
 #include "server/rendezvous.h"
 #include "server/shard_job.h"
 #include "server/unary_call.h"
@@ -86,7 +85,6 @@ class ParameterServer::Core {
   const Options options_;
   const Clock::time_point started_ = Clock::now();
   int64_t descriptors_max_ = 0;
-  int64_t memory_bytes_max_ = 0;  // when the first worker joined
   grpc::ResourceQuota quota_;
   RawParameterServerService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <set>
@@ -29,7 +28,6 @@
 #include "common/trace.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/message_parts.h"
-#include "server/collective_sum.h"
 #include "server/collective_wait.h"
 #include "server/contribution_sum.h"
 #include "server/server_metrics.h"
@@ -58,7 +56,6 @@ class ShardJob {
     Agreement agreement;
     int shard = 0;
     int shard_count = 1;
-    int64_t memory_bytes_max = std::numeric_limits<int64_t>::max();
     std::chrono::milliseconds exchange_deadline{60'000};
     // A worker opens its lanes when it has joined at every shard, which may take as long as that.
     std::chrono::milliseconds join_deadline{60'000};
@@ -70,7 +67,7 @@ class ShardJob {
     TraceTrack* track = nullptr;                  // of the thread that calls; null: there is no trace
     ServerMetrics* metrics = nullptr;             // likewise; null: there are none
   };
-  // ResourceExhausted, with both numbers, if the shard needs more memory than it may use.
+  // REQUIRES: CheckShardMemory(agreement, ...) was OK (rendezvous.h). InvalidArgument as ContributionSum::Create.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
 
   // REQUIRES: 0 <= lane.rank < world size.

@@ -3,7 +3,7 @@
 
 #include "common/check.h"
 #include "proto/starring/v1/parameter_server.pb.h"
-#include "server/check_board.h"
+#include "server/check_service.h"
 #include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

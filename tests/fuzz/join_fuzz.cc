@@ -8,7 +8,6 @@
 #include "proto/starring/v1/parameter_server.pb.h"
 #include "server/rendezvous.h"
 #include "server/shard_job.h"
-#include "server/shard_memory.h"
 #include "tests/fuzz/fuzz_input.h"
 
 // Of the job that begins: 16 buckets, or a hundred workers.
@@ -51,9 +50,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const int64_t step : {agreement.first_step, agreement.first_step + 1}) {
     (void)starring::LearningRateAt(agreement.schedule, step);
   }
-  CHECK_OK(
-      starring::ShardJob::Create(
-          {.agreement = agreement, .shard = shard, .shard_count = shard_count, .memory_bytes_max = kMemoryBytesMax})
-          .status());
+  CHECK_OK(starring::ShardJob::Create({.agreement = agreement, .shard = shard, .shard_count = shard_count}).status());
   return 0;
 }

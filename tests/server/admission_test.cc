@@ -1,5 +1,8 @@
 #include "server/admission.h"
 
+#include <string>
+#include <vector>
+
 #include "common/limits.h"
 #include "common/wire/wire_version.h"
 #include "gmock/gmock.h"
@@ -78,6 +81,23 @@ TEST(AdmissionTest, ALongNameOfARunIsRefused) {
   EXPECT_TRUE(admission.Check(request, "").ok());
   request.set_run_id(std::string(kRunIdBytesMax + 1, 'r'));
   EXPECT_EQ(admission.Check(request, "").code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RefusalLogTest, ShowsAFewOfEachPeriodAndCountsTheRest) {
+  std::vector<std::string> lines;
+  RefusalLog log([&](const std::string& line) { lines.push_back(line); });
+  const RefusalLog::Clock::time_point begin = RefusalLog::Clock::now();
+  const std::chrono::milliseconds period(kLogPeriodMs);
+  for (int64_t i = 0; i < kLogRefusalsMax + 5; ++i) log.Add("refused", begin);
+  EXPECT_EQ(std::ssize(lines), kLogRefusalsMax);
+  log.Add("still", begin + period - std::chrono::milliseconds(1));
+  EXPECT_EQ(std::ssize(lines), kLogRefusalsMax);
+  lines.clear();
+  log.Add("again", begin + period);
+  EXPECT_EQ(lines, (std::vector<std::string>{"6 more refusals are not shown", "again"}));
+  lines.clear();
+  log.Add("later", begin + 2 * period);
+  EXPECT_EQ(lines, (std::vector<std::string>{"later"}));
 }
 
 }  // namespace

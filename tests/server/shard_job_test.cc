@@ -9,7 +9,6 @@
 #include "common/wire/progress_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/shard_memory.h"
 #include "tests/worker/exchange/star/star_job.h"
 
 namespace starring {
@@ -799,19 +798,6 @@ TEST(ShardJobTest, MemoryThatNobodyReadsIsNotWrittenTo) {
   for (int rank = 0; rank < 2; ++rank) shard.SendGradient({rank, 0}, 0, 0);
   EXPECT_EQ(shard.TakeAnswers().size(), 2u);
   EXPECT_EQ(Copy(parameters->values()), before);
-}
-
-TEST(ShardJobTest, AJobThatNeedsMoreMemoryThanThereIsIsRefusedBeforeItIsTaken) {
-  const JobSpec spec = MakeJob(0, 4, 1 << 20, 1 << 20);
-  const auto agreement = ParseAgreement(SerializeAgreement(spec));
-  ASSERT_TRUE(agreement.ok());
-  const int64_t needed = ShardMemoryNeeded(*agreement, 0, 2);
-  const auto create = [&](int64_t bytes) {
-    return ShardJob::Create({.agreement = *agreement, .shard = 0, .shard_count = 2, .memory_bytes_max = bytes})
-        .status();
-  };
-  EXPECT_TRUE(create(needed).ok());
-  EXPECT_EQ(create(needed - 1).code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

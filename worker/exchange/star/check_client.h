@@ -40,7 +40,7 @@ class StarCheckClient {
   absl::StatusOr<Answer> Ask(absl::Time end);
   // Bytes per second towards the server, from as much as is sent in `seconds`, at most limits.h's.
   absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);
-  // The server's board of notes: server/check_board.h.
+  // The server's board of notes: server/check_service.h.
   absl::Status Put(int stage, const std::string& text, absl::Time end);
   absl::StatusOr<std::optional<std::string>> Get(int rank, int stage, absl::Time end);
   // Takes this worker's notes away. Returns how many workers have notes left.

@@ -1,0 +1,273 @@
+// How a server answers what comes by gRPC: calls of Join, GetStatus and Check, and Exchange streams.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/host/machine_limits.h"
+#include "common/host/peer_name.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "common/steady_time.h"
+#include "server/server_core.h"
+
+namespace starring {
+namespace {
+
+// As a worker asked for it.
+std::chrono::milliseconds DeadlineOf(int64_t ms) {
+  return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
+}
+
+// Every lane has a track, as writes on two lanes overlap. Together they keep what kServerTracksMax full ones would.
+int64_t LaneTraceEvents(int64_t track_count) {
+  return std::min(kTraceEventsMax, std::max<int64_t>(kServerTracksMax * kTraceEventsMax / track_count, 1));
+}
+
+}  // namespace
+
+void ParameterServer::Core::OnJoin(JoinCall* call) {
+  ListenForJoin();
+  const bool had_begun = rendezvous_.complete();
+  const v1::JoinRequest& request = call->request();
+  acceptor_->Heard(call->peer());
+  absl::Status status = admission_.Check(request, call->peer());
+  if (const auto bytes = static_cast<int64_t>(request.ByteSizeLong()); status.ok() && bytes > kJoinBytesMax) {
+    status = absl::InvalidArgumentError(absl::StrCat("a Join of ", bytes, " bytes, at most ", kJoinBytesMax));
+  }
+  if (!status.ok()) {
+    refusals_.Add(absl::StrCat("refused a request from ", call->peer(), ": ", std::string(status.message())),
+                  Clock::now());
+    call->Refuse(status);
+    return;
+  }
+  status = rendezvous_.Join(request, PeerNameOfUri(call->peer()));
+  if (!status.ok()) {
+    refusals_.Add(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())), Clock::now());
+    call->Refuse(status);
+    return;
+  }
+  if (had_begun) {
+    v1::JoinReply reply;
+    reply.set_job_id(job_id_);
+    call->Answer(reply);
+    return;
+  }
+  acceptor_->Keep(call->peer());  // its worker waits there, perhaps for hours
+  acceptor_->SetLimit(rendezvous_.agreement().world_size * rendezvous_.lanes() + kStrangerConnectionsMax);
+  DropOlderJoin(request);
+  const auto deadline = DeadlineOf(request.join_deadline_ms());
+  pending_joins_[call] = {.expires = Clock::now() + deadline, .deadline = deadline};
+  if (rendezvous_.complete()) {
+    BeginJob();
+  } else {
+    Log(absl::StrCat("rank ", request.rank(), " joined; ", rendezvous_.DescribeMissing()));
+  }
+}
+
+// A worker that joins again has lost the call before. When gRPC finds that out, later, the worker must not be taken for
+// gone; and calls that nobody waits for must not pile up.
+void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
+  for (const auto& [call, pending] : pending_joins_) {
+    if (call->request().rank() != request.rank() || call->request().worker_id() != request.worker_id()) continue;
+    JoinCall* const older = call;
+    pending_joins_.erase(older);
+    older->Refuse(absl::AbortedError("the worker has joined again"));
+    return;
+  }
+}
+
+absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
+  // Now, and not when the job begins: by then the other servers may have taken their part of what was free.
+  const int64_t bytes_max = UpdateMemoryLimit();
+  RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, bytes_max));
+  const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
+  if (needed <= descriptors_max_) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(agreement.world_size, " workers with ", lanes, " lanes each need ", needed,
+                   " descriptors at this server, which may open ", descriptors_max_,
+                   ": raise the hard limit (ulimit -Hn, LimitNOFILE), or give the workers fewer --lanes"));
+}
+
+int64_t ParameterServer::Core::UpdateMemoryLimit() {
+  int64_t bytes = options_.memory_bytes_max;
+  if (bytes == 0) {
+    const absl::StatusOr<int64_t> available = options_.available_memory();
+    // The servers of one job begin at the same time, and each finds the same memory free.
+    const int servers = std::min(CountProcessesOfThisProgram(), options_.shard_count);
+    bytes = available.ok() ? *available / servers : std::numeric_limits<int64_t>::max();
+  }
+  // What gRPC holds of messages counts too: it slows down, then drops streams, before the machine runs out of memory.
+  quota_.Resize(static_cast<size_t>(bytes));
+  return bytes;
+}
+
+void ParameterServer::Core::OnJoinGone(JoinCall* call) {
+  if (pending_joins_.erase(call) > 0) rendezvous_.Leave(call->request().rank(), call->request().worker_id());
+  join_calls_.erase(call);
+}
+
+void ParameterServer::Core::BeginJob() {
+  const Agreement& agreement = rendezvous_.agreement();
+  absl::StatusOr<std::unique_ptr<ShardJob>> job =
+      ShardJob::Create({.agreement = agreement,
+                        .shard = options_.shard,
+                        .shard_count = options_.shard_count,
+                        .exchange_deadline = DeadlineOf(rendezvous_.exchange_deadline_ms()),
+                        .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
+                        .send =
+                            [this](Answer answer) {
+                              const auto found = lanes_by_id_.find(answer.to);
+                              if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
+                            },
+                        .now = Clock::now(),
+                        .stall_times = {.report_after = std::chrono::milliseconds(rendezvous_.stall_report_ms())},
+                        .log = [this](const std::string& line) { Log(line); },
+                        .track = track_,
+                        .metrics = options_.metrics});
+  v1::JoinReply reply;
+  reply.set_job_id(job_id_);
+  for (const auto& [call, pending] : pending_joins_) {
+    if (job.ok()) {
+      call->Answer(reply);
+    } else {
+      call->Refuse(job.status());
+    }
+  }
+  pending_joins_.clear();
+  if (!job.ok()) {
+    begin_failure_ = job.status();
+    End(job.status());
+    return;
+  }
+  job_ = *std::move(job);
+  check_service_.Close(job_->world_size());
+  Log(absl::StrCat("all ", agreement.world_size, " workers joined: ", agreement.buckets.element_count(),
+                   " elements in ", agreement.buckets.bucket_count(), " buckets, from step ", agreement.first_step));
+}
+
+void ParameterServer::Core::OnStatus(StatusCall* call) {
+  ListenForStatus();
+  acceptor_->Heard(call->peer());
+  if (const absl::Status status = admission_.Check(call->request(), call->peer()); !status.ok()) {
+    call->Refuse(status);
+    return;
+  }
+  v1::GetStatusReply reply;
+  if (job_ != nullptr) {
+    job_->Describe(&reply);
+  } else if (!begin_failure_.ok()) {
+    reply.set_state(v1::GetStatusReply::FAILED);
+    reply.set_message(std::string(begin_failure_.message()));
+  } else {
+    reply.set_message(rendezvous_.DescribeMissing());
+    if (rendezvous_.anybody()) {
+      reply.set_world_size(rendezvous_.agreement().world_size);
+      reply.set_first_step(rendezvous_.agreement().first_step);
+      for (int rank = 0; rank < reply.world_size(); ++rank) {
+        v1::GetStatusReply::Worker* worker = reply.add_workers();
+        worker->set_rank(rank);
+        worker->set_joined(rendezvous_.Joined(rank));
+      }
+    }
+  }
+  reply.set_run_id(rendezvous_.run_id());
+  reply.set_shard(options_.shard);
+  reply.set_shard_count(options_.shard_count);
+  reply.set_uptime_seconds(std::chrono::duration<double>(Clock::now() - started_).count());
+  call->Answer(reply);
+}
+
+void ParameterServer::Core::OnCheck(CheckCall* call) {
+  ListenForCheck();
+  acceptor_->Heard(call->peer());
+  const absl::Status admitted = admission_.Check(call->request(), call->peer());
+  const absl::StatusOr<v1::CheckReply> reply =
+      admitted.ok() ? check_service_.Answer(call->request(), call->peer(), Clock::now()) : admitted;
+  if (reply.ok()) {
+    call->Answer(*reply);
+  } else {
+    call->Refuse(reply.status());
+  }
+}
+
+void ParameterServer::Core::OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message) {
+  if (message.fields.kind() == v1::ExchangeMessage::HELLO) {
+    OnHello(lane, message.fields);
+  } else if (!lane->id.has_value()) {
+    lane->Close(absl::FailedPreconditionError("the first message of a lane must be HELLO"));
+  } else {
+    job_->OnMessage(*lane->id, message, Clock::now());
+  }
+}
+
+void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello) {
+  if (job_ == nullptr || hello.job_id() != job_id_ || lane->id.has_value()) {
+    lane->Close(absl::FailedPreconditionError(
+        absl::StrCat("the server of shard ", options_.shard, " does not know this job: has it been restarted?")));
+    return;
+  }
+  if (hello.rank() < 0 || hello.rank() >= job_->world_size() || hello.lane() < 0 || hello.lane() >= kLanesMax) {
+    lane->Close(absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank(), ", lane ", hello.lane(), ": at most ",
+                                                        job_->world_size(), " ranks and ", kLanesMax, " lanes")));
+    return;
+  }
+  const LaneId id{.rank = hello.rank(), .lane = hello.lane()};
+  lane->id = id;
+  ForgetSilentLane(lane);
+  acceptor_->Keep(lane->peer());
+  if (options_.trace != nullptr) {
+    TraceTrack*& track = tracks_[id];
+    if (track == nullptr) {
+      const int64_t track_count = static_cast<int64_t>(job_->world_size()) * rendezvous_.lanes();
+      track = AddTrack(options_.trace, {.name = absl::StrCat("lane ", id.lane, " of worker ", id.rank),
+                                        .events_max = LaneTraceEvents(track_count)});
+    }
+    lane->track = track;
+  }
+  ExchangeLane*& current = lanes_by_id_[id];
+  ExchangeLane* const replaced = std::exchange(current, lane);
+  if (replaced != nullptr) {
+    // The worker has a new connection and this server has not noticed that the old one is dead. What may still come
+    // from the old one is not listened to.
+    replaced->id.reset();
+    replaced->Cancel();
+  }
+  job_->OnLaneOpen(id);
+  UpdateSeatTime();
+}
+
+// gRPC counts streams only once the client has acknowledged that there is a limit, which a stranger need not do.
+void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
+  ListenForLane();
+  const std::string peer = lane->peer();
+  std::set<ExchangeLane*>& silent = silent_lanes_[peer];
+  silent.insert(lane);
+  if (std::ssize(silent) > kStreamsPerConnectionMax) acceptor_->CutStranger(peer);
+}
+
+void ParameterServer::Core::UpdateSeatTime() {
+  const bool is_whole = std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_.lanes();
+  acceptor_->SetSeatTime(std::chrono::milliseconds(is_whole ? kStrangerSeatMs : 0));
+}
+
+void ParameterServer::Core::ForgetSilentLane(ExchangeLane* lane) {
+  const auto found = silent_lanes_.find(lane->peer());
+  if (found == silent_lanes_.end()) return;
+  found->second.erase(lane);
+  if (found->second.empty()) silent_lanes_.erase(found);
+}
+
+void ParameterServer::Core::OnLaneGone(ExchangeLane* lane, ExchangeLane::End end) {
+  ForgetSilentLane(lane);
+  if (lane->id.has_value()) {
+    lanes_by_id_.erase(*lane->id);
+    UpdateSeatTime();
+    job_->OnLaneClosed(*lane->id, Clock::now());
+    if (end == ExchangeLane::End::kOrderly && job_->state() != ShardJob::State::kRunning) told_.insert(lane->id->rank);
+  }
+  lanes_.erase(lane);
+  if (job_ != nullptr) EndIfTold(Clock::now());
+}
+
+}  // namespace starring

@@ -1,0 +1,111 @@
+// Who keeps a job waiting: deadlines, the stall report, and the answer to GetStatus.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status.h"
+#include "server/shard_job.h"
+
+namespace starring {
+
+using v1::ExchangeMessage;
+
+void ShardJob::AskProgress(int rank) {
+  const std::set<int>& lanes = workers_[rank].lanes_open;
+  if (lanes.empty()) return;
+  ExchangeMessage question;
+  question.set_kind(ExchangeMessage::ASK_PROGRESS);
+  Send({rank, *lanes.begin()}, std::move(question));
+}
+
+void ShardJob::TellStall(int rank, const std::string& text) {
+  const std::set<int>& lanes = workers_[rank].lanes_open;
+  if (lanes.empty()) return;
+  ExchangeMessage stall;
+  stall.set_kind(ExchangeMessage::STALL);
+  stall.set_text(text);
+  Send({rank, *lanes.begin()}, std::move(stall));
+}
+
+std::string ShardJob::DescribeOldestWait() const {
+  const CollectiveWait* oldest = nullptr;
+  std::string text;
+  const auto consider = [&](const CollectiveWait& wait, absl::FunctionRef<std::string()> describe) {
+    if (wait.empty() || (oldest != nullptr && oldest->since() <= wait.since())) return;
+    oldest = &wait;
+    text = describe();
+  };
+  for (int b = 0; b < static_cast<int>(slices_.size()); ++b) {
+    const CollectiveWait& gradients = sums_.wait(b);
+    consider(gradients, [&] {
+      return absl::StrCat(gradients.DescribeMissing(), " not contributed bucket ", b, " of step ",
+                          sums_.Parameters(b)->step() + 1);
+    });
+    consider(fetches_[b], [&] { return absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b); });
+  }
+  consider(sum_.wait(),
+           [&] { return absl::StrCat(sum_.wait().DescribeMissing(), " not joined in sum ", sum_.number()); });
+  if (!finish_wait_.complete()) {
+    consider(finish_wait_, [&] { return absl::StrCat(finish_wait_.DescribeMissing(), " not finished"); });
+  }
+  return text;
+}
+
+void ShardJob::CheckDeadlines(Time now) {
+  if (state_ == State::kRunning && stall_.IsQuiet(now)) stall_.Look(DescribeOldestWait(), now);
+  for (int b = 0; b < static_cast<int>(slices_.size()); ++b) {
+    FailIfLate(sums_.wait(b), now, [&] {
+      return absl::StrCat("not contributed bucket ", b, " of step ", sums_.Parameters(b)->step() + 1);
+    });
+    const CollectiveWait& fetches = fetches_[b];
+    if (!fetches.empty() && now - fetches.since() > options_.exchange_deadline) {
+      Fail(absl::DeadlineExceededError(absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b,
+                                                    " within ", Deadline(), stall_.DescribeRoot(now))));
+    }
+  }
+  FailIfLate(sum_.wait(), now, [&] { return absl::StrCat("not joined in sum ", sum_.number()); });
+  if (state_ != State::kRunning) return;
+  FailIfLate(finish_wait_, now, [] { return "not finished"; });
+  for (int rank = 0; rank < world_size() && state_ == State::kRunning; ++rank) {
+    const Worker& worker = workers_[rank];
+    if (!worker.lanes_open.empty() || now <= worker.alone_since + options_.exchange_deadline) continue;
+    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it has had no connection to shard ",
+                                             options_.shard, " for ", Deadline())));
+  }
+}
+
+void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done) {
+  if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
+  std::string gone;
+  for (int rank = 0; rank < world_size(); ++rank) {
+    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) {
+      absl::StrAppend(&gone, ", rank ", rank, " has no connection to shard ", options_.shard, " any more");
+    }
+  }
+  Fail(absl::DeadlineExceededError(
+      absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), gone, stall_.DescribeRoot(now))));
+}
+
+std::string ShardJob::Deadline() const { return absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s"); }
+
+void ShardJob::Describe(v1::GetStatusReply* reply) const {
+  reply->set_state(state_ == State::kRunning    ? v1::GetStatusReply::RUNNING
+                   : state_ == State::kFinished ? v1::GetStatusReply::FINISHED
+                                                : v1::GetStatusReply::FAILED);
+  reply->set_message(std::string(status_.message()));
+  reply->set_world_size(world_size());
+  reply->set_first_step(options_.agreement.first_step);
+  reply->set_steps_complete(sums_.steps_complete());
+  reply->set_bytes_received(bytes_received_);
+  reply->set_bytes_sent(bytes_sent_);
+  for (int rank = 0; rank < world_size(); ++rank) {
+    v1::GetStatusReply::Worker* worker = reply->add_workers();
+    worker->set_rank(rank);
+    worker->set_joined(true);
+    worker->set_lanes_open(static_cast<int>(workers_[rank].lanes_open.size()));
+    worker->set_finished(finish_wait_.Has(rank));
+    worker->set_contributions(workers_[rank].contributions);
+    worker->set_buckets_missing(sums_.BucketsMissing(rank));
+  }
+}
+
+}  // namespace starring
