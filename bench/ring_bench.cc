@@ -18,11 +18,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "bench/exchange_job.h"
 #include "common/check.h"
-#include "common/job_spec.h"
-#include "worker/exchange/peer/mpi_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
-#include "worker/exchange/peer/ring_exchange.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,
@@ -90,24 +89,14 @@ Result Measure(int64_t bytes, Step step) {
   return {.p50_us = times[times.size() / 2], .p95_us = times[times.size() * 95 / 100]};
 }
 
-JobSpec SpecFor(int64_t bytes, const MpiRuntime& mpi) {
-  JobSpec job;
-  job.rank = mpi.rank();
-  job.world_size = mpi.world_size();
-  job.optimizer.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum));
-  auto layout = Layout::Create({{.name = "weight", .dims = {bytes / 4}, .torch_axes = {}, .torch_shape = {}}});
-  CHECK_OK(layout);
-  job.layout = *std::move(layout);
-  auto buckets = BucketMap::Create({.element_count = job.layout.element_count(),
-                                    .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
-                                    .world_size = job.world_size});
-  CHECK_OK(buckets);
-  job.buckets = *std::move(buckets);
-  return job;
-}
-
-Result MeasureExchange(GradientExchange& exchange, int64_t bytes, const MpiRuntime& mpi, Computation& computation) {
-  const JobSpec job = SpecFor(bytes, mpi);
+Result MeasureExchange(PeerExchange::Algorithm algorithm, int64_t bytes, const MpiRuntime& mpi,
+                       Computation& computation) {
+  PeerExchange exchange(CreateMpiTransport(mpi), {.algorithm = algorithm});
+  const JobSpec job = MakeExchangeJob({.rank = mpi.rank(),
+                                       .world_size = mpi.world_size(),
+                                       .element_count = bytes / 4,
+                                       .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
+                                       .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
   std::vector<float> parameters(job.layout.element_count(), 0.5f);
   const std::vector<float> gradient(job.layout.element_count(), 1e-3f);
   CHECK_OK(exchange.Start(job, parameters));
@@ -165,8 +154,8 @@ int Main() {
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     const int64_t bytes = std::stoll(text);
     const Result library = MeasureLibrary(bytes, computation);
-    const Result ring = MeasureExchange(*CreateRingExchange(&mpi), bytes, mpi, computation);
-    const Result control = MeasureExchange(*CreateMpiExchange(&mpi), bytes, mpi, computation);
+    const Result ring = MeasureExchange(PeerExchange::Algorithm::kRing, bytes, mpi, computation);
+    const Result control = MeasureExchange(PeerExchange::Algorithm::kAllreduce, bytes, mpi, computation);
     if (mpi.rank() != 0) continue;
     Print("library", bytes, mpi.world_size(), library);
     Print("ring", bytes, mpi.world_size(), ring);

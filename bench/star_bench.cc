@@ -32,8 +32,8 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "absl/strings/numbers.h"
+#include "bench/exchange_job.h"
 #include "common/check.h"
-#include "common/job_spec.h"
 #include "common/security/security_flags.h"
 #include "server/parameter_server.h"
 #include "worker/exchange/star/star_exchange.h"
@@ -96,17 +96,11 @@ int ServerProcess(int shard, int address_pipe) {
 
 int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addresses, Row* row) {
   Pin(rank);
-  JobSpec job{.rank = rank, .world_size = absl::GetFlag(FLAGS_workers)};
-  auto layout = Layout::Create(
-      {{.name = "weight", .dims = {std::max<int64_t>(bytes / 4, 1)}, .torch_axes = {}, .torch_shape = {}}});
-  CHECK_OK(layout);
-  job.layout = *std::move(layout);
-  auto buckets = BucketMap::Create({.element_count = job.layout.element_count(),
-                                    .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
-                                    .world_size = job.world_size});
-  CHECK_OK(buckets);
-  job.buckets = *std::move(buckets);
-  job.optimizer.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum));
+  const JobSpec job = MakeExchangeJob({.rank = rank,
+                                       .world_size = absl::GetFlag(FLAGS_workers),
+                                       .element_count = std::max<int64_t>(bytes / 4, 1),
+                                       .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
+                                       .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
   auto exchange =
       CreateStarExchange({.addresses = addresses,
                           .lanes = absl::GetFlag(FLAGS_lanes),

@@ -27,9 +27,8 @@
 #include "worker/data/dataset.h"
 #include "worker/device_choice.h"
 #include "worker/exchange/local/local_exchange.h"
-#include "worker/exchange/peer/mpi_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
-#include "worker/exchange/peer/ring_exchange.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/star_exchange.h"
 #include "worker/launcher_environment.h"
@@ -116,10 +115,14 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
                                  .trace = tracing.trace,
                                  .stall = std::move(stall)});
     case Sync::kRing:
-      return CreateRingExchange(mpi, tracing.trace, options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
-                                std::move(stall));
     case Sync::kMpi:
-      return CreateMpiExchange(mpi, tracing.trace, std::move(stall));
+      return std::make_unique<PeerExchange>(
+          CreateMpiTransport(*mpi),
+          PeerExchange::Options{.algorithm = options.sync == Sync::kRing ? PeerExchange::Algorithm::kRing
+                                                                         : PeerExchange::Algorithm::kAllreduce,
+                                .trace = tracing.trace,
+                                .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
+                                .stall = std::move(stall)});
   }
   return absl::InternalError("no such exchange");
 }

@@ -55,7 +55,7 @@ class CheckpointerTest : public testing::Test {
     std::vector<Rank> ranks(kRanks);
     std::vector<std::thread> threads;
     for (int i = 0; i < kRanks; ++i) {
-      ranks[i].exchange = std::make_unique<PeerExchange>(network.CreateTransport(i), PeerExchange::Algorithm::kRing);
+      ranks[i].exchange = std::make_unique<PeerExchange>(network.CreateTransport(i), PeerExchange::Options{});
       threads.emplace_back([&, i, rank = &ranks[i]] {
         Prepare(i, rank);
         run(rank);

@@ -1,33 +1,34 @@
-// What turns submitted gradients into new parameters, bucket by bucket, driven by a transport's completions: the ring's
-// own reduce-scatter and allgather (ring_machine.h), or the library's allreduce as a control (allreduce_machine.h).
+// A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
+// completions. There are two: the ring's own reduce-scatter and allgather (ring_machine.h), and the control (below),
+// which leaves the sum to the library's allreduce.
 //
-// A machine never waits, knows no thread and no clock. Thread safety: none; one thread at a time.
+// A machine never waits, starts no thread and reads no clock but for traces. Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 
 #include <cstdint>
+#include <deque>
 #include <span>
+#include <vector>
 
+#include "common/bucket_map.h"
+#include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
+#include "worker/exchange/peer/slice_owner.h"
 #include "worker/exchange/peer/transport.h"
 
 namespace starring {
 
-class BucketMachine {
+// Posts its operations on the transport and goes on with each of them in OnCompletion.
+class BucketMachine : public Transport::Poster {
  public:
-  // Tokens of a machine's operations are below this; those of others are not.
-  static constexpr Transport::Token kTokenEnd = Transport::Token{1} << 62;
-
   virtual ~BucketMachine() = default;
 
   // As GradientExchange::Submit.
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
 
-  // One of this machine's operations is complete.
-  virtual void OnCompletion(Transport::Token token) = 0;
-
-  // True when the gradient of `bucket` may be written and its parameters be read: nothing of it is in flight but
-  // parameters on their way to a neighbour.
+  // True when the trainer may write the gradient of `bucket` and read its parameters: nothing of the bucket is in
+  // flight but parameters on their way to a neighbour.
   virtual bool IsReady(int bucket) const = 0;
 
   // True when nothing is in flight.
@@ -41,6 +42,44 @@ class BucketMachine {
   virtual InFlight Oldest() const = 0;
 
   virtual ExchangeCounters counters() const = 0;
+};
+
+// The control: one MPI_Allreduce per bucket. Every rank owns every element and applies the optimizer to the whole
+// bucket, so nothing is distributed afterwards. The library chooses the algorithm and with it the order of the sum: the
+// parameters are equal on all ranks, but not equal to those of ring and star.
+class AllreduceMachine final : public BucketMachine {
+ public:
+  struct Options {
+    const BucketMap* buckets = nullptr;
+    SliceOwner* owner = nullptr;  // owns every bucket as a whole, in host memory
+    std::span<float> parameters;  // the parameter vector
+    Transport* transport = nullptr;
+    TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
+  };
+  // All pointers outlive the machine.
+  explicit AllreduceMachine(const Options& options);
+
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void OnCompletion(uint64_t operation) override;  // the operation is the bucket
+  bool IsReady(int bucket) const override { return !in_flight_[bucket]; }
+  bool IsIdle() const override { return submitted_.empty(); }
+  InFlight Oldest() const override;
+  // Counts the bytes that the cheapest allreduce must move: the library does not tell how many it moves.
+  ExchangeCounters counters() const override { return counters_; }
+
+ private:
+  void Apply(const InFlight& submitted, std::span<const float> sum);
+
+  const BucketMap& buckets_;
+  SliceOwner& owner_;
+  const std::span<float> parameters_;
+  Transport& transport_;
+  TraceTrack* const track_;
+  std::vector<float> sum_;             // as long as the parameter vector
+  std::vector<bool> in_flight_;        // by bucket
+  std::deque<InFlight> submitted_;     // oldest first; at most one entry a bucket
+  std::vector<int64_t> submitted_ns_;  // by bucket, if there is a track
+  ExchangeCounters counters_;
 };
 
 }  // namespace starring

@@ -34,28 +34,26 @@ MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
   return MessagePump::Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(duration));
 }
 
-MessagePump::MessagePump(std::unique_ptr<Transport> transport, StallOptions stall)
-    : transport_(std::move(transport)),
-      watch_({.rank = transport_->rank(),
-              .world_size = transport_->world_size(),
+MessagePump::MessagePump(Transport* transport, StallOptions stall)
+    : transport_(*transport),
+      watch_({.rank = transport_.rank(),
+              .world_size = transport_.world_size(),
               .stall = std::move(stall),
               .send = [this](int peer, NoticeKind kind, const std::string& text) { SendNotice(peer, kind, text); }}) {}
 
 MessagePump::Token MessagePump::Send(int peer, ControlTag tag, std::span<const std::byte> data) {
-  const Token token = NextToken();
+  const Token token = BeginOperation();
   std::vector<std::byte>& copy = sent_[token];
   copy.assign(data.begin(), data.end());
-  pending_.insert(token);
-  transport_->PostSend(peer, static_cast<int>(tag), copy, token);
+  transport_.PostSend(peer, static_cast<int>(tag), copy, Name(token));
   return token;
 }
 
 MessagePump::Token MessagePump::Receive(int peer, ControlTag tag, int64_t bytes) {
-  const Token token = NextToken();
+  const Token token = BeginOperation();
   std::vector<std::byte>& data = received_[token];
   data.resize(bytes);
-  pending_.insert(token);
-  transport_->PostReceive(peer, static_cast<int>(tag), data, token);
+  transport_.PostReceive(peer, static_cast<int>(tag), data, Name(token));
   return token;
 }
 
@@ -69,33 +67,38 @@ std::vector<std::byte> MessagePump::Take(Token token) {
 }
 
 MessagePump::Token MessagePump::SendFrom(int peer, ControlTag tag, std::span<const std::byte> data) {
-  const Token token = NextToken();
-  pending_.insert(token);
-  transport_->PostSend(peer, static_cast<int>(tag), data, token);
+  const Token token = BeginOperation();
+  transport_.PostSend(peer, static_cast<int>(tag), data, Name(token));
   return token;
 }
 
 MessagePump::Token MessagePump::ReceiveInto(int peer, ControlTag tag, std::span<std::byte> data) {
-  const Token token = NextToken();
-  pending_.insert(token);
-  transport_->PostReceive(peer, static_cast<int>(tag), data, token);
+  const Token token = BeginOperation();
+  transport_.PostReceive(peer, static_cast<int>(tag), data, Name(token));
   return token;
+}
+
+MessagePump::Token MessagePump::BeginOperation() {
+  pending_.insert(next_token_);
+  return next_token_++;
+}
+
+void MessagePump::OnCompletion(uint64_t operation) {
+  pending_.erase(operation);
+  sent_.erase(operation);
+  notices_.erase(operation);
 }
 
 absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
   if (!failure_.ok()) return failure_;
   completed_.clear();
-  if (absl::Status status = transport_->Poll(completed_); !status.ok()) return Fail(std::move(status));
+  if (absl::Status status = transport_.Poll(completed_); !status.ok()) return Fail(std::move(status));
   Progress progress = Progress::kNothing;
-  for (const Token token : completed_) {
-    if (token < BucketMachine::kTokenEnd) {
-      machine_->OnCompletion(token);
-    } else {
-      pending_.erase(token);
-      sent_.erase(token);
-      if (notices_.erase(token) > 0) continue;
-    }
-    progress = Progress::kSome;
+  for (const auto& [poster, operation] : completed_) {
+    // A notice that has left is no progress: it would restart the clock of a rank that waits and asks.
+    const bool is_notice = poster == this && notices_.contains(operation);
+    poster->OnCompletion(operation);
+    if (!is_notice) progress = Progress::kSome;
   }
   if (--rounds_until_listening_ <= 0 || listening == Listening::kAlways) {
     rounds_until_listening_ = kRoundsPerListening;
@@ -144,7 +147,7 @@ absl::Status MessagePump::Listen() {
   const Clock::time_point now = Clock::now();
   watch_.TellProgress(now);
   std::array<std::byte, kAbortNoticeBytesMax> notice;
-  const auto received = transport_->TryReceive(static_cast<int>(ControlTag::kNotice), notice);
+  const auto received = transport_.TryReceive(static_cast<int>(ControlTag::kNotice), notice);
   if (!received.has_value()) return absl::OkStatus();
   CHECK_GE(received->bytes, 1);
   rounds_until_listening_ = 0;  // there may be more
@@ -176,18 +179,20 @@ void MessagePump::Abort(const absl::Status& why) {
   CHECK(!why.ok());
   if (failure_.ok()) failure_ = why;
   if (std::exchange(peers_know_, true)) return;
-  const uint64_t first = next_token_;
+  const Token first = next_token_;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer != rank()) SendNotice(peer, NoticeKind::kAbort, std::string(why.message()));
   }
   std::unordered_set<Token> leaving;
-  for (uint64_t i = first; i < next_token_; ++i) leaving.insert(BucketMachine::kTokenEnd + i);
+  for (Token token = first; token < next_token_; ++token) leaving.insert(token);
   const Clock::time_point deadline = Clock::now() + kAbortNoticeDeadline;
   while (!leaving.empty() && Clock::now() < deadline) {
     completed_.clear();
-    if (!transport_->Poll(completed_).ok()) return;
-    // Nothing is handed to the machine any more: it might post.
-    for (const Token token : completed_) leaving.erase(token);
+    if (!transport_.Poll(completed_).ok()) return;
+    // No completion is handed on: the bucket machine would post the next operation.
+    for (const auto& [poster, operation] : completed_) {
+      if (poster == this) leaving.erase(operation);
+    }
     sched_yield();
   }
 }

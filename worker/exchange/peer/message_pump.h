@@ -28,7 +28,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/peer_watch.h"
 #include "worker/exchange/peer/transport.h"
 #include "worker/exchange/stall_report.h"
@@ -49,27 +48,24 @@ enum class ControlTag : int {
   kState,
   kBarrier,
   kBarrierDone,
-  kDevicePath,
-  kDevicePathData,
+  kCudaAware,
+  kCudaAwareData,
   kCount,
 };
 
-class MessagePump {
+class MessagePump final : private Transport::Poster {
  public:
   using Clock = std::chrono::steady_clock;
-  using Token = Transport::Token;
+  using Token = uint64_t;
 
   static constexpr int kFirstDataTag = 16;
   static_assert(static_cast<int>(ControlTag::kCount) <= kFirstDataTag);
 
-  explicit MessagePump(std::unique_ptr<Transport> transport, StallOptions stall = {});
+  // `transport` is destroyed before the pump, into whose buffers it may write until then.
+  MessagePump(Transport* transport, StallOptions stall);
 
-  Transport& transport() { return *transport_; }
-  int rank() const { return transport_->rank(); }
-  int world_size() const { return transport_->world_size(); }
-
-  // `machine` outlives the pump or is replaced; null: none.
-  void set_machine(BucketMachine* machine) { machine_ = machine; }
+  int rank() const { return transport_.rank(); }
+  int world_size() const { return transport_.world_size(); }
 
   // Control messages. Send and Receive use buffers of the pump's own: after a failure, the library may still read and
   // write what has been posted. Take hands out what a Receive brought. REQUIRES: IsComplete(token); once.
@@ -108,19 +104,19 @@ class MessagePump {
   absl::Status Fail(absl::Status status);
   absl::Status Listen();
   void SendNotice(int peer, NoticeKind kind, std::string_view text);
-  Token NextToken() { return BucketMachine::kTokenEnd + next_token_++; }
+  void OnCompletion(uint64_t operation) override;
+  Token BeginOperation();
+  Transport::Token Name(Token token) { return {.poster = this, .operation = token}; }
 
-  BucketMachine* machine_ = nullptr;
+  Transport& transport_;
   absl::Status failure_;
   bool peers_know_ = false;
 
-  std::vector<Token> completed_;
-  uint64_t next_token_ = 0;
+  std::vector<Transport::Token> completed_;  // of a poll; a member, so that polling allocates nothing
+  Token next_token_ = 0;
   std::unordered_set<Token> pending_;                           // control operations in flight
   std::unordered_map<Token, std::vector<std::byte>> sent_;      // the buffers of Send
   std::unordered_map<Token, std::vector<std::byte>> received_;  // of Receive, until Take
-  // Goes before the buffers above, which it may still write into.
-  std::unique_ptr<Transport> transport_;
   int rounds_until_listening_ = 0;
 
   std::unordered_set<Token> notices_;  // in flight: their completion is no progress

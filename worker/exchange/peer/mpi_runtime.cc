@@ -104,10 +104,6 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
   std::unique_ptr<MpiRuntime> runtime(new MpiRuntime);
   MPI_Comm_rank(MPI_COMM_WORLD, &runtime->rank_);
   MPI_Comm_size(MPI_COMM_WORLD, &runtime->world_size_);
-  char name[MPI_MAX_PROCESSOR_NAME] = "";
-  int length = 0;
-  MPI_Get_processor_name(name, &length);
-  runtime->processor_name_.assign(name, length);
   if (granted < MPI_THREAD_SERIALIZED) {
     return absl::InternalError(absl::StrCat("MPI grants thread level ", granted, ", MPI_THREAD_SERIALIZED (",
                                             MPI_THREAD_SERIALIZED, ") is needed: use an MPI built with threads"));

@@ -1,5 +1,5 @@
-// MPI in this process, from MPI_Init to MPI_Finalize: at most one such object in the life of a process. Started only
-// when the job uses ring or mpi.
+// MPI in this process, from MPI_Init to MPI_Finalize, and the transport over it. There is at most one MpiRuntime in the
+// life of a process; it is started only when the job uses ring or mpi.
 //
 // Threads: MPI_THREAD_SERIALIZED. One thread at a time may be inside MPI; the exchange sees to it while it lives, so
 // create exchanges and destroy this object in one thread, without an exchange alive at the end.
@@ -11,6 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "worker/exchange/peer/transport.h"
 #include "worker/launcher_environment.h"
 
 namespace starring {
@@ -31,7 +32,6 @@ class MpiRuntime {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
-  const std::string& processor_name() const { return processor_name_; }
 
   // Ends the process at once, leaving the peers alone: MPI_Finalize would wait for them. Flushes stdio; runs no
   // destructors. mpirun then ends the other ranks and returns `exit_code`, unless it is 0.
@@ -42,8 +42,15 @@ class MpiRuntime {
 
   int rank_ = 0;
   int world_size_ = 1;
-  std::string processor_name_;
 };
+
+// A transport over MPI_Isend, MPI_Irecv and MPI_Iallreduce on a communicator of its own, completed by MPI_Testsome.
+//
+// Collective over all ranks of `runtime`, which outlives the transport. If operations are pending when the transport is
+// destroyed, its communicator is not freed; then the process must leave by MpiRuntime::ExitWithoutFinalize.
+//
+// Thread safety: none; one thread at a time (MPI_THREAD_SERIALIZED).
+[[nodiscard]] std::unique_ptr<Transport> CreateMpiTransport(const MpiRuntime& runtime);
 
 }  // namespace starring
 

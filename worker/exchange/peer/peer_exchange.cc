@@ -12,9 +12,8 @@
 #include "common/limits.h"
 #include "common/owned_slices.h"
 #include "common/status.h"
-#include "worker/exchange/peer/allreduce_machine.h"
 #include "worker/exchange/peer/collectives.h"
-#include "worker/exchange/peer/device_path.h"
+#include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
 #include "worker/exchange/peer/ring_machine.h"
 
 namespace starring {
@@ -54,12 +53,12 @@ class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
   PeerExchange& exchange_;
 };
 
-PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace, CudaDevice* device,
-                           StallOptions stall)
-    : algorithm_(algorithm),
-      track_(AddTrack(trace, {.name = "exchange"})),
-      device_(device),
-      pump_(std::move(transport), std::move(stall)) {}
+PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options)
+    : algorithm_(options.algorithm),
+      track_(AddTrack(options.trace, {.name = "exchange"})),
+      device_(options.device),
+      pump_(transport.get(), std::move(options.stall)),
+      transport_(std::move(transport)) {}
 
 PeerExchange::~PeerExchange() { StopBackground(); }
 
@@ -81,22 +80,21 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
   if (algorithm_ == Algorithm::kRing) {
-    const std::span<float> memory = on_device_ == nullptr ? parameters_ : on_device_->parameters();
+    const std::span<float> memory = own_parameters_.empty() ? parameters_ : own_parameters_;
     machine_ = std::make_unique<RingMachine>(RingMachine::Options{.buckets = &job_.buckets,
                                                                   .owner = owner_.get(),
                                                                   .parameters = memory,
-                                                                  .transport = &pump_.transport(),
+                                                                  .transport = transport_.get(),
                                                                   .track = track_,
                                                                   .first_tag = MessagePump::kFirstDataTag});
   } else {
     machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
                                                                             .owner = owner_.get(),
                                                                             .parameters = parameters_,
-                                                                            .transport = &pump_.transport(),
+                                                                            .transport = transport_.get(),
                                                                             .track = track_});
   }
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
-  pump_.set_machine(machine_.get());
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
   return absl::OkStatus();
 }
@@ -114,52 +112,35 @@ absl::Status PeerExchange::Agree() {
   return verdict.empty() ? absl::OkStatus() : absl::InvalidArgumentError(verdict);
 }
 
-// On the GPU where every rank can, else in host memory.
 absl::Status PeerExchange::CreateOwner() {
-  if (algorithm_ != Algorithm::kRing) return CreateHostOwner();
-  // Ranks ask each other whatever they have themselves.
-  std::unique_ptr<CudaSliceOwner> candidate;
-  if (device_ != nullptr) {
-    auto created = CudaSliceOwner::Create({.device = device_,
-                                           .slices = MySlices(),
-                                           .element_count = job_.layout.element_count(),
-                                           .optimizer = job_.optimizer,
-                                           .schedule = job_.schedule});
-    // Without the memory for it, the ring goes by way of the host's.
-    if (created.ok()) candidate = *std::move(created);
+  OwnedSlices::Options options{.slices = MySlices(),
+                               .element_count = job_.layout.element_count(),
+                               .first_step = job_.first_step,
+                               .optimizer = job_.optimizer,
+                               .schedule = job_.schedule};
+  if (algorithm_ == Algorithm::kRing) {
+    const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
+    // A rank without a GPU takes part as well: the others cannot know that it has none.
+    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, *transport_, device_, options, join));
   }
-  const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
-  ASSIGN_OR_RETURN(const DevicePath path, ChooseDevicePath(pump_, candidate.get(), join));
-  if (path == DevicePath::kByHost) return CreateHostOwner();
-  on_device_ = candidate.get();
-  owner_ = std::move(candidate);
+  if (owner_ == nullptr) {
+    absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(std::move(options));
+    if (!owned.ok()) return Fail(owned.status());
+    owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
+  }
+  own_parameters_ = owner_->own_parameters();
   return absl::OkStatus();
-}
-
-absl::Status PeerExchange::CreateHostOwner() {
-  absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create({.slices = MySlices(),
-                                                           .element_count = job_.layout.element_count(),
-                                                           .first_step = job_.first_step,
-                                                           .optimizer = job_.optimizer,
-                                                           .schedule = job_.schedule});
-  if (!owned.ok()) return Fail(owned.status());
-  owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
-  return absl::OkStatus();
-}
-
-std::span<const float> PeerExchange::parameter_memory() const {
-  return on_device_ == nullptr ? std::span<const float>() : on_device_->parameters();
 }
 
 GradientExchange::MemoryPlace PeerExchange::memory_place() const {
-  return on_device_ == nullptr ? MemoryPlace::kHost : MemoryPlace::kDevice;
+  return own_parameters_.empty() ? MemoryPlace::kHost : MemoryPlace::kDevice;
 }
 
 // Rank 0's parameters to everybody, and its optimizer state, of which each rank keeps what it owns.
 absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
-  if (on_device_ != nullptr) on_device_->CopyToDevice(parameters_, on_device_->parameters());
+  owner_->CopyParametersIn(parameters_);
   std::byte has_state{!job_.optimizer_state.empty()};
   RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
   const int vector_count = StateVectorCount(job_.optimizer);
@@ -333,8 +314,7 @@ void PeerExchange::DriveInBackground() {
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
   std::chrono::microseconds pause = kPauseMin;
   const MutexLock lock(mutex_);
-  // MPI may look at device memory in the first Pump, and UCX does so with the thread's current GPU.
-  if (on_device_ != nullptr) on_device_->MakeCurrent();
+  owner_->EnterThread();
   while (!stopping_) {
     if (machine_->IsIdle() || !pump_.failure().ok()) {
       background_sleeps_ = true;

@@ -8,8 +8,8 @@
 // longer when nothing does; with nothing in flight it sleeps until the next Submit, but for a glance twenty times a
 // second. (Open MPI makes no progress by itself.)
 //
-// Memory. Gradients and parameters lie in host memory; in a ring of GPUs whose MPI moves their memory they may lie
-// there (device_path.h). Then memory_place says so.
+// Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
+// (cuda_aware/cuda_aware_owner.h): memory_place says where.
 //
 // After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
@@ -29,7 +29,6 @@
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/cuda_slice_owner.h"
 #include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/slice_owner.h"
 #include "worker/exchange/peer/transport.h"
@@ -41,15 +40,19 @@ class PeerExchange final : public GradientExchange {
  public:
   enum class Algorithm { kRing, kAllreduce };
 
-  // `trace` outlives the exchange; null: there is none. `device`: the GPU whose memory a ring sends from and receives
-  // in, if it can (device_path.h); it outlives the exchange, and Start is called by its thread. Null: host memory.
-  // `stall`: how this rank reports that it is stuck, and what it tells others of itself.
-  PeerExchange(std::unique_ptr<Transport> transport, Algorithm algorithm, Trace* trace = nullptr,
-               CudaDevice* device = nullptr, StallOptions stall = {});
+  struct Options {
+    Algorithm algorithm = Algorithm::kRing;
+    Trace* trace = nullptr;  // outlives the exchange; null: there is none
+    // The GPU from whose memory a ring sends, if the transport can (cuda_aware/cuda_aware_owner.h). It outlives the
+    // exchange, and its thread calls Start. Null: messages are in host memory.
+    CudaDevice* device = nullptr;
+    StallOptions stall;  // how this rank reports that it is stuck, and what it tells others about itself
+  };
+  PeerExchange(std::unique_ptr<Transport> transport, Options options);
   ~PeerExchange() override;
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
-  std::span<const float> parameter_memory() const override;
+  std::span<const float> parameter_memory() const override { return own_parameters_; }
   MemoryPlace memory_place() const override;
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
@@ -66,7 +69,6 @@ class PeerExchange final : public GradientExchange {
 
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::vector<ElementRange>> MySlices() const;
   std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
@@ -81,17 +83,18 @@ class PeerExchange final : public GradientExchange {
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
   JobSpec job_;
-  std::span<float> parameters_;
+  std::span<float> parameters_;      // the caller's
+  std::span<float> own_parameters_;  // the owner's, in GPU memory; empty: the caller's are used. Constant after Start
 
   mutable Mutex mutex_;
-  // The pump, and with it the transport, is destroyed first: it may still write into the others' buffers.
+  // The transport, which is last, is destroyed first: until then it may write into the buffers of the others.
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
-  CudaSliceOwner* on_device_ = nullptr;  // `owner_`, if its memory is a GPU's; constant once Start has returned
   std::unique_ptr<BucketMachine> machine_ ABSL_GUARDED_BY(mutex_);
   std::vector<float> scratch_ ABSL_GUARDED_BY(mutex_);  // optimizer state on its way, at start and at checkpoints
   MessagePump pump_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool background_sleeps_ ABSL_GUARDED_BY(mutex_) = false;  // until submitted_ is notified
+  const std::unique_ptr<Transport> transport_ ABSL_PT_GUARDED_BY(mutex_);
 
   ConditionVariable submitted_;
   std::atomic<bool> trainer_drives_ = false;

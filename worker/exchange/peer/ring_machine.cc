@@ -11,7 +11,7 @@
 namespace starring {
 namespace {
 
-// Token: slot << 32 | phase << 24 | hop.
+// An operation's number: slot << 32 | phase << 24 | hop.
 constexpr int kSlotShift = 32;
 constexpr int kPhaseShift = 24;
 constexpr uint64_t kHopMask = (uint64_t{1} << kPhaseShift) - 1;
@@ -105,10 +105,10 @@ void RingMachine::StartBlock(Active& active) {
   Receive(active, Phase::kGatherReceive, 0, Parameters(first));
 }
 
-void RingMachine::OnCompletion(Transport::Token token) {
-  Active& active = active_[token >> kSlotShift];
-  const auto phase = static_cast<Phase>(token >> kPhaseShift & 0xff);
-  const int hop = static_cast<int>(token & kHopMask);
+void RingMachine::OnCompletion(uint64_t operation) {
+  Active& active = active_[operation >> kSlotShift];
+  const auto phase = static_cast<Phase>(operation >> kPhaseShift & 0xff);
+  const int hop = static_cast<int>(operation & kHopMask);
   CHECK(active.used);
   --active.before_free;
   TraceOperation(active, phase, hop);
@@ -238,9 +238,10 @@ int RingMachine::Tag(const Active& active, int hop) const {
   return first_tag_ + static_cast<int>(block % blocks * hops + hop);
 }
 
-Transport::Token RingMachine::TokenOf(const Active& active, Phase phase, int hop) const {
+Transport::Token RingMachine::TokenOf(const Active& active, Phase phase, int hop) {
   const uint64_t slot = &active - active_.data();
-  return slot << kSlotShift | static_cast<uint64_t>(phase) << kPhaseShift | static_cast<uint64_t>(hop);
+  return {.poster = this,
+          .operation = slot << kSlotShift | static_cast<uint64_t>(phase) << kPhaseShift | static_cast<uint64_t>(hop)};
 }
 
 }  // namespace starring

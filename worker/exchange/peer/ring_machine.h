@@ -53,7 +53,7 @@ class RingMachine final : public BucketMachine {
   explicit RingMachine(const Options& options);
 
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
-  void OnCompletion(Transport::Token token) override;
+  void OnCompletion(uint64_t operation) override;
   bool IsReady(int bucket) const override { return unready_blocks_[bucket] == 0; }
   bool IsIdle() const override { return active_count_ == 0 && queue_.empty(); }
   InFlight Oldest() const override;
@@ -95,7 +95,7 @@ class RingMachine final : public BucketMachine {
   std::span<float> Parameters(ElementRange range) const;
   std::span<const float> Gradient(const Active& active, ElementRange range) const;
   int Tag(const Active& active, int hop) const;
-  Transport::Token TokenOf(const Active& active, Phase phase, int hop) const;
+  Transport::Token TokenOf(const Active& active, Phase phase, int hop);
 
   // The rank or chunk `distance` places to the left of this rank.
   int Left(int distance) const { return ((rank_ - distance) % world_size_ + world_size_) % world_size_; }

@@ -31,6 +31,14 @@ class SliceOwner {
   // The first error of all calls; after one, nothing is to be used.
   virtual absl::Status status() const = 0;
 
+  // The parameter vector where the owner keeps it; empty if the parameters stay in the host memory that the exchange
+  // was started with.
+  virtual std::span<float> own_parameters() { return {}; }
+  // Copies `parameters` into own_parameters(), if there are any.
+  virtual void CopyParametersIn(std::span<const float>) {}
+  // Called by each thread that polls the transport, before its first poll.
+  virtual void EnterThread() {}
+
   // Optimizer state, from and to host memory; as in OwnedSlices.
   virtual void CopyState(int bucket, int vector, std::span<float> out) = 0;
   virtual void CopyStateOut(std::span<const std::span<float>> whole) = 0;

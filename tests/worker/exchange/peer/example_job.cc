@@ -3,6 +3,7 @@
 #include <cmath>
 #include <utility>
 
+#include "bench/exchange_job.h"
 #include "common/arithmetic/philox.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
@@ -10,17 +11,13 @@
 namespace starring {
 
 JobSpec ExampleJob::Spec(int rank) const {
-  JobSpec job;
-  job.rank = rank;
-  job.world_size = world_size;
-  job.optimizer = optimizer;
+  JobSpec job = MakeExchangeJob({.rank = rank,
+                                 .world_size = world_size,
+                                 .element_count = element_count,
+                                 .bucket_bytes = bucket_bytes,
+                                 .optimizer = optimizer});
+  CHECK_EQ(job.layout.element_count(), element_count);
   job.schedule.base = 0.125;
-  absl::StatusOr<Layout> layout =
-      Layout::Create({{.name = "weight", .dims = {element_count}, .torch_axes = {}, .torch_shape = {}}});
-  CHECK_OK(layout);
-  CHECK_EQ(layout->element_count(), element_count);
-  job.layout = *std::move(layout);
-  job.buckets = Buckets();
   job.agreed_flags = {{"seed", std::to_string(seed)}};
   return job;
 }

@@ -1,4 +1,4 @@
-// A job for the exchange's tests: gradients that anybody can compute, and the parameters that must come out, computed
+// A job for the exchange's tests: gradients that every rank can compute, and the parameters that must result, computed
 // plainly from common/arithmetic/reduction_order.h and common/arithmetic/optimizer.h.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_JOB_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_JOB_H_
@@ -23,8 +23,9 @@ struct ExampleJob {
   OptimizerConfig optimizer = {.momentum = 0.9f};
   uint64_t seed = 1;
 
-  // With a layout of one tensor; REQUIRES: element_count is a multiple of Layout::kAlignmentElements.
+  // With a layout of one tensor. REQUIRES: element_count is a multiple of Layout::kAlignmentElements.
   JobSpec Spec(int rank) const;
+  // For any element_count.
   BucketMap Buckets() const;
 
   std::vector<float> InitialParameters() const;

@@ -51,19 +51,19 @@ class InMemoryNetwork {
     std::vector<std::byte> copy;      // eager
     std::span<const std::byte> data;  // of the sender, or of the copy
     bool eager = false;
-    Transport::Token token = 0;
+    Transport::Token token;
   };
   struct Receive {
     int from = 0;
     int to = 0;
     int tag = 0;
     std::span<std::byte> data;
-    Transport::Token token = 0;
+    Transport::Token token;
   };
   struct Allreduce {
     std::span<const float> contribution;
     std::span<float> sum;
-    Transport::Token token = 0;
+    Transport::Token token;
   };
 
   bool Chance(int percent) { return static_cast<int>(random_() % 100) < percent; }

@@ -15,9 +15,8 @@
 #include "common/check.h"
 #include "common/status.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "worker/exchange/peer/mpi_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
-#include "worker/exchange/peer/ring_exchange.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::string, sync, "ring", "ring or mpi");
@@ -106,14 +105,16 @@ int Main() {
                           .bucket_bytes = 1,
                           .world_size = mpi.world_size(),
                           .values = ring ? GradientValues::kAny : GradientValues::kIntegers};
-  std::unique_ptr<GradientExchange> exchange = ring ? CreateRingExchange(&mpi) : CreateMpiExchange(&mpi);
+  auto exchange = std::make_unique<PeerExchange>(
+      CreateMpiTransport(mpi),
+      PeerExchange::Options{.algorithm = ring ? PeerExchange::Algorithm::kRing : PeerExchange::Algorithm::kAllreduce});
   const absl::Status status = Train(*exchange, job, mpi.rank());
   if (!status.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", mpi.rank(), status.ToString().c_str());
     mpi.ExitWithoutFinalize(3);
   }
   exchange.reset();
-  std::printf("rank %d of %d on %s: ok\n", mpi.rank(), mpi.world_size(), mpi.processor_name().c_str());
+  std::printf("rank %d of %d: ok\n", mpi.rank(), mpi.world_size());
   return 0;
 }
 

@@ -88,7 +88,8 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
   std::vector<std::vector<float>> gradients(world_size);
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
   for (int rank = 0; rank < world_size; ++rank) {
-    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), algorithm));
+    exchanges.push_back(
+        std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{.algorithm = algorithm}));
   }
   std::vector<std::thread> threads;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -165,7 +166,7 @@ TEST(PeerExchange, LongStateTravelsInSegments) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      PeerExchange exchange(network.CreateTransport(rank), Algorithm::kRing);
+      PeerExchange exchange(network.CreateTransport(rank), PeerExchange::Options{});
       std::vector<float> parameters = job.InitialParameters();
       const std::vector<float> gradient = job.Gradient(rank, 0);
       CHECK_OK(exchange.Start(job.Spec(rank), parameters));
@@ -269,7 +270,7 @@ TEST(PeerExchange, LetsGoOfMemoryAfterAnOrderlyEndOnly) {
     std::vector<std::vector<float>> gradients(2);
     std::vector<std::unique_ptr<PeerExchange>> exchanges;
     for (int rank = 0; rank < 2; ++rank) {
-      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
     }
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 2; ++rank) {
@@ -302,7 +303,7 @@ TEST(PeerExchange, RefusesASumOfDifferentThings) {
     std::vector<std::vector<float>> parameters(3, std::vector<float>(64));
     std::vector<std::unique_ptr<PeerExchange>> exchanges;
     for (int rank = 0; rank < 3; ++rank) {
-      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
     }
     std::vector<absl::Status> status(3);
     std::vector<std::thread> threads;
@@ -332,7 +333,7 @@ TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
     std::vector<std::vector<float>> gradients(3);
     std::vector<std::unique_ptr<PeerExchange>> exchanges;
     for (int rank = 0; rank < 3; ++rank) {
-      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
     }
     training.before_step = [&](int rank, int64_t step) {
       if (rank != silent || step != 2) return absl::OkStatus();
@@ -373,10 +374,12 @@ TEST_P(PeerExchangeStall, NamesTheRankAndItsPhaseAndThenGoesOn) {
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
   for (int rank = 0; rank < 3; ++rank) {
     exchanges.push_back(std::make_unique<PeerExchange>(
-        network.CreateTransport(rank), GetParam(), nullptr, nullptr,
-        StallOptions{.times = {.report_after = std::chrono::milliseconds(800)},
-                     .progress = &progress[rank],
-                     .say = [&lines, rank](const std::string& line) { lines[rank].push_back(line); }}));
+        network.CreateTransport(rank),
+        PeerExchange::Options{
+            .algorithm = GetParam(),
+            .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
+                      .progress = &progress[rank],
+                      .say = [&lines, rank](const std::string& line) { lines[rank].push_back(line); }}}));
   }
   training.before_step = [&](int rank, int64_t step) {
     progress[rank].set_step(step);
@@ -409,7 +412,7 @@ TEST(PeerExchange, ARankThatNeverStartsIsNamedAtTheJoinDeadline) {
   std::vector<absl::Status> statuses(3);
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
   for (int rank = 0; rank < 3; ++rank) {
-    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), Algorithm::kRing));
+    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
   }
   std::vector<std::vector<float>> parameters(3, job.InitialParameters());
   std::vector<std::thread> threads;
@@ -435,7 +438,7 @@ TEST(PeerExchange, GetsOnWhileTheTrainerComputes) {
   std::atomic<int> idle_ranks = 0;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      PeerExchange exchange(network.CreateTransport(rank), Algorithm::kRing);
+      PeerExchange exchange(network.CreateTransport(rank), PeerExchange::Options{});
       std::vector<float> parameters = job.InitialParameters();
       const std::vector<float> gradient = job.Gradient(rank, 0);
       CHECK_OK(exchange.Start(job.Spec(rank), parameters));

@@ -63,7 +63,7 @@ class Ring {
   void Poll(int rank) {
     std::vector<Transport::Token> completed;
     CHECK_OK(transports_[rank]->Poll(completed));
-    for (const Transport::Token token : completed) machines_[rank]->OnCompletion(token);
+    for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
   }
 
   // Each rank goes through its steps at its own speed, as a trainer would: submits bucket after bucket, and before the

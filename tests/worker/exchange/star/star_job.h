@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "bench/exchange_job.h"
 #include "common/check.h"
 #include "common/job_spec.h"
 #include "server/contribution_sum.h"
@@ -15,15 +16,11 @@
 namespace starring {
 
 inline JobSpec MakeJob(int rank, int world_size, int64_t elements, int64_t bucket_bytes) {
-  JobSpec job{.rank = rank, .world_size = world_size};
-  auto layout = Layout::Create({{.name = "weight", .dims = {elements}, .torch_axes = {}, .torch_shape = {}}});
-  CHECK_OK(layout);
-  job.layout = *std::move(layout);
-  auto buckets = BucketMap::Create(
-      {.element_count = job.layout.element_count(), .bucket_bytes = bucket_bytes, .world_size = world_size});
-  CHECK_OK(buckets);
-  job.buckets = *std::move(buckets);
-  job.optimizer.momentum = 0.9f;
+  JobSpec job = MakeExchangeJob({.rank = rank,
+                                 .world_size = world_size,
+                                 .element_count = elements,
+                                 .bucket_bytes = bucket_bytes,
+                                 .optimizer = {.momentum = 0.9f}});
   job.schedule.base = 0.125;
   job.join_deadline = absl::Seconds(20);
   job.exchange_deadline = absl::Seconds(20);

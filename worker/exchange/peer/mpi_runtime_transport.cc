@@ -1,5 +1,3 @@
-#include "worker/exchange/peer/mpi_transport.h"
-
 #include <mpi.h>
 #if __has_include(<mpi-ext.h>)
 #include <mpi-ext.h>
@@ -12,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "worker/exchange/peer/mpi_runtime.h"
 
 namespace starring {
 namespace {

@@ -44,7 +44,7 @@ absl::Status RunRank(const Training& training, std::unique_ptr<Transport> transp
   const ExampleJob& job = training.job;
   ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = rank % 2}));
   ASSIGN_OR_RETURN(const auto buffer, device->Allocate(job.element_count * 4));
-  PeerExchange exchange(std::move(transport), PeerExchange::Algorithm::kRing, nullptr, device.get());
+  PeerExchange exchange(std::move(transport), {.device = device.get()});
   JobSpec spec = job.Spec(rank);
   spec.first_step = training.first_step;
   for (const std::vector<float>& vector : training.state) {
@@ -151,7 +151,7 @@ TEST(CudaRing, ALibraryThatPromisesAndCorruptsIsNotUsed) {
     const Training training = TrainingOf(world_size);
     InMemoryNetwork network(world_size, 5);
     network.set_moves_device_memory(std::vector<bool>(world_size, true));
-    network.CorruptMessages(static_cast<int>(ControlTag::kDevicePathData));
+    network.CorruptMessages(static_cast<int>(ControlTag::kCudaAwareData));
     ExpectReference(training, RunAll(training, network), MemoryPlace::kHost);
   }
 }

@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/allreduce_machine.h"
+#include "worker/exchange/peer/bucket_machine.h"
 
 #include <algorithm>
 #include <chrono>
@@ -31,11 +31,12 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
       2 * static_cast<int64_t>(gradient.size_bytes()) * (transport_.world_size() - 1) / transport_.world_size();
   counters_.bytes_sent += bytes;
   counters_.bytes_received += bytes;
-  transport_.PostAllreduce(gradient, std::span<float>(sum_).subspan(range.begin, range.size()), bucket);
+  transport_.PostAllreduce(gradient, std::span<float>(sum_).subspan(range.begin, range.size()),
+                           {.poster = this, .operation = static_cast<uint64_t>(bucket)});
 }
 
-void AllreduceMachine::OnCompletion(Transport::Token token) {
-  const int bucket = static_cast<int>(token);
+void AllreduceMachine::OnCompletion(uint64_t operation) {
+  const int bucket = static_cast<int>(operation);
   const auto found =
       std::find_if(submitted_.begin(), submitted_.end(), [&](const InFlight& s) { return s.bucket == bucket; });
   CHECK(found != submitted_.end());

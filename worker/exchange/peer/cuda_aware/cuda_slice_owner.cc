@@ -1,9 +1,11 @@
-#include "worker/exchange/peer/cuda_slice_owner.h"
+#include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
 
 #include <array>
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "common/arithmetic/learning_rate.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
 #include "common/status.h"
@@ -19,20 +21,21 @@ std::span<float> Part(std::span<float> whole, ElementRange range) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(const Options& options) {
-  auto owner = absl::WrapUnique(new CudaSliceOwner(options));
+absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(CudaDevice* device,
+                                                                       const OwnedSlices::Options& options) {
+  auto owner = absl::WrapUnique(new CudaSliceOwner(device, options));
   owner->parameters_ = owner->Allocate(options.element_count);
   owner->sum_ = owner->Allocate(kChunkElements);
   for (int i = 0; i < StateVectorCount(options.optimizer); ++i) {
     owner->state_.push_back(owner->Allocate(options.element_count));
   }
   RETURN_IF_ERROR(owner->status_, "parameters and optimizer state");
-  ASSIGN_OR_RETURN(owner->math_, options.device->CreateVectorMath());
+  ASSIGN_OR_RETURN(owner->math_, device->CreateVectorMath());
   return owner;
 }
 
 std::span<float> CudaSliceOwner::Allocate(int64_t count) {
-  auto buffer = options_.device->Allocate(count * static_cast<int64_t>(sizeof(float)));
+  auto buffer = device_.Allocate(count * static_cast<int64_t>(sizeof(float)));
   status_.Update(buffer.status());
   if (!buffer.ok()) return {};
   buffers_.push_back(*std::move(buffer));

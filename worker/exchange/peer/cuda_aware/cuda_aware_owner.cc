@@ -1,0 +1,117 @@
+#include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/status.h"
+#include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
+
+namespace starring {
+namespace {
+
+// What a rank can do, as it travels to rank 0 and back.
+enum class Path : int { kHost, kDevice };
+
+// A chunk, and one element more: messages that begin between two 16-byte boundaries are moved too.
+constexpr int64_t kTestElements = kChunkElements + 1;
+constexpr ElementRange kMessages[] = {{1, 3}, {3, kTestElements}};
+
+// Every rank leaves with kDevice if all came with it.
+absl::StatusOr<Path> Agree(MessagePump& pump, Path mine, const CollectiveOptions& options) {
+  std::vector<Path> all(pump.rank() == 0 ? static_cast<size_t>(pump.world_size()) : 0);
+  RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kCudaAware, std::as_bytes(std::span(&mine, 1)),
+                               std::as_writable_bytes(std::span(all)), options));
+  const bool can_all = std::all_of(all.begin(), all.end(), [](Path p) { return p == Path::kDevice; });
+  Path verdict = can_all ? Path::kDevice : Path::kHost;
+  RETURN_IF_ERROR(SendFromRoot(pump, ControlTag::kCudaAware, std::as_writable_bytes(std::span(&verdict, 1)), options));
+  return verdict;
+}
+
+// Each rank's own. Integers, so that the sum of two patterns is exact.
+std::vector<float> PatternOf(int rank) {
+  std::vector<float> pattern(static_cast<size_t>(kTestElements));
+  for (size_t i = 0; i < pattern.size(); ++i) {
+    pattern[i] = static_cast<float>((i * 31 + static_cast<size_t>(rank) * 977) % 65521);
+  }
+  return pattern;
+}
+
+// Device memory of kTestElements each.
+struct Buffers {
+  std::span<float> from, to;
+};
+
+absl::Status SendRight(MessagePump& pump, const Buffers& memory, const CollectiveOptions& options) {
+  const int right = (pump.rank() + 1) % pump.world_size();
+  const int left = (pump.rank() + pump.world_size() - 1) % pump.world_size();
+  std::vector<MessagePump::Token> tokens;
+  for (const ElementRange& message : kMessages) {
+    const auto begin = static_cast<size_t>(message.begin), size = static_cast<size_t>(message.size());
+    tokens.push_back(
+        pump.ReceiveInto(left, ControlTag::kCudaAwareData, std::as_writable_bytes(memory.to.subspan(begin, size))));
+    tokens.push_back(pump.SendFrom(right, ControlTag::kCudaAwareData, std::as_bytes(memory.from.subspan(begin, size))));
+  }
+  const auto done = [&] {
+    return std::all_of(tokens.begin(), tokens.end(), [&](MessagePump::Token token) { return pump.IsComplete(token); });
+  };
+  return pump.PumpUntil(done, DeadlineAfter(options.deadline), options.what);
+}
+
+// kDevice if the left neighbour's pattern has arrived and a kernel of this rank sees it. NaNs are in the buffer before:
+// a kernel that reads too early finds them.
+absl::StatusOr<Path> Test(MessagePump& pump, CudaSliceOwner& owner, const Buffers& memory,
+                          const CollectiveOptions& options) {
+  const std::vector<float> mine = PatternOf(pump.rank());
+  const std::vector<float> lefts = PatternOf((pump.rank() + pump.world_size() - 1) % pump.world_size());
+  std::vector<float> got(mine.size(), std::numeric_limits<float>::quiet_NaN());
+  owner.CopyToDevice(mine, memory.from);
+  owner.CopyToDevice(got, memory.to);
+  RETURN_IF_ERROR(SendRight(pump, memory, options));
+  owner.Add(memory.from, memory.to);
+  owner.CopyToHost(memory.to, got);
+  RETURN_IF_ERROR(owner.status());
+  for (size_t i = 1; i < got.size(); ++i) {
+    if (got[i] != mine[i] + lefts[i]) return Path::kHost;
+  }
+  return Path::kDevice;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, const Transport& transport,
+                                                                 CudaDevice* device,
+                                                                 const OwnedSlices::Options& options,
+                                                                 const CollectiveOptions& collective) {
+  std::unique_ptr<CudaSliceOwner> candidate;
+  if (device != nullptr) {
+    auto created = CudaSliceOwner::Create(device, options);
+    // Too little GPU memory is no error: the ring then goes by way of host memory.
+    if (created.ok()) candidate = *std::move(created);
+  }
+  Path claim = Path::kHost;
+  Buffers memory;
+  if (candidate != nullptr && transport.moves_device_memory()) {
+    memory = {.from = candidate->Allocate(kTestElements), .to = candidate->Allocate(kTestElements)};
+    if (candidate->status().ok()) claim = Path::kDevice;
+  }
+  // Agreed before the test as well: a rank that cannot take part would leave its neighbours waiting.
+  ASSIGN_OR_RETURN(const Path claimed, Agree(pump, claim, collective));
+  if (claimed == Path::kHost) return nullptr;
+  const absl::StatusOr<Path> tested = Test(pump, *candidate, memory, collective);
+  if (!tested.ok()) {
+    const absl::Status why(tested.status().code(),
+                           absl::StrCat("the self-test of CUDA-aware MPI: ", std::string(tested.status().message()),
+                                        ": start the job with --cuda_aware_mpi=off"));
+    pump.Abort(why);
+    return why;
+  }
+  ASSIGN_OR_RETURN(const Path agreed, Agree(pump, *tested, collective));
+  if (agreed == Path::kHost) return nullptr;
+  return candidate;
+}
+
+}  // namespace starring
