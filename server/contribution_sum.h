@@ -19,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/arithmetic/piece_sum.h"
+#include "common/arithmetic/sum_in_order.h"
 #include "common/memory.h"
 #include "common/owned_slices.h"
 #include "common/wire/exchange_message.h"

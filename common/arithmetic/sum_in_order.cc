@@ -12,7 +12,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "contributions are little-endian float32");
 
-// A float on any byte boundary: the compiler uses unaligned loads, which cost nothing when the address is aligned.
+// A float on any byte boundary. A plain float* would promise an alignment that a message does not have; this type makes
+// the compiler use unaligned loads, which cost nothing when the address is aligned.
 using AnywhereFloat = float __attribute__((aligned(1), may_alias));
 
 const AnywhereFloat* Floats(const std::byte* bytes) { return reinterpret_cast<const AnywhereFloat*>(bytes); }
@@ -26,7 +27,8 @@ struct SumArgs {
   int64_t count;
 };
 
-// `sum` may be `a`: an element is read before it is written, which is what ivdep promises.
+// `sum` may be `a`. The pragma tells the compiler what it cannot see: an element is read before it is written. Without
+// it, each loop would begin with tests for overlap.
 [[gnu::always_inline]] inline void Sum2Loop(const SumArgs& args) {
   const auto [a, b, c, d, sum, count] = args;
 #pragma GCC ivdep
@@ -47,7 +49,8 @@ STARRING_DEFINE_CLONES(kSum2, Sum2Loop, SumArgs);
 STARRING_DEFINE_CLONES(kSum3, Sum3Loop, SumArgs);
 STARRING_DEFINE_CLONES(kSum4, Sum4Loop, SumArgs);
 
-// With more than four inputs, the running sum of so many elements stays in the L1 cache between groups of inputs.
+// More than four inputs are added in groups. The running sum of this many elements stays in the L1 cache from one group
+// to the next, so that memory is still read once and written once.
 constexpr int64_t kBlockElements = 2048;
 
 }  // namespace
@@ -87,6 +90,68 @@ void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum, 
       next += 3;
     }
   }
+}
+
+PieceSum::PieceSum(int input_count) {
+  CHECK_GE(input_count, 1);
+  inputs_.resize(input_count);
+  in_order_.resize(input_count);
+}
+
+void PieceSum::SetInput(int rank, Pieces pieces) { inputs_[rank] = {.rest = pieces, .current = {}}; }
+
+void PieceSum::Next(int first_rank, std::span<float> sum) {
+  const size_t input_count = inputs_.size();
+  CHECK_LT(first_rank, input_count);
+  while (!sum.empty()) {
+    // Every input has its pieces cut elsewhere: the longest run in which no input reaches the end of its piece.
+    size_t run = sum.size();
+    for (Input& input : inputs_) {
+      while (input.current.empty()) {
+        CHECK(!input.rest.empty()) << "input " << &input - inputs_.data() << " ends " << sum.size()
+                                   << " elements early";
+        input.current = input.rest.front();
+        input.rest = input.rest.subspan(1);
+      }
+      run = std::min(run, input.current.size() / sizeof(float));
+    }
+    if (run == 0) {     // some input's next element straddles two pieces: this one is put together byte by byte
+      float total = 0;  // not added to: 0 + -0 would change the sign of a sum of one input
+      for (size_t k = 0; k < input_count; ++k) {
+        const float value = ReadOne(inputs_[(first_rank + k) % input_count]);
+        total = k == 0 ? value : total + value;
+      }
+      sum[0] = total;
+      sum = sum.subspan(1);
+      continue;
+    }
+    for (size_t k = 0; k < input_count; ++k) {
+      Input& input = inputs_[(first_rank + k) % input_count];
+      in_order_[k] = input.current.data();
+      input.current = input.current.subspan(run * sizeof(float));
+    }
+    SumInOrder(in_order_, sum.first(run));
+    sum = sum.subspan(run);
+  }
+}
+
+float PieceSum::ReadOne(Input& input) {
+  std::byte bytes[sizeof(float)];
+  for (size_t filled = 0; filled < sizeof(float);) {
+    if (input.current.empty()) {
+      CHECK(!input.rest.empty()) << "an input ends inside an element";
+      input.current = input.rest.front();
+      input.rest = input.rest.subspan(1);
+      continue;
+    }
+    const size_t taken = std::min(sizeof(float) - filled, input.current.size());
+    std::memcpy(bytes + filled, input.current.data(), taken);
+    input.current = input.current.subspan(taken);
+    filled += taken;
+  }
+  float value;
+  std::memcpy(&value, bytes, sizeof(value));
+  return value;
 }
 
 }  // namespace starring

@@ -1,24 +1,56 @@
-// sum = ((inputs[0] + inputs[1]) + inputs[2]) + ...: element by element, strictly left to right, so that the bits of a
-// sum are decided by the order of the inputs alone.
+// sum = ((inputs[0] + inputs[1]) + inputs[2]) + ...: element by element, strictly left to right, so that the order of
+// the inputs alone decides the bits of a sum.
 //
-// Shapes:      every input: 4 * sum.size() bytes of little-endian float32, on any byte boundary (a received message
-//              starts anywhere); sum: (count) float32.
-// Writes:      sum is overwritten (=). It may be inputs[0], and otherwise overlaps no input.
-// Requires:    at least one input.
-// Cost:        one pass over memory: count * (inputs + 1) * 4 bytes moved, inputs - 1 additions each: bandwidth-bound.
-// Determinism: bitwise, whatever alignment, length and instruction set.
+// SumInOrder adds arrays that are contiguous. PieceSum adds messages as the transport delivered them, in pieces,
+// without copying them into one array first.
 #ifndef STARRING_COMMON_ARITHMETIC_SUM_IN_ORDER_H_
 #define STARRING_COMMON_ARITHMETIC_SUM_IN_ORDER_H_
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "common/arithmetic/instruction_set.h"
 
 namespace starring {
 
+// Shapes:      every input: 4 * sum.size() bytes of little-endian float32, on any byte boundary (a received message
+//              starts anywhere); sum: (count) float32.
+// Writes:      sum is overwritten (=). It may be inputs[0], and otherwise overlaps no input.
+// Requires:    at least one input.
+// Cost:        one pass over memory: count * (inputs + 1) * 4 bytes moved, inputs - 1 additions each: bandwidth-bound.
+// Determinism: bitwise, for any alignment, length and instruction set.
 void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum,
                 InstructionSet set = BestInstructionSet());
+
+// Adds the contributions of all workers, each a list of byte pieces of any length and alignment. An element may even
+// straddle two pieces. Allocates in the constructor only.
+//
+// Thread safety: one thread at a time.
+class PieceSum {
+ public:
+  using Pieces = std::span<const std::span<const std::byte>>;
+
+  // REQUIRES: input_count >= 1.
+  explicit PieceSum(int input_count);
+
+  // Input `rank` begins at the first byte of `pieces`, which stay alive and unchanged until the last Next.
+  void SetInput(int rank, Pieces pieces);
+
+  // Writes the sum of the next sum.size() elements of all inputs, added left to right from `first_rank` on:
+  // first_rank, first_rank + 1, ..., wrapping at input_count. REQUIRES: every input was set and has that many left.
+  void Next(int first_rank, std::span<float> sum);
+
+ private:
+  struct Input {
+    Pieces rest;  // after the current piece
+    std::span<const std::byte> current;
+  };
+  static float ReadOne(Input& input);
+
+  std::vector<Input> inputs_;               // by rank
+  std::vector<const std::byte*> in_order_;  // of one run of Next
+};
 
 }  // namespace starring
 

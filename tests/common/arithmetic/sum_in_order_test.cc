@@ -1,8 +1,11 @@
 #include "common/arithmetic/sum_in_order.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "common/arithmetic/reduction_order.h"
 #include "gtest/gtest.h"
 #include "tests/common/arithmetic/wild_numbers.h"
 
@@ -65,6 +68,98 @@ TEST(SumInOrderTest, TheSumMayBeTheFirstInput) {
     SumInOrder(pointers, inputs[0]);
     EXPECT_TRUE(SameBits(inputs[0], expected)) << input_count;
   }
+}
+
+std::vector<float> SumFrom(const std::vector<std::vector<float>>& inputs, int first_rank) {
+  const int count = static_cast<int>(inputs.size());
+  std::vector<float> sum = inputs[first_rank];
+  for (int k = 1; k < count; ++k) {
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] + inputs[(first_rank + k) % count][i];
+  }
+  return sum;
+}
+
+TEST(PieceSumTest, SameBitsForAnyCutAndAlignment) {
+  const int64_t count = 777;
+  const std::vector<std::vector<size_t>> cuts = {{1u << 20}, {4}, {1}, {3, 5}, {7, 0, 1, 64, 2}, {1000}, {1021, 3}};
+  for (int world_size = 1; world_size <= 5; ++world_size) {
+    std::vector<std::vector<float>> inputs;
+    for (int rank = 0; rank < world_size; ++rank) inputs.push_back(WildNumbers(count, rank));
+    for (int first_rank = 0; first_rank < world_size; ++first_rank) {
+      const std::vector<float> expected = SumFrom(inputs, first_rank);
+      for (size_t c = 0; c < cuts.size(); ++c) {
+        std::vector<CutMessage> messages;  // every worker's message is cut in another way
+        for (int rank = 0; rank < world_size; ++rank) {
+          messages.emplace_back(inputs[rank], cuts[(c + rank) % cuts.size()], (c + rank) % 5);
+        }
+        PieceSum sum(world_size);
+        for (int rank = 0; rank < world_size; ++rank) sum.SetInput(rank, messages[rank].pieces());
+        std::vector<float> result(count);
+        for (int64_t at = 0, length = 1; at < count; at += length, length = length * 3 % 101 + 1) {
+          length = std::min(length, count - at);
+          sum.Next(first_rank, std::span(result).subspan(at, length));
+        }
+        EXPECT_TRUE(SameBits(result, expected)) << world_size << " inputs from " << first_rank << ", cut " << c;
+      }
+    }
+  }
+}
+
+TEST(PieceSumTest, IsUsedAgainForTheNextMessages) {
+  PieceSum sum(2);
+  for (int round = 0; round < 3; ++round) {
+    const std::vector<std::vector<float>> inputs = {WildNumbers(50, 2 * round), WildNumbers(50, 2 * round + 1)};
+    const CutMessage a(inputs[0], {6}, 1), b(inputs[1], {10}, 2);
+    sum.SetInput(0, a.pieces());
+    sum.SetInput(1, b.pieces());
+    std::vector<float> result(50);
+    sum.Next(1, result);
+    EXPECT_EQ(result, SumFrom(inputs, 1));
+  }
+}
+
+// What the ring does: chunk c of a block starts at rank c + 1 and travels; each rank adds its own to what it received.
+TEST(PieceSumTest, SameBitsAsTheAdditionsOfARing) {
+  for (int world_size = 1; world_size <= 5; ++world_size) {
+    const int64_t block = ReductionBlockElements(world_size);
+    for (const int64_t count : {int64_t{1}, int64_t{3}, int64_t{17}, block - 1, block, block + 1, 2 * block + 4099}) {
+      std::vector<std::vector<float>> inputs;
+      for (int rank = 0; rank < world_size; ++rank) inputs.push_back(WildNumbers(count, rank));
+
+      std::vector<float> ring(count);
+      for (int64_t begin = 0; begin < count; begin += block) {
+        for (int chunk = 0; chunk < world_size; ++chunk) {
+          const ElementRange range = RingChunk({begin, std::min(begin + block, count)}, chunk, world_size);
+          std::vector<float> travelling(inputs[(chunk + 1) % world_size].begin() + range.begin,
+                                        inputs[(chunk + 1) % world_size].begin() + range.end);
+          for (int hop = 2; hop <= world_size; ++hop) {
+            const float* own = inputs[(chunk + hop) % world_size].data() + range.begin;
+            for (size_t i = 0; i < travelling.size(); ++i) travelling[i] = own[i] + travelling[i];
+          }
+          std::copy(travelling.begin(), travelling.end(), ring.begin() + range.begin);
+        }
+      }
+
+      std::vector<CutMessage> messages;
+      PieceSum sum(world_size);
+      for (int rank = 0; rank < world_size; ++rank) messages.emplace_back(inputs[rank], std::vector<size_t>{1001}, 1);
+      for (int rank = 0; rank < world_size; ++rank) sum.SetInput(rank, messages[rank].pieces());
+      std::vector<float> star(count);
+      ForEachRun({0, count}, count, world_size, [&](ElementRange run, int first_rank) {
+        sum.Next(first_rank, std::span(star).subspan(run.begin, run.size()));
+      });
+      EXPECT_TRUE(SameBits(star, ring)) << world_size << ", " << count;
+    }
+  }
+}
+
+TEST(PieceSumDeathTest, AnInputThatEndsEarlyIsAProgrammersError) {
+  const std::vector<float> ten(10);
+  const CutMessage whole(ten, {9}, 0);
+  PieceSum sum(1);
+  sum.SetInput(0, whole.pieces());
+  std::vector<float> eleven(11);
+  EXPECT_DEATH(sum.Next(0, eleven), "input 0 ends 1 elements early");
 }
 
 }  // namespace
