@@ -1,9 +1,12 @@
-// Words: a row is the channels of one position of one image; a chunk is as many rows as fill about 16 KiB.
+// Batch normalisation on NHWC float32, with an optional ReLU after it.
 //
-// Statistics are taken chunk by chunk while the chunk is in the first-level cache: sum, then squared distances from the
-// chunk's own mean, in float; then all chunks are merged in order, in double (Chan, Golub, LeVeque 1983). One read of
-// memory, no cancellation, and the same bits for every number of threads. Forward reads x twice and writes y; backward
-// reads x and dy twice.
+// Words: a *row* is the channels of one position of one image; a *chunk* is as many rows as fill about 16 KiB.
+//
+// Statistics are computed chunk by chunk, while the chunk is in the first-level cache: first its sum, then the squared
+// distances from its own mean, in float. Then all chunks are merged in order, in double (Chan, Golub, LeVeque 1983). So
+// memory is read once; no difference of two large sums loses digits, as sum(x^2) - sum(x)^2 / n would; and chunks are
+// the same for every number of threads, and so are the bits. Forward reads x twice and writes y; backward reads x and
+// dy twice.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -34,13 +37,13 @@ using Float16 = float __attribute__((vector_size(64)));
 }
 [[gnu::always_inline]] inline void Store(Float16 v, float* p) { std::memcpy(p, &v, sizeof(v)); }
 
-// Rows of one chunk; per-channel vectors. What a pass does not use is null.
+// The arguments of one pass over one chunk: its rows, and vectors of one value per channel. Unused pointers are null.
 struct Args {
   const float* x = nullptr;
   const float* mean = nullptr;
   const float* scale = nullptr;
   const float* shift = nullptr;  // forward: beta. Backward: the mean of dy
-  const float* slope = nullptr;  // backward: of (x - mean)
+  const float* slope = nullptr;  // backward: the factor of (x - mean)
   const float* y = nullptr;
   float* dy = nullptr;
   float* out = nullptr;
@@ -67,7 +70,7 @@ template <typename Body>
   for (; c < channels; ++c) body.template operator()<float>(c);
 }
 
-// Sum over rows of term(row): four sums at a time hide the latency of an addition.
+// The sum of term(row) over rows. There are four sums, because one would wait for each addition to end before the next.
 template <typename V, typename Term>
 [[gnu::always_inline]] inline V SumRows(int64_t rows, const Term& term) {
   V s0 = {}, s1 = {}, s2 = {}, s3 = {};
@@ -157,7 +160,7 @@ STARRING_DEFINE_CLONES(kGradientSums, GradientSumsLoop<Activation::kNone>, Args)
 STARRING_DEFINE_CLONES(kGradientSumsRelu, GradientSumsLoop<Activation::kRelu>, Args);
 STARRING_DEFINE_CLONES(kInputGradient, InputGradientLoop, Args);
 
-constexpr int64_t kChunkFloats = 4096;
+constexpr int64_t kChunkFloats = 4096;  // 16 KiB: half of a first-level cache of 32 KiB
 
 class CpuBatchNorm : public BatchNorm {
  public:
@@ -227,7 +230,7 @@ class CpuBatchNorm : public BatchNorm {
     ForChunks(spec_.activation == Activation::kRelu ? kNormaliseRelu : kNormalise, args);
   }
 
-  // Runs a pass over all chunks; `whole` has the pointers of the first row.
+  // Runs a pass over all chunks. The pointers of `whole` are those of the first row.
   void ForChunks(const Clones& clones, const Args& whole) {
     const auto pass = clones[static_cast<int>(context_->instruction_set)];
     ParallelRanges(context_->threads, chunks_, 1, [&](int64_t begin, int64_t end) {
@@ -279,7 +282,7 @@ class CpuBatchNorm : public BatchNorm {
     const double momentum = spec_.momentum;
     for (int64_t c = 0; c < spec_.channels; ++c) {
       running_mean[c] = static_cast<float>((1 - momentum) * running_mean[c] + momentum * first_[c]);
-      // One value says nothing about the variance: it stays.
+      // A single value has no variance, and the division below would be by zero: the running variance stays.
       if (rows_ == 1) continue;
       const double unbiased = second_[c] / static_cast<double>(rows_ - 1);
       running_variance[c] = static_cast<float>((1 - momentum) * running_variance[c] + momentum * unbiased);

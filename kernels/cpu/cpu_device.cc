@@ -99,7 +99,7 @@ class CpuDevice : public Device {
 
  private:
   CpuContext context_;
-  bool uses_onednn_ = false;  // many networks run on our own loops alone
+  bool uses_onednn_ = false;  // a run record names oneDNN only if an operation runs on it
 };
 
 }  // namespace
@@ -124,7 +124,7 @@ absl::Status LimitOnednn(InstructionSet instruction_set) {
   }
   constexpr dnnl_cpu_isa_t kLimits[kInstructionSetCount] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2,
                                                             dnnl_cpu_isa_avx512_core};
-  // Fails where oneDNN has been used already, or was built without the choice.
+  // Fails if oneDNN has been used already, or was built without this choice.
   if (dnnl_set_max_cpu_isa(kLimits[static_cast<int>(instruction_set)]) != dnnl_success) {
     return absl::FailedPreconditionError("oneDNN's instruction set cannot be limited any more");
   }

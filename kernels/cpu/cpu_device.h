@@ -1,8 +1,9 @@
-// The CPU side of kernels/device.h: oneDNN, and our own loops and tiles where it is far from what the CPU can do.
+// The CPU side of kernels/device.h: our own loops and tiles, and oneDNN for convolutions of 16 or more input channels
+// on CPUs with AVX2. kernels/README.md says which operation runs where, and why.
 //
-// The device outlives its operations. Threads are OpenMP's, shared with oneDNN; between operations they wait as
-// OMP_WAIT_POLICY says, which OpenMP reads when the process starts: with several threads, start it with
-// OMP_WAIT_POLICY=PASSIVE, else waiting threads spin on cores that the exchange needs.
+// The device outlives its operations. Threads are OpenMP's, shared with oneDNN. Between operations they wait as
+// OMP_WAIT_POLICY says, which OpenMP reads when the process starts. With several threads, start the process with
+// OMP_WAIT_POLICY=PASSIVE; otherwise waiting threads spin on cores that the exchange needs.
 #ifndef STARRING_KERNELS_CPU_CPU_DEVICE_H_
 #define STARRING_KERNELS_CPU_CPU_DEVICE_H_
 
@@ -15,19 +16,19 @@
 
 namespace starring {
 
-// `threads` compute threads for every operation; part of the determinism key. REQUIRES: threads >= 1.
-absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads);
+// `threads` compute threads for every operation; bits depend on their number. REQUIRES: threads >= 1.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads);
 
 struct CpuDeviceOptions {
   int threads = 1;
-  // REQUIRES: at most BestInstructionSet(). What our own loops and tiles use. oneDNN, which computes the other
-  // convolutions above kBaseline, chooses for itself unless LimitOnednn says otherwise.
+  // The instruction set of our own loops and tiles. oneDNN chooses its own unless LimitOnednn limits it.
+  // REQUIRES: at most BestInstructionSet().
   InstructionSet instruction_set = BestInstructionSet();
 };
-absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);
 
-// Limits what oneDNN uses, for the whole process. Call it before the first CpuDevice. InvalidArgument if this machine
-// has no such instructions.
+// Limits oneDNN's instruction set for the whole process. Call it before the first CpuDevice. InvalidArgument if this
+// machine has no such instructions, FailedPrecondition if oneDNN has been used already.
 absl::Status LimitOnednn(InstructionSet instruction_set);
 
 }  // namespace starring

@@ -21,7 +21,8 @@
 namespace starring {
 namespace {
 
-// The keep bytes (1 or 0) of Philox groups [first_group, first_group + count): four words, four bytes, one group.
+// Computes the keep bytes (1 or 0) of Philox groups [first_group, first_group + count). A group is one counter: four
+// words of random bits, and so four elements.
 struct MaskArgs {
   RandomKey key;
   uint32_t threshold;  // a word is dropped when its upper 24 bits are below
@@ -30,7 +31,8 @@ struct MaskArgs {
   uint32_t* keep;
 };
 
-// Philox4x32 (common/arithmetic/philox.h) over lanes, so that the compiler turns rounds into vector instructions.
+// Philox4x32 (common/arithmetic/philox.h) for 16 groups at a time. Written as loops over lanes, a round becomes vector
+// instructions in the clones.
 constexpr int kPhiloxLanes = 16;
 
 [[gnu::always_inline]] inline void PhiloxRound(uint32_t (&c)[4][kPhiloxLanes], uint32_t key0, uint32_t key1) {
@@ -74,9 +76,9 @@ constexpr int kPhiloxLanes = 16;
 }
 
 #if defined(__x86_64__)
-// The same, with the multiplication of 32-bit words that AVX-512 has and the compiler does not find (2.18 ms
-// became 0.45 for the 590 thousand elements of mnist_cnn's first dropout). A 64-bit lane holds one group; its upper
-// half is whatever the arithmetic leaves there.
+// The same bits as MaskLoop, with AVX-512's multiplication of 32-bit words, which the compiler does not find in it. A
+// 64-bit lane holds one group's word in its lower half. The upper half holds remains of the arithmetic: the
+// multiplication and the last conversion read the lower half only.
 __attribute__((target("avx512f"))) void MaskAvx512(const MaskArgs& g) {
   const __m512i multiplier0 = _mm512_set1_epi64(0xD2511F53u), multiplier1 = _mm512_set1_epi64(0xCD9E8D57u);
   const __m512i threshold = _mm512_set1_epi32(static_cast<int32_t>(g.threshold << 8));
@@ -176,8 +178,8 @@ class CpuDropout : public Dropout {
   const CpuContext* const context_;
   const DropoutSpec spec_;
   const uint32_t threshold_;
-  const AlignedMemory keep_;  // one byte per word of the groups that the last Forward touched
-  int64_t offset_ = 0;        // of the first element in keep_
+  const AlignedMemory keep_;  // a byte for each word of the groups of the last Forward
+  int64_t offset_ = 0;        // where in keep_ the first element is: it may be in the middle of a group
 };
 
 }  // namespace

@@ -5,7 +5,7 @@
 namespace starring {
 namespace {
 
-// A thread's share is at least this long: below, starting threads costs more than the loop.
+// The smallest share of a thread. Below it, starting a thread costs more than the loop.
 constexpr int64_t kGrainElements = 16384;
 
 struct Args {
@@ -16,10 +16,12 @@ struct Args {
   const float* y = nullptr;  // kAddReluBackward
 };
 
-// max(x, 0) would turn NaN into 0 on x86: a NaN must reach the trainer's check.
+// Not max(x, 0), which turns NaN into 0 on x86: a NaN must reach the trainer's check.
 [[gnu::always_inline]] inline float ReluOf(float x) { return x < 0.0f ? 0.0f : x; }
 
 [[gnu::always_inline]] inline void ReluLoop(const Args& g) {
+// An output may be an input, which ivdep says is harmless here. Without it the compiler would test for overlap, and an
+// operation in place would run one element at a time.
 #pragma GCC ivdep
   for (int64_t i = 0; i < g.count; ++i) g.out[i] = ReluOf(g.a[i]);
 }
@@ -27,7 +29,7 @@ struct Args {
 [[gnu::always_inline]] inline void ReluBackwardLoop(const Args& g) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < g.count; ++i) {
-    // Read unconditionally, else the loop keeps a branch.
+    // Read before the test. A read that depends on it keeps the compiler from making vectors of the loop.
     const float dy = g.b[i];
     g.out[i] = g.a[i] > 0.0f ? dy : 0.0f;
   }

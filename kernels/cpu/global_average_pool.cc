@@ -9,7 +9,7 @@
 namespace starring {
 namespace {
 
-// Images [begin, end).
+// The mean over height and width, for images [begin, end), on NHWC float32.
 struct Args {
   const float* in;
   float* out;

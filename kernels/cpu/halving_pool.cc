@@ -19,7 +19,7 @@ STARRING_AVX512_INLINE __mmask16 Beats(__m512 v, __m512 best) {
   return _mm512_cmp_ps_mask(v, best, _CMP_GT_OQ) | _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
 }
 
-// Of four vectors, in the order of the window.
+// The maximum of four vectors in the order of the window, and the number of the winner, as HalvingPool::Winners.
 STARRING_AVX512_INLINE __m512 MaximumOf(__m512 v0, __m512 v1, __m512 v2, __m512 v3, HalvingPool::Winners* winners) {
   const __mmask16 wins1 = Beats(v1, v0);
   const __m512 best1 = _mm512_mask_mov_ps(v0, wins1, v1);
@@ -31,7 +31,7 @@ STARRING_AVX512_INLINE __m512 MaximumOf(__m512 v0, __m512 v1, __m512 v2, __m512 
   return _mm512_mask_mov_ps(best2, wins3, v3);
 }
 
-// dy for each of the four places of a window, zero where another one won.
+// For each of the four places of a window: dy, or zero where another place won.
 struct Shares {
   __m512 v[4];
 };
@@ -42,11 +42,11 @@ STARRING_AVX512_INLINE Shares SharesOf(__m512 dy, HalvingPool::Winners winners) 
            _mm512_maskz_mov_ps(only(high & ~low), dy), _mm512_maskz_mov_ps(only(high & low), dy)}};
 }
 
-// Several output pixels a vector: their inputs are at most 32 neighbouring floats of two rows. Lane numbers of 16 and
-// above are lanes of a second vector.
+// With several output pixels a vector, their inputs are at most 32 neighbouring floats of each of two rows. Lane
+// numbers of 16 and above are lanes of a second vector, as vpermt2ps counts them.
 struct Neighbours {
-  __m512i left, right;    // of each output, its input in the window's left and right column
-  __m512i first, second;  // of each of the 32 inputs, its output; from 16 on: of those in the right column
+  __m512i left, right;    // for each output, the lane of its input in the window's left and right column
+  __m512i first, second;  // for each of the 32 inputs, the lane of its output; plus 16 for the window's right column
 };
 
 STARRING_AVX512 Neighbours NeighboursOf(int64_t channels) {
@@ -61,7 +61,7 @@ STARRING_AVX512 Neighbours NeighboursOf(int64_t channels) {
   return {_mm512_load_si512(left), _mm512_load_si512(right), _mm512_load_si512(inputs), _mm512_load_si512(inputs + 16)};
 }
 
-// Which lanes of a vector of `pixels` outputs exist, and which of its inputs.
+// The lanes that exist in a vector of `pixels` outputs, and in the two vectors of their inputs.
 struct Extent {
   __mmask16 outputs, first, second;
 };
@@ -160,7 +160,7 @@ void HalvingBackward(const HalvingPool& pool, const float* dy, const HalvingPool
   } else {
     BackwardWide(pool, dy, winners, dx);
   }
-  // An odd last row or column lies in no window.
+  // An odd last row or column is in no window, and its gradient is zero. The loops above do not write there.
   const int64_t row = pool.in_width * pool.channels;
   if (pool.in_width % 2 != 0) {
     for (int64_t h = 0; h < pool.in_height; ++h) std::fill_n(dx + (h + 1) * row - pool.channels, pool.channels, 0.0f);

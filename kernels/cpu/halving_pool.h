@@ -1,6 +1,6 @@
-// Max pooling by 2 x 2 windows with stride 2 and no padding, in AVX-512: 16 channels a vector, or, where there are at
-// most 8, as many neighbouring pixels as fit. Of every output two bits say which of the four inputs won. Backward is
-// then two masks and four masked stores per vector.
+// Max pooling by 2 x 2 windows with stride 2 and no padding, in AVX-512. A vector has 16 channels, or, where there are
+// at most 8, as many neighbouring pixels as fit. Two bits for every output say which of the four inputs won, so that
+// backward is a few masks and four masked stores per vector.
 #ifndef STARRING_KERNELS_CPU_HALVING_POOL_H_
 #define STARRING_KERNELS_CPU_HALVING_POOL_H_
 
@@ -10,7 +10,8 @@ namespace starring {
 
 struct HalvingPool {
   int64_t in_height = 0, in_width = 0, channels = 0;
-  // For every vector of outputs, a bit per lane twice: the lower and the upper bit of the winner's number.
+  // For one vector of outputs: in the lower 16 bits the lower bit of each lane's winner (0 to 3, in the order of the
+  // window), in the upper 16 bits the upper bit.
   using Winners = uint32_t;
   int64_t out_height() const { return in_height / 2; }
   int64_t out_width() const { return in_width / 2; }
@@ -22,7 +23,7 @@ struct HalvingPool {
   int64_t winners_per_image() const { return out_height() * vectors_per_row(); }
 };
 
-// One image each. REQUIRES: a CPU with AVX-512.
+// Each call treats one image. `winners` has winners_per_image() elements. REQUIRES: a CPU with AVX-512.
 void HalvingForward(const HalvingPool& pool, const float* x, float* y, HalvingPool::Winners* winners);
 void HalvingBackward(const HalvingPool& pool, const float* dy, const HalvingPool::Winners* winners, float* dx);
 

@@ -1,5 +1,5 @@
-// Two ways through a pool: 2 x 2 windows with stride 2 have vectors of their own (kernels/cpu/halving_pool.h), for any
-// other window the inner loop runs over channels.
+// Max pooling on NHWC float32. With AVX-512, 2 x 2 windows with stride 2 have vectors of their own
+// (kernels/cpu/halving_pool.h); for every other window or instruction set, the inner loop runs over channels.
 #include <algorithm>
 #include <utility>
 
@@ -15,7 +15,8 @@
 namespace starring {
 namespace {
 
-// Images [begin, end) of one run. Index is the type that numbers the elements of a window.
+// Images [begin, end) of one run. Index numbers the elements of a window: a byte where that suffices, because forward
+// writes one for each output and backward reads it.
 template <typename Index>
 struct Args {
   const Pool2dSpec* spec;
@@ -25,7 +26,7 @@ struct Args {
   int64_t begin, end;
 };
 
-// The part of a window that lies on the input, along one axis.
+// The part of a window that is on the input and not on padding, along one axis.
 struct Window {
   int64_t start;       // may be negative: padding
   int64_t begin, end;  // inside the input
@@ -53,6 +54,8 @@ template <typename Index>
       for (int64_t j = w.begin; j < w.end; ++j) {
         const float* const x = in + (i * s.in_width + j) * channels;
         const Index place = static_cast<Index>((i - h.start) * s.kernel_width + (j - w.start));
+        // The first input wins whatever it is. Beginning with -infinity instead would leave a window of -infinities
+        // without a winner.
         if (i == h.begin && j == w.begin) {
           std::copy_n(x, channels, y);
           std::fill_n(winner, channels, place);
@@ -60,6 +63,7 @@ template <typename Index>
         }
 #pragma GCC ivdep
         for (int64_t c = 0; c < channels; ++c) {
+          // Greater, so that of equal maxima the first wins; or NaN, which must reach the trainer's check.
           const bool wins = x[c] > y[c] || x[c] != x[c];
           y[c] = wins ? x[c] : y[c];
           winner[c] = wins ? place : winner[c];
@@ -141,7 +145,7 @@ class CpuMaxPool2d : public MaxPool2d {
   const Pool2dSpec spec_;
   void (*const forward_)(const Args<Index>&);
   void (*const backward_)(const Args<Index>&);
-  const AlignedMemory winners_;  // of each output element: which element of its window
+  const AlignedMemory winners_;  // for each output, the number of the winning element of its window
 };
 
 bool Halves(const Pool2dSpec& s) {

@@ -13,11 +13,11 @@ using dnnl::algorithm;
 using dnnl::memory;
 using Tag = memory::format_tag;
 
-// Winograd F(4x4, 3x3) does a quarter of the multiplications; its transforms pay from 32 channels on both sides.
-// Measured at one thread on Zen 4, batch 64, ms forward + backward weights + backward data, NHWC and Winograd with all
-// reorders: 32 -> 64, 26x26: 37.3, 17.8; 32 -> 32, 16x16: 7.5, 4.3; 64 -> 64, 8x8: 6.8, 3.4; 16 -> 16, 32x32: 8.0, 8.6.
-// Direct convolutions on blocked activations gain at most 5 % over NHWC and lose it to the reorders. A rule, not a
-// timing: the choice decides bits.
+// Convolutions by oneDNN. Activations and weights are in our formats (NHWC, O-KH-KW-I); a primitive that wants another
+// format has its operands reordered in every call.
+
+// Winograd F(4x4, 3x3) does a quarter of the multiplications; its transforms pay from 32 channels on both sides
+// (kernels/README.md has the times). A rule, not a timing: the choice decides bits.
 bool WinogradPays(const Conv2dSpec& s) {
   return s.kernel_height == 3 && s.kernel_width == 3 && s.stride_height == 1 && s.stride_width == 1 &&
          s.in_channels >= 32 && s.out_channels >= 32;
@@ -25,7 +25,7 @@ bool WinogradPays(const Conv2dSpec& s) {
 
 memory::desc Describe(const memory::dims& dims, Tag tag) { return {dims, memory::data_type::f32, tag}; }
 
-// Where a call puts its temporaries inside the shared scratch.
+// Divides the shared scratch memory among the temporaries of one call.
 class ScratchPlan {
  public:
   int64_t Add(int64_t bytes) {
@@ -39,7 +39,8 @@ class ScratchPlan {
   int64_t bytes_ = 0;
 };
 
-// One operand of a primitive: reordered before (input) or after (output) it, in scratch, if the formats differ.
+// One operand of a primitive. If the primitive's format differs from ours, an input is reordered into scratch memory
+// before the primitive runs, and an output out of it afterwards.
 class Operand {
  public:
   enum class Use { kInput, kOutput };
@@ -51,13 +52,13 @@ class Operand {
     reorder_scratch_ = plan->Add(reorder_.scratch_bytes());
   }
 
-  // What the primitive reads.
+  // The memory that the primitive reads.
   const void* Input(const void* ours, std::byte* scratch) {
     if (!reorder_.needed()) return ours;
     reorder_.Run(ours, scratch + offset_, scratch + reorder_scratch_);
     return scratch + offset_;
   }
-  // Where the primitive writes; Finish brings it home.
+  // The memory that the primitive writes; Finish then reorders it into `ours`.
   void* Output(void* ours, std::byte* scratch) const { return reorder_.needed() ? scratch + offset_ : ours; }
   void Finish(void* ours, std::byte* scratch) {
     if (reorder_.needed()) reorder_.Run(scratch + offset_, ours, scratch + reorder_scratch_);
@@ -110,7 +111,8 @@ OnednnConv2d::OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorith
   const memory::desc y = Describe(y_dims, activations);
   const memory::dims strides = {spec.stride_height, spec.stride_width};
   const memory::dims before = {spec.padding_height, spec.padding_width};
-  // What the last window does not reach is not padded: oneDNN wants the sizes to agree exactly.
+  // oneDNN wants the last window to end exactly at the padded edge. Where a stride leaves columns over, this padding is
+  // smaller than ours, or negative.
   const memory::dims after = {
       (spec.out_height() - 1) * spec.stride_height + spec.kernel_height - spec.in_height - spec.padding_height,
       (spec.out_width() - 1) * spec.stride_width + spec.kernel_width - spec.in_width - spec.padding_width};
@@ -219,7 +221,8 @@ absl::StatusOr<std::unique_ptr<Conv2d>> CreateOnednnConv2d(CpuContext* context, 
     try {
       return std::make_unique<OnednnConv2d>(context, spec, algorithm::convolution_winograd, Tag::any);
     } catch (const dnnl::error&) {
-      // Not on this CPU (it needs AVX-512) or not for this shape: the direct algorithm does every shape.
+      // oneDNN has no Winograd on this CPU (it needs AVX-512) or for this shape. The direct algorithm takes every
+      // shape.
     }
   }
   try {

@@ -21,10 +21,11 @@ void OnednnPrimitive::Run(std::initializer_list<const void*> pointers, void* scr
   CHECK_EQ(pointers.size() + 1, memories_.size());
   size_t i = 0;
   for (const void* pointer : pointers) {
-    // Input and output alike are handed over as void*; oneDNN writes only to what it was told is an output.
+    // oneDNN's interface has no pointer to const. It writes only to arguments that were described as outputs.
     dnnl_memory_set_data_handle(memories_[i++].get(), const_cast<void*>(pointer));
   }
   dnnl_memory_set_data_handle(memories_[i].get(), scratch);
+  // oneDNN asks OpenMP for the number of threads at every execution, and cuts its sums by it.
   const ThreadCountScope threads(context_->threads);
   CHECK_EQ(dnnl_primitive_execute(primitive_.get(), context_->stream.get(), static_cast<int>(arguments_.size()),
                                   arguments_.data()),

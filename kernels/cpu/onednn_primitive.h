@@ -1,8 +1,8 @@
 // One oneDNN primitive with its memory objects, made once and run many times.
 //
-// oneDNN's C++ interface builds a hash map for every execution; this goes through the C interface with a fixed table.
-// (Inside dnnl_primitive_execute the library still makes a small map of its own, some tens of bytes per argument;
-// nothing of ours can avoid that. Everything large lives in the context's scratch: user scratchpad mode.)
+// oneDNN's C++ interface builds a hash map for every execution. This class calls the C interface with a table that it
+// keeps. Inside dnnl_primitive_execute the library still makes a small map, some tens of bytes per argument, which a
+// caller cannot avoid. Large temporaries are in the context's scratch memory (oneDNN's user scratchpad mode).
 #ifndef STARRING_KERNELS_CPU_ONEDNN_PRIMITIVE_H_
 #define STARRING_KERNELS_CPU_ONEDNN_PRIMITIVE_H_
 
@@ -21,7 +21,7 @@ class OnednnPrimitive {
  public:
   using Argument = std::pair<int, dnnl::memory::desc>;  // DNNL_ARG_..., memory
 
-  OnednnPrimitive() = default;
+  OnednnPrimitive() = default;  // none: Run must not be called
   // `description` was made with OnednnAttributes(). Throws dnnl::error.
   template <typename Description>
   OnednnPrimitive(CpuContext* context, const Description& description, const std::vector<Argument>& arguments)
@@ -44,14 +44,14 @@ class OnednnPrimitive {
   int64_t scratch_bytes_ = 0;
 };
 
-// Attributes that leave the scratchpad to us.
+// Attributes by which a primitive takes its scratchpad from the caller.
 dnnl::primitive_attr OnednnAttributes();
 
 // Copies a tensor from one memory format to another.
 class OnednnReorder {
  public:
   OnednnReorder() = default;
-  // A reorder between equal formats is no reorder: needed() is false. Throws dnnl::error.
+  // Between equal formats needed() is false, and Run must not be called. Throws dnnl::error.
   OnednnReorder(CpuContext* context, const dnnl::memory::desc& from, const dnnl::memory::desc& to);
 
   bool needed() const { return static_cast<bool>(primitive_); }

@@ -25,7 +25,7 @@ STARRING_AVX512_INLINE Column ColumnAt(const RowPart& p, int64_t v) {
           .lanes = static_cast<__mmask16>(left >= 16 ? 0xffff : (1 << left) - 1)};
 }
 
-// Of each lane the pixel, counted from the vector's first.
+// The pixel of each lane, counted from the pixel of the vector's first lane.
 STARRING_AVX512_INLINE __m512i PixelsOf(int64_t phase, int64_t channels) {
   alignas(64) int32_t pixels[16];
   const int64_t first = 16 * phase % channels;
@@ -33,11 +33,13 @@ STARRING_AVX512_INLINE __m512i PixelsOf(int64_t phase, int64_t channels) {
   return _mm512_load_si512(pixels);
 }
 
-// Rows r are counted from the first that output row 0 meets, so that row r meets output rows r - kh. Of the output rows
-// that are under way, one per kernel row, h has place h % kHeight in the registers; kPlace is r % kHeight.
+// Rows are counted from the first input row that output row 0 needs: input row r goes into output row r - kh, for every
+// kernel row kh. kHeight output rows are under way at any time, one for each kernel row; output row h has place h %
+// kHeight in the registers. The walk is unrolled by kHeight rows, so that kPlace = r % kHeight is a constant: an index
+// that is not known at compile time would put the array into memory.
 constexpr int PlaceOf(int place, int kh, int height) { return (place + height - kh) % height; }
 
-// Whether row r is one of x; outside there are zeros, which add nothing.
+// Whether row r is a row of x. Rows outside hold zeros, which add nothing, so they are skipped.
 inline bool Exists(const RowPart& p, int64_t r) { return r >= p.top && r - p.top < p.x_height; }
 
 template <int kHeight, int kWidth>
@@ -58,8 +60,8 @@ STARRING_AVX512_INLINE void Row(const RowPart& p, const RowForward& f, const Col
   }
   if (Exists(p, r)) {
     const float* const x = column.x + (r - p.top) * p.x_row;
-    // A row at the edge also adds to places without an output row: they are set anew before their next use, or never
-    // stored.
+    // Near the top and bottom some places have no output row, and the products go into them too. That is harmless: such
+    // a place is overwritten before its next use, or never stored. A test for each would cost more than the products.
 #pragma GCC unroll 5
     for (int kw = 0; kw < kWidth; ++kw) {
       const __m512 in = _mm512_permutexvar_ps(g.pixels, _mm512_loadu_ps(x + kw));
@@ -73,11 +75,13 @@ STARRING_AVX512_INLINE void Row(const RowPart& p, const RowForward& f, const Col
   const int64_t done = r - (kHeight - 1);
   if (done < 0 || done >= p.out_height) return;
   __m512 out = g.sum[PlaceOf(kPlace, kHeight - 1, kHeight)];
-  // The second operand comes through when one is NaN: a NaN survives.
+  // In this order of operands a NaN survives (tile_loops.h, ReluOf).
   if (f.relu) out = _mm512_max_ps(_mm512_setzero_ps(), out);
   _mm512_mask_storeu_ps(y + done * y_row, column.lanes, out);
 }
 
+// A part of 5 x 5 taps has 25 sums and 5 vectors of dy, about what 32 registers hold: a larger one would spill in the
+// inner loop. That is why parts end at kRowPartMax.
 template <int kHeight, int kWidth>
 struct GradientRegisters {
   __m512i pixels;
@@ -113,6 +117,7 @@ STARRING_AVX512_INLINE void Row(const RowPart& p, const RowGradient& f, const Co
   }
 }
 
+// Input rows 0 to out_height + kHeight - 2, and up to kHeight - 1 more that do nothing.
 template <int kHeight, int kWidth, typename Operation, typename Registers, int... kPlaces>
 STARRING_AVX512_INLINE void WalkDown(const RowPart& p, const Operation& f, const Column& column, Registers& g,
                                      std::integer_sequence<int, kPlaces...>) {
@@ -121,6 +126,8 @@ STARRING_AVX512_INLINE void WalkDown(const RowPart& p, const Operation& f, const
   }
 }
 
+// The arguments are copies, which no store to y can change: through references they would be loaded again after it.
+// All vectors of one phase are walked before the next phase, so that weights are loaded once a phase.
 template <int kHeight, int kWidth>
 STARRING_AVX512 void Part(RowPart p, RowForward f) {
   const int64_t phases = RowPhases(p.channels), pitch = p.channels + 15;
@@ -144,6 +151,7 @@ STARRING_AVX512 void Part(RowPart p, RowForward f) {
   }
 }
 
+// As above: the sums of a phase stay in registers for all of its vectors.
 template <int kHeight, int kWidth>
 STARRING_AVX512 void Part(RowPart p, RowGradient f) {
   const int64_t phases = RowPhases(p.channels);
@@ -171,7 +179,7 @@ STARRING_AVX512 void Part(RowPart p, RowGradient f) {
   }
 }
 
-// Functions by kernel_height - 1 and kernel_width - 1.
+// A function for each size of a part, by kernel_height - 1 and kernel_width - 1.
 template <typename Operation>
 struct PartTable {
   void (*at[kRowPartMax][kRowPartMax])(RowPart, Operation);

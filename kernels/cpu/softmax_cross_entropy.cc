@@ -24,7 +24,7 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
     });
   }
 
-  // Added up sample by sample: the sum does not depend on the number of threads.
+  // Adds sample by sample, so that the sum does not depend on the number of threads.
   LossResult Result() override {
     LossResult result;
     for (const Sample& sample : samples_) {
@@ -43,14 +43,16 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 
   void RunSample(const float* logits, int32_t label, float scale, float* dlogits, Sample& sample) const {
     CHECK(label >= 0 && label < spec_.classes) << "label " << label << " of " << spec_.classes << " classes";
+    // Comparisons with NaN are false. A NaN among the logits still makes the sum below NaN, and with it the loss.
     int64_t best = 0;
     for (int64_t c = 1; c < spec_.classes; ++c) {
       if (logits[c] > logits[best]) best = c;
     }
     const float maximum = logits[best];
-    const float label_logit = logits[label];  // dlogits may alias logits
+    const float label_logit = logits[label];  // read before the first write: dlogits may alias logits
     double sum = 0;
     for (int64_t c = 0; c < spec_.classes; ++c) {
+      // The largest exponent is 0: without the subtraction, logits above 88 would overflow.
       const float power = std::exp(logits[c] - maximum);
       sum += power;
       if (dlogits != nullptr) dlogits[c] = power;

@@ -1,12 +1,15 @@
-// The loops of tiles.h, over the vectors of the source that includes this: once for each instruction set. Its includer
-// defines before
-//   STARRING_TARGET        the attribute that lets a function use the set's instructions; an -m option instead would
-//                          compile inline functions of other headers for the set too, and they could end up in the
-//                          whole program
-//   Vector, Mask, kLanes   what holds kLanes floats, and which of them exist
-//   kVectorsMax, RowsMax   of a tile: at most so many vectors; so many rows for that many vectors, by the registers
+// The loops of tiles.h, written once. tiles_baseline.cc, tiles_avx2.cc and tiles_avx512.cc each include this file after
+// they have defined the vectors of their instruction set:
+//   STARRING_TARGET        the attribute that lets a function use the set's instructions. An -m option would also
+//                          compile inline functions of other headers for the set; the linker may pick those copies for
+//                          the whole program, which then crashes on a CPU without the set
+//   Vector, Mask, kLanes   kLanes floats; the lanes of a vector that exist
+//   kVectorsMax, RowsMax   the most vectors of a tile; the most rows for a number of vectors, so that sums, one row of
+//                          B and a factor fit in the registers
 //   LanesBelow, Load, Store, Broadcast, MultiplyAdd, Max
-// and gets kTilesHere.
+// The includer gets kTilesHere.
+//
+// Everything here has internal linkage: the three sources define the same names for different instructions.
 #ifndef STARRING_KERNELS_CPU_TILE_LOOPS_H_
 #define STARRING_KERNELS_CPU_TILE_LOOPS_H_
 
@@ -19,7 +22,8 @@
 namespace starring {
 namespace {
 
-// kFull: all lanes of the last vector exist. A masked load of it would cost a tenth of a narrow tile's speed.
+// kFull: all lanes of the last vector exist. That case has code of its own, because masked loads would cost a tile of
+// one vector a tenth of its speed.
 enum class Lanes { kFull, kMasked };
 
 template <Lanes kWhich>
@@ -31,13 +35,16 @@ STARRING_TARGET inline void StoreLast(Mask mask, Vector v, float* p) {
   return kWhich == Lanes::kFull ? Store(v, p) : Store(mask, v, p);
 }
 
-// The second operand comes through when one is NaN: a NaN survives.
+// x86's maximum returns its second operand if one of the two is NaN. With the operands in this order a NaN stays a NaN
+// and reaches the trainer's check; the other way round it would become 0.
 STARRING_TARGET inline Vector ReluOf(Vector v) { return Max(Vector{}, v); }
 
-// `last` lanes of the last vector exist.
+// One tile, with `last` lanes in its last vector. Rows and vectors are constants, so that `sum` is an array of
+// registers: with a loop bound that the compiler does not know, every sum would live in memory.
 template <int kRows, int kVectors, Lanes kWhich>
 STARRING_TARGET void Tile(const TileProblem& problem, int64_t last) {
-  const TileProblem p = problem;  // so that no store to C may change it
+  // A copy, which no store to C can change. Through the reference the strides would be loaded again after each store.
+  const TileProblem p = problem;
   constexpr int kLast = kVectors - 1;
   const Mask mask = LanesBelow(last);
   Vector sum[kRows][kVectors];
@@ -57,7 +64,8 @@ STARRING_TARGET void Tile(const TileProblem& problem, int64_t last) {
     const float* fetch = p.fetch_from == nullptr ? b : p.fetch_from + i * p.b_inner;
     for (int64_t k = 0; k < p.depth; ++k) {
       Vector row[kVectors];
-      // Beside the multiply-adds of a full tile one more load is free, even of a line that is there already.
+      // A full tile has so many multiply-adds that one more load per k is free, even of a line that is cached already.
+      // A narrower tile waits for its loads.
       if (kVectors == kVectorsMax) __builtin_prefetch(fetch, 0, 2);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
@@ -91,7 +99,7 @@ STARRING_TARGET void Tile(const TileProblem& problem, int64_t last) {
 
 using TileFunction = void (*)(const TileProblem&, int64_t last);
 
-// By vectors - 1 and rows - 1.
+// One function for each shape of a tile, by vectors - 1 and rows - 1. A shape with more rows than RowsMax has none.
 struct TileTable {
   TileFunction at[kVectorsMax][RowsMax(1)];
 };
@@ -112,7 +120,7 @@ constexpr int64_t kWidth = kVectorsMax * kLanes;
 
 constexpr int64_t VectorsOf(int64_t columns) { return (std::min(columns, kWidth) + kLanes - 1) / kLanes; }
 
-// Of at most kWidth columns.
+// A tile of at most kWidth columns. The full last vector is chosen here, once a tile and not once a load.
 inline void RunTile(const TileProblem& problem, int64_t rows, int64_t columns) {
   const int64_t vectors = VectorsOf(columns);
   const int64_t last = columns - (vectors - 1) * kLanes;
@@ -120,7 +128,8 @@ inline void RunTile(const TileProblem& problem, int64_t rows, int64_t columns) {
   table.at[vectors - 1][rows - 1](problem, last);
 }
 
-// Moves A, init and C of `p`, a copy of `problem`, to row m and column n.
+// Sets A, init and C of `p`, a copy of `problem`, to row m and column n. B depends on how its columns are stored:
+// callers set it.
 inline void MoveTo(const TileProblem& problem, int64_t m, int64_t n, TileProblem* p) {
   p->a = problem.a + m * problem.a_row;
   if (problem.init != nullptr) p->init = problem.init + m * problem.init_row + n;
@@ -132,12 +141,15 @@ void RunTiles(const TileProblem& problem, int64_t rows, int64_t columns) {
   for (int64_t n = 0; n < columns; n += kWidth) {
     const int64_t width = std::min(kWidth, columns - n);
     const int64_t rows_max = RowsMax(static_cast<int>(VectorsOf(width)));
+    // As even as possible: 13 rows are 7 and 6, not 12 and 1, because a tile of one row does one multiply-add for a
+    // load.
     const int64_t tiles = (rows + rows_max - 1) / rows_max;
     p.b = problem.b + n;
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t m = rows * t / tiles, end = rows * (t + 1) / tiles;
       MoveTo(problem, m, n, &p);
-      const int64_t fetched = kWidth + 16 * t;  // every row of tiles fetches a line of each row of the next columns
+      // A line of 16 floats of each row of the next columns: after enough tiles, all of their lines are on the way.
+      const int64_t fetched = kWidth + 16 * t;
       const bool fetches = problem.fetch == Fetch::kNextColumns && 16 * t < kWidth && n + fetched < columns;
       p.fetch_from = fetches ? p.b + fetched : nullptr;
       RunTile(p, end - m, width);
@@ -159,8 +171,8 @@ void RunPanels(const TileProblem& problem, int64_t rows, int64_t columns) {
   }
 }
 
-// The four lanes of each quarter, taken apart: the lower (kHalf 0) or upper (1) `kUnit`-lane halves of a and b,
-// alternating.
+// Within each block of four lanes: the lower (kHalf 0) or upper (1) two lanes of a and of b, alternating in units of
+// kUnit lanes. These are the permutations that no instruction set needs more than one instruction for.
 template <int kHalf, int kUnit, int... kLane>
 STARRING_TARGET inline Vector Interleave(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(a, b,
@@ -172,7 +184,8 @@ template <int kOdd, int... kLane>
 STARRING_TARGET inline Vector EveryOther(Vector a, Vector b, std::integer_sequence<int, kLane...>) {
   return __builtin_shufflevector(a, b, (kLane / 4 * 8 + 4 * kOdd + kLane % 4)...);
 }
-// Inside each block of four lanes pairs of rows are interleaved, then pairs of those; then the blocks are sorted.
+// out = the transpose of `rows` by `columns` of in, at most kLanes of each. Rows are interleaved in pairs, then pairs
+// of rows in pairs: now every block of four lanes is a transposed 4 by 4 square. The last loop sorts the blocks.
 STARRING_TARGET void TransposeBlock(const float* in, int64_t in_row, float* out, int64_t out_row, int64_t rows,
                                     int64_t columns) {
   constexpr auto kAll = std::make_integer_sequence<int, kLanes>();
@@ -186,7 +199,7 @@ STARRING_TARGET void TransposeBlock(const float* in, int64_t in_row, float* out,
     y[i] = Interleave<0, 1>(x[i], x[i + 1], kAll);
     y[i + 1] = Interleave<1, 1>(x[i], x[i + 1], kAll);
   }
-  // x[j * kBlocks + q]: columns j of all blocks, of rows 4 q to 4 q + 3.
+  // x[j * kBlocks + q] = column j of every block, of rows 4 q to 4 q + 3.
 #pragma GCC unroll 4
   for (int q = 0; q < kBlocks; ++q) {
 #pragma GCC unroll 2
@@ -217,7 +230,8 @@ void TransposeAll(const float* in, int64_t in_row, int64_t rows, int64_t columns
     TransposeBlock(in + r * in_row + c, in_row, out + c * out_row + r, out_row, std::min<int64_t>(kLanes, rows - r),
                    std::min<int64_t>(kLanes, columns - c));
   };
-  // Along the rows of the side whose rows are longer: as many streams for the prefetchers as there are lanes.
+  // The side with the longer rows is walked along its rows: its kLanes rows are then as many streams, which the
+  // prefetchers follow. Walked across, every block would begin new streams, and its lines would miss the cache.
   if (in_row >= out_row) {
     for (int64_t r = 0; r < rows; r += kLanes) {
       for (int64_t c = 0; c < columns; c += kLanes) block(r, c);
@@ -232,7 +246,8 @@ void TransposeAll(const float* in, int64_t in_row, int64_t rows, int64_t columns
 STARRING_TARGET void AddWindows(const WindowSum& g) {
   const int64_t pitch = g.width + 2 * kWindowMargin;
   for (int64_t j = 0; j < g.count; j += kLanes) {
-    const int64_t t = j + g.skip;  // where the first lane lies in window 0
+    const int64_t t = j + g.skip;  // the place of the first lane in window 0
+    // The windows that any lane is in. Lanes beyond a window's end read zeros of its margin, so no lane needs a test.
     const int64_t first = t < g.width ? 0 : (t - g.width) / g.step + 1;
     const int64_t last = std::min((t + kLanes - 1) / g.step, g.windows - 1);
     Vector sum = {};
@@ -254,7 +269,7 @@ STARRING_TARGET void AddBias(const float* bias, bool relu, int64_t rows, int64_t
   }
 }
 
-// dy at offset i, masked by y > 0 in memory too.
+// dy at offset i, set to 0 where not y > 0; the masked values are also stored, for the products that read dy next.
 template <Lanes kWhich>
 STARRING_TARGET inline Vector MaskedAt(const float* y, float* dy, int64_t i, Mask lanes) {
   const Vector v = LoadLast<kWhich>(lanes, dy + i);
@@ -264,7 +279,9 @@ STARRING_TARGET inline Vector MaskedAt(const float* y, float* dy, int64_t i, Mas
   return masked;
 }
 
-// Fewer columns than lanes: over the flat array, the columns of the lanes repeat after `columns` vectors at the latest.
+// For fewer columns than lanes: (rows, columns) is read as one flat array of `count` floats, so that no lane is empty.
+// The column of a lane is the same every `columns` vectors, so that many vectors of sums are kept, and each lane is
+// added to its column at the end.
 STARRING_TARGET void MaskAndSumNarrow(const float* y, float* dy, int64_t count, int64_t columns, float* sums) {
   Vector sum[kLanes];
   for (int64_t v = 0; v < columns; ++v) sum[v] = Vector{};
@@ -280,6 +297,7 @@ STARRING_TARGET void MaskAndSumNarrow(const float* y, float* dy, int64_t count, 
   }
 }
 
+// One vector of columns, kRows rows. The rows are added up in pairs: a chain of kRows additions would wait for each.
 template <int kRows, Lanes kWhich>
 STARRING_TARGET inline void MaskAndSumVector(const float* y, float* dy, int64_t columns, Mask lanes, float* sums) {
   Vector v[kRows];
@@ -296,7 +314,8 @@ STARRING_TARGET inline void MaskAndSumVector(const float* y, float* dy, int64_t 
   StoreLast<kWhich>(lanes, LoadLast<kWhich>(lanes, sums) + v[0], sums);
 }
 
-// Eight rows at a time, from left to right: as many streams as the prefetchers follow, and one pass over `sums`.
+// Eight rows at a time, from left to right: that is as many streams as the prefetchers follow, and `sums` is read and
+// written once for eight rows, not for each.
 template <int kRows>
 STARRING_TARGET void MaskAndSumRows(const float* y, float* dy, int64_t columns, float* sums) {
   const auto at = [](auto* p, int64_t c) { return p == nullptr ? nullptr : p + c; };

@@ -1,15 +1,18 @@
-// Words: an image is one sample. A plane is one channel of an image, contiguous. A window row is what one output column
-// sees of one input row: kernel_width * in_channels floats, contiguous in NHWC and in the weights alike, which is why
-// no im2col is needed.
+// Convolutions on our tiles (kernels/cpu/tiles.h), without im2col.
+//
+// Words: an image is one sample. A *window row* is the part of one input row that one output column sees: kernel_width
+// * in_channels floats. It is contiguous in NHWC and has the same order in the weights, so the tiles read it where it
+// is.
 //
 // Lanes run along one of two axes:
-//   kChannels  output channels. Good from 16 of them on; 6 would leave 10 of 16 lanes empty.
-//   kRow       columns and channels of an output row (kernels/cpu/row_lanes_avx512.h), for few channels and stride 1,
+//   kChannels  output channels: good from 16 of them on. 6 channels would leave 10 of 16 lanes empty.
+//   kRow       columns and channels of an output row (kernels/cpu/row_lanes_avx512.h): for few channels and stride 1,
 //              with AVX-512 only.
-// dx always has lanes along window rows: for every input row the window rows of all output columns are computed and
-// then added up where they overlap.
+// dx always has lanes along window rows. For each input row, the window rows of all output columns are computed, and
+// then added up where they overlap (Tiles::add_windows).
 //
-// Threads share the batch. Sums over the batch (dweight, dbias) are kept per share and added in the order of shares.
+// Threads share the batch. Every share keeps its own sums over its images (dweight, dbias), and the shares are added in
+// their order, so that the bits do not depend on which thread ends first.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -25,7 +28,8 @@ namespace {
 
 enum class Lanes { kChannels, kRow };
 
-// What is computed for nothing, per useful output; for kRow also the permutation that every kernel row shares.
+// The choice with the least work per useful output: empty lanes are work for nothing, and kRow has one permutation more
+// for every `rows` multiply-adds. A rule, not a timing: the choice decides bits.
 Lanes ChooseLanes(const Conv2dSpec& s, InstructionSet set) {
   if (set != InstructionSet::kAvx512 || s.stride_width != 1 || s.stride_height != 1) return Lanes::kChannels;
   const auto waste = [](int64_t count) { return static_cast<double>(RoundUp(count, 16)) / static_cast<double>(count); };
@@ -34,7 +38,7 @@ Lanes ChooseLanes(const Conv2dSpec& s, InstructionSet set) {
   return waste(s.out_channels) <= row ? Lanes::kChannels : Lanes::kRow;
 }
 
-// Kernel rows and columns from kh and kw on, of one input channel.
+// A part (row_lanes_avx512.h): kernel rows and columns from kh and kw on, of one input channel.
 struct KernelPart {
   int64_t channel, kh, kw;
   int kernel_height, kernel_width;
@@ -57,7 +61,7 @@ std::vector<KernelPart> PartsOf(const Conv2dSpec& s) {
   return parts;
 }
 
-// Lays regions of floats out one after another.
+// Lays regions of floats out one after another, each on a boundary of 64 bytes.
 class Regions {
  public:
   int64_t Add(int64_t floats) {
@@ -80,7 +84,7 @@ class TiledConv2d : public Conv2d {
                 float* dbias) override;
 
  private:
-  // The scratch of one share, in floats from its start.
+  // Where a share's regions begin in its scratch memory, in floats.
   struct Plan {
     int64_t image = 0;    // x with padding; kRow: channel by channel, padded to the sides only
     int64_t windows = 0;  // dx: window rows of one input row
@@ -92,10 +96,10 @@ class TiledConv2d : public Conv2d {
     float *image, *windows, *dweight, *dbias;
   };
   Share ShareAt(int share) const;
-  // Zeroes the padding, which Padded then leaves alone.
+  // Zeroes the padding once per call; Padded then writes between it, image after image.
   void ClearImage(const Share& share) const;
 
-  // `x` of one image with its padding; x itself where there is nothing to do.
+  // One image with its padding, in the share's memory; `x` itself where there is no padding.
   const float* Padded(const float* x, const Share& share) const;
   void SeparateChannels(const float* x, float* image) const;
 
@@ -274,7 +278,8 @@ void TiledConv2d::Forward(const float* x, const float* weight, const float* bias
   });
 }
 
-// dweight(kernel element, out) += x^T dy over all output positions of one image.
+// dweight(kernel element, out) += x^T dy over all output positions of one image. Each tile continues the sum that the
+// images before left in memory (init == c), so the sum is in the order of the images whatever the tile's size.
 void TiledConv2d::WeightGradientChannels(const float* image, const float* dy, const Share& share) const {
   const int64_t row = width_ * spec_.in_channels;
   for (int64_t kh = 0; kh < spec_.kernel_height; ++kh) {
@@ -310,14 +315,15 @@ void TiledConv2d::InputGradientOf(const float* weight, const float* dy, const Sh
   const int64_t dy_row = out_width_ * spec_.out_channels;
   const int64_t dx_row = spec_.in_width * spec_.in_channels;
   for (int64_t h = 0; h < spec_.in_height; ++h) {
-    // Kernel rows kh, with output row (h + padding - kh) / stride, that reach input row h: ascending kh by the stride,
-    // descending output rows by one.
+    // Input row h is reached by kernel rows kh for which (h + padding - kh) is a multiple of the stride: output row
+    // (h + padding - kh) / stride. When kh grows by the stride, the output row falls by one, hence the negative step.
     const int64_t reach = h + spec_.padding_height;
     const int64_t first_row = std::min(reach / spec_.stride_height, out_height_ - 1);
     const int64_t first_kh = reach - first_row * spec_.stride_height;
     const int64_t rows = first_kh >= spec_.kernel_height
                              ? 0
                              : std::min(first_row + 1, (spec_.kernel_height - 1 - first_kh) / spec_.stride_height + 1);
+    // With a stride beyond the kernel's height some input rows are seen by no window.
     if (rows <= 0) {
       std::fill_n(dx + h * dx_row, dx_row, 0.0f);
       continue;
@@ -376,7 +382,8 @@ void TiledConv2d::Backward(const float* x, const float* weight, const float* y, 
                            float* dbias) {
   if (spec_.activation == Activation::kNone) y = nullptr;
   const bool needs_dx = spec_.input_gradient == InputGradient::kNeeded;
-  // One part can mask on the fly: nobody else reads dy.
+  // With a single part and no dx, dy is read once, and the part masks it while it reads. Every other case reads dy
+  // several times, so it is masked in memory first.
   const bool masks_in_place = lanes_ == Lanes::kChannels || needs_dx || parts_.size() > 1;
   ParallelShares(context_->threads, spec_.batch, 1, [&](int index, int64_t begin, int64_t end) {
     const Share share = ShareAt(index);

@@ -1,3 +1,9 @@
+// Dense layers on our tiles (kernels/cpu/tiles.h).
+//
+// A library's forward product y = x weight^T finds the weights transposed the wrong way: oneDNN packs all of them again
+// in every step. Here lanes run along the batch: y^T = weight x^T reads each weight once, in order, and only x and y,
+// which are small, are transposed. No pass allocates; oneDNN's inner product allocates its packing buffers in every
+// call.
 #include <algorithm>
 #include <cstring>
 
@@ -9,11 +15,11 @@
 namespace starring {
 namespace {
 
-// Rows of weight that dx reads per pass: with rows of 4 KiB, 256 rows of a panel are as many as the second-level cache
-// holds without conflicts.
+// The rows of weight that dx reads in one pass. Rows of 4 KiB all fall on the same few sets of the second-level cache;
+// 256 rows of a panel are the most that it holds before they evict each other.
 constexpr int64_t kDepthBlock = 256;
 
-// A thread's share of a product: below, starting threads costs more than the work.
+// The smallest share of a product, in multiplications. Below it, starting a thread costs more than it saves.
 constexpr int64_t kGrainProducts = 1 << 18;
 
 class TiledDense : public Dense {
@@ -77,7 +83,7 @@ void TiledDense::Forward(const float* x, const float* weight, const float* bias,
   });
 }
 
-// dx = dy weight.
+// dx = dy weight, in passes of kDepthBlock rows of weight; from the second pass on, dx itself is the initial value.
 void TiledDense::PropagateGradient(const float* weight, const float* dy, float* dx) const {
   ParallelRanges(context_->threads, spec_.in, Grain(spec_.batch * spec_.out, tiles_.tile_columns),
                  [&](int64_t begin, int64_t end) {
@@ -98,8 +104,8 @@ void TiledDense::PropagateGradient(const float* weight, const float* dy, float* 
                  });
 }
 
-// Panels, each contiguous: one stream for the prefetchers, where the rows of x may lie a multiple of 4 KiB apart and
-// push each other out of the first-level cache.
+// Copies x into contiguous panels, each of which is one stream for the prefetchers. The rows of x itself may be a
+// multiple of 4 KiB apart: they would then evict each other from the first-level cache.
 void TiledDense::PackInput(const float* x, float* packed) const {
   const int64_t panel = tiles_.tile_columns;
   ParallelRanges(context_->threads, spec_.batch, Grain(spec_.in * spec_.out, 1), [&](int64_t begin, int64_t end) {
@@ -112,8 +118,8 @@ void TiledDense::PackInput(const float* x, float* packed) const {
   });
 }
 
-// dweight = dy^T x. dweight, which may be larger than the core's caches, is written in order, and what is read again
-// and again, x, stays in the second-level cache.
+// dweight = dy^T x. dweight may be larger than the core's caches, so it is written once, in order; x is read again and
+// again, and stays in the second-level cache.
 void TiledDense::WeightGradient(const float* packed, const float* dy_transposed, float* dweight) const {
   const int64_t grain = Grain(spec_.batch * spec_.in, tiles_.tile_rows);
   ParallelRanges(context_->threads, spec_.out, grain, [&](int64_t begin, int64_t end) {

@@ -1,12 +1,21 @@
 // The inner loops of our own matrix products and convolutions: tiles of outputs held in vector registers.
 //
-// Words. A *tile* is some rows times some vectors; lanes run along n, the fastest axis of B and C. For every k, one row
-// of B is loaded and every row of the tile multiplies it with one element of A, which is broadcast. With enough rows
-// times vectors the multiply-adds are the bottleneck, whatever the addresses: so the same tile serves dense layers,
-// convolutions and their gradients, without im2col, by strides alone. A *panel* is as many columns of B as a full tile
-// has, kept together.
+// Words. A *tile* is a block of C: some rows times some vectors. Lanes run along n, the fastest axis of B and C. For
+// every k, one row of B is loaded, and every row of the tile multiplies it with one element of A, which is broadcast. A
+// tile with enough rows and vectors is limited by its multiply-adds, wherever its operands are in memory. So one kind
+// of tile serves dense layers, convolutions and all of their gradients: they differ in strides alone, and no im2col is
+// needed. A *panel* is as many columns of B as a full tile has, stored together.
 //
-// One source (tile_loops.h) is compiled for each instruction set, with that set's vectors and tile sizes.
+//            n: one to four vectors
+//          +-----------------------+
+//   k  ... | B(k, n)   loaded once |      for every k, every row m:
+//          +-----------------------+         C(m, n) += A(m, k) * B(k, n)
+//   A(m, k)| C(m, n)               |      C stays in registers for all k
+//   one    |                       |
+//   number | rows m                |
+//          +-----------------------+
+//
+// tile_loops.h has the loops. It is compiled once for each instruction set, with that set's vectors and sizes of tiles.
 #ifndef STARRING_KERNELS_CPU_TILES_H_
 #define STARRING_KERNELS_CPU_TILES_H_
 
@@ -21,8 +30,8 @@ namespace starring {
 // Determinism: for each output, products are added in the order of i, k, each by one fused multiply-add (baseline: a
 // multiplication and an addition).
 //
-// kNextColumns: the next columns of B are prefetched meanwhile. For a B whose rows lie so far apart that the hardware
-// sees no stream.
+// kNextColumns: the next columns of B are prefetched meanwhile. Worth it for a B whose rows are so far apart in memory
+// that the hardware's prefetchers see no stream.
 enum class Fetch { kNothing, kNextColumns };
 struct TileProblem {
   const float* a = nullptr;
@@ -40,9 +49,9 @@ struct TileProblem {
   const float* fetch_from = nullptr;  // for the loops' own use
 };
 
-// out[j] = sum over w < windows of in(w, j + skip - w * step) where that lies in [0, width), for j < count: windows
-// that overlap, added up from left to right. Window w is at in + w * (width + 2 * kWindowMargin) + kWindowMargin; the
-// margins around it are zero.
+// Adds up windows that overlap: out[j] = sum over w < windows, from left to right, of in(w, j + skip - w * step) where
+// that index is in [0, width), for j < count. Window w begins at in + w * (width + 2 * kWindowMargin) + kWindowMargin.
+// The margins on its sides are zero.
 inline constexpr int64_t kWindowMargin = 16;
 struct WindowSum {
   const float* in = nullptr;
@@ -53,12 +62,11 @@ struct WindowSum {
 
 // The loops of one instruction set.
 struct Tiles {
-  // All of C, `rows` by `columns`, tile by tile; the tile's strides say where. B is read once, A again for every
-  // tile_columns of C.
+  // All of C, `rows` by `columns`, tile by tile. B is read once; A is read again for every tile_columns of C.
   void (*run)(const TileProblem& problem, int64_t rows, int64_t columns);
 
-  // The same of a B in panels. A is read and C is written once, in order; B, which should
-  // fit in a cache, is read again for every tile_rows of C.
+  // The same for a B in panels. A is read and C is written once, in order. B is read again for every tile_rows of C, so
+  // it should fit in a cache.
   void (*run_panels)(const TileProblem& problem, int64_t rows, int64_t columns);
 
   int64_t tile_rows, tile_columns;  // of a full tile
@@ -68,11 +76,11 @@ struct Tiles {
 
   void (*add_windows)(const WindowSum& problem);
 
-  // y = act(y + bias), y (rows, columns) with rows y_row apart; a null bias adds nothing.
+  // y = act(y + bias), y (rows, columns) with y_row floats from row to row. A null bias adds nothing.
   void (*add_bias)(const float* bias, bool relu, int64_t rows, int64_t columns, float* y, int64_t y_row);
 
-  // Column sums of dy (rows, columns) after masking it in place: dy = 0 where not y > 0. A null y masks nothing, null
-  // sums are not taken. `sums` (columns) is added to.
+  // sums(columns) += the column sums of dy (rows, columns), which is first masked in place: dy = 0 where not y > 0. A
+  // null y masks nothing; null sums are not computed.
   void (*mask_and_sum)(const float* y, float* dy, int64_t rows, int64_t columns, float* sums);
 };
 
