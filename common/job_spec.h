@@ -11,7 +11,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/arithmetic/learning_rate.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/bucket_map.h"
 #include "common/layout.h"

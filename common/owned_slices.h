@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/arithmetic/learning_rate.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/layout.h"
 #include "common/memory.h"

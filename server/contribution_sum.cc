@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/array_passes.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/arithmetic/stream_copy.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"

@@ -107,7 +107,7 @@ class ContributionSum {
 
   // From now on every update of `bucket` overwrites the one before in `memory`, which holds the newest parameters
   // already. For readers that have finished with a step's parameters when they contribute to the next step: they need
-  // no copy, and this object no buffers. The update is written past the caches (common/arithmetic/stream_copy.h), as
+  // no copy, and this object no buffers. The update is written past the caches (common/arithmetic/array_passes.h), as
   // the readers run on other cores.
   // REQUIRES: Parameters(bucket) is not null; `memory` has the slice's length and its values, and no one else writes to
   // it; `keeper` keeps it alive.

@@ -1,4 +1,4 @@
-"""common/arithmetic/learning_rate.h in Python: the rate of a step, counted from 0 over the whole run."""
+"""common/arithmetic/optimizer.h in Python: the rate of a step, counted from 0 over the whole run."""
 
 import math
 

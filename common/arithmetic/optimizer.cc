@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "common/arithmetic/deterministic_math.h"
 #include "common/check.h"
 
 namespace starring {
@@ -85,7 +84,63 @@ absl::Status Refuse(const char* field, double value, const char* allowed) {
   return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", it must be ", allowed));
 }
 
+// 1 - y^2/2! + y^4/4! - ... and y - y^3/3! + ...: for |y| <= pi / 4 the first term left out is below 1e-17.
+double CosineSeries(double y) {
+  double sum = 1;
+  for (int n = 16; n >= 2; n -= 2) sum = 1 - sum * (y * y) / (n * (n - 1));
+  return sum;
+}
+double SineSeries(double y) {
+  double sum = 1;
+  for (int n = 17; n >= 3; n -= 2) sum = 1 - sum * (y * y) / (n * (n - 1));
+  return y * sum;
+}
+
 }  // namespace
+
+absl::Status ValidateSchedule(const LearningRateSchedule& schedule) {
+  const auto refuse = [](const char* field, auto value, const std::string& allowed) {
+    return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", it must be ", allowed));
+  };
+  if (!(schedule.base >= 0) || !std::isfinite(static_cast<float>(schedule.base))) {
+    return refuse("learning rate", schedule.base, "a finite number of 0 or more");
+  }
+  if (schedule.warmup_steps < 0) return refuse("warmup_steps", schedule.warmup_steps, "0 or more");
+  switch (schedule.kind) {
+    case ScheduleKind::kConstant:
+      return absl::OkStatus();
+    case ScheduleKind::kStep:
+      if (schedule.decay_steps < 1) return refuse("decay_steps", schedule.decay_steps, "1 or more for step decay");
+      if (!(schedule.gamma > 0 && schedule.gamma <= 1)) return refuse("gamma", schedule.gamma, "above 0 and at most 1");
+      return absl::OkStatus();
+    case ScheduleKind::kCosine:
+      if (schedule.total_steps > schedule.warmup_steps) return absl::OkStatus();
+      return refuse("total_steps", schedule.total_steps,
+                    absl::StrCat("more than warmup_steps (", schedule.warmup_steps, ") for a cosine"));
+  }
+  return refuse("schedule kind", static_cast<int>(schedule.kind), "constant, step or cosine");
+}
+
+float LearningRateAt(const LearningRateSchedule& schedule, int64_t step) {
+  CHECK_GE(step, 0);
+  if (step < schedule.warmup_steps) {
+    return static_cast<float>(schedule.base * static_cast<double>(step + 1) /
+                              static_cast<double>(schedule.warmup_steps));
+  }
+  switch (schedule.kind) {
+    case ScheduleKind::kConstant:
+      break;
+    case ScheduleKind::kStep:
+      return static_cast<float>(schedule.base * IntegerPower(schedule.gamma, step / schedule.decay_steps));
+    case ScheduleKind::kCosine: {
+      if (step >= schedule.total_steps) return 0;
+      const double progress = static_cast<double>(step - schedule.warmup_steps) /
+                              static_cast<double>(schedule.total_steps - schedule.warmup_steps);
+      return static_cast<float>(schedule.base * 0.5 * (1 + CosinePi(progress)));
+    }
+  }
+  return static_cast<float>(schedule.base);
+}
 
 absl::Status ValidateOptimizer(const OptimizerConfig& config) {
   const auto in_unit = [](double value) { return value >= 0 && static_cast<float>(value) < 1; };
@@ -165,6 +220,23 @@ void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, Instr
                  .step_size = static_cast<float>(rate / correction1),
                  .square_correction = static_cast<float>(std::sqrt(correction2)),
                  .epsilon = static_cast<float>(config.epsilon)});
+}
+
+double IntegerPower(double base, int64_t exponent) {
+  CHECK_GE(exponent, 0);
+  double result = 1;
+  for (double square = base; exponent > 0; exponent /= 2, square *= square) {
+    if (exponent % 2 == 1) result *= square;
+  }
+  return result;
+}
+
+double CosinePi(double x) {
+  CHECK(0 <= x && x <= 1) << x;
+  constexpr double kPi = 3.14159265358979323846;
+  if (x <= 0.25) return CosineSeries(kPi * x);
+  if (x <= 0.75) return -SineSeries(kPi * (x - 0.5));
+  return -CosineSeries(kPi * (1 - x));
 }
 
 }  // namespace starring

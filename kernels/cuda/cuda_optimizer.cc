@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "common/arithmetic/deterministic_math.h"
+#include "common/arithmetic/optimizer.h"
 #include "kernels/cuda/cuda_device.h"
 
 namespace starring {

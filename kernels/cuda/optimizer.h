@@ -50,7 +50,7 @@ struct OptimizerArgs {
 //              found; 16-byte alignment for the vector path, scalar path otherwise (both tested).
 // Cost:        4 bytes moved per value: bandwidth-bound.
 // Determinism: bitwise whether there is such a value; which index remains may differ, but a run that finds one ends.
-//              Reference: common/arithmetic/non_finite.h.
+//              Reference: common/arithmetic/array_passes.h.
 [[nodiscard]] cudaError_t FindNonFinite(cudaStream_t stream, const float* values, int64_t count,
                                         CudaStepResult* result);
 

@@ -2,7 +2,7 @@
 // uses it: its slices are cut, its learning rate is asked for, and a job that the server can afford begins.
 #include <string>
 
-#include "common/arithmetic/learning_rate.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "proto/starring/v1/parameter_server.pb.h"

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
-#include "common/arithmetic/learning_rate.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/arithmetic/non_finite.h"
+#include "common/arithmetic/array_passes.h"
 #include "common/check.h"
 #include "common/status.h"
 

@@ -14,7 +14,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/arithmetic/learning_rate.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/job_spec.h"
 #include "kernels/cuda/cuda_device.h"

@@ -3,7 +3,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "common/arithmetic/non_finite.h"
+#include "common/arithmetic/array_passes.h"
 
 namespace starring {
 

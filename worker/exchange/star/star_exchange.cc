@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/array_passes.h"
 #include "common/arithmetic/optimizer.h"
-#include "common/arithmetic/stream_copy.h"
 #include "common/check.h"
 #include "common/host/host_port.h"
 #include "common/host/machine_limits.h"

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "common/arithmetic/learning_rate.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"

@@ -1,9 +1,8 @@
-#include "common/arithmetic/learning_rate.h"
-
 #include <cmath>
 #include <limits>
 #include <string>
 
+#include "common/arithmetic/optimizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
