@@ -83,8 +83,8 @@ void PeerWatch::TellProgress(Time now) {
   const WorkState work = MyWork(now);
   // A rank that stands still says nothing: messages to a process that is stopped would pile up.
   const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
-  if (news == told_) return;
-  told_ = news;
+  if (news == last_told_) return;
+  last_told_ = news;
   for (const int peer : std::set<int>{Neighbour(-1), Neighbour(1)}) {
     options_.send(peer, NoticeKind::kProgress, EncodeWork(work, work.age));
   }

@@ -73,7 +73,7 @@ class PeerWatch {
   std::optional<Time> waiting_since_;
   Time next_look_;
   Time next_tell_;
-  std::pair<WorkPhase, int64_t> told_ = {WorkPhase::kUnknown, -1};
+  std::pair<WorkPhase, int64_t> last_told_ = {WorkPhase::kUnknown, -1};
 };
 
 }  // namespace starring

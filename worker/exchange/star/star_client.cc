@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/host/peer_name.h"
+#include "common/steady_time.h"
 #include "common/wire/progress_message.h"
 
 namespace starring {
@@ -42,11 +43,14 @@ std::string DescribeRequest(const v1::ExchangeMessage& fields) {
 
 }  // namespace
 
-StarClient::StarClient(Options options)
+StarClient::StarClient(const JobSpec& job, Options options)
     : options_(std::move(options)),
+      rank_(job.rank),
+      world_size_(job.world_size),
+      exchange_deadline_(absl::ToChronoMilliseconds(BoundedDeadline(job.exchange_deadline))),
       watches_(options_.shards.size(), ServerWatch(options_.stall.times)),
       report_(options_.stall.say),
-      pending_(static_cast<size_t>(1 + options_.bucket_count), 0) {
+      pending_(static_cast<size_t>(1 + job.buckets.bucket_count()), 0) {
   for (size_t s = 0; s < options_.shards.size(); ++s) {
     const Shard& shard = options_.shards[s];
     lanes_.emplace_back();
@@ -54,7 +58,7 @@ StarClient::StarClient(Options options)
       lanes_.back().push_back(std::make_unique<Lane>(Lane::Options{
           .channel = shard.lanes[l],
           .queue = &queue_,
-          .rank = options_.rank,
+          .rank = rank_,
           .shard = static_cast<int>(s),
           .lane = static_cast<int>(l),
           .job_id = shard.job_id,
@@ -217,11 +221,11 @@ WorkState StarClient::MyWork(Clock::time_point now) const {
 
 void StarClient::TellProgress(Clock::time_point now) {
   if (!options_.stall.times.enabled() || now < next_tell_) return;
-  next_tell_ = now + std::max(kTellInterval, options_.world_size * kTellIntervalPerWorker);
+  next_tell_ = now + std::max(kTellInterval, world_size_ * kTellIntervalPerWorker);
   const WorkState work = MyWork(now);
   // A worker that stands still says nothing: messages to a process that is stopped would pile up.
   const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
-  if (std::exchange(told_, news) == news) return;
+  if (std::exchange(last_told_, news) == news) return;
   for (const auto& shard : lanes_) shard[0]->PostProgress(Lane::Asks::kNothing);
 }
 
@@ -272,15 +276,15 @@ void StarClient::CheckDeadlines(Clock::time_point now) {
       const auto age = now - request->since;
       const std::string server =
           absl::StrCat("server ", options_.shards[request->shard].address, " (shard ", request->shard, ")");
-      const std::string deadline = absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s");
-      if (!lane->connection().ok() && age > options_.exchange_deadline) {
+      const std::string deadline = absl::StrCat(exchange_deadline_.count() / 1000.0, " s");
+      if (!lane->connection().ok() && age > exchange_deadline_) {
         Fail(absl::UnavailableError(absl::StrCat(server, " cannot be reached for ", deadline, ", ",
-                                                 DescribeRequest(request->fields), " of rank ", options_.rank,
+                                                 DescribeRequest(request->fields), " of rank ", rank_,
                                                  " is not answered: ", std::string(lane->connection().message()))),
              Tell::kShards);
-      } else if (age > options_.exchange_deadline + kVerdictGrace) {
+      } else if (age > exchange_deadline_ + kVerdictGrace) {
         Fail(absl::DeadlineExceededError(absl::StrCat(
-                 server, " has not answered ", DescribeRequest(request->fields), " of rank ", options_.rank, " within ",
+                 server, " has not answered ", DescribeRequest(request->fields), " of rank ", rank_, " within ",
                  deadline, watches_[request->shard].IsUnanswered(now) ? ", and does not answer at all" : "")),
              Tell::kShards);
       }

@@ -19,13 +19,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/job_spec.h"
 #include "common/mutex.h"
 #include "common/progress_state.h"
+#include "common/security/transport_security.h"
 #include "common/trace.h"
 #include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/lane.h"
 #include "worker/exchange/star/server_watch.h"
-#include "worker/exchange/star/star_request.h"
 
 namespace starring {
 
@@ -33,25 +35,31 @@ class StarClient {
  public:
   struct Shard {
     std::string address;
-    uint64_t job_id = 0;
-    std::vector<std::shared_ptr<grpc::Channel>> lanes;  // shared: gRPC's way
+    std::vector<std::shared_ptr<grpc::Channel>> lanes;  // a connection for each; shared, because gRPC wants it so
+    uint64_t job_id = 0;                                // the job's number there; Join finds it out
   };
   struct Options {
-    int rank = 0;
-    int world_size = 1;
-    int bucket_count = 0;
     std::vector<Shard> shards;
-    std::chrono::milliseconds exchange_deadline{60'000};
-    Trace* trace = nullptr;  // outlives the client; null: there is none
-    StallOptions stall;      // lines are said by the exchange thread
+    std::string run_id;          // equal on all workers of a run; may be empty
+    TransportSecurity security;  // as the servers have it
+    Trace* trace = nullptr;      // outlives the client; null: there is none
+    StallOptions stall;          // its lines come from the thread that joins, later from the exchange thread
   };
-  explicit StarClient(Options options);
+  // Joins the job at one shard after the other, then starts the exchange thread. Shard 0 comes first, so that workers
+  // which disagree are all refused there. A server that is not up yet, or that knows another process as this rank
+  // (which may have died with its machine), is tried again until the join deadline, which counts for all shards
+  // together; after a second the latter is said once. A long wait is reported as `stall` says.
+  //
+  // Unavailable, naming the address, if a server cannot be reached; InvalidArgument, at once, if it is protected in
+  // another way than `security`; DeadlineExceeded, naming the ranks, if workers are missing; otherwise the reason for
+  // which a server refuses this worker.
+  static absl::StatusOr<std::unique_ptr<StarClient>> Join(const JobSpec& job, Options options);
   // Gives up what is in flight. Afterwards gRPC refers to no memory of the caller.
   ~StarClient();
 
   // Hands over requests.
   void Post(std::vector<std::unique_ptr<StarRequest>> requests);
-  // Returns when every request of the group (see star_request.h) is over, or the exchange has failed: then why.
+  // Returns when every request of the group (see StarRequest) is over, or the exchange has failed: then why.
   absl::Status Wait(int group);
 
   // Tells every shard. Returns when they know, or a moment later.
@@ -64,6 +72,8 @@ class StarClient {
 
  private:
   using Clock = std::chrono::steady_clock;
+
+  StarClient(const JobSpec& job, Options options);
 
   // ---- The exchange thread.
   void Run();
@@ -89,6 +99,9 @@ class StarClient {
   int& Pending(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_[static_cast<size_t>(1 + group)]; }
 
   const Options options_;
+  const int rank_;
+  const int world_size_;
+  const std::chrono::milliseconds exchange_deadline_;
   grpc::CompletionQueue queue_;
   std::thread thread_;
   std::atomic<int64_t> payload_bytes_sent_ = 0;
@@ -101,7 +114,7 @@ class StarClient {
   std::vector<ServerWatch> watches_;                       // by shard
   StallReport report_;                                     // sources: what shard s says is s, its own silence s + count
   Clock::time_point next_tell_;
-  std::pair<WorkPhase, int64_t> told_ = {WorkPhase::kUnknown, -1};
+  std::pair<WorkPhase, int64_t> last_told_ = {WorkPhase::kUnknown, -1};
   std::optional<absl::Status> failure_;
   Clock::time_point failed_at_;
   bool closing_ = false;

@@ -1,0 +1,182 @@
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/mutex.h"
+#include "common/status.h"
+#include "common/steady_time.h"
+#include "common/wire/grpc_transport.h"
+#include "common/wire/wire_version.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
+#include "worker/exchange/star/star_client.h"
+
+namespace starring {
+namespace {
+
+constexpr absl::Duration kRetryPause = absl::Milliseconds(50);
+// Between two looks at why there is no connection.
+constexpr absl::Duration kConnectWait = absl::Seconds(1);
+// A rank that is taken becomes free when the server notices that its process is gone: in seconds, not in milliseconds.
+constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
+// Refusals until that is said: a second, in which the place of a lost process may become free.
+constexpr int kTakenCountSaid = 3;
+// The server says who is missing when the deadline has passed: its answer needs a little longer than that.
+constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
+
+// Not a random choice that could change results: it tells this process from another with the same rank.
+uint64_t DrawWorkerId() {
+  std::random_device device;
+  return static_cast<uint64_t>(device()) << 32 | device();
+}
+
+// Says why a Join takes long: which ranks have not joined, or that the server does not answer. It watches one Join,
+// from its construction to its destruction. Both happen on one thread; a thread of the watch does the rest.
+class JoinWatch {
+ public:
+  // `server`: as messages name it. `channel`: to it, shared: gRPC's way. `token`: that of the job; may be empty.
+  JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string token, const StallOptions& stall);
+  ~JoinWatch();
+
+ private:
+  void Run();
+  std::string WhoIsMissing();
+
+  const std::string server_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  const std::string token_;
+  const StallTimes times_;
+  const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  grpc::ClientContext context_;  // of the question to the server
+  StallReport report_;           // of thread_, and of the destructor after that
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+JoinWatch::JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string token,
+                     const StallOptions& stall)
+    : server_(std::move(server)),
+      channel_(std::move(channel)),
+      token_(std::move(token)),
+      times_(stall.times),
+      report_(stall.say) {
+  if (times_.enabled()) thread_ = std::thread([this] { Run(); });
+}
+
+JoinWatch::~JoinWatch() {
+  if (!thread_.joinable()) return;
+  {
+    const MutexLock lock(mutex_);
+    over_ = true;
+  }
+  changed_.NotifyOne();
+  context_.TryCancel();
+  thread_.join();
+  report_.Close(0, std::chrono::steady_clock::now());
+}
+
+void JoinWatch::Run() {
+  {
+    const MutexLock lock(mutex_);
+    if (changed_.WaitUntil(mutex_, since_ + times_.report_after,
+                           [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; })) {
+      return;
+    }
+  }
+  const std::string missing = WhoIsMissing();
+  const MutexLock lock(mutex_);
+  if (!over_) report_.Open(0, since_, StallSentence(std::chrono::steady_clock::now() - since_, "joining", missing));
+}
+
+std::string JoinWatch::WhoIsMissing() {
+  context_.set_deadline(std::chrono::system_clock::now() + times_.patience());
+  v1::GetStatusRequest request;
+  request.set_token(token_);
+  v1::GetStatusReply reply;
+  const grpc::Status status = v1::ParameterServer::NewStub(channel_)->GetStatus(&context_, request, &reply);
+  if (status.ok() && !reply.message().empty()) return absl::StrCat(server_, ": ", reply.message());
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return absl::StrCat(server_, " cannot be reached: ", status.error_message());
+  }
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return absl::StrCat(server_, " does not answer");
+  return absl::StrCat(server_, " waits for other workers to join");
+}
+
+absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinRequest request,
+                                 const TransportSecurity& security, absl::Time deadline, absl::Duration join_deadline,
+                                 const std::function<void(const std::string&)>& say) {
+  const std::string server = absl::StrCat("server ", target.address, " (shard ", request.shard(), ")");
+  const auto stub = v1::ParameterServer::NewStub(target.lanes[0]);
+  int taken_count = 0;
+  while (true) {
+    request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - absl::Now())));
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline + kAnswerGrace));
+    v1::JoinReply reply;
+    const grpc::Status status = stub->Join(&context, request, &reply);
+    if (status.ok()) return reply.job_id();
+    const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
+    if (const absl::Duration left = deadline - absl::Now(); is_taken && kTakenPause < left) {
+      if (++taken_count == kTakenCountSaid && say != nullptr) {
+        say(absl::StrCat(server, ": ", status.error_message(), "; trying for ",
+                         absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))),
+                         " more, in case that process is gone"));
+      }
+      absl::SleepFor(kTakenPause);
+      continue;
+    }
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
+      return absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message()));
+    }
+    const absl::Status reason = ExplainConnectionError(status.error_message(), security);
+    if (!absl::IsUnavailable(reason)) {
+      return absl::Status(reason.code(), absl::StrCat(server, ": ", std::string(reason.message())));
+    }
+    if (absl::Now() + kRetryPause >= deadline) {
+      return absl::UnavailableError(absl::StrCat(server, " cannot be reached within ",
+                                                 absl::FormatDuration(join_deadline), ": ",
+                                                 std::string(reason.message())));
+    }
+    absl::SleepFor(kRetryPause);
+    // gRPC of this age only goes on with a handshake while somebody waits: the call above does not, as it fails at once
+    // while there is no connection. This returns as soon as there is one.
+    target.lanes[0]->WaitForConnected(absl::ToChronoTime(std::min(deadline, absl::Now() + kConnectWait)));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job, Options options) {
+  const absl::Time deadline = absl::Now() + job.join_deadline;
+  v1::JoinRequest request;
+  request.set_run_id(options.run_id);
+  request.set_wire_version(kWireVersion);
+  request.set_token(options.security.token);
+  request.set_rank(job.rank);
+  request.set_worker_id(DrawWorkerId());
+  request.set_shard_count(static_cast<int>(options.shards.size()));
+  request.set_agreement(SerializeAgreement(job));
+  request.set_exchange_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(job.exchange_deadline)));
+  request.set_stall_report_ms(options.stall.times.report_after.count());
+  for (size_t s = 0; s < options.shards.size(); ++s) {
+    Shard& shard = options.shards[s];
+    request.set_shard(static_cast<int>(s));
+    request.set_lanes(static_cast<int>(shard.lanes.size()));
+    const JoinWatch watch(absl::StrCat("server ", shard.address, " (shard ", s, ")"), shard.lanes[0],
+                          options.security.token, options.stall);
+    ASSIGN_OR_RETURN(shard.job_id,
+                     JoinOne(shard, request, options.security, deadline, job.join_deadline, options.stall.say));
+  }
+  return absl::WrapUnique(new StarClient(job, std::move(options)));
+}
+
+}  // namespace starring
