@@ -4,7 +4,7 @@
 #include "common/limits.h"
 #include "common/security/job_secret.h"
 #include "common/status.h"
-#include "common/wire/wire_version.h"
+#include "common/wire/exchange_message.h"
 
 namespace starring {
 

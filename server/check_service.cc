@@ -5,7 +5,7 @@
 #include "common/host/process_facts.h"
 #include "common/limits.h"
 #include "common/status.h"
-#include "common/wire/wire_version.h"
+#include "common/wire/exchange_message.h"
 
 namespace starring {
 namespace {

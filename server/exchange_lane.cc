@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
-#include "common/wire/message_parts.h"
+#include "common/wire/exchange_message.h"
 
 namespace starring {
 

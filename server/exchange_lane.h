@@ -81,7 +81,7 @@ class ExchangeLane {
   grpc::ByteBuffer incoming_;
   struct Outgoing {
     Answer answer;
-    int next_part = 0;   // see message_parts.h
+    int next_part = 0;   // see exchange_message.h
     TraceLabels labels;  // a step, if it is traced
   };
   // The next message of what waits; true if it was the last of its answer.

@@ -9,7 +9,7 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"
-#include "common/wire/progress_message.h"
+#include "common/wire/exchange_message.h"
 #include "common/wire/shared_memory.h"
 
 namespace starring {

@@ -27,7 +27,6 @@
 #include "common/roll_call.h"
 #include "common/trace.h"
 #include "common/wire/exchange_message.h"
-#include "common/wire/message_parts.h"
 #include "server/collective_wait.h"
 #include "server/contribution_sum.h"
 #include "server/server_metrics.h"
@@ -36,7 +35,7 @@
 
 namespace starring {
 
-// Where an answer goes. Its payload may be longer than one message carries: who writes it cuts it (message_parts.h).
+// Where an answer goes. Its payload may be longer than one message carries: who writes it cuts it (exchange_message.h).
 struct Answer {
   LaneId to;
   v1::ExchangeMessage fields;  // without payload

@@ -104,6 +104,12 @@ absl::Status MergeFields(std::span<const BytePiece> pieces, int64_t begin, int64
   return absl::OkStatus();
 }
 
+using Keepers = std::vector<std::shared_ptr<const void>>;
+
+bool IsOfOneMessage(const v1::ExchangeMessage& a, const v1::ExchangeMessage& b) {
+  return a.kind() == b.kind() && a.step() == b.step() && a.bucket() == b.bucket() && a.vector() == b.vector();
+}
+
 }  // namespace
 
 std::string EncodeBeforePayload(const v1::ExchangeMessage& fields, int64_t payload_bytes) {
@@ -180,6 +186,69 @@ void CopyPieces(std::span<const BytePiece> pieces, std::span<std::byte> out) {
     position += piece.size();
   }
   CHECK_EQ(position, out.size());
+}
+
+int PartCount(int64_t payload_bytes) {
+  CHECK_GE(payload_bytes, 0);
+  return static_cast<int>(
+      std::max<int64_t>((payload_bytes + kMessagePayloadBytesMax - 1) / kMessagePayloadBytesMax, 1));
+}
+
+int64_t PartBegin(int part) { return part * kMessagePayloadBytesMax; }
+
+int64_t PartBytes(int64_t payload_bytes, int part) {
+  CHECK(part >= 0 && part < PartCount(payload_bytes)) << part;
+  return std::min(payload_bytes - PartBegin(part), kMessagePayloadBytesMax);
+}
+
+void PartAssembler::Clear() {
+  message_ = {};
+  keepers_.reset();
+  next_part_ = 0;
+}
+
+absl::StatusOr<std::optional<ReceivedMessage>> PartAssembler::Add(const ReceivedMessage& part, int64_t payload_bytes) {
+  const int number = part.fields.part();
+  if (number == 0) Clear();
+  if (number != next_part_ || (number > 0 && !IsOfOneMessage(part.fields, message_.fields)) ||
+      number >= PartCount(payload_bytes)) {
+    return absl::InvalidArgumentError(absl::StrCat("part ", number, " of a payload of ", payload_bytes,
+                                                   " bytes, expected part ", next_part_, " of ",
+                                                   PartCount(payload_bytes)));
+  }
+  if (const int64_t expected = PartBytes(payload_bytes, number); part.payload_bytes != expected) {
+    return absl::InvalidArgumentError(absl::StrCat("part ", number, " of a payload of ", payload_bytes, " bytes has ",
+                                                   part.payload_bytes, ", expected ", expected));
+  }
+  if (number == 0) {
+    message_.fields = part.fields;
+    keepers_ = std::make_shared<Keepers>();
+  }
+  message_.payload.insert(message_.payload.end(), part.payload.begin(), part.payload.end());
+  message_.payload_bytes += part.payload_bytes;
+  keepers_->push_back(part.keeper);
+  if (++next_part_ < PartCount(payload_bytes)) return std::nullopt;
+  message_.keeper = std::move(keepers_);
+  std::optional<ReceivedMessage> whole = std::move(message_);
+  Clear();
+  return whole;
+}
+
+void SetProgress(const WorkState& state, v1::Progress* progress) {
+  progress->set_phase(static_cast<int>(state.phase));
+  progress->set_step(state.step + 1);
+  progress->set_bucket(state.bucket + 1);
+  progress->set_phase_ms(state.age.count());
+  progress->set_silent_shard(state.silent_shard + 1);
+}
+
+WorkState GetProgress(const v1::Progress& progress) {
+  const int phase = progress.phase() >= 0 && progress.phase() < kWorkPhaseCount ? progress.phase() : 0;
+  return {.phase = static_cast<WorkPhase>(phase),
+          .step = std::max<int64_t>(progress.step(), 0) - 1,
+          .bucket = std::max(progress.bucket(), 0) - 1,
+          .age = std::chrono::milliseconds(std::clamp<int64_t>(progress.phase_ms(), 0, int64_t{1} << 40)),
+          .silent_shard = std::max(progress.silent_shard(), 0) - 1};
 }
 
 }  // namespace starring

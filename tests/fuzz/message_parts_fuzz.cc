@@ -6,7 +6,7 @@
 
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/wire/message_parts.h"
+#include "common/wire/exchange_message.h"
 #include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

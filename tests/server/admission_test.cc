@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "common/limits.h"
-#include "common/wire/wire_version.h"
+#include "common/wire/exchange_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
-#include "common/wire/wire_version.h"
+#include "common/wire/exchange_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/check.pb.h"

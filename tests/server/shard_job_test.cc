@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/wire/progress_message.h"
+#include "common/wire/exchange_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_job.h"

@@ -10,8 +10,8 @@
 #include "common/host/process_facts.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
-#include "common/wire/wire_version.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 
 namespace starring {

@@ -53,7 +53,7 @@ class StarCheckClient {
 
 // "1.51.1"
 std::string GrpcVersion();
-// Of the protocol: common/wire/wire_version.h.
+// Of the protocol: common/wire/exchange_message.h.
 int StarWireVersion();
 
 }  // namespace starring

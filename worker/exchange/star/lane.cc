@@ -8,7 +8,7 @@
 #include "common/check.h"
 #include "common/host/peer_name.h"
 #include "common/limits.h"
-#include "common/wire/message_parts.h"
+#include "common/wire/exchange_message.h"
 
 namespace starring {
 namespace {

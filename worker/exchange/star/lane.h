@@ -46,7 +46,7 @@ struct StarRequest {
   std::shared_ptr<const void> payload_use = std::make_shared<char>();
   std::chrono::steady_clock::time_point since;  // posted, or first sent
   bool was_sent = false;
-  int parts_received = 0;  // of the answer; see message_parts.h
+  int parts_received = 0;  // of the answer; see exchange_message.h
   int64_t posted_ns = 0;   // TraceNow, if there is a trace
 };
 

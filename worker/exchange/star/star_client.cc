@@ -9,7 +9,7 @@
 #include "common/check.h"
 #include "common/host/peer_name.h"
 #include "common/steady_time.h"
-#include "common/wire/progress_message.h"
+#include "common/wire/exchange_message.h"
 
 namespace starring {
 namespace {

@@ -13,8 +13,8 @@
 #include "common/mutex.h"
 #include "common/status.h"
 #include "common/steady_time.h"
+#include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
-#include "common/wire/wire_version.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "worker/exchange/star/star_client.h"
 

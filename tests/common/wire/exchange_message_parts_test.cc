@@ -1,6 +1,5 @@
-#include "common/wire/message_parts.h"
-
 #include "common/limits.h"
+#include "common/wire/exchange_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
