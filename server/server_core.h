@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/mutex.h"
 #include "server/admission.h"
 #include "server/check_service.h"
@@ -68,6 +69,7 @@ class ParameterServer::Core {
   // What this server may use now, which gRPC is told as well.
   int64_t UpdateMemoryLimit();
   void BeginJob();
+  absl::StatusOr<std::unique_ptr<ShardJob>> CreateJob();
   void OnStatus(StatusCall* call);
   void OnCheck(CheckCall* call);
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
@@ -85,6 +87,7 @@ class ParameterServer::Core {
   const Options options_;
   const Clock::time_point started_ = Clock::now();
   int64_t descriptors_max_ = 0;
+  int64_t memory_bytes_max_ = 0;  // as CheckAffordable counted it last
   grpc::ResourceQuota quota_;
   RawParameterServerService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;

@@ -79,8 +79,8 @@ void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
 
 absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
   // Now, and not when the job begins: by then the other servers may have taken their part of what was free.
-  const int64_t bytes_max = UpdateMemoryLimit();
-  RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, bytes_max));
+  memory_bytes_max_ = UpdateMemoryLimit();
+  RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
   const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
   if (needed <= descriptors_max_) return absl::OkStatus();
   return absl::ResourceExhaustedError(
@@ -107,24 +107,28 @@ void ParameterServer::Core::OnJoinGone(JoinCall* call) {
   join_calls_.erase(call);
 }
 
+absl::StatusOr<std::unique_ptr<ShardJob>> ParameterServer::Core::CreateJob() {
+  // A worker that asked for more lanes than those before made CheckAffordable count again, and there may be less now.
+  RETURN_IF_ERROR(CheckShardMemory(rendezvous_.agreement(), options_.shard, options_.shard_count, memory_bytes_max_));
+  return ShardJob::Create({.agreement = rendezvous_.agreement(),
+                           .shard = options_.shard,
+                           .shard_count = options_.shard_count,
+                           .exchange_deadline = DeadlineOf(rendezvous_.exchange_deadline_ms()),
+                           .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
+                           .send =
+                               [this](Answer answer) {
+                                 const auto found = lanes_by_id_.find(answer.to);
+                                 if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
+                               },
+                           .now = Clock::now(),
+                           .stall_times = {.report_after = std::chrono::milliseconds(rendezvous_.stall_report_ms())},
+                           .log = [this](const std::string& line) { Log(line); },
+                           .track = track_,
+                           .metrics = options_.metrics});
+}
+
 void ParameterServer::Core::BeginJob() {
-  const Agreement& agreement = rendezvous_.agreement();
-  absl::StatusOr<std::unique_ptr<ShardJob>> job =
-      ShardJob::Create({.agreement = agreement,
-                        .shard = options_.shard,
-                        .shard_count = options_.shard_count,
-                        .exchange_deadline = DeadlineOf(rendezvous_.exchange_deadline_ms()),
-                        .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
-                        .send =
-                            [this](Answer answer) {
-                              const auto found = lanes_by_id_.find(answer.to);
-                              if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
-                            },
-                        .now = Clock::now(),
-                        .stall_times = {.report_after = std::chrono::milliseconds(rendezvous_.stall_report_ms())},
-                        .log = [this](const std::string& line) { Log(line); },
-                        .track = track_,
-                        .metrics = options_.metrics});
+  absl::StatusOr<std::unique_ptr<ShardJob>> job = CreateJob();
   v1::JoinReply reply;
   reply.set_job_id(job_id_);
   for (const auto& [call, pending] : pending_joins_) {
@@ -142,6 +146,7 @@ void ParameterServer::Core::BeginJob() {
   }
   job_ = *std::move(job);
   check_service_.Close(job_->world_size());
+  const Agreement& agreement = rendezvous_.agreement();
   Log(absl::StrCat("all ", agreement.world_size, " workers joined: ", agreement.buckets.element_count(),
                    " elements in ", agreement.buckets.bucket_count(), " buckets, from step ", agreement.first_step));
 }

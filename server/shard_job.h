@@ -66,7 +66,7 @@ class ShardJob {
     TraceTrack* track = nullptr;                  // of the thread that calls; null: there is no trace
     ServerMetrics* metrics = nullptr;             // likewise; null: there are none
   };
-  // REQUIRES: CheckShardMemory(agreement, ...) was OK (rendezvous.h). InvalidArgument as ContributionSum::Create.
+  // Allocates what CheckShardMemory counts (rendezvous.h). InvalidArgument as ContributionSum::Create.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
 
   // REQUIRES: 0 <= lane.rank < world size.
