@@ -1,9 +1,11 @@
-// Everything between "the gradient of bucket b is complete" and "the new parameters of bucket b are here", behind one
-// interface: local, star, ring, mpi.
+// Everything between "the gradient of bucket b is complete" and "the new parameters of bucket b are here". There are
+// four implementations: local, star, ring and mpi. README.md in this folder compares them.
 //
-// Threads: one trainer thread makes all calls. Between Submit(step, b) and the return of Await(step, b) the gradient
-// span of bucket b belongs to the exchange (read), and so do the parameters of bucket b (written): the trainer touches
-// neither.
+// A run calls Start, then for each step Submit and Await for every bucket, then Finish. After an error of any call,
+// only Abort, Release and destruction may follow.
+//
+// Threads: the trainer's thread makes all calls. Between Submit(step, b) and the return of Await(step, b) the exchange
+// reads the gradient span of bucket b and writes the parameters of bucket b; the trainer touches neither.
 #ifndef STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 
@@ -20,7 +22,7 @@ namespace starring {
 struct ExchangeCounters {
   int64_t bytes_sent = 0;        // gradients and parameters, this worker, since Start
   int64_t bytes_received = 0;    // likewise
-  bool shared_memory = false;    // these bytes went through no socket
+  bool shared_memory = false;    // the bytes went through shared memory, not through a socket
   double optimizer_seconds = 0;  // spent in this process applying the optimizer (0 in a star: the servers do it)
 };
 
@@ -28,48 +30,51 @@ class GradientExchange {
  public:
   virtual ~GradientExchange() = default;
 
-  // Every worker leaves with identical parameters: rank 0's, or the checkpoint's (rank 0 has loaded it into
-  // `parameters` and job.optimizer_state). `parameters` stays valid until Finish; the exchange writes new parameters
-  // there. Fails when layouts, hyperparameters or world sizes disagree, naming the rank that differs; or when somebody
-  // is missing at the deadline, naming who.
+  // Brings all workers together and gives them rank 0's parameters and optimizer state: the initial ones, or those of a
+  // checkpoint, which rank 0 has loaded into `parameters` and job.optimizer_state. `parameters` stays valid until
+  // Release; the exchange writes new parameters there. The spans in job.optimizer_state may end when Start returns.
+  //
+  // InvalidArgument, naming the rank that differs, if layouts, hyperparameters, flags or world sizes disagree;
+  // DeadlineExceeded, naming the missing ranks, if not all workers join within job.join_deadline.
   virtual absl::Status Start(const JobSpec& job, std::span<float> parameters) = 0;
 
-  // Memory of the exchange's own that spares it copying, each array as long as the parameter vector; empty if it has
-  // none. It begins with the return of Start and ends with the exchange.
-  // Gradients should lie here, each bucket at its place, when they are submitted; they may lie elsewhere.
+  // Optional memory owned by the exchange, as long as the parameter vector. Writing gradients directly into it, each at
+  // its place in the vector, avoids a copy; gradients in other memory may be submitted too. Empty if unsupported. Valid
+  // from the return of Start until destruction.
   virtual std::span<float> gradient_memory() { return {}; }
-  // Unless empty, parameters are here from Start on, and not in what Start was given.
+  // If not empty, the exchange writes new parameters here, and not into the span given to Start. Valid as above.
   virtual std::span<const float> parameter_memory() const { return {}; }
-  // From Start on, where these lie, and what Submit is given: on a GPU only if the exchange was created with one.
+  // Where the two arrays above, and the gradients passed to Submit, must be. kDevice only if the exchange was created
+  // with a GPU. Valid after Start.
   enum class MemoryPlace { kHost, kDevice };
   virtual MemoryPlace memory_place() const { return MemoryPlace::kHost; }
 
-  // `gradient` (the bucket's elements) is complete for `step`. Returns at once. Buckets are submitted in ascending
-  // order, every bucket once a step.
+  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Returns at once. Buckets are
+  // submitted in ascending order, every bucket once a step. An error is returned by Await.
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
 
-  // Returns when `parameters` of this bucket hold what step + 1 may read. Must be called once for every Submit.
+  // Returns when the parameters of `bucket` are those that step + 1 reads. Must be called once for every Submit.
   virtual absl::Status Await(int64_t step, int bucket) = 0;
 
-  // Element-wise sum over all workers, in rank order, on every worker; also a barrier. For few numbers (at most
-  // limits.h kSumValuesMax). May be called while buckets are in flight. FailedPrecondition, naming two ranks and what
-  // each adds, unless all ranks give the same purpose and the same number of values.
+  // Replaces `values` on every worker by their element-wise sum over all workers, added in rank order. Also a barrier.
+  // For few numbers (at most kSumValuesMax of limits.h). May be called while buckets are in flight. FailedPrecondition,
+  // naming two ranks and what each adds, unless all ranks give the same purpose and the same number of values.
   virtual absl::Status Sum(SumPurpose purpose, std::span<double> values) = 0;
 
-  // Collective, with no bucket in flight: rank 0 leaves with the whole of every optimizer state vector (state[i] has
-  // layout.element_count() elements); the other ranks' spans may be empty.
+  // Fills state[i] of rank 0 with the whole optimizer state vector i, of layout.element_count() elements; the spans of
+  // other ranks may be empty. Collective. REQUIRES: no bucket is in flight.
   virtual absl::Status GatherOptimizerState(std::span<const std::span<float>> state) = 0;
 
-  // Tells the peers, as well as it can and at once, that this worker gives up and why. Only destruction may follow.
+  // Tells the other processes, if they can be reached within moments, that this worker gives up and why. Only Release
+  // and destruction may follow.
   virtual void Abort(const absl::Status& why) = 0;
 
-  // The first step of destruction, after Finish, Abort or an error: ends what this object does by itself, so that it
-  // touches nothing any more of the memory that it was given. False if a library still may, as MPI may write into a
-  // receive that was posted before an error: then neither that memory nor this object may go before the process does.
-  // Only destruction may follow, and memory of the exchange's own ends with that.
+  // The first step of destruction, after Finish, Abort or an error: ends the exchange's threads, after which it no
+  // longer touches the memory it was given. False if a library still may: MPI may write into a receive that was posted
+  // before an error. Then the caller must keep that memory and this object until the process ends.
   virtual bool Release() { return true; }
 
-  // Orderly end, with no bucket in flight; collective.
+  // The orderly end. Collective. REQUIRES: no bucket is in flight.
   virtual absl::Status Finish() = 0;
 
   virtual ExchangeCounters counters() const = 0;
