@@ -10,7 +10,7 @@
 #include "common/mutex.h"
 #include "common/status.h"
 #include "common/steady_time.h"
-#include "worker/step/finite_check.h"
+#include "worker/step/in_flight_buckets.h"
 
 namespace starring {
 namespace {

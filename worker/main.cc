@@ -34,13 +34,11 @@
 #include "worker/launcher_environment.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
+#include "worker/report/dashboards.h"
 #include "worker/report/run_record.h"
-#include "worker/report/tensorboard.h"
-#include "worker/report/versions.h"
-#include "worker/report/worker_metrics.h"
-#include "worker/step/cpu_training_step.h"
 #include "worker/step/cuda_training_step.h"
 #include "worker/step/gpu_memory.h"
+#include "worker/step/training_step.h"
 #include "worker/stop_request.h"
 #include "worker/trainer.h"
 #include "worker/worker_options.h"
@@ -262,8 +260,8 @@ std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const 
   return [cuda] { return DeviceFacts(*cuda); };
 }
 
-absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
-                   const Onlookers& onlookers, HangEnds* hang_ends) {
+absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
+                    const Onlookers& onlookers, HangEnds* hang_ends) {
   const Tracing tracing{.trace = onlookers.trace.get(),
                         .compute = AddTrack(onlookers.trace.get(), {.name = "compute"})};
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
@@ -295,20 +293,19 @@ absl::Status Train(WorkerOptions options, const LauncherEnvironment& launcher, M
                    CreateWorkings(options, cuda_step, choice, buckets, mpi, tracing,
                                   MakeStallOptions(options, hang_ends->state(), style), network.get()));
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
-  const std::unique_ptr<Trainer> trainer = Trainer::Create({.worker = &options,
-                                                            .data = &data,
-                                                            .network = network.get(),
-                                                            .exchange = workings.exchange.get(),
-                                                            .buckets = &buckets,
-                                                            .step = workings.step.get(),
-                                                            .progress = style,
-                                                            .stop_requested = StopRequested,
-                                                            .device_facts = FactsOf(choice.cuda.get()),
-                                                            .observers = onlookers.observers(),
-                                                            .trace = tracing.trace,
-                                                            .track = tracing.compute,
-                                                            .state = hang_ends->state()});
-  ASSIGN_OR_RETURN(const TrainResult result, trainer->Run());
+  ASSIGN_OR_RETURN(const TrainResult result, Train({.worker = &options,
+                                                    .data = &data,
+                                                    .network = network.get(),
+                                                    .exchange = workings.exchange.get(),
+                                                    .buckets = &buckets,
+                                                    .step = workings.step.get(),
+                                                    .progress = style,
+                                                    .stop_requested = StopRequested,
+                                                    .device_facts = FactsOf(choice.cuda.get()),
+                                                    .observers = onlookers.observers(),
+                                                    .trace = tracing.trace,
+                                                    .track = tracing.compute,
+                                                    .state = hang_ends->state()}));
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) PrintResult(options, result);
   if (options.record.empty()) return absl::OkStatus();
@@ -382,7 +379,7 @@ int Main(int argc, char** argv) {
   }
   const int rank = options.ok() ? options->rank : launcher.rank;
   if (status.ok()) {
-    status = Train(*std::move(options), launcher, mpi.get(), onlookers, &*hang_ends);
+    status = RunJob(*std::move(options), launcher, mpi.get(), onlookers, &*hang_ends);
     // Of a training that failed too: there it is wanted most.
     if (onlookers.trace != nullptr) status.Update(onlookers.trace->Write());
   }

@@ -23,8 +23,7 @@
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
 #include "worker/ranks_agree.h"
-#include "worker/report/processor_use.h"
-#include "worker/step/finite_check.h"
+#include "worker/step/in_flight_buckets.h"
 #include "worker/stop_request.h"
 
 namespace starring {
@@ -32,15 +31,15 @@ namespace {
 
 constexpr int64_t kWarmupStepsMax = 10;
 constexpr absl::Duration kStragglerInterval = absl::Minutes(1);
-static_assert(2 + StragglerWatch::kShared * kWorldSizeMax <= kSumValuesMax);  // what a vote carries
+static_assert(2 + StragglerWatch::kShared * kWorldSizeMax <= kSumValuesMax);  // the values of one vote
 
-// The part of `count` that is `rank`'s, the cut of the sampler.
+// The part of `count` samples that belongs to `rank`, divided as the sampler divides a batch.
 ElementRange PartOf(int64_t count, int rank, int world_size) {
   return {count * rank / world_size, count * (rank + 1) / world_size};
 }
 
-// Of batches of `global_batch` samples, of which the last may be smaller: the shares that a rank may have, largest
-// first.
+// `count` samples in batches of `global_batch`, of which the last may be smaller, are divided among `world_size` ranks.
+// Returns the numbers of samples that a rank may have in a batch, largest first.
 std::vector<int64_t> ShareSizes(int64_t count, int64_t global_batch, int world_size) {
   std::set<int64_t, std::greater<>> sizes;
   for (const int64_t batch : {std::min(count, global_batch), count % global_batch}) {
@@ -55,92 +54,90 @@ int64_t EndStep(const WorkerOptions& worker, int64_t steps_per_epoch) {
   return worker.max_steps > 0 ? std::min(end, worker.max_steps) : end;
 }
 
-class TrainerImpl final : public Trainer {
+class Trainer {
  public:
-  explicit TrainerImpl(const Options& options)
-      : worker_(*options.worker),
+  explicit Trainer(const TrainOptions& options)
+      : options_(options),
+        worker_(*options.worker),
         data_(*options.data),
         network_(*options.network),
         exchange_(*options.exchange),
-        buckets_(*options.buckets),
         training_step_(*options.step),
-        stop_requested_(options.stop_requested),
-        device_facts_(options.device_facts),
-        style_(options.progress),
-        observers_(options.observers),
-        trace_(options.trace),
-        track_(options.track),
-        state_(options.state),
         steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
         end_step_(EndStep(worker_, steps_per_epoch_)),
         checkpoints_({.steps_per_epoch = steps_per_epoch_,
                       .every_epochs = worker_.checkpoint_every_epochs,
                       .every_steps = worker_.checkpoint_every_steps}),
+        progress_({.style = options.progress,
+                   .out = stdout,
+                   .epochs = worker_.epochs,
+                   .steps_per_epoch = steps_per_epoch_,
+                   .end_step = end_step_}),
         straggler_watch_(worker_.world_size) {}
 
-  absl::StatusOr<TrainResult> Run() override;
+  absl::StatusOr<TrainResult> Run();
 
  private:
-  void Enter(WorkPhase phase);
+  absl::Status RunToEnd();
   absl::Status StartExchange();
   absl::Status PlanEveryShape();
   absl::StatusOr<Normalization> MeasurePixels();
-  absl::Status TrainToEnd();
+  absl::Status StartSteps();
+  absl::Status TrainSteps();
   absl::Status TrainStep();
   void NameStraggler();
   void TakeFinished();
-  absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status FinishEpoch();
+  absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status SaveCheckpoint();
   absl::Status AverageBuffers();
   absl::Status SumLosses();
-  absl::Status GatherUse();
+  absl::Status FinishRun();
   absl::Status CheckParameters();
+  absl::Status GatherUse();
 
+  // Tells stall reports what this worker is doing outside its steps. In a step, the timer tells them.
+  void Enter(WorkPhase phase) {
+    if (options_.state != nullptr) options_.state->Enter(phase, std::chrono::steady_clock::now());
+  }
   const Layout& layout() const { return network_.layout(); }
-  int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that was just finished
-  // Steps that end an epoch, or the run in the middle of one.
+  int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that has just finished
+  // After `step_count` steps an epoch ends, or the run in the middle of one.
   bool EndsEpoch(int64_t step_count) const { return step_count % steps_per_epoch_ == 0 || step_count == end_step_; }
 
+  const TrainOptions options_;
   const WorkerOptions& worker_;
   const TrainAndTest& data_;
   Network& network_;
   GradientExchange& exchange_;
-  const BucketMap& buckets_;
   TrainingStep& training_step_;
-  const std::function<bool()> stop_requested_;
-  const std::function<std::vector<std::pair<std::string, std::string>>()> device_facts_;
-  const Progress::Style style_;
-  const std::vector<RunObserver*> observers_;
-  Trace* const trace_;
-  TraceTrack* const track_;
-  ProgressState* const state_;
   const int64_t steps_per_epoch_;
   const int64_t end_step_;
   const CheckpointSchedule checkpoints_;
 
+  Normalization normalization_;
   std::unique_ptr<Loader> train_loader_;
-  Loader::Options loader_options_;  // of training
-  std::unique_ptr<Progress> progress_;
-  std::unique_ptr<Checkpointer> checkpointer_;  // goes first: it may have a last warning to print
+  Progress progress_;
+  std::unique_ptr<Checkpointer> checkpointer_;  // after progress_: its destructor may have a warning to print
   std::optional<StepTimer> timer_;
   StragglerWatch straggler_watch_;
   absl::Time next_straggler_ = absl::InfinitePast();
   ProcessorUse processor_use_;
+  int64_t first_step_ = 0;  // of this process
   int64_t first_measured_step_ = 0;
 
   int64_t step_ = 0;  // the next one
   absl::Time epoch_begin_;
-  int64_t epoch_samples_ = 0;           // global, of this process in this epoch
-  double epoch_loss_sum_ = 0;           // this rank's
-  std::vector<FinishedStep> finished_;  // not yet taken
+  int64_t epoch_samples_ = 0;           // of all ranks, by this process in this epoch
+  double epoch_loss_sum_ = 0;           // over this rank's samples
+  std::vector<FinishedStep> finished_;  // not taken by TakeFinished yet
   double seconds_before_epoch_ = 0;     // of training
-  size_t losses_summed_ = 0;            // of result_.losses, over ranks; the rest are this rank's sums
+  size_t losses_summed_ = 0;            // result_.losses up to here are sums over ranks, the others are this rank's
   TrainResult result_;
 };
 
-absl::StatusOr<TrainResult> TrainerImpl::Run() {
-  absl::Status status = TrainToEnd();
+absl::StatusOr<TrainResult> Trainer::Run() {
+  const absl::Status status = RunToEnd();
   if (!status.ok()) {
     exchange_.Abort(status);
     return status;
@@ -148,18 +145,21 @@ absl::StatusOr<TrainResult> TrainerImpl::Run() {
   return std::move(result_);
 }
 
-// For whoever asks where this worker is. In a step, the timer says it.
-void TrainerImpl::Enter(WorkPhase phase) {
-  if (state_ != nullptr) state_->Enter(phase, std::chrono::steady_clock::now());
+absl::Status Trainer::RunToEnd() {
+  RETURN_IF_ERROR(StartExchange());
+  ASSIGN_OR_RETURN(normalization_, MeasurePixels());
+  RETURN_IF_ERROR(StartSteps());
+  RETURN_IF_ERROR(TrainSteps());
+  return FinishRun();
 }
 
-absl::Status TrainerImpl::StartExchange() {
+absl::Status Trainer::StartExchange() {
   Enter(WorkPhase::kStart);
   const std::span<float> parameters = training_step_.initial_parameters();
   network_.InitializeParameters(worker_.seed, parameters);
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
                                                         .network = &network_,
-                                                        .buckets = &buckets_,
+                                                        .buckets = options_.buckets,
                                                         .steps_per_epoch = steps_per_epoch_,
                                                         .gather_optimizer_state =
                                                             [this](std::span<const std::span<float>> state) {
@@ -167,21 +167,21 @@ absl::Status TrainerImpl::StartExchange() {
                                                             },
                                                         .warn =
                                                             [this](const std::string& text) {
-                                                              if (worker_.rank == 0) progress_->Message(text);
+                                                              if (worker_.rank == 0) progress_.Message(text);
                                                             }}));
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
               .optimizer = worker_.optimizer,
               .schedule = worker_.schedule,
               .layout = layout(),
-              .buckets = buckets_,
+              .buckets = *options_.buckets,
               .agreed_flags = worker_.AgreedFlags(),
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
   for (auto& fact : DatasetFacts(data_)) job.agreed_flags.push_back(std::move(fact));
-  if (device_facts_ != nullptr) {
+  if (options_.device_facts != nullptr) {
     RETURN_IF_ERROR(PlanEveryShape());
-    for (auto& fact : device_facts_()) job.agreed_flags.push_back(std::move(fact));
+    for (auto& fact : options_.device_facts()) job.agreed_flags.push_back(std::move(fact));
   }
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = steps_per_epoch_ * worker_.epochs;
@@ -198,8 +198,9 @@ absl::Status TrainerImpl::StartExchange() {
   return training_step_.StartOptimizer(job);
 }
 
-// A rank knows only its own shares, but the engines of every rank's are compared: so it plans for all of them.
-absl::Status TrainerImpl::PlanEveryShape() {
+// The ranks compare the engines that their devices chose for each shape. A rank meets only the batch sizes of its own
+// shares, so each rank plans for the sizes of all ranks: otherwise their lists would differ.
+absl::Status Trainer::PlanEveryShape() {
   for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, worker_.world_size)) {
     RETURN_IF_ERROR(network_.PlanTraining(batch));
   }
@@ -209,43 +210,37 @@ absl::Status TrainerImpl::PlanEveryShape() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Normalization> TrainerImpl::MeasurePixels() {
+absl::StatusOr<Normalization> Trainer::MeasurePixels() {
   const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
   std::vector<double> sums = PixelSums(data_.train, part.begin, part.end);
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kPixels, sums));
   return NormalizationFromSums(sums);
 }
 
-absl::Status TrainerImpl::TrainToEnd() {
-  progress_ = std::make_unique<Progress>(Progress::Options{.style = style_,
-                                                           .out = stdout,
-                                                           .epochs = worker_.epochs,
-                                                           .steps_per_epoch = steps_per_epoch_,
-                                                           .end_step = end_step_});
-  RETURN_IF_ERROR(StartExchange());
-  ASSIGN_OR_RETURN(const Normalization normalization, MeasurePixels());
-  loader_options_ = {.dataset = &data_.train,
-                     .sampler = {.sample_count = data_.train.count,
-                                 .global_batch = worker_.global_batch,
-                                 .rank = worker_.rank,
-                                 .world_size = worker_.world_size,
-                                 .seed = worker_.seed},
-                     .normalization = normalization,
-                     .augment = worker_.augment ? Loader::Augment::kCropFlip : Loader::Augment::kNone,
-                     .format = training_step_.batch_format(),
-                     .threads = worker_.loader_threads,
-                     .prefetch_depth = worker_.prefetch_depth,
-                     .first_step = step_,
-                     .end_step = end_step_,
-                     .trace = trace_,
-                     .memory = training_step_.batch_memory()};
-  ASSIGN_OR_RETURN(train_loader_, Loader::Create(loader_options_));
-  const int64_t first_step = step_;
+absl::Status Trainer::StartSteps() {
+  first_step_ = step_;
   first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
-  loader_options_.trace = nullptr;   // evaluation is one span
-  loader_options_.memory = nullptr;  // its batches are copied where they are needed
-  timer_.emplace(first_measured_step_ - step_, track_, state_);
-  RETURN_IF_ERROR(training_step_.Begin({.normalization = normalization, .timer = &*timer_, .end_step = end_step_}));
+  ASSIGN_OR_RETURN(train_loader_,
+                   Loader::Create({.dataset = &data_.train,
+                                   .sampler = {.sample_count = data_.train.count,
+                                               .global_batch = worker_.global_batch,
+                                               .rank = worker_.rank,
+                                               .world_size = worker_.world_size,
+                                               .seed = worker_.seed},
+                                   .normalization = normalization_,
+                                   .augment = worker_.augment ? Loader::Augment::kCropFlip : Loader::Augment::kNone,
+                                   .format = training_step_.batch_format(),
+                                   .threads = worker_.loader_threads,
+                                   .prefetch_depth = worker_.prefetch_depth,
+                                   .first_step = step_,
+                                   .end_step = end_step_,
+                                   .trace = options_.trace,
+                                   .memory = training_step_.batch_memory()}));
+  timer_.emplace(first_measured_step_ - step_, options_.track, options_.state);
+  return training_step_.Begin({.normalization = normalization_, .timer = &*timer_, .end_step = end_step_});
+}
+
+absl::Status Trainer::TrainSteps() {
   StopVote vote(worker_.world_size, step_, &exchange_,
                 {.rank = worker_.rank,
                  .count = StragglerWatch::kShared,
@@ -259,11 +254,11 @@ absl::Status TrainerImpl::TrainToEnd() {
   while (step_ < end_step_) {
     if (step_ >= first_measured_step_) processor_use_.Resume();
     timer_->BeginStep();
-    if (state_ != nullptr) state_->set_step(step_);
-    // The vote waits for messages as a bucket does, and where the network is slow for as long: time not counted here
-    // would be missing in every step's.
+    if (options_.state != nullptr) options_.state->set_step(step_);
+    // The vote waits for the other ranks' messages, as a bucket does. If it were not counted, that time would be
+    // missing from every step.
     timer_->Enter(StepPart::kExposedExchange);
-    ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, stop_requested_()));
+    ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, options_.stop_requested()));
     timer_->Enter(StepPart::kOther);
     if (stop) {
       result_.stopped_early = true;
@@ -274,30 +269,19 @@ absl::Status TrainerImpl::TrainToEnd() {
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
     if (step_ != end_step_ && checkpoints_.IsDue(step_)) RETURN_IF_ERROR(SaveCheckpoint());
   }
-  result_.steps = step_ - first_step;
-  result_.next_step = step_;
   processor_use_.Pause();
-  if (result_.stopped_early) {
-    RETURN_IF_ERROR(training_step_.Settle(&finished_));
-    RETURN_IF_ERROR(SumLosses());
-    if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
-  }
-  RETURN_IF_ERROR(CheckParameters());
-  if (result_.steps > 0 || result_.stopped_early) {
-    RETURN_IF_ERROR(checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_));
-  }
-  result_.step_summary = timer_->Summary();
-  result_.exchange = exchange_.counters();
-  RETURN_IF_ERROR(GatherUse());
-  result_.checkpoint_saved = checkpointer_->is_saved();
-  return exchange_.Finish();
+  if (!result_.stopped_early) return absl::OkStatus();
+  // The last step before the end of an epoch has settled; a step before which the run was stopped has not.
+  RETURN_IF_ERROR(training_step_.Settle(&finished_));
+  RETURN_IF_ERROR(SumLosses());
+  return EndsEpoch(step_) ? absl::OkStatus() : AverageBuffers();
 }
 
-absl::Status TrainerImpl::TrainStep() {
-  const TraceSpan span(track_, "step", {.step = step_});
+absl::Status Trainer::TrainStep() {
+  const TraceSpan span(options_.track, "step", {.step = step_});
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
   if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1)) {
-    // Part of the step: nothing follows to hide it behind.
+    // Counted as part of the step: no later step overlaps with this exchange.
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
   timer_->EndStep();
@@ -306,44 +290,38 @@ absl::Status TrainerImpl::TrainStep() {
   return absl::OkStatus();
 }
 
-// Once a minute at most, in the live line and for the run record.
-void TrainerImpl::NameStraggler() {
+// In the live line and for the run record; at most once a minute.
+void Trainer::NameStraggler() {
   const absl::Time now = SteadyNow();
   if (worker_.rank != 0 || now < next_straggler_) return;
   const std::optional<Straggler> straggler = straggler_watch_.Find();
-  progress_->Note(straggler.has_value() ? DescribeStraggler(*straggler) : "");
+  progress_.Note(straggler.has_value() ? DescribeStraggler(*straggler) : "");
   if (!straggler.has_value()) return;
   next_straggler_ = now + kStragglerInterval;
   RecordStraggler(*straggler, step_, &result_.stragglers);
 }
 
-void TrainerImpl::TakeFinished() {
-  for (RunObserver* const observer : observers_) {
+void Trainer::TakeFinished() {
+  for (RunObserver* const observer : options_.observers) {
     observer->OnStep({.finished = finished_, .part_seconds = timer_->part_seconds(), .exchange = &exchange_});
   }
   for (const FinishedStep& done : finished_) {
     epoch_loss_sum_ += done.loss.loss_sum;
     epoch_samples_ += done.global_count;
     const absl::Time now = SteadyNow();
+    progress_.Step(done, now);
     if (worker_.record_losses) {
       result_.losses.push_back({.step = done.step,
                                 .seconds = seconds_before_epoch_ + absl::ToDoubleSeconds(now - epoch_begin_),
                                 .loss = done.loss.loss_sum / static_cast<double>(done.global_count)});
     }
-    if (!progress_->WantsStep(now)) continue;
-    const double count = std::max<double>(1, static_cast<double>(done.batch));
-    progress_->Step({.step = done.step,
-                     .global_count = done.global_count,
-                     .loss = done.loss.loss_sum / count,
-                     .accuracy = static_cast<double>(done.loss.correct) / count},
-                    now);
   }
   finished_.clear();
 }
 
-absl::Status TrainerImpl::AverageBuffers() {
-  // Every rank has normalised its own samples. The running statistics are linear in the batches', so their mean over
-  // ranks is what one worker would have kept that saw the mean of the ranks' moments.
+absl::Status Trainer::AverageBuffers() {
+  // Every rank has normalised its own samples by their own mean and variance. Running statistics are linear in those of
+  // the batches, so their mean over the ranks is the result that one worker would have from the means over the ranks.
   if (worker_.world_size == 1) return absl::OkStatus();
   for (const NetworkBuffer& buffer : network_.buffers()) {
     std::vector<float> mine(buffer.values.size());
@@ -356,20 +334,25 @@ absl::Status TrainerImpl::AverageBuffers() {
   return absl::OkStatus();
 }
 
-// This rank's part of the test set: loss sum, correct, count.
-absl::Status TrainerImpl::Evaluate(std::span<double, 3> sums) {
-  const TraceSpan span(track_, "evaluate");
-  Loader::Options loader = loader_options_;
-  loader.dataset = &data_.test;
-  loader.sampler.sample_count = data_.test.count;
-  loader.sampler.global_batch = kEvaluationBatch * worker_.world_size;
-  loader.sampler.order = Sampler::Order::kSequential;
-  loader.augment = Loader::Augment::kNone;
-  loader.first_step = 0;
-  loader.end_step = Sampler(loader.sampler).steps_per_epoch();
-  ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create(loader));
-  for (int64_t i = 0; i < loader.end_step; ++i) {
-    Enter(WorkPhase::kEvaluation);  // every batch anew: an evaluation that goes on is no stall
+// Adds this rank's part of the test set to `sums`: the loss, the number of correct answers, the number of samples.
+absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
+  const TraceSpan span(options_.track, "evaluate");
+  const Sampler::Options sampler{.sample_count = data_.test.count,
+                                 .global_batch = kEvaluationBatch * worker_.world_size,
+                                 .rank = worker_.rank,
+                                 .world_size = worker_.world_size,
+                                 .order = Sampler::Order::kSequential};
+  const int64_t end_step = Sampler(sampler).steps_per_epoch();
+  // Without the trace, since the whole evaluation is one span, and in the loader's own memory, which the step copies.
+  ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create({.dataset = &data_.test,
+                                                                          .sampler = sampler,
+                                                                          .normalization = normalization_,
+                                                                          .format = training_step_.batch_format(),
+                                                                          .threads = worker_.loader_threads,
+                                                                          .prefetch_depth = worker_.prefetch_depth,
+                                                                          .end_step = end_step}));
+  for (int64_t i = 0; i < end_step; ++i) {
+    Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
     if (batch->plan.samples.empty()) continue;
     ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
@@ -380,7 +363,7 @@ absl::Status TrainerImpl::Evaluate(std::span<double, 3> sums) {
   return absl::OkStatus();
 }
 
-absl::Status TrainerImpl::FinishEpoch() {
+absl::Status Trainer::FinishEpoch() {
   const double seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_);
   seconds_before_epoch_ += seconds;
   processor_use_.Pause();
@@ -389,7 +372,7 @@ absl::Status TrainerImpl::FinishEpoch() {
   std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
-  CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks have agreed on the data at Start
+  CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks agreed on the data at Start
   const EpochSummary summary{.epoch = epoch(),
                              .train_loss = sums[0] / static_cast<double>(epoch_samples_),
                              .test_loss = sums[1] / sums[3],
@@ -397,29 +380,30 @@ absl::Status TrainerImpl::FinishEpoch() {
                              .seconds = seconds,
                              .samples_per_second = static_cast<double>(epoch_samples_) / seconds};
   result_.epochs.push_back(summary);
-  progress_->EpochDone(summary);
-  for (RunObserver* const observer : observers_) observer->OnEpoch(summary, step_);
+  progress_.EpochDone(summary);
+  for (RunObserver* const observer : options_.observers) observer->OnEpoch(summary, step_);
   epoch_loss_sum_ = 0;
   epoch_samples_ = 0;
   epoch_begin_ = SteadyNow();
   return absl::OkStatus();
 }
 
-// Between two steps, with no bucket in flight; its time is none of the epoch's.
-absl::Status TrainerImpl::SaveCheckpoint() {
+// Between two steps, when no bucket is in flight. Its time does not count as the epoch's.
+absl::Status Trainer::SaveCheckpoint() {
   Enter(WorkPhase::kCheckpoint);
   const absl::Time begin = SteadyNow();
   processor_use_.Pause();
-  // In the middle of an epoch too the checkpoint has every rank's statistics. Whether one is written or not, they are
-  // averaged at the same steps, so a run that resumes there goes on with the bits of one that was never cut.
+  // A checkpoint in the middle of an epoch needs the statistics of every rank too. They are averaged at the same steps
+  // whether it is written or skipped, so a run that resumes there has the bits of a run that was never interrupted.
   if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
   RETURN_IF_ERROR(checkpointer_->SavePeriodic(step_, training_step_.parameters(), &exchange_));
   epoch_begin_ += SteadyNow() - begin;
   return absl::OkStatus();
 }
 
-// What this rank's samples add to the mean losses of the last steps becomes what all ranks' samples do.
-absl::Status TrainerImpl::SumLosses() {
+// Turns the losses of the last steps from sums over this rank's samples into sums over all ranks' samples. Each value
+// is divided by the global batch already, so the sum is the mean.
+absl::Status Trainer::SumLosses() {
   std::vector<StepLoss>& losses = result_.losses;
   while (losses_summed_ < losses.size()) {
     const size_t count = std::min<size_t>(losses.size() - losses_summed_, kSumValuesMax);
@@ -433,8 +417,31 @@ absl::Status TrainerImpl::SumLosses() {
   return absl::OkStatus();
 }
 
-// A sum in which every rank has places of its own, and zeros elsewhere, is a gather.
-absl::Status TrainerImpl::GatherUse() {
+absl::Status Trainer::FinishRun() {
+  result_.steps = step_ - first_step_;
+  result_.next_step = step_;
+  RETURN_IF_ERROR(CheckParameters());
+  // A resumed run that had nothing left to do would only save what it has read.
+  if (result_.steps > 0 || result_.stopped_early) {
+    RETURN_IF_ERROR(checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_));
+  }
+  result_.step_summary = timer_->Summary();
+  result_.exchange = exchange_.counters();
+  RETURN_IF_ERROR(GatherUse());
+  result_.checkpoint_saved = checkpointer_->is_saved();
+  return exchange_.Finish();
+}
+
+absl::Status Trainer::CheckParameters() {
+  result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
+  result_.steps_per_epoch = steps_per_epoch_;
+  result_.bucket_bytes = options_.buckets->bucket_bytes();
+  RETURN_IF_ERROR(CheckFinite(layout(), step_, training_step_.parameters()));
+  return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);
+}
+
+// Each rank writes its values to its own places and leaves zeros elsewhere, so the sum over ranks is a gather.
+absl::Status Trainer::GatherUse() {
   static_assert(2 * kWorldSizeMax <= kSumValuesMax);
   const auto part_ms = [this](StepPart part) { return result_.step_summary.part_ms[static_cast<int>(part)]; };
   const auto rank = static_cast<size_t>(worker_.rank);
@@ -448,16 +455,8 @@ absl::Status TrainerImpl::GatherUse() {
   return absl::OkStatus();
 }
 
-absl::Status TrainerImpl::CheckParameters() {
-  result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
-  result_.steps_per_epoch = steps_per_epoch_;
-  result_.bucket_bytes = buckets_.bucket_bytes();
-  RETURN_IF_ERROR(CheckFinite(layout(), step_, training_step_.parameters()));
-  return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);
-}
-
 }  // namespace
 
-std::unique_ptr<Trainer> Trainer::Create(const Options& options) { return std::make_unique<TrainerImpl>(options); }
+absl::StatusOr<TrainResult> Train(const TrainOptions& options) { return Trainer(options).Run(); }
 
 }  // namespace starring

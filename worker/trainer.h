@@ -1,7 +1,7 @@
 // The training loop: one per worker, the same for every exchange.
 //
 //   for each step:  batch -> forward (before a layer: Await its buckets of the step before)
-//                         -> backward (behind a layer: Submit the buckets that are complete)
+//                         -> backward (after a layer: Submit the buckets that are complete)
 //   for each epoch: Await everything, test accuracy over all ranks, checkpoint by rank 0
 //
 // Thread safety: one thread.
@@ -10,11 +10,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
 #include "common/progress_state.h"
@@ -23,7 +22,6 @@
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
 #include "worker/report/progress.h"
-#include "worker/report/run_observer.h"
 #include "worker/step/step_timer.h"
 #include "worker/step/training_step.h"
 #include "worker/straggler_watch.h"
@@ -31,7 +29,7 @@
 
 namespace starring {
 
-// What one worker did in the measured steps.
+// One worker's share of the machine in the measured steps.
 struct WorkerUse {
   double compute_ms = 0;   // mean per step, forward and backward
   double cpu_percent = 0;  // 100 is one core
@@ -39,16 +37,16 @@ struct WorkerUse {
 
 struct StepLoss {
   int64_t step = 0;
-  double seconds = 0;  // of training at its end, evaluation left out
+  double seconds = 0;  // of training when the step was finished, without evaluations and checkpoints
   double loss = 0;     // mean over the global batch
 };
 
 struct TrainResult {
   std::vector<EpochSummary> epochs;
   int64_t steps = 0;      // taken by this process
-  int64_t next_step = 0;  // where a resumed run would go on
+  int64_t next_step = 0;  // the first step of a resumed run
   bool stopped_early = false;
-  bool checkpoint_saved = false;  // of next_step; rank 0 knows
+  bool checkpoint_saved = false;  // of next_step; only rank 0 knows
   StepSummary step_summary;
   ExchangeCounters exchange;
   std::string parameter_sha256;
@@ -63,31 +61,27 @@ struct TrainResult {
 // Samples that a rank evaluates at once.
 inline constexpr int64_t kEvaluationBatch = 256;
 
-class Trainer {
- public:
-  struct Options {
-    const WorkerOptions* worker = nullptr;  // all of these outlive the trainer
-    const TrainAndTest* data = nullptr;
-    Network* network = nullptr;
-    GradientExchange* exchange = nullptr;
-    const BucketMap* buckets = nullptr;
-    TrainingStep* step = nullptr;
-    Progress::Style progress = Progress::Style::kNone;
-    std::function<bool()> stop_requested;  // asked once a step
-    // What all ranks' devices must have alike, for JobSpec::agreed_flags: asked when every shape that any rank will
-    // meet was planned for. Null: nothing, and then no shape is planned for ahead.
-    std::function<std::vector<std::pair<std::string, std::string>>()> device_facts;
-    std::vector<RunObserver*> observers;
-    Trace* trace = nullptr;          // null: there is none
-    TraceTrack* track = nullptr;     // of it, of the thread that calls Run
-    ProgressState* state = nullptr;  // is told where that thread is; null: nobody asks
-  };
-  static std::unique_ptr<Trainer> Create(const Options& options);
-  virtual ~Trainer() = default;
-
-  // Trains to the end, or to the step at which the ranks agree to stop. On an error the peers have been told (Abort).
-  virtual absl::StatusOr<TrainResult> Run() = 0;
+struct TrainOptions {
+  const WorkerOptions* worker = nullptr;  // this and the next five outlive the call
+  const TrainAndTest* data = nullptr;
+  Network* network = nullptr;
+  GradientExchange* exchange = nullptr;
+  const BucketMap* buckets = nullptr;
+  TrainingStep* step = nullptr;
+  Progress::Style progress = Progress::Style::kNone;
+  std::function<bool()> stop_requested;  // called once a step
+  // Facts about this rank's device that must be the same on all ranks, for JobSpec::agreed_flags. Called after every
+  // shape that any rank will meet has been planned for. Null: there are none, and no shape is planned in advance.
+  std::function<std::vector<std::pair<std::string, std::string>>()> device_facts;
+  std::vector<RunObserver*> observers;
+  Trace* trace = nullptr;          // null without a trace
+  TraceTrack* track = nullptr;     // the calling thread's track of that trace
+  ProgressState* state = nullptr;  // told what the calling thread is doing, for stall reports; may be null
 };
+
+// Trains to the end, or to the step at which the ranks agree to stop. After an error, the other ranks have been told
+// (GradientExchange::Abort).
+absl::StatusOr<TrainResult> Train(const TrainOptions& options);
 
 }  // namespace starring
 

@@ -21,7 +21,7 @@
 #include "kernels/cpu/cpu_device.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/model/layer_file.h"
-#include "worker/step/cpu_training_step.h"
+#include "worker/step/training_step.h"
 
 namespace starring {
 namespace {
@@ -98,18 +98,17 @@ class TrainerTest : public testing::Test {
                                              .exchange_part = StepPart::kOptimizer},
                                             device.get())
                           .value();
-    const auto trainer = Trainer::Create({.worker = &options_,
-                                          .data = &data,
-                                          .network = network.get(),
-                                          .exchange = exchange.get(),
-                                          .buckets = &buckets_,
-                                          .step = step.get(),
-                                          .stop_requested = [this] {
-                                            const int64_t next_step = asked_++;
-                                            if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
-                                            return next_step == stop_at_;
-                                          }});
-    return trainer->Run();
+    return starring::Train({.worker = &options_,
+                            .data = &data,
+                            .network = network.get(),
+                            .exchange = exchange.get(),
+                            .buckets = &buckets_,
+                            .step = step.get(),
+                            .stop_requested = [this] {
+                              const int64_t next_step = asked_++;
+                              if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
+                              return next_step == stop_at_;
+                            }});
   }
 
   // Steps take less time than a file: the next periodic checkpoint would find this one still being written.

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 
 namespace starring {
 namespace {
@@ -32,31 +31,32 @@ std::string Remaining(double seconds) {
 
 Progress::Progress(const Options& options) : options_(options) {}
 
-void Progress::Step(const StepState& state, absl::Time now) {
-  if (!WantsStep(now)) return;
+void Progress::Step(const FinishedStep& step, absl::Time now) {
+  if (options_.style == Style::kNone || now < next_print_) return;
   const bool live = options_.style == Style::kLive;
   next_print_ = now + (live ? kLiveInterval : kPlainInterval);
-  if (rate_time_ == absl::InfinitePast()) {  // the first call only starts the clock: its step held the warm-up
+  // The first call only starts the clock, because its step includes the warm-up.
+  if (rate_time_ == absl::InfinitePast()) {
     rate_time_ = now;
-    rate_step_ = state.step;
+    rate_step_ = step.step;
     return;
   }
   const double seconds = absl::ToDoubleSeconds(now - rate_time_);
   if (seconds > 0) {
-    const double rate = static_cast<double>(state.step - rate_step_) / seconds;
+    const double rate = static_cast<double>(step.step - rate_step_) / seconds;
     steps_per_second_ =
         steps_per_second_ == 0 ? rate : (1 - kRateSmoothing) * steps_per_second_ + kRateSmoothing * rate;
   }
   rate_time_ = now;
-  rate_step_ = state.step;
-  const double in_epoch = static_cast<double>(state.step % options_.steps_per_epoch + 1);
+  rate_step_ = step.step;
+  const double in_epoch = static_cast<double>(step.step % options_.steps_per_epoch + 1);
   const double fraction = in_epoch / static_cast<double>(options_.steps_per_epoch);
   const double left =
-      steps_per_second_ > 0 ? static_cast<double>(options_.end_step - state.step - 1) / steps_per_second_ : 0;
+      steps_per_second_ > 0 ? static_cast<double>(options_.end_step - step.step - 1) / steps_per_second_ : 0;
   const std::string line = absl::StrFormat(
       "epoch %d/%d [%s] %3.0f%%  loss %.4f  accuracy %5.2f%%  %.0f samples/s  ETA %s",
-      state.step / options_.steps_per_epoch + 1, options_.epochs, Bar(fraction), 100 * fraction, state.loss,
-      100 * state.accuracy, steps_per_second_ * static_cast<double>(state.global_count), Remaining(left));
+      step.step / options_.steps_per_epoch + 1, options_.epochs, Bar(fraction), 100 * fraction, step.mean_loss(),
+      100 * step.accuracy(), steps_per_second_ * static_cast<double>(step.global_count), Remaining(left));
   if (live) {
     absl::FPrintF(options_.out, "\r%s%s%s\x1b[K", line, note_.empty() ? "" : "  ", note_);
     line_open_ = true;
@@ -67,7 +67,7 @@ void Progress::Step(const StepState& state, absl::Time now) {
 }
 
 void Progress::EpochDone(const EpochSummary& summary) {
-  rate_time_ = absl::InfinitePast();  // evaluation is no training
+  rate_time_ = absl::InfinitePast();  // the time of the evaluation must not lower the rate
   if (options_.style == Style::kNone) return;
   ClearLine();
   absl::FPrintF(options_.out, "epoch %d/%d  loss %.4f  test accuracy %.2f%%  %.2f s  %.0f samples/s\n",

@@ -1,15 +1,20 @@
-// What a person watches while a run goes on: one live line on a terminal, plain lines in a file.
+// What a run reports of its steps and epochs while it goes on: to observers, and on the terminal.
 //
-// Thread safety: one thread.
+// Thread safety: one thread, the trainer's.
 #ifndef STARRING_WORKER_REPORT_PROGRESS_H_
 #define STARRING_WORKER_REPORT_PROGRESS_H_
 
+#include <array>
 #include <cstdint>
 #include <cstdio>
+#include <span>
 #include <string>
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "worker/exchange/gradient_exchange.h"
+#include "worker/step/step_timer.h"
+#include "worker/step/training_step.h"
 
 namespace starring {
 
@@ -22,6 +27,22 @@ struct EpochSummary {
   double samples_per_second = 0;
 };
 
+struct StepReport {
+  std::span<const FinishedStep> finished;           // the steps whose losses have become known since the last report
+  std::array<double, kStepPartCount> part_seconds;  // by StepPart, of the step that has just ended
+  const GradientExchange* exchange = nullptr;       // for its counters
+};
+
+// Receives step and epoch results during a run, for dashboards. Costs nothing when no observer is registered.
+class RunObserver {
+ public:
+  virtual ~RunObserver() = default;
+  virtual void OnStep(const StepReport& report) = 0;
+  // `next_step` is the first step of the next epoch.
+  virtual void OnEpoch(const EpochSummary& summary, int64_t next_step) = 0;
+};
+
+// Shows a run to a person: one live line on a terminal, or plain lines in a file.
 class Progress {
  public:
   enum class Style { kLive, kPlain, kNone };
@@ -34,21 +55,13 @@ class Progress {
   };
   explicit Progress(const Options& options);
 
-  // After a step; prints at most ten times a second (live) or once in ten seconds (plain).
-  struct StepState {
-    int64_t step = 0;
-    int64_t global_count = 0;  // samples in the global batch
-    double loss = 0;           // mean of this rank's samples
-    double accuracy = 0;       // likewise
-  };
-  void Step(const StepState& state, absl::Time now);
-  // True if Step would print at `now`: the numbers for it may cost something to get.
-  bool WantsStep(absl::Time now) const { return options_.style != Style::kNone && now >= next_print_; }
+  // Prints at most ten times a second (kLive) or once in ten seconds (kPlain). Loss and accuracy are this rank's.
+  void Step(const FinishedStep& step, absl::Time now);
   void EpochDone(const EpochSummary& summary);
-  // Something that lasts, for instance that a rank is slow; empty: it is over. At the end of the live line from now on,
-  // or a plain line.
+  // Something that lasts, for instance that a rank is slow; empty when it is over. kLive shows it at the end of the
+  // live line from now on, kPlain prints a line.
   void Note(absl::string_view text);
-  // A line of its own, whatever the style; kNone prints it too: warnings are not progress.
+  // Prints a line in every style, also kNone: warnings are not progress.
   void Message(absl::string_view text);
 
  private:
@@ -60,7 +73,7 @@ class Progress {
   int64_t rate_step_ = 0;
   double steps_per_second_ = 0;
   bool line_open_ = false;
-  std::string note_;  // live
+  std::string note_;  // with kLive
 };
 
 }  // namespace starring

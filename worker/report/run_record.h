@@ -25,6 +25,9 @@ struct RunFacts {
   std::map<std::string, std::string> engines;   // CudaDevice::engines
 };
 
+// Versions of what decides bits and speed, as built or as running, by name: starring, compiler, kernel, protobuf.
+std::map<std::string, std::string> LibraryVersions();
+
 // Replaces `options->record` as a whole or not at all.
 absl::Status WriteRunRecord(const RunFacts& facts);
 

@@ -35,11 +35,11 @@ CudaBucketTransfers::CudaBucketTransfers(const TrainingStepParts& parts, CudaDev
       exchange_(*parts.exchange),
       buckets_(*parts.buckets),
       layout_(parts.network->layout()),
-      flights_({.buckets = parts.buckets,
-                .layout = &layout_,
-                .exchange = parts.exchange,
-                .rank = parts.rank,
-                .exchange_part = parts.exchange_part}) {}
+      in_flight_({.buckets = parts.buckets,
+                  .layout = &layout_,
+                  .exchange = parts.exchange,
+                  .rank = parts.rank,
+                  .exchange_part = parts.exchange_part}) {}
 
 absl::StatusOr<std::unique_ptr<CudaBucketTransfers>> CudaBucketTransfers::Create(const TrainingStepParts& parts,
                                                                                  CudaDevice* device,
@@ -144,7 +144,7 @@ std::string CudaBucketTransfers::name() const {
 absl::Status CudaBucketTransfers::Bring(ElementRange range) {
   if (way_ == Way::kNone) return absl::OkStatus();
   bool uploads = false;
-  RETURN_IF_ERROR(flights_.Await(range, *timer_, [&](int bucket) {
+  RETURN_IF_ERROR(in_flight_.Await(range, *timer_, [&](int bucket) {
     if (way_ == Way::kDevice) return absl::OkStatus();
     uploads = true;
     return Upload(bucket);
@@ -200,7 +200,7 @@ absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {
       RETURN_IF_ERROR(downloaded_[static_cast<size_t>(b)]->Wait());
     }
     RETURN_IF_ERROR(CheckFinite(step, b));
-    flights_.SubmitFrom(buckets_.bucket(b).begin, step, values, *timer_);
+    in_flight_.SubmitFrom(buckets_.bucket(b).begin, step, values, *timer_);
   }
   return absl::OkStatus();
 }
@@ -210,11 +210,11 @@ absl::Status CudaBucketTransfers::CheckFinite(int64_t step, int bucket) const {
   if (in_bucket < 0) return absl::OkStatus();
   const int64_t element = buckets_.bucket(bucket).begin + in_bucket;
   if (way_ == Way::kDevice) return NonFinite(step, element);
-  return flights_.NonFinite(step, element, absl::StrCat(host_gradients_[static_cast<size_t>(element)]));
+  return in_flight_.NonFinite(step, element, absl::StrCat(host_gradients_[static_cast<size_t>(element)]));
 }
 
 absl::Status CudaBucketTransfers::NonFinite(int64_t step, int64_t element) const {
-  return flights_.NonFinite(step, element, "not finite");
+  return in_flight_.NonFinite(step, element, "not finite");
 }
 
 absl::Status CudaBucketTransfers::Settle() {

@@ -39,8 +39,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
-#include "worker/step/bucket_flights.h"
 #include "worker/step/cuda_local_optimizer.h"
+#include "worker/step/in_flight_buckets.h"
 #include "worker/step/step_timer.h"
 #include "worker/step/training_step.h"
 
@@ -104,7 +104,7 @@ class CudaBucketTransfers {
   GradientExchange& exchange_;
   const BucketMap& buckets_;
   const Layout& layout_;
-  BucketFlights flights_;
+  InFlightBuckets in_flight_;
   StepTimer* timer_ = nullptr;
   Way way_ = Way::kNone;
   int next_bucket_ = 0;  // the first one of this backward that is not complete

@@ -1,5 +1,7 @@
 #include "worker/step/step_timer.h"
 
+#include <time.h>
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -9,12 +11,13 @@ namespace {
 
 double Seconds(StepTimer::Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
 
-// Nearest-rank percentile of ascending values.
+// The nearest-rank percentile. REQUIRES: the values ascend; there is at least one.
 double Percentile(const std::vector<float>& ascending, double fraction) {
   const auto rank = static_cast<size_t>(std::ceil(fraction * static_cast<double>(ascending.size())));
   return ascending[std::max<size_t>(rank, 1) - 1];
 }
 
+// The phase that a stall report names for time in `part`.
 WorkPhase PhaseOf(StepPart part) {
   switch (part) {
     case StepPart::kDataWait:
@@ -31,6 +34,12 @@ WorkPhase PhaseOf(StepPart part) {
       break;
   }
   return WorkPhase::kBetweenSteps;
+}
+
+double ProcessSeconds() {
+  timespec time = {};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
 }  // namespace
@@ -79,5 +88,21 @@ StepSummary StepTimer::Summary() const {
   }
   return summary;
 }
+
+void ProcessorUse::Resume() {
+  if (watching_) return;
+  watching_ = true;
+  wall_begin_ = Clock::now();
+  cpu_begin_ = ProcessSeconds();
+}
+
+void ProcessorUse::Pause() {
+  if (!watching_) return;
+  watching_ = false;
+  wall_seconds_ += std::chrono::duration<double>(Clock::now() - wall_begin_).count();
+  cpu_seconds_ += ProcessSeconds() - cpu_begin_;
+}
+
+double ProcessorUse::percent() const { return wall_seconds_ > 0 ? 100 * cpu_seconds_ / wall_seconds_ : 0; }
 
 }  // namespace starring

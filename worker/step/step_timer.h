@@ -1,4 +1,4 @@
-// Where the time of a step goes. Wall-clock, this rank.
+// Where the time of this rank's steps goes: wall-clock time by part of a step, and the processor time of the process.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_STEP_STEP_TIMER_H_
@@ -20,27 +20,27 @@ inline constexpr int kStepPartCount = 7;
 struct StepSummary {
   double p50_ms = 0, p95_ms = 0, p99_ms = 0, max_ms = 0, mean_ms = 0;
   int64_t steps_measured = 0;
-  std::array<double, kStepPartCount> part_ms = {};  // mean per step, by StepPart; adds up to mean_ms
+  std::array<double, kStepPartCount> part_ms = {};  // by StepPart: mean per step; the sum is mean_ms
 };
 
 class StepTimer {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // The first `warmup_steps` steps are counted but not measured.
-  // `track`, of the timed thread, is for whoever has the timer; null: there is no trace. `progress` is told of every
-  // part that is entered, by the same look at the clock; null: nobody asks. Both outlive the timer.
+  // The summary leaves out the first `warmup_steps` steps. `track`: the timed thread's trace track; may be null.
+  // `progress`: told of every part that is entered, with the same reading of the clock; may be null. Both outlive the
+  // timer.
   explicit StepTimer(int64_t warmup_steps, TraceTrack* track = nullptr, ProgressState* progress = nullptr);
 
   TraceTrack* track() const { return track_; }
   ProgressState* progress() const { return progress_; }
 
   void BeginStep();
-  // From here on time belongs to `part`; returns the part it belonged to until now, so that a nested part can give it
-  // back.
+  // From now on, time belongs to `part`. Returns the part that time belonged to before, so that a nested part can
+  // restore it.
   StepPart Enter(StepPart part);
   void EndStep();
-  // Of the last step that was begun, by StepPart; warm-up or not.
+  // By StepPart, of the last step that was begun, also during the warm-up.
   const std::array<double, kStepPartCount>& part_seconds() const { return step_parts_; }
 
   StepSummary Summary() const;
@@ -52,9 +52,29 @@ class StepTimer {
   Clock::time_point step_begin_;
   Clock::time_point part_begin_;
   StepPart part_ = StepPart::kOther;
-  std::array<double, kStepPartCount> step_parts_ = {};  // seconds, of the step under way
-  std::array<double, kStepPartCount> sums_ = {};        // seconds, of all measured steps
-  std::vector<float> step_ms_;                          // 4 bytes a step
+  std::array<double, kStepPartCount> step_parts_ = {};  // seconds in the current step
+  std::array<double, kStepPartCount> sums_ = {};        // seconds in all measured steps
+  std::vector<float> step_ms_;                          // of each measured step; 4 bytes each
+};
+
+// CPU time of this process, all threads, over the stretches of wall-clock time between Resume and Pause.
+class ProcessorUse {
+ public:
+  // Begins a stretch. No effect inside a stretch.
+  void Resume();
+  // Ends the stretch. No effect outside one.
+  void Pause();
+  // CPU time over wall-clock time of the stretches that have ended: 100 is one core; 0 without a stretch.
+  double percent() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool watching_ = false;
+  Clock::time_point wall_begin_;
+  double cpu_begin_ = 0;
+  double wall_seconds_ = 0;
+  double cpu_seconds_ = 0;
 };
 
 }  // namespace starring

@@ -1,12 +1,13 @@
-// One step of training on one kind of device, and what else of training depends on where the tensors lie.
+// One step of training on one kind of device, and the rest of training that depends on where the tensors are.
 //
-// The trainer keeps epochs, evaluation over ranks and checkpoints; a step takes the next batch, runs forward, loss and
-// backward, awaits the buckets that forward reads and submits those that backward completes.
+// The trainer is responsible for epochs, evaluation over ranks and checkpoints. A step takes the next batch, runs
+// forward, loss and backward, awaits the buckets that forward reads and submits those that backward completes.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_STEP_TRAINING_STEP_H_
 #define STARRING_WORKER_STEP_TRAINING_STEP_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -27,56 +28,63 @@
 
 namespace starring {
 
-// A step whose loss is known.
+// A step whose loss is known. The loss is summed over this rank's samples.
 struct FinishedStep {
   int64_t step = 0;
   int64_t global_count = 0;  // samples in the global batch
-  int64_t batch = 0;         // of them this rank's
-  LossResult loss;           // of this rank's
+  int64_t batch = 0;         // this rank's samples in it; may be 0
+  LossResult loss;
+
+  // Means over this rank's samples; 0 without samples.
+  double mean_loss() const { return loss.loss_sum / static_cast<double>(std::max<int64_t>(1, batch)); }
+  double accuracy() const {
+    return static_cast<double>(loss.correct) / static_cast<double>(std::max<int64_t>(1, batch));
+  }
 };
 
 class TrainingStep {
  public:
   virtual ~TrainingStep() = default;
 
-  // What the loaders of Run and Evaluate have to bring.
+  // What the loaders for Run and Evaluate must deliver.
   virtual Loader::Format batch_format() const = 0;
-  // Where the loader of Run keeps its batches; null: in memory of its own, as that of Evaluate does.
+  // Where Run's loader must put its batches; null: in memory of its own. Evaluate's loader always allocates its own.
   virtual BatchMemory* batch_memory() { return nullptr; }
-  // How gradients and parameters get between device and exchange, for the run record; empty where they are in place.
+  // How gradients and parameters move between device and exchange, for the run record; empty if they need not move.
   virtual std::string transfer() const { return ""; }
 
   // Host memory as long as the parameter vector, for GradientExchange::Start. Valid until Begin.
   virtual std::span<float> initial_parameters() = 0;
 
-  // The exchange has started with `job`. A step that applies the optimizer itself takes the schedule and the state that
-  // a checkpoint brought, and has copied them on return.
+  // Called after the exchange has started with `job`. A step that applies the optimizer itself takes the schedule from
+  // it, and the state that a checkpoint brought, and has copied both on return.
   virtual absl::Status StartOptimizer(const JobSpec&) { return absl::OkStatus(); }
 
-  // The exchange has started, its parameters are the first step's. Before Run and Evaluate.
+  // Called after the exchange has started with the parameters of the first step, and before Run and Evaluate.
   struct Plan {
     Normalization normalization;
-    StepTimer* timer = nullptr;  // outlives the step; of a step that was begun
+    StepTimer* timer = nullptr;  // outlives the step; BeginStep has been called whenever Run is
     int64_t end_step = 0;        // one past the last
   };
   virtual absl::Status Begin(const Plan& plan) = 0;
 
-  // Runs `step` on the next batch of `batches`; may already take the one after it. Appends the steps that are finished
-  // by now: this one, or those before.
+  // Runs `step` on the next batch of `batches`. May take the batch after it as well. Appends the steps that have
+  // finished by now: this one, or earlier ones.
   virtual absl::Status Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) = 0;
 
-  // Waits for what is in flight: then every step that was run has finished, and device and parameters() have what
-  // the next step reads.
+  // Waits for everything in flight. Afterwards every step that was run has finished, and the device and parameters()
+  // have the parameters of the next step.
   virtual absl::Status Settle(std::vector<FinishedStep>* finished) = 0;
 
-  // On the host. Valid after Begin and after Settle, until the next Run.
+  // In host memory. Valid after Begin and after Settle, until the next Run.
   virtual std::span<const float> parameters() const = 0;
 
-  // As GradientExchange::GatherOptimizerState, which answers unless the step applies the optimizer itself. After Begin
-  // or Settle.
+  // GradientExchange::GatherOptimizerState, which answers unless the step applies the optimizer itself. After Begin or
+  // Settle.
   virtual absl::Status GatherOptimizerState(std::span<const std::span<float>> state) = 0;
 
-  // Of a batch without augmentation, with samples. After Begin or Settle.
+  // The loss of a batch without augmentation. REQUIRES: Begin or Settle was the last call but Evaluate; the batch has
+  // samples.
   virtual absl::StatusOr<LossResult> Evaluate(const Batch& batch) = 0;
 };
 
@@ -86,15 +94,19 @@ inline absl::StatusOr<const Batch*> NextTraced(int64_t step, Loader* batches, co
   return batches->Next();
 }
 
-// What every kind needs; all outlive the step.
+// What every kind of step needs; all outlive the step.
 struct TrainingStepParts {
   Network* network = nullptr;
   GradientExchange* exchange = nullptr;
   const BucketMap* buckets = nullptr;
   int rank = 0;
-  // What the time in the exchange counts as: with one worker there is nobody to wait for, it is the optimizer's.
+  // The part that time in the exchange belongs to. A single worker waits for no other, so there it is the optimizer's.
   StepPart exchange_part = StepPart::kExposedExchange;
 };
+
+// The step on a device whose memory is the host's: gradients and parameters are where the exchange has them, and are
+// not copied. ResourceExhausted with the number of bytes. `device` is the network's, and outlives the step.
+absl::StatusOr<std::unique_ptr<TrainingStep>> CreateCpuTrainingStep(const TrainingStepParts& parts, Device* device);
 
 }  // namespace starring
 

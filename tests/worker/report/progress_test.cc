@@ -32,14 +32,14 @@ std::string Printed(Progress::Style style, const std::function<void(Progress&)>&
 
 void RunSteps(Progress& progress) {
   for (int step = 0; step < 100; ++step) {  // ten steps a second for ten seconds
-    progress.Step({.step = step, .global_count = 64, .loss = 0.5, .accuracy = 0.875},
+    progress.Step({.step = step, .global_count = 64, .batch = 32, .loss = {.loss_sum = 16, .correct = 28}},
                   absl::UnixEpoch() + absl::Milliseconds(100) * step);
   }
   progress.EpochDone(
       {.epoch = 0, .train_loss = 0.25, .test_accuracy = 0.9912, .seconds = 10, .samples_per_second = 640});
 }
 
-TEST(ProgressTest, ALiveLineShowsRateAndTimeLeftAndIsClearedBehindAnEpoch) {
+TEST(ProgressTest, ALiveLineShowsRateAndTimeLeftAndIsClearedAfterAnEpoch) {
   const std::string text = Printed(Progress::Style::kLive, RunSteps);
   EXPECT_THAT(text, HasSubstr("\repoch 1/3 [==========>"));
   EXPECT_THAT(text, HasSubstr("loss 0.5000  accuracy 87.50%  640 samples/s  ETA 0:2"));
@@ -51,9 +51,9 @@ TEST(ProgressTest, ANoteStaysAtTheEndOfTheLiveLineAndIsAPlainLine) {
     progress.Note("rank 1 is slow");
     RunSteps(progress);
     progress.Note("");
-    progress.Step({.step = 150, .global_count = 64, .loss = 0.5, .accuracy = 0.875},
+    progress.Step({.step = 150, .global_count = 64, .batch = 32, .loss = {.loss_sum = 16, .correct = 28}},
                   absl::UnixEpoch() + absl::Hours(1));
-    progress.Step({.step = 151, .global_count = 64, .loss = 0.5, .accuracy = 0.875},
+    progress.Step({.step = 151, .global_count = 64, .batch = 32, .loss = {.loss_sum = 16, .correct = 28}},
                   absl::UnixEpoch() + absl::Hours(2));
   };
   const std::string live = Printed(Progress::Style::kLive, run);

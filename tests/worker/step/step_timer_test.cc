@@ -1,5 +1,7 @@
 #include "worker/step/step_timer.h"
 
+#include <chrono>
+#include <ctime>
 #include <numeric>
 
 #include "gtest/gtest.h"
@@ -59,6 +61,29 @@ TEST(StepTimerTest, NothingMeasuredIsAllZero) {
   timer.EndStep();
   EXPECT_EQ(timer.Summary().steps_measured, 0);
   EXPECT_EQ(timer.Summary().p99_ms, 0);
+}
+
+// Ends when the process has used this much CPU time, however long a busy machine takes to give it.
+void Work(std::clock_t clocks) {
+  const std::clock_t end = std::clock() + clocks;
+  while (std::clock() < end) {
+  }
+}
+
+TEST(ProcessorUseTest, NothingWatchedIsZero) { EXPECT_EQ(ProcessorUse().percent(), 0); }
+
+TEST(ProcessorUseTest, WorkCountsOnlyWhileWatched) {
+  ProcessorUse use;
+  Work(CLOCKS_PER_SEC / 50);
+  use.Resume();
+  use.Resume();
+  const StepTimer::Clock::time_point begin = StepTimer::Clock::now();
+  Work(CLOCKS_PER_SEC / 20);
+  const double wall = std::chrono::duration<double>(StepTimer::Clock::now() - begin).count();
+  use.Pause();
+  use.Pause();
+  Work(CLOCKS_PER_SEC / 50);
+  EXPECT_NEAR(use.percent(), 100 * 0.05 / wall, 15);
 }
 
 }  // namespace

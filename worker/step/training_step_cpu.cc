@@ -1,10 +1,9 @@
-#include "worker/step/cpu_training_step.h"
-
 #include <utility>
 
 #include "common/check.h"
 #include "common/status.h"
-#include "worker/step/bucket_flights.h"
+#include "worker/step/in_flight_buckets.h"
+#include "worker/step/training_step.h"
 
 namespace starring {
 namespace {
@@ -20,11 +19,11 @@ class CpuTrainingStep final : public TrainingStep {
   explicit CpuTrainingStep(const TrainingStepParts& parts)
       : network_(*parts.network),
         exchange_(*parts.exchange),
-        flights_({.buckets = parts.buckets,
-                  .layout = &parts.network->layout(),
-                  .exchange = parts.exchange,
-                  .rank = parts.rank,
-                  .exchange_part = parts.exchange_part}) {}
+        in_flight_({.buckets = parts.buckets,
+                    .layout = &parts.network->layout(),
+                    .exchange = parts.exchange,
+                    .rank = parts.rank,
+                    .exchange_part = parts.exchange_part}) {}
 
   absl::Status Allocate(Device* device) {
     const int64_t bytes = element_count() * static_cast<int64_t>(sizeof(float));
@@ -38,6 +37,7 @@ class CpuTrainingStep final : public TrainingStep {
 
   absl::Status Begin(const Plan& plan) override {
     timer_ = plan.timer;
+    // From now on, the exchange's own memory replaces what initial_parameters() returned.
     if (!exchange_.parameter_memory().empty()) parameters_.reset();
     if (!exchange_.gradient_memory().empty()) gradients_.reset();
     return absl::OkStatus();
@@ -57,14 +57,14 @@ class CpuTrainingStep final : public TrainingStep {
 
     timer_->Enter(StepPart::kForward);
     RETURN_IF_ERROR(network_.Forward(work, [this](int layer) { return Await(network_.LayerRange(layer)); }));
-    // Buckets of gaps or of layers that no forward touches: none today, but Submit needs every bucket awaited.
+    // Backward submits every bucket again, so every bucket must have been awaited, also one without a layer's tensor.
     RETURN_IF_ERROR(Await({0, element_count()}));
     timer_->Enter(StepPart::kBackward);
     RETURN_IF_ERROR(network_.Backward(work, [&](int l) -> absl::Status {
       const ElementRange layer = network_.LayerRange(l);
       if (layer.size() == 0) return absl::OkStatus();
-      RETURN_IF_ERROR(flights_.Check(step, layer, gradients));
-      flights_.SubmitFrom(layer.begin, step, gradients, *timer_);
+      RETURN_IF_ERROR(in_flight_.Check(step, layer, gradients));
+      in_flight_.SubmitFrom(layer.begin, step, gradients, *timer_);
       return absl::OkStatus();
     }));
     finished->push_back(
@@ -94,14 +94,14 @@ class CpuTrainingStep final : public TrainingStep {
   }
   std::span<float> gradients() { return gradients_ == nullptr ? exchange_.gradient_memory() : WholeOf(*gradients_); }
   absl::Status Await(ElementRange range) {
-    return flights_.Await(range, *timer_, [](int) { return absl::OkStatus(); });
+    return in_flight_.Await(range, *timer_, [](int) { return absl::OkStatus(); });
   }
 
   Network& network_;
   GradientExchange& exchange_;
-  BucketFlights flights_;
+  InFlightBuckets in_flight_;
   StepTimer* timer_ = nullptr;
-  // Null if the exchange has such memory.
+  // Null if the exchange has memory for them.
   std::unique_ptr<DeviceBuffer> parameters_;
   std::unique_ptr<DeviceBuffer> gradients_;
 };

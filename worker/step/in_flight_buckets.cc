@@ -1,4 +1,4 @@
-#include "worker/step/bucket_flights.h"
+#include "worker/step/in_flight_buckets.h"
 
 #include <optional>
 #include <string>
@@ -10,14 +10,16 @@
 
 namespace starring {
 
-BucketFlights::BucketFlights(const Options& options)
+InFlightBuckets::InFlightBuckets(const Options& options)
     : options_(options), submitted_step_(static_cast<size_t>(options.buckets->bucket_count()), -1) {}
 
-absl::Status BucketFlights::Await(ElementRange range, StepTimer& timer, absl::FunctionRef<absl::Status(int)> arrived) {
+absl::Status InFlightBuckets::Await(ElementRange range, StepTimer& timer,
+                                    absl::FunctionRef<absl::Status(int)> arrived) {
   if (range.size() == 0) return absl::OkStatus();
-  // Parts nest: what is awaited inside forward is no forward.
+  // Forward awaits the buckets that its next layer reads: that time is the exchange's and not forward's.
   const StepPart outer = timer.Enter(options_.exchange_part);
   const BucketMap& buckets = *options_.buckets;
+  // Buckets are numbered from the vector's end, in the order in which backward completes them.
   for (int b = buckets.BucketOf(range.end - 1); b <= buckets.BucketOf(range.begin); ++b) {
     if (submitted_step_[b] < 0) continue;
     if (timer.progress() != nullptr) timer.progress()->set_bucket(b);
@@ -32,23 +34,24 @@ absl::Status BucketFlights::Await(ElementRange range, StepTimer& timer, absl::Fu
   return absl::OkStatus();
 }
 
-absl::Status BucketFlights::Check(int64_t step, ElementRange range, std::span<const float> gradients) const {
+absl::Status InFlightBuckets::Check(int64_t step, ElementRange range, std::span<const float> gradients) const {
   const std::optional<int64_t> bad = FindNonFinite(gradients.subspan(range.begin, range.size()));
   if (!bad.has_value()) return absl::OkStatus();
   const int64_t element = range.begin + *bad;
   return NonFinite(step, element, absl::StrCat(gradients[element]));
 }
 
-absl::Status BucketFlights::NonFinite(int64_t step, int64_t element, const std::string& what) const {
+absl::Status InFlightBuckets::NonFinite(int64_t step, int64_t element, const std::string& value) const {
   return absl::InternalError(absl::StrCat("rank ", options_.rank, ", step ", step, ": the gradient of tensor ",
-                                          std::string(options_.layout->TensorAt(element)), " is ", what,
+                                          std::string(options_.layout->TensorAt(element)), " is ", value,
                                           ": the step is refused; lower --learning_rate or look at the data, and "
                                           "continue from the last checkpoint with --resume"));
 }
 
-void BucketFlights::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer) {
+void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer) {
   const BucketMap& buckets = *options_.buckets;
   if (step != step_) {
+    // A bucket that was left out would make the other ranks wait for this one until the deadline.
     CHECK(step_ < 0 || next_bucket_ == buckets.bucket_count()) << "step " << step_ << " was not submitted whole";
     step_ = step;
     next_bucket_ = 0;
@@ -63,6 +66,16 @@ void BucketFlights::SubmitFrom(int64_t begin, int64_t step, std::span<const floa
     options_.exchange->Submit(step, next_bucket_, gradients.subspan(range.begin, range.size()));
   }
   timer.Enter(outer);
+}
+
+absl::Status CheckFinite(const Layout& layout, int64_t step_count, std::span<const float> vector,
+                         const std::string& suffix) {
+  const std::optional<int64_t> bad = FindNonFinite(vector);
+  if (!bad.has_value()) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      "after step ", step_count - 1, " tensor ", std::string(layout.TensorAt(*bad)), suffix, " has ", vector[*bad],
+      ": the gradients were finite, their sum or the update was not; nothing of it is saved; lower --learning_rate or "
+      "look at the data, and continue from the last checkpoint with --resume"));
 }
 
 }  // namespace starring

@@ -1,6 +1,4 @@
-#include "worker/report/worker_metrics.h"
-
-#include <algorithm>
+#include "worker/report/dashboards.h"
 
 namespace starring {
 
@@ -8,12 +6,13 @@ WorkerMetrics::WorkerMetrics(Metrics* metrics)
     : steps_(metrics->AddCounter("starring_steps_total", "steps of this process whose loss is known")),
       samples_(metrics->AddCounter("starring_samples_total", "samples that this worker has trained on")),
       sent_bytes_(metrics->AddCounter("starring_exchange_sent_bytes_total", "gradients and parameters sent")),
-      received_bytes_(metrics->AddCounter("starring_exchange_received_bytes_total", "likewise, received")),
+      received_bytes_(
+          metrics->AddCounter("starring_exchange_received_bytes_total", "gradients and parameters received")),
       step_(metrics->AddGauge("starring_step", "newest step of the run whose loss is known")),
       loss_(metrics->AddGauge("starring_loss", "mean loss of this worker's samples of that step")),
       epochs_(metrics->AddGauge("starring_epochs_finished", "epochs of the run that are over")),
       train_loss_(metrics->AddGauge("starring_train_loss", "mean loss over the last epoch, all workers")),
-      test_accuracy_(metrics->AddGauge("starring_test_accuracy_ratio", "behind the last epoch, all workers")),
+      test_accuracy_(metrics->AddGauge("starring_test_accuracy_ratio", "after the last epoch, all workers")),
       samples_per_second_(metrics->AddGauge("starring_samples_per_second", "in the last epoch, all workers")) {
   constexpr std::array<const char*, kStepPartCount> kNames = {"data_wait",        "h2d",       "forward", "backward",
                                                               "exposed_exchange", "optimizer", "other"};
@@ -32,7 +31,7 @@ void WorkerMetrics::OnStep(const StepReport& report) {
     steps_->Add(1);
     samples_->Add(static_cast<double>(done.batch));
     step_->Set(static_cast<double>(done.step));
-    loss_->Set(done.loss.loss_sum / static_cast<double>(std::max<int64_t>(1, done.batch)));
+    loss_->Set(done.mean_loss());
   }
 }
 

@@ -1,10 +1,9 @@
-#include "worker/report/versions.h"
-
 #include <google/protobuf/stubs/common.h>
 #include <sys/utsname.h>
 
 #include "absl/strings/str_cat.h"
 #include "common/host/version.h"
+#include "worker/report/run_record.h"
 
 namespace starring {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/step/bucket_flights.h"
+#include "worker/step/in_flight_buckets.h"
 
 #include <limits>
 #include <string>
@@ -37,10 +37,10 @@ class RecordingExchange : public GradientExchange {
   std::vector<int64_t> sizes;
 };
 
-class BucketFlightsTest : public testing::Test {
+class InFlightBucketsTest : public testing::Test {
  protected:
   // Two tensors of two buckets and a half.
-  BucketFlightsTest() {
+  InFlightBucketsTest() {
     block_ = BucketMap::Create({.element_count = 1 << 24, .bucket_bytes = 1, .world_size = 1})->bucket(1).size();
     auto layout = Layout::Create({{"a.weight", {block_ / 2}}, {"b.weight", {2 * block_}}});
     EXPECT_TRUE(layout.ok()) << layout.status();
@@ -53,8 +53,8 @@ class BucketFlightsTest : public testing::Test {
     timer_.BeginStep();
   }
 
-  BucketFlights Make() {
-    return BucketFlights({.buckets = &buckets_, .layout = &layout_, .exchange = &exchange_, .rank = 4});
+  InFlightBuckets Make() {
+    return InFlightBuckets({.buckets = &buckets_, .layout = &layout_, .exchange = &exchange_, .rank = 4});
   }
 
   int64_t block_ = 0;
@@ -65,21 +65,21 @@ class BucketFlightsTest : public testing::Test {
   std::vector<float> gradients_;
 };
 
-TEST_F(BucketFlightsTest, ABucketLeavesWhenAllOfItIsFinalAndIsAwaitedOnce) {
-  BucketFlights flights = Make();
+TEST_F(InFlightBucketsTest, ABucketLeavesWhenAllOfItIsFinalAndIsAwaitedOnce) {
+  InFlightBuckets in_flight = Make();
   const int64_t begin_of_b = layout_.tensors()[1].range.begin;
   const int64_t end = layout_.element_count();
   for (int64_t step = 7; step < 9; ++step) {
     exchange_.submitted.clear();
     exchange_.awaited.clear();
-    flights.SubmitFrom(begin_of_b, step, gradients_, timer_);
+    in_flight.SubmitFrom(begin_of_b, step, gradients_, timer_);
     EXPECT_THAT(exchange_.submitted, ElementsAre(std::pair(step, 0), std::pair(step, 1)));
-    flights.SubmitFrom(0, step, gradients_, timer_);
+    in_flight.SubmitFrom(0, step, gradients_, timer_);
     EXPECT_THAT(exchange_.submitted, ElementsAre(std::pair(step, 0), std::pair(step, 1), std::pair(step, 2)));
 
     std::vector<int> arrived;
     const auto await = [&](ElementRange range) {
-      return flights.Await(range, timer_, [&](int b) {
+      return in_flight.Await(range, timer_, [&](int b) {
         arrived.push_back(b);
         return absl::OkStatus();
       });
@@ -96,13 +96,13 @@ TEST_F(BucketFlightsTest, ABucketLeavesWhenAllOfItIsFinalAndIsAwaitedOnce) {
   }
 }
 
-TEST_F(BucketFlightsTest, NamesRankStepAndTensorOfWhatIsNotFinite) {
-  const BucketFlights flights = Make();
+TEST_F(InFlightBucketsTest, NamesRankStepAndTensorOfWhatIsNotFinite) {
+  const InFlightBuckets in_flight = Make();
   const int64_t end = layout_.element_count();
-  EXPECT_TRUE(flights.Check(3, {0, end}, gradients_).ok());
+  EXPECT_TRUE(in_flight.Check(3, {0, end}, gradients_).ok());
   gradients_[static_cast<size_t>(layout_.tensors()[1].range.begin + 5)] = std::numeric_limits<float>::infinity();
-  EXPECT_TRUE(flights.Check(3, layout_.tensors()[0].range, gradients_).ok());
-  const absl::Status status = flights.Check(3, {0, end}, gradients_);
+  EXPECT_TRUE(in_flight.Check(3, layout_.tensors()[0].range, gradients_).ok());
+  const absl::Status status = in_flight.Check(3, {0, end}, gradients_);
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 4, step 3: the gradient of tensor b.weight is inf: "));
 }

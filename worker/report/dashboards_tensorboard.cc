@@ -1,5 +1,3 @@
-#include "worker/report/tensorboard.h"
-
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -15,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "common/checkpoint/crc32c.h"
 #include "proto/starring/v1/tensorboard_event.pb.h"
+#include "worker/report/dashboards.h"
 
 namespace starring {
 namespace {
@@ -25,7 +24,7 @@ double Now() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
 absl::string_view BytesOf(const auto& number) { return {reinterpret_cast<const char*>(&number), sizeof(number)}; }
 
-// As TFRecord has it: a CRC of data that contains CRCs would be weak.
+// TFRecord's mask: a CRC over data that itself contains CRCs would detect fewer errors.
 uint32_t MaskedCrc(absl::string_view bytes) { return std::rotr(Crc32c(bytes), 15) + 0xa282ead8; }
 
 std::string Framed(absl::string_view record) {
@@ -46,11 +45,11 @@ Tensorboard::~Tensorboard() {
 
 absl::StatusOr<std::unique_ptr<Tensorboard>> Tensorboard::Create(const Options& options) {
   char host[256] = {};
-  (void)gethostname(host, sizeof(host) - 1);  // empty is a name too
-  // TensorBoard looks for "tfevents" in a name, and sorts by it.
+  (void)gethostname(host, sizeof(host) - 1);  // on an error the name is empty, which does no harm
+  // TensorBoard takes the files with "tfevents" in their names, in the order of their names.
   const std::string path = absl::StrFormat("%s/events.out.tfevents.%010d.%s.%d", options.dir,
                                            absl::ToUnixSeconds(absl::Now()), host, getpid());
-  std::error_code ignored;  // the open says it
+  std::error_code ignored;  // the open reports it
   std::filesystem::create_directories(options.dir, ignored);
   std::FILE* const file = std::fopen(path.c_str(), "wb");
   std::unique_ptr<Tensorboard> board(new Tensorboard(options, path, file));

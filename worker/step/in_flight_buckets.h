@@ -1,0 +1,62 @@
+// A worker's buckets between Submit and Await, and the search for numbers that are not finite.
+//
+// Every gradient is checked before it is submitted: a NaN that reached the other ranks could not be told from theirs.
+//
+// Thread safety: one thread.
+#ifndef STARRING_WORKER_STEP_IN_FLIGHT_BUCKETS_H_
+#define STARRING_WORKER_STEP_IN_FLIGHT_BUCKETS_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "common/bucket_map.h"
+#include "common/layout.h"
+#include "worker/exchange/gradient_exchange.h"
+#include "worker/step/step_timer.h"
+
+namespace starring {
+
+class InFlightBuckets {
+ public:
+  struct Options {
+    const BucketMap* buckets = nullptr;  // this and the next two outlive the object
+    const Layout* layout = nullptr;
+    GradientExchange* exchange = nullptr;
+    int rank = 0;                               // for error messages
+    StepPart exchange_part = StepPart::kOther;  // the part of a step that time in the exchange belongs to
+  };
+  explicit InFlightBuckets(const Options& options);
+
+  // Awaits every bucket in flight that has an element in `range`, and calls `arrived` for each.
+  absl::Status Await(ElementRange range, StepTimer& timer, absl::FunctionRef<absl::Status(int bucket)> arrived);
+
+  // Internal, naming rank, step and tensor, if a gradient in `range` is NaN or infinite.
+  absl::Status Check(int64_t step, ElementRange range, std::span<const float> gradients) const;
+  // The same error for a caller that found the element in another way; `value` is "nan", "inf" or the like.
+  absl::Status NonFinite(int64_t step, int64_t element, const std::string& value) const;
+
+  // `gradients` is as long as the parameter vector. Its elements from `begin` on are final in `step`, and must not
+  // change until their buckets were awaited. Submits the buckets that are now complete and were not submitted in this
+  // step.
+  void SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer);
+
+ private:
+  const Options options_;
+  std::vector<int64_t> submitted_step_;  // by bucket: its step if it is in flight, otherwise -1
+  int64_t step_ = -1;                    // the last SubmitFrom's
+  int next_bucket_ = 0;                  // the first bucket that was not submitted in that step
+};
+
+// Finite gradients do not guarantee finite parameters: their sum over the ranks, or the optimizer's update, may
+// overflow. Internal if `vector`, which is as long as the parameter vector, has a NaN or an infinity. The message names
+// the tensor, `suffix` (for an optimizer's vector) and the last of `step_count` steps.
+absl::Status CheckFinite(const Layout& layout, int64_t step_count, std::span<const float> vector,
+                         const std::string& suffix = "");
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_STEP_IN_FLIGHT_BUCKETS_H_
