@@ -1,166 +1,22 @@
 #include "server/shard_job.h"
 
-#include <algorithm>
 #include <functional>
-#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/arithmetic/reduction_order.h"
-#include "common/wire/exchange_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/worker/exchange/star/star_job.h"
+#include "tests/server/shard_job_fixture.h"
 
 namespace starring {
 namespace {
 
-using std::chrono::milliseconds;
-using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using v1::ExchangeMessage;
-
-// A job of `world_size` workers at one shard that owns everything, and all answers so far.
-class Shard {
- public:
-  explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1) {
-    spec = MakeJob(0, world_size, elements, bucket_bytes);
-    auto agreement = ParseAgreement(SerializeAgreement(spec));
-    CHECK_OK(agreement);
-    auto created = ShardJob::Create({.agreement = *std::move(agreement),
-                                     .shard = 0,
-                                     .shard_count = 1,
-                                     .exchange_deadline = seconds(10),
-                                     .join_deadline = seconds(5),
-                                     .send = [this](Answer answer) { on_answer(std::move(answer)); },
-                                     .now = now,
-                                     .stall_times = {.report_after = seconds(4)},
-                                     .log = [this](const std::string& line) { log.push_back(line); }});
-    CHECK_OK(created);
-    job = *std::move(created);
-    for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
-  }
-
-  // As the lane that writes it does.
-  static void Make(Answer* answer) {
-    auto values = std::make_shared<std::vector<float>>(answer->made_count);
-    answer->make(0, *values);
-    answer->payload = std::as_bytes(std::span<const float>(*values));
-    answer->keeper = values;
-  }
-
-  void Send(LaneId from, ExchangeMessage fields, std::span<const std::byte> payload = {}) {
-    auto kept = std::make_shared<std::vector<std::byte>>(payload.begin(), payload.end());
-    ReceivedMessage message{.fields = std::move(fields),
-                            .payload = {},
-                            .payload_bytes = static_cast<int64_t>(kept->size()),
-                            .keeper = kept};
-    if (!kept->empty()) message.payload.push_back(*kept);
-    job->OnMessage(from, message, now);
-  }
-
-  void SendInitialParameters() {
-    const std::vector<float> parameters = InitialParameters(spec.layout.element_count());
-    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
-      Send({0, 0}, Fields(ExchangeMessage::INITIAL_PARAMETERS, -1, b), Slice(parameters, b));
-    }
-  }
-
-  void SendGradient(LaneId from, int64_t step, int bucket, GradientFunction gradient = RoughGradientAt) {
-    std::vector<float> values(spec.layout.element_count());
-    for (size_t i = 0; i < values.size(); ++i) values[i] = gradient(from.rank, step, static_cast<int64_t>(i));
-    Send(from, Fields(ExchangeMessage::GRADIENT, step, bucket), Slice(values, bucket));
-  }
-
-  // As a worker that shares `memory`: the gradient goes there, and the message says so.
-  void SendSharedGradient(LaneId from, int64_t step, int bucket, SharedMemory* memory) {
-    const ElementRange range = spec.buckets.bucket(bucket);
-    for (int64_t i = range.begin; i < range.end; ++i) {
-      memory->writable_values()[i] = RoughGradientAt(from.rank, step, i);
-    }
-    SendShared(from, ExchangeMessage::GRADIENT, step, bucket);
-  }
-  void SendShared(LaneId from, ExchangeMessage::Kind kind, int64_t step, int bucket) {
-    ExchangeMessage fields = Fields(kind, step, bucket);
-    fields.set_shared(true);
-    Send(from, std::move(fields));
-  }
-
-  // What the shard answers to SHARE.
-  ExchangeMessage Share(LaneId from, const v1::SharedMemory& gradients, const v1::SharedMemory* parameters = nullptr) {
-    ExchangeMessage fields = Fields(ExchangeMessage::SHARE, 0, 0);
-    *fields.mutable_gradient_memory() = gradients;
-    if (parameters != nullptr) *fields.mutable_parameter_memory() = *parameters;
-    TakeAnswers();
-    Send(from, std::move(fields));
-    return TakeAnswers().at(0).fields;
-  }
-
-  std::unique_ptr<SharedMemory> MakeMemory() const {
-    auto memory = SharedMemory::Create(spec.layout.element_count());
-    CHECK_OK(memory);
-    return *std::move(memory);
-  }
-  std::unique_ptr<SharedMemory> OpenMemory(const ExchangeMessage& answer) const {
-    auto memory =
-        SharedMemory::Open(answer.parameter_memory(), spec.layout.element_count(), SharedMemory::Access::kRead);
-    CHECK_OK(memory);
-    return *std::move(memory);
-  }
-
-  void SendSum(LaneId from, int64_t number, const std::vector<double>& values) {
-    Send(from, Fields(ExchangeMessage::SUM, number, 0), std::as_bytes(std::span(values)));
-  }
-
-  static ExchangeMessage Fields(ExchangeMessage::Kind kind, int64_t step, int bucket, int vector = 0) {
-    ExchangeMessage fields;
-    fields.set_kind(kind);
-    fields.set_step(step);
-    fields.set_bucket(bucket);
-    fields.set_vector(vector);
-    return fields;
-  }
-
-  std::span<const std::byte> Slice(const std::vector<float>& whole, int bucket) const {
-    const ElementRange range = spec.buckets.bucket(bucket);
-    return std::as_bytes(std::span(whole).subspan(range.begin, range.size()));
-  }
-
-  void SendProgress(int rank, WorkPhase phase, int64_t step, bool asks = false) {
-    ExchangeMessage fields = Fields(ExchangeMessage::PROGRESS, 0, 0);
-    SetProgress({.phase = phase, .step = step}, fields.mutable_progress());
-    fields.mutable_progress()->set_asks(asks);
-    Send({rank, 0}, std::move(fields));
-  }
-
-  // As the server's clock does.
-  void Tick(milliseconds duration) {
-    for (const auto end = now + duration; now < end;) {
-      now += milliseconds(100);
-      job->CheckDeadlines(now);
-    }
-  }
-
-  std::vector<Answer> TakeAnswers() { return std::exchange(answers, {}); }
-
-  JobSpec spec;
-  ShardJob::Time now{seconds(1000)};
-  std::vector<Answer> answers;
-  std::function<void(Answer)> on_answer = [this](Answer answer) {
-    if (answer.make != nullptr) Make(&answer);
-    answers.push_back(std::move(answer));
-  };
-  std::vector<std::string> log;
-  std::unique_ptr<ShardJob> job;
-};
-
-template <typename T>
-std::vector<T> Values(const Answer& answer) {
-  std::vector<T> values(answer.payload.size() / sizeof(T));
-  std::copy(answer.payload.begin(), answer.payload.end(), reinterpret_cast<std::byte*>(values.data()));
-  return values;
-}
 
 TEST(ShardJobTest, SumsAndAnswersEverybodyOnceAllAreThere) {
   Shard shard(2);
@@ -238,91 +94,6 @@ TEST(ShardJobTest, AnAnswerKeepsItsBytesWhileLaterStepsGoOn) {
   const std::vector<float> before = Values<float>(slow);
   for (int64_t step = 1; step < 6; ++step) shard.SendGradient({0, 0}, step, 0);
   EXPECT_EQ(Values<float>(slow), before);
-}
-
-std::vector<float> Copy(std::span<const float> values) { return {values.begin(), values.end()}; }
-
-TEST(ShardJobTest, WorkersOnThisMachineReadParametersWhereTheShardWritesThem) {
-  constexpr int kSteps = 4;
-  Shard shard(2);
-  const std::unique_ptr<SharedMemory> gradients[2] = {shard.MakeMemory(), shard.MakeMemory()};
-  const auto parameters = shard.OpenMemory(shard.Share({0, 0}, gradients[0]->where()));
-  EXPECT_EQ(shard.Share({1, 0}, gradients[1]->where()).parameter_memory().nonce(), parameters->where().nonce());
-  shard.SendInitialParameters();
-  EXPECT_EQ(Copy(parameters->values()), InitialParameters(shard.spec.layout.element_count()));
-  shard.TakeAnswers();
-  for (int64_t step = 0; step < kSteps; ++step) {
-    for (int b = 0; b < shard.spec.buckets.bucket_count(); ++b) {
-      for (const int rank : {1, 0, 1}) shard.SendSharedGradient({rank, 0}, step, b, gradients[rank].get());
-      const std::vector<Answer> answers = shard.TakeAnswers();
-      ASSERT_EQ(answers.size(), 3u);  // the repeat is answered too
-      for (const Answer& answer : answers) {
-        EXPECT_TRUE(answer.fields.shared());
-        EXPECT_TRUE(answer.payload.empty());
-      }
-    }
-    EXPECT_EQ(Copy(parameters->values()), ReferenceRun(shard.spec, step + 1, RoughGradientAt));
-  }
-  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning) << shard.job->status();
-}
-
-// A gradient that is sent again after a broken connection, when its memory holds the next step's already.
-TEST(ShardJobTest, ALateRepeatReadsNoSharedMemory) {
-  Shard shard(2);
-  const std::unique_ptr<SharedMemory> gradients[2] = {shard.MakeMemory(), shard.MakeMemory()};
-  const auto parameters = shard.OpenMemory(shard.Share({0, 0}, gradients[0]->where()));
-  shard.Share({1, 0}, gradients[1]->where());
-  shard.SendInitialParameters();
-  for (const int rank : {0, 1}) shard.SendSharedGradient({rank, 0}, 0, 0, gradients[rank].get());
-  std::ranges::fill(gradients[0]->writable_values(), 1e30f);
-  shard.SendShared({0, 1}, ExchangeMessage::GRADIENT, 0, 0);
-  for (const int rank : {0, 1}) shard.SendSharedGradient({rank, 0}, 1, 0, gradients[rank].get());
-  std::ranges::fill(gradients[0]->writable_values(), 1e30f);
-  shard.SendShared({0, 1}, ExchangeMessage::GRADIENT, 0, 0);
-  shard.SendShared({0, 1}, ExchangeMessage::GRADIENT, 1, 0);
-  const ElementRange range = shard.spec.buckets.bucket(0);
-  const std::vector<float> expected = ReferenceRun(shard.spec, 2, RoughGradientAt);
-  EXPECT_EQ(Copy(parameters->values().subspan(range.begin, range.size())),
-            std::vector<float>(expected.begin() + range.begin, expected.begin() + range.end));
-}
-
-TEST(ShardJobTest, AWorkerThatSharesLateFindsTheParameters) {
-  Shard shard(2);
-  shard.SendInitialParameters();
-  const auto gradients = shard.MakeMemory();
-  const auto parameters = shard.OpenMemory(shard.Share({1, 0}, gradients->where()));
-  EXPECT_EQ(Copy(parameters->values()), InitialParameters(shard.spec.layout.element_count()));
-  shard.SendShared({1, 0}, ExchangeMessage::FETCH_PARAMETERS, -1, 2);
-  const std::vector<Answer> answers = shard.TakeAnswers();
-  ASSERT_EQ(answers.size(), 1u);
-  EXPECT_TRUE(answers[0].fields.shared());
-}
-
-TEST(ShardJobTest, MemoryThatCannotBeSharedIsAnsweredWithNone) {
-  Shard shard(1);
-  v1::SharedMemory elsewhere = shard.MakeMemory()->where();  // gone
-  EXPECT_FALSE(shard.Share({0, 0}, elsewhere).has_parameter_memory());
-  auto shorter = SharedMemory::Create(shard.spec.layout.element_count() - 1);
-  ASSERT_TRUE(shorter.ok());
-  EXPECT_FALSE(shard.Share({0, 0}, (*shorter)->where()).has_parameter_memory());
-  const auto gradients = shard.MakeMemory();
-  EXPECT_FALSE(shard.Share({0, 0}, gradients->where(), &elsewhere).has_parameter_memory());
-  // All workers must name one memory for parameters.
-  const auto parameters = shard.MakeMemory();
-  const auto others = shard.MakeMemory();
-  EXPECT_TRUE(shard.Share({0, 0}, gradients->where(), &parameters->where()).has_parameter_memory());
-  EXPECT_FALSE(shard.Share({0, 0}, gradients->where(), &others->where()).has_parameter_memory());
-  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning) << shard.job->status();
-}
-
-TEST(ShardJobTest, ASharedGradientWithoutSharedMemoryFailsTheJob) {
-  for (const auto kind : {ExchangeMessage::GRADIENT, ExchangeMessage::FETCH_PARAMETERS}) {
-    Shard shard(1);
-    shard.SendInitialParameters();
-    shard.SendShared({0, 0}, kind, 0, 0);
-    EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
-    EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("none is shared"));
-  }
 }
 
 TEST(ShardJobTest, FetchesWaitForTheInitialParameters) {
@@ -422,156 +193,6 @@ TEST(ShardJobTest, ThoseLeftByARankThatMissesAPeerMissOneToo) {
   }
 }
 
-TEST(ShardJobTest, ALateContributionNamesRankBucketAndStep) {
-  Shard shard(3);
-  shard.SendInitialParameters();
-  for (int rank = 0; rank < 3; ++rank) shard.SendGradient({rank, 0}, 0, 1);
-  shard.now += seconds(100);
-  shard.SendGradient({0, 0}, 1, 1);
-  shard.SendGradient({2, 0}, 1, 1);
-  shard.TakeAnswers();
-  shard.now += seconds(10);
-  shard.job->CheckDeadlines(shard.now);
-  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
-  shard.TakeAnswers();  // questions for progress
-  shard.now += milliseconds(1);
-  shard.job->CheckDeadlines(shard.now);
-  EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
-  EXPECT_EQ(shard.job->status(),
-            absl::DeadlineExceededError("rank 1 has not contributed bucket 1 of step 1 within 10 s"));
-  EXPECT_EQ(shard.TakeAnswers().size(), 3u);
-}
-
-// What was sent of one kind, as "RANK: TEXT".
-std::vector<std::string> TextsOf(const std::vector<Answer>& answers, ExchangeMessage::Kind kind) {
-  std::vector<std::string> texts;
-  for (const Answer& answer : answers) {
-    if (answer.fields.kind() == kind) texts.push_back(absl::StrCat(answer.to.rank, ": ", answer.fields.text()));
-  }
-  return texts;
-}
-
-TEST(ShardJobTest, AStuckJobNamesWhoDoesNotAnswerToAllOthersAndTheLog) {
-  Shard shard(3);
-  shard.SendInitialParameters();
-  for (int rank = 0; rank < 3; ++rank) shard.SendGradient({rank, 0}, 0, 1);
-  shard.SendProgress(1, WorkPhase::kForward, 1);
-  shard.SendGradient({0, 0}, 1, 1);
-  shard.SendGradient({2, 0}, 1, 1);
-  shard.TakeAnswers();
-  shard.Tick(milliseconds(1'900));
-  EXPECT_TRUE(shard.answers.empty());
-  shard.Tick(milliseconds(100));
-  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::ASK_PROGRESS), ElementsAre("0: ", "1: ", "2: "));
-  shard.SendProgress(0, WorkPhase::kExchange, 1);
-  shard.SendProgress(2, WorkPhase::kExchange, 1);
-  shard.Tick(milliseconds(1'500));
-  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::ASK_PROGRESS), ElementsAre("0: ", "2: "));
-  shard.SendProgress(0, WorkPhase::kExchange, 1);
-  shard.SendProgress(2, WorkPhase::kExchange, 1);
-  EXPECT_THAT(shard.log, ElementsAre());
-  shard.Tick(milliseconds(500));
-  const std::string sentence =
-      "stuck for 4.0 s (rank 1 has not contributed bucket 1 of step 1): rank 1 does not answer: when last heard, 4.0 s "
-      "ago, it was in forward of step 1";
-  EXPECT_THAT(shard.log, ElementsAre(sentence));
-  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::STALL), ElementsAre("0: " + sentence, "2: " + sentence));
-  shard.Tick(milliseconds(2'000));
-  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::STALL), ElementsAre());
-  shard.SendGradient({1, 0}, 1, 1);
-  EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::STALL), ElementsAre("0: ", "2: "));
-  EXPECT_THAT(shard.log, ElementsAre(sentence, "the job goes on after 6.0 s"));
-}
-
-TEST(ShardJobTest, TheDeadlineEndsTheJobWithTheSameSentence) {
-  Shard shard(2);
-  shard.SendInitialParameters();
-  shard.SendProgress(1, WorkPhase::kCheckpoint, 4);
-  shard.SendSum({0, 0}, 0, {1});
-  for (int i = 0; i < 101; ++i) {
-    shard.SendProgress(0, WorkPhase::kExchange, 5);
-    shard.Tick(milliseconds(100));
-  }
-  EXPECT_EQ(shard.job->status(),
-            absl::DeadlineExceededError("rank 1 has not joined in sum 0 within 10 s: rank 1 does not answer: when last "
-                                        "heard, 10.1 s ago, it was in the checkpoint after step 4"));
-}
-
-TEST(ShardJobTest, WhileWorkersSayThatTheyGoOnNothingIsReported) {
-  Shard shard(2);
-  shard.SendInitialParameters();
-  shard.SendSum({0, 0}, 0, {1});
-  for (int i = 0; i < 90; ++i) {
-    shard.SendProgress(0, WorkPhase::kExchange, 5);
-    shard.SendProgress(1, WorkPhase::kEvaluation, i);
-    shard.Tick(milliseconds(100));
-  }
-  EXPECT_THAT(shard.log, ElementsAre());
-}
-
-TEST(ShardJobTest, AWorkerThatAsksWhetherTheServerAnswersIsAnswered) {
-  Shard shard(2);
-  shard.SendProgress(1, WorkPhase::kForward, 0);
-  EXPECT_TRUE(shard.TakeAnswers().empty());
-  shard.SendProgress(1, WorkPhase::kForward, 0, /*asks=*/true);
-  const std::vector<Answer> answers = shard.TakeAnswers();
-  ASSERT_EQ(answers.size(), 1u);
-  EXPECT_EQ(answers[0].fields.kind(), ExchangeMessage::HERE);
-  EXPECT_EQ(answers[0].to, (LaneId{1, 0}));
-}
-
-TEST(ShardJobTest, SeveralMissingRanksHave) {
-  Shard shard(3);
-  shard.SendSum({1, 0}, 0, {1});
-  shard.job->CheckDeadlines(shard.now + milliseconds(10'001));
-  EXPECT_EQ(shard.job->status(), absl::DeadlineExceededError("ranks 0, 2 have not joined in sum 0 within 10 s"));
-}
-
-TEST(ShardJobTest, ALateContributionOfAWorkerThatIsGoneSaysSo) {
-  Shard shard(2);
-  shard.SendInitialParameters();
-  shard.SendGradient({0, 0}, 0, 0);
-  shard.job->OnLaneClosed({1, 0}, shard.now);
-  shard.now += milliseconds(10'001);
-  shard.job->CheckDeadlines(shard.now);
-  EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("rank 1 has no connection to shard 0 any more"));
-}
-
-TEST(ShardJobTest, ALateSumInitialParameterOrEndNamesTheRank) {
-  Shard sum(2);
-  sum.SendSum({0, 0}, 0, {1});
-  sum.job->CheckDeadlines(sum.now + milliseconds(10'001));
-  EXPECT_EQ(sum.job->status(), absl::DeadlineExceededError("rank 1 has not joined in sum 0 within 10 s"));
-
-  Shard fetch(2);
-  fetch.Send({1, 0}, Shard::Fields(ExchangeMessage::FETCH_PARAMETERS, -1, 0));
-  fetch.job->CheckDeadlines(fetch.now + milliseconds(10'001));
-  EXPECT_THAT(std::string(fetch.job->status().message()), AllOf(HasSubstr("rank 0"), HasSubstr("bucket 0")));
-
-  Shard finish(2);
-  finish.Send({1, 0}, Shard::Fields(ExchangeMessage::FINISH, 0, 0));
-  finish.job->CheckDeadlines(finish.now + milliseconds(10'001));
-  EXPECT_EQ(finish.job->status(), absl::DeadlineExceededError("rank 0 has not finished within 10 s"));
-}
-
-TEST(ShardJobTest, AWorkerThatDoesNotComeBackIsNamed) {
-  Shard shard(2);
-  shard.job->OnLaneOpen({1, 1});
-  shard.job->OnLaneClosed({1, 1}, shard.now);
-  shard.job->CheckDeadlines(shard.now + seconds(1000));  // the other lane is open
-  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
-  shard.job->OnLaneClosed({1, 0}, shard.now);
-  shard.job->CheckDeadlines(shard.now + seconds(10));
-  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
-  shard.job->OnLaneOpen({1, 0});  // back in time
-  shard.job->CheckDeadlines(shard.now + seconds(11));
-  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
-  shard.job->OnLaneClosed({1, 0}, shard.now);
-  shard.job->CheckDeadlines(shard.now + milliseconds(10'001));
-  EXPECT_EQ(shard.job->status(),
-            absl::UnavailableError("rank 1 is gone: it has had no connection to shard 0 for 10 s"));
-}
-
 TEST(ShardJobTest, AWrongMessageFailsTheJobNamingTheRank) {
   struct Case {
     const char* name;
@@ -653,61 +274,6 @@ TEST(ShardJobTest, AWrongMessageFailsTheJobNamingTheRank) {
   }
 }
 
-TEST(ShardJobTest, DescribesItself) {
-  Shard shard(2);
-  shard.SendInitialParameters();
-  for (int rank = 0; rank < 2; ++rank) shard.SendGradient({rank, 0}, 0, 0);
-  shard.SendGradient({0, 0}, 0, 1);
-  v1::GetStatusReply reply;
-  shard.job->Describe(&reply);
-  EXPECT_EQ(reply.state(), v1::GetStatusReply::RUNNING);
-  EXPECT_EQ(reply.world_size(), 2);
-  EXPECT_EQ(reply.steps_complete(), 0);
-  ASSERT_EQ(reply.workers_size(), 2);
-  EXPECT_EQ(reply.workers(0).contributions(), 2);
-  EXPECT_EQ(reply.workers(0).buckets_missing(), 0);
-  EXPECT_EQ(reply.workers(1).contributions(), 1);
-  EXPECT_EQ(reply.workers(1).buckets_missing(), 1);
-  EXPECT_EQ(reply.workers(1).lanes_open(), 1);
-  EXPECT_GT(reply.bytes_received(), 0);
-  EXPECT_GT(reply.bytes_sent(), 0);
-}
-
-// The thread that sums answers GetStatus, for whomever and as often as they ask.
-TEST(ShardJobTest, DescribingManyBucketsTakesNoLonger) {
-  const auto shortest_of = [](int64_t elements) {
-    Shard shard(1, elements);
-    shard.SendInitialParameters();
-    auto shortest = std::chrono::nanoseconds::max();
-    for (int i = 0; i < 1000; ++i) {
-      v1::GetStatusReply reply;
-      const auto begin = std::chrono::steady_clock::now();
-      shard.job->Describe(&reply);
-      shortest = std::min<std::chrono::nanoseconds>(shortest, std::chrono::steady_clock::now() - begin);
-    }
-    return shortest;
-  };
-  EXPECT_LT(shortest_of(512 * kChunkElements), 2 * shortest_of(kChunkElements));
-}
-
-TEST(ShardJobTest, CountsTheStepsThatAreOverForEveryBucket) {
-  Shard shard(1, 3 * kChunkElements);
-  const auto complete_after = [&](int64_t step, int bucket) {
-    shard.SendGradient({0, 0}, step, bucket);
-    v1::GetStatusReply reply;
-    shard.job->Describe(&reply);
-    return reply.steps_complete();
-  };
-  shard.SendInitialParameters();
-  for (int64_t step = 0; step < 3; ++step) EXPECT_EQ(complete_after(step, 0), 0);  // the others are behind
-  EXPECT_EQ(complete_after(0, 1), 0);
-  EXPECT_EQ(complete_after(1, 1), 0);
-  EXPECT_EQ(complete_after(0, 2), 1);
-  EXPECT_EQ(complete_after(1, 2), 2);
-  EXPECT_EQ(complete_after(2, 2), 2);
-  EXPECT_EQ(complete_after(2, 1), 3);
-}
-
 TEST(ShardJobTest, ARepeatedInitialStateChangesNothing) {
   Shard shard(2);
   const std::vector<float> state = InitialParameters(shard.spec.layout.element_count());
@@ -730,32 +296,6 @@ TEST(ShardJobTest, OnlyRank0SaysWhatAllStartFrom) {
     EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
     EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("rank 0 alone"));
   }
-}
-
-TEST(ShardJobTest, CountsTheBucketsThatWaitForAWorker) {
-  Shard shard(3, 3 * 3 * 32768);
-  ASSERT_EQ(shard.spec.buckets.bucket_count(), 3);
-  const auto missing = [&] {
-    v1::GetStatusReply reply;
-    shard.job->Describe(&reply);
-    std::vector<int> counts;
-    for (const auto& worker : reply.workers()) counts.push_back(worker.buckets_missing());
-    return counts;
-  };
-  shard.SendInitialParameters();
-  EXPECT_THAT(missing(), ElementsAre(0, 0, 0));
-  shard.SendGradient({0, 0}, 0, 0);
-  shard.SendGradient({0, 0}, 0, 1);
-  shard.SendGradient({2, 0}, 0, 1);
-  shard.SendGradient({2, 0}, 0, 1);  // once more
-  EXPECT_THAT(missing(), ElementsAre(0, 2, 1));
-  shard.SendGradient({1, 0}, 0, 1);
-  EXPECT_THAT(missing(), ElementsAre(0, 1, 1));
-  shard.SendGradient({1, 0}, 0, 0);
-  shard.SendGradient({2, 0}, 0, 0);
-  EXPECT_THAT(missing(), ElementsAre(0, 0, 0));
-  shard.SendGradient({1, 0}, 1, 2);  // too early: fails the job, and counts nothing
-  EXPECT_THAT(missing(), ElementsAre(0, 0, 0));
 }
 
 TEST(ShardJobTest, StateIsCopiedWhenItsTurnHasCome) {
@@ -786,18 +326,6 @@ TEST(ShardJobTest, APartOfAShortSliceIsRefused) {
   shard.Send({0, 0}, fields, shard.Slice(values, 0));
   EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
   EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("part 1"));
-}
-
-TEST(ShardJobTest, MemoryThatNobodyReadsIsNotWrittenTo) {
-  Shard shard(2);
-  shard.SendInitialParameters();
-  const auto gradients = shard.MakeMemory();
-  const auto parameters = shard.OpenMemory(shard.Share({0, 0}, gradients->where()));
-  // Another shard was out of reach, so the worker goes on by socket.
-  const std::vector<float> before = Copy(parameters->values());
-  for (int rank = 0; rank < 2; ++rank) shard.SendGradient({rank, 0}, 0, 0);
-  EXPECT_EQ(shard.TakeAnswers().size(), 2u);
-  EXPECT_EQ(Copy(parameters->values()), before);
 }
 
 }  // namespace
