@@ -1,14 +1,15 @@
-// What a layer needs from a device: memory and operations. kernels/cpu answers with loops of our own and oneDNN,
-// kernels/cuda with cuBLAS.
+// A device: memory, and the operations that a layer needs. There are two. kernels/cpu computes by loops of our own and,
+// for convolutions of many channels, by oneDNN; kernels/cuda by cuBLASLt, cuDNN and kernels of our own.
+// kernels/README.md has the details, and how to add an operation.
 //
-// An operation is created once per shape (primitives are compiled, workspaces sized), then run many times without
-// allocating. Activations are NHWC float32; dense layers see a flattened sample. Pointers are device pointers, 64-byte
-// aligned unless said otherwise; spans of parameters and gradients point into the flat vectors.
+// An operation is created once per shape, which sizes its workspaces and compiles its primitives, and is then run many
+// times without allocating. Activations are NHWC float32; dense layers see a flattened sample. Pointers are device
+// pointers, 64-byte aligned unless said otherwise; parameters and gradients point into the flat vectors.
 //
-// Order: operations run in the order of the calls (CPU: at once; CUDA: enqueued on the device's stream). Synchronize
-// waits.
+// Order: operations run in the order of the calls. On the CPU an operation is done when its call returns. On a GPU it
+// is enqueued on the device's stream, and Synchronize waits for it.
 // `=` or `+=` is part of the contract: everything below overwrites (=) unless said otherwise.
-// Bits: the same inputs, shapes and thread count give the same bits on every run.
+// Bits: the same inputs, shapes and number of threads give the same bits on every run.
 //
 // Thread safety: a device and its operations are used by one thread.
 #ifndef STARRING_KERNELS_DEVICE_H_
@@ -44,8 +45,8 @@ class Conv2d {
  public:
   virtual ~Conv2d() = default;
   virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
-  // With kRelu dy is scratch: it may be masked in place by y > 0. With kNone it is only read: it may be the gradient of
-  // a second tensor too. dx is null when the spec says kNotNeeded; dbias is null with Bias::kNone.
+  // With kRelu dy may be masked in place by y > 0. With kNone it is only read, so it may be the gradient of a second
+  // tensor too. dx is null where the spec says kNotNeeded; dbias is null with Bias::kNone.
   virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                         float* dbias) = 0;
 };
@@ -62,6 +63,7 @@ class Dense {
  public:
   virtual ~Dense() = default;
   virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
+  // dy, dx and dbias as Conv2d's.
   virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                         float* dbias) = 0;
 };
@@ -74,11 +76,12 @@ struct Pool2dSpec {
   int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
 };
 
-// Padding counts as -infinity. Of equal maxima the first in row-major window order gets the gradient (PyTorch's rule).
+// Padding counts as -infinity. Among equal maxima the first in row-major order of the window gets the gradient, as in
+// PyTorch.
 class MaxPool2d {
  public:
   virtual ~MaxPool2d() = default;
-  virtual void Forward(const float* x, float* y) = 0;  // remembers which input won
+  virtual void Forward(const float* x, float* y) = 0;  // remembers the winners for Backward
   virtual void Backward(const float* dy, float* dx) = 0;
 };
 
@@ -107,7 +110,7 @@ class BatchNorm {
   // Evaluation: normalises by the running mean and variance.
   virtual void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
                      const float* running_variance, float* y) = 0;
-  // After Forward. With kRelu dy is scratch (masked by y > 0), with kNone it is only read.
+  // After Forward. dy as Conv2d's.
   virtual void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
                         float* dbeta) = 0;
 };
@@ -118,13 +121,13 @@ struct DropoutSpec {
   uint64_t seed = 0;
   uint32_t stream = 0;  // the layer's number
 };
-// Element e of the sample at position p of the *global* batch of `step` is kept or dropped by Philox word (e + p *
-// sample_elements), so that the mask does not depend on the rank that computes it.
+// Philox word (e + p * sample_elements) decides whether element e of the sample at position p of the *global* batch of
+// `step` is kept. So the mask does not depend on the rank that computes it.
 class Dropout {
  public:
   virtual ~Dropout() = default;
   virtual void Forward(const float* x, int64_t step, int64_t first_sample, float* y) = 0;  // y may alias x
-  virtual void Backward(const float* dy, float* dx) = 0;  // of the last Forward; dx may alias dy
+  virtual void Backward(const float* dy, float* dx) = 0;  // with the last Forward's mask; dx may alias dy
 };
 
 struct SoftmaxCrossEntropySpec {
@@ -156,12 +159,14 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  virtual std::string name() const = 0;  // for the run record, when all operations are created: "cpu (1 thread)"
+  // "cpu (1 thread)", for the run record. It names the libraries that operations created so far run on, so it is asked
+  // for when all are created.
+  virtual std::string name() const = 0;
 
   // Zeroed. ResourceExhausted with the number of bytes when it does not fit.
   virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) = 0;
 
-  // Each fails with InvalidArgument on a shape that makes no sense, naming the numbers.
+  // Each fails with InvalidArgument, naming the numbers, on a shape that makes no sense (kernels/shape_checks.h).
   virtual absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) = 0;
@@ -172,14 +177,16 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
       const SoftmaxCrossEntropySpec& spec) = 0;
 
-  virtual void Relu(const float* x, float* y, int64_t count) = 0;  // y may alias x
-  virtual void ReluBackward(const float* y, const float* dy, float* dx,
-                            int64_t count) = 0;  // dx = dy where y > 0; dx may alias dy
-  virtual void Add(const float* a, const float* b, Activation activation, float* y,
-                   int64_t count) = 0;  // residual; y may alias a or b
-  virtual void AddReluBackward(const float* y, const float* a, const float* b, float* dx,
-                               int64_t count) = 0;  // of two readers of a ReLU: dx = a + b where y > 0; dx may alias
+  // y = max(x, 0), and a NaN stays a NaN; y may alias x.
+  virtual void Relu(const float* x, float* y, int64_t count) = 0;
+  // dx = dy where y > 0, else 0; dx may alias dy.
+  virtual void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) = 0;
+  // y = act(a + b), a residual join; y may alias a or b.
+  virtual void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) = 0;
+  // dx = a + b where y > 0, else 0: the gradients of a ReLU's two readers; dx may alias a or b.
+  virtual void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) = 0;
 
+  // Both are done in the order of the operations. On a GPU the host memory must stay, unchanged, until Synchronize.
   virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   virtual absl::Status Synchronize() = 0;

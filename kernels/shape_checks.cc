@@ -23,7 +23,8 @@ absl::Status AllAtLeast(int64_t minimum, std::initializer_list<NamedSize> sizes)
   return absl::OkStatus();
 }
 
-// The product of positive sizes stays within a tensor's limit.
+// The product of positive sizes is within a tensor's limit. Divides the limit instead of multiplying the sizes, whose
+// product may not fit in 64 bits.
 absl::Status Fits(const char* tensor, std::initializer_list<int64_t> sizes) {
   int64_t product = 1;
   for (const int64_t size : sizes) {
@@ -53,7 +54,7 @@ absl::Status CheckAxis(const Axis& axis) {
   return absl::OkStatus();
 }
 
-// A maximum over padding alone would be -infinity.
+// A window that sees padding only would have the maximum -infinity.
 absl::Status CheckSeesInput(const Axis& axis) {
   if (axis.padding >= axis.kernel) {
     return absl::InvalidArgumentError(absl::StrCat("padding_", axis.name, " is ", axis.padding, " and kernel_",

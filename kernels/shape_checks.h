@@ -1,4 +1,6 @@
-// What makes a shape of kernels/device.h make sense, on every device. Each returns InvalidArgument with the numbers.
+// Checks of the shapes of kernels/device.h that hold on every device: every size is positive, a kernel fits into its
+// padded input, a tensor has at most kTensorElementsMax elements, rates and factors are in their ranges. Each returns
+// InvalidArgument with the name and the numbers.
 //
 // Thread safety: pure functions.
 #ifndef STARRING_KERNELS_SHAPE_CHECKS_H_
@@ -9,16 +11,16 @@
 
 namespace starring {
 
-// Elements of one tensor of one operation. Inside, offsets fit in 32 bits, which is what a device's libraries index by.
+// The most elements of one tensor of one operation: offsets then fit in the 32 bits by which devices' libraries index.
 inline constexpr int64_t kTensorElementsMax = (int64_t{1} << 31) - 1;
 
-absl::Status CheckShape(const Conv2dSpec& spec);
-absl::Status CheckShape(const DenseSpec& spec);
-absl::Status CheckShape(const Pool2dSpec& spec);
-absl::Status CheckShape(const GlobalAveragePoolSpec& spec);
-absl::Status CheckShape(const BatchNormSpec& spec);
-absl::Status CheckShape(const DropoutSpec& spec);
-absl::Status CheckShape(const SoftmaxCrossEntropySpec& spec);
+[[nodiscard]] absl::Status CheckShape(const Conv2dSpec& spec);
+[[nodiscard]] absl::Status CheckShape(const DenseSpec& spec);
+[[nodiscard]] absl::Status CheckShape(const Pool2dSpec& spec);
+[[nodiscard]] absl::Status CheckShape(const GlobalAveragePoolSpec& spec);
+[[nodiscard]] absl::Status CheckShape(const BatchNormSpec& spec);
+[[nodiscard]] absl::Status CheckShape(const DropoutSpec& spec);
+[[nodiscard]] absl::Status CheckShape(const SoftmaxCrossEntropySpec& spec);
 
 }  // namespace starring
 

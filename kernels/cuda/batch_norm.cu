@@ -5,7 +5,7 @@
 namespace starring::cuda {
 namespace {
 
-// Two sums of a tile's channels; sums: (tiles, 2, channels).
+// Stores a tile's two sums of each channel into sums (tiles, 2, channels).
 template <int kWidth>
 __device__ inline void StoreTile(const ColumnTiles& tiles, const ColumnPlace<kWidth>& at,
                                  const Pack<float, kWidth>& first, const Pack<float, kWidth>& second, float* sums) {
@@ -15,7 +15,8 @@ __device__ inline void StoreTile(const ColumnTiles& tiles, const ColumnPlace<kWi
   StorePack(second, out + tiles.channels);
 }
 
-// By the last block of a group: what its tiles' sums say of the batch.
+// Run by the last block of a group: merges its tiles' sums into the batch's mean and deviation, and updates the running
+// ones. A second kernel for this would wait for the first one's slowest block and for a launch.
 __device__ inline void MergeStatistics(const ColumnTiles& tiles, const BatchNormShape& shape,
                                        const BatchNormMemory& memory, const BatchNormForwardArgs& g) {
   __shared__ double buffer[kBlockThreads];
@@ -47,15 +48,16 @@ __device__ inline void MergeStatistics(const ColumnTiles& tiles, const BatchNorm
   memory.scale[c] = g.gamma[c] * inverse_deviation;
   const double keep = 1.0 - shape.momentum;
   g.running_mean[c] = static_cast<float>(keep * g.running_mean[c] + shape.momentum * mean);
-  // One value says nothing about the variance: it stays.
+  // A single value has no variance, and the division below would be by zero: the running variance stays.
   if (tiles.rows == 1) return;
   g.running_variance[c] = static_cast<float>(keep * g.running_variance[c] + shape.momentum * (squares / (rows - 1.0)));
 }
 
-// memory.sums: (tiles, 2, channels): the sum of x, then of squared distances from the tile's mean.
+// Fills memory.sums (tiles, 2, channels): the sum of x, then of squared distances from the tile's mean.
 //
-// A thread sums distances from its own first value, and their squares: it is one of the values, so that no square is
-// more than the number of values times the sum of squared distances from their mean, and little cancels.
+// A thread sums distances from its own first value, and their squares. That value is one of those it sums, so no square
+// exceeds the number of values times the sum of squared distances from their mean, and little is lost when the distance
+// from the mean is subtracted. Distances from 0 would lose all digits where the mean is large.
 template <int kWidth>
 __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     StatisticsKernel(ColumnTiles tiles, BatchNormShape shape, BatchNormMemory memory, BatchNormForwardArgs g) {
@@ -86,6 +88,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
       }
     }
   }
+  // From distances to the thread's first value to the sum of x and squared distances from the tile's mean.
   Floats total;
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) total.v[k] = count * first.v[k] + sum.v[k];
@@ -144,7 +147,7 @@ cudaError_t Normalise(cudaStream_t stream, const BatchNormShape& s, const Normal
                                      : ForEach(stream, count, alignment, NormaliseBody<Mask::kNone>{channels, g});
 }
 
-// By the last block of a group: the gradients of its channels, and the factors of dx.
+// Run by the last block of a group: the gradients of its channels, and the factors that dx needs.
 __device__ inline void MergeGradients(const ColumnTiles& tiles, const BatchNormMemory& memory,
                                       const BatchNormBackwardArgs& g) {
   __shared__ double buffer[kBlockThreads];
@@ -169,7 +172,7 @@ __device__ inline void MergeGradients(const ColumnTiles& tiles, const BatchNormM
   memory.slope[c] = static_cast<float>(product * inverse_deviation * inverse_deviation / rows);
 }
 
-// memory.sums: (tiles, 2, channels): the sum of the gradient, then of the gradient times (x - mean).
+// Fills memory.sums (tiles, 2, channels): the sum of the gradient, then of the gradient times (x - mean).
 template <Mask kMask, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     GradientSumsKernel(ColumnTiles tiles, BatchNormMemory memory, BatchNormBackwardArgs g) {
@@ -181,7 +184,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
     const int64_t step = at.Element(tiles, row);
     const int packs = at.has_channel ? at.PacksFrom(row) : 0;
-#pragma unroll 2  // with ReLU, three loads each
+#pragma unroll 2  // not 4: with ReLU each has three loads, whose values are held in registers
     for (int i = 0; i < kPacks; ++i) {
       const int64_t element = step + i * at.pitch;
       const Floats x = LoadPackIf<kWidth>(i < packs, g.x + element);

@@ -1,9 +1,10 @@
-// Batch normalisation of a (rows, channels) matrix, with the ReLU behind it in the same passes.
+// Batch normalisation of a (rows, channels) matrix, with the ReLU that follows it in the same passes.
 //
-// Words and tiles: column_tiles.h. Statistics are taken tile by tile, in float: a thread sums distances from its own
-// first value, and their squares; these become the tile's sum and squared distances from the tile's own mean. Then all
-// tiles are merged in double (Chan, Golub, LeVeque 1983, as the CPU does). One read of memory, no cancellation. Forward
-// reads x twice and writes y; backward reads x, dy and, with ReLU, y twice and writes dx.
+// Words and tiles: column_tiles.h. Statistics are computed tile by tile, in float: a thread sums distances from its own
+// first value, and their squares, which then become the tile's sum and squared distances from the tile's own mean. All
+// tiles are merged in double (Chan, Golub, LeVeque 1983, as on the CPU). So memory is read once, and no difference of
+// two large sums loses digits. Forward reads x twice and writes y; backward reads x, dy and, with ReLU, y twice and
+// writes dx.
 #ifndef STARRING_KERNELS_CUDA_BATCH_NORM_H_
 #define STARRING_KERNELS_CUDA_BATCH_NORM_H_
 
@@ -23,11 +24,11 @@ struct BatchNormShape {
 
 // Device memory of one operation, between its kernels.
 struct BatchNormMemory {
-  float* sums = nullptr;         // BatchNormSumsFloats(shape); may be used by others between operations
+  float* sums = nullptr;         // BatchNormSumsFloats(shape); other operations may use it in between
   unsigned* counters = nullptr;  // BatchNormCounters(shape), each 0 before and after an operation
-  float* mean = nullptr;         // (channels), of the last forward; so is the next
+  float* mean = nullptr;         // (channels), of the last forward; so is inverse_deviation
   float* inverse_deviation = nullptr;
-  float* scale = nullptr;  // (channels); so are the next two; may be used by others between operations
+  float* scale = nullptr;  // (channels), as are shift and slope; other operations may use them in between
   float* shift = nullptr;
   float* slope = nullptr;
 };
@@ -36,14 +37,15 @@ int64_t BatchNormSumsFloats(const BatchNormShape& shape);
 int64_t BatchNormCounters(const BatchNormShape& shape);
 
 // y = act((x - mean) * gamma / sqrt(variance + epsilon) + beta) by the batch's mean and biased variance, and
-// running = (1 - momentum) * running + momentum * batch, with the unbiased variance; of one row, the variance stays.
+// running = (1 - momentum) * running + momentum * batch, with the unbiased variance; with one row, the variance stays.
 // Shapes:      x, y: (rows, channels); gamma, beta, running_*: (channels), float32.
 // Writes:      y, mean and inverse_deviation of `memory` (=); running_* in place.
 // Launch:      256 threads a block; statistics: one block per tile, the last of each group merges, 6 KiB of shared
 //              memory (scalar path: 3 KiB); normalise: one thread per 4 elements.
 // Requires:    16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both tested).
 // Cost:        12 bytes moved per element: bandwidth-bound.
-// Determinism: bitwise, by trees of fixed shape; no atomics but to count blocks. Reference: double, tolerance 2e-5.
+// Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double, tolerance
+//              2e-5.
 struct BatchNormForwardArgs {
   const float* x = nullptr;
   const float* gamma = nullptr;

@@ -5,7 +5,7 @@
 namespace starring::cuda {
 namespace {
 
-// By the last block of a group: dbias = the sums of its tiles.
+// Run by the last block of a group: dbias = the sums of its tiles, in double, since there may be 512 of them.
 __device__ inline void MergeSums(const ColumnTiles& tiles, const float* sums, float* dbias) {
   __shared__ double buffer[kBlockThreads];
   const ColumnPlace<1> at(tiles, tiles.GroupOf(blockIdx.x));
@@ -20,7 +20,7 @@ __device__ inline void MergeSums(const ColumnTiles& tiles, const float* sums, fl
   if (at.IsFirst()) dbias[at.channel] = static_cast<float>(sum);
 }
 
-// sums: (tiles, channels); dbias itself where there is one tile.
+// sums: (tiles, channels), or dbias itself where there is one tile, which then needs no merge.
 template <Mask kMask, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     BiasGradientKernel(ColumnTiles tiles, BiasGradientArgs g, float* sums) {
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
     const int64_t step = at.Element(tiles, row);
     const int packs = at.has_channel ? at.PacksFrom(row) : 0;
-    // All loads before the first store, which the compiler could not move them past.
+    // All loads come before the first store: the compiler may not move a load past a store that might alias it, so each
+    // would wait for the one before.
     Floats gradients[kPacks];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {

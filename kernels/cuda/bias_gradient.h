@@ -1,4 +1,4 @@
-// What is left of a dense layer or a convolution beside its products.
+// The parts of a dense layer or a convolution that are no products: bias, activation, and their gradients.
 #ifndef STARRING_KERNELS_CUDA_BIAS_GRADIENT_H_
 #define STARRING_KERNELS_CUDA_BIAS_GRADIENT_H_
 
@@ -31,17 +31,16 @@ int64_t BiasGradientCounters(int64_t rows, int64_t channels);
 // Requires:    rows, channels >= 1; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise
 //              (both tested).
 // Cost:        4 bytes read per element, 12 moved with kRelu: bandwidth-bound.
-// Determinism: bitwise, by trees of fixed shape; no atomics but to count blocks. Reference: double sums, tolerance
-//              2e-5.
+// Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double sums,
+//              tolerance 2e-5.
 [[nodiscard]] cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);
 
-// y += bias, then ReLU with kRelu: where cuBLAS has no epilogue for it.
+// y += bias, then ReLU with kRelu: used where cuBLASLt has no epilogue that does it.
 // Shapes:      y: (rows, channels); bias: (channels), float32.
 // Writes:      y in place.
 // Launch:      256 threads a block, one thread per 4 elements, no shared memory.
 // Requires:    rows * channels < 2^31; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path
-// otherwise
-//              (both tested).
+//              otherwise (both tested).
 // Cost:        8 bytes moved per element: bandwidth-bound.
 // Determinism: bitwise. Reference: the dense suite without epilogues, tolerance 2e-5.
 struct AddBiasArgs {

@@ -1,14 +1,14 @@
-// How blocks walk down the columns of a (rows, channels) matrix, and sum what their threads found.
+// How blocks walk down the columns of a (rows, channels) matrix, and add up the sums of their threads.
 //
-// Words. A *group* is `lanes` neighbouring channels: a power of two, at most 32. A *tile* is what one block sees: a
-// group by `tile_rows` rows. A *pack* is kWidth of the channels: 4, moved by one 16-byte access, or 1, where a row is
-// no whole number of packs. A tile has lanes / kWidth *pack lanes*: thread t has pack t % pack lanes of rows t / pack
-// lanes and every (threads / pack lanes)-th after it, so that a warp reads neighbouring floats whatever the number of
-// channels. A thread takes kPacks of its packs in a *step*. Tiles are the same for both widths.
+// Words. A *group* is `lanes` neighbouring channels: a power of two, at most 32. A *tile* is the part that one block
+// treats: a group by `tile_rows` rows. A *pack* is kWidth neighbouring channels: 4, moved by one 16-byte access, or 1
+// where a row is no whole number of packs. A tile has lanes / kWidth *pack lanes*. Thread t has pack t % pack lanes, in
+// row t / pack lanes and in every (threads / pack lanes)-th row after it, so that a warp reads neighbouring floats
+// whatever the number of channels. A thread takes kPacks of its packs in a *step*. Tiles are the same for both widths.
 //
-// Each tile leaves its sums in memory. The last block of a group to finish (IsLastBlock) adds those of the group's
-// tiles up, in their order: which block that is changes nothing. So there is no second kernel, and tiles are long
-// enough that few of them remain to be added by one block.
+// Each tile stores its sums. The last block of a group to finish (IsLastBlock) adds the sums of the group's tiles in
+// the order of the tiles, so the result does not depend on which block is the last. No second kernel is needed. Tiles
+// are long enough that one block has few of them to add.
 //
 // Device code of .cu files; ColumnTiles is made on the host.
 #ifndef STARRING_KERNELS_CUDA_COLUMN_TILES_H_
@@ -26,8 +26,9 @@ namespace starring::cuda {
 inline constexpr int kPacks = 4;
 inline constexpr int kStepElements = kPacks * kPackFloats * kBlockThreads;  // of a block, in packs of four
 
-// Blocks, unless there are more groups: all at a time where each of an H100's 132 multiprocessors holds four, which
-// kernels must leave registers for; and with 16 channels, the last block's threads read 32 tiles each.
+// The most blocks, unless there are more groups. All of them run at a time if each of an H100's 132 multiprocessors
+// holds four, for which kernels must leave registers (kTileBlocksHeld). With 16 channels, the last block's threads then
+// read 32 tiles each.
 inline constexpr int64_t kTileBlocksMax = 512;
 inline constexpr int kTileBlocksHeld = 4;
 
@@ -59,7 +60,7 @@ struct ColumnTiles {
   }
 };
 
-// Where a thread stands. Threads beyond the last channel take part in sums with zeros.
+// The part of a tile that a thread treats. Threads beyond the last channel take part in sums with zeros.
 // REQUIRES: channels % kWidth == 0.
 template <int kWidth>
 struct ColumnPlace {
@@ -79,15 +80,15 @@ struct ColumnPlace {
     has_channel = channel < tiles.channels;
   }
 
-  // A thread's steps begin at `row`, from first_row while it is below end_row, by StepRows; some threads have one less.
-  // Where a step's first pack is, the others being `pitch` apart, and how many packs there are.
+  // A thread's steps begin at rows first_row, first_row + StepRows and so on below end_row; some threads have one step
+  // less than others. A step's first pack is at Element(row), its others `pitch` apart; it has PacksFrom(row) packs.
   __device__ int StepRows() const { return kPacks * row_lanes; }
   __device__ int64_t Element(const ColumnTiles& tiles, int64_t row) const { return row * tiles.channels + channel; }
   __device__ int PacksFrom(int64_t row) const {
     const int64_t left = end_row - row;
     return left >= StepRows() ? kPacks : (static_cast<int>(left) + row_lanes - 1) / row_lanes;
   }
-  // One thread for each pack of channels.
+  // True for one thread of each pack of channels.
   __device__ bool IsFirst() const { return has_channel && row_lane == 0; }
 };
 

@@ -119,7 +119,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
 
   ~CudaDeviceOnCublasLt() override {
     (void)stream_->Synchronize();
-    context_.products.clear();  // before the handle they were made with
+    context_.products.clear();  // before the handle that they were made with
     if (context_.cudnn_handle != nullptr) context_.cudnn.destroy(context_.cudnn_handle);
     if (context_.cublaslt_handle != nullptr) context_.cublaslt.destroy(context_.cublaslt_handle);
   }
@@ -150,7 +150,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     if (size_bytes > 0) {
       RETURN_IF_ERROR(
           CudaStatus(cudaMemsetAsync(memory.data(), 0, static_cast<size_t>(size_bytes), context_.stream), "zeroing"));
-      // Copies of other streams may follow at once.
+      // Other streams may copy into the buffer as soon as this returns, and do not wait for stream_.
       RETURN_IF_ERROR(stream_->Synchronize());
     }
     return std::make_unique<CudaBuffer>(std::move(memory));
@@ -252,12 +252,12 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   }
 
   absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(const void* data, int64_t size_bytes, PinFor use) override {
-    // CUDA writes to nothing that is registered as read-only; its interface knows no pointer to const.
+    // CUDA's interface has no pointer to const. It does not write to memory that is registered as read-only.
     void* const memory = const_cast<void*>(data);
     const unsigned flags = use == PinFor::kRead ? cudaHostRegisterReadOnly : cudaHostRegisterDefault;
     const CudaWatch::Call call(context_.watch, "pinning memory");
     const cudaError_t error = cudaHostRegister(memory, static_cast<size_t>(size_bytes), flags);
-    if (error != cudaSuccess) cudaGetLastError();  // else the next launch would report it
+    if (error != cudaSuccess) cudaGetLastError();  // clears the error, which the next launch would report otherwise
     RETURN_IF_ERROR(CudaStatus(error, "cudaHostRegister"));
     return std::make_unique<RegisteredBuffer>(context_.watch, memory, size_bytes);
   }
@@ -276,7 +276,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   absl::StatusOr<std::unique_ptr<CudaGraph>> EndCapture() override {
     ASSIGN_OR_RETURN(const cudaGraph_t graph, stream_->EndCapture());
     const absl::Cleanup destroy = [graph] { cudaGraphDestroy(graph); };
-    // An operation that failed is missing in the graph.
+    // An operation that failed is missing in the graph, which would then compute something else.
     RETURN_IF_ERROR(context_.first_error, "capturing a graph");
     cudaGraphExec_t executable = nullptr;
     const CudaWatch::Call call(context_.watch, "instantiating a graph");
@@ -320,7 +320,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
 // 13010 is 13.1.
 std::string Version(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
 
-// The first driver for a major version of CUDA.
+// The oldest driver for a major version of CUDA.
 const char* DriverOf(int cuda_major) {
   return cuda_major == 12 ? "525 or newer" : cuda_major == 13 ? "580 or newer" : "see its release notes";
 }
@@ -333,7 +333,7 @@ absl::Status NoDriver(cudaError_t error) {
     return absl::NotFoundError(
         absl::StrCat("there is no CUDA driver (libcuda.so.1): this build needs one of CUDA ", Version(runtime)));
   }
-  // Within a major version any driver will do: CUDA Compatibility, "Minor Version Compatibility".
+  // Any driver of the same major version works: CUDA Compatibility, "Minor Version Compatibility".
   const int major = runtime / 1000;
   return absl::UnavailableError(
       absl::StrCat("the driver is one of CUDA ", Version(driver), ", this build needs one of CUDA ", major, " (",
@@ -347,7 +347,7 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
   const CudaWatch::Call call(watch, "asking for GPUs");
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
-  cudaGetLastError();  // it is told here, not by the next call
+  cudaGetLastError();  // clears the error, which the next call would report otherwise
   if (error == cudaErrorInsufficientDriver) return NoDriver(error);
   if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0)) {
     return absl::NotFoundError("the CUDA driver shows no GPU");
@@ -369,7 +369,7 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
 absl::Status MakeCudaDeviceCurrent(int ordinal, CudaWatch* watch) {
   const CudaWatch::Call call(watch, "making a GPU current");
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"), "GPU ", ordinal);
-  // cudaSetDevice alone makes no context before CUDA 12; cudaFree does.
+  // cudaSetDevice creates no context before CUDA 12; cudaFree does.
   return CudaStatus(cudaFree(nullptr), "making a GPU current");
 }
 

@@ -22,7 +22,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes, CudaWatch* wat
   const CudaWatch::Call call(watch, "allocating GPU memory");
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it is told here, not by a later call
+    cudaGetLastError();  // clears the error, which the next launch would report otherwise
     size_t free_bytes = 0, total_bytes = 0;
     cudaMemGetInfo(&free_bytes, &total_bytes);
     return absl::ResourceExhaustedError(absl::StrCat("no GPU memory for a buffer of ", size_bytes,
@@ -43,7 +43,7 @@ absl::StatusOr<PinnedMemory> PinnedMemory::Create(int64_t size_bytes, CudaWatch*
   const CudaWatch::Call call(watch, "allocating pinned memory");
   const cudaError_t error = cudaMallocHost(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
-    cudaGetLastError();  // it is told here, not by a later call
+    cudaGetLastError();  // as above
     return absl::ResourceExhaustedError(absl::StrCat("no pinned host memory for a buffer of ", size_bytes, " bytes"));
   }
   RETURN_IF_ERROR(CudaStatus(error, "cudaMallocHost"));

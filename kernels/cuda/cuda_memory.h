@@ -73,10 +73,10 @@ class PinnedMemory {
 class CudaScratch {
  public:
   explicit CudaScratch(CudaWatch* watch = nullptr) : watch_(watch) {}
-  // Grows to `size_bytes`. What was there stays allocated: a captured graph may hold its address.
+  // Grows to `size_bytes`. The memory from before stays allocated, because a captured graph may hold its address.
   absl::Status Reserve(int64_t size_bytes);
-  int64_t size_bytes() const;  // of all that was reserved
-  // At most what was reserved.
+  int64_t size_bytes() const;  // of all memory that is allocated
+  // As many bytes as the largest Reserve asked for.
   float* floats() const { return blocks_.empty() ? nullptr : blocks_.back().floats(); }
 
  private:
@@ -89,7 +89,7 @@ class CudaScratch {
 class CudaCounters {
  public:
   explicit CudaCounters(CudaWatch* watch = nullptr) : watch_(watch) {}
-  // At least `count`, set to 0 by work on `stream`. What was there stays: a captured graph may hold its address.
+  // At least `count` counters, set to 0 by work on `stream`. The memory from before stays, as CudaScratch's.
   absl::Status Reserve(cudaStream_t stream, int64_t count);
   unsigned* data() const { return blocks_.empty() ? nullptr : static_cast<unsigned*>(blocks_.back().data()); }
 

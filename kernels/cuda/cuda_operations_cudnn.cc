@@ -23,7 +23,7 @@ std::string ShapeText(const Conv2dSpec& s) {
 
 }  // namespace
 
-// What layers of one shape share.
+// The products that layers of one shape share, so that engines are searched once per shape.
 struct CudnnProducts {
   std::unique_ptr<CudnnProduct> forward, weight_gradient, input_gradient;
   bool fuses = false;  // forward applies bias and activation
@@ -38,7 +38,7 @@ struct CudnnProducts {
 
 namespace {
 
-// NotFound where an engine is missing.
+// NotFound if one of the products has no engine: then none of the three is cuDNN's.
 absl::StatusOr<std::shared_ptr<const CudnnProducts>> CreateProducts(CudaContext* context, const Conv2dSpec& spec) {
   using Epilogue = CudnnProduct::Epilogue;
   auto products = std::make_shared<CudnnProducts>();

@@ -1,13 +1,13 @@
 // Convolutions that cuDNN does not compute (cuda_operations_cudnn.cc), and dense layers.
 //
-// A convolution is a dense layer over columns: im2col, product; backward, products and col2im.
+// A convolution is a dense layer over columns. Forward is im2col and a product; backward is two products and col2im.
 //
 // The columns are kernel_height * kernel_width times as large as x. So they are made in chunks of images that fit in
-// columns_bytes_max; the weight gradient adds the chunks up in order. A chunk is a multiple of four images: then its
-// part of every tensor begins on 16 bytes, whatever the shape. Where the columns are x itself, nothing is copied: 1 x 1
-// kernels with stride 1, and kernels that see the whole image. Narrow convolutions need no columns either: their
-// kernels gather patches themselves (narrow_convolution.h), in fp32 only, as they do not use what tf32 and bf16 are
-// asked for.
+// columns_bytes_max, and the weight gradient adds the chunks in order. A chunk is a multiple of four images: its part
+// of every tensor then begins on a 16-byte boundary, whatever the shape. Where the columns are x itself, nothing is
+// copied: for 1 x 1 kernels with stride 1, and for kernels that cover the whole image. Narrow convolutions need no
+// columns either: their kernels gather patches themselves (narrow_convolution.h), in fp32 only, because they do not use
+// the tensor cores, for which a user asks by tf32 or bf16.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -24,7 +24,7 @@ namespace starring {
 namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
-constexpr int64_t kImagesMultiple = 4;
+constexpr int64_t kImagesMultiple = 4;  // of a chunk: four floats are 16 bytes
 
 class CudaDense : public Dense {
  public:
@@ -71,7 +71,7 @@ void ConvolutionActivationGradient(CudaContext* context, const Conv2dSpec& s, co
                                .dbias = dbias});
 }
 
-// In fp32, by kernels of ours.
+// By narrow_convolution.h, in fp32.
 class CudaNarrowConv2d : public Conv2d {
  public:
   CudaNarrowConv2d(CudaContext* context, const Conv2dSpec& spec)
@@ -209,7 +209,7 @@ absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, c
                     "conv2d");
     return std::make_unique<CudaNarrowConv2d>(context, s);
   }
-  // In floats: rows and patch are below 2^31 each.
+  // Floats, not bytes, so that the product fits in 64 bits: rows and patch are below 2^31 each.
   const int64_t image_floats = image.rows() * image.patch();
   const int64_t fitting = context->columns_bytes_max / kFloatBytes / image_floats / kImagesMultiple * kImagesMultiple;
   const int64_t images = std::min(s.batch, std::max(fitting, kImagesMultiple));

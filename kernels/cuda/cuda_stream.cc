@@ -31,7 +31,7 @@ class OwnedCudaEvent : public CudaEvent {
 
 constexpr char kWaitingForGpu[] = "waiting for the GPU";
 
-// The trainer has no other implementation to bring.
+// This file has the only implementation, so that every event of a caller is one.
 cudaEvent_t Get(CudaEvent* event) { return static_cast<OwnedCudaEvent*>(event)->get(); }
 
 class CudaVectorMathOnStream final : public CudaVectorMath {
@@ -81,7 +81,7 @@ cuda::Update UpdateOf(const OptimizerConfig& config) {
 absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal, CudaWatch* watch) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"));
   cudaEvent_t event = nullptr;
-  // A thread that waits sleeps: the cores belong to the loader and the exchange. No times: they would cost a write.
+  // A thread that waits sleeps, because loader and exchange need the cores. Timing would cost a write at every record.
   const unsigned flags = cudaEventDisableTiming | cudaEventBlockingSync;
   RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, flags), "cudaEventCreate"));
   return std::make_unique<OwnedCudaEvent>(watch, event);
@@ -147,7 +147,8 @@ absl::Status OwnedCudaStream::Follow(OwnedCudaStream* other, CudaEvent* event) {
 }
 
 absl::Status OwnedCudaStream::BeginCapture() {
-  // Thread-local: an exchange thread may allocate and copy on its own streams meanwhile.
+  // Thread-local, so that an exchange thread may allocate and copy on its own streams meanwhile: in the global mode
+  // such a call would end the capture with an error.
   RETURN_IF_ERROR(CudaStatus(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "capturing a graph"));
   captures_ = true;
   return absl::OkStatus();

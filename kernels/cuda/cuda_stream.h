@@ -31,9 +31,9 @@ class OwnedCudaStream : public CudaStream {
 
   cudaStream_t get() const { return stream_; }
   absl::Status BeginCapture();
-  absl::StatusOr<cudaGraph_t> EndCapture();  // the caller's to destroy
-  // What is queued from now on follows what is on `other`, by `event`, which is used for nothing else. If `other` is
-  // captured, so is this stream from now on, and until EndBranch.
+  absl::StatusOr<cudaGraph_t> EndCapture();  // the caller destroys it
+  // Work queued from now on follows the work that is on `other`, by means of `event`, which is used for nothing else.
+  // If `other` is being captured, this stream is captured too until EndBranch.
   absl::Status Follow(OwnedCudaStream* other, CudaEvent* event);
   void EndBranch() { captures_ = false; }
 

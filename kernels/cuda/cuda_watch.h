@@ -1,9 +1,9 @@
 // Ends the wait for a GPU that hangs.
 //
-// When a GPU has hung, no call of CUDA returns: no wait for an event, no copy, no cudaFree, and no destructor that
-// calls them. CUDA has no wait with a deadline. A loop around cudaEventQuery would be one for events only, and it would
-// keep a core busy or sleep past the end of the step. So calls block, and wake up as soon as without a watch; a thread
-// of the watch looks whether they return. It cannot bring a thread back, but it can end the process.
+// When a GPU hangs, no call of CUDA returns: no wait for an event, no copy, no cudaFree, and no destructor that calls
+// them. CUDA has no wait with a deadline. A loop around cudaEventQuery would work for events only, and would keep a
+// core busy or sleep past the end of the step. So calls block, and return as early as they would without a watch; a
+// thread of the watch looks whether they return. It cannot bring a blocked thread back, but it can end the process.
 //
 // Cost: a call takes a free lock twice, some 50 ns; the watch's thread wakes up eight times per deadline.
 //
@@ -33,10 +33,10 @@ class CudaWatch {
   CudaWatch(const CudaWatch&) = delete;
   CudaWatch& operator=(const CudaWatch&) = delete;
 
-  // While it lives, this thread is in a call of CUDA's.
+  // While it lives, this thread is in a call of CUDA.
   class Call {
    public:
-    // Null: nobody looks. `name`: a literal, as "waiting for an event".
+    // A null watch does nothing. `name`: a literal, as "waiting for an event".
     Call(CudaWatch* watch, const char* name);
     ~Call();
     Call(const Call&) = delete;
@@ -47,13 +47,14 @@ class CudaWatch {
   };
 
  private:
-  // A process that was stopped for an hour has not waited for an hour: looks are counted, not time.
+  // A call hangs if so many looks have seen it. Looks are counted instead of time, because a process that was stopped
+  // for an hour has not waited for an hour.
   static constexpr int kLooks = 8;
 
   struct OpenCall {
     const Call* call = nullptr;
     const char* name = nullptr;
-    int looks = 0;  // that saw this call
+    int looks = 0;  // how many saw this call
   };
 
   void Look();
@@ -62,7 +63,7 @@ class CudaWatch {
   Mutex mutex_;
   ConditionVariable ends_;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<OpenCall> calls_ ABSL_GUARDED_BY(mutex_);  // of as many threads
+  std::vector<OpenCall> calls_ ABSL_GUARDED_BY(mutex_);  // each of another thread
   std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };
 

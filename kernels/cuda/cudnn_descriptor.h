@@ -1,4 +1,4 @@
-// A descriptor of cuDNN's backend, owned: made, given its attributes, finalized, then only read.
+// A descriptor of cuDNN's backend, owned. It is created, given its attributes, finalized, and then only read.
 //
 //   CudnnDescriptor tensor(&library, cudnn::DescriptorType::kTensor);
 //   tensor.Set<int64_t>(cudnn::Attribute::kTensorUniqueId, cudnn::AttributeType::kInt64, {1});
@@ -24,12 +24,13 @@ namespace starring {
 
 // "9.19.0".
 std::string CudnnVersion(const CudnnLibrary& library);
-// OK for kSuccess. Unimplemented where cuDNN refuses what it is asked for, else Internal, with the library's own text.
+// OK for kSuccess. Otherwise the library's own text: Unimplemented where cuDNN refuses the request, Internal for all
+// other errors.
 absl::Status CudnnStatus(const CudnnLibrary& library, cudnn::Status status, const char* what);
 
 class CudnnDescriptor {
  public:
-  // `library` outlives the result. An error of the constructor or of Set is what Finalize returns.
+  // `library` outlives the result. Finalize returns an error of the constructor or of Set.
   CudnnDescriptor(const CudnnLibrary* library, cudnn::DescriptorType type);
   CudnnDescriptor(CudnnDescriptor&& other) noexcept;
   CudnnDescriptor& operator=(CudnnDescriptor&&) = delete;
@@ -46,7 +47,7 @@ class CudnnDescriptor {
   void Set(cudnn::Attribute attribute, cudnn::AttributeType type, std::initializer_list<T> elements) {
     Set(attribute, type, std::span<const T>(elements.begin(), elements.size()));
   }
-  // Another descriptor as the one element.
+  // The attribute's one element is another descriptor.
   void SetDescriptor(cudnn::Attribute attribute, const CudnnDescriptor& other) {
     Set<cudnn::Descriptor>(attribute, cudnn::AttributeType::kDescriptor, {other.get()});
   }
@@ -64,7 +65,7 @@ class CudnnDescriptor {
     elements.resize(static_cast<size_t>(count < count_max ? count : count_max));
     return elements;
   }
-  // Likewise. Descriptors are filled in, not handed out: `count_max` of `type` are made for that.
+  // Likewise. cuDNN fills in descriptors that the caller made: `count_max` of `type` are made for that.
   absl::StatusOr<std::vector<CudnnDescriptor>> GetDescriptors(cudnn::Attribute attribute, cudnn::DescriptorType type,
                                                               int64_t count_max) const;
 

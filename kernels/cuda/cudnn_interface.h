@@ -1,9 +1,9 @@
-// What we use of cuDNN 9's backend interface: opaque descriptors with attributes, which graphs of operations, engines
-// and plans are made of.
+// The part of cuDNN 9's backend interface that we use: opaque descriptors with attributes, of which graphs of
+// operations, engines and plans are made.
 //
-// Declared here and not included, so that a build needs no cuDNN, whose headers no CUDA toolkit has. The numbers are
-// the binary interface of libcudnn.so.9, as cudnn_graph.h of 9.19.0 has them: cuDNN only ever adds to them.
-// tests/kernels/cudnn_engines_test.cc compares them with that header where there is one.
+// It is declared here and not included, because no CUDA toolkit has cuDNN's headers: a build would need cuDNN. The
+// numbers are the binary interface of libcudnn.so.9, from cudnn_graph.h of 9.19.0; cuDNN adds numbers, but changes
+// none. tests/kernels/cudnn_interface_test.cc compares them with that header where it is installed.
 #ifndef STARRING_KERNELS_CUDA_CUDNN_INTERFACE_H_
 #define STARRING_KERNELS_CUDA_CUDNN_INTERFACE_H_
 
@@ -12,7 +12,8 @@ namespace starring::cudnn {
 using Handle = struct HandleOfCudnn*;
 using Descriptor = void*;
 
-// In categories of a thousand: 2000 bad parameters, 3000 not supported, 4000 internal, 5000 execution failed.
+// Categories have a thousand numbers each: 2000 bad parameters, 3000 not supported, 4000 internal, 5000 execution
+// failed.
 enum class Status : int {
   kSuccess = 0,
   kNotInitialized = 1001,
@@ -60,7 +61,7 @@ enum class Attribute : int {
   kExecutionPlanWorkspaceSize = 402,
   kKnobChoiceType = 600,
   kKnobChoiceValue = 601,
-  // Of the three convolutions, each in the same order.
+  // The first attribute of each of the three convolutions; ConvolutionPart counts on from it.
   kForwardAlpha = 700,
   kBackwardDataAlpha = 706,
   kBackwardFilterAlpha = 712,
@@ -83,10 +84,10 @@ enum class Attribute : int {
   kEngineNumericalNote = 1303,
   kEngineBehaviorNote = 1305,
 };
-// Beyond a convolution's alpha: "alpha, beta, descriptor, weight, x, y".
+// An attribute of a convolution, counted from its alpha.
 enum class ConvolutionPart : int { kAlpha = 0, kBeta = 1, kDescriptor = 2, kWeight = 3, kX = 4, kY = 5 };
 
-// What the elements of an attribute are.
+// The type of an attribute's elements.
 enum class AttributeType : int {
   kHandle = 0,
   kDataType = 1,

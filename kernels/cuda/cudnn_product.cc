@@ -15,15 +15,17 @@ using cudnn::AttributeType;
 using cudnn::DescriptorType;
 using cudnn::NumericalNote;
 
-// What every pointer is aligned to.
+// The alignment of every pointer.
 constexpr int64_t kAlignmentBytes = 16;
 constexpr int64_t kNotesMax = 32, kKnobsMax = 64;
-// Of one list of the heuristics, which begins with the best.
+// The configurations that are read from one list of the heuristics, which begins with the best.
 constexpr int64_t kConfigurationsMax = 64;
 
-// Of tensors in the graph. Virtual ones exist only between two of its operations.
+// Identifies the graph's tensors. kConvolved and kBiased are virtual: they exist between two operations only.
 enum TensorId : int64_t { kX = 1, kWeight, kY, kBias, kConvolved, kBiased };
 
+// Whether an engine with this note rounds no more than `math` allows. A note that is not listed here refuses the
+// engine, so that a newer cuDNN cannot bring in engines with properties that this build has not heard of.
 bool MayRound(NumericalNote note, CudaMath math) {
   if (note == NumericalNote::kTensorCore) return math != CudaMath::kFp32;
   return note == NumericalNote::kStrictNanPropagation;
@@ -93,7 +95,7 @@ CudnnDescriptor* CudnnProduct::Add(DescriptorType type) {
   return parts_.back().get();
 }
 
-// In memory: images, lines, columns, then channels, whatever the order in which cuDNN names them.
+// cuDNN names dimensions in the order NCHW; the strides say that memory is in the order NHWC.
 absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddTensor(int64_t id, const std::array<int64_t, 4>& nchw,
                                                          bool is_virtual) {
   const auto [n, c, h, w] = nchw;
@@ -153,7 +155,8 @@ absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddPointwise(cudnn::PointwiseMode
   return operation;
 }
 
-// The convolution, and what is fused to it: y = relu(convolved + bias), or a part of that.
+// A graph of the convolution and the operations that are fused to it: y = relu(convolved + bias), or a part of that.
+// Tensors between fused operations are virtual: they are never in memory.
 absl::Status CudnnProduct::BuildGraph(const Conv2dSpec& s, ConvolutionProduct product, Epilogue epilogue) {
   const bool fuses = product == ConvolutionProduct::kForward && epilogue == Epilogue::kOfTheSpec;
   const bool adds_bias = fuses && s.bias == Bias::kAdded, relu = fuses && s.activation == Activation::kRelu;
@@ -192,7 +195,8 @@ absl::Status CudnnProduct::BuildGraph(const Conv2dSpec& s, ConvolutionProduct pr
   return graph_->Finalize();
 }
 
-// Mode B weighs longer than A; that time is spent once per shape.
+// Mode B predicts better than A and takes longer, but the time is spent once per shape. The fallback list is not
+// sorted.
 absl::Status CudnnProduct::ChooseEngine() {
   for (const auto mode : {cudnn::HeuristicsMode::kB, cudnn::HeuristicsMode::kA, cudnn::HeuristicsMode::kFallback}) {
     ASSIGN_OR_RETURN(const bool found, TryMode(mode));
@@ -249,7 +253,7 @@ absl::StatusOr<bool> CudnnProduct::TryConfiguration(CudnnDescriptor configuratio
   return true;
 }
 
-// Only host memory is allocated, so a capture may meet it.
+// Allocates host memory only, so it may be called during a capture.
 absl::Status CudnnProduct::Prepare(const Tensors& tensors, Pack* pack) const {
   const float* const workspace = workspace_bytes_ == 0 ? nullptr : context_->scratch.floats();
   if (pack->descriptor.has_value() && tensors == pack->tensors && workspace == pack->workspace) return absl::OkStatus();

@@ -1,15 +1,17 @@
 // One of the three products of a convolution, in one shape, by an engine of cuDNN.
 //
-// An *engine* is an algorithm of cuDNN, a *configuration* one with its knobs set (tile size, split, ...). Heuristics of
-// cuDNN list configurations, the best first; Create takes the first one that may be used.
+// An *engine* is an algorithm of cuDNN; a *configuration* is an engine with its knobs set (tile size, split, ...).
+// cuDNN's heuristics list configurations, the best first. Create takes the first one that may be used.
 //
 // Bits: the choice depends on the shape, the GPU's model and cuDNN's version, never on a measurement, on free memory or
-// on the environment. Engines that cuDNN notes as not deterministic are left out, and so are those that round more than
-// CudaMath says: in fp32 those that use tensor cores; always those that convert factors to 16 bits, that sum up in less
-// than float32, that transform (Winograd, FFT), and those with a note that this build does not know. bf16 is computed
-// as tf32: what is stored is float32, which cuDNN can convert to fp16 at most, and a gradient may be beyond fp16's
-// range. Engines that are compiled when they are chosen are left out, too: that takes seconds and needs one more
-// library.
+// on the environment. These engines are left out:
+// - those that cuDNN notes as not deterministic;
+// - those that round more than CudaMath says: in fp32 those that use tensor cores; always those that convert factors to
+//   16 bits, sum in less than float32, or transform (Winograd, FFT);
+// - those with a note that this build does not know;
+// - those that are compiled when they are chosen: that takes seconds and needs one more library.
+// bf16 is computed as tf32: stored values are float32, which cuDNN can convert to fp16 only, and a gradient may be
+// outside fp16's range.
 //
 // cuDNN's ReLU may turn NaN into 0, as cuBLASLt's may (matrix_product.h).
 //
@@ -36,7 +38,8 @@ enum class ConvolutionProduct { kForward, kInputGradient, kWeightGradient };
 
 class CudnnProduct {
  public:
-  // What an engine may use. An engine that wants more is left out: the choice must not depend on how much is free.
+  // The largest workspace of an engine; one that wants more is left out. A constant, because the choice must not depend
+  // on how much memory is free.
   static constexpr int64_t kWorkspaceBytesMax = int64_t{256} << 20;
 
   // kForward with `epilogue` applies the spec's bias and activation; otherwise they are left out. NotFound where no
@@ -57,13 +60,13 @@ class CudnnProduct {
     const float* bias = nullptr;
     friend bool operator==(const Tensors&, const Tensors&) = default;
   };
-  // What one layer passes: made again only when an argument is another one than last time.
+  // The arguments of one layer, as cuDNN wants them. Run makes them again only when an argument differs from last time.
   struct Pack {
     std::optional<CudnnDescriptor> descriptor;
     Tensors tensors;
     const float* workspace = nullptr;
   };
-  absl::Status Run(const Tensors& tensors, Pack* pack) const;
+  [[nodiscard]] absl::Status Run(const Tensors& tensors, Pack* pack) const;
 
  private:
   explicit CudnnProduct(CudaContext* context) : context_(context) {}

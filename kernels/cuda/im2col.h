@@ -1,9 +1,9 @@
-// Convolution as a matrix product: what surrounds the product. Chellapilla, Puri, Simard, "High Performance
+// Convolution as a matrix product: the steps before and after the product. Chellapilla, Puri, Simard, "High Performance
 // Convolutional Neural Networks for Document Processing", 2006.
 //
-// Words. A *patch* is what the kernel sees at one place of the output: kernel_height * kernel_width * channels floats,
-// in the memory order of one filter of the weight. The *columns* are the patches of some images, one per row:
-// (images * out_height * out_width, patch).
+// Words. A *patch* is the part of x that the kernel covers at one place of the output: kernel_height * kernel_width *
+// channels floats, in the memory order of one filter of the weight. The *columns* are the patches of some images, one
+// per row: (images * out_height * out_width, patch).
 #ifndef STARRING_KERNELS_CUDA_IM2COL_H_
 #define STARRING_KERNELS_CUDA_IM2COL_H_
 
@@ -14,7 +14,7 @@
 namespace starring::cuda {
 
 struct PatchShape {
-  int64_t images = 0;  // at most 2^31 - 1 floats in the columns
+  int64_t images = 0;  // so many that the columns have at most 2^31 - 1 floats
   int64_t in_height = 0, in_width = 0, channels = 0;
   int64_t out_height = 0, out_width = 0;
   int64_t kernel_height = 0, kernel_width = 0;
@@ -24,7 +24,7 @@ struct PatchShape {
   int64_t patch() const { return kernel_height * kernel_width * channels; }
 };
 
-// Of one layer's whole batch. Spec: Conv2dSpec or Pool2dSpec of kernels/device.h.
+// The shape of one layer's whole batch. Spec: Conv2dSpec or Pool2dSpec of kernels/device.h.
 template <typename Spec>
 PatchShape PatchShapeOf(const Spec& s, int64_t channels) {
   return {.images = s.batch,

@@ -10,8 +10,8 @@
 namespace starring {
 namespace {
 
-// Wheels of NVIDIA have a folder for each library, or one of a CUDA version for all; older ones of PyTorch carry
-// copies.
+// NVIDIA's wheels have a folder for each library, or one folder for all libraries of a CUDA version. Older wheels of
+// PyTorch carry copies.
 constexpr const char* kWheelFolders[] = {"nvidia/*/lib", "torch/lib"};
 
 void AddPython(const std::string& packages, std::vector<std::string>* folders) {

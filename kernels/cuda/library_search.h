@@ -1,6 +1,7 @@
-// Finds NVIDIA's libraries that are loaded at run time, where the toolkit, the bundle, or Python's wheels keep them.
+// Finds the libraries of NVIDIA that are loaded at run time, in the folders of a toolkit, of the bundle, or of Python's
+// wheels.
 //
-// Thread safety: pure but for dlopen; any thread.
+// Thread safety: any thread may call any function.
 #ifndef STARRING_KERNELS_CUDA_LIBRARY_SEARCH_H_
 #define STARRING_KERNELS_CUDA_LIBRARY_SEARCH_H_
 
@@ -12,13 +13,15 @@
 
 namespace starring {
 
-// Folders as patterns of glob(7), the likely ones first: of the toolkit that CUDA_HOME names, of the active virtual
-// environment or conda's, of the person's and the system's Python, of /usr/local/cuda. `lookup` is getenv, or a test's.
+// Folders to search, as patterns of glob(7), the likely ones first: those of the toolkit that CUDA_HOME names, of the
+// active virtual environment or conda environment, of the user's and the system's Python, and of /usr/local/cuda.
+// `lookup` is getenv, or a test's own function.
 std::vector<std::string> GpuLibraryFolders(absl::FunctionRef<const char*(const char* name)> lookup);
 
-// dlopen of `name` ("libcublasLt.so.13") in the loader's own search path, then in each folder. The library stays loaded
-// until the process ends. Unavailable, with what the loader said of each that was there, if none can be loaded.
-absl::StatusOr<void*> OpenGpuLibrary(const std::string& name, const std::vector<std::string>& folders);
+// Opens `name` ("libcublasLt.so.13") by dlopen, in the loader's own search path and then in each folder. The library
+// stays loaded until the process ends. Unavailable, with the loader's text for each file that was found, if none can be
+// loaded.
+[[nodiscard]] absl::StatusOr<void*> OpenGpuLibrary(const std::string& name, const std::vector<std::string>& folders);
 
 }  // namespace starring
 

@@ -1,6 +1,6 @@
-// cuBLAS stores matrices column by column: what is (rows, columns) to us is (columns, rows) to it. So it is asked for
-// c^T = op(b)^T op(a)^T: its first factor is our b, its second our a, nothing is transposed that we did not ask for,
-// and its bias, which runs along its rows, runs along our columns.
+// cuBLAS stores matrices column by column: our (rows, columns) is its (columns, rows). So it is asked for c^T = op(b)^T
+// op(a)^T. Its first factor is our b and its second our a; nothing is transposed in memory; and its bias, which runs
+// along its rows, runs along our columns.
 #include "kernels/cuda/matrix_product.h"
 
 #include "absl/cleanup/cleanup.h"
@@ -14,7 +14,7 @@
 namespace starring {
 namespace {
 
-// What every pointer is aligned to. The heuristics look at the alignment of a bias, which they do not read.
+// The alignment of every pointer. The heuristics look at the alignment of a bias pointer, without reading from it.
 constexpr uint32_t kAlignmentBytes = 16;
 
 cublasComputeType_t ComputeType(CudaMath math) {
@@ -115,8 +115,8 @@ absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* f
                  "cublasLtMatmulPreferenceSetAttribute");
   };
   RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{CudaContext::kWorkspaceBytes}));
-  // A sum that is split over blocks goes through the workspace and is added up by a second kernel, in order; in place,
-  // the order would hang on a counter.
+  // A sum that is split over blocks goes through the workspace, and a second kernel adds it up in order. The in-place
+  // scheme adds in the order in which blocks finish, which would change the bits from run to run.
   const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions));
   for (const auto attribute :

@@ -1,11 +1,11 @@
 // Matrix products of fixed shapes, by cuBLASLt: one product, and the three that a dense layer or a convolution needs.
 //
 // A product is c = activation(op(a) op(b) + bias), or c += op(a) op(b), all row-major float32: op(a) is (rows, depth),
-// op(b) (depth, columns), c (rows, columns), bias (columns). Sums are float32; what the factors are rounded to is
-// CudaMath's.
+// op(b) (depth, columns), c (rows, columns), bias (columns). Sums are float32; CudaMath says how the factors are
+// rounded.
 //
-// Bits: cuBLASLt's heuristics choose the algorithm once, in Create, among those that add in a fixed order. Where they
-// know none that also applies bias and activation, a kernel of ours does so afterwards.
+// Bits: cuBLASLt's heuristics choose the algorithm once, in Create, among those that add in a fixed order. Where none
+// of them also applies bias and activation, a kernel of ours does so afterwards.
 //
 // cuBLASLt's ReLU may turn NaN into 0. A NaN still reaches the trainer's check: through the product with x in this
 // layer's weight gradient, where 0 * NaN is NaN, or through the loss.
@@ -23,7 +23,7 @@
 
 namespace starring {
 
-enum class Stored { kPlain, kTransposed };  // op(a) is a, or a's transpose
+enum class Stored { kPlain, kTransposed };  // op(a) is a, or the transpose of a
 enum class Write { kOverwrite, kAdd };
 
 struct MatrixProductSpec {
@@ -35,8 +35,9 @@ struct MatrixProductSpec {
 
 class MatrixProduct {
  public:
-  // `context` outlives the result. Internal with the numbers where cuBLASLt has no algorithm.
-  static absl::StatusOr<std::unique_ptr<MatrixProduct>> Create(CudaContext* context, const MatrixProductSpec& spec);
+  // `context` outlives the result. Internal, with the numbers, where cuBLASLt has no algorithm.
+  [[nodiscard]] static absl::StatusOr<std::unique_ptr<MatrixProduct>> Create(CudaContext* context,
+                                                                             const MatrixProductSpec& spec);
   ~MatrixProduct();
 
   // REQUIRES: all pointers 16-byte aligned; c overlaps nothing; kAdd only without bias and activation.
@@ -54,7 +55,7 @@ class MatrixProduct {
   cublasLtMatmulDesc_t operation_ = nullptr;
   cublasLtMatrixLayout_t a_ = nullptr, b_ = nullptr, c_ = nullptr;
   cublasLtMatmulAlgo_t algorithm_ = {};
-  bool has_epilogue_ = false;  // else AddBias follows
+  bool has_epilogue_ = false;  // otherwise AddBias follows the product
 };
 
 // The three products of a dense layer, which are also those of a convolution over its columns (im2col.h).
@@ -63,7 +64,7 @@ class MatrixProduct {
 class DenseProducts {
  public:
   // `context` outlives the result.
-  static absl::StatusOr<DenseProducts> Create(CudaContext* context, const DenseSpec& spec);
+  [[nodiscard]] static absl::StatusOr<DenseProducts> Create(CudaContext* context, const DenseSpec& spec);
 
   // y = act(x weight^T + bias).
   void Forward(const float* x, const float* weight, const float* bias, float* y) { y_->Run(x, weight, bias, y); }

@@ -10,11 +10,13 @@ namespace {
 
 constexpr int kTileRows = 64;
 constexpr int kTileDepth = 32;
-constexpr int kTileSide = 4;  // of what one thread sums up
-// Of a weight gradient: about twice what the 132 multiprocessors of an H100 hold at a time, four each.
+constexpr int kTileSide = 4;  // a thread sums kTileSide x kTileSide elements
+// Blocks of a weight gradient: about twice as many as the 132 multiprocessors of an H100 hold at a time, four each.
 constexpr int64_t kWeightBlocksMax = 1024;
 constexpr int64_t kSliceRowsMin = 256;
-constexpr int32_t kNowhere = -(1 << 30);  // a row or column of an image that is outside of it, whatever is added
+// A row or column that stays outside of the image whatever kernel row or column is added: such an element loads as 0,
+// and the loops need no test for the last tile's missing rows.
+constexpr int32_t kNowhere = -(1 << 30);
 
 using Quad = Pack<float, kPackFloats>;
 
@@ -30,7 +32,9 @@ struct Geometry : PatchGeometry {
         pixels(static_cast<int32_t>(s.images * s.in_height * s.in_width)) {}
 };
 
-// Where a factor's neighbours in memory lie: Load gives kWidth of them.
+// The factors of the three products. Each says where it has neighbours in memory, of which Load returns kWidth: along
+// the product's depth, or along its outer axis. At(outer) does the divisions that are the same for every step of the
+// walk.
 enum class Along { kDepth, kOuter };
 
 // An element of a patch.
@@ -86,7 +90,7 @@ struct PatchesTransposed {
   }
 };
 
-// What dy holds of the outputs that saw a pixel of x: outer is the pixel, depth the kernel's place and output channel.
+// The gradients of the outputs that saw a pixel of x: outer is the pixel, depth the kernel's place and output channel.
 template <int kWidthIn>
 struct Outputs {
   static constexpr int kWidth = kWidthIn;
@@ -105,6 +109,7 @@ struct Outputs {
     if (h < 0 || w < 0) return {};
     const auto [row, row_rest] = g.stride_height.Split(static_cast<uint32_t>(h));
     const auto [column, column_rest] = g.stride_width.Split(static_cast<uint32_t>(w));
+    // With a stride, this place of the kernel is over the pixel in no window.
     if (row_rest != 0 || column_rest != 0) return {};
     if (static_cast<int32_t>(row) >= g.out_height_size || static_cast<int32_t>(column) >= g.out_width_size) return {};
     const int64_t out = (int64_t{at.image} * g.out_height_size + row) * g.out_width_size + column;
@@ -161,7 +166,7 @@ struct OutputGradients {
   }
 };
 
-// Into a (rows, columns) matrix.
+// Stores into a (rows, columns) matrix, after bias and activation.
 struct StoreRows {
   int32_t rows, columns;
   Alignment alignment;
@@ -189,7 +194,7 @@ struct StoreRows {
   }
 };
 
-// Into the transpose of a (rows, columns) matrix, one for each slice.
+// Stores into the transpose of a (rows, columns) matrix, one for each slice: dweight is (out_channels, patch).
 struct StoreSlice {
   int32_t rows, columns;
   float* out;
@@ -204,8 +209,9 @@ struct StoreSlice {
   }
 };
 
-// The part of a factor that one thread gathers: kOuter neighbours along `outer` are spread over the block's threads, so
-// that a thread's place is the same in all steps, and neighbouring threads write to neighbouring banks.
+// The part of a factor that one thread gathers. kOuter neighbours along `outer` are spread over the block's threads. So
+// a thread's place is the same in all steps, and its divisions are done once; and neighbouring threads write to
+// neighbouring banks of shared memory, without conflicts.
 template <int kOuter, typename Factor>
 class Gatherer {
  public:
@@ -263,7 +269,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int32_t first = begin; first < end; first += kTileDepth) {
     gather_a.Fill(first, end, a_tile);
     gather_b.Fill(first, end, b_tile);
-    __syncthreads();
+    __syncthreads();  // all threads have filled the tiles that all threads now read
     const int steps = end - first < kTileDepth ? end - first : kTileDepth;
 #pragma unroll 4
     for (int d = group; d < steps; d += kGroups) {
@@ -277,7 +283,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     __syncthreads();
   }
 
-  // The groups' sums, in order, through a_tile: it holds those of one group.
+  // The groups' sums are added in order through a_tile, which holds those of one group at a time.
   static_assert(kGroups == 1 || kTileRows * kColumns <= kTileDepth * kTileRows);
   Quad* const others = &a_tile[0][0];
   for (int g = 1; g < kGroups; ++g) {
@@ -322,7 +328,7 @@ ProductShape WeightProduct(const PatchShape& s, int64_t out_channels) {
           .slice_depth = slice_depth};
 }
 
-// Of all slices, in whole packs: what follows them is aligned as they are.
+// The floats of all slices, rounded up to whole packs, so that the memory after them is aligned as they are.
 int64_t SliceFloats(const PatchShape& s, int64_t out_channels) {
   const int64_t floats = WeightProduct(s, out_channels).slices * s.patch() * out_channels;
   return CeilDivide(floats, kPackFloats) * kPackFloats;
@@ -394,6 +400,7 @@ cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64
   const cudaError_t error =
       dy_by_packs ? launch_by_x.template operator()<kPackFloats>() : launch_by_x.template operator()<1>();
   if (error != cudaSuccess || shape.slices == 1) return error;
+  // A slice is a row of patch * out_channels numbers; their sum over the rows is what BiasGradient computes of dy.
   return BiasGradient(stream, {.rows = shape.slices,
                                .channels = s.patch() * out_channels,
                                .dy = args.partial,

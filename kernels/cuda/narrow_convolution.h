@@ -1,11 +1,11 @@
 // Convolutions with few channels, without columns: the patches of im2col.h are gathered straight into shared memory.
 //
-// Words. A *product* is (rows, depth) by (depth, columns). A block makes a tile of 64 rows and all columns (padded to
-// 16, 32 or 64): it walks along the depth in steps of 32, gathers both factors' parts into shared memory, and each
-// thread sums 4 x 4 elements up in registers. Where there are fewer than 64 columns, 2 or 4 groups of threads take
-// turns along the depth; their sums are added up in order at the end.
+// Words. A *product* is (rows, depth) by (depth, columns). A block computes a tile of 64 rows and all columns (padded
+// to 16, 32 or 64). It walks along the depth in steps of 32, gathers both factors' parts into shared memory, and each
+// thread sums 4 x 4 elements in registers. With fewer than 64 columns, 2 or 4 groups of threads take turns along the
+// depth, and their sums are added in order at the end.
 //
-// Factors are not rounded and sums are float32, with fused multiplication and addition: what CudaMath::kFp32 promises.
+// Factors are not rounded, and sums are float32 with fused multiplication and addition, as CudaMath::kFp32 promises.
 #ifndef STARRING_KERNELS_CUDA_NARROW_CONVOLUTION_H_
 #define STARRING_KERNELS_CUDA_NARROW_CONVOLUTION_H_
 
@@ -18,15 +18,15 @@
 
 namespace starring::cuda {
 
-// The widest tile: at most so many channels on either side.
+// The widest tile: the most channels on either side.
 inline constexpr int64_t kNarrowChannelsMax = 64;
 inline constexpr int64_t kNarrowPatchMax = 512;
 
-// Whether to use what follows, rather than columns and cuBLASLt. Estimated, not measured on a GPU:
-// Columns cost 8 bytes of traffic per element (written, read), the product 2 * out_channels FLOP. GPUs of 2020 to 2023
-// do 10 to 20 float32 FLOP in the time of one byte; with 16, the columns take the longer part up to 64 output channels.
-// As many input channels are the most that the input gradient's tile holds. Beyond kNarrowPatchMax a block's walk along
-// the depth is long, and cuBLASLt, which may split it, is the better choice.
+// Whether these kernels compute a convolution, rather than columns and cuBLASLt. The limits are estimates; no GPU has
+// measured them. Columns cost 8 bytes of traffic per element (written, then read), the product 2 * out_channels FLOP.
+// GPUs of 2020 to 2023 do 10 to 20 float32 FLOP in the time of one byte. With 16, the columns take longer than the
+// product up to 64 output channels. The input gradient's tile holds no more than 64 input channels. Beyond
+// kNarrowPatchMax a block's walk along the depth is long, and cuBLASLt, which may split it, is the better choice.
 inline bool IsNarrow(const PatchShape& shape, int64_t out_channels) {
   return shape.channels <= kNarrowChannelsMax && out_channels <= kNarrowChannelsMax && shape.patch() <= kNarrowPatchMax;
 }
@@ -43,7 +43,7 @@ struct NarrowForwardArgs {
 // Shapes:      x: (images, in_height, in_width, channels); weight: (out_channels, patch); bias: (out_channels);
 //              y: (images, out_height, out_width, out_channels), float32.
 // Writes:      y is overwritten (=).
-// Launch:      256 threads a block, one block per 64 outputs' places, 10 to 16 KiB of shared memory.
+// Launch:      256 threads a block, one block per 64 places of the output, 10 to 16 KiB of shared memory.
 // Requires:    IsNarrow; 16-byte alignment and channels % 4 == 0 for vector loads, out_channels % 4 == 0 for vector
 //              stores, scalar path otherwise (all tested).
 // Cost:        2 * rows * patch * out_channels FLOP, more by the padding to 16, 32 or 64 columns; x is read from memory
@@ -69,7 +69,7 @@ struct NarrowWeightGradientArgs {
   const float* x = nullptr;
   const float* dy = nullptr;
   float* dweight = nullptr;
-  float* partial = nullptr;      // NarrowPartialFloats; no other operation writes between the kernels
+  float* partial = nullptr;      // NarrowPartialFloats; no other operation writes there between the kernels
   unsigned* counters = nullptr;  // NarrowCounters, each 0 before and after
 };
 
@@ -80,13 +80,13 @@ int64_t NarrowCounters(const PatchShape& shape, int64_t out_channels);
 // Shapes:      as above; dweight as weight.
 // Writes:      dweight is overwritten (=).
 // Launch:      256 threads a block, one block per 64 elements of the patch and slice of the rows, 10 to 16 KiB of
-//              shared memory; slices of at least 256 rows, at most 1024 blocks: a number that depends on the shape
-//              only. Then, where there are several, bias_gradient.h adds their results up.
+//              shared memory. A slice has at least 256 rows, and there are at most 1024 blocks: the number depends on
+//              the shape only. Where there are several slices, BiasGradient (bias_gradient.h) then adds their results.
 // Requires:    IsNarrow; 16-byte alignment and channels % 4 == 0 for vector loads of x, out_channels % 4 == 0 for those
 //              of dy, scalar path otherwise (all tested).
 // Cost:        2 * rows * patch * out_channels FLOP, more by the padding; slices * patch * out_channels floats written
 //              and read.
-// Determinism: bitwise: slices are summed in order, and added up by a tree of fixed shape; no atomics.
+// Determinism: bitwise: each slice is summed in order, and slices are added by a tree of fixed shape; no atomics.
 //              Reference: the convolution suite, tolerance 2e-5.
 [[nodiscard]] cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& shape, int64_t out_channels,
                                                const NarrowWeightGradientArgs& args);

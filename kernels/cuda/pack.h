@@ -1,4 +1,5 @@
-// Words that every kernel uses: a pack of neighbours moved by one access, and division by a number that the host knows.
+// Two tools that most kernels use: a pack of neighbours that one access moves, and division by a number that the host
+// knows.
 //
 // Device code of .cu files; Divisor is made on the host.
 #ifndef STARRING_KERNELS_CUDA_PACK_H_
@@ -39,7 +40,7 @@ __device__ inline void StorePack(const Pack<T, kWidth>& pack, T* p) {
 // Floats of a 16-byte access.
 inline constexpr int kPackFloats = 4;
 
-enum class Alignment { kPacks, kElements };  // whether 16-byte accesses are legal
+enum class Alignment { kPacks, kElements };  // kPacks: 16-byte accesses are legal
 
 template <typename... Pointers>
 bool AlignedForPacks(const Pointers*... pointers) {
@@ -58,10 +59,10 @@ __device__ inline bool IsFinite(float x) {
   return fabsf(x) <= kLargestFinite;  // no comparison with NaN is true
 }
 
-// NaN passes, as in the CPU's: a NaN must reach the trainer's check.
+// A NaN stays a NaN, as on the CPU: it must reach the trainer's check.
 __device__ inline float ReluOf(float x) { return x < 0.0f ? 0.0f : x; }
 
-// What comes back through a ReLU whose output was y.
+// The gradient of the input of a ReLU whose output was y.
 template <int kWidth>
 __device__ inline Pack<float, kWidth> ReluGradientOf(const Pack<float, kWidth>& y, Pack<float, kWidth> dy) {
 #pragma unroll

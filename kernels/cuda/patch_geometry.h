@@ -1,4 +1,4 @@
-// Where the windows of a convolution or of a pool lie: a PatchShape (im2col.h) as kernels use it.
+// Where the windows of a convolution or of a pool are: a PatchShape (im2col.h) in the form that kernels use.
 //
 // Device code of .cu files; PatchGeometry is made on the host.
 #ifndef STARRING_KERNELS_CUDA_PATCH_GEOMETRY_H_
@@ -49,7 +49,7 @@ struct ImagePlace {
   int32_t image, h, w;
 };
 
-// Where the window of an output begins: in x, and outside of it where that is padding.
+// Where the window of an output begins: a pixel of x, or outside of x where that is padding.
 __device__ inline ImagePlace WindowOf(const PatchGeometry& g, uint32_t output) {
   const auto [line, column] = g.out_width.Split(output);
   const auto [image, row] = g.out_height.Split(line);
@@ -57,7 +57,7 @@ __device__ inline ImagePlace WindowOf(const PatchGeometry& g, uint32_t output) {
           static_cast<int32_t>(column) * g.stride_w - g.padding_w};
 }
 
-// A pixel of x, counted from where the padding begins.
+// The place of a pixel of x, counted from where the padding begins.
 __device__ inline ImagePlace PaddedPixel(const PatchGeometry& g, uint32_t pixel) {
   const auto [line, w] = g.in_width.Split(pixel);
   const auto [image, h] = g.in_height.Split(line);
@@ -68,7 +68,7 @@ __device__ inline bool IsInside(const PatchGeometry& g, int32_t h, int32_t w) {
   return h >= 0 && h < g.in_height_size && w >= 0 && w < g.in_width_size;
 }
 
-// Of the first channel of pixel (h, w) of x. REQUIRES: IsInside(g, h, w).
+// The index of the first channel of pixel (h, w) of x. REQUIRES: IsInside(g, h, w).
 __device__ inline int64_t InputIndex(const PatchGeometry& g, int32_t image, int32_t h, int32_t w) {
   return ((int64_t{image} * g.in_height_size + h) * g.in_width_size + w) * g.channels_size;
 }

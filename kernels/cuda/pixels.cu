@@ -21,7 +21,7 @@ struct PixelBody {
   }
 };
 
-// Where the value at (y, x) of an augmented image comes from: row y + down, column x + right or, flipped,
+// Where the value at (y, x) of an augmented image comes from: row y + down; column x + right or, if flipped,
 // right_end - x.
 struct Crop {
   int32_t down = 0, right = 0, right_end = 0;
@@ -30,6 +30,7 @@ struct Crop {
 
 __device__ inline Crop DrawCrop(const GatherArgs& g, uint32_t sample) {
   const int64_t epoch = g.bound != nullptr ? g.bound->epoch : g.values.epoch;
+  // The same key, counter and use of the words as DrawCropFlip on the CPU, so that the crops are the same.
   const PhiloxWords words = Philox({{sample, 0, static_cast<uint32_t>(epoch), kAugmentPurpose << 24}}, g.seed);
   const auto padding = static_cast<int32_t>(g.padding);
   const uint32_t places = 2 * static_cast<uint32_t>(padding) + 1;
@@ -41,7 +42,7 @@ __device__ inline Crop DrawCrop(const GatherArgs& g, uint32_t sample) {
   return crop;
 }
 
-// A block has a piece of one image.
+// A block treats a piece of one image, so that all of its threads draw the same crop.
 template <int kWidth>
 __global__ void __launch_bounds__(kBlockThreads)
     GatherKernel(GatherArgs g, Divisor pieces, Divisor channels, Divisor width, int64_t image_values) {

@@ -1,4 +1,4 @@
-// uint8 pixels to normalised float32: a batch that the loader filled, or one gathered from a data set on the GPU.
+// uint8 pixels to normalised float32: for a batch that the loader filled, or one gathered from a data set on the GPU.
 #ifndef STARRING_KERNELS_CUDA_PIXELS_H_
 #define STARRING_KERNELS_CUDA_PIXELS_H_
 
@@ -27,14 +27,14 @@ struct PixelArgs {
 // Determinism: bitwise. Reference: PixelNormalizer, tolerance 0.
 [[nodiscard]] cudaError_t NormalizePixels(cudaStream_t stream, const PixelArgs& args);
 
-// Samples of a data set: which, from where, to where.
+// Samples of a data set on the GPU, and where they go.
 struct GatherArgs {
   int64_t batch = 0;
   int64_t height = 0, width = 0, channels = 0;  // of an image; batch * height * width * channels < 2^31
   const uint32_t* samples = nullptr;            // (batch): numbers in the data set
   const uint8_t* images = nullptr;              // the data set's
   const uint8_t* labels = nullptr;              // likewise
-  int64_t padding = 0;  // if not 0, crop and flip as worker/data/crop_flip.h draws and applies it
+  int64_t padding = 0;  // if not 0, images are cropped and flipped as by worker/data/crop_flip.h
   uint64_t seed = 0;
   // epoch, unless `bound`, in device memory, has it when the kernel runs.
   CudaStepValues values;
@@ -46,13 +46,13 @@ struct GatherArgs {
 };
 
 // out_images[b] = (crop and flip of images[samples[b]] - offset[channel]) * scale[channel], out_labels[b] =
-// labels[samples[b]]. What the padding brings in is pixel 0, which is normalised as any other.
+// labels[samples[b]]. Padding is pixels of value 0, which are normalised like any others.
 // Shapes:      images: (count, height, width, channels); labels: (count); out_images: (batch, height, width, channels);
 //              out_labels: (batch).
 // Writes:      both outputs are overwritten (=).
-// Launch:      256 threads a block, a block per piece of an image, a thread per 4 of its values, no shared memory.
+// Launch:      256 threads a block, one block per piece of an image, one thread per 4 values, no shared memory.
 // Requires:    16-byte alignment of out_images and 4 | height * width * channels for 16-byte stores, 4-byte ones
-//              otherwise (both tested). Pixels are read byte by byte: a crop begins anywhere.
+//              otherwise (both tested). Pixels are read byte by byte, because a crop may begin at any address.
 // Cost:        5 bytes moved and, with crops, some 30 integer instructions per value: bandwidth-bound.
 // Determinism: bitwise. Reference: DrawCropFlip, ApplyCropFlip and PixelNormalizer, tolerance 0.
 [[nodiscard]] cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args);

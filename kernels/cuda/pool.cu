@@ -2,9 +2,12 @@
 #include "kernels/cuda/patch_geometry.h"
 #include "kernels/cuda/pool.h"
 
+// Every body treats kWidth neighbouring channels of one element of its output: threads that follow each other then read
+// and write neighbouring memory, and only a thread's first channel needs its place in the image worked out.
 namespace starring::cuda {
 namespace {
 
+// One output: walks over its window.
 template <typename Index>
 struct MaxPoolForwardBody {
   PatchGeometry g;
@@ -18,6 +21,8 @@ struct MaxPoolForwardBody {
     const ImagePlace window = WindowOf(g, output);
     Pack<float, kWidth> best = {};
     Pack<Index, kWidth> winner = {};
+    // The first place on the image wins whatever it holds. Beginning with -infinity instead would leave a window of
+    // -infinities without a winner, and its gradient would go to place 0, which may be padding.
     bool first = true;
     for (int32_t r = 0; r < g.kernel_height_size; ++r) {
       for (int32_t c = 0; c < g.kernel_width_size; ++c) {
@@ -25,6 +30,7 @@ struct MaxPoolForwardBody {
         if (!IsInside(g, h, w)) continue;
         const auto v = LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
         for (int k = 0; k < kWidth; ++k) {
+          // Passes on unless it is greater, so that of equal values the first stays; a NaN, unequal to itself, wins.
           if (!first && !(v.v[k] > best.v[k]) && v.v[k] == v.v[k]) continue;
           best.v[k] = v.v[k];
           winner.v[k] = static_cast<Index>(r * g.kernel_width_size + c);
@@ -37,6 +43,8 @@ struct MaxPoolForwardBody {
   }
 };
 
+// One element of dx: gathers from the windows that see it. Scattering dy to the winners instead would need atomics
+// where windows overlap, whose order, and so whose bits, differ from run to run; and dx would have to be zeroed first.
 template <typename Index>
 struct MaxPoolBackwardBody {
   PatchGeometry g;
@@ -65,7 +73,7 @@ struct MaxPoolBackwardBody {
   }
 };
 
-constexpr int64_t kBytePlaces = 256;
+constexpr int64_t kBytePlaces = 256;  // places that a byte can number
 
 template <typename Index>
 cudaError_t Forward(cudaStream_t stream, const PatchShape& s, const float* x, float* y, void* winners) {
@@ -80,7 +88,8 @@ cudaError_t Backward(cudaStream_t stream, const PatchShape& s, const float* dy, 
                  MaxPoolBackwardBody<Index>{PatchGeometry(s), dy, static_cast<const Index*>(winners), dx});
 }
 
-// A warp has so many packs of y, and the others of its threads share their pixels.
+// A warp sums kWarpPacks packs of y; kPixelLanes of its threads share the pixels of each pack. With one thread for each
+// pack, a batch of 64 images with 64 channels would be 1,024 threads, which leave most of a GPU idle.
 constexpr int kWarpThreads = 32;
 constexpr int kWarpPacks = 8;
 constexpr int kPixelLanes = kWarpThreads / kWarpPacks;
@@ -93,11 +102,13 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads, warp = static_cast<int>(threadIdx.x) / kWarpThreads;
   const int64_t pack = int64_t{blockIdx.x} * kBlockPacks + warp * kWarpPacks + lane % kWarpPacks;
   const int pixel_lane = lane / kWarpPacks;
+  // Threads beyond the last pack sum pack 0 and store nothing: all threads of a warp must take part in the shuffles.
   const auto [image, in_image] = channel_packs.Split(static_cast<uint32_t>(pack < packs ? pack : 0));
   const float* const from = x + image * pixels * channels + in_image * kWidth;
   Pack<float, kWidth> sum = {};
 #pragma unroll 4
   for (int64_t p = pixel_lane; p < pixels; p += kPixelLanes) sum += LoadPack<kWidth>(from + p * channels);
+  // Threads of one pack are kWarpPacks lanes apart. A tree by shuffles: the order of the sum is fixed.
   for (int distance = kWarpPacks; distance < kWarpThreads; distance *= 2) {
     for (float& v : sum.v) v += __shfl_xor_sync(0xffffffffu, v, distance);
   }
@@ -125,6 +136,7 @@ struct AveragePoolBackwardBody {
     const auto element = static_cast<uint32_t>(i);
     const uint32_t channel = channels.Split(element).remainder;
     auto v = LoadPack<kWidth>(dy + image_floats.Quotient(element) * channels_size + channel);
+    // A division, as on the CPU: the product with the reciprocal would round twice.
     for (float& gradient : v.v) gradient /= pixels;
     StorePack(v, dx + i);
   }

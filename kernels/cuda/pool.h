@@ -10,16 +10,16 @@
 
 namespace starring::cuda {
 
-// The place of the maximum in its window, row-major: a byte where the window has at most 256 places, else 4.
+// The bytes that remember, for every output, the place of the maximum in its window: one byte each where the window has
+// at most 256 places, otherwise four.
 int64_t WinnerBytes(const PatchShape& window);
 
-// y = the maximum of each window; of equal ones the first in row-major order wins; NaN wins over numbers.
+// y = the maximum of each window. Among equal maxima the first in row-major order wins; NaN wins over numbers.
 // Shapes:      x: (images, in_height, in_width, channels); y, winners: (images, out_height, out_width, channels).
 // Writes:      y, winners are overwritten (=).
 // Launch:      256 threads a block, one thread per 4 neighbouring channels (or per output), no shared memory.
 // Requires:    padding smaller than the kernel; 16-byte alignment and channels % 4 == 0 for the vector path, scalar
-// path
-//              otherwise (both tested).
+//              path otherwise (both tested).
 // Cost:        x read once where windows do not overlap, 5 bytes written per output: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 0.
 [[nodiscard]] cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const float* x, float* y,
@@ -30,7 +30,7 @@ int64_t WinnerBytes(const PatchShape& window);
 // Writes:      dx is overwritten (=): every element gathers its own sum, so there are no atomics.
 // Launch:      256 threads a block, one thread per 4 neighbouring channels of dx (or per element), no shared memory.
 // Requires:    `winners` of a forward; vector and scalar path as there.
-// Cost:        5 bytes read per output (times the overlap of windows), 4 written per input: bandwidth-bound.
+// Cost:        5 bytes read per output (times the windows' overlap), 4 written per input: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 1e-6.
 [[nodiscard]] cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, const float* dy,
                                           const void* winners, float* dx);
@@ -47,7 +47,7 @@ struct AveragePoolShape {
 // Requires:    pixels >= 1; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both
 //              tested).
 // Cost:        x read once: bandwidth-bound where images * channels fill the device.
-// Determinism: bitwise, by a tree of fixed shape. Reference: double, tolerance 1e-6.
+// Determinism: bitwise; sums are trees of fixed shape. Reference: double, tolerance 1e-6.
 [[nodiscard]] cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& shape, const float* x,
                                              float* y);
 

@@ -13,7 +13,7 @@ struct Best {
   int64_t index;
 };
 
-// The larger; of equal ones the first; NaN before numbers, so that it spreads.
+// The larger; among equal values the first; a NaN before any number, so that it spreads to the result.
 __device__ inline Best Better(const Best& a, const Best& b) {
   const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
   if (a_nan != b_nan) return a_nan ? a : b;
@@ -37,12 +37,13 @@ __device__ inline double SumOfWarp(double sum) {
   return sum;
 }
 
-// By a whole warp.
+// Run by a whole warp.
 __device__ inline void TreatSample(const SoftmaxCrossEntropyArgs& g, int64_t sample) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads;
   const float* const logits = g.logits + sample * g.classes;
 
-  // Every lane begins with a class that exists, if not its own: a maximum of nothing would be an infinity of ours.
+  // Every lane begins with class 0, which exists, even if it has no class of its own. A lane that began with -infinity
+  // would win over logits that are all -infinity, with a class that does not exist.
   Best best = {logits[0], 0};
   for (int64_t c = lane; c < g.classes; c += kWarpThreads) best = Better(best, {logits[c], c});
   best = BestOfWarp(best);
@@ -51,9 +52,10 @@ __device__ inline void TreatSample(const SoftmaxCrossEntropyArgs& g, int64_t sam
   sum = SumOfWarp(sum);
 
   const int64_t label = g.labels[sample];
+  // A label outside would be an index outside of the array; it makes the result NaN instead.
   const bool known = label >= 0 && label < g.classes;
   const float nan = __int_as_float(0x7fffffff);
-  // Read before anybody writes: dlogits may be logits.
+  // Read before the first write: dlogits may alias logits. The __syncwarp below keeps other lanes from writing earlier.
   const float label_logit = known ? logits[label] : nan;
   if (lane == 0) {
     g.samples[sample] = {log(sum) - static_cast<double>(label_logit - best.value), best.index == label ? 1 : 0};
@@ -69,7 +71,7 @@ __device__ inline void TreatSample(const SoftmaxCrossEntropyArgs& g, int64_t sam
   }
 }
 
-// By the last block.
+// Run by the last block. A strided sum for each thread, then a tree: the order depends on the batch size alone.
 __device__ inline void AddSamplesUp(const SoftmaxCrossEntropyArgs& g) {
   __shared__ LossSums buffer[kBlockThreads];
   const int thread = static_cast<int>(threadIdx.x);

@@ -1,4 +1,4 @@
-// The loss: softmax, cross entropy, its gradient and the batch's sums.
+// The loss: softmax, cross entropy, its gradient, and the sums over the batch, in one kernel.
 #ifndef STARRING_KERNELS_CUDA_SOFTMAX_CROSS_ENTROPY_H_
 #define STARRING_KERNELS_CUDA_SOFTMAX_CROSS_ENTROPY_H_
 
@@ -34,12 +34,12 @@ struct SoftmaxCrossEntropyArgs {
 // Shapes:      logits, dlogits: (batch, classes) float32; labels: (batch); dlogits may alias logits.
 // Writes:      total, dlogits are overwritten (=).
 // Launch:      256 threads a block, one warp per sample, 4 KiB of shared memory; the last block adds the samples up.
-// Requires:    batch >= 1; labels in [0, classes). One outside makes the loss and the sample's gradient NaN, which the
-// trainer
-//              refuses: a kernel can stop nobody.
-// Cost:        logits read three times (from the cache, but once), dlogits written once; the rest is launches. 4-byte
-//              accesses: a row of 10 classes begins on no 16 bytes, and a batch of them is a few KiB.
-// Determinism: bitwise, by trees of fixed shape; no atomics but to count blocks. Reference: double, tolerance 1e-5.
+// Requires:    batch >= 1; labels in [0, classes). A label outside makes the loss and the sample's gradient NaN, which
+//              the trainer refuses: a kernel cannot fail.
+// Cost:        logits read once from memory and twice from the cache, dlogits written once; a batch is a few KiB, so
+//              that the launch takes most of the time. Accesses have 4 bytes: a row of 10 classes is not aligned to 16.
+// Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double, tolerance
+//              1e-5.
 [[nodiscard]] cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args);
 
 }  // namespace starring::cuda

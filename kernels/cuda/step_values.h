@@ -1,8 +1,7 @@
-// The numbers of a step that change from one step to the next.
+// The numbers that change from one step to the next, and the results of a step.
 //
-// A captured graph repeats the arguments of its launches. So these may also be read from device memory: see
-// CudaDevice::BindStepValues. And what a step answers, for CudaDevice::BindStepResult. Plain structs, for host and
-// device.
+// A captured graph repeats the arguments of its launches, so kernels can also read these numbers from device memory:
+// see CudaDevice::BindStepValues and BindStepResult. Plain structs, for host and device.
 #ifndef STARRING_KERNELS_CUDA_STEP_VALUES_H_
 #define STARRING_KERNELS_CUDA_STEP_VALUES_H_
 
@@ -10,8 +9,8 @@
 
 namespace starring {
 
-// The factors of one update, made in double and rounded once, as common/arithmetic/optimizer.cc makes them.
-// See kernels/cuda/cuda_optimizer.cc.
+// The factors of one update, computed in double and rounded once, as in common/arithmetic/optimizer.cc. See
+// MakeCudaOptimizerScalars.
 struct CudaOptimizerScalars {
   float learning_rate = 0, momentum = 0, weight_decay = 0;                         // SGD
   float keep = 1, beta1 = 0, one_minus_beta1 = 1, beta2 = 0, one_minus_beta2 = 1;  // AdamW
@@ -27,9 +26,9 @@ struct CudaStepValues {
 };
 
 struct CudaStepResult {
-  double loss_sum = 0;              // LossResult's
-  int64_t correct = 0;              // likewise
-  int64_t non_finite_element = -1;  // of CudaDevice::FindNonFinite, or ApplyOptimizer
+  double loss_sum = 0;              // as LossResult's
+  int64_t correct = 0;              // as LossResult's
+  int64_t non_finite_element = -1;  // set by CudaDevice::FindNonFinite and ApplyOptimizer
 };
 
 }  // namespace starring
