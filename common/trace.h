@@ -8,7 +8,7 @@
 //
 // One clock for all processes: times are CLOCK_MONOTONIC, which all processes of a machine share, and are written as
 // they are. Beside them a file has the machine's boot id and what separates that clock from the wall clock, by which
-// bench/compare/trace.py puts the files of several machines on one axis: as well as their wall clocks agree.
+// bench/compare/timeline.py puts the files of several machines on one axis: as well as their wall clocks agree.
 //
 // Events are kept in memory and written at the end: of each track the newest limits.h kTraceEventsMax, and the number
 // of those that were dropped.

@@ -1,15 +1,15 @@
 #!/bin/bash
-# Fetches a data set into a folder that --data_dir can name.
+# Fetches a data set into a folder for --data_dir.
 #
 #   deploy/get_data.sh mnist|cifar10 [--dir=DIR] [--mirror=URL] [--checksums=FILE]
 #
-#   --dir        where the files go; data/mnist or data/cifar10 otherwise
-#   --mirror     the URL under which the files lie (file:// too), or the variable STARRING_MIRROR
-#   --checksums  lines of md5sum that replace the known ones, for a mirror that packed the files anew
+#   --dir        the folder for the files; default: data/mnist or data/cifar10
+#   --mirror     the URL of the folder that has the files (file:// works too); default: the variable STARRING_MIRROR
+#   --checksums  a file with lines of md5sum that replace the known ones, for a mirror that repacked the files
 #
-# A file appears under its name only once it is complete and its checksum is right; until then it lies in DIR/.partial,
-# where the next run takes it up. Running it again fetches nothing that is there. (Fashion-MNIST needs none of this:
-# deploy/setup.sh installs it.)
+# A file gets its name only once it is complete and its checksum is right. Until then it is in DIR/.partial, and the
+# next run continues it. Files that are there are not fetched again. Fashion-MNIST needs no download: deploy/setup.sh
+# installs it.
 set -euo pipefail
 
 die() {
@@ -23,17 +23,18 @@ usage() {
 
 md5_of() { md5sum < "$1" | cut -d' ' -f1; }
 
-# The checksum of file $1 that $2 lists (nothing if none), where $2 is lines of "sum  name".
+# checksum_of NAME SUMS: prints the checksum of NAME, if SUMS, lines of "sum  name", has one.
 checksum_of() { awk -v name="$1" '$2 == name || $2 == "*" name { print $1 }' <<<"$2"; }
 
-# download URL FILE: goes on where an earlier attempt stopped.
+# download URL FILE: continues FILE where an earlier attempt stopped.
 download() {
   local url=$1 file=$2 status=0
   curl --fail --location --silent --show-error --retry 3 --connect-timeout 20 --continue-at - \
     --output "${file}" "${url}" || status=$?
   case ${status} in
     0) return 0 ;;
-    # What is there cannot be continued: not by this server (33), not from this place (22: HTTP 416, 36).
+    # The partial file cannot be continued: the server does not support it (33), or not from this offset (22, which is
+    # HTTP 416 here, and 36). Start over.
     22 | 33 | 36)
       if [[ -s ${file} ]]; then
         rm -f "${file}"
@@ -41,7 +42,7 @@ download() {
         return
       fi
       die "the mirror does not have ${url} (curl status ${status})" \
-        "name another with --mirror=URL or STARRING_MIRROR" ;;
+        "name another mirror with --mirror=URL or STARRING_MIRROR" ;;
     37) die "there is no ${url}: name another mirror with --mirror=URL or STARRING_MIRROR" ;;
     23) die "cannot write ${file}: is the disk full?" ;;
     *) die "cannot fetch ${url} (curl status ${status}): is this machine offline?" \
@@ -50,7 +51,7 @@ download() {
   esac
 }
 
-# fetch NAME: DIR/NAME is there and right afterwards.
+# fetch NAME: makes sure that DIR/NAME exists and has the right checksum.
 fetch() {
   local name=$1 expected found part
   expected=$(checksum_of "${name}" "${checksums}")
@@ -60,14 +61,14 @@ fetch() {
     return
   fi
   part=${partial}/${name}
-  # A run that was stopped just before the rename left the whole file.
+  # A run that was stopped just before the rename has left a complete file.
   if [[ ! -f ${part} || $(md5_of "${part}") != "${expected}" ]]; then
     echo "get_data: fetching ${mirror}/${name}"
     download "${mirror}/${name}" "${part}"
   fi
   found=$(md5_of "${part}")
   if [[ ${found} != "${expected}" ]]; then
-    # Continuing a wrong file would never make it right.
+    # The next run would continue the wrong file, and its checksum would never be right.
     rm -f "${part}"
     die "${mirror}/${name} has the md5 ${found}, expected ${expected}: not kept" \
       "try again, or another mirror with --mirror=URL or STARRING_MIRROR"
@@ -100,14 +101,14 @@ get_cifar10() {
   for name in "${names[@]}"; do
     [[ -f ${partial}/unpacked/${name} ]] || die "${dir}/${archive} holds no ${name}"
   done
-  # test_batch.bin is the last: where it lies, the others do.
+  # test_batch.bin is moved last, so that its presence proves that all files are there.
   for name in "${names[@]}"; do
     mv "${partial}/unpacked/${name}" "${dir}/${name}"
   done
   rm -f "${dir}/${archive}"
 }
 
-dataset= dir= mirror=${STARRING_MIRROR:-} checksums= checksums_from=--checksums
+dataset='' dir='' mirror=${STARRING_MIRROR:-} checksums='' checksums_from=--checksums
 for argument in "$@"; do
   case ${argument} in
     --dir=*) dir=${argument#*=} ;;

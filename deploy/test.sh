@@ -1,16 +1,15 @@
 #!/bin/bash
-# Tests Starring: installs what is missing, then runs every test as it ships but the long ones.
+# Tests Starring: installs missing packages, then builds as released and runs every test but the long ones.
 #
-#   deploy/test.sh         for people: a budget of 15 minutes on two cores after deploy/quickstart.sh
-#   deploy/test.sh --all   what continuous integration runs: also the long tests (chaos, strangers, load, Slurm, the
+#   deploy/test.sh         for people. Budget: 15 minutes on two cores after deploy/quickstart.sh
+#   deploy/test.sh --all   for continuous integration. Also runs the long tests (chaos, strangers, load, Slurm, the
 #                          bundle, network namespaces), tests under AddressSanitizer and UndefinedBehaviorSanitizer,
-#                          those that can run under ThreadSanitizer, and clang-tidy: a budget of an hour on two cores
-#                          with nothing cached
+#                          tests under ThreadSanitizer, and clang-tidy. Budget: an hour on two cores with empty caches
 #
-# A test is long if it is tagged so, or is of size large: Bazel gives every test the name of its timeout as a tag.
+# A test is long if it is tagged `long` or has the size large: Bazel tags each test with the name of its timeout.
 #
-# Prints the time of each part, and its ten slowest tests. A part that takes more than half as long again as its budget
-# has failed. The last line is `N passed, N failed, N skipped`, over all parts. Exit status 0 means that nothing failed.
+# Prints the time of each part, and its ten slowest tests. A part fails if it takes more than 1.5 times its budget. The
+# last line is `N passed, N failed, N skipped`, over all parts. Exit status 0 means that nothing failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 
@@ -35,7 +34,7 @@ events=$(mktemp -d) || exit 1
 trap 'rm -rf "${events}"' EXIT
 
 counted=()
-# run NAME BUDGET_S COMMAND ARGUMENT...: every part goes on after failures; count_tests.py finds them in the events.
+# run NAME BUDGET_S COMMAND ARGUMENT...: runs one part. A failure does not end it: count_tests.py reads the events.
 run() {
   local name=$1 budget_s=$2 command=$3
   shift 3
@@ -45,7 +44,7 @@ run() {
 }
 
 # Tests and binaries by name: `//...` would also build each library as a target of its own, which compiles every source
-# a second time, with -fPIC. What only sanitizers can build is left out.
+# a second time, with -fPIC. Targets that only sanitizers can build are left out.
 targets=${events}/targets
 bazel query --noshow_progress \
   'kind("_(test|binary) rule", //...) except attr("target_compatible_with", "never", //...)' >"${targets}"

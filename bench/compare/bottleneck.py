@@ -1,18 +1,22 @@
-"""What a configuration waits for: data, compute, exchange, straggler or server CPU, with the numbers that say so."""
+"""Names what limits a configuration: data, compute, exchange, straggler or server CPU, and the numbers that show it."""
+
+from __future__ import annotations
 
 import statistics
 
+import results as schema
+
 STRAGGLER_RATIO = 1.15  # slowest worker's compute time / the median worker's
-SERVER_BUSY_PERCENT = 85.0  # of a server that has a core to itself
-SERVER_SHARE_MIN = 0.05  # of the workers' cores, that servers on the same cores take
-SHARE_MIN = 0.10  # of a step: below, waiting is no bottleneck
-CORES_BUSY_PERCENT = 75.0  # of all cores, where servers share the workers': below, nobody waits for a core
-SLOWED_MIN = 1.10  # compute beside servers / compute of the same model without
+SERVER_BUSY_PERCENT = 85.0  # for a server that has a core to itself
+SERVER_SHARE_MIN = 0.05  # the servers' part of the time of the workers' cores, where both share cores
+SHARE_MIN = 0.10  # part of a step: a shorter wait is no bottleneck
+CORES_BUSY_PERCENT = 75.0  # over all cores, where servers share the workers': below, no process waits for a core
+SLOWED_MIN = 1.10  # compute time with servers on the same cores / compute time without
 
 
-def shares(configuration):
-    """Means over the runs: milliseconds of a step, and of what kind."""
-    def mean(*parts):
+def shares(configuration: schema.Configuration) -> dict[str, float]:
+    """Milliseconds of a step and of its kinds, as means over the runs."""
+    def mean(*parts: str) -> float:
         return statistics.mean(sum(run["breakdown_ms"].get(part, 0.0) for part in parts)
                                for run in configuration["runs"])
     step = statistics.mean(run["step_ms"]["mean"] for run in configuration["runs"])
@@ -20,33 +24,34 @@ def shares(configuration):
             "exchange": mean("exposed_exchange")}
 
 
-def server_percents(configuration):
-    """Mean CPU use of each server over the runs."""
+def server_percents(configuration: schema.Configuration) -> list[float]:
+    """The mean CPU use of each server over the runs."""
     names = {name for run in configuration["runs"] for name in run["cpu_percent"] if name.startswith("server")}
     return [statistics.mean(run["cpu_percent"].get(name, 0.0) for run in configuration["runs"])
             for name in sorted(names)]
 
 
-def _cores(configuration, role):
+def _cores(configuration: schema.Configuration, role: str) -> set[str]:
     return {core for text in configuration["cores"].get(role, []) for core in text.split(",")}
 
 
-def _cores_percent(configuration):
-    """Mean use of the job's cores by all its processes."""
+def _cores_percent(configuration: schema.Configuration) -> float:
+    """The mean use of the job's cores by all its processes."""
     cores = _cores(configuration, "worker") | _cores(configuration, "server")
     return statistics.mean(sum(run["cpu_percent"].values()) for run in configuration["runs"]) / max(1, len(cores))
 
 
-def _percent(part, whole):
+def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %"
 
 
-def _of_step(share, kind, step):
+def _of_step(share: dict[str, float], kind: str, step: float) -> str:
     return f"{share[kind]:.2f} of {step:.2f} ms a step ({_percent(share[kind], step)})"
 
 
-def _server(configuration, share, group):
-    """Why, if the servers' CPU time holds the job up."""
+def _server(configuration: schema.Configuration, share: dict[str, float],
+            group: list[schema.Configuration]) -> str | None:
+    """Why the servers' CPU time limits the job; None if it does not."""
     percents = server_percents(configuration)
     waits = share["exchange"] / share["step"]
     if not percents:
@@ -72,8 +77,8 @@ def _server(configuration, share, group):
             f"{against}")
 
 
-def find(configuration, group):
-    """{"name", "why"}; `group` are the configurations it is compared with, itself among them."""
+def find(configuration: schema.Configuration, group: list[schema.Configuration]) -> dict[str, str]:
+    """{"name", "why"}. `group` has all configurations that are compared, this one among them."""
     share = shares(configuration)
     step = share["step"]
     ratio = configuration.get("slowest_worker_ratio")

@@ -1,46 +1,45 @@
-"""Which device the jobs of a comparison train on. All of them on the same: else it would compare devices."""
+"""Chooses the device of a comparison. All its jobs train on the same device, or it would compare devices."""
+
+from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import tempfile
 
 import programs
 
-# Relative, of the losses of Starring and of the peer: a GPU's sums are of another order.
+# Relative difference allowed between the losses of Starring and the peer. A GPU adds in another order.
 TOLERANCE = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
     kind: str = "cpu"  # cpu, cuda
-    gpus: int = 0  # that jobs may use
-    note: str = ""  # what a person should know of the choice
+    gpus: int = 0  # the number that jobs may use
+    note: str = ""  # a sentence about the choice, for the report
 
-    def shared(self, workers):
+    def shared(self, workers: int) -> bool:
         return self.kind == "cuda" and workers > self.gpus
 
-    def flags(self, workers):
-        """Of worker and peer alike."""
+    def flags(self, workers: int) -> list[str]:
+        """Flags for worker and peer."""
         return ["--device=" + self.kind] + ["--share_gpus"] * self.shared(workers)
 
-    def tolerance(self, math="fp32"):
+    def tolerance(self, math: str = "fp32") -> float:
         return TOLERANCE["cpu" if self.kind == "cpu" else math]
 
 
-def _try_worker():
-    """ProgramError with the worker's own words where it cannot train on a GPU."""
+def _try_worker() -> None:
+    """Trains one step on a GPU. ProgramError with the worker's own message if it cannot."""
     with tempfile.TemporaryDirectory() as folder:
         record = os.path.join(folder, "record.json")
         programs.run([programs.binary("worker/worker"), "--sync=local", "--device=cuda", "--dataset=synthetic",
                       "--synthetic_train_count=64", "--synthetic_test_count=1", "--model=logreg", "--max_steps=1",
                       "--progress=none", "--record=" + record])
-        with open(record, encoding="utf-8") as file:
-            return json.load(file)["host"]["device"]
 
 
-def _why_not(torches, wants_torch):
-    """Why the jobs cannot all train on a GPU; empty if they can."""
+def _why_not(torches: list[programs.Torch], wants_torch: bool) -> str:
+    """Why not all jobs can train on a GPU; empty if they can."""
     try:
         _try_worker()
     except programs.ProgramError as error:
@@ -52,15 +51,17 @@ def _why_not(torches, wants_torch):
     return ""
 
 
-def choose(asked, gpu_count, torches, wants_torch):
-    """(Device, the Torch to compare with or None). `gpu_count` is the driver's. ProgramError if --device=cuda cannot be
-    had."""
+def choose(asked: str, gpu_count: int, torches: list[programs.Torch],
+           wants_torch: bool) -> tuple[Device, programs.Torch | None]:
+    """The device, and the Torch to compare with, or None. `gpu_count` is the number that the driver reports.
+
+    ProgramError if --device=cuda is asked for and cannot be used."""
     first = torches[0] if torches else None
     if asked == "cpu" or (asked == "auto" and gpu_count == 0):
         return Device(), first
     why = _why_not(torches, wants_torch)
     if why and asked == "cuda":
-        raise programs.ProgramError(f"--device=cuda cannot be had: {why}; or give --device=cpu")
+        raise programs.ProgramError(f"--device=cuda cannot be used: {why}; or give --device=cpu")
     if why:
         return Device(note=f"all jobs train on the CPU, though the driver shows {gpu_count} GPUs: {why}"), first
     torch = next((torch for torch in torches if torch.gpus), None)

@@ -1,13 +1,17 @@
-"""What the machine is and does: cores, memory, load, clock, GPU, and the CPU time of processes, from /proc."""
+"""Reads facts of the machine: cores, memory, load, clock, GPUs, and the CPU time of processes."""
+
+from __future__ import annotations
 
 import ctypes
 import os
 import platform
 
+import results as schema
+
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def _read(path):
+def _read(path: str) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -15,7 +19,7 @@ def _read(path):
         return ""
 
 
-def _field(path, name):
+def _field(path: str, name: str) -> str:
     for line in _read(path).splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:
@@ -23,16 +27,16 @@ def _field(path, name):
     return ""
 
 
-def cores():
+def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def load():
+def load() -> float:
     return os.getloadavg()[0]
 
 
-def clock_mhz():
-    """Of each core; empty where the kernel does not say."""
+def clock_mhz() -> list[float]:
+    """The clock of each core; empty if the kernel does not tell."""
     folder = "/sys/devices/system/cpu"
     kilohertz = [_read(f"{folder}/cpu{core}/cpufreq/scaling_cur_freq").strip() for core in cores()]
     if all(kilohertz):
@@ -40,8 +44,8 @@ def clock_mhz():
     return [float(line.partition(":")[2]) for line in _read("/proc/cpuinfo").splitlines() if line.startswith("cpu MHz")]
 
 
-def describe(gpus):
-    """The `machine` of results.json; load_after and clock_mhz are filled in at the end."""
+def describe(gpus: Gpus) -> schema.Machine:
+    """The `machine` of results.json. The caller fills in load_after and clock_mhz at the end."""
     memory_kib = float((_field("/proc/meminfo", "MemTotal").split() or ["0"])[0])
     system = _field_of_os("PRETTY_NAME") or platform.system()
     return {"name": platform.node(), "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
@@ -50,25 +54,25 @@ def describe(gpus):
             "load_after": None, "clock_mhz": {"min": None, "median": None, "max": None}}
 
 
-def _field_of_os(name):
+def _field_of_os(name: str) -> str:
     for line in _read("/etc/os-release").splitlines():
         if line.startswith(name + "="):
             return line.partition("=")[2].strip('"')
     return ""
 
 
-def cpu_seconds(pid):
-    """User and system time of a process, all threads; None if it is gone."""
+def cpu_seconds(pid: int) -> float | None:
+    """The user and system time of a process, all threads together; None if the process is gone."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND if len(fields) > 12 else None
 
 
-def command_line(pid):
+def command_line(pid: int) -> list[str]:
     return _read(f"/proc/{pid}/cmdline").split("\0")[:-1]
 
 
-def descendants(pid):
-    """Of a process, itself first."""
+def descendants(pid: int) -> list[int]:
+    """The process and all its descendants, itself first."""
     found = [pid]
     for parent in found:
         try:
@@ -89,13 +93,13 @@ class _Memory(ctypes.Structure):
 
 
 class Gpus:
-    """NVIDIA's GPUs through NVML, which comes with the driver and is looked for when this is made.
+    """NVIDIA's GPUs, by NVML, a library of the driver that is loaded when this object is created.
 
-    `visible` is the environment's CUDA_VISIBLE_DEVICES: NVML itself knows of no such thing.
+    `visible` is the value of CUDA_VISIBLE_DEVICES, which NVML itself ignores.
     """
 
-    def __init__(self, library="libnvidia-ml.so.1", visible=None):
-        self._handles = []
+    def __init__(self, library: str = "libnvidia-ml.so.1", visible: str | None = None) -> None:
+        self._handles: list[ctypes.c_void_p] = []
         try:
             self._nvml = ctypes.CDLL(library)
             if self._nvml.nvmlInit_v2() != 0:
@@ -111,13 +115,13 @@ class Gpus:
             code = (self._nvml.nvmlDeviceGetHandleByIndex_v2(int(word), ctypes.byref(handle)) if word.isdigit() else
                     self._nvml.nvmlDeviceGetHandleByUUID(word.encode(), ctypes.byref(handle)))
             if code != 0:
-                return  # as CUDA: what stands behind a wrong one is not visible either
+                return  # CUDA, too, ignores all devices after a wrong one
             self._handles.append(handle)
 
-    def count(self):
+    def count(self) -> int:
         return len(self._handles)
 
-    def name(self):
+    def name(self) -> str | None:
         """"2 x NVIDIA H200"; None without a GPU."""
         if not self._handles:
             return None
@@ -127,8 +131,9 @@ class Gpus:
         name = text.value.decode(errors="replace")
         return name if len(self._handles) == 1 else f"{len(self._handles)} x {name}"
 
-    def sample(self, workers):
-        """Of the GPUs that so many workers use: (percent, mean over them; bytes in use, of all of them) or None."""
+    def sample(self, workers: int) -> tuple[float, int] | None:
+        """The GPUs that this number of workers uses: their mean use in percent, and the sum of their memory in bytes.
+        None without a GPU."""
         percents, memory = [], 0
         for handle in self._handles[:workers]:
             utilization, used = _Utilization(), _Memory()

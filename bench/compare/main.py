@@ -1,24 +1,28 @@
 #!/usr/bin/env python3
-"""The comparison: star, ring, mpi and PyTorch DDP side by side, as a report.
+"""Compares star, ring, mpi and PyTorch DDP side by side and writes a report.
 
     bazel run //bench:compare -- --syncs=star,ring,mpi,ddp --workers=1,2 --model=lenet5 --repeats=5 --out=report
 
-Leaves index.html, summary.md, results.json and runs.csv in the folder --out. Exit status 0: the report is there, 1: a
-part failed (the report says which), 2: the command line was refused.
+Writes index.html, summary.md, results.json and runs.csv to the folder --out. Exit status 0: the report is complete,
+1: a part failed (the report says which), 2: the command line was refused.
 """
 
+from __future__ import annotations
+
+import argparse
 import dataclasses
 import datetime
+import functools
 import os
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
-
-# Of this folder: the standard library has another.
-import trace
+_HERE = os.path.dirname(os.path.realpath(__file__))
+# Started as a script, this file finds its siblings by itself. Imported as bench.compare.main, it does not.
+sys.path[:0] = [_HERE, os.path.join(os.path.dirname(_HERE), "netlab")]
 
 import agreement
 import alone
@@ -27,18 +31,20 @@ import device_choice
 import jobs
 import machine
 import measure
+import netlab
 import options as command_line
 import peer_settings
 import programs
 import results as schema
+import timeline
 import training
 
 PAGE_MODULES = ("numpy", "matplotlib", "jinja2")
 TRACE_STEPS = 40
 
 
-def use_python_with(modules):
-    """Goes on under a python3 that has `modules`; returns a note if there is none."""
+def use_python_with(modules: Sequence[str]) -> str | None:
+    """Restarts this program under a python3 that has `modules`. Returns a note if there is none."""
     try:
         for module in modules:
             __import__(module)
@@ -47,8 +53,8 @@ def use_python_with(modules):
         pass
     python = programs.find_python(modules)
     if python is None or "STARRING_BINARIES" in os.environ:
-        return ("no python3 with matplotlib and jinja2 was found, so there are results.json and runs.csv but no page: "
-                "apt-get install python3-matplotlib python3-jinja2")
+        return ("no python3 with matplotlib and jinja2 was found, so the report has results.json and runs.csv but no "
+                "page: apt-get install python3-matplotlib python3-jinja2")
     os.environ["STARRING_BINARIES"] = os.getcwd()
     sys.stdout.flush()
     os.execv(python, [python, os.path.realpath(__file__), *sys.argv[1:]])
@@ -56,7 +62,9 @@ def use_python_with(modules):
 
 
 class Comparison:
-    def __init__(self, options, notes):
+    """Runs all parts of a comparison and collects their results."""
+
+    def __init__(self, options: argparse.Namespace, notes: list[str]) -> None:
         self.options, self.started = options, time.monotonic()
         self.gpus = machine.Gpus(visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
         has_peers = any(sync in jobs.PEERS for sync in options.syncs)
@@ -74,14 +82,14 @@ class Comparison:
         self.laboratory = measure.Laboratory(options, self.gpus, self.say)
         self._describe_versions()
 
-    def say(self, text):
+    def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.started:6.0f} s] {text}", flush=True)
 
-    def note(self, text):
+    def note(self, text: str) -> None:
         self.say(text)
         self.notes.append(text)
 
-    def _describe_versions(self):
+    def _describe_versions(self) -> None:
         self.results["versions"].update(programs.library_versions())
         if self.device.note:
             self.note(self.device.note)
@@ -92,8 +100,8 @@ class Comparison:
             self.note("no python3 with PyTorch was found, so there is no DDP column. To get one: "
                       f"{programs.HOW_TO_GET_TORCH}, or pip install torch for the python3 on PATH")
 
-    def part(self, name, work):
-        """One part may fail: the others still tell something."""
+    def part(self, name: str, work: Callable[[], None]) -> None:
+        """Runs one part. If it fails, the others go on."""
         self.say(name)
         try:
             work()
@@ -103,21 +111,21 @@ class Comparison:
             self.notes.append(f"{name}: failed: {str(error).splitlines()[0]}")
         self.save()
 
-    def save(self):
+    def save(self) -> None:
         self.results["seconds"] = time.monotonic() - self.started
         schema.write(os.path.join(self.out, "results.json"), self.results)
 
-    def run(self):
+    def run(self) -> int:
         options = self.options
         matrix = jobs.Matrix(options, self.torch, self.peer_settings, self.device)
         if self.torch is not None:
             for model in options.models:
                 for workers in options.workers:
                     self.part(f"agreement of the first {agreement.STEPS} losses: {model}, {workers} workers",
-                              lambda model=model, workers=workers: self._check_agreement(matrix, model, workers))
+                              functools.partial(self._check_agreement, matrix, model, workers))
         groups = matrix.groups()
         for group in groups:
-            self.part("measuring " + " ".join(map(str, group[0].group)), lambda group=group: self._measure(group))
+            self.part("measuring " + " ".join(map(str, group[0].group)), functools.partial(self._measure, group))
         if options.train_epochs:
             self._train(groups)
         if options.loaders:
@@ -125,16 +133,16 @@ class Comparison:
         if max(options.workers) > 1:
             self.part("exchange alone", lambda: self._exchanges(max(options.workers)))
         if options.hosts and self.device.kind == "cuda":
-            self.note("no section of several hosts: they are parts of this machine and share its GPUs; for them give "
-                      "--device=cpu")
+            self.note("no section of several hosts: the emulated hosts share this machine's GPUs; for that section "
+                      "give --device=cpu")
         elif options.hosts:
             self.part("hosts: netlab:%d,%s" % options.hosts, lambda: self._hosts(matrix))
         if options.trace:
             self.part("timeline", lambda: self._trace(groups))
         return self._finish()
 
-    def _check_agreement(self, matrix, model, workers):
-        """Before anything is timed, and of the very settings: each number of workers has its own."""
+    def _check_agreement(self, matrix: jobs.Matrix, model: str, workers: int) -> None:
+        """Checks the settings that will be timed: each number of workers has its own."""
         members = matrix.of_group(model, workers, "weak")
         peers = [job for job in members if job.configuration["sync"] in jobs.PEERS]
         ours = [job for job in members if job not in peers and job.configuration["accounting"] == "equal-workers"]
@@ -147,52 +155,47 @@ class Comparison:
                      f"{'agrees' if entry['agrees'] else 'DISAGREES'}")
         self.results["agreement"] += found
 
-    def _measure(self, group):
+    def _measure(self, group: list[jobs.Job]) -> None:
         measured = self.laboratory.measure(group)
         self.results["configurations"] += [job.configuration for job in measured]
         if len(measured) < len(group):
             self.failed = True
 
-    def _train(self, groups):
+    def _train(self, groups: list[list[jobs.Job]]) -> None:
         workers = max(self.options.workers)
-        entries = []
+        entries: list[schema.Training] = []
         for group in groups:
             for job in group:
                 configuration = job.configuration
                 if (configuration["workers"], configuration["accounting"], configuration["scaling"]) != (
                         workers, "equal-workers", self.options.scaling[0]) or not configuration["runs"]:
                     continue
-                self.part(f"{self.options.train_epochs} epochs: {configuration['id']}", lambda job=job: entries.append(
-                    training.run(job, self.options.train_epochs, self.gpus)))
+                self.part(f"{self.options.train_epochs} epochs: {configuration['id']}",
+                          functools.partial(self._train_one, job, entries))
         training.set_targets(entries, self.options.target_accuracy)
         self.results["training"] += entries
 
-    def _exchanges(self, workers, lab=None):
+    def _train_one(self, job: jobs.Job, entries: list[schema.Training]) -> None:
+        entries.append(training.run(job, self.options.train_epochs, self.gpus))
+
+    def _exchanges(self, workers: int, lab: netlab.Netlab | None = None) -> None:
         sizes = self.options.exchange_bytes or alone.BYTES
         self.results["exchanges"] += alone.exchanges(self.options.syncs, workers, self.options.servers or workers,
                                                      self.torch, sizes, lab)
 
-    def _hosts(self, matrix):
-        sys.path.insert(0, os.path.join(programs.ROOT, "bench/netlab"))
-        try:
-            import netlab
-        except ImportError:
-            self.note("bench/netlab is not there: no section of several hosts")
-            return
+    def _hosts(self, matrix: jobs.Matrix) -> None:
         hosts, rate = self.options.hosts
         try:
             with netlab.Netlab(hosts=hosts, rate=rate) as lab:
                 for model in self.options.hosts_models:
                     group = matrix.of_group(model, hosts, "weak", lab)
-                    self.part(f"measuring {model} between hosts", lambda group=group: self._measure(group))
+                    self.part(f"measuring {model} between hosts", functools.partial(self._measure, group))
                 self.part("exchange alone between hosts", lambda: self._exchanges(hosts, lab))
         except netlab.NetlabError as error:
             self.note(f"no section of several hosts: {error}")
 
-    def _trace(self, groups):
-        """A short run of each of ours with a timeline, which costs little but is no measurement."""
-        if not hasattr(trace, "merge_files"):
-            return
+    def _trace(self, groups: list[list[jobs.Job]]) -> None:
+        """Runs star and ring briefly with a timeline. Tracing costs time, so the timed runs have none."""
         workers = max(self.options.workers)
         traced = [job for group in groups for job in group
                   if job.configuration["sync"] in ("star", "ring") and job.configuration["workers"] == workers and
@@ -203,21 +206,22 @@ class Comparison:
             with tempfile.TemporaryDirectory() as folder:
                 each = os.path.join(folder, "trace.json")
                 measure.run_job(dataclasses.replace(job, launch_flags=["--trace=" + each]), TRACE_STEPS, self.gpus)
-                trace.merge_files(trace.files_of(each), os.path.join(self.out, name))
+                timeline.merge_files(timeline.files_of(each), os.path.join(self.out, name))
             configuration["trace"] = name
             self.results["trace"] = self.results["trace"] or name
 
-    def _finish(self):
+    def _finish(self) -> int:
         results = self.results
         self.notes += self.laboratory.failures + self.peer_settings.failures
         results["peer_notes"] += self.peer_settings.notes
         results["versions"].update({name: version for name, version in self.laboratory.versions.items()
                                     if name not in results["versions"]})
         if any(sync in jobs.PEERS for sync in self.options.syncs) and self.torch is not None:
-            results["peer_notes"].append("Dropout: while losses are compared PyTorch drops what Starring drops; while "
-                                         "it is timed it uses its own, which is faster.")
+            results["peer_notes"].append(
+                "While losses are compared, PyTorch drops the same values as Starring; while it is timed, it uses "
+                "its own dropout, which is faster.")
         if self.options.quick:
-            self.notes.append("--quick: a test of the comparison itself; its numbers say nothing about speed")
+            self.notes.append("--quick is a smoke test of the comparison itself: its timings are meaningless")
         clocks = self.laboratory.clocks
         if clocks:
             results["machine"]["clock_mhz"] = {"min": min(clocks), "median": statistics.median(clocks),
@@ -232,7 +236,7 @@ class Comparison:
         print(f"\n{self.out}: {', '.join(sorted(os.listdir(self.out)))} after {results['seconds']:.0f} s")
         return 1 if self.failed else 0
 
-    def _write_page(self, found):
+    def _write_page(self, found: analysis.Analysis) -> None:
         try:
             from report.write import write_report
         except ImportError as error:
@@ -241,7 +245,7 @@ class Comparison:
         write_report(self.results, found, self.out)
 
 
-def main():
+def main() -> int:
     options = command_line.parse()
     note = use_python_with(PAGE_MODULES)
     try:

@@ -1,5 +1,8 @@
-"""Runs jobs, takes turns among them, and makes the runs of results.json of their records."""
+"""Runs jobs in turns and makes the runs of results.json from their records."""
 
+from __future__ import annotations
+
+import argparse
 import json
 import os
 import re
@@ -9,33 +12,41 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
 
 import machine
 import programs
 import results as schema
+from jobs import Command, Job
 
 JOB_SECONDS_MAX = 1800
-SAMPLE_SECONDS = 0.05  # of the servers: what they do after the last sample is not seen
-LOOKS_BETWEEN_SEARCHES = 10  # for new processes; and of the clock and the GPUs
+SAMPLE_SECONDS = 0.05  # a server's CPU time after its last sample is lost
+LOOKS_BETWEEN_SEARCHES = 10  # samples of CPU time between two looks at new processes, the clock and the GPUs
 CALIBRATION_STEPS = 30
 STEPS_MIN = 60
-OF_ONE_JOB = ("backend", "cuda_graph")  # among the versions of a record of the peer
-SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take so many times the wanted seconds
+OF_ONE_JOB = ("backend", "cuda_graph")  # versions in a record of the peer that differ from job to job
+SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take this many times the wanted seconds
+
+Record = dict[str, Any]  # a run record: proto/starring/v1/run_record.proto as JSON
 
 
 class _Sampler(threading.Thread):
-    """Looks at the servers' CPU time, the clock and the GPUs while a job runs."""
+    """Samples the servers' CPU time, the clock and the GPUs while a job runs."""
 
-    def __init__(self, processes, gpus, workers):
+    def __init__(self, processes: list[subprocess.Popen[bytes]], gpus: machine.Gpus, workers: int) -> None:
         super().__init__(daemon=True)
         self.processes, self.gpus, self.workers = processes, gpus, workers
-        self.server_seconds, self.clocks, self.gpu_samples = {}, [], []
+        self.server_seconds: dict[str, float] = {}
+        self.clocks: list[float] = []
+        self.gpu_samples: list[tuple[float, int]] = []
         self._end = threading.Event()
-        self._names = {}
+        self._names: dict[int, str] = {}
 
-    def run(self):
+    def run(self) -> None:
         looks = 0
         while not self._end.wait(SAMPLE_SECONDS):
+            # Processes start in the first looks, so each of those searches.
             if looks % LOOKS_BETWEEN_SEARCHES == 0 or looks < LOOKS_BETWEEN_SEARCHES:
                 self._search()
             looks += 1
@@ -44,7 +55,7 @@ class _Sampler(threading.Thread):
                 if seconds is not None:
                     self.server_seconds[name] = seconds
 
-    def _search(self):
+    def _search(self) -> None:
         self.clocks += machine.clock_mhz()
         sample = self.gpus.sample(self.workers)
         if sample is not None:
@@ -54,18 +65,18 @@ class _Sampler(threading.Thread):
             if name is not None:
                 self._names[pid] = name
 
-    def stop(self):
+    def stop(self) -> None:
         self._end.set()
         self.join()
 
 
-def _server_name(words):
+def _server_name(words: list[str]) -> str | None:
     if not words or os.path.basename(words[0]) != "server":
         return None
     return next((f"server {word.partition('=')[2]}" for word in words if word.startswith("--shard=")), None)
 
 
-def _end(processes):
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
@@ -77,7 +88,7 @@ def _end(processes):
             process.wait()
 
 
-def _start(commands, output):
+def _start(commands: list[Command], output: BinaryIO) -> list[subprocess.Popen[bytes]]:
     processes = []
     for command in commands:
         processes.append(subprocess.Popen(command.argv, env={**os.environ, **command.environment}, stdout=output,
@@ -85,8 +96,8 @@ def _start(commands, output):
     return processes
 
 
-def _wait(processes):
-    """Exit codes; the first bad one ends the wait."""
+def _wait(processes: list[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Waits until all processes have ended or one has failed. Returns their exit codes; None: still running."""
     end = time.monotonic() + JOB_SECONDS_MAX
     while time.monotonic() < end:
         codes = [process.poll() for process in processes]
@@ -96,8 +107,8 @@ def _wait(processes):
     return [124]
 
 
-def run_job(job, steps, gpus, more=()):
-    """(record, sampler) of one run. ProgramError if it fails."""
+def run_job(job: Job, steps: int, gpus: machine.Gpus, more: Sequence[str] = ()) -> tuple[Record, _Sampler]:
+    """Runs the job once. ProgramError if it fails."""
     with tempfile.TemporaryDirectory() as folder, open(os.path.join(folder, "output"), "w+b") as output:
         record = os.path.join(folder, "record.json")
         commands = job.commands(record, steps, more)
@@ -118,8 +129,8 @@ def run_job(job, steps, gpus, more=()):
             return json.load(file), sampler
 
 
-def samples_per_step(record):
-    """Mean over an epoch, the last batch of which is smaller."""
+def samples_per_step(record: Record) -> float:
+    """The mean over an epoch, whose last batch may be smaller."""
     config = record["config"]
     steps_per_epoch = -(-config["train_count"] // config["global_batch"])
     if record["steps"] < steps_per_epoch:
@@ -127,17 +138,20 @@ def samples_per_step(record):
     return config["train_count"] / steps_per_epoch
 
 
-def _cpu_percent(record, sampler):
+def _cpu_percent(record: Record, sampler: _Sampler) -> dict[str, float]:
     percents = {f"worker {rank}": use["cpu_percent"] for rank, use in enumerate(record.get("workers", []))}
-    seconds = sum(epoch["seconds"] for epoch in record["epochs"])  # a server has nothing to do but then
+    seconds = sum(epoch["seconds"] for epoch in record["epochs"])  # a server works only during these
     if seconds > 0:
         percents.update({name: 100 * used / seconds for name, used in sorted(sampler.server_seconds.items())})
     return percents
 
 
-def gpu_use(samples):
-    """Gpu of results.py, of (percent, bytes): from the first to the last sample that saw work, as programs that start
-    slowly are not to be told from slow ones otherwise. None without samples."""
+def gpu_use(samples: list[tuple[float, int]]) -> schema.Gpu | None:
+    """The Gpu of results.py from samples of (percent, bytes); None without samples.
+
+    The mean is over the samples from the first to the last with work. Otherwise a program that starts slowly would look
+    like one that uses the GPU little.
+    """
     busy = [index for index, (percent, _) in enumerate(samples) if percent > 0]
     if not samples:
         return None
@@ -145,7 +159,7 @@ def gpu_use(samples):
     return {"percent": statistics.mean(percents), "memory_bytes": max(memory for _, memory in samples)}
 
 
-def make_run(repeat, record, sampler, load):
+def make_run(repeat: int, record: Record, sampler: _Sampler, load: float) -> schema.Run:
     step_ms, steps = record["step_ms"], max(1, record["steps"])
     rate = 1e3 * samples_per_step(record) / step_ms["mean"]
     gpu = gpu_use(sampler.gpu_samples) if record["config"].get("device") == "cuda" else None
@@ -162,27 +176,29 @@ def make_run(repeat, record, sampler, load):
     }
 
 
-def slowest_worker_ratio(record):
+def slowest_worker_ratio(record: Record) -> float | None:
     computed = [use["compute_ms"] for use in record.get("workers", [])]
-    # The lower median: of two workers the slower is compared with the faster.
+    # The lower median, so that with two workers the slower one is compared with the faster one.
     middle = statistics.median_low(computed) if computed else 0
     return max(computed) / middle if len(computed) > 1 and middle > 0 else None
 
 
 class Laboratory:
-    """Takes turns among the jobs of a group, so that whatever else the machine does hits all of them alike."""
+    """Runs the jobs of a group in turns, so that any other load on the machine affects all of them alike."""
 
-    def __init__(self, options, gpus, say):
+    def __init__(self, options: argparse.Namespace, gpus: machine.Gpus, say: Callable[[str], None]) -> None:
         self.options, self.gpus, self.say = options, gpus, say
-        self.versions, self.clocks, self.failures = {}, [], []
+        self.versions: dict[str, str] = {}
+        self.clocks: list[float] = []
+        self.failures: list[str] = []
 
-    def measure(self, jobs):
-        """Fills in the runs of the configurations of `jobs`, which are one group; returns the jobs that ran.
+    def measure(self, jobs: list[Job]) -> list[Job]:
+        """Fills in the runs of the configurations of `jobs`, which are one group. Returns the jobs that ran.
 
-        A job that fails is noted and tried once more; one that fails again is left out, and the others go on.
+        A job that fails is noted and tried once more. A job that fails twice is left out, and the others go on.
         """
         steps, jobs = self._steps(jobs)
-        ratios = {id(job): [] for job in jobs}
+        ratios: dict[int, list[float | None]] = {id(job): [] for job in jobs}
         for repeat in range(self.options.repeats):
             for job in list(jobs):
                 load = machine.load()
@@ -204,19 +220,19 @@ class Laboratory:
             job.configuration["slowest_worker_ratio"] = statistics.median(known) if known else None
         return jobs
 
-    def _run(self, job, steps):
+    def _run(self, job: Job, steps: int) -> tuple[Record, _Sampler]:
         try:
             return run_job(job, steps, self.gpus)
         except programs.ProgramError as error:
             self._note_failure("it was run again", error)
             return run_job(job, steps, self.gpus)
 
-    def _note_failure(self, what, error):
+    def _note_failure(self, what: str, error: programs.ProgramError) -> None:
         self.say(str(error))
         self.failures.append(f"{str(error).splitlines()[0].rstrip(':')}: {what}")
 
-    def _note_peer(self, job, versions):
-        """What the peer only knew when it ran: how its processes talk, and that there was no CUDA graph."""
+    def _note_peer(self, job: Job, versions: dict[str, str]) -> None:
+        """Notes facts that the peer knows only when it runs: its backend, and why it has no CUDA graph."""
         if "backend" in versions:
             job.configuration["settings"]["backend"] = versions["backend"]
         if "cuda_graph" in versions:
@@ -224,11 +240,12 @@ class Laboratory:
             self.failures.append(f"{job.configuration['id']}: PyTorch's step is no CUDA graph: "
                                  f"{versions['cuda_graph'].partition(': ')[2]}")
 
-    def _steps(self, jobs):
-        """(steps of each run of the group, the jobs that work): from a short run of every job, which no number is of.
+    def _steps(self, jobs: list[Job]) -> tuple[int, list[Job]]:
+        """The number of steps for each run of the group, and the jobs that work.
 
-        Every job of a group takes equally many steps: the fastest takes about the wanted seconds, the slowest not much
-        more than SLOWEST_TIMES_LONGER times as long.
+        Calibrated with one short run per job; these runs are not reported. Every job of a group takes the same number
+        of steps: the fastest job takes about the wanted seconds, the slowest at most about SLOWEST_TIMES_LONGER times
+        as long.
         """
         step_seconds, working = [], []
         for job in jobs:

@@ -1,19 +1,24 @@
 """The command line of the comparison."""
 
+from __future__ import annotations
+
 import argparse
+import os
 import re
 import shlex
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
 MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
 MATHS = ("fp32", "tf32", "bf16")
-QUICK = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False, "scaling": ["weak"],
-         "exchange_bytes": [4096, 1 << 20]}
+QUICK: dict[str, Any] = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False,
+                         "scaling": ["weak"], "exchange_bytes": [4096, 1 << 20]}
 
 
-def _names(allowed):
-    def parse(text):
+def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
         names = [name for name in text.split(",") if name]
         for name in names:
             if name not in allowed:
@@ -22,7 +27,7 @@ def _names(allowed):
     return parse
 
 
-def _numbers(text):
+def _numbers(text: str) -> list[int]:
     try:
         numbers = sorted({int(word) for word in text.split(",")})
     except ValueError as error:
@@ -32,68 +37,68 @@ def _numbers(text):
     return numbers
 
 
-def _positive(text):
+def _positive(text: str) -> int:
     return _numbers(text)[0]
 
 
-def _models(text):
+def _models(text: str) -> list[str]:
     names = [name for name in text.split(",") if name]
     for name in names:
         if name not in MODELS:
             raise argparse.ArgumentTypeError(
-                f"{name!r} is not one of {', '.join(MODELS)}: PyTorch's side knows no other (bench/ddp/models.py)")
+                f"{name!r} is not one of {', '.join(MODELS)}: bench/ddp/models.py has only these")
     return list(dict.fromkeys(names))
 
 
-def _hosts(text):
+def _hosts(text: str) -> tuple[int, str]:
     match = re.fullmatch(r"netlab:(\d+),(\w+)", text)
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not like netlab:4,1gbit")
     return int(match[1]), match[2]
 
 
-def _switch(text):
+def _switch(text: str) -> bool:
     if text not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
     return text == "true"
 
 
-def _add_matrix(add):
+def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     add("--syncs", type=_names(SYNCS), default=["star", "ring", "mpi", "ddp"],
-        help="what to compare; ddp brings ddp-tuned along")
-    add("--workers", type=_numbers, default=[1, 2], help="how many, a list")
+        help="what to compare; ddp adds ddp-tuned")
+    add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"], help="one or several, by commas")
     add("--dataset", default="fashion-mnist", choices=["mnist", "fashion-mnist", "cifar10", "synthetic"])
-    add("--data_dir", default="", help="the folder of its files")
+    add("--data_dir", default="", help="the folder with the data set")
     add("--augment", default="none", choices=["none", "crop_flip"])
     add("--scaling", type=_names(("weak", "strong")), default=["weak", "strong"])
-    add("--batch_per_worker", type=_positive, default=64, help="weak scaling")
-    add("--global_batch", type=_positive, default=64, help="strong scaling")
-    add("--servers", type=int, default=0, help="star; 0: as many as workers")
+    add("--batch_per_worker", type=_positive, default=64, help="for weak scaling")
+    add("--global_batch", type=_positive, default=64, help="for strong scaling")
+    add("--servers", type=int, default=0, help="servers of a star; 0: as many as workers")
     add("--device", default="auto", choices=["auto", "cpu", "cuda"],
-        help="of all jobs; auto: GPUs where worker and PyTorch can use them")
-    add("--threads", type=_positive, default=1, help="compute threads of a worker")
+        help="device of all jobs; auto: GPUs if worker and PyTorch can use them")
+    add("--threads", type=_positive, default=1, help="compute threads per worker")
     add("--seed", type=int, default=1)
-    add("--train_flags", default="", help="more flags of worker and peer, as --learning_rate=0.01 --momentum=0.9")
+    add("--train_flags", default="", help="more flags for worker and peer, such as --learning_rate=0.01 --momentum=0.9")
 
 
-def _add_measuring(add):
-    add("--repeats", type=_positive, default=5, help="runs of each, in turns")
-    add("--seconds", type=float, default=2.0, help="that the fastest of a group measures in a run, about")
-    add("--steps", type=int, default=0, help="of each run instead; 0: chosen by --seconds")
-    add("--train_epochs", type=int, default=3, help="of the runs for accuracy against time; 0: none")
-    add("--target_accuracy", type=float, default=0.0, help="0: what all reach in --train_epochs")
-    add("--hosts", type=_hosts, default=None, help="netlab:4,1gbit: also between so many hosts with such links")
-    add("--hosts_models", type=_models, default=None, help="models of that section; default: those of --models")
-    add("--sweep", type=_switch, default=True, help="look for the best settings of ddp-tuned")
+def _add_measuring(add: Callable[..., argparse.Action]) -> None:
+    add("--repeats", type=_positive, default=5, help="runs of each job, in turns")
+    add("--seconds", type=float, default=2.0, help="about how long the fastest job of a group runs")
+    add("--steps", type=int, default=0, help="steps of each run; 0: chosen by --seconds")
+    add("--train_epochs", type=int, default=3, help="epochs of the runs for accuracy over time; 0: no such runs")
+    add("--target_accuracy", type=float, default=0.0, help="0: the accuracy that all reach in --train_epochs")
+    add("--hosts", type=_hosts, default=None, help="netlab:4,1gbit: also compare 4 emulated hosts with 1 Gbit/s links")
+    add("--hosts_models", type=_models, default=None, help="models for --hosts; default: those of --models")
+    add("--sweep", type=_switch, default=True, help="search for the best settings of ddp-tuned")
     add("--loaders", type=_switch, default=True, help="measure the loaders alone")
-    add("--exchange_bytes", type=_numbers, default=None, help="sizes of the exchange alone; default: 4 KB to 64 MB")
-    add("--trace", type=_switch, default=True, help="one more, short run of each sync with a timeline")
-    add("--quick", action="store_true", help="one model, few steps: a test of the comparison itself, not of speed")
-    add("--out", default="report", help="folder of the report")
+    add("--exchange_bytes", type=_numbers, default=None, help="sizes for the exchange alone; default: 4 KB to 64 MB")
+    add("--trace", type=_switch, default=True, help="one more short run of star and ring, with a timeline")
+    add("--quick", action="store_true", help="one model, few steps: a smoke test whose timings are meaningless")
+    add("--out", default="report", help="the report's folder")
 
 
-def parse(arguments=None):
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="compare", allow_abbrev=False,
                                      description="Trains the same models by star, ring and PyTorch DDP, measures them "
                                                  "in turns and writes a report.")
@@ -115,7 +120,7 @@ def parse(arguments=None):
         parser.error(f"--math={options.math} of --train_flags is not one of {', '.join(MATHS)}")
     options.hosts_models = options.hosts_models or options.models
     if options.data_dir:
-        import os
+        # `bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it.
         options.data_dir = os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."),
                                                         options.data_dir))
     return options

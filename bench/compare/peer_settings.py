@@ -1,36 +1,46 @@
-"""What the two columns of the peer are: `ddp`, PyTorch as it comes, and `ddp-tuned`, the best of a short sweep."""
+"""Settings of the peer's two columns: `ddp`, PyTorch's defaults, and `ddp-tuned`, the best of a short sweep."""
 
+from __future__ import annotations
+
+import argparse
 import json
 import os
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
+import device_choice
 import jobs
+import machine
 import programs
 
 
 class PeerSettings:
-    """Called with (model, sync, workers); finds out once for each and remembers. `options` are main.py's."""
+    """Answers calls with (model, sync, workers). Each model and number of workers is swept once."""
 
-    def __init__(self, options, torch, device, say):
+    def __init__(self, options: argparse.Namespace, torch: programs.Torch | None, device: device_choice.Device,
+                 say: Callable[[str], None]) -> None:
         self.options, self.torch, self.device, self.say = options, torch, device, say
-        self.notes, self.failures = [], []
-        self._tuned = {}
+        self.notes: list[str] = []
+        self.failures: list[str] = []
+        self._tuned: dict[tuple[str, int], dict[str, str]] = {}
 
-    def __call__(self, model, sync, workers):
+    def __call__(self, model: str, sync: str, workers: int) -> dict[str, str]:
         if sync == "ddp":
-            # DataLoader's default is 0 worker processes. More of them would share the one core of their trainer.
+            # DataLoader's default is 0 worker processes. Further processes would share the core of their trainer.
             return {"data": "dataloader", "loader_workers": "0"}
         if (model, workers) not in self._tuned:
             self._tuned[model, workers] = (self._sweep(model, workers) if self.options.sweep else
                                            jobs.tuned(self.device))
         return self._tuned[model, workers]
 
-    def _sweep(self, model, workers):
-        self.say(f"{model}, {workers} worker{'s' * (workers > 1)}: looking for PyTorch's best settings")
+    def _sweep(self, model: str, workers: int) -> dict[str, str]:
+        assert self.torch is not None, "the peer has settings only where there is a PyTorch"
+        self.say(f"{model}, {workers} worker{'s' * (workers > 1)}: searching for PyTorch's best settings")
         with tempfile.TemporaryDirectory() as folder:
             found = os.path.join(folder, "sweep.json")
             options = self.options
-            cores = jobs.place(jobs.machine.cores(), workers, 0, options.threads)["worker"]
+            cores = jobs.place(machine.cores(), workers, 0, options.threads)["worker"]
             flags = [f"--model={model}", f"--dataset={options.dataset}", f"--augment={options.augment}",
                      f"--global_batch={options.batch_per_worker * workers}", f"--threads={options.threads}",
                      *self.device.flags(workers), "--math=" + options.math,
@@ -49,14 +59,14 @@ class PeerSettings:
                 return jobs.tuned(self.device)
         tried = ", ".join(f"{_text(attempt['settings'])} {_result(attempt)}" for attempt in best["tried"])
         of = f"{model}, {workers} worker{'s' * (workers > 1)}"
-        self.notes.append(f"{of}, tried one upon the other: {tried}.")
+        self.notes.append(f"{of}, tried, each on top of the ones before that helped: {tried}.")
         settings = {**jobs.tuned(self.device), **best["settings"]}
         return {name: str(value).lower() for name, value in settings.items() if value is not False}
 
 
-def _text(settings):
+def _text(settings: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in settings.items()) or "defaults"
 
 
-def _result(attempt):
+def _result(attempt: dict[str, Any]) -> str:
     return f"{attempt['step_ms']:.2f} ms" if "step_ms" in attempt else f"failed ({attempt['error']})"

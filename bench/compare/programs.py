@@ -1,24 +1,31 @@
-"""Where the programs of a comparison are: ours, and a python3 with PyTorch."""
+"""Finds and runs the programs of a comparison: ours, and a python3 with PyTorch."""
+
+from __future__ import annotations
 
 import dataclasses
 import json
 import os
 import re
 import subprocess
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # device_choice imports this module
+    from device_choice import Device
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 PYTHONS = ("python3", "/usr/bin/python3")
 HOW_TO_GET_TORCH = "apt-get install python3-torch libopenblas0-pthread"
-# Threads that spin while they wait, or that nobody asked for, would spoil a measurement on pinned cores.
+# By default these libraries start one thread per core and spin while they wait, which spoils times on pinned cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class ProgramError(Exception):
-    """A program is missing, or ended badly; the message says which and shows what it printed."""
+    """A program is missing or failed. The message names it and has its output."""
 
 
-def binary(name):
-    """deploy/launch, bench/ring_bench ...: beside this program as Bazel lays it out, or in bazel-bin."""
+def binary(name: str) -> str:
+    """The path of deploy/launch, bench/ring_bench ...: in the runfiles of `bazel run`, or in bazel-bin."""
     for folder in (os.environ.get("STARRING_BINARIES", ""), os.getcwd(), os.path.join(ROOT, "bazel-bin")):
         path = os.path.join(folder, name)
         if folder and os.path.isfile(path) and os.access(path, os.X_OK):
@@ -26,12 +33,12 @@ def binary(name):
     raise ProgramError(f"no {name}: bazel build //{name.replace('/', ':')}")
 
 
-def peer(name):
+def peer(name: str) -> str:
     return os.path.join(ROOT, "bench/ddp", name + ".py")
 
 
-def find_pythons(modules):
-    """Those of the usual python3 that have all `modules`."""
+def find_pythons(modules: Sequence[str]) -> list[str]:
+    """The interpreters among PYTHONS that have all `modules`."""
     found = []
     for python in PYTHONS:
         try:
@@ -43,15 +50,15 @@ def find_pythons(modules):
     return found
 
 
-def find_python(modules):
-    """The first of them, or None."""
+def find_python(modules: Sequence[str]) -> str | None:
+    """The first interpreter that has all `modules`, or None."""
     return next(iter(find_pythons(modules)), None)
 
 
 _ASK_TORCH = """
 import json, torch
 with open("/proc/self/maps") as f:
-    loaded = f.read()  # Debian's torch takes whatever BLAS is installed
+    loaded = f.read()  # Debian's torch uses the BLAS that is installed
 libraries = [x for x, found in (("MKL", torch.backends.mkl.is_available()), ("OpenBLAS", "openblas" in loaded),
                                 ("oneDNN", torch.backends.mkldnn.is_available())) if found]
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -63,21 +70,21 @@ print(json.dumps({"version": torch.__version__, "libraries": " + ".join(librarie
 
 @dataclasses.dataclass(frozen=True)
 class Torch:
-    """A python3 with PyTorch, and what it is."""
+    """A python3 with PyTorch, and its abilities."""
     python: str
     version: str
     libraries: str = ""  # for the CPU
-    gpus: int = 0  # that it can use
-    nccl: str = ""  # version; empty without
+    gpus: int = 0  # the number that it can use
+    nccl: str = ""  # its version; empty if there is none
     cuda: str = ""
 
     @staticmethod
-    def find_all():
+    def find_all() -> list[Torch]:
         return [Torch(python, **json.loads(run([python, "-c", _ASK_TORCH]).splitlines()[-1]))
                 for python in find_pythons(("numpy", "torch.distributed"))]
 
-    def backend(self, device, workers):
-        """What processes talk by in jobs of these numbers of workers, as bench/ddp/device.py chooses it."""
+    def backend(self, device: Device, workers: Sequence[int]) -> str:
+        """The backends of jobs with these numbers of workers, which bench/ddp/device.py chooses in the same way."""
         if device.kind == "cpu":
             return "gloo, cpu" + (f" ({self.libraries})" if self.libraries else "")
         shared = [str(count) for count in workers if device.shared(count) or (count > 1 and not self.nccl)]
@@ -86,8 +93,8 @@ class Torch:
         return f"{nccl}{gloo}CUDA {self.cuda}"
 
 
-def library_versions():
-    """Of what our programs are linked with, as the system's packages and programs tell; without those that do not."""
+def library_versions() -> dict[str, str]:
+    """Versions of the libraries of our programs, as the system's packages and programs report them."""
     found = {}
     for name, argv, pattern in (("mpi", ["mpirun", "--version"], r"\((.*)\) ([\d.]+)"),
                                 ("grpc", ["pkg-config", "--modversion", "grpc++"], r"()([\d.]+)"),
@@ -102,8 +109,8 @@ def library_versions():
     return found
 
 
-def run(argv, environment=None, seconds_max=600):
-    """Its standard output; ProgramError with both outputs if it fails."""
+def run(argv: list[str], environment: dict[str, str] | None = None, seconds_max: float = 600) -> str:
+    """Runs a program and returns its standard output. ProgramError, with all its output, if it fails."""
     try:
         done = subprocess.run(argv, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, text=True,
                               capture_output=True, timeout=seconds_max, check=False)

@@ -1,14 +1,15 @@
-"""The schema of results.json, reading and writing it, and runs.csv, which has one row a run.
+"""The schema of results.json, and how to read and write it. Also writes runs.csv, which has one row per run.
 
-The classes say which keys there are. A reader ignores keys that it does not know and takes a missing list for an empty
-one; a number that was not measured is None (null). Seconds, milliseconds and bytes stand in the names; breakdowns and
-step times are those of rank 0.
+The classes list all keys. A reader ignores unknown keys and takes a missing list for an empty one. A number that was
+not measured is None (null). Names end in their units. Breakdowns and step times are those of rank 0.
 """
+
+from __future__ import annotations
 
 import csv
 import json
 import os
-from typing import Dict, List, Optional, TypedDict
+from typing import Any, TypedDict, cast
 
 SCHEMA = 1
 
@@ -17,103 +18,108 @@ STEP_QUANTILES = ("p50", "p95", "p99", "mean", "max")
 
 
 class Clock(TypedDict):
-    min: Optional[float]
-    median: Optional[float]
-    max: Optional[float]
+    min: float | None
+    median: float | None
+    max: float | None
 
 
 class Machine(TypedDict):
     name: str
     cpu: str
-    cores: int  # that this process may use
+    cores: int  # the number that this process may use
     memory_gib: float
     os: str
-    gpu: Optional[str]
+    gpu: str | None
     load_before: float  # the 1-minute load average
-    load_after: float
+    load_after: float | None
     clock_mhz: Clock  # over all cores and samples while the jobs ran
 
 
 class Gpu(TypedDict):
-    percent: float  # mean of the samples
-    memory_bytes: int  # largest
+    percent: float  # mean over the samples
+    memory_bytes: int  # largest sample
 
 
 class Run(TypedDict):
     """One run of one configuration."""
     repeat: int
     samples_per_second: float  # global batch / mean measured step
-    seconds_per_epoch: float  # at that rate
+    seconds_per_epoch: float  # at this rate
     steps_measured: int
-    warmup_steps: int  # taken before them, in no number of this run
-    step_ms: Dict[str, float]  # STEP_QUANTILES
-    breakdown_ms: Dict[str, float]  # BREAKDOWN_PARTS: they add up to the mean step
-    exchange_bytes_per_step: Dict[str, float]  # sent, received
-    cpu_percent: Dict[str, float]  # "worker 0", "server 0": 100 is one core, over the life of the process
-    gpu: Optional[Gpu]
+    warmup_steps: int  # taken before the measured steps, and in none of this run's numbers
+    step_ms: dict[str, float]  # STEP_QUANTILES
+    breakdown_ms: dict[str, float]  # BREAKDOWN_PARTS, whose sum is the mean step
+    exchange_bytes_per_step: dict[str, float]  # sent, received
+    cpu_percent: dict[str, float]  # by "worker 0", "server 0"; 100 is one core; over the life of the process
+    gpu: Gpu | None
     load: float  # the load average just before the run
-    clock_mhz: Optional[float]
+    clock_mhz: float | None
     parameter_sha256: str
 
 
-class Configuration(TypedDict):
-    id: str  # "lenet5/star/2w/equal-workers/weak", in another section than "machine" with "@section" behind it
+class _OptionalConfiguration(TypedDict, total=False):
+    group_workers: int  # the budget of its group (jobs.py)
+
+
+class Configuration(_OptionalConfiguration):
+    """One job of the matrix, and its runs."""
+    id: str  # "lenet5/star/2w/equal-workers/weak"; outside the section "machine" followed by "@section"
     sync: str  # local, star, ring, mpi, ddp, ddp-tuned
     model: str
     dataset: str
     section: str  # "machine", or "netlab:4,1gbit"
     workers: int
     servers: int
-    accounting: str  # equal-workers: as many workers as the others; equal-cores: servers have cores of their own
-    scaling: str  # strong: the global batch is fixed; weak: the batch of a worker is fixed
+    accounting: str  # equal-workers: as many workers as the others; equal-cores: servers count as well (jobs.py)
+    scaling: str  # strong: the global batch is fixed; weak: the batch per worker is fixed
     global_batch: int
-    cores: Dict[str, List[str]]  # "worker", "server": the list of cores of each process, "0,1"
+    cores: dict[str, list[str]]  # by "worker", "server": the list of cores of each process, "0,1"
     oversubscribed: bool  # more busy processes than cores
-    command: List[str]
-    trace: Optional[str]  # file name beside results.json
-    runs: List[Run]
-    slowest_worker_ratio: Optional[float]  # slowest worker's mean compute time per step / the median worker's
-    settings: Dict[str, str]  # what else was chosen, for people: {"bucket_cap_mb": "1", "channels_last": "no"}
+    command: list[str]
+    trace: str | None  # a file name in the folder of results.json
+    runs: list[Run]
+    slowest_worker_ratio: float | None  # slowest worker's mean compute time per step / the median worker's
+    settings: dict[str, str]  # the peer's settings, for people: {"bucket_cap_mb": "1", "channels_last": "no"}
 
 
 class TrainingEpoch(TypedDict):
     epoch: int
     train_loss: float
     test_accuracy: float  # in [0, 1]
-    seconds: float  # of training, evaluation left out, from the start to the end of this epoch
+    seconds: float  # training time from the start to the end of this epoch, without evaluation
 
 
 class Loss(TypedDict):
     step: int  # counted from 0
-    seconds: float  # of training, at its end
+    seconds: float  # training time at the end of the step
     loss: float  # mean over the global batch
 
 
 class Training(TypedDict):
-    """One longer run, for accuracy against time."""
+    """One longer run, for accuracy over time."""
     configuration: str  # the id of a configuration
     sync: str
     model: str
     workers: int
-    epochs: List[TrainingEpoch]
+    epochs: list[TrainingEpoch]
     target_accuracy: float
-    seconds_to_target: Optional[float]  # None: not reached
-    losses: List[Loss]
+    seconds_to_target: float | None  # None: not reached
+    losses: list[Loss]
 
 
 class Agreement(TypedDict):
-    """The losses of the first steps, by Starring and by the peer."""
+    """The losses of the first steps, of Starring and of the peer."""
     model: str
     peer: str  # ddp, ddp-tuned
     workers: int
     steps: int
     tolerance: float  # relative
-    peer_precision: str  # of `theirs` and of the difference: single, or double where single left the tolerance
-    single_difference: Optional[float]  # the worst one in single precision; None where that is what agreed
+    peer_precision: str  # the precision of `theirs`: single, or double if single exceeded the tolerance
+    single_difference: float | None  # the worst difference in single precision; None if that agreed
     worst_relative_difference: float
     worst_step: int
-    ours: List[float]
-    theirs: List[float]
+    ours: list[float]
+    theirs: list[float]
     agrees: bool
 
 
@@ -126,45 +132,45 @@ class LoaderRate(TypedDict):
 
 
 class ExchangeTime(TypedDict):
-    """One exchange of a parameter vector of so many bytes, and nothing else."""
+    """One exchange of a parameter vector of this number of bytes, and nothing else."""
     sync: str  # star, ring, mpi, gloo
     workers: int
     servers: int
     bytes: int
     latency_us: float  # median
     bus_gb_per_s: float  # 2 (N - 1) / N * bytes / time
-    section: str  # as of configurations
+    section: str  # as in configurations
 
 
 class Results(TypedDict):
     schema: int
-    command: List[str]
+    command: list[str]
     started_at: str  # ISO 8601
     seconds: float
     machine: Machine
-    versions: Dict[str, str]  # starring, torch, torch_backend, mpi, grpc, onednn, ...
-    notes: List[str]  # for people: what casts doubt on a number, or is missing
-    peer_notes: List[str]  # for people: how the peer came to its settings
-    configurations: List[Configuration]
-    training: List[Training]
-    agreement: List[Agreement]
-    loaders: List[LoaderRate]
-    exchanges: List[ExchangeTime]
-    trace: Optional[str]
+    versions: dict[str, str]  # starring, torch, torch_backend, mpi, grpc, onednn, ...
+    notes: list[str]  # for people: doubts about numbers, and parts that are missing
+    peer_notes: list[str]  # for people: how the peer's settings were found
+    configurations: list[Configuration]
+    training: list[Training]
+    agreement: list[Agreement]
+    loaders: list[LoaderRate]
+    exchanges: list[ExchangeTime]
+    trace: str | None
 
 
 class ResultsError(Exception):
-    """A file is no results.json that this program reads; the message says why."""
+    """The file is no results.json that this program can read; the message says why."""
 
 
-def empty(command, started_at, machine):
+def empty(command: list[str], started_at: str, machine: Machine) -> Results:
     return Results(schema=SCHEMA, command=list(command), started_at=started_at, seconds=0.0, machine=machine,
                    versions={}, notes=[], peer_notes=[], configurations=[], training=[], agreement=[], loaders=[],
                    exchanges=[], trace=None)
 
 
-def write(path, results):
-    """Whole or not at all."""
+def write(path: str, results: Results) -> None:
+    """Writes all of the file or nothing."""
     temporary = "%s.%d.tmp" % (path, os.getpid())
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(results, file, indent=1, allow_nan=False)
@@ -172,7 +178,7 @@ def write(path, results):
     os.replace(temporary, path)
 
 
-def read(path):
+def read(path: str) -> Results:
     with open(path, encoding="utf-8") as file:
         try:
             results = json.load(file)
@@ -186,7 +192,7 @@ def read(path):
     for name in ("versions", "machine"):
         results.setdefault(name, {})
     results.setdefault("trace", None)
-    return results
+    return cast(Results, results)
 
 
 _CONFIGURATION_COLUMNS = ("id", "sync", "model", "dataset", "section", "workers", "servers", "accounting", "scaling",
@@ -195,7 +201,7 @@ _RUN_COLUMNS = ("repeat", "samples_per_second", "seconds_per_epoch", "steps_meas
                 "clock_mhz", "parameter_sha256")
 
 
-def _row(configuration, run):
+def _row(configuration: Configuration, run: Run) -> dict[str, Any]:
     row = {name: configuration.get(name) for name in _CONFIGURATION_COLUMNS}
     row.update({name: run.get(name) for name in _RUN_COLUMNS})
     row.update({"step_%s_ms" % name: run["step_ms"].get(name) for name in STEP_QUANTILES})
@@ -205,17 +211,18 @@ def _row(configuration, run):
     for role in ("worker", "server"):
         percents = [value for name, value in run["cpu_percent"].items() if name.startswith(role)]
         row["cpu_percent_%ss" % role] = sum(percents) if percents else None
-    gpu = run.get("gpu") or {}
-    row.update({"gpu_percent": gpu.get("percent"), "gpu_memory_bytes": gpu.get("memory_bytes")})
+    gpu = run.get("gpu")
+    row["gpu_percent"] = gpu["percent"] if gpu else None
+    row["gpu_memory_bytes"] = gpu["memory_bytes"] if gpu else None
     for role in ("worker", "server"):
         row["cores_%ss" % role] = ";".join(configuration["cores"].get(role, []))
     return row
 
 
-def write_runs_csv(path, results):
+def write_runs_csv(path: str, results: Results) -> None:
     rows = [_row(configuration, run) for configuration in results["configurations"] for run in configuration["runs"]]
     with open(path, "w", encoding="utf-8", newline="") as file:
-        # Without runs there is no row to take the columns from.
+        # Without runs there is no row that names the columns.
         columns = list(rows[0]) if rows else [*_CONFIGURATION_COLUMNS, *_RUN_COLUMNS]
         writer = csv.DictWriter(file, columns)
         writer.writeheader()

@@ -1,16 +1,21 @@
-"""Accuracy against time: one longer run of each way to synchronise, with every step's loss."""
+"""Measures accuracy over time: one longer run for each way to synchronise, with the loss of every step."""
+
+from __future__ import annotations
 
 import math
 
+import jobs
+import machine
 import measure
+import results as schema
 
 LOSS_POINTS_MAX = 300
 
 
-def thinned(losses, points=LOSS_POINTS_MAX):
-    """Means of as many neighbours as leave `points` at most, at the step and second of the last of them."""
+def thinned(losses: list[schema.Loss], points: int = LOSS_POINTS_MAX) -> list[schema.Loss]:
+    """Averages neighbours so that at most `points` remain. Each mean has the step and time of its last loss."""
     width = max(1, math.ceil(len(losses) / points))
-    found = []
+    found: list[schema.Loss] = []
     for begin in range(0, len(losses), width):
         part = losses[begin:begin + width]
         found.append({"step": part[-1]["step"], "seconds": part[-1]["seconds"],
@@ -18,9 +23,10 @@ def thinned(losses, points=LOSS_POINTS_MAX):
     return found
 
 
-def epochs_of(record):
-    """The epochs of a run record with the training seconds added up."""
-    seconds, found = 0.0, []
+def epochs_of(record: measure.Record) -> list[schema.TrainingEpoch]:
+    """The epochs of a run record, each with the training time from the start to its end."""
+    seconds = 0.0
+    found: list[schema.TrainingEpoch] = []
     for epoch in record["epochs"]:
         seconds += epoch["seconds"]
         found.append({"epoch": epoch["epoch"], "train_loss": epoch["train_loss"],
@@ -28,8 +34,9 @@ def epochs_of(record):
     return found
 
 
-def set_targets(entries, target):
-    """The accuracy that all entries of a model reach, rounded down to half a percent, unless `target` is given."""
+def set_targets(entries: list[schema.Training], target: float) -> None:
+    """Sets each entry's target: `target`, or if 0 the accuracy that all entries of a model reach, rounded down to half
+    a percent."""
     for model in {entry["model"] for entry in entries}:
         of_model = [entry for entry in entries if entry["model"] == model]
         reached = min(max(epoch["test_accuracy"] for epoch in entry["epochs"]) for entry in of_model)
@@ -39,8 +46,8 @@ def set_targets(entries, target):
                                                if epoch["test_accuracy"] >= entry["target_accuracy"]), None)
 
 
-def run(job, epochs, gpus):
-    """An entry of `training`, without target."""
+def run(job: jobs.Job, epochs: int, gpus: machine.Gpus) -> schema.Training:
+    """Trains, and returns an entry of `training` without a target."""
     record, _ = measure.run_job(job, 0, gpus, [f"--epochs={epochs}", "--record_losses"])
     configuration = job.configuration
     return {"configuration": configuration["id"], "sync": configuration["sync"], "model": configuration["model"],

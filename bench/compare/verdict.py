@@ -1,22 +1,29 @@
-"""Three sentences: which one to run, why, and when that changes."""
+"""Writes the verdict in three sentences: what to run, why, and when that changes."""
+
+from __future__ import annotations
 
 import math
 import statistics
+from typing import TYPE_CHECKING
 
 import bottleneck
+import results as schema
 from report import labels
+
+if TYPE_CHECKING:  # analysis imports this module
+    from analysis import Group, Row
 
 NAMES = {"star": "the star", "ring": "the ring", "mpi": "MPI_Allreduce (mpi)", "local": "one process",
          "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP"}
 
 
-def _rate(row):
+def _rate(row: Row) -> str:
     return f"{row['samples_per_second']['median']:,.0f} samples/s"
 
 
-def _main_groups(groups, section):
-    """One group a model: the most workers, weak scaling if there is a choice."""
-    found = {}
+def _main_groups(groups: list[Group], section: str) -> list[Group]:
+    """One group per model: the one with the most workers, and with weak scaling if both exist."""
+    found: dict[str, tuple[tuple[int, bool], Group]] = {}
     for group in groups:
         if group["section"] == section and len(group["rows"]) > 1:
             rank = (group["workers"], group["scaling"] == "weak")
@@ -25,20 +32,27 @@ def _main_groups(groups, section):
     return [group for _, group in found.values()]
 
 
-def _row(group, sync):
-    """The fastest row of a sync."""
+def _row(group: Group, sync: str) -> Row | None:
+    """The fastest row of `sync`; None if the group has none."""
     return next((row for row in group["rows"] if row["sync"] == sync), None)
 
 
-def _choice(groups):
-    """The sync that is best or ties with the best for most models; among equals the fastest on the whole.
+def _known_row(group: Group, sync: str) -> Row:
+    row = _row(group, sync)
+    assert row is not None, f"{sync} was chosen among the rows of the groups"
+    return row
 
-    mpi, which is there as a control and gives other bits with another library, is chosen where no other is as good.
+
+def _choice(groups: list[Group]) -> str:
+    """The sync that is best, or ties with the best, for the most models. Among equals, the fastest on average.
+
+    mpi is only a control, and its bits depend on the MPI library. It is chosen only if no other sync is as good.
     """
     syncs = {row["sync"] for group in groups for row in group["rows"]}
 
-    def merit(sync):
-        wins, logs = 0, []
+    def merit(sync: str) -> tuple[int, bool, float]:
+        wins = 0
+        logs: list[float] = []
         for group in groups:
             row = _row(group, sync)
             if row is not None:
@@ -49,9 +63,9 @@ def _choice(groups):
     return max(sorted(syncs), key=merit)
 
 
-def _against(group, chosen):
-    """"1.16 times the star, 4.33 times tuned PyTorch DDP", or ties, of one group."""
-    mine = _row(group, chosen)
+def _against(group: Group, chosen: str) -> str:
+    """Compares `chosen` with the others of a group: "1.16 times the star, 4.33 times tuned PyTorch DDP"."""
+    mine = _known_row(group, chosen)
     texts = []
     for other in group["rows"]:
         if other["sync"] == chosen or other is not _row(group, other["sync"]):
@@ -64,29 +78,28 @@ def _against(group, chosen):
     return ", ".join(texts)
 
 
-def _first(groups, chosen):
-    models = [f"{group['model']} at {_rate(_row(group, chosen))} ({_against(group, chosen)})"
+def _first(groups: list[Group], chosen: str) -> str:
+    models = [f"{group['model']} at {_rate(_known_row(group, chosen))} ({_against(group, chosen)})"
               for group in groups if _row(group, chosen)]
     workers = groups[0]["workers"]
     return (f"Run {NAMES[chosen]} here: with {workers} worker{'s' if workers > 1 else ''} it trains " +
             "; ".join(models) + ".")
 
 
-def _configuration(results, row):
+def _configuration(results: schema.Results, row: Row) -> schema.Configuration:
     return next(configuration for configuration in results["configurations"] if configuration["id"] == row["id"])
 
 
-def _second(results, groups, chosen):
-    """Of the model in which the exchange shows most."""
-    def exposed(group, sync):
-        row = _row(group, sync)
-        return bottleneck.shares(_configuration(results, row)) if row else None
+def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:
+    """The reason, shown on the model whose exchange is exposed most."""
+    def exposed(group: Group, sync: str) -> dict[str, float]:
+        return bottleneck.shares(_configuration(results, _known_row(group, sync)))
 
-    def telling(group):
+    def telling(group: Group) -> float:
         return max(exposed(group, row["sync"])["exchange"] / exposed(group, row["sync"])["step"]
                    for row in group["rows"])
 
-    group = max(groups, key=telling)
+    group = max((group for group in groups if _row(group, chosen)), key=telling)
     mine = exposed(group, chosen)
     others = []
     for row in group["rows"]:
@@ -96,33 +109,33 @@ def _second(results, groups, chosen):
         servers = bottleneck.server_percents(_configuration(results, row))
         used = f", its servers use {sum(servers):.0f} % of a core" if servers else ""
         others.append(f"{NAMES[row['sync']]} {share['exchange']:.2f} of {share['step']:.2f} ms{used}")
-    held = _row(group, chosen)["bottleneck"]
+    held = _known_row(group, chosen)["bottleneck"]
     return (f"The reason, on {group['model']}: of its step of {mine['step']:.2f} ms {mine['exchange']:.2f} ms are an "
             f"exchange that nothing hides" + (" (" + "; ".join(others) + ")" if others else "") +
             f", and what limits it now is {held['name']}.")
 
 
-def _same_bits(results):
-    """Whether star and ring ended with the same parameters, wherever both ran the same job: True, False or None."""
-    digests = {}
+def _same_bits(results: schema.Results) -> bool | None:
+    """Whether star and ring ended with the same parameters in all jobs that both ran. None if there is no such job."""
+    digests: dict[tuple[str, int, int, str], dict[str, set[tuple[int, str]]]] = {}
     for configuration in results["configurations"]:
         if configuration["sync"] in ("star", "ring") and configuration["runs"]:
             key = (configuration["model"], configuration["workers"], configuration["global_batch"],
-                   configuration.get("section", "machine"))
+                   configuration["section"])
             digests.setdefault(key, {})[configuration["sync"]] = {
                 (run["steps_measured"], run["parameter_sha256"]) for run in configuration["runs"]}
     both = [found for found in digests.values() if len(found) == 2]
     return all(found["star"] == found["ring"] for found in both) if both else None
 
 
-def _third(results, groups, chosen):
+def _third(results: schema.Results, groups: list[Group], chosen: str) -> str:
     parts = []
     labs = sorted({group["section"] for group in groups if group["section"] != "machine"})
     for section in labs:
         for group in _main_groups(groups, section):
             ranked = ", ".join(f"{NAMES[row['sync']]} {_rate(row)}" for row in group["rows"])
-            tied = [NAMES[row["sync"]] for row in group["rows"][1:] if group["rows"][0]["id"] in row["tie_with"]]
-            tied = f" (no difference to {', '.join(tied)})" if tied else ""
+            ties = [NAMES[row["sync"]] for row in group["rows"][1:] if group["rows"][0]["id"] in row["tie_with"]]
+            tied = f" (no difference to {', '.join(ties)})" if ties else ""
             parts.append(f"with {labels.section(section)} {group['model']} "
                          f"runs best by {NAMES[group['rows'][0]['sync']]}{tied}: {ranked}")
     same = _same_bits(results)
@@ -131,7 +144,7 @@ def _third(results, groups, chosen):
     elif same is False:
         parts.append("star and ring did not end with the same parameters, which is a defect")
     crowded = sorted({configuration["sync"] for configuration in results["configurations"]
-                      if configuration["oversubscribed"] and configuration.get("section", "machine") == "machine"})
+                      if configuration["oversubscribed"] and configuration["section"] == "machine"})
     if crowded:
         parts.append(f"more processes than cores had to run for {', '.join(NAMES[sync] for sync in crowded)}: where "
                      "there are cores to spare, measure again")
@@ -141,7 +154,7 @@ def _third(results, groups, chosen):
     return text[0].upper() + text[1:]
 
 
-def _no_winner(results, groups, disagreements):
+def _no_winner(results: schema.Results, groups: list[Group], disagreements: list[schema.Agreement]) -> list[str]:
     worst = max(disagreements, key=lambda entry: entry["worst_relative_difference"])
     first = (f"No winner is called: on {worst['model']} the losses of Starring and {NAMES[worst['peer']]} differ by "
              f"{worst['worst_relative_difference']:.1e} (relative, at step {worst['worst_step']} of the first "
@@ -154,7 +167,7 @@ def _no_winner(results, groups, disagreements):
                            "a comparison of their speed."]
 
 
-def sentences(results, groups, disagreements):
+def sentences(results: schema.Results, groups: list[Group], disagreements: list[schema.Agreement]) -> list[str]:
     if disagreements:
         return _no_winner(results, groups, disagreements)
     main = _main_groups(groups, "machine") or [group for group in groups if len(group["rows"]) > 1]

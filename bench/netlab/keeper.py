@@ -1,19 +1,21 @@
-"""The process that keeps one lab of bench/netlab: builds it, says so, and takes it down when its standard input ends.
+"""The process that keeps one lab of bench/netlab: builds it, reports it, and takes it down when its input ends.
 
     keeper.py --hosts=4 --rate=1gbit --folder=DIR
 
-Prints one line of JSON: {"processes": [one process id for each host, in whose namespaces the host lives]}, or
-{"error": why}.
+Prints one line of JSON: {"error": why}, or {"processes": [...]}, the ids of one process for each host. A process that
+enters the namespaces of that one runs on the host.
 
 Words. A *host* is a network namespace with its own host name (UTS namespace) and its own /etc/hosts (mount namespace).
 The *switch* is one more network namespace, with a bridge. Each host has one link to the switch, shaped in both
 directions.
 
-No namespace has a name, and none of the interfaces ever exists in the network namespace of the machine. A namespace
-lives as long as a process in it: here a `cat` that reads from a pipe of the keeper, and ends with it. The keeper's own
-standard input is a pipe of whoever wants the lab, and ends with him. So whoever ends in whatever way, SIGKILL included,
-nothing stays behind.
+No namespace has a name, and none of the interfaces is ever in the machine's own network namespace. A namespace lives as
+long as a process in it. Here that process is a `cat` that reads from a pipe of the keeper and ends with the keeper. The
+keeper's standard input is a pipe of the lab's owner, so the keeper ends with the owner. Therefore nothing is left,
+however a process ends, SIGKILL included.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -24,56 +26,60 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 SUBNET = "10.77.0"
 NAMESPACES = ("net", "uts", "mnt")
-# What a link lets pass at once. Not below the largest packet that the kernel builds (64 KiB), which it would cut up.
+# A link passes this much at once. It must hold the largest packet that the kernel builds (64 KiB), or packets are cut.
 BURST_BYTES_MIN = 128 << 10
-# How much waits at a port of the switch before it drops. Switches of 1 Gbit/s have about so much.
+# The queue at a port of the switch, which drops what exceeds it. A typical 1 Gbit/s switch has about as much.
 QUEUE_BYTES = 2 << 20
 END_SECONDS_MAX = 5
 
 
 class LabError(Exception):
-    pass
+    """The lab cannot be built; the message says why."""
 
 
-def address(host):
+def address(host: int) -> str:
     return "%s.%d" % (SUBNET, host + 1)
 
 
-def bits_per_second(rate):
+def bits_per_second(rate: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", rate)
     if not match or float(match[1]) <= 0:
         raise LabError("the rate %r is not a number and kbit, mbit or gbit: 1gbit" % rate)
     return int(float(match[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[match[2]])
 
 
-def run(*command):
+def run(*command: str) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise LabError("%s: %s" % (" ".join(command), (done.stderr or done.stdout).strip()))
 
 
 class Lab:
-    def __init__(self, hosts, rate, folder):
+    """The namespaces of one lab, and the processes that hold them."""
+
+    def __init__(self, hosts: int, rate: str, folder: str) -> None:
         self.hosts = hosts
         self.rate = rate
         self.folder = folder
-        self.holders = []
-        # Read by the holders, which end with the keeper, the only one to have the other end.
+        self.holders: list[subprocess.Popen[bytes]] = []
+        # The holders read this pipe. Only the keeper has the other end, so they end when the keeper does.
         self.until_end, self.alive = os.pipe()
 
-    def hold(self, script):
-        """A process in namespaces of its own: runs `script`, then stays."""
+    def hold(self, script: str) -> int:
+        """Starts a process in namespaces of its own, which runs `script` and then stays. Returns its id."""
         holder = subprocess.Popen(["unshare", "--net", "--uts", "--mount", "sh", "-ec", script + "\necho; exec cat"],
                                   stdin=self.until_end, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.holders.append(holder)
+        assert holder.stdout is not None and holder.stderr is not None
         if holder.stdout.readline() != b"\n":
             raise LabError("cannot make a namespace: " + holder.stderr.read().decode().strip())
         return holder.pid
 
-    def build(self):
+    def build(self) -> list[int]:
         bits = bits_per_second(self.rate)
         names = os.path.join(self.folder, "hosts")
         with open(names, "w") as file:
@@ -97,8 +103,8 @@ class Lab:
         self.write_agent(pids)
         return pids
 
-    def write_agent(self, pids):
-        """What mpirun calls as if it were ssh: [-options] HOST WORDS..., of which the remote shell makes a command."""
+    def write_agent(self, pids: list[int]) -> None:
+        """Writes the script that mpirun calls in place of ssh: [-options] HOST WORDS..., where WORDS are shell text."""
         cases = "".join("  host%d) pid=%d ;;\n" % (host, pid) for host, pid in enumerate(pids))
         agent = os.path.join(self.folder, "agent")
         with open(agent, "w") as file:
@@ -107,17 +113,17 @@ class Lab:
                        'exec nsenter --target="$pid" --net --uts --mount --wd="$PWD" sh -c "$*"\n' % cases)
         os.chmod(agent, 0o755)
 
-    def inhabitants(self):
-        """The processes that others started in the lab."""
+    def inhabitants(self) -> list[int]:
+        """The processes in the lab, without its holders."""
         own = {holder.pid for holder in self.holders}
-        places = set()
+        places: set[str | None] = set()
         for pid in own:
             places |= {_namespace(pid, "net")}
         found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in own]
         return [pid for pid in found if _namespace(pid, "net") in places - {None, _namespace("self", "net")}]
 
-    def take_down(self):
-        """Ends what still runs in the lab, politely first; then the lab."""
+    def take_down(self) -> None:
+        """Ends all processes in the lab, first by SIGTERM, then by SIGKILL; then removes the lab."""
         end = time.monotonic() + END_SECONDS_MAX
         signal_number = signal.SIGTERM
         while inhabitants := self.inhabitants():
@@ -128,7 +134,7 @@ class Lab:
                     pass
             if time.monotonic() > end:
                 break
-            time.sleep(0.1)  # polls /proc: there is nothing to be woken by
+            time.sleep(0.1)  # polls /proc, since the end of a process that is no child causes no event
             signal_number = signal.SIGKILL
         os.close(self.alive)
         for holder in self.holders:
@@ -136,26 +142,26 @@ class Lab:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _namespace(pid, kind):
+def _namespace(pid: int | str, kind: str) -> str | None:
     try:
         return os.readlink("/proc/%s/ns/%s" % (pid, kind))
     except OSError:
         return None
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--hosts", type=int, required=True)
     parser.add_argument("--rate", required=True)
     parser.add_argument("--folder", required=True)
     flags = parser.parse_args()
-    # Whoever wants the lab says when it ends, by the end of standard input; a signal meant for him is not for it.
+    # The owner ends the lab by closing our standard input. Signals to its process group (Ctrl-C) are not for us.
     for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signal_number, signal.SIG_IGN)
     lab = Lab(flags.hosts, flags.rate, flags.folder)
     try:
         try:
-            answer = {"processes": lab.build()}
+            answer: dict[str, Any] = {"processes": lab.build()}
         except (LabError, OSError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

@@ -1,35 +1,38 @@
 #!/usr/bin/env python3
-"""A lab of several hosts on one machine: network namespaces on one switch, with links of a chosen rate. Needs root.
+"""Emulates several hosts on one machine: network namespaces on one switch, with links of a chosen rate. Needs root.
 
     bazel run //bench:netlab -- --hosts=4 --rate=1gbit -- COMMAND...
 
-COMMAND runs on host0 (a shell: `-- bash`). There `mpirun --host host0,host1 ...` spreads over hosts, and
-`netlab-on host1 COMMAND...` runs one on another host. The exit status is the command's; 2: no lab can be made here, and
-why is said.
+COMMAND runs on host0 (for a shell: `-- bash`). There `mpirun --host host0,host1 ...` starts ranks on several hosts, and
+`netlab-on host1 COMMAND...` runs a command on another host. The exit status is the command's, or 2 with a message if no
+lab can be made here.
 
 As a module (bench/compare):
 
     with Netlab(hosts=4, rate="1gbit") as lab:
         lab.addresses                        # ["10.77.0.1", ...] of host0, ...; the names host0, ... work as well
-        lab.command(2, [worker, ...])        # argv that runs there, started from outside of the lab
+        lab.command(2, [worker, ...])        # argv that runs the worker on host2, when started outside of the lab
         lab.mpirun([worker, ...], ranks=4)   # argv that starts one rank on each host
 
-`Netlab.why_not()` is None, or why there can be no lab: to be noted in a report instead of the section. What was started
-in the lab is ended with it. An interrupted or killed owner leaves nothing behind (see keeper.py).
+`Netlab.why_not()` is None, or the reason why there can be no lab, for a note in the report. Processes that still run in
+the lab are ended with it. An interrupted or killed owner leaves nothing behind (see keeper.py).
 
 To fill the section `netlab:4,1gbit` of a comparison, model mlp and 4 workers, one on each host:
 
-    star        lab.star_commands([server], [worker, ...], secret): 4 servers, one beside each worker, as two lists of
-                commands. `secret` is the job's, from lab.make_secret(launch): servers listen beyond loopback.
-                Start all, wait for all. Its --same_host=socket matters: one kernel has all hosts, which the worker
-                would find out, and hand arrays over in memory. Ports are fixed: a host has all ports to itself.
+    star        lab.star_commands([server], [worker, ...], secret) returns the commands of 4 servers, one on the host of
+                each worker, and of 4 workers. `secret` comes from lab.make_secret(launch): it is needed because the
+                servers listen beyond loopback. Start all, wait for all. The commands have --same_host=socket, because
+                the worker would notice that all hosts share a kernel, and exchange arrays through shared memory. Ports
+                are fixed, since each host has all ports to itself.
     ring, mpi   lab.mpirun([worker, "--sync=ring", ...])
     ddp         lab.command(h, [python, "bench/ddp/train.py", ...]) with lab.torch_environment(4) and RANK=h in the
                 environment, which `command` passes on
 
-All hosts share this machine's cores: the job is oversubscribed where there are more hosts than cores, and times of
-computation mean little there. What is measured is what the network costs.
+All hosts share this machine's cores. With more hosts than cores the job is oversubscribed, and times of computing mean
+little. What a lab measures is the cost of the network.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -38,48 +41,49 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
 TOOLS = ("ip", "tc", "nsenter", "unshare")
-# Where Debian keeps ip and tc, which not everybody's PATH knows.
+# Debian keeps ip and tc in sbin, which is not on every user's PATH.
 TOOL_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 STAR_PORT = 7077
-INTERFACE = "eth0"  # of every host
+INTERFACE = "eth0"  # the one of every host
 BUILD_SECONDS_MAX = 60
 
 
 class NetlabError(Exception):
-    """The lab could not be made; says why."""
+    """The lab could not be made; the message says why."""
 
 
 class Netlab:
-    """Made by __enter__, gone after __exit__."""
+    """A lab of hosts, which exists between __enter__ and __exit__."""
 
-    def __init__(self, hosts=4, rate="1gbit"):
+    def __init__(self, hosts: int = 4, rate: str = "1gbit") -> None:
         if not 1 <= hosts <= 200:
             raise NetlabError("%d hosts: between 1 and 200 are possible" % hosts)
         self.hosts = hosts
         self.rate = rate
         self.addresses = ["10.77.0.%d" % (host + 1) for host in range(hosts)]
         self.names = ["host%d" % host for host in range(hosts)]
-        self.folder = None
-        self._keeper = None
-        self._processes = None
+        self.folder = ""
+        self._keeper: subprocess.Popen[str] | None = None
+        self._processes: list[int] = []
         self._secrets = 0
 
     @staticmethod
-    def why_not():
+    def why_not() -> str | None:
         if os.geteuid() != 0:
             return "it needs root, to make network namespaces"
         missing = [tool for tool in TOOLS if not shutil.which(tool, path=TOOL_PATH)]
         if missing:
             return "it needs %s: apt-get install iproute2 util-linux" % ", ".join(missing)
-        # Containers often have root without the right to do this.
+        # In a container, root often lacks the right to make namespaces.
         probe = subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True,
                                check=False)
         return None if probe.returncode == 0 else "no namespaces here: " + probe.stderr.strip()
 
-    def __enter__(self):
+    def __enter__(self) -> Netlab:
         reason = Netlab.why_not()
         if reason:
             raise NetlabError(reason)
@@ -89,6 +93,7 @@ class Netlab:
             env={**os.environ, "PATH": TOOL_PATH}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True)
         try:
+            assert self._keeper.stdout is not None
             answer = json.loads(self._keeper.stdout.readline() or '{"error": "its keeper ended"}')
             if "error" in answer:
                 raise NetlabError(answer["error"])
@@ -98,35 +103,36 @@ class Netlab:
         self._processes = answer["processes"]
         return self
 
-    def __exit__(self, *exception):
-        self._keeper.stdin.close()
+    def __exit__(self, *exception: object) -> None:
+        assert self._keeper is not None and self._keeper.stdin is not None and self._keeper.stdout is not None
+        self._keeper.stdin.close()  # which tells the keeper to take the lab down
         self._keeper.stdout.close()
         self._keeper.wait()
 
-    def command(self, host, argv):
-        """argv that runs `argv` on that host, in the directory of the caller and with its environment."""
+    def command(self, host: int, argv: list[str]) -> list[str]:
+        """argv that runs `argv` on `host`, in the caller's directory and with the caller's environment."""
         return ["nsenter", "--target=%d" % self._processes[host], "--net", "--uts", "--mount", "--wd=" + os.getcwd(),
                 *argv]
 
-    def mpi_settings(self):
-        """What Open MPI has to be told of the lab: names and values of its parameters."""
+    def mpi_settings(self) -> dict[str, str]:
+        """Open MPI's parameters for this lab, by name."""
         return {
             "plm_rsh_agent": os.path.join(self.folder, "agent"),
             "orte_tmpdir_base": self.folder,
             "oob_tcp_if_include": INTERFACE,
             "btl": "tcp,vader,self",
             "btl_tcp_if_include": INTERFACE,
-            "hwloc_base_binding_policy": "none",  # every host is all cores of this machine
+            "hwloc_base_binding_policy": "none",  # every host has all cores of this machine
             "mpi_yield_when_idle": "1",
             "rmaps_base_oversubscribe": "1",
         }
 
-    def environment(self):
-        """The same as variables, for a command that calls mpirun by itself; and mpirun's leave to be run by root."""
+    def environment(self) -> dict[str, str]:
+        """mpi_settings as environment variables, for a command that calls mpirun itself; they let root run mpirun."""
         variables = {"OMPI_MCA_" + name: value for name, value in self.mpi_settings().items()}
         return {**variables, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
-    def mpirun(self, argv, ranks=None, flags=()):
+    def mpirun(self, argv: list[str], ranks: int | None = None, flags: Sequence[str] = ()) -> list[str]:
         """argv that starts `ranks` ranks (default: one on each host), rank r on host r modulo the number of hosts."""
         ranks = ranks or self.hosts
         settings = [word for name, value in self.mpi_settings().items() for word in ("--mca", name, value)]
@@ -135,22 +141,23 @@ class Netlab:
         return self.command(0, ["mpirun", "--allow-run-as-root", *settings, "--map-by", "node", "--host", hosts, "-np",
                                 str(ranks), *flags, *argv])
 
-    def torch_environment(self, workers, port=7078):
-        """What PyTorch's processes need to find each other, but RANK: rank r runs on host r modulo the hosts."""
+    def torch_environment(self, workers: int, port: int = 7078) -> dict[str, str]:
+        """PyTorch's processes find each other by this and RANK. Rank r runs on host r modulo the number of hosts."""
         return {"MASTER_ADDR": self.addresses[0], "MASTER_PORT": str(port), "WORLD_SIZE": str(workers),
                 "GLOO_SOCKET_IFNAME": INTERFACE}
 
-    def make_secret(self, launch):
-        """The file of a job's secret, made by the program deploy/launch; it is gone with the lab."""
+    def make_secret(self, launch: str) -> str:
+        """Makes a job's secret with the program deploy/launch; returns its file, which is removed with the lab."""
         self._secrets += 1
         path = os.path.join(self.folder, "secret-%d" % self._secrets)
         subprocess.run([launch, "--make_secret=" + path], stdout=subprocess.DEVNULL, check=True)
         return path
 
-    def star_commands(self, server, worker, secret, servers=None, workers=None):
-        """(commands of the servers, commands of the workers): shard s on host s, rank r on host r, modulo the hosts.
+    def star_commands(self, server: list[str], worker: list[str], secret: str, servers: int | None = None,
+                      workers: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
+        """The servers' commands and the workers' commands: shard s on host s and rank r on host r, modulo the hosts.
 
-        `server` and `worker` are the beginnings of their command lines, `secret` the file that both get.
+        `server` and `worker` are the beginnings of their command lines; `secret` is the file from make_secret.
         """
         server, worker = [*server, "--job_secret=" + secret], [*worker, "--job_secret=" + secret]
         servers, workers = servers or self.hosts, workers or self.hosts
@@ -166,13 +173,13 @@ class Netlab:
         return starts, trains
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description="runs a command in a lab of several hosts; needs root")
     parser.add_argument("--hosts", type=int, default=4)
-    parser.add_argument("--rate", default="1gbit", help="of every link, both ways: 100mbit, 1gbit, 10gbit")
+    parser.add_argument("--rate", default="1gbit", help="rate of every link, both ways: 100mbit, 1gbit, 10gbit")
     parser.add_argument("command", nargs="+", help="runs on host0; begin it with --")
     flags = parser.parse_args()
-    os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))  # where bazel run was called
+    os.chdir(os.environ.get("BUILD_WORKING_DIRECTORY", "."))  # the folder where `bazel run` was called
     try:
         with Netlab(flags.hosts, flags.rate) as lab:
             os.symlink("agent", os.path.join(lab.folder, "netlab-on"))

@@ -1,95 +1,92 @@
-"""The few facts of a 64-bit little-endian ELF file that decide which libraries it is loaded with."""
+"""The facts of an ELF file that decide which libraries it is loaded with, read by pyelftools.
 
-import re
+Writing a search path is the one thing that pyelftools cannot do: see ElfFile.with_rpath.
+"""
+
+from __future__ import annotations
+
+import io
 import struct
 
-PT_LOAD = 1
-PT_DYNAMIC = 2
-DT_NULL = 0
-DT_NEEDED = 1
-DT_STRTAB = 5
-DT_STRSZ = 10
+from elftools.common.exceptions import ELFError, ELFParseError
+from elftools.elf.dynamic import DynamicSegment
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+
+DYNAMIC_ENTRY_BYTES = 16
 DT_RPATH = 15
-DT_RUNPATH = 29
 
 
 class ElfError(Exception):
-    """The file is not what this module understands, or a change does not fit into it."""
+    """The file is not one that this module understands, or a change does not fit into it."""
 
 
-def is_elf(data):
+def is_elf(data: bytes) -> bool:
     return data[:6] == b"\x7fELF\x02\x01"
 
 
 class ElfFile:
-    """What the dynamic section says. `data` is never changed: with_rpath returns a changed copy.
+    """Facts of the dynamic section. `data` is never changed: with_rpath returns a changed copy.
 
-    needed: sonames of the libraries that are loaded with this file.
-    rpath, runpath: where they are searched, or None. An RPATH also holds for the libraries of those libraries and comes
-      before LD_LIBRARY_PATH; a RUNPATH does neither.
+    needed: sonames of the libraries that are loaded with this file; none for a static program.
+    rpath, runpath: where the loader searches them, or None. An RPATH also holds for the libraries of those libraries
+      and comes before LD_LIBRARY_PATH; a RUNPATH does neither.
     glibc: the newest version of glibc's symbols that the file uses, as a tuple: (2, 34). (0,) for none.
     """
 
-    def __init__(self, name, data):
+    def __init__(self, name: str, data: bytes) -> None:
         if not is_elf(data):
             raise ElfError(f"{name} is no 64-bit little-endian ELF file")
         self.name = name
         self.data = data
-        self._segments = self._read_segments()
-        entries = self._read_dynamic()
-        tables = {tag: value for tag, value, _ in entries}
-        self._strings = self._offset(tables[DT_STRTAB]) if DT_STRTAB in tables else 0
-        self.needed = [self._string(value) for tag, value, _ in entries if tag == DT_NEEDED]
-        self.rpath = self._string(tables[DT_RPATH]) if DT_RPATH in tables else None
-        self.runpath = self._string(tables[DT_RUNPATH]) if DT_RUNPATH in tables else None
-        self._path_entries = [entry for entry in entries if entry[0] in (DT_RPATH, DT_RUNPATH)]
-        strings = data[self._strings:self._strings + tables.get(DT_STRSZ, 0)]
-        versions = re.findall(rb"(?<=\0)GLIBC_(\d+(?:\.\d+)+)(?=\0)", strings)
-        self.glibc = max([(0,)] + [tuple(map(int, version.split(b"."))) for version in versions])
+        self.needed: list[str] = []
+        self.rpath: str | None = None
+        self.runpath: str | None = None
+        # Where each search path is in the file: its dynamic entry, and its text.
+        self._paths: list[tuple[int, int]] = []
+        try:
+            elf = ELFFile(io.BytesIO(data))
+            for segment in elf.iter_segments():
+                if isinstance(segment, DynamicSegment):
+                    self._read_dynamic(segment)
+            self.glibc = _newest_glibc(elf)
+        except (ELFError, ELFParseError) as error:
+            raise ElfError(f"{name} is a broken ELF file: {error}") from error
 
-    def with_rpath(self, rpath):
-        """A copy of the bytes whose RPATH or RUNPATH is now the RPATH `rpath`, written over the old one."""
-        if len(self._path_entries) != 1:
-            raise ElfError(f"{self.name} has {len(self._path_entries)} search paths, one is expected")
-        _, value, offset = self._path_entries[0]
-        begin = self._strings + value
+    def _read_dynamic(self, segment: DynamicSegment) -> None:
+        _, strings = segment.get_table_offset("DT_STRTAB")
+        for index, tag in enumerate(segment.iter_tags()):
+            if tag.entry.d_tag == "DT_NEEDED":
+                self.needed.append(tag.needed)
+            elif tag.entry.d_tag in ("DT_RPATH", "DT_RUNPATH"):
+                if tag.entry.d_tag == "DT_RPATH":
+                    self.rpath = tag.rpath
+                else:
+                    self.runpath = tag.runpath
+                self._paths.append((segment["p_offset"] + index * DYNAMIC_ENTRY_BYTES, strings + tag.entry.d_val))
+
+    def with_rpath(self, rpath: str) -> bytes:
+        """A copy of the bytes whose only search path is the RPATH `rpath`, written over the old RPATH or RUNPATH."""
+        if len(self._paths) != 1:
+            raise ElfError(f"{self.name} has {len(self._paths)} search paths, one is expected")
+        entry, begin = self._paths[0]
+        # The text cannot grow: other strings follow it, and the file's tables point at them.
         room = self.data.index(b"\0", begin) - begin
         if len(rpath) > room:
             raise ElfError(f"{self.name}: the search path {rpath} does not fit into the {room} bytes of the old one")
         changed = bytearray(self.data)
         changed[begin:begin + room] = rpath.encode().ljust(room, b"\0")
-        struct.pack_into("<Q", changed, offset, DT_RPATH)
+        struct.pack_into("<Q", changed, entry, DT_RPATH)
         return bytes(changed)
 
-    def _read_segments(self):
-        table, = struct.unpack_from("<Q", self.data, 32)
-        size, count = struct.unpack_from("<HH", self.data, 54)
-        segments = []
-        for index in range(count):
-            kind, _, offset, address, _, file_size, _, _ = struct.unpack_from("<IIQQQQQQ", self.data,
-                                                                              table + index * size)
-            segments.append((kind, offset, address, file_size))
-        return segments
 
-    def _offset(self, address):
-        for kind, offset, begin, size in self._segments:
-            if kind == PT_LOAD and begin <= address < begin + size:
-                return address - begin + offset
-        raise ElfError(f"{self.name}: address {address:#x} lies in no segment")
-
-    def _string(self, index):
-        begin = self._strings + index
-        return self.data[begin:self.data.index(b"\0", begin)].decode()
-
-    def _read_dynamic(self):
-        """(tag, value, offset in the file) of every entry; none for a static program."""
-        entries = []
-        for kind, offset, _, size in self._segments:
-            if kind != PT_DYNAMIC:
-                continue
-            for position in range(offset, offset + size, 16):
-                tag, value = struct.unpack_from("<QQ", self.data, position)
-                if tag == DT_NULL:
-                    break
-                entries.append((tag, value, position))
-        return entries
+def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
+    versions = [(0,)]
+    for section in elf.iter_sections():
+        if isinstance(section, GNUVerNeedSection):
+            for _, needed in section.iter_versions():
+                for version in needed:
+                    prefix, _, number = version.name.partition("_")
+                    if prefix == "GLIBC" and number.replace(".", "").isdigit():
+                        versions.append(tuple(map(int, number.split("."))))
+    return max(versions)

@@ -1,14 +1,15 @@
 #!/bin/sh
-# Everything that only a GPU can show, in order of value, from an unpacked bundle on a GPU box:
+# Runs all checks that need a GPU, the most valuable first, from an unpacked bundle on a machine with a GPU:
 #
 #   starring/tests/gpu_checks.sh FOLDER [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick]
 #
-# Writes one text file a check to FOLDER, and prints a line for each: PASSED, FAILED or SKIPPED, with the reason and the
-# time. A check that takes longer than its limit has failed. Needs a driver of the CUDA that the bundle was built with,
-# cuBLASLt (in the search path of the loader, the toolkit, a wheel of Python's or the bundle) and python3; cuDNN 9, in
-# the same places, for convolutions by it, which otherwise are not checked; a python3 with torch for the comparison,
-# and compute-sanitizer on PATH or in /usr/local/cuda/bin for what it checks. --quick: fewer repeats, so that everything
-# but the sanitizers takes ten minutes. Exit status 1 if anything failed, 2 where there is no GPU.
+# Writes a text file for each check to FOLDER, and prints a line for each: PASSED, FAILED or SKIPPED, with the reason
+# and the time. A check that takes longer than its limit has failed.
+#
+# Needed: a driver for the CUDA version that the bundle was built with; cuBLASLt (in the loader's search path, the CUDA
+# toolkit, a Python wheel or the bundle); python3. Optional, each for its own checks: cuDNN 9 in the same places; a
+# python3 with torch; compute-sanitizer on PATH or in /usr/local/cuda/bin. --quick: fewer repeats; everything but the
+# sanitizers then takes ten minutes. Exit status 1 if a check failed, 2 if no GPU can be used.
 #
 # The checks: device_suite jobs steps kernels_64 kernels_cudnn_64 kernels_512 kernels_cudnn_512 sanitizer_memcheck
 # sanitizer_racecheck sanitizer_synccheck sanitizer_initcheck sanitizer_step
@@ -31,18 +32,19 @@ for flag in "$@"; do
       for name in $only; do
         case " $names " in
           *" $name "*) ;;
-          *) echo "gpu_checks.sh: $name is no check: $names" >&2; exit 2 ;;
+          *) echo "gpu_checks.sh: there is no check $name, only: $names" >&2; exit 2 ;;
         esac
       done
       ;;
     --quick) quick=yes ;;
-    *) echo "gpu_checks.sh: $flag is no flag of it: $usage" >&2; exit 2 ;;
+    *) echo "gpu_checks.sh: unknown flag $flag: $usage" >&2; exit 2 ;;
   esac
 done
 export STARRING_BIN="$top/bin" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 status=0
 
-# What the programs find by themselves in most places, the suites and benches look for in the loader's path alone.
+# The worker searches for cuBLAS and cuDNN in Python wheels by itself. The test suites and benchmarks search only the
+# loader's path, so it gets the wheels' folders here.
 wheels=$("$torch_python" -c '
 import glob, os, site, sysconfig
 roots = {sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()}
@@ -61,7 +63,7 @@ wanted() {
   return 1
 }
 
-# check NAME SECONDS COMMAND...: its output to NAME.txt.
+# check NAME SECONDS COMMAND...: runs the command and writes its output to NAME.txt.
 check() {
   name=$1
   limit_s=$2
@@ -99,21 +101,21 @@ fi
 head -n 1 "$out/gpu.txt"
 
 check device_suite 180 "$top/tests/cuda_device_test"
-# Of it: CPU and GPU curves agree, star = ring, graph = no graph, resume, refusals with numbers.
+# What it checks: CPU and GPU curves agree, star = ring, graph = no graph, resume, and the refusals' messages.
 if command -v python3 >/dev/null; then
   check jobs 240 env PYTHONPATH="$top" python3 -m unittest -v tests.e2e.cuda_test
 else
   skip jobs "no python3"
 fi
 
-few="--repeats=5"
+set -- --repeats=5
 limit_s=7200
-if [ $quick = yes ]; then
-  few="--repeats=1 --steps=500 --seconds=1 --warmup_s=0.5 --maths=fp32,tf32 --models=mnist_cnn,resnet20"
+if [ "$quick" = yes ]; then
+  set -- --repeats=1 --steps=500 --seconds=1 --warmup_s=0.5 --maths=fp32,tf32 --models=mnist_cnn,resnet20
   limit_s=300
 fi
 if "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-  check steps "$limit_s" "$torch_python" "$top/bench/gpu_steps.py" --torch_python="$torch_python" $few \
+  check steps "$limit_s" "$torch_python" "$top/bench/gpu_steps.py" --torch_python="$torch_python" "$@" \
     --record="$out/steps.json"
 else
   skip steps "$torch_python has no torch that sees a GPU: --torch_python=PYTHON"
@@ -123,8 +125,8 @@ for batch in 64 512; do
   check "kernels_cudnn_$batch" 60 "$top/bench/cuda_kernels_bench" "$batch" fp32 auto
 done
 
-# Of the suite the smallest shapes of each layer, as every access is checked at a hundred times the cost. What cuBLASLt
-# does inside is not ours.
+# Only the smallest shapes of each layer, because a checked memory access costs a hundred times as much. cuBLASLt's own
+# kernels are left out: their findings would not be ours to mend.
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 for tool in memcheck racecheck synccheck initcheck; do
   if [ -n "$sanitizer" ]; then
@@ -135,7 +137,7 @@ for tool in memcheck racecheck synccheck initcheck; do
     skip "sanitizer_$tool" "no compute-sanitizer: it comes with the CUDA toolkit"
   fi
 done
-# A whole step, captured, with events between four streams.
+# A whole step as a captured graph, with events between four streams.
 if [ -n "$sanitizer" ]; then
   check sanitizer_step 300 "$sanitizer" --tool memcheck --error-exitcode 9 "$top/bin/worker" --device=cuda \
     --dataset=synthetic --synthetic_train_count=640 --synthetic_test_count=64 --epochs=2 --model=mnist_cnn

@@ -1,5 +1,7 @@
 #!/bin/bash
-# What star.sbatch, ring.sbatch and compare.sbatch share. They source it, on the first node of a job, with STARRING set.
+# Functions of star.sbatch, ring.sbatch and compare.sbatch. They source this file on the first node of a job, with
+# STARRING set.
+# shellcheck disable=SC2034  # the scripts that source this file read its variables
 
 SERVERS_SECONDS_MAX=${SERVERS_SECONDS_MAX:-60}
 
@@ -8,7 +10,7 @@ fail() {
   exit 2
 }
 
-# program NAME: its path in a built clone (bazel-bin/NAME, a folder or the program itself), or in a bundle (bin/).
+# program NAME: prints its path in a built clone (bazel-bin/NAME, a folder or the program itself) or in a bundle (bin/).
 program() {
   local name=${1##*/} path
   for path in "${STARRING}"/{bazel-bin/,}"$1"{"/${name}",} "${STARRING}/bin/${name}"; do
@@ -20,13 +22,13 @@ program() {
   return 1
 }
 
-# node_address NODE: how Slurm itself reaches it.
+# node_address NODE: prints the address at which Slurm itself reaches the node.
 node_address() {
   scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+'
 }
 
-# job_secret: the file of the job's secret, which all its nodes see and its user alone may read. JOB_SECRET names one
-# that is there; else one is made where the job was submitted, for the caller to remove.
+# job_secret: prints the path of the job's secret, a file that all nodes see and only the user may read. JOB_SECRET may
+# name an existing one. Otherwise this makes one in the folder where the job was submitted; the caller removes it.
 job_secret() {
   if [[ -n ${JOB_SECRET:-} ]]; then
     echo "${JOB_SECRET}"
@@ -39,9 +41,9 @@ job_secret() {
   echo "${path}"
 }
 
-# finish PID: waits for the workers, and returns their status. Ahead of the time limit, and when asked by
-# `scancel --batch --signal=USR1`, they are asked to save and to end; srun and mpirun both pass on SIGUSR1. `scancel`
-# alone tells them by itself, and this script too, which then waits for them instead of ending.
+# finish PID: waits for the workers and returns their status. Slurm sends SIGUSR1 to this script before the time limit,
+# and `scancel --batch --signal=USR1` does the same. It is passed on, through srun or mpirun, and the workers save and
+# end. Plain `scancel` sends SIGTERM to the workers and to this script, which then waits for them instead of ending.
 finish() {
   local status
   trap 'echo "${SLURM_JOB_NAME}: asking the workers to save and to end" >&2; kill -USR1 '"$1" USR1
@@ -49,18 +51,18 @@ finish() {
   while true; do
     wait "$1"
     status=$?
-    # A wait that a signal has interrupted returns more than 128, while the process is still there.
+    # A status over 128 may also mean that a signal interrupted this wait. Then the process still exists: wait again.
     if ((status <= 128)) || ! kill -0 "$1" 2>/dev/null; then return "${status}"; fi
   done
 }
 
-# A job of the same name goes on where this one stopped.
+# The folder has the job's name, so that a job of the same name continues where this one stopped.
 CHECKPOINTS=${CHECKPOINTS:-${SLURM_SUBMIT_DIR}/starring-checkpoints/${SLURM_JOB_NAME}}
 RECORD=${RECORD:-${SLURM_SUBMIT_DIR}/starring-${SLURM_JOB_ID}.json}
 TRAIN=(--checkpoint_dir="${CHECKPOINTS}" --resume --record="${RECORD}" --progress=plain)
 
-# CHECK=1, or --check among the worker's flags: no training, but one table of who reaches whom (deploy/README.md). A
-# worker that reaches nobody ends before the others, which are to finish their table.
+# CHECK=1, or --check among the worker's flags: prints a table of who reaches whom (deploy/README.md), without training.
+# A worker that reaches no other ends early. Srun must not kill the others then, because they complete the table.
 KILL_ON_BAD_EXIT=1
 for flag in "$@"; do
   if [[ ${flag} =~ ^--?check(=(true|1))?$ ]]; then

@@ -1,9 +1,9 @@
 #!/bin/bash
-# deploy/get_data.sh against mirrors made of files.
+# Tests deploy/get_data.sh against mirrors that are folders of files.
 set -uo pipefail
 readonly GET_DATA=$1
 readonly MIRROR=${TEST_TMPDIR}/mirror DIR=${TEST_TMPDIR}/data
-readonly NAMES=$(echo {train,t10k}-{images-idx3,labels-idx1}-ubyte.gz)
+readonly NAMES=({train,t10k}-{images-idx3,labels-idx1}-ubyte.gz)
 unset STARRING_MIRROR
 
 fail() {
@@ -16,39 +16,39 @@ get() { "${GET_DATA}" "$@" >"${TEST_TMPDIR}/output" 2>&1; }
 said() { grep -q -- "$1" "${TEST_TMPDIR}/output"; }
 
 mkdir -p "${MIRROR}"
-for name in ${NAMES}; do
+for name in "${NAMES[@]}"; do
   echo "the content of ${name}" | gzip -n >"${MIRROR}/${name}"
 done
-(cd "${MIRROR}" && md5sum ${NAMES}) >"${TEST_TMPDIR}/sums"
+(cd "${MIRROR}" && md5sum "${NAMES[@]}") >"${TEST_TMPDIR}/sums"
 readonly MNIST=(mnist --dir="${DIR}" --mirror="file://${MIRROR}/")
 
-# Wrong content is refused against the known checksums and leaves nothing behind.
+# A file whose checksum is not the known one is refused and deleted.
 get "${MNIST[@]}" && fail "took a file with a wrong checksum"
 said "expected f68b3c2dcbeaaa9fbdd348bbdeb94873: not kept" || fail "does not say what it expected"
 [[ -z $(find "${DIR}" -type f) ]] || fail "kept the wrong file"
 
-# A partial file is taken up where it ends: a wrong beginning stays wrong, is then noticed, and not taken up again.
+# A partial file is continued at its end. If its beginning is wrong, the checksum shows it, and the file is deleted.
 mkdir -p "${DIR}/.partial"
 echo 123456789 >"${DIR}/.partial/train-images-idx3-ubyte.gz"
 get "${MNIST[@]}" --checksums="${TEST_TMPDIR}/sums" && fail "did not go on from the partial file"
 said "not kept" || fail "does not say that the file is wrong"
 head -c 10 "${MIRROR}/train-images-idx3-ubyte.gz" >"${DIR}/.partial/train-images-idx3-ubyte.gz"
 get "${MNIST[@]}" --checksums="${TEST_TMPDIR}/sums" || fail "could not fetch"
-for name in ${NAMES}; do
+for name in "${NAMES[@]}"; do
   cmp "${MIRROR}/${name}" "${DIR}/${name}" || fail "${name} differs"
 done
 [[ ! -e ${DIR}/.partial ]] || fail "left .partial behind"
 
-# All there: the mirror is not asked again. One damaged: that one is fetched again.
+# If all files are there, the mirror is not contacted. A damaged file is fetched again.
 get mnist --dir="${DIR}" --mirror=file:///nowhere --checksums="${TEST_TMPDIR}/sums" || fail "fetched again"
 echo damage >"${DIR}/t10k-labels-idx1-ubyte.gz"
 get mnist --dir="${DIR}" --mirror=file:///nowhere --checksums="${TEST_TMPDIR}/sums" && fail "kept a damaged file"
 STARRING_MIRROR=file://${MIRROR} get mnist --dir="${DIR}" --checksums="${TEST_TMPDIR}/sums" || fail "no STARRING_MIRROR"
 cmp "${MIRROR}/t10k-labels-idx1-ubyte.gz" "${DIR}/t10k-labels-idx1-ubyte.gz" || fail "did not repair"
 
-# A server that cannot be reached: says so, and what to do. Port 1 refuses.
+# If the server cannot be reached (port 1 refuses connections), the message says so, and what to do.
 get mnist --dir="${DIR}/offline" --mirror=http://127.0.0.1:1 && fail "succeeded without a server"
-said "is this machine offline" && said "STARRING_MIRROR" || fail "unclear message"
+{ said "is this machine offline" && said "STARRING_MIRROR"; } || fail "unclear message"
 
 # CIFAR-10 comes as an archive and ends as six files.
 mkdir -p "${MIRROR}/cifar-10-batches-bin"
@@ -59,7 +59,7 @@ tar -czf "${MIRROR}/cifar-10-binary.tar.gz" -C "${MIRROR}" cifar-10-batches-bin
 (cd "${MIRROR}" && md5sum cifar-10-binary.tar.gz) >"${TEST_TMPDIR}/cifar_sums"
 readonly CIFAR=(cifar10 --dir="${DIR}/cifar10" --checksums="${TEST_TMPDIR}/cifar_sums")
 get "${CIFAR[@]}" --mirror="file://${MIRROR}" || fail "could not fetch CIFAR-10"
-[[ $(ls -A "${DIR}/cifar10" | wc -l) == 6 ]] || fail "expected six files, found: $(ls -A "${DIR}/cifar10")"
+[[ $(find "${DIR}/cifar10" -mindepth 1 | wc -l) == 6 ]] || fail "expected six files, found: $(ls -A "${DIR}/cifar10")"
 [[ $(cat "${DIR}/cifar10/test_batch.bin") == test_batch.bin ]] || fail "test_batch.bin differs"
 get "${CIFAR[@]}" --mirror=file:///nowhere || fail "fetched CIFAR-10 again"
 

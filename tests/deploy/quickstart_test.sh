@@ -1,6 +1,6 @@
 #!/bin/bash
-# quickstart.sh with everything around it replaced: which commands it runs, from anywhere, twice, and what it does when
-# one of them fails.
+# Tests quickstart.sh with stubs for all programs that it calls: which commands it runs, from any folder and twice in a
+# row, and what it does if one of them fails.
 set -euo pipefail
 script=$(realpath "$1")
 work=$(mktemp -d)
@@ -14,7 +14,7 @@ fail() {
   exit 1
 }
 
-# stub PATH: notes its name and arguments, writes the --record it is asked for, and fails if FAIL names it.
+# stub PATH: makes a program that logs its name and arguments, writes the file of --record, and fails if FAIL names it.
 stub() {
   mkdir -p "$(dirname "$1")"
   cat >"$1" <<'STUB'
@@ -58,10 +58,10 @@ for name in setup.sh bazel launch table; do
   fi
 done
 
-# Without PyTorch there is a table of two. /usr/bin/python3 may have torch, but finds no train.py here.
+# Without PyTorch the table has two lines. /usr/bin/python3 may have torch, but there is no train.py in this tree.
 : >"${CALLS}"
 FAIL=python3 "${tree}/deploy/quickstart.sh" >"${work}/out" 2>&1 || fail "PyTorch must not be needed"
-grep -qE 'SKIPPED|does without' "${work}/out" || fail "a silent skip"
+grep -qE 'SKIPPED|has no row for it' "${work}/out" || fail "a silent skip"
 grep -qx 'table report/quickstart/star.json report/quickstart/ring.json' "${CALLS}" || fail "a table without DDP"
 
 : >"${CALLS}"

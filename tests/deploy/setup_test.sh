@@ -1,5 +1,5 @@
 #!/bin/bash
-# deploy/setup.sh where it has nothing to do, and where it refuses. Installing is what deploy/test.sh begins with.
+# Tests deploy/setup.sh against a fake apt-get. deploy/test.sh begins with a real installation.
 set -uo pipefail
 readonly SETUP=$1
 
@@ -8,7 +8,7 @@ fail() {
   exit 1
 }
 
-# Elsewhere it stops, and says what is needed.
+# On other systems it stops and lists the packages.
 for system in 'ID=ubuntu VERSION_ID="22.04"' 'ID=debian VERSION_ID="11"' 'ID=debian' ''; do
   tr ' ' '\n' <<<"${system}" >"${TEST_TMPDIR}/os-release"
   output=$(OS_RELEASE=${TEST_TMPDIR}/os-release "${SETUP}" 2>&1) && fail "went on with '${system}'"
@@ -16,11 +16,13 @@ for system in 'ID=ubuntu VERSION_ID="22.04"' 'ID=debian VERSION_ID="11"' 'ID=deb
 done
 OS_RELEASE=/nonexistent "${SETUP}" >/dev/null 2>&1 && fail "went on without os-release"
 
-# apt-get, dpkg-query and id, as the cases below want them.
+# Fakes: apt-get logs its arguments and fails if they match $APT_FAILS; dpkg-query knows all packages but $ABSENT.
 readonly BIN=${TEST_TMPDIR}/bin LOG=${TEST_TMPDIR}/apt.log
 mkdir "${BIN}"
 printf 'ID=debian\nVERSION_ID="12"\n' >"${TEST_TMPDIR}/os-release"
+# shellcheck disable=SC2016  # the fakes expand the variables
 printf '#!/bin/bash\necho "$*" >>%s\n! grep -qE -- "${APT_FAILS:-^$}" <<<"$*"\n' "${LOG}" >"${BIN}/apt-get"
+# shellcheck disable=SC2016
 printf '#!/bin/bash\n[[ " ${ABSENT:-} " != *" ${@: -1} "* ]] && echo installed\n' >"${BIN}/dpkg-query"
 printf '#!/bin/bash\nexec "$@"\n' >"${BIN}/sudo"
 chmod +x "${BIN}"/*
@@ -29,20 +31,20 @@ setup() {
   OS_RELEASE=${TEST_TMPDIR}/os-release PATH=${BIN}:${PATH} "${SETUP}" "$@" >"${TEST_TMPDIR}/output" 2>&1
 }
 
-# All there: apt is left alone.
-setup || fail "all is installed, yet it failed"
+# If everything is installed, it does not call apt-get.
+setup || fail "everything is installed, yet it failed"
 [[ ! -s ${LOG} ]] || fail "called apt-get without need: $(cat "${LOG}")"
 
-# Only what is missing is installed, and without recommendations.
+# It installs only the missing packages, and without recommendations.
 ABSENT="zlib1g-dev curl" setup || fail "could not install"
 grep -qE -- '--no-install-recommends( zlib1g-dev| curl){2}$' "${LOG}" || fail "wrong: $(cat "${LOG}")"
 
-# What is needed must install; torch need not, and an update that fails may be harmless.
+# It fails if a needed package cannot be installed, but not for want of torch or of an update.
 ABSENT="curl" APT_FAILS="install.*curl" setup && fail "went on without curl"
 ABSENT="curl python3-torch" APT_FAILS="install.*torch|update" setup || fail "stopped for want of torch or of an update"
-grep -q "all works but the comparison with PyTorch" "${TEST_TMPDIR}/output" || fail "does not say what is lost"
+grep -q "only the comparison with PyTorch DDP needs them" "${TEST_TMPDIR}/output" || fail "does not say what is lost"
 
-# A Slurm only for tests, and only where its daemons are not started.
+# It installs Slurm only with --test, and only where systemd does not run.
 ABSENT="munge" setup || fail "all but munge is installed, yet it failed"
 [[ ! -s ${LOG} ]] || fail "installed munge unasked: $(cat "${LOG}")"
 ABSENT="munge" SYSTEMD=${TEST_TMPDIR} setup --test || fail "failed where systemd runs"

@@ -4,7 +4,7 @@ import collections
 import json
 import unittest
 
-from bench.compare import trace
+from bench.compare import timeline
 from tests.e2e.jobs import JobTest, LAUNCH, SERVER, SMALL_JOB, WORKER
 
 REFUSED = 2
@@ -62,13 +62,13 @@ class TraceTest(JobTest):
     def trace(self, sync, processes, **kwargs):
         path = self.path("trace.json")
         self.train(sync, workers=2, flags=FLAGS, launch_flags=["--trace=" + path], **kwargs)
-        files = trace.files_of(path)
+        files = timeline.files_of(path)
         self.assertEqual(len(files), len(processes), files)
         for name in files:
             with open(name) as file:
                 json.load(file)
         out = self.path("merged.json.gz")
-        merged = trace.merge_files(files, out)
+        merged = timeline.merge_files(files, out)
         self.assertEqual(merged["otherData"]["dropped_events"], 0)
         seen = Merged(merged)
         self.assertEqual(sorted(seen.processes.values()), processes)
@@ -189,7 +189,7 @@ class MergeTest(JobTest):
         # Machine b was booted 5 s later than a: when its clock says 100 us, a's says 5000100 us.
         files = [self.write("t", "server", 0, "b", 6_000_000, 150.0),
                  self.write("t", "worker", 0, "a", 1_000_000, 5_000_100.0)]
-        seen = Merged(trace.merge(files))
+        seen = Merged(timeline.merge(files))
         self.assertEqual([(seen.processes[span["pid"]], span["ts"]) for span in seen.spans],
                          [("worker 0 on a", 0), ("server 0 on b", 50.0)])
         self.assertEqual(seen.arrows["gradient", "w0.0.0.0"], {"s": 0, "f": 50.0})
@@ -197,18 +197,18 @@ class MergeTest(JobTest):
     def test_files_of_one_job_are_found(self):
         files = [self.write("t", "worker", number, "a", 0, 0) for number in (0, 10)]
         self.write("other", "worker", 0, "a", 0, 0)
-        self.assertEqual(trace.files_of(self.path("t.json")), sorted(files))
+        self.assertEqual(timeline.files_of(self.path("t.json")), sorted(files))
 
     def test_what_is_no_trace_is_refused(self):
         path = self.path("record.json")
         with open(path, "w") as file:
             file.write("{}")
-        with self.assertRaisesRegex(trace.TraceError, "record.json is no trace"):
-            trace.merge([path])
-        with self.assertRaisesRegex(trace.TraceError, "nowhere.json: No such file"):
-            trace.merge([self.path("nowhere.json")])
-        with self.assertRaisesRegex(trace.TraceError, "--trace"):
-            trace.merge([])
+        with self.assertRaisesRegex(timeline.TraceError, "record.json is no trace"):
+            timeline.merge([path])
+        with self.assertRaisesRegex(timeline.TraceError, "nowhere.json: No such file"):
+            timeline.merge([self.path("nowhere.json")])
+        with self.assertRaisesRegex(timeline.TraceError, "--trace"):
+            timeline.merge([])
 
 
 if __name__ == "__main__":

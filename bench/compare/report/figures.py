@@ -1,36 +1,43 @@
-"""Which plots the page has: families of panels, with captions that say how to read them and what is to be seen."""
+"""Chooses the page's plots: families of panels, with captions that say how to read them and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from . import labels, plots, svg, units, view
+from .view import Entry
 
 
-def _sync_legend(names):
+def _sync_legend(names: list[str]) -> list[Entry]:
     return [{"name": "gloo (exchange of DDP)" if name == "gloo" else name, "color": svg.sync_color_name(name),
              "mark": labels.marker(name)[1]} for name in names]
 
 
-def _family(identifier, title, caption, legend, panels, arrangement="rows"):
-    """`arrangement`: "pairs" keeps two panels side by side that show two sides of one thing."""
+def _family(identifier: str, title: str, caption: str, legend: list[Entry], panels: list[Entry],
+            arrangement: str = "rows") -> Entry:
+    """`arrangement`: "pairs" keeps two panels side by side, such as loss and accuracy of one model."""
     return {"id": identifier, "title": title, "caption": caption, "legend": legend, "panels": panels,
             "arrangement": arrangement}
 
 
-def _panels(identifier, titled, draw):
-    """[(title, what to draw)] drawn; a plot that has nothing to show is left out."""
+def _panels(identifier: str, titled: list[tuple[str, Any]], draw: Callable[[str, Any], str | None]) -> list[Entry]:
+    """Draws each (title, data). A plot without data is left out."""
     drawn = [{"title": title, "svg": draw(f"{identifier}{index}", what)}
              for index, (title, what) in enumerate(titled)]
     return [panel for panel in drawn if panel["svg"]]
 
 
-def _row_panels(families):
-    """One panel a model, its rows over all numbers of workers."""
+def _row_panels(families: view.Families) -> list[tuple[str, list[Entry]]]:
+    """One panel per model, with the rows of all numbers of workers."""
     return [(labels.group(*key), [row for group in members for row in group["rows"]]) for key, members in families]
 
 
-def _rows(groups):
+def _rows(groups: list[Entry]) -> list[Entry]:
     return [row for group in groups for row in group["rows"]]
 
 
-def _throughput(groups, families, legend, calls_winner):
+def _throughput(groups: list[Entry], families: view.Families, legend: list[Entry], calls_winner: bool) -> Entry:
     caption = ("Longer is better. The bar is the median over the repeats, the whisker spans the slowest and the "
                "fastest run: where whiskers overlap, the order means nothing. 2w+1s is 2 workers and 1 server.")
     best = [(row["samples_per_second"]["median"], group["title"], row) for group in groups for row in group["rows"]
@@ -42,8 +49,8 @@ def _throughput(groups, families, legend, calls_winner):
                    _panels("throughput", _row_panels(families), plots.throughput))
 
 
-def _breakdown(groups, families):
-    caption = ("Shorter is better. Blue is computing, which every sync must do; red is exposed exchange: time in which "
+def _breakdown(groups: list[Entry], families: view.Families) -> Entry:
+    caption = ("Shorter is better. Blue is computing, which every sync must do. Red is exposed exchange: time in which "
                "the worker had nothing else to do. Rank 0, mean over all measured steps.")
     exposed = []
     for row in _rows(groups):
@@ -61,8 +68,8 @@ def _breakdown(groups, families):
                    _panels("breakdown", _row_panels(families), plots.breakdown))
 
 
-def _scaling(groups, families):
-    legend = []
+def _scaling(groups: list[Entry], families: view.Families) -> Entry:
+    legend: list[Entry] = []
     caption = "The dotted line is the ideal: twice the workers, twice the samples/s. The closer to it, the better."
     rows = [(row["efficiency"], row, group) for group in groups for row in group["rows"]
             if row.get("efficiency") is not None and row["configuration"]["workers"] > 1]
@@ -74,15 +81,15 @@ def _scaling(groups, families):
         if worst < best:
             caption += f" Lowest: {bad['label']} with {units.percent(worst)} ({bad_group['title']})."
         if best > 1.1:
-            caption += " More than 100 % says that the runs of one worker were held up, or that caches grew."
+            caption += " More than 100 % means that the runs of one worker were slowed down, or that caches grew."
     panels = _panels("scaling", [(labels.group(*key), members) for key, members in families], plots.scaling)
     return _family("scaling", "Scaling against ideal", caption, legend, panels)
 
 
-def _training(results, calls_winner):
+def _training(results: Entry, calls_winner: bool) -> Entry:
     runs = [one for one in view.training(results) if one.get("epochs")]
-    caption = ("The same number of epochs for all: a line that ends farther left trained as much in less time. Left of "
-               "the target line's crossing is better.")
+    caption = ("The same number of epochs for all: a line that ends farther left trained as much in less time. "
+               "The farther left a line crosses the target, the better.")
     reached = [one for one in runs if one.get("seconds_to_target") is not None]
     if reached and calls_winner:
         first = min(reached, key=lambda one: one["seconds_to_target"])
@@ -100,10 +107,10 @@ def _training(results, calls_winner):
     return _family("training", "Loss and accuracy against time", caption, _sync_legend(names), panels, "pairs")
 
 
-def _exchange(results):
+def _exchange(results: Entry) -> Entry:
     tables = view.exchange_rows(results)
-    caption = ("The exchange alone, nothing to hide behind. Latency: lower is better, the left end is what a message "
-               "costs at all. Bandwidth: higher is better, the right end is what the path carries.")
+    caption = ("The exchange alone, not hidden by computing. Latency: lower is better; the left end is the cost of the "
+               "smallest message. Bandwidth: higher is better; the right end is what the path can carry.")
     panels = []
     for place, table in enumerate(tables):
         small, large = (choose(one["bytes"] for one in table["times"]) for choose in (min, max))
@@ -119,9 +126,9 @@ def _exchange(results):
     return _family("exchange", "The exchange alone", caption, _sync_legend(names), panels, "pairs")
 
 
-def _cpu(groups, families, legend):
-    caption = ("Filled: workers, hatched: servers, one segment a process. 100 % is one core kept busy, by spinning in "
-               "wait too.")
+def _cpu(groups: list[Entry], families: view.Families, legend: list[Entry]) -> Entry:
+    caption = ("Filled: workers; hatched: servers; one segment per process. 100 % is one busy core; spinning while "
+               "waiting counts as busy.")
     servers = [(value, name, row) for row in _rows(groups) for name, _, value in view.processes(row["configuration"])
                if name.startswith("server") and value is not None]
     if servers:
@@ -132,15 +139,15 @@ def _cpu(groups, families, legend):
     return _family("cpu", "CPU use", caption, legend, panels)
 
 
-def _gpu(families, legend):
+def _gpu(families: view.Families, legend: list[Entry]) -> Entry:
     titled = [(title, [row for row in rows if row["gpu"]]) for title, rows in _row_panels(families)]
     return _family("gpu", "GPU use and memory", "Mean use while the job ran, as the driver counts it, and the largest "
                    "memory held. Low use means that the GPU waits for data, launches or the exchange.", legend,
                    _panels("gpu", [(title, rows) for title, rows in titled if rows], plots.gpu))
 
 
-def draw(results, groups, calls_winner):
-    """Every family that has a panel, in the order of the page. Without `calls_winner` no caption names the first."""
+def draw(results: Entry, groups: list[Entry], calls_winner: bool) -> list[Entry]:
+    """Draws all families that have a panel, in the page's order. Captions name the best only with `calls_winner`."""
     families = view.by_model(groups)
     names = sorted({row["sync"] for row in _rows(groups)}, key=labels.sync_order)
     legend = _sync_legend(names)

@@ -1,21 +1,28 @@
-"""The plots: each function draws one panel and returns its <svg>. What they have in common is in svg.py; which panels
-the page has and what is said about them, in figures.py. They run inside svg.style()."""
+"""Draws the plots: each function draws one panel and returns its <svg>. They run inside svg.style().
+
+figures.py chooses the panels and writes their captions; svg.py has the common parts."""
+
+from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from . import labels, svg, units, view
+from .view import Entry
 
 _ROW_HEIGHT = 24
 _BAR_MARGIN = 48  # the axis below the bars and its label
 _LINES_HEIGHT = 240
 _POINTS_MAX = 150
 _TICK_STEPS = (1, 2, 5, 10)
-_REFERENCE = (0, (1, 1.6))  # the dots of an ideal or a target
+_REFERENCE = (0, (1, 1.6))  # dots, for an ideal or a target
 
 
-def _bars(count):
+def _bars(count: int) -> tuple[Figure, Axes]:
     figure, axes = svg.panel(count * _ROW_HEIGHT + _BAR_MARGIN)
     axes.set_ylim(count - 0.5, -0.5)
     axes.grid(axis="x")
@@ -26,7 +33,7 @@ def _bars(count):
     return figure, axes
 
 
-def _lines(log_x=False):
+def _lines(log_x: bool = False) -> tuple[Figure, Axes]:
     figure, axes = svg.panel(_LINES_HEIGHT)
     axes.grid()
     if not log_x:
@@ -35,8 +42,8 @@ def _lines(log_x=False):
     return figure, axes
 
 
-def _sync_lines(axes, lines):
-    """[(sync, x, y)]. The first are drawn largest and some are dashed, so that of equal lines each can be seen."""
+def _sync_lines(axes: Axes, lines: list[tuple[str, Sequence[float], Sequence[float]]]) -> None:
+    """Draws each (sync, x, y). Earlier lines are larger and some are dashed, so that equal lines can all be seen."""
     for place, (sync, x, y) in enumerate(lines):
         behind = len(lines) - 1 - place
         axes.plot(x, y, color=svg.color(svg.sync_color_name(sync)), marker=labels.marker(sync)[0],
@@ -44,8 +51,8 @@ def _sync_lines(axes, lines):
                   markersize=5 + behind)
 
 
-def throughput(key, rows):
-    """samples/s: the median as a bar, smallest and largest run as a whisker."""
+def throughput(key: str, rows: list[Entry]) -> str:
+    """samples/s: a bar for the median, and a whisker from the slowest to the fastest run."""
     figure, axes = _bars(len(rows))
     axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
     largest = max(row["samples_per_second"]["max"] for row in rows)
@@ -64,14 +71,14 @@ def throughput(key, rows):
         f"{row['label']} {units.count(row['samples_per_second']['median'])}" for row in rows))
 
 
-def breakdown(key, rows):
-    """Where the time of a step goes."""
+def breakdown(key: str, rows: list[Entry]) -> str:
+    """The parts of a step, in milliseconds."""
     figure, axes = _bars(len(rows))
     axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
     totals = []
     for place, row in enumerate(rows):
         parts = view.breakdown(row["configuration"])
-        left = 0
+        left = 0.0
         for part in labels.PARTS:
             value = parts.get(part) or 0
             if value > 0:
@@ -86,9 +93,9 @@ def breakdown(key, rows):
         f"{row['label']} {units.significant(total)}" for row, total in zip(rows, totals)))
 
 
-def scaling(key, members):
+def scaling(key: str, members: list[Entry]) -> str | None:
     """Speed-up over one worker, from the analysis's efficiency; the dotted line is the ideal."""
-    lines = {}
+    lines: dict[str, list[tuple[int, float]]] = {}
     for group in members:
         for row in group["rows"]:
             workers = row["configuration"]["workers"]
@@ -102,8 +109,9 @@ def scaling(key, members):
     largest = max(counts)
     axes.plot([1, largest], [1, largest], color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
     axes.text(largest, largest, "ideal  ", ha="right", va="bottom", color=svg.color("muted"), size=svg.FONT_SIZE - 1)
-    _sync_lines(axes, [(sync, *zip(*sorted(dict([(1, 1.0)] + lines[sync]).items())))
-                       for sync in sorted(lines, key=labels.sync_order)])
+    _sync_lines(axes, [(sync, [count for count, _ in points], [speedup for _, speedup in points])
+                       for sync in sorted(lines, key=labels.sync_order)
+                       for points in [sorted({1: 1.0, **dict(lines[sync])}.items())]])
     axes.set_xticks(counts)
     axes.set_xlim(1 - 0.06 * largest, largest * 1.06)
     axes.set_ylim(0, None)
@@ -113,15 +121,15 @@ def scaling(key, members):
         f"{sync} {max(points)[1]:.2f} with {labels.workers(max(points)[0])}" for sync, points in lines.items()))
 
 
-def _thinned(points):
-    """Means of neighbours, so that no line has more than _POINTS_MAX points."""
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, ...]]:
+    """Averages neighbours so that at most _POINTS_MAX points remain."""
     size = -(-len(points) // _POINTS_MAX) if points else 1
     chunks = [points[start:start + size] for start in range(0, len(points), size)]
     return [tuple(sum(values) / len(values) for values in zip(*chunk)) for chunk in chunks]
 
 
-def loss(key, trainings):
-    """Batch losses as thin lines, the epochs' mean losses as marks."""
+def loss(key: str, trainings: list[Entry]) -> str:
+    """Batch losses are thin lines; the epochs' mean losses have marks."""
     figure, axes = _lines()
     for one in trainings:
         points = _thinned([(entry["seconds"], entry["loss"]) for entry in one.get("losses") or []])
@@ -138,7 +146,7 @@ def loss(key, trainings):
         for one in trainings if one["epochs"]))
 
 
-def accuracy(key, trainings):
+def accuracy(key: str, trainings: list[Entry]) -> str:
     figure, axes = _lines()
     _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
                         [100 * epoch["test_accuracy"] for epoch in one["epochs"]]) for one in trainings])
@@ -155,13 +163,14 @@ def accuracy(key, trainings):
         f"{units.seconds(one['epochs'][-1]['seconds'])}" for one in trainings if one["epochs"]))
 
 
-def _exchange(key, times, field, label):
+def _exchange(key: str, times: list[Entry], field: str, label: str) -> str:
     figure, axes = _lines(log_x=True)
-    lines = {}
+    lines: dict[str, list[tuple[int, float]]] = {}
     for one in sorted(times, key=lambda one: one["bytes"]):
         if (one[field] or 0) > 0:
             lines.setdefault(one["sync"], []).append((one["bytes"], one[field]))
-    _sync_lines(axes, [(sync, *zip(*lines[sync])) for sync in sorted(lines, key=labels.sync_order)])
+    _sync_lines(axes, [(sync, [x for x, _ in lines[sync]], [y for _, y in lines[sync]])
+                       for sync in sorted(lines, key=labels.sync_order)])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     sizes = sorted({one["bytes"] for one in times})
@@ -182,21 +191,21 @@ def _exchange(key, times, field, label):
                           if one["bytes"] == sizes[-1]))
 
 
-def exchange_latency(key, times):
+def exchange_latency(key: str, times: list[Entry]) -> str:
     return _exchange(key, times, "latency_us", "latency, µs")
 
 
-def exchange_bandwidth(key, times):
+def exchange_bandwidth(key: str, times: list[Entry]) -> str:
     return _exchange(key, times, "bus_gb_per_s", "bus bandwidth, GB/s")
 
 
-def cpu(key, rows):
-    """One segment a process; servers are hatched."""
+def cpu(key: str, rows: list[Entry]) -> str:
+    """One segment per process; servers are hatched."""
     figure, axes = _bars(len(rows))
     axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
     totals = []
     for place, row in enumerate(rows):
-        left = 0
+        left = 0.0
         for name, _, value in view.processes(row["configuration"]):
             if value:
                 color = svg.color(svg.sync_color_name(row["sync"]))
@@ -214,7 +223,7 @@ def cpu(key, rows):
         f"{row['label']} {total:.0f}" for row, total in zip(rows, totals)))
 
 
-def gpu(key, rows):
+def gpu(key: str, rows: list[Entry]) -> str:
     figure, axes = _bars(len(rows))
     axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
     for place, row in enumerate(rows):

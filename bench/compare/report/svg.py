@@ -1,21 +1,25 @@
-"""A matplotlib figure as an SVG element that stands inside an HTML page and takes its colours from the page's style.
+"""Turns a matplotlib figure into an SVG element inside an HTML page that takes its colours from the page's style.
 
-A figure is drawn with colours that stand for names: color("sync-star"). inline() writes var(--sync-star) in their
-place, so style.css decides what a name looks like, in light, in dark and on paper. Text stays text, in the page's font.
+A figure is drawn with placeholder colours, such as color("sync-star"). inline() replaces them by var(--sync-star), so
+that style.css decides the colour: for light, dark and paper. Text stays text, in the page's font.
 """
+
+from __future__ import annotations
 
 import io
 import re
 import xml.etree.ElementTree as ElementTree
+from contextlib import AbstractContextManager
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .labels import PARTS, SYNCS
 
 COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync for sync in SYNCS) + ("sync-unknown",)
                + tuple("part-" + part for part in PARTS))
-# No two names share a colour, and none is black, which matplotlib leaves out of its output.
+# Each name has its own colour. None is black, because matplotlib leaves black out of its output.
 _COLORS = {name: f"#01{index + 1:02x}fe" for index, name in enumerate(COLOR_NAMES)}
 _NAMES = {value: name for name, value in _COLORS.items()}
 
@@ -26,18 +30,18 @@ FONT_SIZE = 12
 _XLINK = "{http://www.w3.org/1999/xlink}href"
 
 
-def color(name):
+def color(name: str) -> str:
     return _COLORS[name]
 
 
-def sync_color_name(sync):
-    """The exchange of DDP is Gloo's."""
+def sync_color_name(sync: str) -> str:
+    """Gloo, measured alone, has the colour of DDP, whose exchange it is."""
     name = "sync-" + {"gloo": "ddp"}.get(sync, sync)
     return name if name in _COLORS else "sync-unknown"
 
 
-def style():
-    """A context in which figures are to be made and drawn."""
+def style() -> AbstractContextManager[None]:
+    """A context in which figures must be created and drawn."""
     ink, muted, rule = color("ink"), color("muted"), color("rule")
     return matplotlib.rc_context({
         "svg.fonttype": "none", "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": FONT_SIZE,
@@ -51,31 +55,30 @@ def style():
     })
 
 
-def panel(height):
+def panel(height: float) -> tuple[Figure, Axes]:
     """A figure of one plot, WIDTH wide and `height` high, in CSS pixels."""
     figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
     return figure, figure.add_subplot()
 
 
-def _restyle(text):
+def _restyle(text: str) -> str:
     text = re.sub(r"#01[0-9a-f]{2}fe", lambda match: f"var(--{_NAMES[match[0]]})", text)
     # 'font: 11px "DejaVu Sans"' would override the page's font.
     return re.sub(r"font:\s*(?:[a-z]+ )*([\d.]+)px[^;]*", r"font-size: \1px", text)
 
 
-def inline(figure, key, description):
-    """The <svg> element. `key` keeps its ids apart from those of the page's other figures; `description` is what a
-    reader who cannot see it is told."""
+def inline(figure: Figure, key: str, description: str) -> str:
+    """The <svg> element. `key` makes its ids unique within the page. A screen reader reads `description`."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": key}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     root = ElementTree.fromstring(buffer.getvalue())
     used = set(re.findall(r"url\(#([^)]+)\)", buffer.getvalue()))
-    used.update(element.get(_XLINK)[1:] for element in root.iter() if element.get(_XLINK))
+    used.update(link[1:] for element in root.iter() if (link := element.get(_XLINK)))
 
     for parent in list(root.iter()):
         for child in list(parent):
-            # A <style> would hold for the whole page, which says the same for itself.
+            # A <style> would affect the whole page, which has the same rules itself.
             if child.tag.endswith(("}metadata", "}style")):
                 parent.remove(child)
     for element in root.iter():
@@ -84,9 +87,9 @@ def inline(figure, key, description):
         if target:
             element.set("href", f"#{key}-{target[1:]}")
         identifier = element.attrib.pop("id", None)
-        if identifier in used:
+        if identifier is not None and identifier in used:
             element.set("id", f"{key}-{identifier}")
         for name, value in list(element.attrib.items()):
             element.set(name, re.sub(r"url\(#", f"url(#{key}-", _restyle(value)))
-    root.attrib = {"viewBox": root.get("viewBox"), "role": "img", "aria-label": description}
+    root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": description}
     return ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)

@@ -1,4 +1,6 @@
-"""Numbers as people read them. What was not measured (None) is a dash."""
+"""Formats numbers for people. None, a number that was not measured, is a dash."""
+
+from __future__ import annotations
 
 import math
 
@@ -7,7 +9,7 @@ NBSP = "\u00a0"  # a number and its unit stay on one line
 _BYTE_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
-def count(value):
+def count(value: float | None) -> str:
     """74,205; small values keep three digits: 0.52."""
     if value is None:
         return NONE
@@ -16,8 +18,8 @@ def count(value):
     return f"{value:,.0f}"
 
 
-def significant(value, digits=3):
-    """Digits that mean something, never an exponent: 5230, 12.4, 0.0521."""
+def significant(value: float | None, digits: int = 3) -> str:
+    """The significant digits, never an exponent: 5230, 12.4, 0.0521."""
     if value is None:
         return NONE
     if value == 0:
@@ -27,11 +29,11 @@ def significant(value, digits=3):
     return text.rstrip("0").rstrip(".") if "." in text and abs(value) >= 100 else text
 
 
-def milliseconds(value):
+def milliseconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def seconds(value):
+def seconds(value: float | None) -> str:
     if value is None:
         return NONE
     if value >= 3600:
@@ -41,21 +43,21 @@ def seconds(value):
     return f"{significant(value)}{NBSP}s"
 
 
-def percent(fraction, decimals=0):
+def percent(fraction: float | None, decimals: int = 0) -> str:
     return NONE if fraction is None else f"{100 * fraction:.{decimals}f}{NBSP}%"
 
 
-def ratio(value):
+def ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
 
-def traffic(value):
-    """Bytes on their way, in powers of 1000: 247 KB, 7.45 MB."""
+def traffic(value: float | None) -> str:
+    """Bytes of messages, in powers of 1000: 247 KB, 7.45 MB."""
     return data(value, base=1000)
 
 
-def data(value, base=1024):
-    """Bytes that lie in memory: 4 KB, 1.5 MB."""
+def data(value: float | None, base: int = 1024) -> str:
+    """Bytes of memory, in powers of 1024: 4 KB, 1.5 MB."""
     if value is None:
         return NONE
     power = 0

@@ -1,29 +1,38 @@
-"""What plots and templates show, taken from results and analysis: joined, ordered, one entry per row. No judgement is
-made here: medians, ties, ratios, efficiency and bottlenecks are the analysis's."""
+"""Joins and orders results and analysis for plots and templates, one entry per row.
+
+It makes no judgement: medians, ties, ratios, efficiency and bottlenecks come from the analysis. Entries are plain
+dictionaries that may lack keys, so that a page can be made of an incomplete results.json."""
+
+from __future__ import annotations
 
 import statistics
+from collections.abc import Iterable
+from typing import Any
 
 from . import labels
 
-QUIET_LOAD_PER_CORE = 0.5  # above, something else runs
+QUIET_LOAD_PER_CORE = 0.5  # a higher load means that another program runs
+
+Entry = dict[str, Any]
+Families = list[tuple[tuple[str, str, str], list[Entry]]]
 
 
-def _median(values):
-    values = [value for value in values if value is not None]
-    return statistics.median(values) if values else None
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
-def breakdown(configuration):
-    """Milliseconds of each part of a step, means over the runs: they add up, which medians do not."""
+def breakdown(configuration: Entry) -> dict[str, float]:
+    """Milliseconds of each part of a step. These are means over the runs: unlike medians, they add up to the step."""
     runs = [run["breakdown_ms"] for run in configuration.get("runs") or [] if run.get("breakdown_ms")]
     return {part: statistics.mean(run.get(part) or 0 for run in runs) for part in labels.PARTS} if runs else {}
 
 
-def _bytes_per_step(configuration, direction):
+def _bytes_per_step(configuration: Entry, direction: str) -> float | None:
     return _median((run.get("exchange_bytes_per_step") or {}).get(direction) for run in configuration["runs"])
 
 
-def _row(row, configuration, name_of, best):
+def _row(row: Entry, configuration: Entry, name_of: dict[str, str], best: str | None) -> Entry:
     runs = configuration.get("runs") or []
     return {
         **row, "configuration": configuration, "label": labels.configuration(configuration),
@@ -38,8 +47,8 @@ def _row(row, configuration, name_of, best):
     }
 
 
-def groups(results, analysis):
-    """The analysis's groups, their rows joined with what was run."""
+def groups(results: Entry, analysis: Entry) -> list[Entry]:
+    """The analysis's groups, each row joined with its configuration."""
     by_id = {one["id"]: one for one in results.get("configurations") or []}
     name_of = {one: labels.configuration(by_id[one]) for one in by_id}
     made = []
@@ -54,9 +63,9 @@ def groups(results, analysis):
     return sorted(made, key=lambda group: group["section"] != "machine")
 
 
-def by_model(view_groups):
-    """Groups that differ in the number of workers alone: [((model, scaling, section), [group, ...])]."""
-    families = {}
+def by_model(view_groups: list[Entry]) -> Families:
+    """Families of groups that differ only in the number of workers: [((model, scaling, section), [group, ...])]."""
+    families: dict[tuple[str, str, str], list[Entry]] = {}
     for group in view_groups:
         families.setdefault((group["model"], group["scaling"], group["section"]), []).append(group)
     for members in families.values():
@@ -64,20 +73,20 @@ def by_model(view_groups):
     return list(families.items())
 
 
-def syncs(results):
+def syncs(results: Entry) -> list[str]:
     found = {one["sync"] for name in ("configurations", "training") for one in results.get(name) or []}
     return sorted(found, key=labels.sync_order)
 
 
-def disagreements(results):
+def disagreements(results: Entry) -> list[Entry]:
     return [one for one in results.get("agreement") or [] if not one.get("agrees")]
 
 
-def agreement(results):
+def agreement(results: Entry) -> list[Entry]:
     """The worst entry of each model."""
-    worst = {}
+    worst: dict[str, Entry] = {}
     for one in results.get("agreement") or []:
-        def rank(entry):
+        def rank(entry: Entry) -> tuple[bool, float]:
             return not entry["agrees"], entry["worst_relative_difference"]
 
         if one["model"] not in worst or rank(one) > rank(worst[one["model"]]):
@@ -85,8 +94,8 @@ def agreement(results):
     return list(worst.values())
 
 
-def notes(results):
-    """The results' own, and how to get the peer where there is none."""
+def notes(results: Entry) -> list[str]:
+    """The results' notes, and further ones: how to get a missing peer, missing checks, a busy machine."""
     found = list(results.get("notes") or [])
     has_peer = any(sync.startswith("ddp") for sync in syncs(results))
     if not has_peer and not any("torch" in note.lower() for note in found):
@@ -101,8 +110,8 @@ def notes(results):
     return found
 
 
-def training(results):
-    """Rows for the time to a target accuracy."""
+def training(results: Entry) -> list[Entry]:
+    """Rows of the table of times to a target accuracy."""
     rows = []
     for one in results.get("training") or []:
         epochs = one.get("epochs") or []
@@ -111,8 +120,8 @@ def training(results):
     return sorted(rows, key=lambda row: (row["model"], row["workers"], labels.sync_order(row["sync"])))
 
 
-def exchange_rows(results):
-    """A table for each section and number of workers: one row a size, one column a sync."""
+def exchange_rows(results: Entry) -> list[Entry]:
+    """One table per section and number of workers, with a row per size and a column per sync."""
     tables = []
     times = results.get("exchanges") or []
     for key in sorted({(one.get("section") or "machine", one["workers"]) for one in times},
@@ -127,9 +136,9 @@ def exchange_rows(results):
     return tables
 
 
-def processes(configuration):
+def processes(configuration: Entry) -> list[tuple[str, str | None, float | None]]:
     """[(name, cores, median CPU percent)], workers first."""
-    use = {}
+    use: dict[str, list[float | None]] = {}
     for run in configuration.get("runs") or []:
         for name, value in (run.get("cpu_percent") or {}).items():
             use.setdefault(name, []).append(value)

@@ -1,49 +1,54 @@
-"""Writes the report of a comparison: index.html, one file that needs nothing beside it, and summary.md, one page.
+"""Writes the report of a comparison: index.html, a single self-contained file, and summary.md, one page.
 
-Needs matplotlib and Jinja2. results is what results.py describes, analysis what analysis.py makes of it.
+Needs matplotlib and Jinja2. `results` is as in results.py, and `analysis` is the result of analysis.analyse.
 """
+
+from __future__ import annotations
 
 import datetime
 import os
 import re
 import shlex
 import urllib.parse
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jinja2
 import markupsafe
 
 from . import figures, labels, svg, units, view
+from .view import Entry
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_SUMMARY_ROWS_MAX = 32  # what a page holds beside the rest
+_SUMMARY_ROWS_MAX = 32  # so that the summary stays one page
 _SUMMARY_NOTES_MAX = 4
 
 
-def _scientific(value):
+def _scientific(value: float | None) -> str:
     return units.NONE if value is None else f"{value:.1e}"
 
 
-def _moment(value):
-    """2026-11-21 09:14 UTC; what is no ISO time as it stands."""
+def _moment(value: str | None) -> str:
+    """2026-11-21 09:14 UTC. A text that is no ISO time is returned unchanged."""
     try:
-        return datetime.datetime.fromisoformat(value).strftime("%Y-%m-%d %H:%M %Z").strip()
+        return datetime.datetime.fromisoformat(value or "").strftime("%Y-%m-%d %H:%M %Z").strip()
     except (TypeError, ValueError):
         return value or ""
 
 
-def _markdown(value):
-    """Text on one line of a Markdown page, in a table too, in which nothing is markup."""
+def _markdown(value: object) -> str:
+    """The text on one line of Markdown, also inside a table, with all markup escaped."""
     text = " ".join(str(units.NONE if value is None or isinstance(value, jinja2.Undefined) else value).split())
-    # An underscore inside a word is none; everywhere else it is.
+    # An underscore is markup except inside a word.
     return re.sub(r"[\\`*\[\]<>|]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", lambda match: "\\" + match[0], text)
 
 
-def _file_link(name):
-    """A link to a file beside the page; never to elsewhere, whatever the name."""
+def _file_link(name: str) -> str:
+    """A link to a file in the page's folder, and never elsewhere, whatever the name is."""
     return "./" + urllib.parse.quote(os.path.basename(name))
 
 
-def _environment(autoescape):
+def _environment(autoescape: bool) -> jinja2.Environment:
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(_FOLDER), autoescape=autoescape, trim_blocks=True,
                                      lstrip_blocks=True, undefined=jinja2.ChainableUndefined,
                                      keep_trailing_newline=True)
@@ -57,16 +62,16 @@ def _environment(autoescape):
     return environment
 
 
-def _or_dash(format_number):
-    """A key that the results lack is not measured."""
-    def filter_number(value, *arguments):
+def _or_dash(format_number: Callable[..., str]) -> Callable[..., str]:
+    """Formats a number, or a dash for a key that the results lack."""
+    def filter_number(value: Any, *arguments: Any) -> str:
         return format_number(None if isinstance(value, jinja2.Undefined) else value, *arguments)
     return filter_number
 
 
-def _summary_rows(groups):
-    """The first rows that fit, and how many do not."""
-    rows = []
+def _summary_rows(groups: list[Entry]) -> tuple[list[tuple[str, Entry]], int]:
+    """The first rows that fit on the page, and the number of those that do not."""
+    rows: list[tuple[str, Entry]] = []
     for group in groups:
         short = f"{group['model']} {group['workers']}w"
         if group["scaling"] == "strong":
@@ -77,7 +82,7 @@ def _summary_rows(groups):
     return rows[:_SUMMARY_ROWS_MAX], max(0, len(rows) - _SUMMARY_ROWS_MAX)
 
 
-def _context(results, analysis):
+def _context(results: Entry, analysis: Entry) -> dict[str, Any]:
     groups = view.groups(results, analysis)
     disagreements = view.disagreements(results)
     rows, left_out = _summary_rows(groups)
@@ -94,18 +99,18 @@ def _context(results, analysis):
     }
 
 
-def _page(context, groups):
+def _page(context: dict[str, Any], groups: list[Entry]) -> str:
     with open(os.path.join(_FOLDER, "style.css"), encoding="utf-8") as file:
         css = markupsafe.Markup(file.read())
     drawn = figures.draw(context["results"], groups, context["calls_winner"])
     for figure in drawn:
         for panel in figure["panels"]:
-            panel["svg"] = markupsafe.Markup(panel["svg"])  # ElementTree has escaped what is in it
+            panel["svg"] = markupsafe.Markup(panel["svg"])  # ElementTree has escaped its texts
     return _environment(True).get_template("page.html.j2").render(context, css=css, figures=drawn).lstrip()
 
 
-def _replace(path, text):
-    """Whole or not at all: a full disk leaves what was there."""
+def _replace(path: str, text: str) -> None:
+    """Replaces the file's content, all of it or nothing: if the disk is full, the old content stays."""
     temporary = f"{path}.{os.getpid()}.tmp"
     try:
         with open(temporary, "w", encoding="utf-8") as file:
@@ -119,12 +124,12 @@ def _replace(path, text):
         raise
 
 
-def write_report(results, analysis, out_folder):
-    """Writes index.html and summary.md into `out_folder`, which is made if need be; returns the path of the page.
+def write_report(results: Mapping[str, Any], analysis: Mapping[str, Any], out_folder: str) -> str:
+    """Writes index.html and summary.md to `out_folder`, creating it if necessary. Returns the path of the page.
 
-    Beside them the page expects results.json and runs.csv, and the traces that the results name.
+    The page links to results.json, runs.csv and the results' traces in the same folder.
     """
-    context = _context(results, analysis)
+    context = _context(dict(results), dict(analysis))
     page = _page(context, context["groups"])
     summary = _environment(False).get_template("summary.md.j2").render(context)
     os.makedirs(out_folder, exist_ok=True)

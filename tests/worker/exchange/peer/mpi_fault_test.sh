@@ -44,7 +44,7 @@ expect() {
 }
 
 for sync in ring mpi; do
-  rank=("$mpi_rank" --sync=$sync --deadline_ms=3000 --marker=$marker)
+  rank=("$mpi_rank" --sync="$sync" --deadline_ms=3000 --marker="$marker")
   expect "$sync, another seed" 3 30 'rank [02]: INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' \
     "${rank[@]}" --fault=seed
   expect "$sync, a NaN" 3 30 'rank [02]: UNAVAILABLE: rank 1 gave up: gradient of fc1.weight is NaN at step 2' \
@@ -54,7 +54,7 @@ for sync in ring mpi; do
   expect "$sync, slow" 3 30 'rank 1 lives but is . calls behind' \
     "${rank[@]}" --fault=slow
 done
-rank=("$mpi_rank" --deadline_ms=3000 --marker=$marker)
+rank=("$mpi_rank" --deadline_ms=3000 --marker="$marker")
 expect 'never joins' 3 30 'rank [02]: .*joining did not end within 3s: rank 1 does not answer' "${rank[@]}" --fault=late
 # mpirun by itself ends all ranks when one dies of a signal; without that habit the ranks find out themselves.
 expect 'killed' 137 30 'rank 1 .* exited on signal 9' "${rank[@]}" --fault=die

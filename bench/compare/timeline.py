@@ -1,11 +1,13 @@
-"""Merges the files that --trace made into one that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
+"""Merges the files of --trace into one that Perfetto (https://ui.perfetto.dev) and chrome://tracing open.
 
-    python3 bench/compare/trace.py out/trace.*.json --out=out/merged.json      # .json.gz: compressed
+    python3 bench/compare/timeline.py out/trace.*.json --out=out/merged.json      # .json.gz: compressed
 
-Workers come first, then servers. Files of one machine share a clock (common/trace.h) and are not moved; those of other
-machines are moved by what their wall clocks say, which is as good as these agree. Arrows lead from a bucket's `send` to
-its `receive`, both ways. Time 0 is the beginning of the first event.
+Workers come first, then servers. Files from one machine share a clock (common/trace.h) and are not shifted. Files from
+other machines are shifted by the difference of the wall clocks, which is as exact as these clocks agree. Arrows lead
+from a bucket's `send` to its `receive`, in both directions. Time 0 is the beginning of the first event.
 """
+
+from __future__ import annotations
 
 import argparse
 import glob
@@ -14,42 +16,49 @@ import json
 import os
 import re
 import sys
+from typing import Any
 
 ROLES = ("worker", "server")
 
+Event = dict[str, Any]  # of the trace event format
+Trace = dict[str, Any]  # traceEvents, otherData
+
 
 class TraceError(Exception):
-    """A file that cannot be merged, and why."""
+    """The file cannot be merged; the message says why."""
 
 
-def read(path):
-    """One process's trace: a dict with `traceEvents` and `otherData`."""
+def read(path: str) -> Trace:
+    """Reads the trace of one process."""
     try:
         with open(path, encoding="utf-8") as file:
             trace = json.load(file)
         facts = trace["otherData"]
         if facts["role"] not in ROLES or not isinstance(trace["traceEvents"], list):
             raise KeyError("role")
-        facts["number"], facts["boot_id"], facts["wall_minus_monotonic_us"]  # pylint: disable=pointless-statement
+        for name in ("number", "boot_id", "wall_minus_monotonic_us"):
+            facts[name]
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError) as error:
-        raise TraceError(f"{path} is no trace of a worker or server ({error}): give the files that --trace made") \
+        raise TraceError(f"{path} is no trace of a worker or server ({error}): give the files that --trace wrote") \
             from error
     return trace
 
 
-def files_of(path):
-    """The files that a job makes whose processes all have --trace=path."""
+def files_of(path: str) -> list[str]:
+    """The files of a job whose processes all have --trace=path."""
     stem, extension = os.path.splitext(path)
     files = glob.glob(f"{glob.escape(stem)}.*{glob.escape(extension)}")
     process = re.compile(re.escape(stem) + r"\.(worker|server)-\d+" + re.escape(extension))
     return sorted(name for name in files if process.fullmatch(name))
 
 
-def _arrows(processes):
-    """From each send to the receive of the other side that has the same step and bucket."""
-    sends, receives = {}, {}
+def _arrows(processes: list[tuple[dict[str, Any], list[Event]]]) -> list[Event]:
+    """Arrows from each send to the other side's receive of the same step and bucket."""
+    key: tuple[Any, ...]
+    sends: dict[tuple[Any, ...], Event] = {}
+    receives: dict[tuple[Any, ...], Event] = {}
     for facts, events in processes:
         for event in events:
             if event.get("ph") != "X" or event["name"] not in ("send", "receive"):
@@ -69,20 +78,20 @@ def _arrows(processes):
         arrow = {"cat": "bucket", "name": "gradient" if other == "server" else "parameters",
                  "id": f"{key[0][0]}{key[1]}.{key[2]}.{key[3]}.{key[4]}"}
         arrows.append({"ph": "s", **arrow, "pid": send["pid"], "tid": send["tid"], "ts": send["ts"]})
-        # A receive is no earlier than the beginning of its send, whatever two machines' clocks say.
+        # Clocks of two machines may put a receive before its send, and Perfetto draws no arrow back in time.
         arrows.append({"ph": "f", "bp": "e", **arrow, "pid": receive["pid"], "tid": receive["tid"],
                        "ts": max(receive["ts"], send["ts"])})
     return arrows
 
 
-def merge(paths):
-    """The merged trace, as a dict."""
+def merge(paths: list[str]) -> Trace:
+    """Merges the traces in these files."""
     if not paths:
         raise TraceError("no trace files: start the processes with --trace=FILE (deploy/launch has it too)")
     traces = sorted((read(path) for path in paths),
                     key=lambda trace: (ROLES.index(trace["otherData"]["role"]), trace["otherData"]["number"]))
     reference = traces[0]["otherData"]
-    processes = []
+    processes: list[tuple[dict[str, Any], list[Event]]] = []
     for trace in traces:
         facts, events = trace["otherData"], trace["traceEvents"]
         shift = 0
@@ -108,32 +117,33 @@ def merge(paths):
     for event in events:
         if "ts" in event:
             event["ts"] = round(event["ts"] - start, 3)
-    # Metadata first; then by time, and what encloses before what it encloses.
+    # Metadata comes first, then events by time. Of two that begin together, the enclosing one is the longer one.
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0), -event.get("dur", 0)))
     return {"displayTimeUnit": "ms", "traceEvents": events,
             "otherData": {"processes": len(processes), "hosts": sorted(hosts),
                           "dropped_events": sum(facts.get("dropped_events", 0) for facts, _ in processes)}}
 
 
-def merge_files(paths, out):
-    """Writes the merged trace to `out`, whole or not at all, and returns it."""
+def merge_files(paths: list[str], out: str) -> Trace:
+    """Writes the merged trace to `out`, all of it or nothing, and returns it."""
     merged = merge(paths)
     temporary = f"{out}.{os.getpid()}.tmp"
-    with (gzip.open if out.endswith(".gz") else open)(temporary, "wt", encoding="utf-8") as file:
-        json.dump(merged, file, separators=(",", ":"))
+    text = json.dumps(merged, separators=(",", ":")).encode()
+    with open(temporary, "wb") as file:
+        file.write(gzip.compress(text) if out.endswith(".gz") else text)
     os.replace(temporary, out)
     return merged
 
 
-def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("files", nargs="+", help="what --trace made, one file of every process")
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser.add_argument("files", nargs="+", help="the files that --trace wrote, one per process")
     parser.add_argument("--out", required=True, help="the merged trace; with .gz at the end, compressed")
     flags = parser.parse_args(argv)
     try:
         merged = merge_files(flags.files, flags.out)
     except (TraceError, OSError) as error:
-        print(f"trace: error: {error}", file=sys.stderr)
+        print(f"timeline: error: {error}", file=sys.stderr)
         return 2
     facts = merged["otherData"]
     print(f"{flags.out}: {len(merged['traceEvents'])} events of {facts['processes']} processes"
