@@ -34,7 +34,7 @@
 #include "absl/strings/numbers.h"
 #include "bench/exchange_job.h"
 #include "common/check.h"
-#include "common/security/security_flags.h"
+#include "common/security/transport_security.h"
 #include "server/parameter_server.h"
 #include "worker/exchange/star/star_exchange.h"
 
@@ -51,6 +51,11 @@ ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the numbe
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(double, momentum, 0.9, "of SGD");
 ABSL_FLAG(std::string, format, "table", "table, or json: an object a line, as bench/compare reads it");
+ABSL_FLAG(std::string, job_secret, "", "as --job_secret of worker and server");
+ABSL_FLAG(bool, tls, false, "as --tls of worker and server");
+ABSL_FLAG(std::string, tls_ca, "", "as --tls_ca of worker and server");
+ABSL_FLAG(std::string, tls_certificate, "", "as --tls_certificate of worker and server");
+ABSL_FLAG(std::string, tls_key, "", "as --tls_key of worker and server");
 
 namespace starring {
 namespace {
@@ -73,7 +78,11 @@ struct Row {
 };
 
 TransportSecurity Security() {
-  auto security = LoadTransportSecurity(SecurityFlags());
+  auto security = LoadTransportSecurity({.job_secret = absl::GetFlag(FLAGS_job_secret),
+                                         .tls = absl::GetFlag(FLAGS_tls),
+                                         .tls_ca = absl::GetFlag(FLAGS_tls_ca),
+                                         .tls_certificate = absl::GetFlag(FLAGS_tls_certificate),
+                                         .tls_key = absl::GetFlag(FLAGS_tls_key)});
   CHECK_OK(security);
   return *std::move(security);
 }

@@ -1,5 +1,6 @@
 #include "deploy/run_record_table.h"
 
+#include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 
 #include <algorithm>
@@ -16,35 +17,37 @@ namespace {
 
 constexpr size_t kShownDigestCharacters = 12;
 
-std::string BitsKey(const v1::RunRecord& record) {
-  const v1::RunConfig& config = record.config();
-  if (config.sync() == "ddp" || config.sync() == "mpi" || record.host().versions().contains("torch")) return "";
+using google::protobuf::Struct;
+using google::protobuf::Value;
+
+// An entry of the record's config, as text; empty if the record has none of that name.
+std::string Text(const Struct& config, const std::string& name) {
+  const auto found = config.fields().find(name);
+  if (found == config.fields().end()) return "";
+  const Value& value = found->second;
+  if (value.kind_case() == Value::kNumberValue) return absl::StrCat(value.number_value());
+  if (value.kind_case() == Value::kBoolValue) return value.bool_value() ? "true" : "false";
+  return value.string_value();
+}
+
+int Number(const Struct& config, const std::string& name) {
+  const auto found = config.fields().find(name);
+  return found == config.fields().end() ? 0 : static_cast<int>(found->second.number_value());
+}
+
+std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
+  const std::string sync = Text(config, "sync");
+  if (sync == "ddp" || sync == "mpi" || record.host().versions().contains("torch")) return "";
   // How the parameters got here (epochs, resumed or not) does not matter: the step does.
-  return absl::StrJoin({absl::StrCat(config.world_size()),
-                        config.model(),
-                        config.dataset(),
-                        config.augment(),
-                        absl::StrCat(config.train_count()),
-                        absl::StrCat(config.epochs()),
-                        absl::StrCat(config.max_steps()),
-                        absl::StrCat(config.global_batch()),
-                        absl::StrCat(config.seed()),
-                        config.optimizer(),
-                        absl::StrCat(config.learning_rate()),
-                        absl::StrCat(config.momentum()),
-                        absl::StrCat(config.nesterov()),
-                        absl::StrCat(config.weight_decay()),
-                        absl::StrCat(config.beta1()),
-                        absl::StrCat(config.beta2()),
-                        absl::StrCat(config.epsilon()),
-                        config.schedule(),
-                        absl::StrCat(config.warmup_steps()),
-                        absl::StrCat(config.decay_steps()),
-                        absl::StrCat(config.decay_gamma()),
-                        absl::StrCat(config.total_steps()),
-                        config.device(),
-                        absl::StrCat(config.threads())},
-                       "|");
+  std::vector<std::string> values;
+  for (const char* const name :
+       {"world_size",   "model",        "dataset",     "augment",     "train_count",   "epochs",
+        "max_steps",    "global_batch", "seed",        "optimizer",   "learning_rate", "momentum",
+        "nesterov",     "weight_decay", "beta1",       "beta2",       "epsilon",       "schedule",
+        "warmup_steps", "decay_steps",  "decay_gamma", "total_steps", "device",        "threads"}) {
+    values.push_back(Text(config, name));
+  }
+  return absl::StrJoin(values, "|");
 }
 
 std::string RunName(const RunSummary& run) {
@@ -62,19 +65,23 @@ absl::StatusOr<RunSummary> ParseRunRecord(const std::string& name, const std::st
   if (!status.ok()) {
     return absl::DataLossError(absl::StrCat(name, " is no run record: ", std::string(status.message())));
   }
-  if (record.config().sync().empty() || record.epochs().empty()) {
+  // The config is no message: it has the worker's flags, which are declared elsewhere.
+  Struct whole;
+  if (!google::protobuf::util::JsonStringToMessage(json, &whole, options).ok()) whole.Clear();
+  const Struct& config = (*whole.mutable_fields())["config"].struct_value();
+  if (Text(config, "sync").empty() || record.epochs().empty()) {
     return absl::DataLossError(absl::StrCat(name, " is no run record: it has no config.sync or no epochs"));
   }
   const v1::EpochResult& last = *record.epochs().rbegin();
-  return RunSummary{.sync = record.config().sync(),
-                    .world_size = record.config().world_size(),
-                    .server_count = record.config().server_count(),
+  return RunSummary{.sync = Text(config, "sync"),
+                    .world_size = Number(config, "world_size"),
+                    .server_count = Number(config, "server_count"),
                     .samples_per_second = last.samples_per_second(),
                     .step_ms_p50 = record.step_ms().p50(),
                     .exposed_exchange_ms = record.breakdown_ms().exposed_exchange(),
                     .test_accuracy = last.test_accuracy(),
                     .parameter_sha256 = record.parameter_sha256(),
-                    .bits_key = BitsKey(record)};
+                    .bits_key = BitsKey(record, config)};
 }
 
 std::string FormatTable(const std::vector<RunSummary>& runs) {

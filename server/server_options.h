@@ -1,4 +1,5 @@
-// The server's command line, resolved and checked.
+// The server's flags and the values that a command line gives them. A flag is declared in this file alone: a field of
+// ServerOptions, whose initial value is the default, and a row.
 #ifndef STARRING_SERVER_SERVER_OPTIONS_H_
 #define STARRING_SERVER_SERVER_OPTIONS_H_
 
@@ -8,24 +9,74 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/flags/flag_table.h"
+#include "common/limits.h"
+#include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
 
 namespace starring {
 
 struct ServerOptions {
-  std::string listen;
+  // What the command line says where ParseServerOptions changes the unit or the meaning.
+  struct Asked {
+    int join_deadline_s = 0;  // 0: none
+    absl::Duration join_deadline = absl::InfiniteDuration();
+    double memory_limit_gb = 0;
+    int metrics_port = -1;
+  };
+  Asked asked;
+
+  std::string listen = "127.0.0.1:7077";
   int shard = 0;
   int shard_count = 1;
   std::string run_id;  // as ParameterServer::Options has it
-  TransportSecurity security;
-  bool insecure = false;
-  int64_t memory_bytes_max = 0;  // 0: what is free
   absl::Duration join_deadline = absl::InfiniteDuration();
-  std::string trace;     // file; empty: none
-  int metrics_port = 0;  // of this shard, 0: a free one; -1: none
-  std::string metrics_address;
-  std::string port_file;  // empty: none
+  int64_t memory_bytes_max = 0;  // 0: what is free
+  std::string port_file;         // empty: none
+  std::string trace;             // file; empty: none
+  int metrics_port = -1;         // of this shard, 0: a free one; -1: none
+  std::string metrics_address = "127.0.0.1";
+  bool insecure = false;
+  SecurityFiles security_files;
+  TransportSecurity security;  // what the files above hold
 };
+
+namespace server_flags {
+
+using S = ServerOptions;
+using Asked = ServerOptions::Asked;
+
+inline constexpr FlagRow kRows[] = {
+    {"listen", "job", "address to listen on; port 0 takes a free one", TextAt<&S::listen>("host:port")},
+    {"shard", "job", "which shard of the parameters this server owns", WholeAt<&S::shard>(0, kShardCountMax - 1)},
+    {"shard_count", "job", "number of servers", WholeAt<&S::shard_count>(1, kShardCountMax)},
+    {"run_id", "job", "the only run whose workers may join, as their --run_id says; empty: that of the first worker",
+     TextAt<&S::run_id>("name")},
+    {"join_deadline_s", "job", "seconds, from the start, for all workers to join; 0: as long as it takes",
+     WholeAt<&S::asked, &Asked::join_deadline_s>(0, kDeadlineSecondsMax)},
+    {"join_deadline", "job", "old name of --join_deadline_s, with a unit; the next release drops it",
+     TextAt<&S::asked, &Asked::join_deadline>("duration such as 90s")},
+    {"memory_limit_gb", "job",
+     "memory that this server may use, in units of 10^9 bytes; a job that needs more is refused when its first worker "
+     "joins; 0: what is free then (MemAvailable, or the control group's limit), divided by the job's servers on this "
+     "machine",
+     ValueAt<&S::asked, &Asked::memory_limit_gb>(Real(0, kMemoryLimitGbMax))},
+    {"port_file", "output", "file to write the bound host:port to, for scripts", TextAt<&S::port_file>("file")},
+    {"trace", "output",
+     "writes a timeline (Chrome trace events) when the job is over; trace.json makes trace.server-SHARD.json",
+     TextAt<&S::trace>("file")},
+    {"metrics_port", "output",
+     "serves live numbers at http://ADDRESS:PORT/metrics (Prometheus); shard s takes this port + s; 0: a free one; -1: "
+     "none",
+     WholeAt<&S::asked, &Asked::metrics_port>(-1, kPortMax)},
+    {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
+     TextAt<&S::metrics_address>("address")},
+    {"insecure", "security",
+     "without --job_secret, listen on other addresses than loopback too: whoever reaches them can join",
+     SwitchAt<&S::insecure>()},
+};
+inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&S::security_files>);
+
+}  // namespace server_flags
 
 // Every flag of the server.
 const FlagTable& ServerFlags();

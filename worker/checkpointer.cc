@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -87,15 +88,6 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
   return checkpointer;
 }
 
-// What decides which samples a step sees and what is done with them: a resumed run must have it alike.
-std::map<std::string, std::string> Checkpointer::SharedFlags() const {
-  const WorkerOptions& worker = *options_.worker;
-  return {{"dataset", worker.dataset.name},
-          {"augment", worker.augment ? "crop_flip" : "none"},
-          {"global_batch", absl::StrCat(worker.global_batch)},
-          {"seed", absl::StrCat(worker.seed)}};
-}
-
 // Element ranges of each owner, neighbours joined.
 std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
   const WorkerOptions& worker = *options_.worker;
@@ -137,7 +129,7 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   }
   for (const std::string& warning : found->warnings) options_.warn(warning);
   Checkpoint& checkpoint = found->checkpoint;
-  for (const auto& [flag, value] : SharedFlags()) {
+  for (const auto& [flag, value] : ResumedFlags(WorkerFlags(), options_.worker)) {
     const auto written = checkpoint.config.find(flag);
     if (written != checkpoint.config.end() && written->second != value) {
       return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " is ", value, ", ", found->folder,
@@ -193,9 +185,10 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters)
   RETURN_IF_ERROR(options_.gather_optimizer_state(state_spans));
   if (!writes()) return absl::OkStatus();
   Collect();
+  const auto kept_flags = ResumedFlags(WorkerFlags(), options_.worker);
   Checkpoint checkpoint{.step = step,
                         .epoch = step / options_.steps_per_epoch,
-                        .config = SharedFlags(),
+                        .config = {kept_flags.begin(), kept_flags.end()},
                         .parameters = {parameters.begin(), parameters.end()},
                         .state_names = state_names_,
                         .state = std::move(state),

@@ -13,7 +13,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,7 +74,6 @@ class Checkpointer {
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
   absl::Status WaitForWrite(int64_t step, GradientExchange* exchange);
   void Collect();
-  std::map<std::string, std::string> SharedFlags() const;
   std::vector<std::vector<ElementRange>> OwnerRanges() const;
 
   const Options options_;

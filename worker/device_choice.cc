@@ -10,15 +10,6 @@
 namespace starring {
 namespace {
 
-CudaMath MathOf(const std::string& name) {
-  if (name == "tf32") return CudaMath::kTf32;
-  return name == "bf16" ? CudaMath::kBf16 : CudaMath::kFp32;
-}
-
-CudaConvolutions ConvolutionsOf(const std::string& name) {
-  return name == "own" ? CudaConvolutions::kOwn : CudaConvolutions::kAuto;
-}
-
 // The workers of this machine, as far as somebody says.
 struct WorkersHere {
   int rank = 0;  // of this one
@@ -61,11 +52,14 @@ absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, cons
                                        CudaWatch* watch) {
   const WorkersHere workers = FindWorkersHere(launcher, options);
   DeviceChoice choice;
-  ASSIGN_OR_RETURN(choice.cuda, CreateCudaDevice({.ordinal = OrdinalOf(workers, gpu_count),
-                                                  .math = MathOf(options.math),
-                                                  .convolutions = ConvolutionsOf(options.conv),
-                                                  .library_folders = launcher.gpu_library_folders,
-                                                  .watch = watch}));
+  ASSIGN_OR_RETURN(choice.cuda,
+                   CreateCudaDevice({.ordinal = OrdinalOf(workers, gpu_count),
+                                     .math = options.math,
+                                     // ResolveConv refuses a missing cuDNN, and names the flag.
+                                     .convolutions = options.conv == CudaConvolutions::kOwn ? CudaConvolutions::kOwn
+                                                                                            : CudaConvolutions::kAuto,
+                                     .library_folders = launcher.gpu_library_folders,
+                                     .watch = watch}));
   if (workers.count > gpu_count && !launcher.has_own_gpus) {
     choice.note = absl::StrCat("note: ", workers.Text(), " share ", GpusText(gpu_count), " of this machine");
   }
@@ -80,14 +74,14 @@ absl::Status Refuse(const char* flag, const std::string& value, const absl::Stat
 // No cuDNN is no news. One that cannot be used is.
 absl::Status ResolveConv(DeviceChoice* choice, WorkerOptions* options) {
   const absl::Status cudnn = choice->cuda->cudnn_status();
-  if (!cudnn.ok() && options->conv == "cudnn") {
+  if (!cudnn.ok() && options->conv == CudaConvolutions::kCudnn) {
     return Refuse("conv", "cudnn", Annotate(cudnn, "give --conv=auto or --conv=own, or see why"));
   }
   if (!cudnn.ok() && !absl::IsUnavailable(cudnn)) {
     absl::StrAppend(&choice->note, choice->note.empty() ? "" : "\n",
                     "note: convolutions by kernels of our own: ", std::string(cudnn.message()));
   }
-  options->conv = cudnn.ok() ? "cudnn" : "own";
+  options->conv = cudnn.ok() ? CudaConvolutions::kCudnn : CudaConvolutions::kOwn;
   return absl::OkStatus();
 }
 
@@ -96,7 +90,7 @@ absl::Status ResolveConv(DeviceChoice* choice, WorkerOptions* options) {
 absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options,
                                           CudaWatch* watch) {
   std::string note;
-  if (options->device != "cpu") {
+  if (options->device != DeviceKind::kCpu) {
     const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices(watch);
     absl::Status why = gpus.status();
     if (gpus.ok()) {
@@ -105,20 +99,20 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
       RETURN_IF_ERROR(CheckGpusSuffice(launcher, *options, gpu_count));
       absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count, watch);
       if (gpu.ok()) {
-        options->device = "cuda";
+        options->device = DeviceKind::kCuda;
         RETURN_IF_ERROR(ResolveConv(&*gpu, options));
         return gpu;
       }
       why = gpu.status();
     }
-    if (options->device == "cuda") return Refuse("device", "cuda", why);
-    if (options->math != "fp32") return Refuse("math", options->math, why);
-    if (options->conv == "cudnn") return Refuse("conv", options->conv, why);
+    if (options->device == DeviceKind::kCuda) return Refuse("device", "cuda", why);
+    if (options->math != CudaMath::kFp32) return Refuse("math", NameOf(kMaths, options->math), why);
+    if (options->conv == CudaConvolutions::kCudnn) return Refuse("conv", "cudnn", why);
     // No GPU is no news. One that cannot be used is, and so is a driver that cannot say whether there is one.
     if (!absl::IsNotFound(why)) note = absl::StrCat("note: on the CPU: ", std::string(why.message()));
   }
-  options->device = "cpu";
-  options->conv.clear();
+  options->device = DeviceKind::kCpu;
+  options->conv = CudaConvolutions::kAuto;
   if (options->isa.has_value()) RETURN_IF_ERROR(LimitOnednn(*options->isa), "--isa");
   ASSIGN_OR_RETURN(
       std::unique_ptr<Device> cpu,
@@ -137,7 +131,7 @@ std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& d
 }
 
 void MakeGpuCurrent(const LauncherEnvironment& launcher, const WorkerOptions& options, CudaWatch* watch) {
-  if (options.device == "cpu") return;
+  if (options.device == DeviceKind::kCpu) return;
   const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices(watch);
   if (!gpus.ok()) return;
   const int ordinal = OrdinalOf(FindWorkersHere(launcher, options), static_cast<int>(gpus->size()));

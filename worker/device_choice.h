@@ -25,7 +25,7 @@ struct DeviceChoice {
 
 // The GPU whose number is this worker's among those of its machine. --device=auto is resolved in `options`: a GPU where
 // the driver shows one that can be used, else the CPU; and so is --conv=auto: cudnn where it can be used, else own, and
-// empty on the CPU. InvalidArgument with the reason where --device=cuda, --math or --conv=cudnn cannot be had, and
+// auto on the CPU. InvalidArgument with the reason where --device=cuda, --math or --conv=cudnn cannot be had, and
 // where the machine has more workers than GPUs; with --share_gpus worker r takes GPU r modulo their number.
 //
 // Who is on this machine: mpirun, srun and deploy/launch say it, and a star by hand whose servers are on loopback is

@@ -157,7 +157,7 @@ CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const 
   return {.optimizer = options.sync == Sync::kLocal ? std::optional(options.optimizer) : std::nullopt,
           .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
           .data = &data,
-          .augment = options.augment ? Loader::Augment::kCropFlip : Loader::Augment::kNone,
+          .augment = options.augment,
           .seed = options.seed,
           .batch_max = shape.batch_max,
           .evaluation_batch_max = shape.evaluation_batch_max};
@@ -240,18 +240,9 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
 
 Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironment& launcher) {
   if (options.rank != 0) return Progress::Style::kNone;
-  switch (options.progress) {
-    case ProgressStyle::kAuto:
-      // mpirun gives its ranks a terminal even when its own output goes to a file.
-      return launcher.output_is_ours && isatty(STDOUT_FILENO) != 0 ? Progress::Style::kLive : Progress::Style::kPlain;
-    case ProgressStyle::kLive:
-      return Progress::Style::kLive;
-    case ProgressStyle::kPlain:
-      return Progress::Style::kPlain;
-    case ProgressStyle::kNone:
-      break;
-  }
-  return Progress::Style::kNone;
+  // mpirun gives its ranks a terminal even when its own output goes to a file.
+  const bool is_terminal = launcher.output_is_ours && isatty(STDOUT_FILENO) != 0;
+  return options.progress.value_or(is_terminal ? Progress::Style::kLive : Progress::Style::kPlain);
 }
 
 // What Trainer asks; null where there is nothing to compare.
@@ -328,7 +319,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
 
 // What a person calls this machine's GPUs.
 std::string GpusText(const WorkerOptions& options) {
-  if (options.device == "cpu") return "";
+  if (options.device == DeviceKind::kCpu) return "";
   const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices();
   if (!gpus.ok() || gpus->empty()) return "";
   return absl::StrCat(gpus->size(), " x ", gpus->front().name);

@@ -175,7 +175,7 @@ absl::Status Trainer::StartExchange() {
               .schedule = worker_.schedule,
               .layout = layout(),
               .buckets = *options_.buckets,
-              .agreed_flags = worker_.AgreedFlags(),
+              .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
   for (auto& fact : DatasetFacts(data_)) job.agreed_flags.push_back(std::move(fact));
@@ -220,22 +220,21 @@ absl::StatusOr<Normalization> Trainer::MeasurePixels() {
 absl::Status Trainer::StartSteps() {
   first_step_ = step_;
   first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
-  ASSIGN_OR_RETURN(train_loader_,
-                   Loader::Create({.dataset = &data_.train,
-                                   .sampler = {.sample_count = data_.train.count,
-                                               .global_batch = worker_.global_batch,
-                                               .rank = worker_.rank,
-                                               .world_size = worker_.world_size,
-                                               .seed = worker_.seed},
-                                   .normalization = normalization_,
-                                   .augment = worker_.augment ? Loader::Augment::kCropFlip : Loader::Augment::kNone,
-                                   .format = training_step_.batch_format(),
-                                   .threads = worker_.loader_threads,
-                                   .prefetch_depth = worker_.prefetch_depth,
-                                   .first_step = step_,
-                                   .end_step = end_step_,
-                                   .trace = options_.trace,
-                                   .memory = training_step_.batch_memory()}));
+  ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
+                                                  .sampler = {.sample_count = data_.train.count,
+                                                              .global_batch = worker_.global_batch,
+                                                              .rank = worker_.rank,
+                                                              .world_size = worker_.world_size,
+                                                              .seed = worker_.seed},
+                                                  .normalization = normalization_,
+                                                  .augment = worker_.augment,
+                                                  .format = training_step_.batch_format(),
+                                                  .threads = worker_.loader_threads,
+                                                  .prefetch_depth = worker_.prefetch_depth,
+                                                  .first_step = step_,
+                                                  .end_step = end_step_,
+                                                  .trace = options_.trace,
+                                                  .memory = training_step_.batch_memory()}));
   timer_.emplace(first_measured_step_ - step_, options_.track, options_.state);
   return training_step_.Begin({.normalization = normalization_, .timer = &*timer_, .end_step = end_step_});
 }

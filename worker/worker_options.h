@@ -1,8 +1,14 @@
-// The worker's command line, resolved: the value of every flag, checked for contradictions.
+// The worker's flags and the values that a command line gives them.
+//
+// A flag is declared in this file alone: a field of WorkerOptions, whose initial value is the default, and a row of
+// worker_flags::kRows, which has all else that is known about the flag (common/flags/flag_table.h says what follows
+// from it). After a change: bazel run //worker:flag_pages -- "$PWD" writes the tables that pages and the PyTorch peer
+// read.
 #ifndef STARRING_WORKER_WORKER_OPTIONS_H_
 #define STARRING_WORKER_WORKER_OPTIONS_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,90 +19,303 @@
 #include "common/arithmetic/instruction_set.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/flags/flag_table.h"
+#include "common/limits.h"
+#include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
+#include "kernels/cuda/cuda_device.h"
 #include "worker/data/dataset.h"
 #include "worker/launcher_environment.h"
 
 namespace starring {
 
 enum class Sync { kLocal, kStar, kRing, kMpi };
-const char* SyncName(Sync sync);
 // How a star's arrays travel between a worker and the servers of its own machine.
 enum class SameHost { kSharedMemory, kSocket };
-const char* SameHostName(SameHost same_host);
-const char* ScheduleName(ScheduleKind kind);
-
+enum class DeviceKind { kAuto, kCpu, kCuda };
 // Whether a ring of GPUs may send from their memory: kAuto where MPI can.
 enum class CudaAwareMpi { kOff, kAuto };
+// How rank 0 tells a person about the run: a line that each step rewrites, a line now and then, or nothing.
+enum class ProgressStyle { kLive, kPlain, kNone };
+
+// The names that the command line has for the values. An empty optional is "auto".
+inline constexpr Choice<std::optional<Sync>> kSyncs[] = {
+    {"auto", std::nullopt}, {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
+inline constexpr Choice<Sync> kResolvedSyncs[] = {
+    {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
+inline constexpr Choice<SameHost> kSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
+                                                  {"socket", SameHost::kSocket}};
+inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
+inline constexpr Choice<OptimizerKind> kOptimizers[] = {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}};
+inline constexpr Choice<ScheduleKind> kSchedules[] = {
+    {"constant", ScheduleKind::kConstant}, {"step", ScheduleKind::kStep}, {"cosine", ScheduleKind::kCosine}};
+inline constexpr Choice<std::optional<InstructionSet>> kInstructionSets[] = {{"auto", std::nullopt},
+                                                                             {"baseline", InstructionSet::kBaseline},
+                                                                             {"avx2", InstructionSet::kAvx2},
+                                                                             {"avx512", InstructionSet::kAvx512}};
+inline constexpr Choice<DeviceKind> kDevices[] = {
+    {"auto", DeviceKind::kAuto}, {"cpu", DeviceKind::kCpu}, {"cuda", DeviceKind::kCuda}};
+inline constexpr Choice<CudaMath> kMaths[] = {
+    {"fp32", CudaMath::kFp32}, {"tf32", CudaMath::kTf32}, {"bf16", CudaMath::kBf16}};
+inline constexpr Choice<CudaConvolutions> kConvolutions[] = {
+    {"auto", CudaConvolutions::kAuto}, {"cudnn", CudaConvolutions::kCudnn}, {"own", CudaConvolutions::kOwn}};
+inline constexpr Choice<DataOnGpu> kDataOnGpus[] = {
+    {"auto", DataOnGpu::kAuto}, {"on", DataOnGpu::kOn}, {"off", DataOnGpu::kOff}};
+inline constexpr Choice<CudaAwareMpi> kCudaAwareMpis[] = {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}};
+inline constexpr Choice<std::optional<ProgressStyle>> kProgressStyles[] = {{"auto", std::nullopt},
+                                                                           {"live", ProgressStyle::kLive},
+                                                                           {"plain", ProgressStyle::kPlain},
+                                                                           {"none", ProgressStyle::kNone}};
+
+const char* SyncName(Sync sync);
 // Without a value: auto.
 const char* InstructionSetName(std::optional<InstructionSet> isa);
-const char* CudaAwareMpiName(CudaAwareMpi cuda_aware_mpi);
-const char* DataOnGpuName(DataOnGpu data_on_gpu);
 
-enum class ProgressStyle { kAuto, kLive, kPlain, kNone };
-
+// A default-constructed value is what the worker gets without any flag, but for the fields that ParseWorkerOptions
+// resolves.
 struct WorkerOptions {
+  // What the command line says where the worker may choose for itself.
+  struct Asked {
+    std::optional<Sync> sync;
+    int rank = -1;
+    int world_size = 0;
+    int64_t bucket_bytes = 0;
+    int prefetch_depth = -1;
+  };
+  Asked asked;
+
   Sync sync = Sync::kLocal;
   int rank = 0;
   int world_size = 1;
   std::vector<std::string> servers;  // star: one address per shard, in shard order
-  int lanes = 2;                     // star: streams per server
   std::string run_id;                // which attempt of which job this is; equal on all workers
-  TransportSecurity security;        // star: as the servers have it
+  bool check = false;                // dial all peers and end, instead of training
+  absl::Duration join_deadline = absl::Seconds(60);
+
+  int lanes = 2;
   SameHost same_host = SameHost::kSharedMemory;
+  int64_t bucket_bytes = 1 << 20;
+  absl::Duration exchange_deadline = absl::Seconds(60);
+  absl::Duration stall_report = absl::Seconds(4);
 
-  std::string model;
-  DatasetOptions dataset;
-  bool augment = false;
+  std::string model = "lenet5";
+  DatasetOptions dataset = {.name = "fashion-mnist"};
+  Augment augment = Augment::kNone;
 
-  int64_t epochs = 0;
+  int64_t epochs = 5;
   int64_t max_steps = 0;  // 0: no limit
-  int64_t global_batch = 0;
-  uint64_t seed = 0;
+  int64_t global_batch = 64;
+  uint64_t seed = 1;
 
-  OptimizerConfig optimizer;
-  LearningRateSchedule schedule;  // cosine: total_steps 0 until the trainer knows the steps per epoch
+  OptimizerConfig optimizer = {.momentum = 0.9};
+  LearningRateSchedule schedule = {.base = 0.05};  // cosine: total_steps 0 until the trainer knows the steps per epoch
 
   int threads = 1;
-  int loader_threads = 0;
-  int prefetch_depth = 0;
   std::optional<InstructionSet> isa;  // cpu; without a value: the best of this machine
-  std::string device;                 // auto, cpu or cuda; ChooseDevice resolves auto
-  std::string math;                   // cuda: fp32, tf32 or bf16
-  std::string conv;                   // cuda: auto, cudnn or own; ChooseDevice resolves auto; empty on the CPU
+  int loader_threads = 1;
+  int prefetch_depth = 0;
+  DeviceKind device = DeviceKind::kAuto;            // ChooseDevice resolves kAuto
+  CudaMath math = CudaMath::kFp32;                  // cuda
+  CudaConvolutions conv = CudaConvolutions::kAuto;  // cuda: ChooseDevice resolves kAuto; kAuto on the CPU
   bool share_gpus = false;
   bool cuda_graph = true;
   DataOnGpu data_on_gpu = DataOnGpu::kAuto;
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;
-  int64_t bucket_bytes = 0;
 
   std::string checkpoint_dir;
-  int64_t checkpoint_every_epochs = 0;
-  int64_t checkpoint_every_steps = 0;  // beside the one above; 0: none
+  int64_t checkpoint_every_epochs = 5;
+  int64_t checkpoint_every_steps = 0;
+  absl::Duration checkpoint_deadline = absl::Seconds(300);
   bool resume = false;
+
   std::string record;
   bool record_losses = false;
   std::string trace;
   std::string tensorboard_dir;
-  int64_t tensorboard_every_steps = 0;
-  std::string metrics_address;
-  int metrics_port = -1;  // -1: none; 0: a free one; else rank 0's, the others' follow
-  ProgressStyle progress = ProgressStyle::kAuto;
-  bool check = false;  // dial all peers and end, instead of training
+  int64_t tensorboard_every_steps = 20;
+  int metrics_port = -1;  // rank 0's, the others' follow; 0: free ones; -1: none
+  std::string metrics_address = "127.0.0.1";
+  std::optional<ProgressStyle> progress;  // without a value: as stdout is
 
-  absl::Duration join_deadline;
-  absl::Duration exchange_deadline;
-  absl::Duration checkpoint_deadline = absl::Seconds(300);
-  absl::Duration stall_report;
+  SecurityFiles security_files;
+  TransportSecurity security;  // star: what the files above hold
 
   // A star whose servers have loopback addresses: the whole job is on this machine.
   bool ServersAreHere() const;
-
-  // What every rank must have set alike, as (flag, value), for JobSpec::agreed_flags.
-  std::vector<std::pair<std::string, std::string>> AgreedFlags() const;
 };
 
-// Every flag of the worker.
+namespace worker_flags {
+
+using W = WorkerOptions;
+using Asked = WorkerOptions::Asked;
+using Data = DatasetOptions;
+using Rate = LearningRateSchedule;
+
+// Whatever is finite in float32: people try where training breaks.
+inline constexpr double kLearningRateMax = 1e38;
+
+inline constexpr FlagRow kRows[] = {
+    {"sync", "job",
+     "how gradients are synchronised; auto: star with --servers, ring under mpirun or srun, else local; mpi: plain "
+     "MPI_Allreduce, as a control",
+     OneOfAt<kSyncs, &W::asked, &Asked::sync>(), 0, OneOfAt<kResolvedSyncs, &W::sync>()},
+    {"rank", "job", "number of this worker, from 0; -1: as mpirun or srun says, else 0",
+     WholeAt<&W::asked, &Asked::rank>(-1, kWorldSizeMax - 1), kNotRecorded},
+    {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1",
+     WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
+    {"servers", "job", "star: address of every server shard, in shard order", TextAt<&W::servers>("host:port,...")},
+    {"run_id", "job",
+     "star: name of the run, the same on every worker; a server refuses the workers of another; empty: the number of "
+     "the Slurm job, if there is one",
+     TextAt<&W::run_id>("name")},
+    {"check", "job",
+     "instead of training: dials every process that this job would talk to, prints one table (rank 0) and whether the "
+     "job is ready, or what to mend; exit code 0, 2 or 3",
+     SwitchAt<&W::check>(), kNotRecorded},
+    {"join_deadline_s", "job", "seconds for all workers and servers to show up",
+     SecondsAt<&W::join_deadline>(1, kDeadlineSecondsMax)},
+
+    {"lanes", "exchange", "star: streams to each server", WholeAt<&W::lanes>(1, kLanesMax)},
+    {"same_host", "exchange", "star, if all servers are on this machine: how arrays travel; does not change the bits",
+     OneOfAt<kSameHosts, &W::same_host>()},
+    {"bucket_bytes", "exchange",
+     "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
+     "servers have loopback addresses and share memory, else 1 MiB",
+     WholeAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
+     WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
+    {"exchange_deadline_s", "exchange", "seconds for any one bucket to be exchanged, or for a GPU to answer",
+     SecondsAt<&W::exchange_deadline>(1, kDeadlineSecondsMax)},
+    {"stall_report_s", "exchange", "seconds of waiting for peers after which a process says who keeps it waiting",
+     SecondsAt<&W::stall_report>(1, kDeadlineSecondsMax)},
+
+    {"model", "model", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file",
+     TextAt<&W::model>("name or file"), kSameOnAllRanks | kPeerTakes},
+
+    {"dataset", "data", "what to train on",
+     ValueAt<&W::dataset, &Data::name>(OneOf("mnist", "fashion-mnist", "cifar10", "synthetic")),
+     kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
+    {"data_dir", "data", "folder of the data set's files; fashion-mnist is found by itself on Debian",
+     TextAt<&W::dataset, &Data::data_dir>("folder"), kPeerTakes},
+    {"augment", "data", "crop_flip: random crop with padding 4, and horizontal flip", OneOfAt<kAugments, &W::augment>(),
+     kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
+    {"synthetic_train_count", "data", "synthetic: training images",
+     WholeAt<&W::dataset, &Data::synthetic_train_count>(1, kDatasetImagesMax)},
+    {"synthetic_test_count", "data", "synthetic: test images",
+     WholeAt<&W::dataset, &Data::synthetic_test_count>(1, kDatasetImagesMax)},
+    {"synthetic_size", "data", "synthetic: height and width of an image",
+     WholeAt<&W::dataset, &Data::synthetic_height>(1, kImageSideMax)},
+    {"synthetic_channels", "data", "synthetic: channels of an image",
+     WholeAt<&W::dataset, &Data::synthetic_channels>(1, kImageChannelsMax)},
+
+    {"epochs", "training", "passes over the training set", WholeAt<&W::epochs>(1, kEpochCountMax),
+     kSameOnAllRanks | kPeerTakes},
+    {"max_steps", "training", "stop after this step of the run; 0: no limit", WholeAt<&W::max_steps>(0, kStepCountMax),
+     kSameOnAllRanks | kPeerTakes},
+    {"global_batch", "training", "samples per step, all workers together",
+     WholeAt<&W::global_batch>(1, kGlobalBatchMax), kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
+    {"seed", "training", "seed of everything random", WholeAt<&W::seed>(0, std::numeric_limits<uint64_t>::max()),
+     kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
+
+    {"optimizer", "optimizer", "update rule, with PyTorch's semantics",
+     OneOfAt<kOptimizers, &W::optimizer, &OptimizerConfig::kind>(), kInJobSpec | kPeerTakes},
+    {"learning_rate", "optimizer", "base learning rate",
+     ValueAt<&W::schedule, &Rate::base>(RealAbove(0, kLearningRateMax)), kInJobSpec | kPeerTakes},
+    {"momentum", "optimizer", "sgd: momentum", ValueAt<&W::optimizer, &OptimizerConfig::momentum>(RealBelow(0, 1)),
+     kInJobSpec | kPeerTakes},
+    {"nesterov", "optimizer", "sgd: Nesterov's momentum", SwitchAt<&W::optimizer, &OptimizerConfig::nesterov>(),
+     kInJobSpec | kPeerTakes},
+    {"weight_decay", "optimizer", "sgd: added to the gradient; adamw: decoupled",
+     ValueAt<&W::optimizer, &OptimizerConfig::weight_decay>(Real(0, 1e6)), kInJobSpec | kPeerTakes},
+    {"beta1", "optimizer", "adamw: decay of the mean", ValueAt<&W::optimizer, &OptimizerConfig::beta1>(RealBelow(0, 1)),
+     kInJobSpec},
+    {"beta2", "optimizer", "adamw: decay of the mean square",
+     ValueAt<&W::optimizer, &OptimizerConfig::beta2>(RealBelow(0, 1)), kInJobSpec},
+    {"epsilon", "optimizer", "adamw: added to the root of the mean square",
+     ValueAt<&W::optimizer, &OptimizerConfig::epsilon>(RealAbove(0, 1)), kInJobSpec},
+
+    {"schedule", "schedule", "learning rate over steps", OneOfAt<kSchedules, &W::schedule, &Rate::kind>(),
+     kInJobSpec | kPeerTakes},
+    {"warmup_steps", "schedule", "steps of linear warm-up",
+     WholeAt<&W::schedule, &Rate::warmup_steps>(0, kStepCountMax), kInJobSpec | kPeerTakes},
+    {"decay_steps", "schedule", "step: multiply the rate by --decay_gamma every so many steps",
+     WholeAt<&W::schedule, &Rate::decay_steps>(0, kStepCountMax), kInJobSpec | kPeerTakes},
+    {"decay_gamma", "schedule", "step: the factor", ValueAt<&W::schedule, &Rate::gamma>(RealAbove(0, 1)),
+     kInJobSpec | kPeerTakes},
+    {"total_steps", "schedule", "cosine: step at which the rate reaches 0; 0: the end of --epochs",
+     WholeAt<&W::schedule, &Rate::total_steps>(0, kStepCountMax), kInJobSpec | kPeerTakes},
+
+    {"threads", "processor", "compute threads of this worker; part of what decides the bits",
+     WholeAt<&W::threads>(1, kComputeThreadsMax), kSameOnAllRanks | kPeerTakes},
+    {"isa", "processor",
+     "cpu: instruction set of its loops, part of what decides the bits; baseline: what every x86-64 has; auto: the "
+     "best "
+     "of this machine",
+     OneOfAt<kInstructionSets, &W::isa>(), kSameOnAllRanks},
+    {"loader_threads", "processor", "threads that fill a batch; the batch does not depend on it",
+     WholeAt<&W::loader_threads>(1, kLoaderThreadsMax)},
+    {"prefetch_depth", "processor",
+     "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3",
+     WholeAt<&W::asked, &Asked::prefetch_depth>(-1, kPrefetchDepthMax), 0,
+     WholeAt<&W::prefetch_depth>(0, kPrefetchDepthMax)},
+    {"device", "processor", "auto: cuda where the driver shows a GPU, else cpu", OneOfAt<kDevices, &W::device>(),
+     kSameOnAllRanks | kPeerTakes},
+    {"math", "processor", "cuda: what matrix products round their factors to; sums are fp32 always",
+     OneOfAt<kMaths, &W::math>(), kSameOnAllRanks | kPeerTakes},
+    {"conv", "processor",
+     "cuda: who computes convolutions: cudnn; own: kernels of ours and cuBLASLt; auto: cudnn where it is found, by "
+     "deterministic engines that its heuristics choose for each shape, never by timing; with --math=bf16 its "
+     "convolutions are in tf32",
+     OneOfAt<kConvolutions, &W::conv>(), kSameOnAllRanks},
+    {"share_gpus", "processor",
+     "cuda: workers may share a GPU; without it more workers on a machine than it has GPUs are refused",
+     SwitchAt<&W::share_gpus>(), kPeerTakes},
+    {"cuda_graph", "processor", "cuda: a step is captured once and launched as a whole; does not change the bits",
+     SwitchAt<&W::cuda_graph>()},
+    {"data_on_gpu", "processor",
+     "cuda: the data set is copied to the GPU, which makes its batches itself; auto: if it takes at most half of the "
+     "free memory; does not change the bits",
+     OneOfAt<kDataOnGpus, &W::data_on_gpu>()},
+    {"cuda_aware_mpi", "processor",
+     "cuda in a ring: auto: MPI sends from GPU to GPU where the library says that it can, and can; off: through pinned "
+     "host memory; does not change the bits",
+     OneOfAt<kCudaAwareMpis, &W::cuda_aware_mpi>(), kSameOnAllRanks},
+
+    // A checkpoint is collective: a rank that had none to write would leave the others waiting.
+    {"checkpoint_dir", "checkpoint", "folder for checkpoints; empty: none are written",
+     TextAt<&W::checkpoint_dir>("folder"), kGivenOnAllRanks},
+    {"checkpoint_every_epochs", "checkpoint", "epochs between checkpoints",
+     WholeAt<&W::checkpoint_every_epochs>(1, kEpochCountMax), kSameOnAllRanks},
+    {"checkpoint_every_steps", "checkpoint",
+     "steps of the run between checkpoints, in addition to those of --checkpoint_every_epochs; 0: none",
+     WholeAt<&W::checkpoint_every_steps>(0, kStepCountMax), kSameOnAllRanks},
+    {"checkpoint_deadline_s", "checkpoint",
+     "seconds that all ranks wait at the end, or at a stop, for the checkpoint to be on the disk",
+     SecondsAt<&W::checkpoint_deadline>(1, kDeadlineSecondsMax)},
+    {"resume", "checkpoint", "continue from the newest complete checkpoint in --checkpoint_dir, if there is one",
+     SwitchAt<&W::resume>()},
+
+    {"record", "output", "rank 0 writes the run record, JSON, to this file", TextAt<&W::record>("file"), kPeerTakes},
+    {"record_losses", "output", "the run record has the loss of every step; the same on every worker",
+     SwitchAt<&W::record_losses>(), kSameOnAllRanks | kPeerTakes},
+    {"trace", "output",
+     "every worker writes a timeline (Chrome trace events) at the end; trace.json makes trace.worker-RANK.json",
+     TextAt<&W::trace>("file")},
+    {"tensorboard_dir", "output", "rank 0 writes a TensorBoard event file into this folder",
+     TextAt<&W::tensorboard_dir>("folder")},
+    {"tensorboard_every_steps", "output", "steps between two points of TensorBoard's step/ curves",
+     WholeAt<&W::tensorboard_every_steps>(1, kStepCountMax)},
+    {"metrics_port", "output",
+     "serves live numbers at http://ADDRESS:PORT/metrics (Prometheus); rank r takes this port + r; 0: a free one; -1: "
+     "none",
+     WholeAt<&W::metrics_port>(-1, kPortMax)},
+    {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
+     TextAt<&W::metrics_address>("address")},
+    {"progress", "output", "lines of rank 0; auto: live on a terminal, else plain",
+     OneOfAt<kProgressStyles, &W::progress>()},
+};
+inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&W::security_files>);
+
+}  // namespace worker_flags
+
 const FlagTable& WorkerFlags();
 
 // Reads argv and what the launcher (mpirun, srun) says. InvalidArgument names the flag, its value and the way out.

@@ -1,6 +1,9 @@
 """The peer's command line: flags with the names and meaning of the worker's, and what PyTorch can be tuned by."""
 
 import argparse
+import json
+import os
+from typing import Dict
 
 import models
 
@@ -25,38 +28,50 @@ def core_lists(text):
     return [[int(core) for core in cores.split(",")] for cores in text.split(";")] if text else []
 
 
-def _add_training(add):
-    add("--model", default="lenet5", choices=sorted(models.MODELS))
-    add("--dataset", default="fashion-mnist", choices=["mnist", "fashion-mnist", "cifar10", "synthetic"])
-    add("--data_dir", default="")
-    add("--epochs", type=positive, default=5)
-    add("--max_steps", type=int, default=0, help="0: no limit")
-    add("--global_batch", type=positive, default=64)
-    add("--optimizer", default="sgd", choices=["sgd", "adamw"])
-    add("--learning_rate", type=float, default=0.05)
-    add("--momentum", type=float, default=0.9)
-    add("--nesterov", type=boolean, nargs="?", const=True, default=False)
-    add("--weight_decay", type=float, default=0.0)
-    add("--schedule", default="constant", choices=["constant", "step", "cosine"])
-    add("--warmup_steps", type=int, default=0)
-    add("--decay_steps", type=int, default=0)
-    add("--decay_gamma", type=float, default=0.1)
-    add("--total_steps", type=int, default=0, help="schedule cosine: step of rate 0; 0: the end of --epochs")
-    add("--augment", default="none", choices=["none", "crop_flip"])
-    add("--seed", type=int, default=1)
+def _worker_flags() -> Dict[str, dict]:
+    """What the worker's declaration says about each flag; written by bazel run //worker:flag_pages."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_flags.json"), encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _switch(add, name, default, text):
+    """A flag that is written --name, --name=true or --name=false."""
+    add(name, type=boolean, nargs="?", const=True, default=default, help=text)
+
+
+def _whole_number(name, flag):
+    def convert(text):
+        value = int(text)
+        if not flag["least"] <= value <= flag["most"]:
+            raise argparse.ArgumentTypeError(f"{text} is not from {flag['least']} to {flag['most']}")
+        return value
+
+    convert.__name__ = name  # argparse names it where `text` is no number
+    return convert
+
+
+def _add_shared(add):
+    """The flags that the worker's declaration gives to the peer too, with the same defaults and limits."""
+    for name, flag in _worker_flags().items():
+        if not flag["peer"]:
+            continue
+        text = flag["meaning"].replace("%", "%%")
+        if flag["type"] == "bool":
+            _switch(add, "--" + name, flag["default"], text)
+        elif flag["type"] == "int":
+            add("--" + name, type=_whole_number(name, flag), default=int(flag["default"]), help=text)
+        elif flag["type"] == "float":
+            add("--" + name, type=float, default=float(flag["default"]), help=text)
+        else:  # PyTorch's side has the shipped models only, and reads no layer files
+            choices = sorted(models.MODELS) if name == "model" else flag.get("choices")
+            add("--" + name, default=flag["default"], choices=choices, help=text)
 
 
 def _add_process(add):
-    add("--device", default="auto", choices=["auto", "cpu", "cuda"], help="auto: cuda where PyTorch sees a GPU")
-    add("--math", default="fp32", choices=["fp32", "tf32", "bf16"], help="on a GPU; bf16 is autocast")
-    add("--share_gpus", type=boolean, nargs="?", const=True, default=False, help="workers may share a GPU")
-    add("--threads", type=positive, default=1, help="compute threads per process")
     add("--world_size", type=positive, default=1, help="processes to start; under torchrun its own number counts")
-    add("--pin", type=boolean, nargs="?", const=True, default=True, help="spread the processes over the allowed cores")
+    _switch(add, "--pin", True, "spread the processes over the allowed cores")
     add("--cores", type=core_lists, default="", help="instead: the cores of each process, \"0;1\"")
     add("--deadline_s", type=positive, default=60, help="for a peer to answer")
-    add("--record", default="")
-    add("--record_losses", type=boolean, nargs="?", const=True, default=False, help="the record has every step's loss")
 
 
 def _add_comparison(add):
@@ -69,24 +84,23 @@ def _add_comparison(add):
     add("--loader_workers", type=int, default=2, help="with --data=dataloader: its worker processes")
     add("--set_to_none", type=boolean, default=None, help="of zero_grad; not given: the version's default")
     add("--bucket_cap_mb", type=float, default=25, help="DDP's buckets")
-    add("--gradient_as_bucket_view", type=boolean, nargs="?", const=True, default=False)
-    add("--static_graph", type=boolean, nargs="?", const=True, default=False)
-    add("--channels_last", type=boolean, nargs="?", const=True, default=False)
-    add("--foreach", type=boolean, nargs="?", const=True, default=False, help="the optimizer's multi-tensor version")
-    add("--fused", type=boolean, nargs="?", const=True, default=False, help="the optimizer as one kernel, on a GPU")
-    add("--cuda_graph", type=boolean, nargs="?", const=True, default=False,
-        help="capture a step and launch it as a whole, where version, device and backend allow")
+    _switch(add, "--gradient_as_bucket_view", False, None)
+    _switch(add, "--static_graph", False, None)
+    _switch(add, "--channels_last", False, None)
+    _switch(add, "--foreach", False, "the optimizer's multi-tensor version")
+    _switch(add, "--fused", False, "the optimizer as one kernel, on a GPU")
+    _switch(add, "--cuda_graph", False,
+            "capture a step and launch it as a whole, where version, device and backend allow")
     add("--graph_failure", default="", help=argparse.SUPPRESS)  # why the last try of --cuda_graph ended
-    add("--cudnn_benchmark", type=boolean, nargs="?", const=True, default=False,
-        help="cuDNN tries its algorithms out first")
-    add("--deterministic", type=boolean, nargs="?", const=True, default=False, help="the same bits on every run")
-    add("--compile", type=boolean, nargs="?", const=True, default=False, help="torch.compile, from PyTorch 2")
+    _switch(add, "--cudnn_benchmark", False, "cuDNN tries its algorithms out first")
+    _switch(add, "--deterministic", False, "the same bits on every run")
+    _switch(add, "--compile", False, "torch.compile, from PyTorch 2")
     add("--sweep", default="", help="train nothing: try the settings above for a short time each, write the best here")
 
 
 def parse(arguments=None):
     parser = argparse.ArgumentParser(description="The PyTorch peer.", allow_abbrev=False)
-    for add_group in (_add_training, _add_process, _add_comparison):
+    for add_group in (_add_shared, _add_process, _add_comparison):
         add_group(parser.add_argument)
     flags = parser.parse_args(arguments)
     if flags.schedule == "step" and flags.decay_steps < 1:
@@ -100,26 +114,25 @@ def parse(arguments=None):
     return flags
 
 
-def config(flags, dataset, device, steps_total, cuda_graph):
-    """RunConfig of the run record."""
+def _nothing(flag):
+    """The value of a flag that the peer does not have: empty, false, 0, or -1 where that is the worker's "none"."""
+    if isinstance(flag["default"], list):
+        return []
+    return {"bool": False, "int": min(0, flag.get("least", 0)), "float": 0.0, "str": ""}[flag["type"]]
+
+
+def config(flags, dataset, device, steps_total: int, cuda_graph: bool) -> Dict[str, object]:
+    """`config` of the run record: every flag that the worker's record has, and what the peer itself has to say."""
     world_size = device.world_size
-    return {
-        "sync": "ddp" if world_size > 1 else "local", "world_size": world_size, "server_count": 0,
-        "model": flags.model, "dataset": flags.dataset, "data_dir": flags.data_dir, "augment": flags.augment,
-        "train_count": len(dataset.train_labels), "test_count": len(dataset.test_labels), "epochs": flags.epochs,
-        "max_steps": flags.max_steps, "global_batch": flags.global_batch, "seed": str(flags.seed),
-        "optimizer": flags.optimizer, "learning_rate": flags.learning_rate, "momentum": flags.momentum,
-        "nesterov": flags.nesterov, "weight_decay": flags.weight_decay, "beta1": 0.9, "beta2": 0.999,
-        "epsilon": 1e-8, "schedule": flags.schedule, "warmup_steps": flags.warmup_steps,
-        "decay_steps": flags.decay_steps, "decay_gamma": flags.decay_gamma, "total_steps": steps_total,
-        "device": device.torch.type, "math": "fp64" if flags.precision == "double" else device.math,
-        "cuda_graph": cuda_graph, "cuda_aware_mpi": "", "threads": flags.threads, "isa": "", "conv": "",
+    values = {name: getattr(flags, name) if flag["peer"] else _nothing(flag) for name, flag in _worker_flags().items()}
+    values.update({
+        "sync": "ddp" if world_size > 1 else "local", "world_size": world_size, "server_count": 0, "security": "",
+        "train_count": len(dataset.train_labels), "test_count": len(dataset.test_labels), "seed": str(flags.seed),
+        "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "total_steps": steps_total, "device": device.torch.type,
+        "math": "fp64" if flags.precision == "double" else device.math, "cuda_graph": cuda_graph,
         "data_on_gpu": ("on" if flags.data == "ram" else "off") if device.is_gpu else "",
         "loader_threads": flags.loader_workers if flags.data == "dataloader" else 0,
-        "bucket_bytes": int(flags.bucket_cap_mb * 1024 * 1024) if world_size > 1 else 0, "lanes": 0, "same_host": "",
-        "security": "", "servers": [], "checkpoint_dir": "", "checkpoint_every_epochs": 0,
-        "checkpoint_every_steps": 0, "checkpoint_deadline_s": 0, "resume": False, "record": flags.record,
-        "trace": "", "tensorboard_dir": "", "tensorboard_every_steps": 0, "metrics_port": -1, "metrics_address": "",
-        "share_gpus": flags.share_gpus,
-        "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s, "stall_report_s": 0,
-    }
+        "bucket_bytes": int(flags.bucket_cap_mb * 1024 * 1024) if world_size > 1 else 0,
+        "join_deadline_s": flags.deadline_s, "exchange_deadline_s": flags.deadline_s,
+    })
+    return values

@@ -7,8 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/flags/commandlineflag.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -38,7 +36,6 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 // One flag as it was written somewhere.
 struct Setting {
   const FlagRow* row = nullptr;
-  absl::CommandLineFlag* flag = nullptr;
   std::optional<std::string> value;
   std::string place;  // empty, or "FILE:LINE: "
   int depth = 0;      // 0: the command line, 1: a file that it names, ...
@@ -76,7 +73,7 @@ absl::StatusOr<Setting> ReadSetting(const FlagTable& table, absl::string_view wo
   const FlagRow* row = table.Find(name);
   if (row == nullptr && !value.has_value() && absl::StartsWith(name, "no")) {
     row = table.Find(absl::string_view(name).substr(2));
-    if (row != nullptr && row->limits.kind != FlagLimits::Kind::kSwitch) row = nullptr;
+    if (row != nullptr && row->limits().kind != FlagLimits::Kind::kSwitch) row = nullptr;
     if (row != nullptr) value = "false";
   }
   if (row == nullptr) {
@@ -87,10 +84,8 @@ absl::StatusOr<Setting> ReadSetting(const FlagTable& table, absl::string_view wo
     }
     return UnknownFlag(table, place, name);
   }
-  absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(row->name);
-  CHECK(flag != nullptr) << "the table of flags has --" << row->name << ", which has no ABSL_FLAG";
-  if (!value.has_value() && row->limits.kind == FlagLimits::Kind::kSwitch) value = "true";
-  return Setting{.row = row, .flag = flag, .value = value, .place = std::string(place), .depth = depth};
+  if (!value.has_value() && row->limits().kind == FlagLimits::Kind::kSwitch) value = "true";
+  return Setting{.row = row, .value = value, .place = std::string(place), .depth = depth};
 }
 
 absl::Status NoValue(absl::string_view place, absl::string_view name) {
@@ -140,14 +135,14 @@ class Parser {
   }
 
   // The outermost settings last, so that they stay.
-  absl::StatusOr<ParsedFlags> Apply() {
+  absl::StatusOr<ParsedFlags> Apply(void* options) {
     std::stable_sort(settings_.begin(), settings_.end(),
                      [](const Setting& a, const Setting& b) { return a.depth > b.depth; });
     for (const Setting& setting : settings_) {
       const FlagRow& row = *setting.row;
-      std::string error;
-      if (!setting.flag->ParseFrom(*setting.value, &error) || !row.limits.Allow(setting.flag->CurrentValue())) {
-        return Refuse(setting.place, row.name, *setting.value, row.limits.Sentence());
+      // The limits look at the value as it was read, not at the text: "0x10" is 16.
+      if (!row.slot.parse(*setting.value, options) || !row.limits().Allow(row.slot.print(options))) {
+        return Refuse(setting.place, row.name, *setting.value, row.limits().Sentence());
       }
       parsed_.given.insert(std::string(row.name));
     }
@@ -214,10 +209,15 @@ int ExitCode(const absl::Status& status) {
   }
 }
 
-absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const FlagTable& table, FlagFilePart part) {
+namespace flag_internal {
+
+absl::StatusOr<ParsedFlags> ParseInto(int argc, const char* const* argv, const FlagTable& table,
+                                      const std::type_info& holder, void* options, FlagFilePart part) {
+  CHECK(*table.holder == holder) << "the flags of " << table.program << " are kept in another struct";
   Parser parser(table, part);
   RETURN_IF_ERROR(parser.ReadWords(argc, argv));
-  return parser.Apply();
+  return parser.Apply(options);
 }
 
+}  // namespace flag_internal
 }  // namespace starring

@@ -1,4 +1,4 @@
-// Reads a command line, and the files of flags that it names, into Abseil flags. Refuses what it does not know.
+// Reads a command line, and the files of flags that it names, into a program's options. Refuses what it does not know.
 //
 // absl::ParseCommandLine ends the process itself, with exit code 1, and lets stray words pass; our programs promise
 // exit code 2 and a message with the way out.
@@ -7,6 +7,7 @@
 
 #include <set>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,16 +32,26 @@ struct ParsedFlags {
   std::vector<std::string> files_with_worker_part;
 };
 
-// Sets every flag that `argv` names (--name=value, --name value, --name, --noname), and those of each --flagfile=FILE.
-// A flag on the command line wins over the same flag in a file, wherever it is written; a flag of a file wins over the
-// files that the file names. Words after a lone "--" are ignored.
+namespace flag_internal {
+absl::StatusOr<ParsedFlags> ParseInto(int argc, const char* const* argv, const FlagTable& table,
+                                      const std::type_info& holder, void* options, FlagFilePart part);
+}  // namespace flag_internal
+
+// Writes the value of every flag that `argv` names (--name=value, --name value, --name, --noname), and of those that
+// each --flagfile=FILE names, into the field of `options` that the flag's row points to. Other fields stay. A flag on
+// the command line wins over the same flag in a file, wherever it is written; a flag of a file wins over the files that
+// the file names. Words after a lone "--" are ignored.
 //
 // InvalidArgument for an unknown flag (with the nearest known name), a value that does not parse or is beyond the
 // limits of its row, a flag given twice in one place, or a word that is no flag; the message names file and line.
-// --help,
-// --help=WORD and --version print and end the process with 0.
-absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const FlagTable& table,
-                                       FlagFilePart part = FlagFilePart::kNone);
+// --help, --help=WORD and --version print and end the process with 0.
+//
+// REQUIRES: `table` is of Options.
+template <typename Options>
+absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const FlagTable& table, Options* options,
+                                       FlagFilePart part = FlagFilePart::kNone) {
+  return flag_internal::ParseInto(argc, argv, table, typeid(Options), options, part);
+}
 
 }  // namespace starring
 

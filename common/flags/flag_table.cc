@@ -4,8 +4,6 @@
 #include <set>
 #include <vector>
 
-#include "absl/flags/commandlineflag.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -55,12 +53,6 @@ std::vector<absl::string_view> Choices(const FlagLimits& limits) {
   return names;
 }
 
-const absl::CommandLineFlag& FlagOf(const FlagRow& row) {
-  const absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(row.name);
-  CHECK(flag != nullptr) << "the table of flags has --" << row.name << ", which has no ABSL_FLAG";
-  return *flag;
-}
-
 // `head` alone on its line if it reaches into the column of the meaning. The limits stay on one line.
 void AppendWrapped(absl::string_view head, absl::string_view meaning, absl::string_view limits, std::string* text) {
   std::string line(head);
@@ -93,6 +85,46 @@ std::string Head(const FlagTable& table) {
       "version.\n"
       "--flagfile=FILE reads flags from a file: one --name=value a line; empty lines and lines that begin with # are\n"
       "skipped. The command line wins over a file, and a file over the files that it names.\n");
+}
+
+// A string in JSON. Bytes above 127 stay: JSON is UTF-8.
+std::string Quoted(absl::string_view text) {
+  std::string quoted = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      quoted += {'\\', c};
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      absl::StrAppend(&quoted, "\\u", absl::Hex(static_cast<unsigned char>(c), absl::kZeroPad4));
+    } else {
+      quoted += c;
+    }
+  }
+  return quoted + "\"";
+}
+
+// What the peer's command line checks: the type, the ends of whole numbers, and the names.
+std::string LimitsJson(const FlagLimits& limits) {
+  switch (limits.kind) {
+    case FlagLimits::Kind::kSwitch:
+      return R"("type": "bool")";
+    case FlagLimits::Kind::kWhole:
+      return absl::StrCat(R"("type": "int", "least": )", limits.least, R"(, "most": )", limits.most);
+    case FlagLimits::Kind::kReal:
+      return R"("type": "float")";
+    case FlagLimits::Kind::kChoice: {
+      const auto quote = [](std::string* out, absl::string_view name) { absl::StrAppend(out, Quoted(name)); };
+      return absl::StrCat(R"("type": "str", "choices": [)", absl::StrJoin(Choices(limits), ", ", quote), "]");
+    }
+    case FlagLimits::Kind::kText:
+      break;
+  }
+  return R"("type": "str")";
+}
+
+// What the column "ranks" of a page says.
+absl::string_view RanksText(const FlagRow& row) {
+  if (row.Has(kGivenOnAllRanks)) return "all or none";
+  return row.Has(kSameOnAllRanks) || row.Has(kInJobSpec) ? "same" : "";
 }
 
 }  // namespace
@@ -156,6 +188,24 @@ bool FlagLimits::Allow(absl::string_view value) const {
   return true;
 }
 
+std::vector<std::pair<std::string, std::string>> AgreedFlags(const FlagTable& table, const void* options) {
+  std::vector<std::pair<std::string, std::string>> agreed;
+  for (const FlagRow& row : table.rows) {
+    const std::string value = row.resolved().print(options);
+    if (row.Has(kSameOnAllRanks)) agreed.emplace_back(row.name, value);
+    if (row.Has(kGivenOnAllRanks)) agreed.emplace_back(row.name, value.empty() ? "" : "(given)");
+  }
+  return agreed;
+}
+
+std::vector<std::pair<std::string, std::string>> ResumedFlags(const FlagTable& table, const void* options) {
+  std::vector<std::pair<std::string, std::string>> kept;
+  for (const FlagRow& row : table.rows) {
+    if (row.Has(kSameWhenResumed)) kept.emplace_back(row.name, row.resolved().print(options));
+  }
+  return kept;
+}
+
 const FlagRow* FlagTable::Find(absl::string_view name) const {
   const auto row = std::find_if(rows.begin(), rows.end(), [name](const FlagRow& each) { return each.name == name; });
   return row == rows.end() ? nullptr : &*row;
@@ -167,20 +217,61 @@ absl::StatusOr<std::string> HelpText(const FlagTable& table, absl::string_view w
   absl::string_view shown_topic;
   for (const FlagRow& row : table.rows) {
     if (topics.empty() || topics.back() != row.topic) topics.push_back(row.topic);
-    const absl::CommandLineFlag& flag = FlagOf(row);
-    const std::string meaning = flag.Help();
-    if (!word.empty() && row.topic != word && !Contains(row.name, word) && !Contains(meaning, word)) continue;
+    if (!word.empty() && row.topic != word && !Contains(row.name, word) && !Contains(row.meaning, word)) continue;
     if (shown_topic != row.topic) {
       absl::StrAppend(&text, row.topic, "\n");
       shown_topic = row.topic;
     }
-    AppendWrapped(absl::StrCat("  --", row.name, "=", flag.DefaultValue()), meaning,
-                  absl::StrCat("[", row.limits.Brief(), "]"), &text);
+    AppendWrapped(absl::StrCat("  --", row.name, "=", row.slot.print(table.defaults)), row.meaning,
+                  absl::StrCat("[", row.limits().Brief(), "]"), &text);
   }
   if (!shown_topic.empty()) return text;
   return absl::InvalidArgumentError(absl::StrCat("no flag of ", table.program, " has the word \"", word,
                                                  "\": its topics are ", absl::StrJoin(topics, ", "),
                                                  ", and --help shows all flags"));
+}
+
+std::string FlagsMarkdown(const FlagTable& table) {
+  std::string text = absl::StrCat(kFlagsMarkdownBegin,
+                                  "\n| flag and default | meaning | limits | ranks | resumed | peer |\n"
+                                  "| --- | --- | --- | --- | --- | --- |\n");
+  absl::string_view topic;
+  for (const FlagRow& row : table.rows) {
+    if (row.topic != topic) absl::StrAppend(&text, "| **", row.topic, "** | | | | | |\n");
+    topic = row.topic;
+    absl::StrAppend(&text, "| `--", row.name, "=", row.slot.print(table.defaults), "` | ", row.meaning, " | ",
+                    row.limits().Brief(), " | ", RanksText(row), " | ", row.Has(kSameWhenResumed) ? "same" : "", " | ",
+                    row.Has(kPeerTakes) ? "yes" : "", " |\n");
+  }
+  absl::StrAppend(&text, kFlagsMarkdownEnd);
+  return text;
+}
+
+std::string FlagJson(FlagSlot::Json json, absl::string_view value) {
+  switch (json) {
+    case FlagSlot::Json::kBool:
+    case FlagSlot::Json::kNumber:
+      return std::string(value);
+    case FlagSlot::Json::kQuoted:
+    case FlagSlot::Json::kText:
+      return Quoted(value);
+    case FlagSlot::Json::kList:
+      break;
+  }
+  std::vector<std::string> items;
+  for (const absl::string_view item : absl::StrSplit(value, ',', absl::SkipEmpty())) items.push_back(Quoted(item));
+  return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
+}
+
+std::string FlagsJson(const FlagTable& table) {
+  std::vector<std::string> lines;
+  for (const FlagRow& row : table.rows) {
+    if (row.Has(kNotRecorded)) continue;
+    lines.push_back(absl::StrCat("  ", Quoted(row.name), ": {", LimitsJson(row.limits()), R"(, "default": )",
+                                 FlagJson(row.slot.json, row.slot.print(table.defaults)), R"(, "peer": )",
+                                 row.Has(kPeerTakes) ? "true" : "false", R"(, "meaning": )", Quoted(row.meaning), "}"));
+  }
+  return absl::StrCat("{\n", absl::StrJoin(lines, ",\n"), "\n}\n");
 }
 
 absl::Status CheckFlagTable(const FlagTable& table) {
@@ -193,20 +284,13 @@ absl::Status CheckFlagTable(const FlagTable& table) {
       return absl::InternalError(absl::StrCat("--", row.name, " is apart from the others of topic ", row.topic));
     }
     topic = row.topic;
-    const absl::CommandLineFlag* const flag = absl::FindCommandLineFlag(row.name);
-    if (flag == nullptr) return absl::InternalError(absl::StrCat("no ABSL_FLAG for the row --", row.name));
-    if (flag->Help().empty()) return absl::InternalError(absl::StrCat("no meaning of --", row.name));
-    if ((row.limits.kind == FlagLimits::Kind::kSwitch) != flag->IsOfType<bool>()) {
-      return absl::InternalError(absl::StrCat("--", row.name, " is a switch in its row or its ABSL_FLAG, not in both"));
+    if (row.meaning.empty()) return absl::InternalError(absl::StrCat("no meaning of --", row.name));
+    if (*row.slot.holder != *table.holder || *row.resolved().holder != *table.holder) {
+      return absl::InternalError(absl::StrCat("--", row.name, " is kept in other options than those of the program"));
     }
-    if (!row.limits.Allow(flag->DefaultValue())) {
-      return absl::InternalError(
-          absl::StrCat("default of --", row.name, " is ", flag->DefaultValue(), ": ", row.limits.Sentence()));
-    }
-  }
-  for (const auto& [name, flag] : absl::GetAllFlags()) {
-    if (WhyAbseilsFlagIsRefused(name).empty() && table.Find(name) == nullptr) {
-      return absl::InternalError(absl::StrCat("no row for --", name, " of ", flag->Filename()));
+    const std::string value = row.slot.print(table.defaults);
+    if (!row.limits().Allow(value)) {
+      return absl::InternalError(absl::StrCat("default of --", row.name, " is ", value, ": ", row.limits().Sentence()));
     }
   }
   return absl::OkStatus();

@@ -3,6 +3,7 @@
 #ifndef STARRING_COMMON_SECURITY_SECURITY_FLAGS_H_
 #define STARRING_COMMON_SECURITY_SECURITY_FLAGS_H_
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -11,15 +12,25 @@
 
 namespace starring {
 
-// For the table of flags of each program.
-inline constexpr FlagRow kSecurityRows[] = {
-    {"job_secret", "security", Text("file")}, {"tls", "security", Switch()},
-    {"tls_ca", "security", Text("file")},     {"tls_certificate", "security", Text("file")},
-    {"tls_key", "security", Text("file")},
-};
-
-// Their values. Call after the command line was read.
-SecurityFiles SecurityFlags();
+// For the table of flags of each program. kPath leads from the program's options to its SecurityFiles.
+template <auto... kPath>
+inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
+    {"job_secret", "security",
+     "star: the secret of the job, the same file for servers and workers, mode 0600; who cannot read it cannot join; "
+     "deploy/launch --make_secret=FILE makes one",
+     TextAt<kPath..., &SecurityFiles::job_secret>("file"), kNotRecorded},
+    {"tls", "security",
+     "star: connections are encrypted, and both sides authenticated by the certificate in --job_secret; the same on "
+     "servers and workers",
+     SwitchAt<kPath..., &SecurityFiles::tls>(), kNotRecorded},
+    {"tls_ca", "security", "with --tls: certificates (PEM) that a peer's must be signed by, instead of --job_secret's",
+     TextAt<kPath..., &SecurityFiles::tls_ca>("file"), kNotRecorded},
+    {"tls_certificate", "security",
+     "with --tls_ca: this process's certificate (PEM); a server's must have the name that its address has",
+     TextAt<kPath..., &SecurityFiles::tls_certificate>("file"), kNotRecorded},
+    {"tls_key", "security", "with --tls_ca: the private key of --tls_certificate (PEM, mode 0600)",
+     TextAt<kPath..., &SecurityFiles::tls_key>("file"), kNotRecorded},
+}};
 
 // The words of a command line that give a process the same values.
 std::vector<std::string> SecurityFlagWords(const SecurityFiles& files);

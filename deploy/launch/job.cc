@@ -148,8 +148,8 @@ absl::StatusOr<std::vector<std::string>> Job::AwaitServerAddresses() {
     return supervisor_.stop_count() > 0 || !std::all_of(supervisor_.children().begin(), supervisor_.children().end(),
                                                         [](const Child& child) { return child.running; });
   };
-  const bool in_time =
-      supervisor_.RunUntil([&] { return over() || all_listen(); }, Clock::now() + options_.start_deadline, kTick);
+  const bool in_time = supervisor_.RunUntil([&] { return over() || all_listen(); },
+                                            Clock::now() + absl::ToChronoSeconds(options_.start_deadline), kTick);
   if (over()) {
     for (const Child& child : supervisor_.children()) {
       if (!child.running) return absl::UnavailableError(absl::StrCat(EndText(child), " before it was listening"));
@@ -159,7 +159,8 @@ absl::StatusOr<std::vector<std::string>> Job::AwaitServerAddresses() {
   if (in_time) return addresses;
   const auto silent = std::find(addresses.begin(), addresses.end(), "") - addresses.begin();
   return absl::DeadlineExceededError(absl::StrCat("s", silent, " is not listening after ",
-                                                  options_.start_deadline.count(), " s (--start_deadline_s)"));
+                                                  absl::ToInt64Seconds(options_.start_deadline),
+                                                  " s (--start_deadline_s)"));
 }
 
 absl::Status Job::StartWorkers(const std::vector<std::string>& addresses) {
@@ -239,7 +240,7 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 }
 
 std::vector<std::string> Job::WorkerCommand() const {
-  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", options_.sync_name)};
+  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", LaunchSyncName(options_.sync))};
   if (options_.check) command.emplace_back("--check");
   AppendWatching(0, &command);
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());
@@ -296,9 +297,9 @@ void Job::StopPolitely() {
   supervisor_.Signal(Role::kMpirun, SIGUSR1);
   const bool in_time =
       supervisor_.RunUntil([&] { return WorkersDone() || FirstFailure() != nullptr || supervisor_.stop_count() > 1; },
-                           Clock::now() + options_.stop_deadline, seconds(60));
+                           Clock::now() + absl::ToChronoSeconds(options_.stop_deadline), seconds(60));
   if (!in_time) {
-    context_.merger->Print(absl::StrCat("launch: the workers still run ", options_.stop_deadline.count(),
+    context_.merger->Print(absl::StrCat("launch: the workers still run ", absl::ToInt64Seconds(options_.stop_deadline),
                                         " s later (--stop_deadline_s): ending them"));
   }
 }

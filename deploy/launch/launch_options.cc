@@ -7,80 +7,21 @@
 
 #include <algorithm>
 
-#include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/flags/command_line.h"
 #include "common/flags/flag_file.h"
-#include "common/flags/flag_table.h"
 #include "common/limits.h"
-#include "common/security/security_flags.h"
 #include "common/status.h"
-
-ABSL_FLAG(std::string, sync, "star", "how gradients are synchronised");
-ABSL_FLAG(int, workers, 1, "worker processes");
-ABSL_FLAG(int, servers, 0, "star: server processes; 0 means 1");
-ABSL_FLAG(int, restarts, 0, "after a failure, start the job again with --resume, at most so many times");
-ABSL_FLAG(int, cores_per_worker, 0, "cores that each worker is pinned to; 0: an equal share");
-ABSL_FLAG(int, cores_per_server, 0, "cores that each server is pinned to; 0: what the workers leave, else all");
-ABSL_FLAG(std::string, through_proxy, "",
-          "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints "
-          "where the servers listen, so that whoever is there can forward to them");
-ABSL_FLAG(bool, check, false,
-          "instead of training: every process dials every other one that it would talk to; prints one table and "
-          "whether the job is ready, or what to mend; exit code 0, 2 or 3");
-ABSL_FLAG(std::string, worker_binary, "", "the worker; empty: the one built with this launcher");
-ABSL_FLAG(std::string, server_binary, "", "the server; empty: the one built with this launcher");
-ABSL_FLAG(std::string, make_secret, "",
-          "write the secret of one job to this file, mode 0600, for --job_secret of servers and workers, and end");
-ABSL_FLAG(std::string, trace, "",
-          "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...");
-ABSL_FLAG(int, metrics_port, -1,
-          "workers serve live numbers (Prometheus) from this port on, the servers after them; 0: free ones; -1: none");
-ABSL_FLAG(int, start_deadline_s, 30, "seconds for the servers to listen");
-ABSL_FLAG(int, stop_deadline_s, 60, "seconds for the workers to save and leave after Ctrl-C or SIGTERM");
 
 namespace starring {
 namespace {
 
-constexpr FlagRow kRows[] = {
-    {"sync", "job", OneOf("star", "ring", "mpi", "local")},
-    {"workers", "job", Whole(1, kWorldSizeMax)},
-    {"servers", "job", Whole(0, kShardCountMax)},
-    {"through_proxy", "job", Text("host:port,...")},
-    {"restarts", "job", Whole(0, kRestartCountMax)},
-    {"check", "job", Switch()},
-    {"start_deadline_s", "job", Whole(1, kStartSecondsMax)},
-    {"stop_deadline_s", "job", Whole(1, kStartSecondsMax)},
-    {"cores_per_worker", "processor", Whole(0, kCoreCountMax)},
-    {"cores_per_server", "processor", Whole(0, kCoreCountMax)},
-    {"trace", "output", Text("file")},
-    {"metrics_port", "output", Whole(-1, kPortMax)},
-    {"worker_binary", "program", Text("file")},
-    {"server_binary", "program", Text("file")},
-    {"make_secret", "security", Text("file")},
-};
-constexpr auto kAllRows = JoinRows(kRows, kSecurityRows);
-constexpr FlagTable kTable = {
-    .program = "launch",
-    .purpose =
-        "runs a job of several processes on this machine: launch FLAGS -- WORKER FLAGS.\n"
-        "worker --help shows the latter. A file of flags may have both, with a line -- between them.",
-    .rows = kAllRows};
-
 absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
-
-absl::StatusOr<LaunchSync> ParseSync(const std::string& name) {
-  if (name == "star") return LaunchSync::kStar;
-  if (name == "ring") return LaunchSync::kRing;
-  if (name == "mpi") return LaunchSync::kMpi;
-  if (name == "local") return LaunchSync::kLocal;
-  return Refuse("sync", name, "it must be one of star, ring, mpi, local");
 }
 
 // The program as given, or the one that Bazel put into the folder next to ours (bazel-bin/worker/worker beside
@@ -159,13 +100,12 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
 
 // Loads what the processes will load: a file that is unfit is refused before anything is started.
 absl::Status ReadSecurity(LaunchOptions& options) {
-  options.security = SecurityFlags();
   const std::vector<std::string> words = SecurityFlagWords(options.security);
   if (options.sync != LaunchSync::kStar && !words.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("flag ", words.front(),
                                                    " protects the connections of a star, and "
                                                    "--sync=",
-                                                   options.sync_name, " has none: drop it"));
+                                                   LaunchSyncName(options.sync), " has none: drop it"));
   }
   SecurityFiles files = options.security;
   // The launcher makes the job's secret, from which TLS has its key and certificate.
@@ -176,18 +116,17 @@ absl::Status ReadSecurity(LaunchOptions& options) {
 }
 
 absl::Status ReadServers(LaunchOptions& options) {
-  const int count = absl::GetFlag(FLAGS_servers);
+  const char* const sync = LaunchSyncName(options.sync);
   if (options.sync == LaunchSync::kStar) {
-    options.server_count = std::max(1, count);
-    ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", absl::GetFlag(FLAGS_server_binary)));
-  } else if (count > 0) {
-    return Refuse("servers", absl::StrCat(count), absl::StrCat("--sync=", options.sync_name, " has no servers"));
+    options.server_count = std::max(1, options.servers_asked);
+    ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
+  } else if (options.servers_asked > 0) {
+    return Refuse("servers", absl::StrCat(options.servers_asked), absl::StrCat("--sync=", sync, " has no servers"));
   }
-  const std::string proxies = absl::GetFlag(FLAGS_through_proxy);
-  if (proxies.empty()) return absl::OkStatus();
-  options.proxies = absl::StrSplit(proxies, ',');
+  if (options.proxies.empty()) return absl::OkStatus();
+  const std::string proxies = absl::StrJoin(options.proxies, ",");
   if (options.sync != LaunchSync::kStar) {
-    return Refuse("through_proxy", proxies, absl::StrCat("--sync=", options.sync_name, " has no servers"));
+    return Refuse("through_proxy", proxies, absl::StrCat("--sync=", sync, " has no servers"));
   }
   if (static_cast<int>(options.proxies.size()) != options.server_count) {
     return Refuse("through_proxy", proxies,
@@ -199,7 +138,17 @@ absl::Status ReadServers(LaunchOptions& options) {
 
 }  // namespace
 
-const FlagTable& LaunchFlags() { return kTable; }
+const char* LaunchSyncName(LaunchSync sync) { return NameOf(kLaunchSyncs, sync); }
+
+const FlagTable& LaunchFlags() {
+  static const LaunchOptions defaults;
+  static const FlagTable table =
+      MakeFlagTable("launch",
+                    "runs a job of several processes on this machine: launch FLAGS -- WORKER FLAGS.\n"
+                    "worker --help shows the latter. A file of flags may have both, with a line -- between them.",
+                    launch_flags::kAllRows, &defaults);
+  return table;
+}
 
 std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {
   // A flag that is given twice is refused.
@@ -210,8 +159,8 @@ std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {
 }
 
 absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* argv) {
-  ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, kTable, FlagFilePart::kLauncher));
   LaunchOptions options;
+  ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, LaunchFlags(), &options, FlagFilePart::kLauncher));
   const char* const* const end = argv + argc;
   const char* const* const dashes = std::find_if(argv, end, [](const char* word) { return strcmp(word, "--") == 0; });
   if (dashes != end) options.worker_flags.assign(dashes + 1, end);
@@ -220,25 +169,13 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
     options.worker_flags.push_back(absl::StrCat("--flagfile=", file));
   }
 
-  options.make_secret = absl::GetFlag(FLAGS_make_secret);
   if (!options.make_secret.empty()) return options;
-  options.sync_name = absl::GetFlag(FLAGS_sync);
-  options.worker_count = absl::GetFlag(FLAGS_workers);
-  options.check = absl::GetFlag(FLAGS_check);
-  options.restart_count = absl::GetFlag(FLAGS_restarts);
-  options.cores_per_worker = absl::GetFlag(FLAGS_cores_per_worker);
-  options.cores_per_server = absl::GetFlag(FLAGS_cores_per_server);
-  options.start_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_start_deadline_s));
-  options.trace = absl::GetFlag(FLAGS_trace);
-  options.metrics_port = absl::GetFlag(FLAGS_metrics_port);
-  options.stop_deadline = std::chrono::seconds(absl::GetFlag(FLAGS_stop_deadline_s));
-  ASSIGN_OR_RETURN(options.sync, ParseSync(options.sync_name));
   if (options.sync == LaunchSync::kLocal && options.worker_count > 1) {
     return Refuse("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
   RETURN_IF_ERROR(ReadServers(options));
   RETURN_IF_ERROR(ReadSecurity(options));
-  ASSIGN_OR_RETURN(options.worker_binary, FindProgram("worker", "worker_binary", absl::GetFlag(FLAGS_worker_binary)));
+  ASSIGN_OR_RETURN(options.worker_binary, FindProgram("worker", "worker_binary", options.worker_binary));
   RETURN_IF_ERROR(CheckWorkerFlags(options));
   return options;
 }

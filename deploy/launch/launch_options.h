@@ -1,39 +1,90 @@
-// The launcher's command line: launch <flags> -- <worker flags>.
+// The launcher's flags, and the values that a command line gives them: launch <flags> -- <worker flags>. A flag is
+// declared in this file alone: a field of LaunchOptions, whose initial value is the default, and a row.
 #ifndef STARRING_DEPLOY_LAUNCH_LAUNCH_OPTIONS_H_
 #define STARRING_DEPLOY_LAUNCH_LAUNCH_OPTIONS_H_
 
-#include <chrono>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/flags/flag_table.h"
+#include "common/limits.h"
+#include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
 
 namespace starring {
 
 enum class LaunchSync { kLocal, kStar, kRing, kMpi };
+inline constexpr Choice<LaunchSync> kLaunchSyncs[] = {
+    {"star", LaunchSync::kStar}, {"ring", LaunchSync::kRing}, {"mpi", LaunchSync::kMpi}, {"local", LaunchSync::kLocal}};
+
+const char* LaunchSyncName(LaunchSync sync);
 
 struct LaunchOptions {
   LaunchSync sync = LaunchSync::kStar;
-  std::string sync_name;  // as given
   int worker_count = 1;
-  int server_count = 0;  // 0 unless star
+  int servers_asked = 0;             // as given
+  int server_count = 0;              // 0 unless star
+  std::vector<std::string> proxies;  // star: what the workers dial instead of each server; empty: the servers
   int restart_count = 0;
-  bool check = false;        // the workers dial whom they will talk to, and end
-  int cores_per_worker = 0;  // see CoreDemand
+  bool check = false;                                 // the workers dial all processes that they will talk to, and end
+  absl::Duration start_deadline = absl::Seconds(30);  // for the servers to listen
+  absl::Duration stop_deadline = absl::Seconds(60);   // for the workers to save and leave after a signal
+  int cores_per_worker = 0;                           // see CoreDemand
   int cores_per_server = 0;
+  std::string trace;      // --trace of every process; empty: none
+  int metrics_port = -1;  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
   std::string worker_binary;
   std::string server_binary;              // star only
-  std::vector<std::string> worker_flags;  // the words after "--"
-  std::vector<std::string> proxies;       // star: what the workers dial instead of each server; empty: the servers
+  std::string make_secret;                // if not empty: write a secret there and end
   SecurityFiles security;                 // star: of servers and workers; without job_secret the launcher makes one
-  std::string make_secret;                // if not empty: write a secret there, and nothing else is set
-  std::string trace;                      // --trace of every process; empty: none
-  int metrics_port = -1;                  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
-  std::chrono::seconds start_deadline{30};  // for the servers to listen
-  std::chrono::seconds stop_deadline{60};   // for the workers to save and leave after a signal
+  std::vector<std::string> worker_flags;  // the words after "--"
 };
+
+namespace launch_flags {
+
+using L = LaunchOptions;
+
+inline constexpr FlagRow kRows[] = {
+    {"sync", "job", "how gradients are synchronised", OneOfAt<kLaunchSyncs, &L::sync>()},
+    {"workers", "job", "worker processes", WholeAt<&L::worker_count>(1, kWorldSizeMax)},
+    {"servers", "job", "star: server processes; 0 means 1", WholeAt<&L::servers_asked>(0, kShardCountMax)},
+    {"through_proxy", "job",
+     "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints where "
+     "the servers listen, so that the proxies can forward to them",
+     TextAt<&L::proxies>("host:port,...")},
+    {"restarts", "job", "after a failure, start the job again with --resume, at most so many times",
+     WholeAt<&L::restart_count>(0, kRestartCountMax)},
+    {"check", "job",
+     "instead of training: every process dials every other one that it would talk to; prints one table and whether the "
+     "job is ready, or what to mend; exit code 0, 2 or 3",
+     SwitchAt<&L::check>()},
+    {"start_deadline_s", "job", "seconds for the servers to listen",
+     SecondsAt<&L::start_deadline>(1, kStartSecondsMax)},
+    {"stop_deadline_s", "job", "seconds for the workers to save and leave after Ctrl-C or SIGTERM",
+     SecondsAt<&L::stop_deadline>(1, kStartSecondsMax)},
+    {"cores_per_worker", "processor", "cores that each worker is pinned to; 0: an equal share",
+     WholeAt<&L::cores_per_worker>(0, kCoreCountMax)},
+    {"cores_per_server", "processor", "cores that each server is pinned to; 0: what the workers leave, else all",
+     WholeAt<&L::cores_per_server>(0, kCoreCountMax)},
+    {"trace", "output",
+     "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...",
+     TextAt<&L::trace>("file")},
+    {"metrics_port", "output",
+     "workers serve live numbers (Prometheus) from this port on, the servers after them; 0: free ones; -1: none",
+     WholeAt<&L::metrics_port>(-1, kPortMax)},
+    {"worker_binary", "program", "the worker; empty: the one built with this launcher",
+     TextAt<&L::worker_binary>("file")},
+    {"server_binary", "program", "the server; empty: the one built with this launcher",
+     TextAt<&L::server_binary>("file")},
+    {"make_secret", "security",
+     "write the secret of one job to this file, mode 0600, for --job_secret of servers and workers, and end",
+     TextAt<&L::make_secret>("file")},
+};
+inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&L::security>);
+
+}  // namespace launch_flags
 
 // Every flag of the launcher.
 const FlagTable& LaunchFlags();

@@ -53,7 +53,7 @@ class TemporaryFolder {
 };
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
-  std::string text = absl::StrCat("launch: ", options.sync_name, ", cores:");
+  std::string text = absl::StrCat("launch: ", LaunchSyncName(options.sync), ", cores:");
   for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
     absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
   }

@@ -55,8 +55,7 @@ class ReferenceJob {
                                                                             .world_size = world_size_,
                                                                             .seed = options_.seed},
                                                                 .normalization = normalization,
-                                                                .augment = options_.augment ? Loader::Augment::kCropFlip
-                                                                                            : Loader::Augment::kNone,
+                                                                .augment = options_.augment,
                                                                 .prefetch_depth = 0,
                                                                 .end_step = end_step_}));
       ASSIGN_OR_RETURN(gradients_.emplace_back(), device_.Allocate(element_count() * 4));

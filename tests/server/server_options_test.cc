@@ -3,8 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/flags/reflection.h"
-#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flags/flag_table_checks.h"
@@ -16,7 +14,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 absl::StatusOr<ServerOptions> Parse(std::vector<const char*> words) {
-  const absl::FlagSaver restore;
   words.insert(words.begin(), "server");
   return ParseServerOptions(static_cast<int>(words.size()), words.data());
 }
@@ -30,12 +27,7 @@ std::string Refusal(const std::vector<const char*>& words) {
 TEST(ServerOptionsTest, EveryFlagIsInTheTableAndInTheHelp) { ExpectWholeTable(ServerFlags()); }
 
 TEST(ServerOptionsTest, EveryNumberEndsAtItsLimit) {
-  ExpectLargest(ServerFlags(),
-                {{"shard", kShardCountMax - 1},
-                 {"shard_count", kShardCountMax},
-                 {"join_deadline_s", kDeadlineSecondsMax},
-                 {"metrics_port", kPortMax}},
-                {});
+  ExpectWholeNumbersEnd(ServerFlags(), [](const std::string& word) { return Refusal({word.c_str()}); });
   EXPECT_EQ(Parse({"--memory_limit_gb=1e6"})->memory_bytes_max, int64_t{1'000'000'000'000'000});
   EXPECT_THAT(Refusal({"--memory_limit_gb=1000001"}), HasSubstr("from 0 to 1e+06"));
 }

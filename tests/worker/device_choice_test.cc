@@ -33,7 +33,7 @@ class DeviceChoiceTest : public testing::Test {
     return std::string(choice.status().message());
   }
 
-  WorkerOptions options_{.device = "auto", .math = "fp32", .conv = "auto"};
+  WorkerOptions options_;
 };
 
 TEST_F(DeviceChoiceTest, EachWorkerOfAMachineTakesTheGpuOfItsLocalRank) {
@@ -43,13 +43,13 @@ TEST_F(DeviceChoiceTest, EachWorkerOfAMachineTakesTheGpuOfItsLocalRank) {
     ASSERT_TRUE(choice.ok()) << choice.status();
     ASSERT_NE(choice->cuda, nullptr);
     EXPECT_EQ(choice->cuda->info().ordinal, local_rank);
-    EXPECT_EQ(options.device, "cuda");
+    EXPECT_EQ(options.device, DeviceKind::kCuda);
     EXPECT_THAT(choice->note, IsEmpty());
   }
 }
 
 TEST_F(DeviceChoiceTest, MoreWorkersThanGpusAreRefusedWithNumbers) {
-  for (const char* device : {"auto", "cuda"}) {
+  for (const DeviceKind device : {DeviceKind::kAuto, DeviceKind::kCuda}) {
     options_.device = device;
     for (int local_rank = 0; local_rank < 5; ++local_rank) {
       options_.rank = 100 + local_rank;
@@ -61,9 +61,9 @@ TEST_F(DeviceChoiceTest, MoreWorkersThanGpusAreRefusedWithNumbers) {
 }
 
 TEST_F(DeviceChoiceTest, OnTheCpuAnyNumberOfWorkersWorks) {
-  options_.device = "cpu";
+  options_.device = DeviceKind::kCpu;
   EXPECT_TRUE(ChooseDevice(Mpirun(3, 5), &options_).ok());
-  options_.device = "auto";
+  options_.device = DeviceKind::kAuto;
   cuda_emulation::Gpu() = {.driver_version = 0};
   EXPECT_TRUE(ChooseDevice(Mpirun(3, 5), &options_).ok());
 }
@@ -133,7 +133,7 @@ TEST_F(DeviceChoiceTest, AutoIsTheCpuWhereThereIsNoGpuAndSaysNothing) {
   const auto choice = ChooseDevice({}, &options_);
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(choice->cuda, nullptr);
-  EXPECT_EQ(options_.device, "cpu");
+  EXPECT_EQ(options_.device, DeviceKind::kCpu);
   EXPECT_THAT(choice->note, IsEmpty());
 }
 
@@ -167,7 +167,7 @@ TEST_F(DeviceChoiceTest, TheGpuThatWillBeChosenIsMadeCurrentBefore) {
   }
   std::thread([&] {
     WorkerOptions on_cpu = options_;
-    on_cpu.device = "cpu";
+    on_cpu.device = DeviceKind::kCpu;
     MakeGpuCurrent(Mpirun(1, 2), on_cpu);
     cuda_emulation::Gpu() = {.driver_error = 802};
     MakeGpuCurrent(Mpirun(1, 2), options_);
@@ -176,7 +176,7 @@ TEST_F(DeviceChoiceTest, TheGpuThatWillBeChosenIsMadeCurrentBefore) {
 }
 
 TEST_F(DeviceChoiceTest, CpuIsTheCpu) {
-  options_.device = "cpu";
+  options_.device = DeviceKind::kCpu;
   const auto choice = ChooseDevice({}, &options_);
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_EQ(choice->cuda, nullptr);
@@ -185,16 +185,16 @@ TEST_F(DeviceChoiceTest, CpuIsTheCpu) {
 TEST_F(DeviceChoiceTest, ConvIsResolved) {
   const auto resolved = [](const cuda_emulation::EmulatedGpu& gpu, const char* device, const char* conv) {
     cuda_emulation::Gpu() = gpu;
-    WorkerOptions options{.device = device, .math = "fp32", .conv = conv};
+    WorkerOptions options{.device = ValueOf(kDevices, device), .conv = ValueOf(kConvolutions, conv)};
     const auto choice = ChooseDevice({}, &options);
-    return choice.ok() ? options.conv : std::string(choice.status().message());
+    return choice.ok() ? NameOf(kConvolutions, options.conv) : std::string(choice.status().message());
   };
   EXPECT_EQ(resolved({}, "cuda", "auto"), "own");
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "auto"), "cudnn");
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "auto", "cudnn"), "cudnn");
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "own"), "own");
   EXPECT_EQ(resolved({.driver_version = 0}, "auto", "auto"), "");
-  EXPECT_EQ(resolved({.driver_version = 0}, "cpu", "own"), "");
+  EXPECT_EQ(resolved({.driver_version = 0}, "cpu", "own"), "auto");
   EXPECT_THAT(resolved({.driver_version = 0}, "auto", "cudnn"),
               HasSubstr("flag --conv cannot be \"cudnn\": there is no CUDA driver"));
   for (const char* device : {"cuda", "auto"}) {
@@ -207,11 +207,11 @@ TEST_F(DeviceChoiceTest, ConvIsResolved) {
 TEST_F(DeviceChoiceTest, AutoSaysWhyACudnnThatIsThereIsOfNoUse) {
   EXPECT_THAT(ChooseDevice({}, &options_)->note, IsEmpty());
   cuda_emulation::Gpu() = {.cudnn_version = 91900, .cudnn_starts = false};
-  options_.conv = "auto";
+  options_.conv = CudaConvolutions::kAuto;
   const auto choice = ChooseDevice({}, &options_);
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_THAT(choice->note, HasSubstr("note: convolutions by kernels of our own: cudnnCreate: CUDNN_STATUS_NOT_INIT"));
-  EXPECT_EQ(options_.conv, "own");
+  EXPECT_EQ(options_.conv, CudaConvolutions::kOwn);
 }
 
 TEST_F(DeviceChoiceTest, RanksCompareTheVersionAndTheEngines) {
@@ -225,18 +225,18 @@ TEST_F(DeviceChoiceTest, RanksCompareTheVersionAndTheEngines) {
   ASSERT_EQ(facts.size(), 2u);
   EXPECT_THAT(facts[1].first, testing::StartsWith("cudnn.engines of a convolution 2 x 1 x 1 x 3 to 1, kernel 1 x 1"));
   EXPECT_THAT(facts[1].second, testing::StartsWith("forward 7 ("));
-  options_.conv = "own";
+  options_.conv = CudaConvolutions::kOwn;
   EXPECT_THAT(DeviceFacts(*ChooseDevice({}, &options_)->cuda), IsEmpty());
 }
 
 TEST_F(DeviceChoiceTest, WhatCannotBeHadIsRefused) {
   cuda_emulation::Gpu() = {.count = 0};
-  EXPECT_THAT(Refusal({.device = "cuda", .math = "fp32"}),
+  EXPECT_THAT(Refusal({.device = DeviceKind::kCuda}),
               HasSubstr("flag --device cannot be \"cuda\": the CUDA driver shows no GPU"));
-  EXPECT_THAT(Refusal({.device = "auto", .math = "tf32"}),
+  EXPECT_THAT(Refusal({.math = CudaMath::kTf32}),
               HasSubstr("flag --math cannot be \"tf32\": the CUDA driver shows no GPU"));
   cuda_emulation::Gpu() = {.memory_bytes = 1 << 20};
-  EXPECT_THAT(Refusal({.device = "cuda", .math = "fp32"}), HasSubstr("1048576 of 1048576 are free"));
+  EXPECT_THAT(Refusal({.device = DeviceKind::kCuda}), HasSubstr("1048576 of 1048576 are free"));
 }
 
 }  // namespace

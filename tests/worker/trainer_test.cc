@@ -72,8 +72,8 @@ class TrainerTest : public testing::Test {
                         .synthetic_width = 4};
     options_.epochs = 5;
     options_.global_batch = 6;
-    options_.optimizer.momentum = 0.9;
-    options_.loader_threads = 1;
+    options_.seed = 0;
+    options_.schedule = {};
     options_.bucket_bytes = 1 << 20;
     options_.checkpoint_every_epochs = 2;
     options_.exchange_deadline = options_.join_deadline = absl::Seconds(60);

@@ -2,34 +2,41 @@
 
 #include <fstream>
 #include <iterator>
-#include <map>
 #include <string>
 #include <vector>
 
-#include "absl/flags/commandlineflag.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/job_spec.h"
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flags/flag_table_checks.h"
+#include "tests/worker/one_flag_changed.h"
 
 namespace starring {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 using ::testing::Not;
+using ::testing::Pair;
+using ::testing::UnorderedElementsAre;
 
 absl::StatusOr<WorkerOptions> Parse(std::vector<const char*> words, const LauncherEnvironment& launcher = {}) {
-  const absl::FlagSaver restore;
   words.insert(words.begin(), "worker");
   return ParseWorkerOptions(static_cast<int>(words.size()), words.data(), launcher);
+}
+
+absl::StatusOr<WorkerOptions> ParseWords(const std::vector<std::string>& words) {
+  std::vector<const char*> pointers;
+  for (const std::string& word : words) pointers.push_back(word.c_str());
+  return Parse(pointers);
 }
 
 std::string Refusal(const std::vector<const char*>& words, const LauncherEnvironment& launcher = {}) {
@@ -44,10 +51,14 @@ LauncherEnvironment MpirunOf(int rank, int world_size) {
 
 TEST(WorkerOptionsTest, EveryFlagIsInTheTableAndInTheHelp) { ExpectWholeTable(WorkerFlags()); }
 
+std::string FileText(const char* path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
 // The section "## Flags" of a page.
 std::string FlagsSection(const char* path) {
-  std::ifstream file(path);
-  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const std::string text = FileText(path);
   const size_t begin = text.find("\n## Flags\n");
   EXPECT_NE(begin, std::string::npos) << path;
   if (begin == std::string::npos) return "";
@@ -67,9 +78,9 @@ void ExpectFlagsOfTheTable(const std::string& page) {
       const FlagRow* const row = WorkerFlags().Find(parts[0]);
       ASSERT_NE(row, nullptr) << "no flag --" << parts[0] << " in worker --help: " << line;
       if (parts.size() == 1) continue;
-      EXPECT_TRUE(row->limits.Allow(parts[1])) << line;
+      EXPECT_TRUE(row->limits().Allow(parts[1])) << line;
       if (i == 1 && absl::StartsWith(line, "| `--")) {
-        EXPECT_EQ(absl::FindCommandLineFlag(row->name)->DefaultValue(), parts[1]) << line;
+        EXPECT_EQ(row->slot.print(WorkerFlags().defaults), parts[1]) << line;
       }
     }
   }
@@ -84,41 +95,21 @@ TEST(WorkerOptionsTest, ThePagesTellTheFlagsOfTheTable) {
   }
 }
 
+TEST(WorkerOptionsTest, ThePageAndThePeerHaveTheTable) {
+  EXPECT_THAT(FileText("worker/README.md"), HasSubstr(FlagsMarkdown(WorkerFlags())))
+      << "bazel run //worker:flag_pages -- \"$PWD\" mends it";
+  EXPECT_EQ(FileText("bench/ddp/worker_flags.json"), FlagsJson(WorkerFlags()))
+      << "bazel run //worker:flag_pages -- \"$PWD\" mends it";
+}
+
 TEST(WorkerOptionsTest, EveryWholeNumberEndsAtItsLimit) {
-  const std::map<absl::string_view, int64_t> most = {
-      {"rank", kWorldSizeMax - 1},
-      {"world_size", kWorldSizeMax},
-      {"join_deadline_s", kDeadlineSecondsMax},
-      {"lanes", kLanesMax},
-      {"bucket_bytes", kBucketBytesMax},
-      {"exchange_deadline_s", kDeadlineSecondsMax},
-      {"stall_report_s", kDeadlineSecondsMax},
-      {"synthetic_train_count", kDatasetImagesMax},
-      {"synthetic_test_count", kDatasetImagesMax},
-      {"synthetic_size", kImageSideMax},
-      {"synthetic_channels", kImageChannelsMax},
-      {"epochs", kEpochCountMax},
-      {"max_steps", kStepCountMax},
-      {"global_batch", kGlobalBatchMax},
-      {"warmup_steps", kStepCountMax},
-      {"decay_steps", kStepCountMax},
-      {"total_steps", kStepCountMax},
-      {"threads", kComputeThreadsMax},
-      {"loader_threads", kLoaderThreadsMax},
-      {"prefetch_depth", kPrefetchDepthMax},
-      {"checkpoint_every_epochs", kEpochCountMax},
-      {"checkpoint_every_steps", kStepCountMax},
-      {"checkpoint_deadline_s", kDeadlineSecondsMax},
-      {"tensorboard_every_steps", kStepCountMax},
-      {"metrics_port", kPortMax},
-  };
-  ExpectLargest(WorkerFlags(), most, {"seed"});
+  ExpectWholeNumbersEnd(WorkerFlags(), [](const std::string& word) { return Refusal({word.c_str()}); });
 }
 
 // The parser knows the choices of the table: none ends in "it must be one of".
 TEST(WorkerOptionsTest, EveryChoiceOfTheTableIsRead) {
   for (const FlagRow& row : WorkerFlags().rows) {
-    for (const absl::string_view choice : row.limits.choices) {
+    for (const absl::string_view choice : row.limits().choices) {
       if (choice.empty()) continue;
       const std::string word = absl::StrCat("--", row.name, "=", choice);
       EXPECT_THAT(std::string(Parse({word.c_str()}).status().message()), Not(HasSubstr("must be one of"))) << word;
@@ -206,22 +197,47 @@ TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
   EXPECT_THAT(Refusal({"--rank=36", "--world_size=37", "--servers=a:1", "--metrics_port=65500"}), HasSubstr("65535"));
 }
 
+// What all ranks compare before the first step, of a job with these options.
+std::string AgreementOf(const WorkerOptions& options) {
+  const JobSpec job{.world_size = options.world_size,
+                    .optimizer = options.optimizer,
+                    .schedule = options.schedule,
+                    .buckets = BucketMap::Create({.element_count = int64_t{1} << 22,
+                                                  .bucket_bytes = options.bucket_bytes,
+                                                  .world_size = options.world_size})
+                                   .value(),
+                    .agreed_flags = AgreedFlags(WorkerFlags(), &options)};
+  return SerializeAgreement(job);
+}
+
+// Each flag in turn gets another value. What the ranks compare, and what a resumed run compares, changes if and only if
+// the flag's row says so.
+TEST(WorkerOptionsTest, RanksAndResumedRunsCompareWhatTheTableSays) {
+  const absl::StatusOr<WorkerOptions> usual = ParseWords(OneFlagChanged::Words());
+  ASSERT_TRUE(usual.ok()) << usual.status();
+  for (const OneFlagChanged& change : OneFlagChanged::All()) {
+    const absl::StatusOr<WorkerOptions> options = ParseWords(change.words);
+    ASSERT_TRUE(options.ok()) << options.status();
+    const FlagRow& row = *change.row;
+    EXPECT_EQ(AgreementOf(*options) != AgreementOf(*usual),
+              row.Has(kSameOnAllRanks) || row.Has(kGivenOnAllRanks) || row.Has(kInJobSpec))
+        << "--" << row.name;
+    EXPECT_EQ(ResumedFlags(WorkerFlags(), &*options) != ResumedFlags(WorkerFlags(), &*usual), row.Has(kSameWhenResumed))
+        << "--" << row.name;
+  }
+}
+
+// The two lists that decide bits, spelt out: a row that loses its trait by mistake would agree with itself.
 TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
-  const auto has = [](const WorkerOptions& options, const std::string& flag, const std::string& value) {
-    for (const auto& [name, agreed] : options.AgreedFlags()) {
-      if (name == flag) return agreed == value;
-    }
-    return false;
-  };
   const auto options =
       Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp", "--math=bf16", "--conv=own"});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_TRUE(has(*options, "seed", "7"));
-  EXPECT_TRUE(has(*options, "threads", "2"));
-  EXPECT_TRUE(has(*options, "augment", "crop_flip"));
-  EXPECT_TRUE(has(*options, "model", "mlp"));
-  EXPECT_TRUE(has(*options, "math", "bf16"));
-  EXPECT_TRUE(has(*options, "conv", "own"));
+  EXPECT_THAT(AgreedFlags(WorkerFlags(), &*options),
+              IsSupersetOf({Pair("seed", "7"), Pair("threads", "2"), Pair("augment", "crop_flip"), Pair("model", "mlp"),
+                            Pair("math", "bf16"), Pair("conv", "own")}));
+  EXPECT_THAT(ResumedFlags(WorkerFlags(), &*options),
+              UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"),
+                                   Pair("global_batch", "64"), Pair("seed", "7")));
 }
 
 }  // namespace

@@ -56,7 +56,7 @@ CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology top
           .shard_count = static_cast<int>(options.servers.size()),
           .lanes = options.lanes,
           .threads = options.threads,
-          .uses_gpus = options.device != "cpu",
+          .uses_gpus = options.device != DeviceKind::kCpu,
           .reports = {},
           .missing = {},
           .gather_deadline = std::min(kGatherDeadline, options.join_deadline),

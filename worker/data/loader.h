@@ -69,7 +69,7 @@ struct Batch {
 
 class Loader {
  public:
-  enum class Augment { kNone, kCropFlip };  // zero-pad by 4, random crop to size, flip left-right with probability 1/2
+  using Augment = starring::Augment;
   // kPixels leaves the normalising to a GPU, with PixelConstants: a quarter of the bytes travel there. kSamples leaves
   // everything to a GPU that has the data set.
   enum class Format { kNormalized, kPixels, kSamples };

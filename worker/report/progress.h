@@ -15,6 +15,7 @@
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/step/step_timer.h"
 #include "worker/step/training_step.h"
+#include "worker/worker_options.h"
 
 namespace starring {
 
@@ -45,7 +46,7 @@ class RunObserver {
 // Shows a run to a person: one live line on a terminal, or plain lines in a file.
 class Progress {
  public:
-  enum class Style { kLive, kPlain, kNone };
+  using Style = ProgressStyle;
   struct Options {
     Style style = Style::kPlain;
     std::FILE* out = nullptr;  // not owned

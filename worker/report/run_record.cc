@@ -3,12 +3,17 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <map>
+#include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/atomic_file.h"
+#include "common/check.h"
+#include "common/flags/flag_table.h"
 #include "common/status.h"
 #include "google/protobuf/util/json_util.h"
 #include "proto/starring/v1/run_record.pb.h"
@@ -30,65 +35,54 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
-void FillConfig(const RunFacts& facts, v1::RunConfig& config) {
+// What the record says in place of a flag's value, and facts that are no flags, as JSON.
+std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   const WorkerOptions& options = *facts.options;
-  config.set_sync(SyncName(options.sync));
-  config.set_world_size(options.world_size);
-  config.set_server_count(static_cast<int>(options.servers.size()));
-  config.set_model(options.model);
-  config.set_dataset(options.dataset.name);
-  config.set_data_dir(options.dataset.data_dir);
-  config.set_augment(options.augment ? "crop_flip" : "none");
-  config.set_train_count(static_cast<int>(facts.data->train.count));
-  config.set_test_count(static_cast<int>(facts.data->test.count));
-  config.set_epochs(static_cast<int>(options.epochs));
-  config.set_max_steps(static_cast<int>(options.max_steps));
-  config.set_global_batch(static_cast<int>(options.global_batch));
-  config.set_seed(options.seed);
-  const bool sgd = options.optimizer.kind == OptimizerKind::kSgd;
-  config.set_optimizer(sgd ? "sgd" : "adamw");
-  config.set_learning_rate(options.schedule.base);
-  config.set_momentum(options.optimizer.momentum);
-  config.set_nesterov(options.optimizer.nesterov);
-  config.set_weight_decay(options.optimizer.weight_decay);
-  config.set_beta1(options.optimizer.beta1);
-  config.set_beta2(options.optimizer.beta2);
-  config.set_epsilon(options.optimizer.epsilon);
-  config.set_schedule(ScheduleName(options.schedule.kind));
-  config.set_warmup_steps(static_cast<int>(options.schedule.warmup_steps));
-  config.set_decay_steps(static_cast<int>(options.schedule.decay_steps));
-  config.set_decay_gamma(options.schedule.gamma);
-  config.set_total_steps(static_cast<int>(facts.result->total_steps));
-  config.set_device(options.device);
-  config.set_math(options.math);
-  config.set_conv(options.conv);
-  config.set_cuda_graph(options.device == "cuda" && options.cuda_graph);
-  config.set_share_gpus(options.device == "cuda" && options.share_gpus);
-  config.set_cuda_aware_mpi(
-      options.device == "cuda" && options.sync == Sync::kRing ? CudaAwareMpiName(options.cuda_aware_mpi) : "");
-  config.set_data_on_gpu(options.device != "cuda" ? "" : facts.data_on_gpu ? "on" : "off");
-  config.set_threads(options.threads);
-  config.set_isa(options.device == "cpu" ? InstructionSetName(options.isa) : "");
-  config.set_loader_threads(options.loader_threads);
-  config.set_bucket_bytes(static_cast<int>(facts.result->bucket_bytes));
-  config.set_lanes(options.sync == Sync::kStar ? options.lanes : 0);
-  config.set_security(options.sync == Sync::kStar ? SecurityName(options.security) : "");
-  config.set_same_host(options.sync == Sync::kStar ? SameHostName(options.same_host) : "");
-  for (const std::string& server : options.servers) config.add_servers(server);
-  config.set_checkpoint_dir(options.checkpoint_dir);
-  config.set_checkpoint_every_epochs(static_cast<int>(options.checkpoint_every_epochs));
-  config.set_checkpoint_every_steps(static_cast<int>(options.checkpoint_every_steps));
-  config.set_resume(options.resume);
-  config.set_record(options.record);
-  config.set_trace(options.trace);
-  config.set_tensorboard_dir(options.tensorboard_dir);
-  config.set_tensorboard_every_steps(static_cast<int>(options.tensorboard_every_steps));
-  config.set_metrics_port(options.metrics_port);
-  config.set_metrics_address(options.metrics_address);
-  config.set_join_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.join_deadline)));
-  config.set_checkpoint_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.checkpoint_deadline)));
-  config.set_exchange_deadline_s(static_cast<int>(absl::ToInt64Seconds(options.exchange_deadline)));
-  config.set_stall_report_s(static_cast<int>(absl::ToInt64Seconds(options.stall_report)));
+  const auto text = [](absl::string_view value) { return FlagJson(FlagSlot::Json::kText, value); };
+  std::map<std::string, std::string> config = {
+      {"server_count", absl::StrCat(options.servers.size())},
+      {"train_count", absl::StrCat(facts.data->train.count)},
+      {"test_count", absl::StrCat(facts.data->test.count)},
+      {"security", text("")},
+      {"total_steps", absl::StrCat(facts.result->total_steps)},
+      {"bucket_bytes", absl::StrCat(facts.result->bucket_bytes)},
+  };
+  if (options.sync == Sync::kStar) {
+    config["security"] = text(SecurityName(options.security));
+  } else {
+    config["lanes"] = "0";
+    config["same_host"] = text("");
+  }
+  if (options.device == DeviceKind::kCuda) {
+    config["isa"] = text("");
+    config["data_on_gpu"] = text(facts.data_on_gpu ? "on" : "off");
+    if (options.sync != Sync::kRing) config["cuda_aware_mpi"] = text("");
+  } else {
+    config["cuda_graph"] = config["share_gpus"] = "false";
+    config["conv"] = config["cuda_aware_mpi"] = config["data_on_gpu"] = text("");
+  }
+  return config;
+}
+
+// The object "config" of the record.
+std::string ConfigJson(const RunFacts& facts) {
+  std::map<std::string, std::string> values = ConfigFacts(facts);
+  std::vector<std::string> lines;
+  const auto add = [&lines](absl::string_view name, absl::string_view value) {
+    lines.push_back(absl::StrCat("  \"", name, "\": ", value));
+  };
+  for (const FlagRow& row : WorkerFlags().rows) {
+    if (row.Has(kNotRecorded)) continue;
+    const auto fact = values.find(std::string(row.name));
+    if (fact == values.end()) {
+      add(row.name, FlagJson(row.resolved().json, row.resolved().print(facts.options)));
+    } else {
+      add(row.name, fact->second);
+      values.erase(fact);
+    }
+  }
+  for (const auto& [name, value] : values) add(name, value);
+  return absl::StrCat("{\n", absl::StrJoin(lines, ",\n"), "\n }");
 }
 
 void FillHost(const RunFacts& facts, v1::RunHost& host) {
@@ -156,9 +150,8 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
 
 }  // namespace
 
-absl::Status WriteRunRecord(const RunFacts& facts) {
+absl::StatusOr<std::string> RunRecordJson(const RunFacts& facts) {
   v1::RunRecord record;
-  FillConfig(facts, *record.mutable_config());
   FillHost(facts, *record.mutable_host());
   FillResult(*facts.result, record);
   record.mutable_exchange()->set_gpu_transfer(facts.gpu_transfer);
@@ -169,6 +162,13 @@ absl::Status WriteRunRecord(const RunFacts& facts) {
   std::string json;
   const auto printed = google::protobuf::util::MessageToJsonString(record, &json, print);
   if (!printed.ok()) return absl::InternalError(absl::StrCat("run record: ", std::string(printed.message())));
+  // The proto has no field for the flags: they go in front of its first field.
+  CHECK(absl::StartsWith(json, "{\n")) << json;
+  return absl::StrCat("{\n \"config\": ", ConfigJson(facts), ",\n", json.substr(2));
+}
+
+absl::Status WriteRunRecord(const RunFacts& facts) {
+  ASSIGN_OR_RETURN(const std::string json, RunRecordJson(facts));
   return WriteFileAtomically(facts.options->record, json);
 }
 

@@ -1,4 +1,5 @@
-// Writes the run record of DESIGN section 8: what the run was, and how it went, as one JSON file.
+// Writes the run record: what the run was, and how it went, as one JSON file. proto/starring/v1/run_record.proto says
+// what is in it.
 #ifndef STARRING_WORKER_REPORT_RUN_RECORD_H_
 #define STARRING_WORKER_REPORT_RUN_RECORD_H_
 
@@ -6,6 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
 #include "worker/trainer.h"
 #include "worker/worker_options.h"
@@ -28,7 +30,10 @@ struct RunFacts {
 // Versions of what decides bits and speed, as built or as running, by name: starring, compiler, kernel, protobuf.
 std::map<std::string, std::string> LibraryVersions();
 
-// Replaces `options->record` as a whole or not at all.
+// The text of the record.
+absl::StatusOr<std::string> RunRecordJson(const RunFacts& facts);
+
+// Writes the text to `options->record`; replaces the file as a whole or not at all.
 absl::Status WriteRunRecord(const RunFacts& facts);
 
 }  // namespace starring

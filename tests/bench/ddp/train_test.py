@@ -202,10 +202,13 @@ class TrainTest(unittest.TestCase):
             self.assertEqual([rank.wait(timeout=120) for rank in ranks], [0, 0])
 
     def assert_schema(self, record):
-        for key, message in (("config", "RunConfig"), ("host", "RunHost"), ("step_ms", "StepMilliseconds"),
+        with open("bench/ddp/worker_flags.json", encoding="utf-8") as file:
+            names = set(json.load(file)) | {"server_count", "security", "train_count", "test_count"}
+        self.assertEqual(set(record["config"]), names)
+        for key, message in (("host", "RunHost"), ("step_ms", "StepMilliseconds"),
                              ("breakdown_ms", "StepBreakdown"), ("exchange", "ExchangeTotals")):
             self.assertEqual(set(record[key]), proto_fields(message), key)
-        self.assertEqual(set(record), proto_fields("RunRecord"))
+        self.assertEqual(set(record), proto_fields("RunRecord") | {"config"})
         self.assertEqual(set(record["epochs"][0]), proto_fields("EpochResult"))
 
     def test_wrong_input_exits_with_2(self):

@@ -5,15 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/flags/flag.h"
-#include "absl/flags/reflection.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-
-ABSL_FLAG(int, test_number, 1, "a number");
-ABSL_FLAG(bool, test_switch, false, "a switch");
-ABSL_FLAG(std::string, test_text, "", "a text");
 
 namespace starring {
 namespace {
@@ -21,23 +15,33 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr FlagRow kRows[] = {
-    {"test_number", "numbers", Whole(-5, 20)},
-    {"test_switch", "rest", Switch()},
-    {"test_text", "rest", Text("text")},
+struct Options {
+  int number = 1;
+  bool is_on = false;
+  std::string text;
 };
-constexpr FlagTable kTable = {.program = "program", .purpose = "for a test.", .rows = kRows};
+
+constexpr FlagRow kRows[] = {
+    {"test_number", "numbers", "a number", WholeAt<&Options::number>(-5, 20)},
+    {"test_switch", "rest", "a switch", SwitchAt<&Options::is_on>()},
+    {"test_text", "rest", "a text", TextAt<&Options::text>("text")},
+};
+const FlagTable& Table() {
+  static const Options defaults;
+  static const FlagTable table = MakeFlagTable("program", "for a test.", kRows, &defaults);
+  return table;
+}
 
 class ParseFlagsTest : public ::testing::Test {
  protected:
   absl::StatusOr<ParsedFlags> Parse(const std::vector<std::string>& words, FlagFilePart part = FlagFilePart::kNone) {
     std::vector<const char*> argv = {"program"};
     for (const std::string& word : words) argv.push_back(word.c_str());
-    return ParseFlags(static_cast<int>(argv.size()), argv.data(), kTable, part);
+    options_ = {};
+    return ParseFlags(static_cast<int>(argv.size()), argv.data(), Table(), &options_, part);
   }
 
   std::string Refusal(const std::vector<std::string>& words) {
-    const absl::FlagSaver restore;
     const absl::Status status = Parse(words).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
@@ -50,17 +54,16 @@ class ParseFlagsTest : public ::testing::Test {
     return path;
   }
 
- private:
-  const absl::FlagSaver restore_;
+  Options options_;
 };
 
 TEST_F(ParseFlagsTest, TakesEveryWayToWriteAFlag) {
   EXPECT_THAT(Parse({"--test_number=7", "--test_switch"})->given, ElementsAre("test_number", "test_switch"));
-  EXPECT_EQ(absl::GetFlag(FLAGS_test_number), 7);
-  EXPECT_TRUE(absl::GetFlag(FLAGS_test_switch));
+  EXPECT_EQ(options_.number, 7);
+  EXPECT_TRUE(options_.is_on);
   EXPECT_THAT(Parse({"--test_number", "-3", "--notest_switch"})->given, ElementsAre("test_number", "test_switch"));
-  EXPECT_EQ(absl::GetFlag(FLAGS_test_number), -3);
-  EXPECT_FALSE(absl::GetFlag(FLAGS_test_switch));
+  EXPECT_EQ(options_.number, -3);
+  EXPECT_FALSE(options_.is_on);
 }
 
 TEST_F(ParseFlagsTest, RefusesAnUnknownFlagAndNamesTheNearest) {
@@ -100,9 +103,9 @@ TEST_F(ParseFlagsTest, ReadsAFile) {
   const std::string path =
       File("good.flags", "# all of it\r\n\n  --test_number=9 \n\t# more\n-test_switch\n--test_text=a=b");
   EXPECT_THAT(Parse({"--flagfile=" + path})->given, ElementsAre("test_number", "test_switch", "test_text"));
-  EXPECT_EQ(absl::GetFlag(FLAGS_test_number), 9);
-  EXPECT_TRUE(absl::GetFlag(FLAGS_test_switch));
-  EXPECT_EQ(absl::GetFlag(FLAGS_test_text), "a=b");
+  EXPECT_EQ(options_.number, 9);
+  EXPECT_TRUE(options_.is_on);
+  EXPECT_EQ(options_.text, "a=b");
 }
 
 TEST_F(ParseFlagsTest, TheCommandLineWinsOverAFileAndAFileOverTheFilesItNames) {
@@ -110,11 +113,10 @@ TEST_F(ParseFlagsTest, TheCommandLineWinsOverAFileAndAFileOverTheFilesItNames) {
   const std::string outer = File("outer.flags", absl::StrCat("--test_text=outer\n--flagfile=", inner, "\n"));
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"--test_number=1", "--flagfile", outer}, {"--flagfile", outer, "--test_number=1"}}) {
-    const absl::FlagSaver restore;
     ASSERT_TRUE(Parse(words).ok());
-    EXPECT_EQ(absl::GetFlag(FLAGS_test_number), 1);
-    EXPECT_EQ(absl::GetFlag(FLAGS_test_text), "outer");
-    EXPECT_TRUE(absl::GetFlag(FLAGS_test_switch));
+    EXPECT_EQ(options_.number, 1);
+    EXPECT_EQ(options_.text, "outer");
+    EXPECT_TRUE(options_.is_on);
   }
 }
 
@@ -170,10 +172,10 @@ TEST_F(ParseFlagsTest, ALauncherAndItsWorkersReadTheirPartsOfOneFile) {
   const std::string path = File("job.flags", "--test_number=2\n--\n--test_number=3\n");
   const auto launcher = Parse({"--flagfile=" + path}, FlagFilePart::kLauncher);
   ASSERT_TRUE(launcher.ok()) << launcher.status();
-  EXPECT_EQ(absl::GetFlag(FLAGS_test_number), 2);
+  EXPECT_EQ(options_.number, 2);
   EXPECT_THAT(launcher->files_with_worker_part, ElementsAre(path));
   ASSERT_TRUE(Parse({"--flagfile=" + path}, FlagFilePart::kWorker).ok());
-  EXPECT_EQ(absl::GetFlag(FLAGS_test_number), 3);
+  EXPECT_EQ(options_.number, 3);
   EXPECT_THAT(Refusal({"--flagfile=" + path}), HasSubstr(path + ":2: a line -- is for"));
   EXPECT_THAT(Refusal({"--flagfile=" + File("outer.flags", "--flagfile=" + path)}), HasSubstr("in the outermost file"));
 }
@@ -183,6 +185,11 @@ TEST_F(ParseFlagsTest, HelpAndVersionPrintAndEndTheProcess) {
   EXPECT_EXIT(Parse({"--helpfull"}).IgnoreError(), ::testing::ExitedWithCode(0), "");
   EXPECT_EXIT(Parse({"--version"}).IgnoreError(), ::testing::ExitedWithCode(0), "");
   EXPECT_THAT(Refusal({"--help=nothing"}), HasSubstr("its topics are numbers, rest"));
+}
+
+TEST_F(ParseFlagsTest, RefusesOptionsOfAnotherProgram) {
+  int other = 0;
+  EXPECT_DEATH(ParseFlags(0, nullptr, Table(), &other).IgnoreError(), "kept in another struct");
 }
 
 TEST(ExitCodeTest, TellsARefusalFromAFailureFromAMissingPeer) {

@@ -3,31 +3,56 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <vector>
 
-#include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-ABSL_FLAG(int, test_number, 1, "a number that is the answer to all questions of a long text, which needs two lines");
-ABSL_FLAG(double, test_real, 0.5, "a real number");
-ABSL_FLAG(std::string, test_choice, "left", "a choice");
-
 namespace starring {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Pair;
 
-constexpr FlagRow kNumber = {"test_number", "numbers", Whole(-5, 20)};
-constexpr FlagRow kReal = {"test_real", "numbers", RealAbove(0, 1)};
-constexpr FlagRow kChoice = {"test_choice", "rest", OneOf("left", "right")};
+enum class Side { kLeft, kRight };
+constexpr Choice<Side> kSides[] = {{"left", Side::kLeft}, {"right", Side::kRight}};
 
-std::string Complaint(std::span<const FlagRow> rows) {
-  return std::string(CheckFlagTable({.program = "program", .purpose = "for a test.", .rows = rows}).message());
+struct Inner {
+  double real = 0.5;
+};
+struct Options {
+  int number = 1;
+  Inner inner;
+  Side side = Side::kLeft;
+  bool on = false;
+  uint64_t seed = 7;
+  std::string text;
+  std::vector<std::string> list;
+  absl::Duration pause = absl::Seconds(3);
+};
+struct OtherOptions {
+  int number = 1;
+};
+
+constexpr FlagRow kNumber = {"test_number", "numbers",
+                             "a number that is the answer to all questions of a long text, which needs two lines",
+                             WholeAt<&Options::number>(-5, 20), kSameOnAllRanks};
+constexpr FlagRow kReal = {"test_real", "numbers", "a real number",
+                           ValueAt<&Options::inner, &Inner::real>(RealAbove(0, 1)), kSameWhenResumed | kPeerTakes};
+constexpr FlagRow kChoice = {"test_choice", "rest", "a choice", OneOfAt<kSides, &Options::side>()};
+constexpr FlagRow kText = {"test_text", "rest", "a text", TextAt<&Options::text>("file"), kGivenOnAllRanks};
+
+FlagTable Table(std::span<const FlagRow> rows) {
+  static const Options defaults;
+  return MakeFlagTable("program", "for a test.", rows, &defaults);
 }
+
+std::string Complaint(std::span<const FlagRow> rows) { return std::string(CheckFlagTable(Table(rows)).message()); }
 
 TEST(FlagLimitsTest, WholeNumbers) {
   const FlagLimits limits = Whole(-1, 4);
@@ -51,14 +76,11 @@ TEST(FlagLimitsTest, RealNumbers) {
 }
 
 TEST(FlagLimitsTest, Choices) {
-  EXPECT_TRUE(kChoice.limits.Allow("right"));
-  EXPECT_FALSE(kChoice.limits.Allow("Right"));
-  EXPECT_FALSE(kChoice.limits.Allow(""));
-  EXPECT_EQ(kChoice.limits.Sentence(), "it must be one of left, right");
+  EXPECT_TRUE(kChoice.limits().Allow("right"));
+  EXPECT_FALSE(kChoice.limits().Allow("Right"));
+  EXPECT_FALSE(kChoice.limits().Allow(""));
+  EXPECT_EQ(kChoice.limits().Sentence(), "it must be one of left, right");
 }
-
-enum class Side { kLeft, kRight };
-constexpr Choice<Side> kSides[] = {{"left", Side::kLeft}, {"right", Side::kRight}};
 
 TEST(FlagLimitsTest, ChoicesHaveValues) {
   constexpr FlagLimits kLimits = OneOf(kSides);
@@ -70,25 +92,90 @@ TEST(FlagLimitsTest, ChoicesHaveValues) {
   EXPECT_DEATH(ValueOf(kSides, "up"), "up");
 }
 
-TEST(CheckFlagTableTest, FindsWhatIsMissingTwiceOrApart) {
+TEST(FlagSlotTest, ReadsAndWritesFieldsOfEveryType) {
+  Options options;
+  const FlagSlot pause = SecondsAt<&Options::pause>(1, 10), seed = WholeAt<&Options::seed>(0, 20),
+                 on = SwitchAt<&Options::on>(), list = TextAt<&Options::list>("names");
+  EXPECT_TRUE(pause.parse("8", &options));
+  EXPECT_TRUE(seed.parse("9", &options));
+  EXPECT_TRUE(on.parse("true", &options));
+  EXPECT_TRUE(list.parse("a,b", &options));
+  EXPECT_TRUE(kReal.slot.parse("0.25", &options));
+  EXPECT_TRUE(kChoice.slot.parse("right", &options));
+  EXPECT_EQ(options.pause, absl::Seconds(8));
+  EXPECT_EQ(options.seed, 9u);
+  EXPECT_TRUE(options.on);
+  EXPECT_THAT(options.list, ElementsAre("a", "b"));
+  EXPECT_EQ(options.inner.real, 0.25);
+  EXPECT_EQ(options.side, Side::kRight);
+  for (const FlagSlot& slot : {pause, seed, on, kReal.slot, kChoice.slot}) EXPECT_FALSE(slot.parse("x", &options));
+  EXPECT_EQ(FlagJson(pause.json, pause.print(&options)), "8");
+  EXPECT_EQ(FlagJson(seed.json, seed.print(&options)), "\"9\"");
+  EXPECT_EQ(FlagJson(on.json, on.print(&options)), "true");
+  EXPECT_EQ(FlagJson(list.json, list.print(&options)), "[\"a\", \"b\"]");
+  EXPECT_EQ(FlagJson(kChoice.slot.json, kChoice.slot.print(&options)), "\"right\"");
+  EXPECT_EQ(FlagJson(FlagSlot::Json::kText, "a\"b\\c\n"), R"("a\"b\\c\u000a")");
+}
+
+TEST(FlagTraitsTest, SayWhatRanksAndResumedRunsMustHaveAlike) {
+  const FlagRow rows[] = {kNumber, kReal, kChoice, kText};
+  Options options;
+  options.number = 4;
+  EXPECT_THAT(AgreedFlags(Table(rows), &options), ElementsAre(Pair("test_number", "4"), Pair("test_text", "")));
+  EXPECT_THAT(ResumedFlags(Table(rows), &options), ElementsAre(Pair("test_real", "0.5")));
+  options.text = "anything";
+  EXPECT_THAT(AgreedFlags(Table(rows), &options), ElementsAre(Pair("test_number", "4"), Pair("test_text", "(given)")));
+}
+
+TEST(FlagTraitsTest, AResolvedValueIsWhatCounts) {
+  const FlagRow rows[] = {{"test_number", "numbers", "a number", WholeAt<&Options::number>(-5, 20), kSameOnAllRanks,
+                           WholeAt<&Options::seed>(0, 20)}};
+  const Options options;
+  EXPECT_THAT(AgreedFlags(Table(rows), &options), ElementsAre(Pair("test_number", "7")));
+}
+
+TEST(CheckFlagTableTest, FindsWhatIsTwiceApartOrWrong) {
   const FlagRow whole[] = {kNumber, kReal, kChoice};
   EXPECT_EQ(Complaint(whole), "");
-  EXPECT_THAT(Complaint(std::span(whole).first(2)), HasSubstr("no row for --test_choice"));
   const FlagRow twice[] = {kNumber, kNumber, kReal, kChoice};
   EXPECT_THAT(Complaint(twice), HasSubstr("two rows for --test_number"));
   const FlagRow apart[] = {kNumber, kChoice, kReal};
   EXPECT_THAT(Complaint(apart), HasSubstr("--test_real is apart"));
-  const FlagRow no_flag[] = {kNumber, kReal, kChoice, {"test_nothing", "rest", Switch()}};
-  EXPECT_THAT(Complaint(no_flag), HasSubstr("no ABSL_FLAG for the row --test_nothing"));
-  const FlagRow narrow[] = {{"test_number", "numbers", Whole(2, 3)}, kReal, kChoice};
+  const FlagRow silent[] = {{"test_number", "numbers", "", WholeAt<&Options::number>(-5, 20)}};
+  EXPECT_THAT(Complaint(silent), HasSubstr("no meaning of --test_number"));
+  const FlagRow narrow[] = {{"test_number", "numbers", "a number", WholeAt<&Options::number>(2, 3)}};
   EXPECT_THAT(Complaint(narrow), HasSubstr("default of --test_number is 1"));
-  const FlagRow no_switch[] = {{"test_number", "numbers", Switch()}, kReal, kChoice};
-  EXPECT_THAT(Complaint(no_switch), HasSubstr("a switch"));
+  const FlagRow foreign[] = {{"test_number", "numbers", "a number", WholeAt<&OtherOptions::number>(-5, 20)}};
+  EXPECT_THAT(Complaint(foreign), HasSubstr("--test_number is kept in other options"));
+}
+
+TEST(FlagsMarkdownTest, HasALineForEveryFlag) {
+  const FlagRow rows[] = {kReal, kText};
+  EXPECT_EQ(FlagsMarkdown(Table(rows)),
+            "<!-- flags: written by bazel run //worker:flag_pages -->\n"
+            "| flag and default | meaning | limits | ranks | resumed | peer |\n"
+            "| --- | --- | --- | --- | --- | --- |\n"
+            "| **numbers** | | | | | |\n"
+            "| `--test_real=0.5` | a real number | above 0 to 1 |  | same | yes |\n"
+            "| **rest** | | | | | |\n"
+            "| `--test_text=` | a text | file | all or none |  |  |\n"
+            "<!-- end of flags -->");
+}
+
+TEST(FlagsJsonTest, HasWhatThePeerNeeds) {
+  const FlagRow rows[] = {kReal, kChoice, {"test_hidden", "rest", "a text", TextAt<&Options::text>(""), kNotRecorded}};
+  EXPECT_EQ(
+      FlagsJson(Table(rows)),
+      "{\n"
+      "  \"test_real\": {\"type\": \"float\", \"default\": 0.5, \"peer\": true, \"meaning\": \"a real number\"},\n"
+      "  \"test_choice\": {\"type\": \"str\", \"choices\": [\"left\", \"right\"], \"default\": \"left\", "
+      "\"peer\": false, \"meaning\": \"a choice\"}\n"
+      "}\n");
 }
 
 TEST(HelpTextTest, ShowsEveryFlagWithDefaultMeaningAndLimitsByTopic) {
   const FlagRow rows[] = {kNumber, kReal, kChoice};
-  const FlagTable table = {.program = "program", .purpose = "for a test.", .rows = rows};
+  const FlagTable table = Table(rows);
   const std::string text = *HelpText(table, "");
   EXPECT_THAT(text, ::testing::StartsWith("program: for a test.\n"));
   EXPECT_THAT(text,

@@ -4,8 +4,8 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "common/security/security_flags.h"
 #include "common/security/sha256.h"
+#include "common/security/transport_security.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 
 ABSL_FLAG(std::vector<std::string>, servers, {}, "as //worker's");
@@ -14,6 +14,8 @@ ABSL_FLAG(int, world_size, 1, "as //worker's");
 ABSL_FLAG(int64_t, elements, 150'000, "length of the parameter vector");
 ABSL_FLAG(int64_t, steps, 3, "number of steps");
 ABSL_FLAG(absl::Duration, deadline, absl::Seconds(30), "for joining and for every bucket");
+ABSL_FLAG(std::string, job_secret, "", "as //worker's");
+ABSL_FLAG(bool, tls, false, "as //worker's");
 ABSL_FLAG(std::string, agreement_file, "", "write the agreement there and do nothing else");
 
 namespace starring {
@@ -32,7 +34,8 @@ absl::Status Work() {
   }
   std::vector<float> parameters(job.layout.element_count(), 0.0f);
   if (job.rank == 0) parameters = InitialParameters(job.layout.element_count());
-  const auto security = LoadTransportSecurity(SecurityFlags());
+  const auto security =
+      LoadTransportSecurity({.job_secret = absl::GetFlag(FLAGS_job_secret), .tls = absl::GetFlag(FLAGS_tls)});
   if (!security.ok()) return security.status();
   const auto made = CreateStarExchange({.addresses = absl::GetFlag(FLAGS_servers), .security = *security});
   CHECK_OK(made);
