@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What it costs to protect a star's connections: star_bench in each way, in turn, and a table of the medians.
+"""Measures the cost of protecting a star's connections: runs star_bench in each way in turn, and prints a table.
 
     bazel build -c opt //bench:star_bench //deploy:launch
     python3 bench/star_security.py --repeats=7
 
-Arrays go through sockets, as between machines: two workers and two servers on loopback. A cell is the median time of an
-exchange, and the processor time that all four processes together spend on one, which a busy machine changes less. The
-site's certificate authority is made with the program openssl.
+Two workers and two servers on loopback exchange arrays through sockets, as between machines. A cell has the median time
+of an exchange, or the processor time that all four processes together spend on one, which depends less on other load.
+The program openssl makes the certificate authority of the site.
 """
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -19,16 +21,16 @@ import tempfile
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
-def run(*argv):
+def run(*argv: str) -> str:
     done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit("%s: %s" % (" ".join(argv), done.stderr))
     return done.stdout
 
 
-def make_site(folder):
-    """A certificate authority, and a certificate by it for 127.0.0.1."""
-    def path(name):
+def make_site(folder: str) -> list[str]:
+    """Makes a certificate authority and its certificate for 127.0.0.1. Returns the flags that name them."""
+    def path(name: str) -> str:
         return os.path.join(folder, name)
     with open(path("names"), "w") as file:
         file.write("subjectAltName=IP:127.0.0.1\n")
@@ -42,8 +44,8 @@ def make_site(folder):
     return ["--tls_ca=" + path("ca"), "--tls_certificate=" + path("certificate"), "--tls_key=" + path("key")]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--bytes", default="4194304,67108864")
     parser.add_argument("--binaries", default=os.path.join(ROOT, "bazel-bin"))
@@ -52,10 +54,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         secret = "--job_secret=" + os.path.join(folder, "secret")
         run(os.path.join(flags.binaries, "deploy/launch"), "--make_secret=" + os.path.join(folder, "secret"))
-        ways = {"plain": [], "token": [secret], "mutual TLS": [secret, "--tls"],
+        ways: dict[str, list[str]] = {"plain": [], "token": [secret], "mutual TLS": [secret, "--tls"],
                 "mutual TLS, a site's own CA": [secret, "--tls", *make_site(folder)]}
-        exchange_ms = {(way, size): [] for way in ways for size in sizes}
-        processor_ms = {(way, size): [] for way in ways for size in sizes}
+        exchange_ms: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in sizes}
+        processor_ms: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in sizes}
         for _ in range(flags.repeats):
             for way, more in ways.items():
                 text = run(os.path.join(flags.binaries, "bench/star_bench"), "--shared_memory=false",
@@ -71,8 +73,8 @@ def main():
         print("| %s | %s |" % (way, " | ".join(cells)))
 
 
-def _cell(values, way, size):
-    """Median, spread, and how many times that of plain connections."""
+def _cell(values: dict[tuple[str, int], list[float]], way: str, size: int) -> str:
+    """The median, the spread, and the ratio to plain connections."""
     median = statistics.median(values[way, size])
     spread = (max(values[way, size]) - min(values[way, size])) / median
     return "%.1f (%.0f %%), %.2f" % (median, 100 * spread, median / statistics.median(values["plain", size]))

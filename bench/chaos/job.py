@@ -1,4 +1,6 @@
-"""One job under `deploy/launch --restarts`, its live numbers, and the events of a schedule done to it."""
+"""Runs one job under `deploy/launch --restarts`, reads its live numbers, and applies the events of a schedule to it."""
+
+from __future__ import annotations
 
 import collections
 import dataclasses
@@ -14,36 +16,42 @@ import threading
 import time
 import urllib.request
 import uuid
+from collections.abc import Callable
+from typing import IO
 
 from bench.chaos import processes
 from bench.chaos.proxy import Proxy, cut_some
+from bench.chaos.schedule import Event, Setup
 
-# Between two looks at a job: what a time to the next step is exact to.
+# The time between two looks at a job, and so the precision of a time to the next step.
 TICK_S = 0.01
-# For every process of a job to be gone once its launcher is: Open MPI's own daemons need a few seconds.
+# How long processes may outlive their launcher: Open MPI's own daemons need a few seconds to end.
 LEFT_SECONDS_MAX = 20.0
-# A schedule ends where so much of the job is done: an event needs a next step to be measured by.
+# A schedule ends when this part of the job is done, because each event is measured by the next step.
 LAST_EVENT_FRACTION = 0.85
 RESTARTS = 1000
 KEPT_LINES = 400
+
+Position = tuple[int, int]  # an attempt's number, and the newest step that it made; -1 before its first step
 
 NO_PROCESS = processes.Process(pid=0, started="", role="proxy", number=0)
 
 
 class JobFailed(Exception):
-    """The job did what no job may do. `outcome` is one of Outcome.FAILURES."""
+    """The job failed. `outcome` is one of Outcome.FAILURES."""
 
-    def __init__(self, outcome, text):
+    def __init__(self, outcome: str, text: str) -> None:
         super().__init__(text)
         self.outcome = outcome
 
 
 class Outcome:
+    """How a job ended."""
     OK = "ok"
     WRONG_DIGEST = "wrong digest"
     HANG = "hang"
     ERROR = "error"  # it ended with another exit code than 0
-    LEFT_BEHIND = "left behind"  # processes that outlive the launcher
+    LEFT_BEHIND = "left behind"  # processes outlived the launcher
     FAILURES = (WRONG_DIGEST, HANG, ERROR, LEFT_BEHIND)
 
 
@@ -51,64 +59,69 @@ class Outcome:
 class JobPlan:
     """How a job is started. Everything that decides the digest is in `worker_flags`."""
     launch: str
-    setup: object  # schedule.Setup
-    worker_flags: tuple
+    setup: Setup
+    worker_flags: tuple[str, ...]
     steps: int
-    limit_s: float  # the whole job
+    limit_s: float  # for the whole job
     event_limit_s: float  # from the end of an event to the next step
 
 
 @dataclasses.dataclass
 class Done:
     """An event that took place."""
-    event: object  # schedule.Event
-    at_s: float  # since the job was started
+    event: Event
+    at_s: float  # since the start of the job
     wall: float  # seconds since 1970
     begin: float  # on the monotonic clock
-    victim_pid: int  # 0: connections
+    victim_pid: int  # 0: the victims were connections
     start: int  # how often all processes had been started
-    attempt: int  # how often rank 0 had said where its numbers are
+    attempt: int  # how often rank 0 had printed the address of its numbers
     step_before: int
-    after: tuple = None  # attempt and step at the end of the event
-    next_step_s: float = None  # from the event's begin; None: the job ended first
+    after: Position | None = None  # at the end of the event
+    next_step_s: float | None = None  # since the event's begin; None: the job ended first
     restarted: bool = False
 
 
-def _is_next(now, before):
-    """Whether a step began after `before` was seen, both an attempt and a step. One may have been under way."""
+def _is_next(now: Position, before: Position) -> bool:
+    """Whether a step began after `before` was seen. The very next step does not count: it may have begun earlier."""
     return now[0] > before[0] or before[1] < 0 or now[1] >= before[1] + 2
 
 
 class Job:
-    """One job, from `start` to `finish`. Used as a context manager, it leaves no process and no folder."""
+    """One job, from its start to its end. As a context manager, it leaves no process and no folder behind."""
 
-    def __init__(self, plan, say):
+    def __init__(self, plan: JobPlan, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._say = say
         self._mark = uuid.uuid4().hex
         self._folder = tempfile.mkdtemp(prefix="chaos.")
-        self._launcher = None
-        self._readers = []
-        self._lines = collections.deque(maxlen=KEPT_LINES)
-        self._attempts = []  # the address of rank 0's numbers, of every attempt that came so far
+        self._launcher_process: subprocess.Popen[str] | None = None
+        self._readers: list[threading.Thread] = []
+        self._lines: collections.deque[str] = collections.deque(maxlen=KEPT_LINES)
+        self._attempts: list[str] = []  # the address of rank 0's numbers in each attempt so far
         self._start_count = 0  # how often the launcher has started all processes
-        self._starts_seen = 0  # of these, when the last event took place
+        self._starts_seen = 0  # the value of _start_count when the last event took place
         self._begin = time.monotonic()
         self._proxies = [Proxy() for _ in range(plan.setup.servers)] if plan.setup.topology == "star" else []
 
-    def __enter__(self):
+    def __enter__(self) -> Job:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._end()
 
     @property
-    def output(self):
-        """The newest lines that the launcher printed."""
+    def _launcher(self) -> subprocess.Popen[str]:
+        assert self._launcher_process is not None, "start() comes first"
+        return self._launcher_process
+
+    @property
+    def output(self) -> str:
+        """The newest lines of the launcher's output."""
         return "\n".join(list(self._lines))
 
-    def start(self):
-        """Starts the launcher; once more after it was killed."""
+    def start(self) -> None:
+        """Starts the launcher, also again after it was killed."""
         setup = self._plan.setup
         command = [self._plan.launch, "--sync=" + setup.topology, "--workers=%d" % setup.workers,
                    "--restarts=%d" % RESTARTS, "--metrics_port=0"]
@@ -121,19 +134,19 @@ class Job:
                     "--exchange_deadline_s=%d" % setup.exchange_deadline_s,
                     "--join_deadline_s=%d" % setup.join_deadline_s]
         environment = dict(os.environ, TMPDIR=self._folder, **{processes.MARK: self._mark})
-        self._launcher = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                          stderr=subprocess.STDOUT, text=True, errors="replace",
-                                          start_new_session=True)
+        self._launcher_process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True)
         self._start_count += 1
         reader = threading.Thread(target=self._read, args=(self._launcher.stdout,), daemon=True)
         reader.start()
         self._readers.append(reader)
 
     @property
-    def _record(self):
+    def _record(self) -> str:
         return os.path.join(self._folder, "record.json")
 
-    def _read(self, stream):
+    def _read(self, stream: IO[str]) -> None:
         for line in stream:
             line = line.rstrip("\n")
             self._lines.append("%8.3f %s" % (time.monotonic() - self._begin, line))
@@ -147,8 +160,8 @@ class Job:
                 self._attempts.append(found[1])
         stream.close()
 
-    def _position(self):
-        """The newest attempt's number and the newest step of the run that it made; step -1 before its first."""
+    def _position(self) -> Position:
+        """The job's position, from rank 0's metrics."""
         attempt = len(self._attempts)
         if attempt == 0:
             return 0, -1
@@ -162,18 +175,19 @@ class Job:
             return attempt, -1
         return attempt, int(float(values["starring_step"]))
 
-    def _check(self, since, limit_s, what):
+    def _check(self, since: float, limit_s: float, what: str) -> None:
         now = time.monotonic()
         if now - since > limit_s:
             raise JobFailed(Outcome.HANG, "%s after %.0f s" % (what, limit_s))
         if now - self._begin > self._plan.limit_s:
             raise JobFailed(Outcome.HANG, "the job has not ended after %.0f s: %s" % (self._plan.limit_s, what))
 
-    def run(self, events, on_event, until=None):
-        """Does the events one after the other, and returns the digest of the job's end. Of each, `on_event` gets a
-        Done once it is known when the job went on. `until`: the time at which to do no more of them."""
+    def run(self, events: list[Event], on_event: Callable[[Done], None], until: float | None = None) -> str:
+        """Applies the events one after the other and returns the digest at the job's end.
+
+        `on_event` gets a Done for each event, once the job's next step is known. No event begins after `until`."""
         self.start()
-        pending = []
+        pending: list[Done] = []
         try:
             self._do_all(events, pending, on_event, until)
         except JobFailed:
@@ -182,17 +196,21 @@ class Job:
             raise
         return self._finish()
 
-    def _do_all(self, events, pending, on_event, until):
-        """`pending`: events that took place since a step was seen."""
-        base, restart_needed = (0, -1), True
+    def _do_all(self, events: list[Event], pending: list[Done], on_event: Callable[[Done], None],
+                until: float | None) -> None:
+        """`pending` gets the events that took place since a step was seen."""
+        base: Position | None = (0, -1)
+        restart_needed = True
         for event in events:
             if not event.at_start:
+                assert base is not None  # else the loop has ended below
                 base = self._recover(base, restart_needed, pending, on_event)
                 restart_needed = False
                 if base is None or base[1] >= LAST_EVENT_FRACTION * self._plan.steps:
                     break
             if until is not None and time.monotonic() > until:
                 break
+            assert base is not None
             done = self._do(event, base)
             if done is None:
                 continue
@@ -202,11 +220,13 @@ class Job:
                 base = (done.attempt, done.step_before)
         self._recover(base or (0, -1), restart_needed, pending, on_event)
 
-    def _recover(self, base, restart_needed, pending, on_event):
-        """Waits for a step that began after `base` was seen and the pending events were over, and tells them of it.
-        Returns where the job is, None if it has ended."""
+    def _recover(self, base: Position, restart_needed: bool, pending: list[Done],
+                 on_event: Callable[[Done], None]) -> Position | None:
+        """Waits for a step that began after `base` was seen and after the pending events, and reports it to on_event.
+
+        Returns the job's position; None if the job has ended."""
         since = time.monotonic()
-        now = None
+        now: Position | None = None
         floor = max([done.after for done in pending if done.after], default=(0, -1))
         while self._launcher.poll() is None:
             now = self._position()
@@ -224,9 +244,10 @@ class Job:
         pending.clear()
         return now
 
-    def _find(self, event, start_count):
-        """The process that an event is about, once it is there; of a start after `start_count`. None if the job ended
-        before. For connections, a process that is none."""
+    def _find(self, event: Event, start_count: int) -> processes.Process | None:
+        """Waits for the event's victim, a process of a start after `start_count`; None if the job ends first.
+
+        NO_PROCESS if the victims are connections."""
         since = time.monotonic()
         while True:
             ended = self._launcher.poll() is not None
@@ -241,8 +262,8 @@ class Job:
             self._check(since, self._plan.event_limit_s, "no %s %d" % (event.role, event.number))
             time.sleep(TICK_S)
 
-    def _do(self, event, base):
-        """The event, done; None if its victim ended before."""
+    def _do(self, event: Event, base: Position) -> Done | None:
+        """Applies the event; None if its victim ended before."""
         victim = self._find(event, self._starts_seen if event.at_start else 0)
         if victim is None:
             return None
@@ -265,21 +286,21 @@ class Job:
             self._launcher.wait(timeout=LEFT_SECONDS_MAX)
             self._await_nothing_left()
             self.start()
-        if event.kind != "kill":  # what was made before the event began to tell is no next step
+        if event.kind != "kill":  # steps that ended while the event lasted are no next steps
             done.after = max((attempt, step), self._position())
         self._say("%8.2f s  step %6d  %s" % (done.at_s, step, event))
         return done
 
-    def _disturb(self, event):
+    def _disturb(self, event: Event) -> None:
         proxy = self._proxies[event.number]
         if event.kind == "cut":
-            cut_some(proxy, event.delay_s)
+            cut_some(proxy, event.delay_s)  # a random number that the schedule has drawn: a seed
             return
         (proxy.shut if event.kind.startswith("shut") else proxy.freeze)()
         time.sleep(event.duration_s)
         proxy.open()
 
-    def _await_nothing_left(self):
+    def _await_nothing_left(self) -> None:
         since = time.monotonic()
         while left := processes.find(self._mark):
             if time.monotonic() - since > LEFT_SECONDS_MAX:
@@ -287,7 +308,7 @@ class Job:
                                 (LEFT_SECONDS_MAX, ", ".join("%s %d (%d)" % (p.role, p.number, p.pid) for p in left)))
             time.sleep(TICK_S)
 
-    def _finish(self):
+    def _finish(self) -> str:
         since = time.monotonic()
         while self._launcher.poll() is None:
             self._check(since, self._plan.limit_s, "no end")
@@ -300,11 +321,11 @@ class Job:
         with open(self._record) as file:
             return json.load(file)["parameter_sha256"]
 
-    def _end(self):
+    def _end(self) -> None:
         processes.kill_all(self._mark)
-        if self._launcher is not None:
-            self._launcher.wait()
-        processes.kill_all(self._mark)  # what the launcher may have started meanwhile
+        if self._launcher_process is not None:
+            self._launcher_process.wait()
+        processes.kill_all(self._mark)  # the launcher may have started further processes meanwhile
         for proxy in self._proxies:
             proxy.close()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,10 +1,12 @@
-"""bench/chaos: kills and stops processes of a job and cuts its connections; the digest must stay that of a quiet run.
+"""Kills and stops processes of a job and cuts its connections; the digest must stay that of an undisturbed job.
 
   bazel run //bench:chaos -- --events=150 --log=$PWD/chaos.jsonl             starts a log
-  bazel run //bench:chaos -- --events=150 --log=$PWD/chaos.jsonl --continue  goes on with it until so many are in it
+  bazel run //bench:chaos -- --events=150 --log=$PWD/chaos.jsonl --continue  continues it until it has 150 events
 
-Exit code 0: every job ended with the right digest, in time, and left no process.
+Exit code 0: every job ended in time with the right digest and left no process behind.
 """
+
+from __future__ import annotations
 
 import argparse
 import os
@@ -14,11 +16,11 @@ import sys
 import tempfile
 import time
 
-from bench.chaos.job import Job, JobFailed, JobPlan, Outcome
+from bench.chaos.job import Done, Job, JobFailed, JobPlan, Outcome
 from bench.chaos.log import Log, summary
-from bench.chaos.schedule import Setup, job_seed, make_schedule
+from bench.chaos.schedule import Event, Setup, job_seed, make_schedule
 
-# Steps of a job, enough for some ten events: a step takes 0.1 to 1 ms, so that a restart is what takes time here.
+# Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, so most of the time goes into restarts.
 STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000}
 MODELS = ("logreg", "lenet5")
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_train_count=1024", "--synthetic_test_count=64", "--global_batch=32",
@@ -27,41 +29,41 @@ STEPS_PER_EPOCH = 32
 EVENTS_PER_JOB_MAX = 60
 
 
-def parse(arguments):
+def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--topologies", default="star,ring", help="star, ring or both (default: %(default)s)")
     parser.add_argument("--events", type=int, default=150, help="events of each topology (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=None, help="end after so long, with fewer events")
-    parser.add_argument("--seed", type=int, default=1, help="of all schedules (default: %(default)s)")
-    parser.add_argument("--job", type=int, default=None, help="do this job of the seed only: to repeat a failure")
+    parser.add_argument("--seconds", type=float, default=None, help="end after this time, with fewer events")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all schedules (default: %(default)s)")
+    parser.add_argument("--job", type=int, default=None, help="run only this job of the seed, to repeat a failure")
     parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
-    parser.add_argument("--servers", type=int, default=2, help="of a star (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=0, help="of a job; 0: as many as ten events take")
+    parser.add_argument("--servers", type=int, default=2, help="servers of a star (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=0, help="steps of a job; 0: enough for ten events")
     parser.add_argument("--checkpoint_every_steps", type=int, default=100, help="(default: %(default)s)")
     parser.add_argument("--exchange_deadline_s", type=int, default=2, help="(default: %(default)s)")
     parser.add_argument("--join_deadline_s", type=int, default=4, help="(default: %(default)s)")
     parser.add_argument("--job_limit_s", type=float, default=600, help="a longer job hangs (default: %(default)s)")
     parser.add_argument("--event_limit_s", type=float, default=60,
-                        help="a job without a step for so long after an event hangs (default: %(default)s)")
-    parser.add_argument("--log", default=None, help="file to append events and jobs to; without it none is kept")
-    parser.add_argument("--continue", dest="goes_on", action="store_true", help="go on with the --log that is there")
-    parser.add_argument("--outputs", default=None, help="folder for what the newest lines of each job were")
+                        help="a job that makes no step for so long after an event hangs (default: %(default)s)")
+    parser.add_argument("--log", default=None, help="file to append events and jobs to; default: no log is kept")
+    parser.add_argument("--continue", dest="goes_on", action="store_true", help="continue an existing --log")
+    parser.add_argument("--outputs", default=None, help="folder for the newest lines of each job's output")
     parser.add_argument("--launch", default=None, help="the launcher (default: the one built with this program)")
     options = parser.parse_args(arguments)
     if options.log and os.path.exists(options.log) and not options.goes_on:
-        parser.error("%s exists: add --continue to go on with it, or name another --log" % options.log)
+        parser.error("%s exists: add --continue to continue it, or name another --log" % options.log)
     for topology in options.topologies.split(","):
         if topology not in ("star", "ring"):
-            parser.error("--topologies has %r: it must be of star and ring" % topology)
+            parser.error("--topologies has %r: it can be star, ring or star,ring" % topology)
     return options
 
 
-def say(text):
+def say(text: str) -> None:
     print(text, flush=True)
 
 
-def find_launcher():
-    """Bazel's runfiles, or the build next to a source tree."""
+def find_launcher() -> str:
+    """The launcher in Bazel's runfiles, or in bazel-bin of a source tree."""
     here = os.path.dirname(os.path.abspath(__file__))
     for root in (os.getcwd(), os.path.join(here, "../.."), os.path.join(here, "../../bazel-bin")):
         path = os.path.join(root, "deploy/launch")
@@ -73,18 +75,18 @@ def find_launcher():
 class Chaos:
     """Runs jobs until there are enough events."""
 
-    def __init__(self, options):
+    def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._launch = os.path.abspath(options.launch) if options.launch else find_launcher()
         self._folder = tempfile.TemporaryDirectory(prefix="chaos.log.")
         self._log = Log(options.log or os.path.join(self._folder.name, "log"))
         self._until = time.monotonic() + options.seconds if options.seconds else None
-        self._digests = {}
+        self._digests: dict[tuple[str, str], str] = {}
         self.failures = 0
 
-    def run(self):
+    def run(self) -> None:
         options = self._options
-        self._log.add("run", wall=time.time(), machine="%s, %d cores" % (platform.platform(), os.cpu_count()),
+        self._log.add("run", wall=time.time(), machine="%s, %d cores" % (platform.platform(), os.cpu_count() or 0),
                       command=sys.argv[1:])
         topologies = options.topologies.split(",")
         if options.job is not None:
@@ -99,15 +101,15 @@ class Chaos:
         say("")
         say(summary(self._log))
 
-    def _missing(self, topology):
+    def _missing(self, topology: str) -> int:
         return self._options.events - len(self._log.of("event", topology=topology))
 
-    def _over(self, topologies):
+    def _over(self, topologies: list[str]) -> bool:
         if self._until is not None and time.monotonic() > self._until:
             return True
         return all(self._missing(topology) <= 0 for topology in topologies)
 
-    def _worker_flags(self, topology, job):
+    def _worker_flags(self, topology: str, job: int) -> tuple[int, tuple[str, ...]]:
         options = self._options
         model = MODELS[job // 4 % 2]
         steps = options.steps or STEPS[topology, model]
@@ -116,7 +118,7 @@ class Chaos:
                        "--epochs=%d" % -(-steps // STEPS_PER_EPOCH), "--max_steps=%d" % steps,
                        "--checkpoint_every_steps=%d" % options.checkpoint_every_steps)
 
-    def _plan(self, topology, job):
+    def _plan(self, topology: str, job: int) -> JobPlan:
         options = self._options
         setup = Setup(topology=topology, workers=options.workers, servers=options.servers,
                       exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s)
@@ -124,9 +126,9 @@ class Chaos:
         return JobPlan(launch=self._launch, setup=setup, worker_flags=flags, steps=steps,
                        limit_s=options.job_limit_s, event_limit_s=options.event_limit_s)
 
-    def _digest(self, plan):
-        """Of the undisturbed job. The model decides it; topology, servers and transport do not, which is tested
-        elsewhere, so one run a model and topology will do."""
+    def _digest(self, plan: JobPlan) -> str:
+        """The digest of the undisturbed job. It depends on the model alone; that topology, servers and transport do not
+        change it is tested elsewhere. One run per model and topology also shows that the undisturbed job works."""
         key = (plan.setup.topology, plan.worker_flags[0])
         if key not in self._digests:
             begin = time.monotonic()
@@ -139,7 +141,7 @@ class Chaos:
                 *key, self._digests[key][:12], plan.steps, time.monotonic() - begin))
         return self._digests[key]
 
-    def _job(self, topology, number):
+    def _job(self, topology: str, number: int) -> None:
         options = self._options
         plan = self._plan(topology, number)
         expected = self._digest(plan)
@@ -148,7 +150,7 @@ class Chaos:
         say("job %d, %s, seed %d, %s" % (number, topology, options.seed, " ".join(plan.worker_flags[:2])))
         began, count = time.time(), 0
 
-        def on_event(done):
+        def on_event(done: Done) -> None:
             nonlocal count
             count += 1
             self._log.add("event", topology=topology, seed=options.seed, job=number, kind=done.event.kind,
@@ -177,7 +179,7 @@ class Chaos:
             self.failures += 1
             self._explain(number, events[:count + 1], text, output)
 
-    def _explain(self, number, events, text, output):
+    def _explain(self, number: int, events: list[Event], text: str, output: str) -> None:
         say("chaos: job %d failed: %s" % (number, text))
         say("\n".join("  | " + line for line in output.splitlines()))
         say("its schedule:\n" + "\n".join("  %s" % event for event in events))
@@ -185,9 +187,9 @@ class Chaos:
         say("repeat it: bench/chaos %s --job=%d" % (" ".join(arguments), number))
 
 
-def main(arguments):
+def main(arguments: list[str]) -> int:
     options = parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of Job.__exit__, which leaves no process behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit runs Job.__exit__, which ends all processes
     chaos = Chaos(options)
     chaos.run()
     return 1 if chaos.failures else 0

@@ -1,4 +1,6 @@
-"""The processes of one job, found by a variable in their environment, which children inherit however they start."""
+"""Finds the processes of one job by a variable in their environment, which all children inherit."""
+
+from __future__ import annotations
 
 import dataclasses
 import os
@@ -9,24 +11,25 @@ MARK = "STARRING_CHAOS_JOB"
 
 @dataclasses.dataclass(frozen=True)
 class Process:
+    """A process of a job."""
     pid: int
-    started: str  # in clock ticks since the machine started: tells it from a later process with its number
+    started: str  # in clock ticks since boot; it tells the process from a later one with the same id
     role: str  # worker, server, mpirun, launch or other
     number: int  # rank or shard
 
 
-def _read(path):
+def _read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
 
-def _stat(pid):
-    """State and start time."""
+def _stat(pid: int) -> tuple[str, str]:
+    """The process's state and start time."""
     fields = _read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
     return fields[0].decode(), fields[19].decode()
 
 
-def _describe(pid, environment, command):
+def _describe(pid: int, environment: dict[bytes, bytes], command: list[bytes]) -> Process:
     program = os.path.basename(command[0]).decode(errors="replace") if command else ""
     role = program if program in ("worker", "server", "mpirun", "launch") else "other"
     number = 0
@@ -39,14 +42,14 @@ def _describe(pid, environment, command):
     return Process(pid=pid, started=_stat(pid)[1], role=role, number=number)
 
 
-def _number(command, flag, default):
+def _number(command: list[bytes], flag: bytes, default: bytes) -> int:
     for word in command:
         if word.startswith(flag):
             return int(word[len(flag):])
     return int(default)
 
 
-def find(mark):
+def find(mark: str) -> list[Process]:
     """All processes of the job `mark` that have not ended."""
     wanted = ("%s=%s" % (MARK, mark)).encode()
     found = []
@@ -61,12 +64,12 @@ def find(mark):
             command = _read("/proc/%s/cmdline" % name).split(b"\0")
             found.append(_describe(int(name), environment, command))
         except (OSError, IndexError, ValueError):
-            continue  # it ended meanwhile, or belongs to somebody else
+            continue  # it ended meanwhile, or belongs to another user
     return found
 
 
-def send(process, number):
-    """Whether the process was still there to be sent the signal."""
+def send(process: Process, number: int) -> bool:
+    """Sends a signal. Returns whether the process still existed."""
     try:
         if _stat(process.pid)[1] != process.started:
             return False
@@ -76,6 +79,6 @@ def send(process, number):
         return False
 
 
-def kill_all(mark):
+def kill_all(mark: str) -> None:
     for process in find(mark):
         send(process, signal.SIGKILL)

@@ -1,50 +1,52 @@
-"""A TCP proxy on loopback whose connections can be cut, refused or frozen: the network between workers and a server."""
+"""A TCP proxy on loopback that acts as a bad network: it can cut, refuse or freeze connections."""
+
+from __future__ import annotations
 
 import random
 import socket
 import struct
 import threading
 
-# For a server to say where it listens, before a connection that came earlier is given up.
+# How long a connection waits until the server's address is known.
 TARGET_SECONDS_MAX = 10.0
 CHUNK_BYTES = 1 << 18
 
 
-def _reset(sock):
-    """Ends a connection as a broken network does: what is on its way is lost."""
+def _reset(sock: socket.socket) -> None:
+    """Ends a connection as a broken network does: bytes on their way are lost."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.shutdown(socket.SHUT_RDWR)  # wakes the threads that read and write it
+        sock.shutdown(socket.SHUT_RDWR)  # wakes the threads that read or write the socket
     except OSError:
         pass
 
 
 class Proxy:
-    """Forwards what connects to `address` to the target that was set last.
+    """Forwards each connection to `address` to the target that was set last.
 
     Thread safety: any thread may call any method.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
         self._changed = threading.Condition()
-        self._target = None  # host and port; None: not known yet
+        self._target: tuple[str, int] | None = None  # None: not known yet
         self._shut = False
         self._flows = threading.Event()
         self._flows.set()
-        self._pairs = []  # of sockets that are connected to each other
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []  # each connected to each other
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def set_target(self, address):
-        """`address` is host:port, or None while the server is not there."""
+    def set_target(self, address: str | None) -> None:
+        """`address` is host:port, or None while the server does not run."""
         host, _, port = (address or "").rpartition(":")
         with self._changed:
             self._target = (host, int(port)) if address else None
             self._changed.notify_all()
 
-    def cut(self, rng=None):
-        """Resets every connection, or with `rng` one; returns how many."""
+    def cut(self, rng: random.Random | None = None) -> int:
+        """Resets all connections, or with `rng` a random one. Returns how many."""
         with self._changed:
             pairs = list(self._pairs)
         if rng is not None and pairs:
@@ -54,26 +56,26 @@ class Proxy:
                 _reset(sock)
         return len(pairs)
 
-    def shut(self):
-        """Resets what is connected, and whatever connects from now on."""
+    def shut(self) -> None:
+        """Resets all present and future connections."""
         self._shut = True
         self.cut()
 
-    def freeze(self):
-        """Passes nothing on and closes nothing, as a machine without power does."""
+    def freeze(self) -> None:
+        """Stops forwarding without closing connections, like a machine that lost power."""
         self._flows.clear()
 
-    def open(self):
+    def open(self) -> None:
         """Undoes `shut` and `freeze`."""
         self._shut = False
         self._flows.set()
 
-    def close(self):
+    def close(self) -> None:
         self._listener.close()
         self._flows.set()
         self.cut()
 
-    def _accept(self):
+    def _accept(self) -> None:
         while True:
             try:
                 client, _ = self._listener.accept()
@@ -81,7 +83,7 @@ class Proxy:
                 return
             threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
-    def _connect(self, client):
+    def _connect(self, client: socket.socket) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._target is not None, TARGET_SECONDS_MAX)
             target = self._target
@@ -108,7 +110,7 @@ class Proxy:
         for sock in pair:
             sock.close()
 
-    def _forward(self, source, sink):
+    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         try:
             while True:
                 data = source.recv(CHUNK_BYTES)
@@ -122,7 +124,7 @@ class Proxy:
             _reset(sock)
 
 
-def cut_some(proxy, seed):
-    """Cuts one connection or all of them, as `seed` says."""
+def cut_some(proxy: Proxy, seed: float) -> int:
+    """Cuts one connection or all of them, chosen by `seed`."""
     rng = random.Random(seed)
     return proxy.cut(rng if rng.random() < 0.5 else None)

@@ -1,38 +1,41 @@
-"""Which process is hit when, and how: a list of events that follows from a seed alone.
+"""Makes a schedule: a list of events, each a process and what is done to it. It depends on a seed alone.
 
-An event waits until the job has recovered from the one before, then `delay_s` more. Durations lie on both sides of each
-deadline of the job: a stop that is shorter must change nothing, a stop that is longer must end in a restart.
+An event waits until the job has recovered from the previous one, and then `delay_s` more. Durations are shorter or
+longer than the job's deadlines: a shorter stop must change nothing, a longer one must cause a restart.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import random
 
-# How often each kind of event is drawn, per topology. Connections of a ring are MPI's own: nothing can cut them.
+# Weights of the kinds of events. The connections of a ring are internal to MPI, so no proxy can cut them.
 KINDS = {
     "star": {"kill": 8, "stop-short": 6, "stop-long": 5, "cut": 5, "shut-short": 2, "shut-long": 1, "freeze-short": 2,
              "freeze-long": 1},
     "ring": {"kill": 8, "stop-short": 7, "stop-long": 5},
 }
 
-# A wait goes on so long after its deadline, for others to name the culprit: a worker for the server, a ring's sum
-# for rank 0.
+# A wait lasts this much longer than its deadline, so that another process can name the culprit: a worker waits for the
+# server's message, a ring's rank for rank 0's.
 VERDICT_GRACE_S = 2.0
-# A lane that was refused dials again after a pause of up to this (lane.cc), so it needs so much more than the outage.
+# A lane whose connection was refused pauses up to this long before it dials again (lane.cc). So its outage is longer
+# than the network's by this.
 REDIAL_PAUSE_S = 1.0
 
-# Fractions of the deadline. Nothing is drawn near 1, where either outcome is right and neither is tested.
+# Fractions of the deadline. None is near 1, where both outcomes are right and the event would test nothing.
 SHORT = (0.02, 0.75)
 LONG = (1.25, 1.75)
 
-# The share of kills after which the next event meets the job while it starts again, before its first step.
+# The fraction of kills that are followed by an event during the restart, before the first step.
 AT_START = 0.3
-# The share of kills and short stops that hit the launcher itself, or mpirun.
+# The fraction of kills and short stops whose victim is the launcher or mpirun.
 SUPERVISOR = 0.12
 
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a schedule needs to know about a job."""
+    """The facts of a job on which a schedule depends."""
     topology: str
     workers: int
     servers: int
@@ -42,30 +45,30 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """One thing that is done to one process, or to the connections of one server."""
+    """One action on one process, or on the connections of one server."""
     kind: str  # a key of KINDS
-    at_start: bool  # as soon as the processes of a new attempt are there; else while steps are being made
+    at_start: bool  # when the processes of a new attempt have started; else while the job makes steps
     delay_s: float
-    role: str  # worker, server, mpirun, launch, or proxy: the connections of server `number`
+    role: str  # worker, server, mpirun, launch; or proxy, which means the connections of server `number`
     number: int
-    duration_s: float  # of a stop, shut or freeze
+    duration_s: float  # how long a stop, shut or freeze lasts
 
-    def __str__(self):
+    def __str__(self) -> str:
         text = "%s %s%s" % (self.kind, self.role, "" if self.role in ("mpirun", "launch") else " %d" % self.number)
         if self.duration_s > 0:
             text += " for %.2f s" % self.duration_s
         return text + (" at the start" if self.at_start else "") + " after %.2f s" % self.delay_s
 
 
-def job_seed(seed, job):
-    """The seed of job number `job`, of which a failing job can be repeated alone."""
+def job_seed(seed: int, job: int) -> int:
+    """The seed of job number `job`. Each job has its own, so that a failing job can be repeated alone."""
     return seed * 1_000_003 + job
 
 
-def make_schedule(seed, setup, count):
+def make_schedule(seed: int, setup: Setup, count: int) -> list[Event]:
     """`count` events; equal for equal arguments."""
     rng = random.Random(seed)
-    events = []
+    events: list[Event] = []
     for _ in range(count):
         at_start = bool(events) and events[-1].kind == "kill" and rng.random() < AT_START
         if not events:
@@ -74,7 +77,7 @@ def make_schedule(seed, setup, count):
     return events
 
 
-def _draw(rng, setup, at_start):
+def _draw(rng: random.Random, setup: Setup, at_start: bool) -> Event:
     kinds = KINDS[setup.topology]
     kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
     deadline_s = setup.join_deadline_s if at_start else setup.exchange_deadline_s
@@ -88,11 +91,11 @@ def _draw(rng, setup, at_start):
     return Event(kind=kind, at_start=at_start, delay_s=delay_s, role=role, number=number, duration_s=duration_s)
 
 
-def _victim(rng, setup, kind):
+def _victim(rng: random.Random, setup: Setup, kind: str) -> tuple[str, int]:
     star = setup.topology == "star"
     if not kind.startswith(("kill", "stop")):
         return "proxy", rng.randrange(setup.servers)
-    if kind != "stop-long" and rng.random() < SUPERVISOR:  # a stopped supervisor has no deadline to miss
+    if kind != "stop-long" and rng.random() < SUPERVISOR:  # a supervisor has no deadline that a long stop could exceed
         return ("launch" if star else rng.choice(["launch", "mpirun"])), 0
     if star and rng.random() < 0.5:
         return "server", rng.randrange(setup.servers)

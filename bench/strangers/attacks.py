@@ -1,7 +1,9 @@
-"""What a stranger tries. Each attack goes on until `end` (on the monotonic clock) and counts what it did.
+"""The stranger's attacks. Each one lasts until `end` (on the monotonic clock) and counts its actions.
 
-All of it stays on loopback, and holds at most `Attack.connections` connections.
+All of them stay on loopback and hold at most `Attack.connections` connections.
 """
+
+from __future__ import annotations
 
 import collections
 import dataclasses
@@ -11,6 +13,7 @@ import signal
 import socket
 import time
 import zlib
+from collections.abc import Callable
 
 from bench.strangers import http2
 from bench.strangers.http2 import Connection, fields, frame, message
@@ -19,12 +22,12 @@ from bench.strangers.http2 import Connection, fields, frame, message
 HELLO, INITIAL_PARAMETERS, GRADIENT, FETCH_STATE, SUM, FINISH, ABORT, SHARE = 1, 2, 5, 6, 7, 8, 9, 10
 
 BOMB_BYTES = 256 << 20
-PACKED_BOMBS = {}  # by encoding; see prepare
+PACKED_BOMBS: dict[str, bytes] = {}  # by encoding; prepare() fills it
 PARALLEL = 32
 
 
-def prepare():
-    """Packs the bombs, which takes seconds: before any attack is timed."""
+def prepare() -> None:
+    """Packs the bombs. That takes seconds, so it happens before any attack is timed."""
     for encoding, bits in (("gzip", 31), ("deflate", 15)):
         packer = zlib.compressobj(6, zlib.DEFLATED, bits)
         block = bytes(1 << 20)
@@ -33,19 +36,19 @@ def prepare():
 
 @dataclasses.dataclass
 class Attack:
+    """The state of one attack."""
     address: str
     end: float
     connections: int
     rng: random.Random
-    counts: collections.Counter = dataclasses.field(default_factory=collections.Counter)
-
+    counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     stopped: bool = False
 
-    def going(self):
+    def going(self) -> bool:
         return not self.stopped and time.monotonic() < self.end
 
-    def connect(self, preface=True):
-        """None if the server would not have it."""
+    def connect(self, preface: bool = True) -> Connection | None:
+        """A new connection; None if the server refuses it."""
         try:
             connection = Connection(self.address, preface)
         except OSError:
@@ -55,23 +58,23 @@ class Attack:
         self.counts["connections"] += 1
         return connection
 
-    def done_with(self, connection):
+    def done_with(self, connection: Connection) -> None:
         connection.read(0)
         self.counts["answers"] += connection.answers
         self.counts["bytes"] += connection.sent_bytes
         self.counts["cut by the server"] += not connection.open
         connection.close()
 
-    def each_connection(self, use, preface=True):
-        """`use(connection)` again and again, each on a connection of its own."""
+    def each_connection(self, use: Callable[[Connection], None], preface: bool = True) -> None:
+        """Calls `use(connection)` again and again, each time with a new connection."""
         while self.going():
             if connection := self.connect(preface):
                 use(connection)
                 self.done_with(connection)
 
 
-def agreement(rng):
-    """A JobAgreement, plausible or not; the big ones ask for terabytes."""
+def agreement(rng: random.Random) -> bytes:
+    """A JobAgreement, plausible or not. Some ask for terabytes of parameters."""
     if rng.random() < 0.2:
         return rng.randbytes(rng.randrange(2000))
     return fields((1, rng.choice([1, 2, 2, 2, 1024, -1])), (2, rng.randbytes(16).hex().encode()),
@@ -79,16 +82,16 @@ def agreement(rng):
                   (6, fields((1, rng.choice([0, 1])))))
 
 
-def join_request(rng):
+def join_request(rng: random.Random) -> bytes:
     return fields((1, rng.choice([b"", b"run", b"\x1b[2J\n\r" * 8000])), (2, rng.choice([0, 1, 2, -1, 1 << 30])),
                   (3, ("fixed64", rng.getrandbits(64))), (4, rng.choice([0, 0, 0, 5])), (5, rng.choice([1, 1, 2])),
                   (6, agreement(rng)), (7, rng.choice([100, 60000, (1 << 62)])), (8, rng.choice([100, 60000])),
                   (9, rng.choice([0, 1, 2])), (10, rng.choice([b"", rng.randbytes(32), rng.randbytes(4096)])))
 
 
-def joins(attack):
-    """Joins, of every rank and kind, without the token."""
-    def use(connection):
+def joins(attack: Attack) -> None:
+    """Join requests of every rank and kind, without the token."""
+    def use(connection: Connection) -> None:
         for _ in range(200):
             if not connection.open or not attack.going():
                 break
@@ -97,14 +100,14 @@ def joins(attack):
     attack.each_connection(use)
 
 
-def hello(rng):
+def hello(rng: random.Random) -> bytes:
     return fields((1, HELLO), (5, rng.choice([0, 1, 7])), (6, rng.randrange(16)),
                   (7, ("fixed64", rng.choice([0, 1, rng.getrandbits(64)]))))
 
 
-def hellos(attack):
-    """Lanes with guessed job ids, and what a worker would send next."""
-    def use(connection):
+def hellos(attack: Attack) -> None:
+    """Lanes with guessed job ids, followed by the messages that a worker would send."""
+    def use(connection: Connection) -> None:
         rng = attack.rng
         for _ in range(100):
             if not connection.open or not attack.going():
@@ -121,10 +124,10 @@ def hellos(attack):
     attack.each_connection(use)
 
 
-def big_messages(attack):
-    """Messages that claim 4 GiB, and as much of them as is taken."""
+def big_messages(attack: Attack) -> None:
+    """Messages that claim up to 4 GiB, of which the stranger sends as much as the server accepts."""
     block = bytes(1 << 20)
-    open_ones = []
+    open_ones: list[tuple[Connection, int]] = []
     while attack.going():
         if len(open_ones) < PARALLEL:
             if connection := attack.connect():
@@ -141,9 +144,9 @@ def big_messages(attack):
                 open_ones.remove((connection, stream))
 
 
-def bombs(attack):
-    """Compressed messages, small on the wire and 256 MiB once inflated."""
-    def use(connection):
+def bombs(attack: Attack) -> None:
+    """Compressed messages that are small on the wire and have 256 MiB when inflated."""
+    def use(connection: Connection) -> None:
         for _ in range(4):
             encoding = attack.rng.choice(list(PACKED_BOMBS))
             stream = connection.new_stream(attack.rng.choice(["Join", "Exchange"]), encoding)
@@ -154,8 +157,8 @@ def bombs(attack):
     attack.each_connection(use)
 
 
-def connections(attack):
-    """As many connections as there may be, held open; every second one says that it speaks HTTP/2."""
+def connections(attack: Attack) -> None:
+    """As many open connections as allowed. Every second one begins to speak HTTP/2."""
     held = []
     host, _, port = attack.address.rpartition(":")
     for i in range(attack.connections):
@@ -175,9 +178,9 @@ def connections(attack):
         sock.close()
 
 
-def half_open(attack):
-    """Streams that are opened and then say nothing, headers and messages that do not end."""
-    held = []
+def half_open(attack: Attack) -> None:
+    """Streams that send nothing after their headers, and headers and messages that do not end."""
+    held: list[Connection] = []
     while attack.going():
         held = [connection for connection in held if connection.read(0) or connection.open]
         if len(held) >= 4 * PARALLEL:
@@ -194,7 +197,7 @@ def half_open(attack):
                 connection.new_stream("Exchange")
             attack.counts["streams"] += 1
         if attack.rng.random() < 0.3:
-            connection.send(frame(http2.HEADERS, 0, 1001, http2.headers("Join")))  # to be continued
+            connection.send(frame(http2.HEADERS, 0, 1001, http2.headers("Join")))  # without END_HEADERS
         elif attack.rng.random() < 0.5:
             connection.send(frame(http2.DATA, 0, 1, bytes(16384))[:1000])
         held.append(connection)
@@ -202,27 +205,26 @@ def half_open(attack):
         attack.done_with(connection)
 
 
-def trickle(attack):
-    """One byte a second, on many connections."""
+def trickle(attack: Attack) -> None:
+    """One byte per second, on many connections."""
     text = (http2.PREFACE + frame(http2.SETTINGS, 0, 0)
             + frame(http2.HEADERS, http2.END_HEADERS, 1, http2.headers("Exchange"))
             + frame(http2.DATA, 0, 1, message(hello(attack.rng))))
-    skipped = [0, len(http2.PREFACE), len(text) - 20]  # half of them have got further
-    held = []
+    starts = [0, len(http2.PREFACE), len(text) - 20]  # positions at which the trickle begins
+    held: list[tuple[Connection, list[int]]] = []  # each with the position of its next byte
     while attack.going():
         while len(held) < 8 * PARALLEL and attack.going():
             connection = attack.connect(preface=False)
             if connection is None:
                 break
-            at = attack.rng.choice(skipped)
-            connection.send(text[:at])
-            held.append([connection, at])
-        for entry in held:
-            connection, at = entry
-            connection.send(text[at:at + 1])
+            start = attack.rng.choice(starts)
+            connection.send(text[:start])
+            held.append((connection, [start]))
+        for connection, at in held:
+            connection.send(text[at[0]:at[0] + 1])
             connection.read(0)
-            entry[1] += 1
-        for entry in [entry for entry in held if not entry[0].open or entry[1] >= len(text)]:
+            at[0] += 1
+        for entry in [entry for entry in held if not entry[0].open or entry[1][0] >= len(text)]:
             attack.done_with(entry[0])
             held.remove(entry)
         next_second = time.monotonic() + 1
@@ -232,13 +234,13 @@ def trickle(attack):
         attack.done_with(connection)
 
 
-def random_bytes(attack):
-    """Noise, from the first byte or in the frames of a connection that began well."""
-    def noise(connection):
+def random_bytes(attack: Attack) -> None:
+    """Random bytes, from the first byte on or inside the frames of a valid connection."""
+    def noise(connection: Connection) -> None:
         for _ in range(8):
             connection.send(os.urandom(attack.rng.randrange(1, 1 << 14)))
 
-    def frames(connection):
+    def frames(connection: Connection) -> None:
         connection.send(http2.PREFACE + frame(http2.SETTINGS, 0, 0))
         for _ in range(32):
             payload = attack.rng.randbytes(attack.rng.randrange(200))
@@ -248,26 +250,26 @@ def random_bytes(attack):
     attack.each_connection(lambda connection: attack.rng.choice([noise, frames])(connection), preface=False)
 
 
-def floods(attack):
-    """Frames that cost the sender nothing: resets, pings, settings, headers without end."""
-    def resets(connection):
+def floods(attack: Attack) -> None:
+    """Frames that are cheap for the sender: resets, pings, settings, endless headers."""
+    def resets(connection: Connection) -> None:
         for _ in range(500):
             stream = connection.new_stream("Exchange")
             connection.send(frame(http2.RST_STREAM, 0, stream, bytes([0, 0, 0, 8])))
 
-    def pings(connection):
+    def pings(connection: Connection) -> None:
         connection.send(b"".join(frame(http2.PING, 0, 0, os.urandom(8)) for _ in range(2000)))
 
-    def settings(connection):
+    def settings(connection: Connection) -> None:
         connection.send(frame(http2.SETTINGS, 0, 0, bytes([0, 3, 0, 0, 0, 100])) * 2000)
 
-    def endless_headers(connection):
+    def endless_headers(connection: Connection) -> None:
         connection.send(frame(http2.HEADERS, 0, 1, http2.headers("Join")))
         junk = b"\0\x04junk\x7f\x00" + b"x" * 127
         for _ in range(200):
             connection.send(frame(http2.CONTINUATION, 0, 1, junk * 100))
 
-    def use(connection):
+    def use(connection: Connection) -> None:
         attack.rng.choice([resets, pings, settings, endless_headers])(connection)
         connection.read(0)
         attack.counts["floods"] += 1
@@ -287,11 +289,11 @@ ATTACKS = {
 }
 
 
-def run(name, address, end, connection_count, seed):
-    """Runs one attack to its end, or until SIGUSR1, and returns its counts."""
+def run(name: str, address: str, end: float, connection_count: int, seed: int) -> dict[str, int]:
+    """Runs one attack until its end or SIGUSR1, and returns its counts."""
     attack = Attack(address=address, end=end, connections=connection_count, rng=random.Random(seed))
 
-    def stop(*_):
+    def stop(*_: object) -> None:
         attack.stopped = True
     signal.signal(signal.SIGUSR1, stop)
     ATTACKS[name](attack)

@@ -1,29 +1,31 @@
-"""Just enough HTTP/2, gRPC and protobuf, by hand, to say what no decent client library would."""
+"""HTTP/2, gRPC and protobuf written by hand, to send what a client library refuses to send."""
+
+from __future__ import annotations
 
 import select
 import socket
 import struct
+from typing import Any
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS = 1, 1, 4
 SERVICE = "/starring.v1.ParameterServer/"
 
-# What one look at a connection reads at most, so that a chatty server does not keep the stranger from its work.
+# The largest read from a connection, so that much output of the server does not keep the stranger from attacking.
 READ_BYTES = 1 << 16
 
 
-def frame(kind, flags, stream, payload=b""):
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def _literal(name, value):
-    name, value = name.encode(), value.encode()
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+def _literal(name: str, value: str) -> bytes:
+    return b"\0" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
 
 
-def headers(method, encoding=None):
-    """HPACK of a gRPC call, without compression and without state."""
+def headers(method: str, encoding: str | None = None) -> bytes:
+    """The headers of a gRPC call in HPACK, without compression and without state."""
     block = b"\x83\x86" + _literal(":path", SERVICE + method) + _literal(":authority", "stranger")
     block += _literal("content-type", "application/grpc") + _literal("te", "trailers")
     if encoding is not None:
@@ -31,12 +33,12 @@ def headers(method, encoding=None):
     return block
 
 
-def message(payload, compressed=False, length=None):
-    """A gRPC message with its prefix, which may lie about the length."""
+def message(payload: bytes, compressed: bool = False, length: int | None = None) -> bytes:
+    """A gRPC message with its prefix, which may claim another length."""
     return struct.pack(">BI", int(compressed), len(payload) if length is None else length) + payload
 
 
-def varint(value):
+def varint(value: int) -> bytes:
     value &= (1 << 64) - 1
     out = b""
     while value > 127:
@@ -45,8 +47,8 @@ def varint(value):
     return out + bytes([value])
 
 
-def fields(*numbers_and_values):
-    """A protobuf message: int is a varint, bytes a string or submessage, ("fixed64", n) what it says."""
+def fields(*numbers_and_values: tuple[int, int | bytes | tuple[str, int]]) -> bytes:
+    """A protobuf message. An int becomes a varint, bytes a string or submessage, ("fixed64", n) a fixed64."""
     out = b""
     for number, value in numbers_and_values:
         if isinstance(value, int):
@@ -59,12 +61,12 @@ def fields(*numbers_and_values):
 
 
 class Connection:
-    """A connection that keeps HTTP/2's windows, so that as much is taken from it as the server takes from anybody.
+    """A connection that respects HTTP/2's flow control, so that the server accepts as many bytes as from a real client.
 
-    `answers` counts the gRPC messages that came back: a server that refuses sends none.
+    `answers` counts the gRPC messages that came back. A server that refuses sends none.
     """
 
-    def __init__(self, address, preface=True):
+    def __init__(self, address: str, preface: bool = True) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=10)
         self.socket.settimeout(5)
@@ -74,21 +76,21 @@ class Connection:
         self._next_stream = 1
         self._window = 65535
         self._first_window = 65535
-        self._windows = {}
-        self._ended = set()
+        self._windows: dict[int, int] = {}
+        self._ended: set[int] = set()
         self._frame_bytes = 16384
         self._buffer = b""
         if preface:
-            # Windows of 2 GiB for what comes back.
+            # Windows of 2 GiB for the answers, so that the server never waits for us.
             self.send(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, (1 << 31) - 1))
                       + frame(WINDOW_UPDATE, 0, 0, struct.pack(">I", (1 << 31) - 65536)))
 
-    def close(self):
+    def close(self) -> None:
         self.open = False
         self.socket.close()
 
-    def send(self, data):
-        """Raw bytes. False once the server has closed the connection."""
+    def send(self, data: bytes) -> bool:
+        """Sends raw bytes. False if the server has closed the connection."""
         if not self.open:
             return False
         try:
@@ -99,16 +101,16 @@ class Connection:
             self.close()
             return False
 
-    def new_stream(self, method, encoding=None, flags=END_HEADERS):
-        """The number of a stream whose headers are sent."""
+    def new_stream(self, method: str, encoding: str | None = None, flags: int = END_HEADERS) -> int:
+        """Sends the headers of a new stream and returns its number."""
         stream = self._next_stream
         self._next_stream += 2
         self._windows[stream] = self._first_window
         self.send(frame(HEADERS, flags, stream, headers(method, encoding)))
         return stream
 
-    def send_data(self, stream, data, end=False, patience_s=0.2):
-        """As much of `data` as the windows let pass, waiting `patience_s` for them to open. The bytes that went."""
+    def send_data(self, stream: int, data: bytes, end: bool = False, patience_s: float = 0.2) -> int:
+        """Sends what the windows allow of `data`, waiting `patience_s` for them to open. Returns the bytes sent."""
         at = 0
         while self.open and at < len(data) and stream not in self._ended:
             room = min(self._window, self._windows.get(stream, 0), self._frame_bytes, len(data) - at)
@@ -125,13 +127,13 @@ class Connection:
         self.read(0)
         return at
 
-    def call(self, method, payload, **kwargs):
-        """One unary call, without waiting for its answer."""
+    def call(self, method: str, payload: bytes, **kwargs: Any) -> int:
+        """Sends one unary call without waiting for its answer."""
         stream = self.new_stream(method, kwargs.get("encoding"))
         return self.send_data(stream, message(payload, kwargs.get("compressed", False), kwargs.get("length")), end=True)
 
-    def read(self, wait_s):
-        """Takes what has come within `wait_s`; False if nothing came, or nothing will."""
+    def read(self, wait_s: float) -> bool:
+        """Handles the bytes that come within `wait_s`. False if none came, or the connection is closed."""
         if not self.open:
             return False
         try:
@@ -153,7 +155,7 @@ class Connection:
             self._buffer = self._buffer[9 + length:]
         return True
 
-    def _take(self, kind, flags, stream, payload):
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == WINDOW_UPDATE:
             more = int.from_bytes(payload, "big")
             if stream == 0:
