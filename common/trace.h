@@ -69,7 +69,6 @@ class TraceTrack {
   // The name of an event that is no literal. It lives as long as the track.
   const char* Intern(absl::string_view name) { return names_.emplace_back(name).c_str(); }
 
-  int64_t added_count() const { return added_count_; }
   int64_t kept_count() const { return added_count_ < options_.events_max ? added_count_ : options_.events_max; }
 
  private:

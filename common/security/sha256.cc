@@ -37,6 +37,5 @@ std::string Sha256::HexDigest() {
 
 std::string Sha256Hex(std::span<const std::byte> bytes) { return Sha256().Update(bytes).HexDigest(); }
 std::string Sha256Hex(std::string_view text) { return Sha256().Update(text).HexDigest(); }
-std::string Sha256Hex(std::span<const float> values) { return Sha256Hex(std::as_bytes(values)); }
 
 }  // namespace starring

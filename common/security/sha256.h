@@ -35,8 +35,6 @@ class Sha256 {
 
 std::string Sha256Hex(std::span<const std::byte> bytes);
 std::string Sha256Hex(std::string_view text);
-// Of the little-endian float32 bytes: the digest of a parameter vector in a run record.
-std::string Sha256Hex(std::span<const float> values);
 
 }  // namespace starring
 

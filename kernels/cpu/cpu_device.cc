@@ -104,8 +104,6 @@ class CpuDevice : public Device {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads) { return CreateCpuDevice({.threads = threads}); }
-
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options) {
   CHECK_GE(options.threads, 1);
   CHECK_LE(options.instruction_set, BestInstructionSet());

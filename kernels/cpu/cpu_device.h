@@ -16,10 +16,8 @@
 
 namespace starring {
 
-// `threads` compute threads for every operation; bits depend on their number. REQUIRES: threads >= 1.
-[[nodiscard]] absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(int threads);
-
 struct CpuDeviceOptions {
+  // Compute threads for every operation; bits depend on their number. REQUIRES: at least 1.
   int threads = 1;
   // The instruction set of our own loops and tiles. oneDNN chooses its own unless LimitOnednn limits it.
   // REQUIRES: at most BestInstructionSet().

@@ -81,7 +81,7 @@ TEST(TraceTest, ASpanLastsFromConstructionToDestruction) {
     const TraceSpan inner(track, "inner");
   }
   EXPECT_GE(TraceNow(), before);
-  EXPECT_EQ(track->added_count(), 2);
+  EXPECT_EQ(track->kept_count(), 2);
 }
 
 TEST(TraceTest, TheOldestEventsGoAndAreCounted) {
@@ -89,7 +89,6 @@ TEST(TraceTest, TheOldestEventsGoAndAreCounted) {
   TraceTrack* const track = trace->AddTrack({.name = "compute", .events_max = 3});
   for (int i = 0; i < 5; ++i)
     track->Add({.name = "event", .begin_ns = 1000 * i, .end_ns = 1000 * i, .labels = {.step = i}});
-  EXPECT_EQ(track->added_count(), 5);
   EXPECT_EQ(track->kept_count(), 3);
   ASSERT_TRUE(trace->Write().ok());
   const std::string json = ContentOf(7);
@@ -116,7 +115,6 @@ TEST(TraceTest, ThreadsAddTracksAndEventsAtTheSameTime) {
 TEST(TraceTest, ATrackForgetsItsOldestEvents) {
   TraceTrack track({.name = "compute"});
   for (int i = 0; i < 131'072 + 5; ++i) track.Add({.name = "step"});
-  EXPECT_EQ(track.added_count(), 131'077);
   EXPECT_EQ(track.kept_count(), 131'072);
 }
 

@@ -81,7 +81,7 @@ class ReferenceJob {
     return absl::OkStatus();
   }
 
-  std::string Digest() { return Sha256Hex(std::span<const float>(parameters())); }
+  std::string Digest() { return Sha256Hex(std::as_bytes(parameters())); }
 
  private:
   int64_t element_count() const { return network_.layout().element_count(); }
@@ -141,7 +141,7 @@ absl::Status Main(int argc, const char* const* argv) {
   CHECK(!options.resume) << "--resume is for real jobs";
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
-  ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, CreateCpuDevice(options.threads));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, CreateCpuDevice({.threads = options.threads}));
   ASSIGN_OR_RETURN(const std::unique_ptr<Network> network,
                    Network::Create(layers,
                                    {.height = data.train.height,

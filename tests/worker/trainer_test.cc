@@ -83,7 +83,7 @@ class TrainerTest : public testing::Test {
 
   absl::StatusOr<TrainResult> Train() {
     const TrainAndTest data = LoadDataset(options_.dataset).value();
-    const auto device = CreateCpuDevice(1).value();
+    const auto device = CreateCpuDevice({.threads = 1}).value();
     const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .classes = 10, .batch_max = kEvaluationBatch};
     const auto network = Network::Create(LayerFile::Load(options_.model).value(), shape, device.get()).value();
     buckets_ = BucketMap::Create({.element_count = network->layout().element_count(),

@@ -28,7 +28,7 @@ TEST(Sha256Test, PiecesDoNotMatter) {
 
 TEST(Sha256Test, FloatsAreTheirLittleEndianBytes) {
   const std::vector<float> values = {1.0f, -2.0f};
-  EXPECT_EQ(Sha256Hex(std::span<const float>(values)),
+  EXPECT_EQ(Sha256Hex(std::as_bytes(std::span(values))),
             Sha256Hex(std::string_view("\x00\x00\x80\x3f\x00\x00\x00\xc0", 8)));
 }
 

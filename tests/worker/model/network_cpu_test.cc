@@ -24,7 +24,7 @@ namespace {
 absl::Status Nothing(int) { return absl::OkStatus(); }
 
 std::unique_ptr<Device> MakeCpuDevice(int threads) {
-  absl::StatusOr<std::unique_ptr<Device>> device = CreateCpuDevice(threads);
+  absl::StatusOr<std::unique_ptr<Device>> device = CreateCpuDevice({.threads = threads});
   EXPECT_TRUE(device.ok()) << device.status();
   return *std::move(device);
 }

@@ -177,7 +177,7 @@ int main(int argc, char** argv) {
                                             .batch_max = 5};
   std::unique_ptr<starring::Device> device = std::make_unique<starring::ReferenceDevice>();
   if (std::string(argv[1]) == "cpu") {
-    auto cpu = starring::CreateCpuDevice(1);
+    auto cpu = starring::CreateCpuDevice({.threads = 1});
     CHECK_OK(cpu);
     device = *std::move(cpu);
   }

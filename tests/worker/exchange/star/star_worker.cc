@@ -44,7 +44,7 @@ absl::Status Work() {
   if (status.ok()) status = TrainSteps(exchange, job, absl::GetFlag(FLAGS_steps), GradientAt);
   if (status.ok()) status = exchange->Finish();
   parameters = ParametersOf(*exchange, parameters);
-  if (status.ok()) std::printf("%s\n", Sha256Hex(std::span<const float>(parameters)).c_str());
+  if (status.ok()) std::printf("%s\n", Sha256Hex(std::as_bytes(std::span(parameters))).c_str());
   return status;
 }
 
