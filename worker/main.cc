@@ -23,7 +23,7 @@
 #include "common/trace.h"
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
-#include "worker/check/check_plan.h"
+#include "worker/check/meeting.h"
 #include "worker/data/dataset.h"
 #include "worker/device_choice.h"
 #include "worker/exchange/local/local_exchange.h"

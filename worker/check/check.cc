@@ -12,7 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "common/flags/command_line.h"
 #include "common/host/process_facts.h"
-#include "worker/check/interfaces.h"
+#include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
 #include "worker/exchange/peer/mpi_probe.h"
 #include "worker/exchange/star/check_client.h"
@@ -26,7 +26,7 @@ void AddLibrary(const std::string& name, const std::string& version, v1::Process
   library->set_version(version);
 }
 
-// The kernel module's, which the CUDA driver's library must fit; empty without one.
+// The version of the kernel module, which the CUDA driver's library must match; empty if there is no module.
 std::string NvidiaDriverVersion() {
   std::string version;
   std::ifstream("/sys/module/nvidia/version") >> version;

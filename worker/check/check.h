@@ -1,4 +1,4 @@
-// worker --check: before any training, every worker dials every process that it will talk to, and rank 0 prints one
+// worker --check: without any training, every worker dials every process that it would talk to, and rank 0 prints one
 // table and one sentence: ready, or what to mend.
 //
 // A star's workers dial the servers, by TCP and by a call of the real protocol, and meet at the servers. A ring's ranks
@@ -23,20 +23,20 @@ struct CheckParts {
   const WorkerOptions* options = nullptr;
   const LauncherEnvironment* launcher = nullptr;
   MpiRuntime* mpi = nullptr;                      // null unless ring or mpi
-  std::string gpu;                                // what a person calls this worker's GPUs; empty: none
-  std::function<void(const std::string&)> print;  // the table, or a line; ends with a line's end
+  std::string gpu;                                // this worker's GPUs, as the table names them; empty: none
+  std::function<void(const std::string&)> print;  // for the table, or a line; the text ends with a newline
 };
 
 struct CheckOutcome {
   int exit_code = 0;  // of common/flags/command_line.h
-  // MPI does not answer any more: leave by MpiRuntime::ExitWithoutFinalize.
+  // MPI does not answer: the process must end by MpiRuntime::ExitWithoutFinalize.
   bool mpi_is_stuck = false;
 };
 
 CheckOutcome RunCheck(const CheckParts& parts);
 
-// What this process knows of its own place in the network, for when it learns nothing of the others': host, interfaces
-// and what Open MPI was told of them.
+// Where this process is in the network: its host, its interfaces, and which of them Open MPI was told to use. For a
+// process that learns nothing of the others.
 std::string OwnPlace(const LauncherEnvironment& launcher);
 
 }  // namespace starring

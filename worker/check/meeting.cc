@@ -1,6 +1,9 @@
 #include "worker/check/meeting.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <set>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -11,13 +14,19 @@
 namespace starring {
 namespace {
 
-// Of those that wait for a turn; grows with their number, since all ask one board.
+constexpr int kAllPairsMax = 16;
+constexpr double kTestSeconds = 0.1;
+// A shorter test would measure only the slow start of a connection.
+constexpr double kTestSecondsMin = 0.02;
+constexpr double kAllTestsSeconds = 20;
+
+// The pause of a worker that waits for its turn. It grows with the number of workers, because all ask the same board.
 constexpr absl::Duration kTurnPauseMin = absl::Milliseconds(2);
 constexpr absl::Duration kTurnPauseMax = absl::Milliseconds(50);
 constexpr absl::Duration kVerdictPauseMin = absl::Milliseconds(10);
 constexpr absl::Duration kVerdictPauseMax = absl::Milliseconds(200);
 constexpr int kRanksPerPause = 16;
-// For others to read the verdict before the board is gone.
+// For the others to read the verdict before rank 0 ends, and the board with it.
 constexpr absl::Duration kNoticeDeadline = absl::Seconds(3);
 
 absl::Duration PauseOf(int world_size, absl::Duration least, absl::Duration most) {
@@ -25,6 +34,29 @@ absl::Duration PauseOf(int world_size, absl::Duration least, absl::Duration most
 }
 
 }  // namespace
+
+std::vector<int> RingTargets(int rank, int world_size) {
+  std::set<int> targets;
+  if (world_size <= kAllPairsMax) {
+    for (int other = 0; other < world_size; ++other) targets.insert(other);
+  } else {
+    targets.insert(0);
+    targets.insert((rank + world_size - 1) % world_size);
+    for (int distance = 1; distance < world_size; distance *= 2) targets.insert((rank + distance) % world_size);
+  }
+  targets.erase(rank);
+  return {targets.begin(), targets.end()};
+}
+
+BandwidthPlan PlanBandwidth(int tests_per_rank, int world_size) {
+  const double tests = static_cast<double>(tests_per_rank) * world_size;
+  if (tests * kTestSeconds <= kAllTestsSeconds) return {.seconds = kTestSeconds, .rank_stride = 1};
+  const int stride = std::max(1, static_cast<int>(std::ceil(tests * kTestSecondsMin / kAllTestsSeconds)));
+  const int testers = (world_size + stride - 1) / stride;
+  return {.seconds = std::clamp(kAllTestsSeconds / (static_cast<double>(tests_per_rank) * testers), kTestSecondsMin,
+                                kTestSeconds),
+          .rank_stride = stride};
+}
 
 Meeting::Meeting(Options options) : options_(std::move(options)) {}
 
@@ -96,7 +128,8 @@ void Meeting::Announce(int exit_code) {
   const absl::Time end = absl::Now() + kNoticeDeadline;
   const absl::Duration pause = PauseOf(options_.world_size, kTurnPauseMin, kTurnPauseMax);
   for (int rank = 1; rank < options_.world_size; ++rank) {
-    // A worker that never came takes no notice, and one that has gone took its notes along.
+    // A worker that never came will not read the verdict, and one that has left has taken its notes with it: neither is
+    // waited for.
     while (true) {
       const auto card = options_.board->Get(rank, CheckStage::kCard);
       const auto notice = options_.board->Get(rank, CheckStage::kVerdict);
@@ -111,7 +144,7 @@ std::optional<int> Meeting::AwaitVerdict() {
                                                     PauseOf(options_.world_size, kVerdictPauseMin, kVerdictPauseMax));
   int exit_code = 0;
   if (!text.has_value() || !absl::SimpleAtoi(*text, &exit_code)) return std::nullopt;
-  options_.board->Put(CheckStage::kVerdict, *text).IgnoreError();  // that it has taken notice
+  options_.board->Put(CheckStage::kVerdict, *text).IgnoreError();  // tells rank 0 that it has been read
   return exit_code;
 }
 

@@ -10,10 +10,8 @@
 #include "absl/time/clock.h"
 #include "common/flags/command_line.h"
 #include "common/status.h"
-#include "worker/check/interfaces.h"
+#include "worker/check/host_network.h"
 #include "worker/check/peer_link.h"
-#include "worker/check/peer_listener.h"
-#include "worker/check/tcp_dial.h"
 #include "worker/check/topology_check.h"
 #include "worker/exchange/peer/mpi_probe.h"
 
@@ -24,16 +22,16 @@ using v1::LinkReport;
 using v1::ProcessFacts;
 using v1::ProcessReport;
 
-// Of one rank that are told to others and dialled; more are bridges and virtual machines of the host.
+// Addresses of one rank that are told to the others and dialled. Further ones belong to bridges and virtual machines.
 constexpr int kAddressesMax = 4;
-// All round trips of one rank, however many peers accept connections and are silent.
+// For all round trips of one rank together, however many peers accept a connection and then are silent.
 constexpr absl::Duration kRoundTripsDeadline = absl::Seconds(10);
-// A peer may still be waiting for connections of its own that are not answered.
+// Longer than an answer takes: the peer may first wait until its own connections have missed their deadlines.
 constexpr absl::Duration kMpiDeadline = absl::Seconds(15);
-// What to do where MPI's messages do not arrive, and nothing is known of the other hosts.
+// The advice if MPI's messages do not arrive and nothing is known of the other hosts.
 constexpr char kIncludeOneNetwork[] = "set OMPI_MCA_btl_tcp_if_include to a network that all hosts share";
 
-// Notes travel by mpirun's own connections: they arrive where neither TCP nor MPI does.
+// Notes by mpirun's own connections. They arrive even if neither our TCP connections nor MPI's messages do.
 class NameBoard final : public NoteBoard {
  public:
   NameBoard(MpiProbe* probe, int rank) : probe_(probe), rank_(rank) {}
@@ -51,7 +49,7 @@ class NameBoard final : public NoteBoard {
   const int rank_;
 };
 
-// Notes are kept by rank 0's listener.
+// Notes in rank 0's listener.
 class ListenerBoard final : public NoteBoard {
  public:
   // For rank 0.
@@ -75,7 +73,8 @@ class ListenerBoard final : public NoteBoard {
   const int rank_ = 0;
 };
 
-// Where this rank dials `peer`: by loopback on its own machine, else at every address that Open MPI could use.
+// The addresses at which this rank dials `peer`: loopback if both are on one machine, otherwise every address that Open
+// MPI could use.
 std::vector<ProcessFacts::Address> AddressesOf(const ProcessFacts& own, const ProcessFacts& peer) {
   if (own.machine() == peer.machine()) {
     ProcessFacts::Address loopback;
@@ -111,7 +110,7 @@ class RingChecker {
   CheckOutcome Run() {
     if (world_size_ == 1) return ConcludeAlone(parts_, std::move(findings_), report_);
     const std::vector<int> targets = RingTargets(rank_, world_size_);
-    // The pair of neighbours alone, where all pairs would take long; and one test by MPI.
+    // Tests by TCP: all pairs in a small ring, only the next rank in a larger one. One more test is by MPI.
     const int tcp_tests = world_size_ <= 4 ? world_size_ - 1 : 1;
     findings_.bandwidth = PlanBandwidth(tcp_tests + 1, world_size_);
     if (const absl::Status status = Listen(); !status.ok()) return GiveUp(status);
@@ -136,14 +135,14 @@ class RingChecker {
       const std::optional<ProcessReport> before = meeting.AwaitTurn(stride, CheckStage::kMpiReport);
       report.set_mpi_hangs(before.has_value() && before->mpi_hangs());
       if (!report.mpi_hangs()) TestMpi(report);
-      // Rank 0's joins its first report; the next rank waits for it all the same.
+      // Rank 0's findings join its first report, but rank 1 waits for this note to begin its turn.
       if (rank_ == 0) meeting.Put(CheckStage::kMpiReport, report).IgnoreError();
     };
     return Conclude(parts_, findings_, report_, meeting, try_mpi);
   }
 
  private:
-  // Nothing is known of the others: who is where is all that can be said, by each for itself.
+  // This rank knows nothing of the others. All it can tell is where it is itself.
   CheckOutcome GiveUp(const absl::Status& status) {
     parts_.print(absl::StrCat("not ready: ", std::string(status.message()), ": ", OwnPlace(*parts_.launcher), ": ",
                               kIncludeOneNetwork, "\n"));
@@ -172,8 +171,8 @@ class RingChecker {
       board_ = std::make_unique<NameBoard>(&probe_, rank_);
       return absl::OkStatus();
     }
-    // Where no address can be reached, Open MPI 4.1 ends the process in this first collective, whatever the handler of
-    // errors: what each host could say afterwards must be said before.
+    // If no address can be reached, Open MPI 4.1 ends the process in this first collective, whatever the error handler:
+    // so each host says now where it is.
     if (parts_.launcher->host_count > 1 && parts_.launcher->local_rank == 0) {
       parts_.print(absl::StrCat(OwnPlace(*parts_.launcher), "; if no table follows, ", kIncludeOneNetwork, "\n"));
     }
@@ -210,7 +209,7 @@ class RingChecker {
     std::vector<uint64_t> nonces;
     for (const int target : targets) {
       const std::optional<ProcessReport> card = meeting.Await(target, CheckStage::kCard, meeting.gather_end());
-      if (!card.has_value()) continue;  // rank 0 will miss it
+      if (!card.has_value()) continue;  // rank 0 reports it as missing
       for (const ProcessFacts::Address& address : AddressesOf(report_.facts(), card->facts())) {
         places.push_back(absl::StrCat(address.address(), ":", card->facts().port()));
         nonces.push_back(card->facts().nonce());
@@ -251,7 +250,7 @@ class RingChecker {
     dial.link.emplace(std::move(dialled.socket), nonce);
     const auto round_trip = dial.link->MeasureRoundTrip(std::min(end, absl::Now() + kAnswerDeadline));
     if (!round_trip.ok()) {
-      // Two hosts may have the same address, of a bridge that containers made.
+      // This may be another host: bridges that containers made have the same address everywhere.
       dial.report.set_error(std::string(round_trip.status().message()));
       dial.report.set_way_out(WayOut(0, CheckFindings::Topology::kRing));
       dial.link.reset();
@@ -261,7 +260,7 @@ class RingChecker {
     dial.report.set_clock_ahead_s(round_trip->clock_ahead_s);
   }
 
-  // The quickest connection to that rank; null if there is none.
+  // The connection to that rank with the shortest round trip; null if there is none.
   Dial* BestTo(int rank) {
     Dial* best = nullptr;
     for (Dial& dial : dials_) {
@@ -287,7 +286,7 @@ class RingChecker {
     }
   }
 
-  // With the right neighbour. Open MPI may end the process.
+  // Exchanges messages by MPI with the next rank. Open MPI may end the process.
   void TestMpi(ProcessReport& report) {
     const int peer = (rank_ + 1) % world_size_;
     LinkReport link = LinkTo(peer, LinkReport::MPI);

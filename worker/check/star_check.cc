@@ -9,8 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/status.h"
-#include "worker/check/interfaces.h"
-#include "worker/check/tcp_dial.h"
+#include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
 #include "worker/exchange/star/check_client.h"
 
@@ -19,13 +18,13 @@ namespace {
 
 using v1::LinkReport;
 
-// Enough for a table that is whole although some workers reach only some servers.
+// With four boards the table is complete even if some workers reach only some of the servers.
 constexpr size_t kBoardServersMax = 4;
-// Servers that are asked at the same time.
+// How many servers are asked at the same time.
 constexpr size_t kThreadsMax = 16;
-// A server forgets workers that it has not heard for some seconds.
+// A server forgets a worker that it has not heard for some seconds.
 constexpr absl::Duration kKeepPause = absl::Seconds(1);
-// Facts of more servers would make a note too long.
+// The facts of more servers would make a note too long.
 constexpr int kServersInNoteMax = 32;
 
 uint64_t DrawWorkerId() {
@@ -33,7 +32,7 @@ uint64_t DrawWorkerId() {
   return (static_cast<uint64_t>(device()) << 32 | device()) | 1;  // not 0
 }
 
-// The boards of the first servers that this worker reaches, as one: a note is put on all, and found on any.
+// The boards of the first servers that this worker reaches, used as one: a note is put on all of them and found on any.
 class ServerBoard final : public NoteBoard {
  public:
   explicit ServerBoard(std::vector<StarCheckClient*> servers) : servers_(std::move(servers)) {}
@@ -58,13 +57,13 @@ class ServerBoard final : public NoteBoard {
     for (size_t i = 0; i < servers_.size(); ++i) {
       StarCheckClient* const server = servers_[next_++ % servers_.size()];
       auto note = server->Get(rank, static_cast<int>(stage), absl::Now() + kAnswerDeadline);
-      if (note.ok()) return note;  // this server's answer; the next one is asked the next time
+      if (note.ok()) return note;  // the next call asks the next server, so that the load is shared
       status = note.status();
     }
     return status;
   }
 
-  // Lets the servers know that this worker is there, for as long as it does other things.
+  // Tells the servers that this worker is still there, while it does something else.
   void Keep() {
     if (absl::Now() - kept_ < kKeepPause) return;
     kept_ = absl::Now();
@@ -94,7 +93,7 @@ void AskServer(int shard, Server& server) {
   const auto answer = server.client->Ask(absl::Now() + kAnswerDeadline);
   if (!answer.ok()) {
     const bool silent = answer.status().code() == absl::StatusCode::kDeadlineExceeded;
-    // What a server says in refusal has its way out in it.
+    // A refusal by the server says in its message how to mend it.
     Fail(std::string(answer.status().message()),
          silent ? "correct --servers, or start that server again if it is stuck" : "", server);
     return;

@@ -16,9 +16,7 @@
 #include "absl/time/clock.h"
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
-#include "worker/check/peer_listener.h"
-#include "worker/check/peer_protocol.h"
-#include "worker/check/tcp_dial.h"
+#include "worker/check/host_network.h"
 
 namespace starring {
 namespace {

@@ -206,7 +206,7 @@ void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   client_->Post(std::move(requests));
 }
 
-// That the steps follow each other is checked where they begin (BucketFlights) and where they end (the server).
+// That the steps follow each other is checked where they begin (InFlightBuckets) and where they end (the server).
 absl::Status StarExchange::Await(int64_t, int bucket) { return client_->Wait(bucket); }
 
 absl::Status StarExchange::Sum(SumPurpose purpose, std::span<double> values) {

@@ -1,5 +1,3 @@
-#include "worker/check/peer_listener.h"
-
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -15,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/host/process_facts.h"
 #include "common/limits.h"
+#include "worker/check/peer_link.h"
 
 namespace starring {
 namespace {
@@ -23,7 +22,7 @@ using peer_protocol::Request;
 using peer_protocol::Word;
 
 constexpr int kBacklog = 128;
-// Every rank may dial every other one, and hold a second connection to rank 0's notes.
+// Every rank may dial every other one, and have a second connection for rank 0's notes.
 constexpr size_t kConnectionsMax = 2 * kWorldSizeMax + 64;
 constexpr size_t kReadBytes = 256 << 10;
 
@@ -36,8 +35,8 @@ absl::Status SystemError(const char* what) {
   return absl::InternalError(absl::StrCat("cannot ", what, ": ", ErrnoText(errno)));
 }
 
-// Holds the longest answer, a note, twice over: an answer that does not fit has a peer that does not read, which is
-// cut.
+// Room for the longest answer, a note, twice. If an answer does not fit all the same, the peer does not read, and its
+// connection is closed: the listener's only thread must not wait for one peer.
 constexpr int kSendBufferBytes = 2 * static_cast<int>(kCheckNoteBytesMax);
 
 bool SendAll(int fd, const std::string& bytes) {
@@ -126,7 +125,7 @@ bool PeerListener::OnReadable(Connection& connection) {
       if (connection.bytes_to_skip == 0 && !Answer(connection, std::nullopt, false)) return false;
       continue;
     }
-    // The rest of a head, or of a note behind it.
+    // The rest of a head, or of the note after it.
     Request head;
     size_t wanted = sizeof(head);
     if (connection.received.size() >= sizeof(head)) {
@@ -141,7 +140,7 @@ bool PeerListener::OnReadable(Connection& connection) {
   return true;
 }
 
-// Once the head is there: refuses it, waits for what follows, or answers.
+// Called when the head is complete. Refuses it, waits for the bytes that follow it, or answers.
 bool PeerListener::AnswerComplete(Connection& connection) {
   Request head;
   memcpy(&head, connection.received.data(), sizeof(head));

@@ -1,4 +1,4 @@
-#include "worker/check/interfaces.h"
+#include "worker/check/host_network.h"
 
 #include <gtest/gtest.h>
 
