@@ -16,21 +16,23 @@
 namespace starring {
 namespace {
 
-// A wait first polls hard (a message between two cores takes a few microseconds), then lets other processes of this
-// core run between polls, and after a long while sleeps.
+// A wait first polls without a pause, because a message between two cores takes a few microseconds. Then it yields
+// between polls, because a rank that shares this core may be the one for which it waits. After a while it sleeps: a
+// long wait is for a slow network or a stuck rank, and must not cost a core.
 constexpr int kHardPolls = 64;
 constexpr std::chrono::milliseconds kYieldingFor{20};
 constexpr std::chrono::microseconds kSleep{50};
 
-// Listening for notices costs as much as a poll: only every so many.
+// Looking for a notice costs as much as a poll (MPI_Improbe), and notices are rare: only one round in so many looks.
 constexpr int kRoundsPerListening = 64;
 
+// How long Abort waits for its notices to leave: a peer that is stuck takes none, and must not keep this rank.
 constexpr std::chrono::seconds kAbortNoticeDeadline{2};
 
 }  // namespace
 
 MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
-  // A longer one would overflow when it is added: then it would be over already.
+  // An infinite duration would overflow when it is added, and the deadline would already be over.
   return MessagePump::Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(duration));
 }
 
@@ -41,6 +43,7 @@ MessagePump::MessagePump(Transport* transport, StallOptions stall)
               .stall = std::move(stall),
               .send = [this](int peer, NoticeKind kind, const std::string& text) { SendNotice(peer, kind, text); }}) {}
 
+// An element of an unordered_map stays at its address while others are added, so the library may keep the pointers.
 MessagePump::Token MessagePump::Send(int peer, ControlTag tag, std::span<const std::byte> data) {
   const Token token = BeginOperation();
   std::vector<std::byte>& copy = sent_[token];
@@ -90,6 +93,7 @@ void MessagePump::OnCompletion(uint64_t operation) {
 }
 
 absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
+  // After a failure no completion may be handed on: the bucket machine would post the next operation.
   if (!failure_.ok()) return failure_;
   completed_.clear();
   if (absl::Status status = transport_.Poll(completed_); !status.ok()) return Fail(std::move(status));
@@ -110,7 +114,7 @@ absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
 absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline,
                                     const std::string& what) {
   const bool is_watched = !what.empty();
-  int polls = 0;
+  int polls = 0;  // since something arrived
   Clock::time_point idle_since;
   while (!done()) {
     ASSIGN_OR_RETURN(const Progress progress, Pump());
@@ -119,6 +123,7 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
       polls = 0;
       continue;
     }
+    // The clock costs more than a poll that finds nothing: it is read only when a wait has become one.
     if (++polls < kHardPolls) continue;
     const Clock::time_point now = Clock::now();
     if (polls == kHardPolls) {
@@ -142,7 +147,8 @@ absl::Status MessagePump::Fail(absl::Status status) {
   return failure_;
 }
 
-// A notice is its kind, then a text.
+// A notice is its kind, one byte, followed by a text. At most one is taken: a peer that sends many must not keep this
+// rank from its own work.
 absl::Status MessagePump::Listen() {
   const Clock::time_point now = Clock::now();
   watch_.TellProgress(now);
@@ -150,10 +156,11 @@ absl::Status MessagePump::Listen() {
   const auto received = transport_.TryReceive(static_cast<int>(ControlTag::kNotice), notice);
   if (!received.has_value()) return absl::OkStatus();
   CHECK_GE(received->bytes, 1);
-  rounds_until_listening_ = 0;  // there may be more
+  rounds_until_listening_ = 0;  // there may be more: look again in the next round
   const std::string text(reinterpret_cast<const char*>(notice.data()) + 1, received->bytes - 1);
   const auto kind = static_cast<NoticeKind>(notice[0]);
   if (kind == NoticeKind::kAbort) {
+    // That rank has told the others too. If every rank passed the news on, the first reason would be lost among copies.
     peers_know_ = true;
     return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", text)));
   }
@@ -170,6 +177,8 @@ void MessagePump::SendNotice(int peer, NoticeKind kind, std::string_view text) {
 absl::StatusOr<std::string> MessagePump::FindMissing() {
   const Clock::time_point now = Clock::now();
   watch_.CallRoll(now);
+  // A deadline here is an answer, not an error: the silent ranks are what the caller wants to know. No `what`: the
+  // stall that is being described would be reported a second time.
   (void)PumpUntil([&] { return watch_.RollIsComplete(); }, now + watch_.patience(), "");
   if (!failure_.ok()) return failure_;
   return watch_.DescribeMissing(Clock::now());
@@ -179,6 +188,7 @@ void MessagePump::Abort(const absl::Status& why) {
   CHECK(!why.ok());
   if (failure_.ok()) failure_ = why;
   if (std::exchange(peers_know_, true)) return;
+  // Only these notices are awaited. Older operations may never complete now.
   const Token first = next_token_;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (peer != rank()) SendNotice(peer, NoticeKind::kAbort, std::string(why.message()));
@@ -189,7 +199,7 @@ void MessagePump::Abort(const absl::Status& why) {
   while (!leaving.empty() && Clock::now() < deadline) {
     completed_.clear();
     if (!transport_.Poll(completed_).ok()) return;
-    // No completion is handed on: the bucket machine would post the next operation.
+    // As in Pump, no completion is handed on.
     for (const auto& [poster, operation] : completed_) {
       if (poster == this) leaving.erase(operation);
     }

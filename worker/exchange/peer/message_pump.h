@@ -1,13 +1,14 @@
-// Drives a transport: hands completions to the bucket machine, keeps the buffers of the few control messages beside it,
-// waits with a deadline, and exchanges notices. A *control message* is anything that is no gradient and no parameter of
-// a step: agreements, sums, the end. A *notice* is a control message that nobody waits for: a rank gives up and says
-// why, or calls the roll.
+// Drives a transport: hands each completion to its poster, owns the buffers of control messages, waits with a deadline,
+// and exchanges notices. A *control message* carries anything but a step's gradients and parameters: agreements, sums,
+// the end of the job. A *notice* is a control message for which no receive is posted: a rank gives up and says why, or
+// calls the roll.
 //
-// Roll call. In a ring, everybody soon waits for somebody who waits; who is late himself cannot tell whose fault it is.
-// So a rank whose deadline expires asks all peers how far they are. Who waits, or has nothing to do, answers at once;
-// who does not answer is gone, and whoever has made the fewest calls is behind.
+// Roll call. In a ring all ranks soon wait for a rank that waits itself, so a late message does not tell which rank
+// caused the delay. A rank whose deadline expires therefore asks all peers how far they are. A rank that waits or has
+// nothing to do answers at once; a rank that does not answer is gone; the rank that has made the fewest calls is
+// behind.
 //
-// After a failure nothing works but Abort; every call returns the first one.
+// After a failure only Abort works; every other call returns the first failure.
 //
 // Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_MESSAGE_PUMP_H_
@@ -67,37 +68,38 @@ class MessagePump final : private Transport::Poster {
   int rank() const { return transport_.rank(); }
   int world_size() const { return transport_.world_size(); }
 
-  // Control messages. Send and Receive use buffers of the pump's own: after a failure, the library may still read and
-  // write what has been posted. Take hands out what a Receive brought. REQUIRES: IsComplete(token); once.
+  // Control messages. Send and Receive use buffers that the pump owns, because after a failure the library may still
+  // read and write them. Take returns what a Receive has brought; it is called once. REQUIRES: IsComplete(token).
   Token Send(int peer, ControlTag tag, std::span<const std::byte> data);
   Token Receive(int peer, ControlTag tag, int64_t bytes);
   std::vector<std::byte> Take(Token token);
-  // The same for much data: `data` belongs to the pump until IsComplete, after a failure until it is destroyed.
+  // The same without a copy: `data` belongs to the pump until IsComplete(token), after a failure until destruction.
   Token SendFrom(int peer, ControlTag tag, std::span<const std::byte> data);
   Token ReceiveInto(int peer, ControlTag tag, std::span<std::byte> data);
-  bool IsComplete(Token token) const { return !pending_.contains(token); }
+  [[nodiscard]] bool IsComplete(Token token) const { return !pending_.contains(token); }
 
-  // One round: polls, dispatches, and looks for notices (kNowAndThen: in one of many rounds). `kNothing` when no
-  // operation completed.
+  // One round: polls, hands completions to their posters, and looks for notices (kNowAndThen: in one of many rounds).
+  // kNothing if no operation but notices has completed.
   enum class Progress { kNothing, kSome };
   enum class Listening { kNowAndThen, kAlways };
   absl::StatusOr<Progress> Pump(Listening listening = Listening::kNowAndThen);
 
-  // Pumps until `done`. DeadlineExceeded (no message; the caller knows what is missing) when it takes longer. A stall
-  // is reported as a wait for `what`, unless that is empty.
+  // Pumps until `done()`. DeadlineExceeded, without a message, at the deadline: the caller knows for what it waited. A
+  // stall is reported as a wait for `what`; with an empty `what` none is reported.
   absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline, const std::string& what);
 
-  // One more call of the exchange that all ranks make in the same order; the roll call compares these counts.
+  // Counts a call that all ranks make in the same order. The roll call compares the counts.
   void CountCall() { watch_.CountCall(); }
 
-  // Calls the roll and says what came out: "rank 2 does not answer". For the message of an expired deadline; takes up
-  // to PeerWatch::patience. The failure instead, if somebody else was first to give up.
+  // Calls the roll and describes the outcome for the message of an expired deadline: "rank 2 does not answer". Takes up
+  // to PeerWatch::patience. The failure instead if another rank has given up first.
   absl::StatusOr<std::string> FindMissing();
 
-  // OK, or why nothing works any more.
+  // OK, or the first failure, after which nothing works any more.
   const absl::Status& failure() const { return failure_; }
 
-  // Gives up: remembers `why` and tells all peers, unless they know. Waits a moment for the notices to leave.
+  // Gives up: `why` becomes the failure, and all peers are told unless a peer gave up first. Waits up to two seconds
+  // for the notices to leave.
   void Abort(const absl::Status& why);
 
  private:
@@ -116,10 +118,10 @@ class MessagePump final : private Transport::Poster {
   Token next_token_ = 0;
   std::unordered_set<Token> pending_;                           // control operations in flight
   std::unordered_map<Token, std::vector<std::byte>> sent_;      // the buffers of Send
-  std::unordered_map<Token, std::vector<std::byte>> received_;  // of Receive, until Take
+  std::unordered_map<Token, std::vector<std::byte>> received_;  // the buffers of Receive, until Take
   int rounds_until_listening_ = 0;
 
-  std::unordered_set<Token> notices_;  // in flight: their completion is no progress
+  std::unordered_set<Token> notices_;  // our own that are in flight
   PeerWatch watch_;
 };
 

@@ -16,9 +16,11 @@ namespace {
 using v1::ExchangeMessage;
 
 constexpr char kMethod[] = "/starring.v1.ParameterServer/Exchange";
+// The pause before a stream is opened again, doubled after each failure: short enough to hide a dropped connection in a
+// step, long enough not to flood a server that is starting.
 constexpr std::chrono::milliseconds kBackoffMin(20);
 constexpr std::chrono::milliseconds kBackoffMax(1000);
-// A write of this size and more shows that the server reads: socket buffers alone do not take many of them.
+// The end of a write of this size or more shows that the server reads: the buffers of sockets do not take many of them.
 constexpr int64_t kMuchBytes = 256 << 10;
 
 ExchangeMessage::Kind AnswerKind(ExchangeMessage::Kind request) {
@@ -47,7 +49,7 @@ bool Answers(const ExchangeMessage& answer, const ExchangeMessage& request) {
          answer.bucket() == request.bucket() && answer.vector() == request.vector();
 }
 
-// The server is there and does not want this lane: opening it again cannot help.
+// The server has answered that it does not want this lane: opening it again cannot help.
 bool IsRefusal(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
          status.error_code() == grpc::StatusCode::INVALID_ARGUMENT ||
@@ -60,6 +62,7 @@ Lane::Lane(Options options) : options_(std::move(options)), stub_(options_.chann
 
 void Lane::Post(std::unique_ptr<StarRequest> request) {
   if (closing_) return;
+  // A request that waits for a connection counts as waiting, so that its deadline finds a server that never comes.
   request->since = std::chrono::steady_clock::now();
   if (options_.track != nullptr) request->posted_ns = TraceNow();
   waiting_.push_back(std::move(request));
@@ -74,6 +77,7 @@ void Lane::PostAbort(const absl::Status& why) {
 
 void Lane::PostProgress(Asks asks) {
   if (closing_) return;
+  // One note is enough, since it is filled in when it is written. A question must not be lost to a note without one.
   if (!progress_.has_value() || asks == Asks::kServer) progress_ = asks;
   WriteNext();
 }
@@ -103,7 +107,9 @@ void Lane::OnStart(bool ok) {
   }
   state_ = State::kOpen;
   peer_ = PeerNameOfUri(context_->peer());
-  while (!sent_.empty()) {  // on the stream before
+  // Requests of the stream before are sent again, ahead of those that never left and in the same order: a worker's
+  // contributions of a bucket must arrive step after step. The server answers repeated ones again.
+  while (!sent_.empty()) {
     sent_.back()->parts_received = 0;
     waiting_.push_front(std::move(sent_.back()));
     sent_.pop_back();
@@ -113,6 +119,10 @@ void Lane::OnStart(bool ok) {
   WriteNext();
 }
 
+// gRPC takes one write at a time. These go first: HELLO, without which the server does not know the lane; an abort, for
+// which the other workers wait; the rest of a request that has begun, because the server collects the parts of one
+// request of a lane at a time; progress, because the server may be asking who is stuck. A lane that is closing then
+// ends its half of the stream; any other lane sends the next request.
 void Lane::WriteNext() {
   if (state_ != State::kOpen || writing_) return;
   if (!hello_sent_) {
@@ -144,6 +154,8 @@ void Lane::WriteNext() {
     stream_->WritesDone(&write_tag_);
   } else if (!waiting_.empty() && sent_.size() < kLaneRequestsMax) {
     std::unique_ptr<StarRequest>& request = waiting_.front();
+    // The deadline of a request counts from when the server could see it. A repeated request keeps its first time: a
+    // server that breaks every stream must not put the deadline off for ever.
     if (!std::exchange(request->was_sent, true)) request->since = std::chrono::steady_clock::now();
     payload_bytes_sent_ += static_cast<int64_t>(request->payload.size());
     sent_.push_back(std::move(request));
@@ -152,6 +164,7 @@ void Lane::WriteNext() {
   }
 }
 
+// A payload longer than one message may be goes in parts (exchange_message.h).
 void Lane::WritePart() {
   const StarRequest& request = *sent_.back();
   if (IsTraced(request)) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = LabelsOf(request)};
@@ -164,6 +177,7 @@ void Lane::WritePart() {
   next_part_ = part + 1 < PartCount(payload_bytes) ? part + 1 : 0;
   const auto payload = request.payload.subspan(PartBegin(part), PartBytes(payload_bytes, part));
   if (part == 0) {
+    // Nearly every payload has one part: its fields are not copied.
     Write(request.fields, payload, request.payload_use);
   } else {
     ExchangeMessage fields = request.fields;
@@ -189,6 +203,7 @@ void Lane::OnWrite(bool ok) {
     EndCall();
     return;
   }
+  // Otherwise a server that receives a long slice over a slow link would be called silent.
   if (writing_much_) ++signs_of_life_;
   if (abort_sent_) abort_.reset();
   WriteNext();
@@ -200,6 +215,7 @@ void Lane::OnRead(bool ok) {
     EndCall();
     return;
   }
+  // Only a message proves that the server works: a stream also starts on a connection that is accepted and then closed.
   connection_ = absl::OkStatus();
   ++signs_of_life_;
   backoff_ = kBackoffMin;
@@ -209,10 +225,7 @@ void Lane::OnRead(bool ok) {
   } else {
     options_.on_failure(message.status());
   }
-  if (state_ != State::kOpen) {
-    EndCall();
-    return;
-  }
+  // Also after a failure: the read that follows notices the end of the stream.
   reading_ = true;
   stream_->Read(&incoming_, &read_tag_);
 }
@@ -237,15 +250,16 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
   }
   const auto found =
       std::find_if(sent_.begin(), sent_.end(), [&](const auto& sent) { return Answers(message.fields, sent->fields); });
-  if (found == sent_.end()) return;  // a second answer to a request that was repeated
+  // A request that was sent on two streams may be answered twice; the second answer finds no request.
+  if (found == sent_.end()) return;
   if (const absl::StatusOr<bool> is_whole = TakePart(message, found->get()); !is_whole.ok()) {
     options_.on_failure(is_whole.status());
     return;
   } else if (!*is_whole) {
     return;
   }
-  // The answer to a request that is still being written, since an earlier stream brought it whole: the rest need not
-  // go.
+  // This may be the answer to a request whose parts are still being written, because an earlier stream brought all of
+  // them to the server. The rest need not be sent.
   if (std::next(found) == sent_.end()) next_part_ = 0;
   std::unique_ptr<StarRequest> request = std::move(*found);
   sent_.erase(found);
@@ -265,7 +279,7 @@ absl::StatusOr<bool> Lane::TakePart(const ReceivedMessage& message, StarRequest*
   const bool shared = request->fields.shared();
   const int64_t whole = shared ? 0 : std::ssize(request->destination);
   const int part = message.fields.part();
-  // A first part begins anew: an answer that was cut off is sent again as a whole.
+  // Part 0 starts the answer again: after a broken stream the server sends the whole of it.
   const bool in_order = part == 0 || part == request->parts_received;
   const int64_t expected = in_order && part >= 0 && part < PartCount(whole) ? PartBytes(whole, part) : -1;
   if (message.payload_bytes != expected || message.fields.shared() != shared) {
@@ -294,6 +308,7 @@ TraceLabels Lane::LabelsOf(const StarRequest& request) const {
 
 std::vector<std::unique_ptr<StarRequest>> Lane::TakeRequests() {
   std::vector<std::unique_ptr<StarRequest>> requests;
+  // Oldest first.
   for (auto* queue : {&sent_, &waiting_}) {
     requests.insert(requests.end(), std::make_move_iterator(queue->begin()), std::make_move_iterator(queue->end()));
     queue->clear();
@@ -307,6 +322,7 @@ void Lane::Close(Urgency urgency) {
   if (state_ == State::kDown) {
     state_ = State::kClosed;
   } else if (urgency == Urgency::kNow) {
+    // A write to a server that reads nothing would never end. Cancelling makes gRPC return all events.
     abort_.reset();
     if (context_ != nullptr) context_->TryCancel();
   } else {
@@ -317,7 +333,8 @@ void Lane::Close(Urgency urgency) {
 void Lane::EndCall() {
   if (state_ == State::kClosed || state_ == State::kDown) return;
   state_ = State::kEnding;
-  // A read and a write of a broken stream both come back by themselves.
+  // gRPC returns the events of a broken stream's read and write by itself. Finish must not be called before: the tags
+  // and the buffer of the read are members, and the next stream would use them too.
   if (reading_ || writing_ || std::exchange(finishing_, true)) return;
   stream_->Finish(&final_status_, &finish_tag_);
 }
@@ -332,6 +349,7 @@ void Lane::OnFinish() {
     return;
   }
   state_ = State::kDown;
+  // A stream that the server has ended with OK says nothing new about why there is no connection.
   if (connection_.ok() || !final_status_.ok()) {
     connection_ = absl::UnavailableError(final_status_.error_message());
   }

@@ -1,7 +1,8 @@
-// One stream of a worker to a shard, with a connection of its own: sends requests in order, a bounded number
-// unanswered, and after a broken connection opens the stream again and repeats what was not answered.
+// A *lane* is one connection of a worker to one shard, with one gRPC stream at a time. It sends requests in order, with
+// a bounded number of them unanswered. When the connection breaks, it opens a new stream and sends the unanswered
+// requests again; the shard recognises repeated ones. server/exchange_lane.h is the other end.
 //
-// Thread safety: one thread, that which polls the completion queue.
+// Thread safety: one thread, the one that polls the completion queue.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_LANE_H_
 #define STARRING_WORKER_EXCHANGE_STAR_LANE_H_
 
@@ -36,13 +37,13 @@ struct StarRequest {
   // gradients (kNoBucket).
   int group = kNoBucket;
   v1::ExchangeMessage fields;
-  std::span<const std::byte> payload;  // sent from where it lies
-  std::span<std::byte> destination;    // where the answer's payload goes; it must have this length
-  // If fields.shared(): neither payload nor answer travel, and this is the length of the answer.
+  std::span<const std::byte> payload;  // sent from the caller's memory, without a copy
+  std::span<std::byte> destination;    // takes the answer's payload, which must have this length
+  // The length of the answer if fields.shared(): then payload and answer are in shared memory and do not travel.
   int64_t shared_answer_bytes = 0;
-  v1::SharedMemory* parameter_memory = nullptr;  // if not null, takes what the answer says
+  v1::SharedMemory* parameter_memory = nullptr;  // if not null, takes the answer's field of this name
 
-  // Every slice that gRPC holds of `payload` shares this: while the count is above 1, gRPC may still read there.
+  // Every slice of `payload` that gRPC holds shares this. While the count is above 1, gRPC may still read the payload.
   std::shared_ptr<const void> payload_use = std::make_shared<char>();
   std::chrono::steady_clock::time_point since;  // posted, or first sent
   bool was_sent = false;
@@ -54,38 +55,38 @@ class Lane {
  public:
   using Time = std::chrono::steady_clock::time_point;
   struct Options {
-    std::shared_ptr<grpc::Channel> channel;  // shared: gRPC's way
+    std::shared_ptr<grpc::Channel> channel;  // shared, because gRPC wants it so
     grpc::CompletionQueue* queue = nullptr;  // outlives the lane's last event
     int rank = 0;
     int shard = 0;
     int lane = 0;
     uint64_t job_id = 0;
     TraceTrack* track = nullptr;  // null: there is no trace
-    // `request` has its answer, which is copied to its destination.
+    // `request` has been answered, and the answer has been copied to its destination.
     std::function<void(std::unique_ptr<StarRequest> request)> on_answer;
     // Fills in the progress of this worker.
     std::function<void(v1::Progress*)> fill_progress;
-    // HERE or STALL: they answer no request.
+    // Takes HERE and STALL, which answer no request.
     std::function<void(const v1::ExchangeMessage&)> on_note;
-    // The job has failed, or this lane cannot go on: nothing will be answered any more.
+    // The job has failed, or this lane cannot go on: no request will be answered any more.
     std::function<void(const absl::Status&)> on_failure;
   };
   explicit Lane(Options options);
 
-  // Sends `request` when the connection is there and the requests before it leave room.
+  // Sends `request` as soon as there is a connection and enough of the requests before it have been answered.
   void Post(std::unique_ptr<StarRequest> request);
-  // Overtakes everything and has no answer.
+  // Tells the server, before anything else that waits, that this worker gives up. There is no answer.
   void PostAbort(const absl::Status& why);
-  // Overtakes requests. kServer: and asks whether the server answers.
+  // Sends this worker's progress before requests that wait. kServer: also asks the server for a sign of life.
   enum class Asks { kNothing, kServer };
   void PostProgress(Asks asks);
 
-  // Opens the stream when it is time to.
+  // Opens the stream if the lane is down and its pause is over. To be called every few dozen milliseconds.
   void Tick(Time now);
 
-  // Gives up all requests.
-  std::vector<std::unique_ptr<StarRequest>> TakeRequests();
-  // Ends the stream: kOrderly after what is being written and an abort, kNow at once. REQUIRES: no requests.
+  // Gives all requests that are not answered back to the caller. The destination of a request is not written any more.
+  [[nodiscard]] std::vector<std::unique_ptr<StarRequest>> TakeRequests();
+  // Ends the stream. kOrderly: after the current write and a posted abort. kNow: at once. REQUIRES: no requests.
   enum class Urgency { kOrderly, kNow };
   void Close(Urgency urgency);
   bool closed() const { return state_ == State::kClosed; }
@@ -96,9 +97,9 @@ class Lane {
   // Why there is no connection, or OK.
   const absl::Status& connection() const { return connection_; }
 
-  // The server's end of the newest connection, as common/host/peer_name.h spells it; empty before there was one.
+  // The server's address in the newest connection, as common/host/peer_name.h spells it; empty before the first one.
   const std::string& peer() const { return peer_; }
-  // Grows with every message that comes, and with every long one that leaves.
+  // Grows with every message received and with every long message sent.
   int64_t signs_of_life() const { return signs_of_life_; }
 
   int64_t payload_bytes_sent() const { return payload_bytes_sent_; }
@@ -114,16 +115,16 @@ class Lane {
   void OnFinish();
   void WriteNext();
   void Write(const v1::ExchangeMessage& fields, std::span<const std::byte> payload, std::shared_ptr<const void> keeper);
-  // The next part of the newest request that is sent.
+  // Writes the next part of sent_.back().
   void WritePart();
-  // Copies a part of the answer to `request` to its place. True when it was the last; InternalError if it has another
-  // length than expected.
+  // Copies one part of the answer to the destination of `request`. True if it was the last part; InternalError if it
+  // has another length than expected.
   absl::StatusOr<bool> TakePart(const ReceivedMessage& message, StarRequest* request);
   void TakeAnswer(const ReceivedMessage& message);
-  // Of the exchange of a gradient; other requests are not traced.
+  // Only exchanges of gradients are traced.
   bool IsTraced(const StarRequest& request) const;
   TraceLabels LabelsOf(const StarRequest& request) const;
-  // Ends a stream that is of no use any more, once gRPC has given back its events.
+  // Ends the current stream as soon as gRPC has returned the events of its read and its write.
   void EndCall();
 
   const Options options_;
@@ -133,10 +134,10 @@ class Lane {
   CompletionTag write_tag_{[this](bool ok) { OnWrite(ok); }};
   CompletionTag finish_tag_{[this](bool) { OnFinish(); }};
 
-  std::deque<std::unique_ptr<StarRequest>> waiting_;
-  std::deque<std::unique_ptr<StarRequest>> sent_;
-  std::optional<absl::Status> abort_;
-  std::optional<Asks> progress_;  // to be sent
+  std::deque<std::unique_ptr<StarRequest>> waiting_;  // not sent on the current stream
+  std::deque<std::unique_ptr<StarRequest>> sent_;     // sent on it, at least in part, and not answered
+  std::optional<absl::Status> abort_;                 // to be sent
+  std::optional<Asks> progress_;                      // to be sent
 
   State state_ = State::kDown;
   bool closing_ = false;
@@ -148,20 +149,20 @@ class Lane {
   std::string peer_;
   int64_t signs_of_life_ = 0;
 
-  // Of the current stream. The stream refers to the context and goes first.
+  // State of the current stream. The stream refers to the context and must be destroyed before it.
   std::unique_ptr<grpc::ClientContext> context_;
   std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
   grpc::ByteBuffer incoming_;
   grpc::Status final_status_;
   bool hello_sent_ = false;
-  int next_part_ = 0;  // of sent_.back(), if it is not written to its end: above 0
+  int next_part_ = 0;  // above 0: the part of sent_.back() to be written next; 0: it is written as a whole
   bool abort_sent_ = false;
   bool writes_done_ = false;
   bool reading_ = false;
   bool writing_ = false;
-  bool writing_much_ = false;  // more than fits where no process reads it
+  bool writing_much_ = false;  // more bytes than socket buffers hold while no process reads them
   bool finishing_ = false;
-  TraceEvent write_;  // what is being written, if it is traced: has a name
+  TraceEvent write_;  // the event of the current write; without a name, that write is not traced
 };
 
 }  // namespace starring
