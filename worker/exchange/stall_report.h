@@ -1,5 +1,5 @@
-// Says on a worker who keeps it waiting: one line when a stall is known, one when the job goes on. Several sources, for
-// instance the servers of a star, may report the same stall: the first is heard.
+// Prints which process keeps this worker waiting: one line when a stall is known, and one when the job goes on. Several
+// sources, for instance the servers of a star, may report the same stall; only the first report is printed.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_EXCHANGE_STALL_REPORT_H_
@@ -19,9 +19,9 @@ namespace starring {
 // What an exchange needs to report a stall and to answer others.
 struct StallOptions {
   StallTimes times;
-  // Of the thread that trains; outlives the exchange. Null: nothing is known but whether it waits in the exchange.
+  // The progress of the trainer's thread; outlives the exchange. Null: only waits in the exchange are known.
   const ProgressState* progress = nullptr;
-  // Takes a line for people; called by a thread of the exchange or by the trainer's. Null: no lines.
+  // Prints a line; called by a thread of the exchange or by the trainer's. Null: nothing is printed.
   std::function<void(const std::string&)> say;
 };
 
@@ -33,14 +33,14 @@ class StallReport {
 
   // `source` has found a stall that began at `since`.
   void Open(int source, Time since, const std::string& sentence);
-  // For `source` it is over. No effect if it has reported none.
+  // For `source` the stall is over. No effect if `source` has reported none.
   void Close(int source, Time now);
   bool IsOpen(int source) const { return open_.contains(source); }
 
  private:
   const std::function<void(const std::string&)> say_;
   std::set<int> open_;
-  Time since_;  // while one is open
+  Time since_;  // when the stall began that was reported first; while one is open
 };
 
 }  // namespace starring

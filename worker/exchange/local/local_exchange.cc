@@ -37,7 +37,7 @@ class LocalExchange final : public GradientExchange {
     return absl::OkStatus();
   }
 
-  // The gradient has just been written: it still is in the cache.
+  // Here and not in Await: the gradient has just been written and is still in the cache.
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
     const ElementRange range = buckets_.bucket(bucket);
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});

@@ -1,4 +1,4 @@
-// The exchange of a job with one worker: it owns everything, and Submit applies the optimizer in place.
+// The exchange of a job with one worker, which owns every element: Submit applies the optimizer in place.
 #ifndef STARRING_WORKER_EXCHANGE_LOCAL_LOCAL_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_LOCAL_LOCAL_EXCHANGE_H_
 
@@ -9,9 +9,9 @@
 
 namespace starring {
 
-// Start fails with InvalidArgument unless job.world_size is 1. The same bits as a ring or a star of one.
-// `track` is the trainer's, or null.
-std::unique_ptr<GradientExchange> CreateLocalExchange(TraceTrack* track = nullptr);
+// Start fails with InvalidArgument unless job.world_size is 1. The bits are those of a ring or a star with one worker.
+// `track`: the trainer's trace track; may be null.
+[[nodiscard]] std::unique_ptr<GradientExchange> CreateLocalExchange(TraceTrack* track = nullptr);
 
 }  // namespace starring
 

@@ -27,6 +27,7 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
   in_flight_[bucket] = true;
   submitted_.push_back({.step = step, .bucket = bucket});
   if (track_ != nullptr) submitted_ns_[bucket] = TraceNow();
+  // The least that an allreduce moves: each rank sends and receives all but its own part, twice.
   const int64_t bytes =
       2 * static_cast<int64_t>(gradient.size_bytes()) * (transport_.world_size() - 1) / transport_.world_size();
   counters_.bytes_sent += bytes;
@@ -37,6 +38,7 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
 
 void AllreduceMachine::OnCompletion(uint64_t operation) {
   const int bucket = static_cast<int>(operation);
+  // Allreduces of different buckets may complete in any order.
   const auto found =
       std::find_if(submitted_.begin(), submitted_.end(), [&](const InFlight& s) { return s.bucket == bucket; });
   CHECK(found != submitted_.end());

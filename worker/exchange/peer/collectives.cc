@@ -15,13 +15,15 @@ namespace {
 
 using Token = MessagePump::Token;
 
+// Rank 0 can tell which rank is missing, another rank can only tell that rank 0 is late. With this grace the better
+// message arrives before the worse one is made.
 constexpr absl::Duration kVerdictGrace = absl::Seconds(2);
 
 absl::Duration DeadlineOf(const MessagePump& pump, const CollectiveOptions& options) {
   return pump.rank() == 0 ? options.deadline : options.deadline + kVerdictGrace;
 }
 
-// Waits for operations, and says who is missing if they take too long.
+// Waits for operations. If they take too long, the error names the missing ranks.
 absl::Status WaitFor(MessagePump& pump, std::span<const Token> tokens, const CollectiveOptions& options) {
   const auto is_complete = [&](Token token) { return pump.IsComplete(token); };
   const absl::Duration deadline = DeadlineOf(pump, options);
@@ -35,7 +37,8 @@ absl::Status WaitFor(MessagePump& pump, std::span<const Token> tokens, const Col
   return late;
 }
 
-// Rank 0 takes one part from each peer, `sizes[rank]` long; parts[0] stays empty.
+// The parts that rank 0 receives from its peers, part r with sizes[r] bytes; parts[0] is empty. All receives are posted
+// before the first wait, so that a slow rank does not hold up the others' messages.
 absl::StatusOr<std::vector<std::vector<std::byte>>> ReceiveParts(MessagePump& pump, ControlTag tag,
                                                                  std::span<const uint64_t> sizes,
                                                                  const CollectiveOptions& options) {
@@ -87,7 +90,8 @@ absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options) {
   const int from = pump.rank() - 1;
   const int to = pump.rank() + 1;
-  Token sent[2] = {};  // the last two segments, so that one leaves while the next arrives
+  // Two segments may be leaving: one leaves while the next arrives, and memory in flight stays bounded.
+  Token sent[2] = {};
   bool is_sent[2] = {false, false};
   for (size_t begin = 0, i = 0; begin < data.size(); begin += kBroadcastSegmentBytes, ++i) {
     const std::span<std::byte> segment =
@@ -136,11 +140,11 @@ absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const Collec
 absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data, const CollectiveOptions& options) {
   const bool sends = pump.rank() == route.from;
   const int peer = sends ? route.to : route.from;
-  std::vector<Token> tokens;  // of the segments before the next one
+  std::vector<Token> tokens;  // by segment
   for (size_t begin = 0; begin < data.size(); begin += kTransferSegmentBytes) {
     const std::span<std::byte> segment =
         data.subspan(begin, std::min<size_t>(kTransferSegmentBytes, data.size() - begin));
-    // One may be on its way while the one before it ends.
+    // Two segments may be in flight: one leaves while the one before it ends.
     if (tokens.size() > 1) RETURN_IF_ERROR(WaitFor(pump, {&tokens[tokens.size() - 2], 1}, options));
     tokens.push_back(sends ? pump.SendFrom(peer, ControlTag::kState, segment)
                            : pump.ReceiveInto(peer, ControlTag::kState, segment));

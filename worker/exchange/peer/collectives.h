@@ -1,9 +1,10 @@
-// The few collective operations of the exchange's start and end, over a message pump. All go through rank 0. Cost:
-// O(world_size) messages at rank 0, or O(bytes) on every link for BroadcastFromRoot: none of them belongs in a step's
-// path but a Sum now and then.
+// The collective operations of the exchange's start and end, and of Sum, over a message pump. All ranks make the same
+// calls in the same order. All go through rank 0.
 //
-// An expired deadline is DeadlineExceeded, names who is missing, and is told to the peers. Ranks other than 0 wait a
-// little longer, since they wait for rank 0, which may wait for somebody else.
+// Cost: O(world_size) messages at rank 0; BroadcastFromRoot: O(bytes) on every link. Too slow for gradients.
+//
+// An expired deadline is DeadlineExceeded, names the missing ranks, and is told to the peers. Ranks other than 0 wait
+// two seconds longer: they wait for rank 0, which may wait for another rank and then names it.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
 #define STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
 
@@ -26,17 +27,18 @@ struct CollectiveOptions {
   absl::Duration deadline = absl::InfiniteDuration();
 };
 
-// Rank 0 leaves with all ranks' `mine`, by rank; `all` holds world_size * mine.size() bytes there and is not looked at
-// elsewhere. REQUIRES: mine.size() is the same everywhere.
+// Fills `all` of rank 0 with the `mine` of every rank, in the order of ranks. `all` has world_size * mine.size() bytes
+// on rank 0 and is ignored on other ranks. REQUIRES: mine.size() is the same on all ranks.
 absl::Status GatherToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> mine, std::span<std::byte> all,
                           const CollectiveOptions& options);
 
-// Everybody leaves with rank 0's `data`; the size is the same everywhere. Straight from rank 0 to each.
+// Replaces `data` on every rank by that of rank 0, which sends it to each rank. REQUIRES: data.size() is the same on
+// all ranks.
 absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte> data,
                           const CollectiveOptions& options);
 
-// The same for much data: segments travel along the chain 0, 1, 2, ... After an error `data` belongs to the pump until
-// that is destroyed; so it does in Transfer.
+// The same for much data, in segments along the chain of ranks 0, 1, 2, ...: each link carries the data once. After an
+// error `data` belongs to the pump until the pump is destroyed, as in Transfer.
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options);
 
 // GatherToRoot and SendFromRoot for texts, whose lengths may differ.
@@ -44,7 +46,7 @@ absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std
                                                           const CollectiveOptions& options);
 absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const CollectiveOptions& options);
 
-// `data` of rank `from` arrives in `data` of rank `to`, in segments; only these two call it.
+// Copies `data` of rank `from` to `data` of rank `to`, in segments. Only these two ranks call it.
 struct Route {
   int from = 0;
   int to = 0;

@@ -24,9 +24,10 @@ constexpr int kRequestTag = 1;
 constexpr int kAnswerTag = 2;
 constexpr int kPings = 10;
 constexpr int kMessagesInFlight = 4;
-// What one name can hold, with its end, less the count of parts that the first one begins with.
+// What one published name can hold, less its terminating zero and the count of parts with which the first one begins.
 constexpr size_t kNameBytesMax = MPI_MAX_PORT_NAME - 16;
-// Who sleeps answers late. A pair that has just exchanged a message stays awake for so long.
+// A rank that sleeps answers late, which would be measured as the network's latency. So a rank stays awake this long
+// after a message.
 constexpr absl::Duration kAwake = absl::Milliseconds(3);
 constexpr absl::Duration kPause = absl::Microseconds(200);
 
@@ -42,7 +43,7 @@ std::string PartName(const std::string& name, size_t part) { return absl::StrCat
 }  // namespace
 
 struct MpiProbe::State {
-  // A message on its way; its buffer stays where it is until MPI has let go of it.
+  // A message in flight. Its buffer must not move until MPI has completed the request.
   struct Message {
     std::vector<char> buffer;
     MPI_Request request = MPI_REQUEST_NULL;
@@ -67,7 +68,7 @@ struct MpiProbe::State {
                                MPI_COMM_WORLD, &message.request);
     return code == MPI_SUCCESS ? absl::OkStatus() : MpiError("MPI_Isend", code);
   }
-  // Takes what has arrived, and completes what can be.
+  // Receives messages that have arrived and ends operations that have completed.
   absl::Status Progress() {
     for (const int tag : {kRequestTag, kAnswerTag}) {
       int there = 0;
@@ -122,13 +123,13 @@ MpiProbe::MpiProbe(MpiRuntime* runtime) : state_(std::make_unique<State>()) {
 }
 
 MpiProbe::~MpiProbe() {
-  // MPI may still write to the buffers: they stay until the process ends.
+  // MPI may still write to the buffers, so they stay until the process ends.
   if (!state_->messages.empty()) static_cast<void>(state_.release());
 }
 
 absl::Status MpiProbe::Publish(const std::string& name, const std::string& text) {
   const size_t parts = std::max<size_t>(1, (text.size() + kNameBytesMax - 1) / kNameBytesMax);
-  // The first part last: who finds it finds the others.
+  // The first part is published last, so that a rank that finds it finds all others too.
   for (size_t part = parts; part-- > 0;) {
     std::string value = text.substr(part * kNameBytesMax, kNameBytesMax);
     if (part == 0) value = absl::StrCat(parts, " ", value);
@@ -186,7 +187,7 @@ absl::StatusOr<std::vector<std::string>> MpiProbe::Gather(const std::string& tex
 
 void MpiProbe::Serve(absl::Duration pause) {
   const absl::Time end = absl::Now() + pause;
-  // The rank that measures says what does not arrive; this one goes on.
+  // An error ends the serving only: the rank that measures reports what does not arrive.
   while (state_->Progress().ok()) {
     const absl::Time now = absl::Now();
     if (now >= end && now - state_->last_arrival >= kAwake) return;
@@ -199,7 +200,7 @@ absl::StatusOr<MpiProbe::Measurement> MpiProbe::Measure(int peer, double seconds
   State& state = *state_;
   Measurement result{.round_trip_us = std::numeric_limits<double>::max()};
   state.answers = 0;
-  // The first one makes the connection.
+  // The first ping makes the connection. Its time counts as well, but the smallest one is taken.
   for (int ping = 0; ping <= kPings; ++ping) {
     const absl::Time start = absl::Now();
     RETURN_IF_ERROR(state.Send(1, peer, kRequestTag));

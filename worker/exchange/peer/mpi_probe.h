@@ -1,7 +1,7 @@
-// What a check before training needs of MPI: a board of names, a gathering that may fail, and messages between pairs
-// that may never arrive.
+// The parts of MPI that a check before training uses: a board of names, a gathering that may fail, and messages between
+// pairs of ranks that may never arrive.
 //
-// No call here waits without an end. After a failure MPI may be stuck: then leave by MpiRuntime::ExitWithoutFinalize.
+// Every wait has an end. After a failure MPI may be stuck: then leave by MpiRuntime::ExitWithoutFinalize.
 //
 // Thread safety: the thread that created the MpiRuntime.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_MPI_PROBE_H_
@@ -21,19 +21,21 @@ namespace starring {
 
 class MpiProbe {
  public:
-  // Errors of MPI are returned from now on, by all of this process. `runtime` outlives the probe.
+  // From now on MPI returns its errors, to every caller in this process, instead of ending it. `runtime` outlives the
+  // probe.
   explicit MpiProbe(MpiRuntime* runtime);
-  // Leaves MPI's buffers alone if messages are still under way.
+  // Leaks the buffers of messages that are still in flight, because MPI may still write to them.
   ~MpiProbe();
   MpiProbe(const MpiProbe&) = delete;
   MpiProbe& operator=(const MpiProbe&) = delete;
 
-  // Names travel by the launcher's own connections, not by those of messages. Only mpirun has them: elsewhere Open MPI
-  // prints a warning, and fails. Text of any length without zero bytes; a name is published once.
+  // Names travel through the launcher's own connections, so they arrive even if no message between ranks does. Only
+  // mpirun has them: under other launchers Open MPI prints a warning and fails. The text may have any length and no
+  // zero bytes; a name is published once.
   absl::Status Publish(const std::string& name, const std::string& text);
   absl::StatusOr<std::optional<std::string>> Lookup(const std::string& name);
 
-  // Every rank's text, by MPI's messages. All ranks call it. DeadlineExceeded at `end`.
+  // Returns every rank's text, which travels by MPI's messages. All ranks call it. DeadlineExceeded at `end`.
   absl::StatusOr<std::vector<std::string>> Gather(const std::string& text, absl::Time end);
 
   // Answers other ranks' Measure for as long as `pause`, and longer while messages come. Call it often.
@@ -43,7 +45,7 @@ class MpiProbe {
     double round_trip_us = 0;
     double bytes_per_second = 0;
   };
-  // Sends to `peer`, which is in Serve now and then. As much as takes `seconds`, at most limits.h's.
+  // Sends to `peer`, which must keep calling Serve: for `seconds`, and at most kCheckBandwidthBytesMax of limits.h.
   absl::StatusOr<Measurement> Measure(int peer, double seconds, absl::Time end);
 
  private:

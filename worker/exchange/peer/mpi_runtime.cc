@@ -65,8 +65,9 @@ void AvoidForbiddenSingleCopy() {
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*replace=*/0);
 }
 
-// A larger message is announced first, and waits for the receiver's answer, which queues behind the chunks that travel
-// the other way. The ring posts its receives before and bounds what is in flight: each chunk is sent at once.
+// MPI announces a message above the eager limit and sends it only after the receiver's answer, which queues after the
+// chunks that travel the other way. The ring does not need that protection: it posts its receives first and bounds what
+// is in flight. So each chunk may be sent at once.
 void SendChunksEagerly() {
   constexpr int64_t kHeaderBytesMax = 1024;
   const int64_t chunk_bytes = kChunkElements * static_cast<int64_t>(sizeof(float));
@@ -88,7 +89,7 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
                                                               absl::Duration join_deadline, const std::string& note) {
   AvoidForbiddenSingleCopy();
   SendChunksEagerly();
-  // mpirun of the bundle has said so to us already; srun has not.
+  // The bundle's mpirun has set these variables for its ranks already; srun has not.
   if (const std::string bundle = BundleFolder(); !bundle.empty()) UseBundledOpenMpi(bundle);
   int granted = MPI_THREAD_SINGLE;
   {
@@ -96,7 +97,7 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
                       absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " waited ",
                                    absl::FormatDuration(join_deadline), " in MPI_Init: another rank did not start",
                                    note.empty() ? "" : ": ", note));
-    // No more than SERIALIZED: with MULTIPLE every call would take Open MPI's own locks.
+    // Not MPI_THREAD_MULTIPLE: with it every call would take Open MPI's own locks.
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS) {
       return absl::InternalError("MPI_Init_thread failed");
     }

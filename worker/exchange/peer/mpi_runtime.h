@@ -1,8 +1,8 @@
 // MPI in this process, from MPI_Init to MPI_Finalize, and the transport over it. There is at most one MpiRuntime in the
 // life of a process; it is started only when the job uses ring or mpi.
 //
-// Threads: MPI_THREAD_SERIALIZED. One thread at a time may be inside MPI; the exchange sees to it while it lives, so
-// create exchanges and destroy this object in one thread, without an exchange alive at the end.
+// Threads: MPI_THREAD_SERIALIZED, so one thread at a time may be inside MPI. An exchange ensures this as long as it
+// exists. Create exchanges and destroy the runtime on one thread, and destroy all exchanges first.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_MPI_RUNTIME_H_
 #define STARRING_WORKER_EXCHANGE_PEER_MPI_RUNTIME_H_
 
@@ -18,14 +18,16 @@ namespace starring {
 
 class MpiRuntime {
  public:
-  // InvalidArgument when MPI sees another number of ranks than the launcher started (srun without PMI starts singletons
-  // silently), with the way out. A process that is missing keeps everybody else inside MPI_Init, where nothing can be
-  // returned: after `join_deadline` this process ends with a message, which `note` is added to, and exit code 3.
+  // InvalidArgument, with the way out, if MPI sees another number of ranks than the launcher started: srun without PMI
+  // starts jobs of one rank without a warning. A missing process keeps all others inside MPI_Init, from where no error
+  // can be returned: after `join_deadline` this process prints a message, with `note` appended, and ends with exit
+  // code 3.
   static absl::StatusOr<std::unique_ptr<MpiRuntime>> Start(const LauncherEnvironment& launcher,
                                                            absl::Duration join_deadline = absl::Seconds(60),
                                                            const std::string& note = "");
 
-  // MPI_Finalize: all ranks leave together. Only after an orderly end; else ExitWithoutFinalize.
+  // Calls MPI_Finalize, in which all ranks wait for each other. Only after an orderly end; otherwise use
+  // ExitWithoutFinalize.
   ~MpiRuntime();
   MpiRuntime(const MpiRuntime&) = delete;
   MpiRuntime& operator=(const MpiRuntime&) = delete;
@@ -33,8 +35,8 @@ class MpiRuntime {
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
 
-  // Ends the process at once, leaving the peers alone: MPI_Finalize would wait for them. Flushes stdio; runs no
-  // destructors. mpirun then ends the other ranks and returns `exit_code`, unless it is 0.
+  // Ends the process at once, without MPI_Finalize, which would wait for the peers. Flushes stdio; runs no destructors.
+  // mpirun then ends the other ranks and returns `exit_code`, unless it is 0.
   [[noreturn]] void ExitWithoutFinalize(int exit_code);
 
  private:

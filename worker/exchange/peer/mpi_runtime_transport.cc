@@ -27,7 +27,7 @@ int CountOf(size_t size) {
   return static_cast<int>(size);
 }
 
-// A function of Open MPI; what it answers is the running library's, not the headers'.
+// Asks the library that runs, which may be another one than that of the headers.
 bool IsCudaAware() {
 #if defined(OMPI_HAVE_MPI_EXT_CUDA) && OMPI_HAVE_MPI_EXT_CUDA
   return MPIX_Query_cuda_support() == 1;
@@ -92,6 +92,7 @@ class MpiTransport final : public Transport {
     int count = 0;
     const int code =
         MPI_Testsome(CountOf(requests_.size()), requests_.data(), &count, indices_.data(), MPI_STATUSES_IGNORE);
+    // MPI guarantees nothing after an error, not even which receives it may still write to.
     if (code != MPI_SUCCESS) return error_ = MpiError("MPI_Testsome", code);
     if (count == MPI_UNDEFINED || count == 0) return absl::OkStatus();
     for (int i = 0; i < count; ++i) completed.push_back(tokens_[indices_[i]]);
@@ -110,7 +111,7 @@ class MpiTransport final : public Transport {
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     CHECK_LE(bytes, data.size());
-    // Small, hence already here in whole: does not wait.
+    // A notice is so short that the whole of it has arrived with its announcement: this does not wait.
     MPI_Mrecv(data.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE);
     return Received{.peer = status.MPI_SOURCE, .bytes = bytes};
   }
@@ -141,8 +142,8 @@ class MpiTransport final : public Transport {
   const int world_size_;
   MPI_Comm communicator_ = MPI_COMM_NULL;
   int tag_max_ = 32767;
-  absl::Status error_;  // the first; sticky
-  // In flight, in step with each other.
+  absl::Status error_;  // the first one; it stays
+  // In flight: tokens_[i] is the token of requests_[i].
   std::vector<MPI_Request> requests_;
   std::vector<Token> tokens_;
   std::vector<int> indices_;

@@ -19,15 +19,16 @@
 namespace starring {
 namespace {
 
-// How long the background thread sleeps between two visits.
+// How long the background thread sleeps between two visits: the shorter, the sooner a message goes on; the longer, the
+// less of the trainer's core it takes.
 constexpr std::chrono::microseconds kPauseMin{20};
 constexpr std::chrono::microseconds kPauseMax{320};
 
-// With nothing in flight it looks now and then whether somebody calls the roll, and tells how far it is. Short beside
-// StallTimes::patience.
+// With nothing in flight it answers roll calls and tells its progress this often: well within StallTimes::patience, or
+// this rank would be called silent.
 constexpr std::chrono::milliseconds kRollCallInterval{50};
 
-// The first message of a sum: what it is for, and its first values.
+// The first message of a sum: its purpose, its length, and its first values.
 constexpr size_t kSumHeadValues = 6;
 struct SumHead {
   int64_t purpose = 0;
@@ -99,7 +100,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   return absl::OkStatus();
 }
 
-// Rank 0 compares everybody's agreement with its own and tells all the outcome; an empty verdict is agreement.
+// Rank 0 compares the agreement of each rank with its own and tells the outcome to all; an empty verdict is agreement.
 absl::Status PeerExchange::Agree() {
   const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
   const std::string mine = SerializeAgreement(job_);
@@ -136,7 +137,7 @@ GradientExchange::MemoryPlace PeerExchange::memory_place() const {
   return own_parameters_.empty() ? MemoryPlace::kHost : MemoryPlace::kDevice;
 }
 
-// Rank 0's parameters to everybody, and its optimizer state, of which each rank keeps what it owns.
+// Sends rank 0's parameters and optimizer state to all ranks. Each rank keeps the state of the elements that it owns.
 absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
@@ -169,7 +170,7 @@ std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
 }
 
 std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
-  // Alone, or where everybody owns everything, blocks mean nothing.
+  // With one rank, or if each rank owns every element, blocks have no meaning.
   if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
   return job_.buckets.RingSlice(bucket, rank);
 }
@@ -177,10 +178,11 @@ std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const 
 void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
   TrainerDrives drive(*this);
   CHECK(machine_ != nullptr) << "Submit before Start";
-  if (!pump_.failure().ok()) return;  // Await says so
+  if (!pump_.failure().ok()) return;  // Await returns it
   pump_.CountCall();
   machine_->Submit(step, bucket, gradient);
-  (void)pump_.Pump();  // an error stays in the pump
+  // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
+  (void)pump_.Pump();
   if (background_sleeps_ && !machine_->IsIdle()) submitted_.NotifyOne();
 }
 
@@ -190,7 +192,7 @@ absl::Status PeerExchange::Await(int64_t step, int bucket) {
                    absl::StrCat("step ", step, ", bucket ", bucket));
 }
 
-// Not only until the trainer may go on: parameters may still be on their way to the right neighbour then.
+// Await returns earlier: when the trainer may go on, parameters may still be on their way to the right neighbour.
 absl::Status PeerExchange::Drain() {
   return WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsIdle(); }, "the last step");
 }
@@ -212,8 +214,8 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   pump_.CountCall();
   const CollectiveOptions options = {.what = "a sum over all ranks", .deadline = job_.exchange_deadline};
   const SumKind kind{.purpose = purpose, .value_count = static_cast<int64_t>(values.size())};
-  // Every sum begins with a message of one length, so that rank 0 can tell ranks that add different things from each
-  // other. A vote, which happens once a second, is done with it; more values follow in a second message.
+  // Every sum begins with a message of one length, so that rank 0 can receive it even from a rank that adds something
+  // else, and can name that rank. A vote, which happens once a second, fits into it; longer sums need a second message.
   const size_t head_count = std::min(values.size(), kSumHeadValues);
   SumHead head{.purpose = static_cast<int64_t>(kind.purpose), .value_count = kind.value_count, .values = {}};
   std::copy_n(values.begin(), head_count, head.values.begin());
@@ -231,7 +233,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
     std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.world_size() : 0);
     RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSumRest, std::as_bytes(rest),
                                  std::as_writable_bytes(std::span(all)), options));
-    // Added in one place, so that everybody has the same bits.
+    // Only rank 0 adds, so that all ranks get the same bits.
     for (size_t rank = 1; rank < all.size() / rest.size(); ++rank) {
       for (size_t i = 0; i < rest.size(); ++i) rest[i] += all[rank * rest.size() + i];
     }
@@ -254,7 +256,7 @@ absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>
   return absl::OkStatus();
 }
 
-// Rank after rank, one message for each bucket's slice: rare, and small beside the step that comes before it.
+// One rank after the other, one message for each bucket's slice. It is slow, but checkpoints are rare.
 absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole) {
   const CollectiveOptions options = {.what = "gathering the optimizer's state", .deadline = job_.exchange_deadline};
   for (int rank = 1; rank < pump_.world_size(); ++rank) {
@@ -282,7 +284,8 @@ void PeerExchange::Abort(const absl::Status& why) {
   pump_.Abort(why);
 }
 
-// Without an error every operation has completed: Finish drains. After one nobody polls, and MPI keeps what was posted.
+// Without an error every operation has completed, because Finish drains. After an error no thread polls any more, and
+// MPI may still write into the receives that were posted.
 bool PeerExchange::Release() {
   StopBackground();
   const MutexLock lock(mutex_);
@@ -310,7 +313,7 @@ ExchangeCounters PeerExchange::counters() const {
 }
 
 void PeerExchange::DriveInBackground() {
-  // Linux rounds sleeps up by 50 us unless told otherwise. A failure costs time only.
+  // Linux lengthens sleeps by up to 50 us by default, more than kPauseMin. A failure of this call costs only time.
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
   std::chrono::microseconds pause = kPauseMin;
   const MutexLock lock(mutex_);
@@ -326,7 +329,7 @@ void PeerExchange::DriveInBackground() {
     const bool some = progress.ok() && *progress == MessagePump::Progress::kSome;
     pause = some ? kPauseMin : std::min(2 * pause, kPauseMax);
     mutex_.Unlock();
-    // Not asking for the lock while the trainer has it saves it a system call when it lets go.
+    // A thread that waits for the mutex would cost the trainer a system call whenever it unlocks.
     do {
       std::this_thread::sleep_for(pause);
       pause = trainer_drives_.load(std::memory_order_relaxed) ? std::min(2 * pause, kPauseMax) : pause;

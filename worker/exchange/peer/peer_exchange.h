@@ -1,12 +1,12 @@
-// The exchange among equals: ring and mpi. What happens to a bucket is a BucketMachine's business; this class starts
-// and ends the job with the peers, waits, and decides which thread drives the transport.
+// The exchange among equals: ring and mpi. A BucketMachine decides what happens to a bucket; this class starts and ends
+// the job with the peers, waits, and decides which thread drives the transport.
 //
-// Threads. At any time at most one thread is inside the transport (and with it inside MPI): the one that holds the
-// mutex. That is the trainer's own thread in every call that it makes, Await above all: nobody else needs its core
-// then, and no result waits for a thread to wake up. Between those calls, while the trainer computes, a background
-// thread looks after the messages in flight in short visits, and sleeps in between, less when something arrives and
-// longer when nothing does; with nothing in flight it sleeps until the next Submit, but for a glance twenty times a
-// second. (Open MPI makes no progress by itself.)
+// Threads. At any time at most one thread is inside the transport, and with it inside MPI: the thread that holds the
+// mutex. In every call, above all in Await, that is the trainer's own thread: it has nothing else to do then, and no
+// result waits for another thread to wake up. Between those calls, while the trainer computes, a background thread
+// drives the messages in flight, because Open MPI makes no progress by itself. It does so in short visits and sleeps in
+// between, for a shorter time after a visit that found something. With nothing in flight it sleeps until the next
+// Submit and looks for notices twenty times a second.
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
 // (cuda_aware/cuda_aware_owner.h): memory_place says where.

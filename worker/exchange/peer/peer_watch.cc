@@ -14,11 +14,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How often a rank tells its neighbours where it is.
+// A rank tells its neighbours its progress at most this often.
 constexpr milliseconds kTellInterval(250);
-// How often a rank that waits looks whether somebody has to be asked or named.
+// A rank that waits checks this often whether a rank is to be asked or named.
 constexpr milliseconds kLookInterval(20);
-// For the roll call of an expired deadline.
+// How long the roll call of an expired deadline waits for answers: a process that lives answers within a visit of its
+// background thread, and the job is over anyway.
 constexpr milliseconds kRollCallPatience(1000);
 constexpr int64_t kSilent = -1;
 
@@ -26,7 +27,7 @@ milliseconds Since(PeerWatch::Time then, PeerWatch::Time now) {
   return std::chrono::duration_cast<milliseconds>(now - then);
 }
 
-// Phase, step, bucket and the time since as numbers.
+// Phase, step, bucket, and the milliseconds since the phase began.
 std::string EncodeWork(const WorkState& state, milliseconds since) {
   return absl::StrCat(static_cast<int>(state.phase), " ", state.step, " ", state.bucket, " ", since.count());
 }
@@ -44,7 +45,7 @@ std::optional<WorkState> DecodeWork(std::span<const int64_t> numbers) {
                    .age = milliseconds(numbers[3])};
 }
 
-// Empty if `text` is anything but numbers.
+// The numbers in `text`, separated by spaces; empty if it contains anything else.
 std::vector<int64_t> Numbers(std::string_view text) {
   std::vector<int64_t> numbers;
   for (const absl::string_view word : absl::StrSplit(absl::string_view(text.data(), text.size()), ' ')) {
@@ -67,7 +68,7 @@ PeerWatch::PeerWatch(Options options)
       report_(options_.stall.say),
       calls_(options_.world_size, kSilent) {}
 
-// Whoever waits is in the exchange, whatever it does there: an evaluation's sum is a wait too.
+// A rank that waits is in the exchange, whatever its phase says: an evaluation waits in a sum, too.
 WorkState PeerWatch::MyWork(Time now) const {
   WorkState work = options_.stall.progress == nullptr ? WorkState() : options_.stall.progress->Read(now);
   if (waiting_since_.has_value()) {
@@ -81,7 +82,7 @@ void PeerWatch::TellProgress(Time now) {
   if (options_.stall.progress == nullptr || options_.world_size == 1 || now < next_tell_) return;
   next_tell_ = now + kTellInterval;
   const WorkState work = MyWork(now);
-  // A rank that stands still says nothing: messages to a process that is stopped would pile up.
+  // A rank whose progress has not changed sends nothing: messages to a stopped process would pile up.
   const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
   if (news == last_told_) return;
   last_told_ = news;
@@ -118,7 +119,8 @@ void PeerWatch::OnNotice(int peer, NoticeKind kind, std::string_view text, Time 
   }
 }
 
-// Its calls and progress, then, for each neighbour, its rank and what it last said how long ago.
+// The text has the peer's call count and progress, then for each of its neighbours the neighbour's rank, the progress
+// that it last reported, and how long ago that was.
 void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
   const std::vector<int64_t> numbers = Numbers(text);
   std::span<const int64_t> rest(numbers);

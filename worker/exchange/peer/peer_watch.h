@@ -1,9 +1,10 @@
-// What one rank of a ring knows of the others' progress, and what it says when it is stuck. Knows no transport: notices
-// go out by a function, and the time is passed in.
+// What one rank of a ring knows about the progress of the others, and the line it prints when it is stuck. It knows no
+// transport and no clock: notices leave through a function, and the time is passed in.
 //
-// Progress. A rank tells its two neighbours its step and phase when they have changed, a few times a second at most:
-// two small messages, however many ranks there are. Who calls the roll gets from every rank that answers its own
-// progress, and what it last heard of its neighbours: so all learn where a rank was that does not answer any more.
+// Progress. A rank tells its two neighbours its step and phase when they have changed, at most four times a second: two
+// small messages, however many ranks there are. A rank that calls the roll receives from every rank that answers that
+// rank's progress, and what it last heard from its neighbours. So the caller learns where a rank was that no longer
+// answers.
 //
 // Thread safety: one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_WATCH_H_
@@ -24,7 +25,7 @@
 
 namespace starring {
 
-// The kind of a notice is its first byte.
+// A notice's kind is its first byte. kHere answers kRollCall.
 enum class NoticeKind : char { kAbort = 'A', kRollCall = 'R', kHere = 'H', kProgress = 'P' };
 
 class PeerWatch {
@@ -38,22 +39,23 @@ class PeerWatch {
   };
   explicit PeerWatch(Options options);
 
-  // One more call of the exchange that all ranks make in the same order; the roll call compares these counts.
+  // Counts a call that all ranks make in the same order. The roll call compares the counts.
   void CountCall() { ++call_count_; }
 
-  // Tells the neighbours, if it is time to and there is news.
+  // Tells the neighbours this rank's progress, if it has changed and the last message is a quarter of a second old.
   void TellProgress(Time now);
-  // A notice other than kAbort. What cannot be read is ignored.
+  // Takes a notice other than kAbort. A notice that cannot be read is ignored.
   void OnNotice(int peer, NoticeKind kind, std::string_view text, Time now);
 
-  // This rank waits, and nothing has arrived since `since`; nothing until something arrives or the wait is over.
+  // This rank waits, and nothing has arrived since `since`. EndWait: something has arrived, or the wait is over.
   void BeginWait(Time since) { waiting_since_ = since; }
   void EndWait();
-  // While it waits, for `what`: asks, and reports a stall once its root is known. Cheap when there is nothing to do.
+  // To be called again and again while this rank waits for `what`: asks other ranks, and reports the stall once its
+  // root is known. Cheap when there is nothing to do.
   void Look(const std::string& what, Time now);
 
-  // For the message of an expired deadline: asks every rank; when all have answered or the patience is over,
-  // DescribeMissing says who it is.
+  // For the message of an expired deadline. CallRoll asks every rank. When all have answered or patience() is over,
+  // DescribeMissing names the ranks that are missing or behind.
   void CallRoll(Time now);
   bool RollIsComplete() const;
   std::string DescribeMissing(Time now) const;
@@ -69,7 +71,7 @@ class PeerWatch {
   RollCall roll_;
   StallReport report_;
   int64_t call_count_ = 0;
-  std::vector<int64_t> calls_;  // by rank: its call count as it answered, or kSilent
+  std::vector<int64_t> calls_;  // by rank: the call count in its answer, or kSilent
   std::optional<Time> waiting_since_;
   Time next_look_;
   Time next_tell_;

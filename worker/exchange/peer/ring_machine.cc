@@ -16,7 +16,7 @@ constexpr int kSlotShift = 32;
 constexpr int kPhaseShift = 24;
 constexpr uint64_t kHopMask = (uint64_t{1} << kPhaseShift) - 1;
 
-// Two blocks keep both directions of a link busy, however many ranks there are.
+// At least two blocks, which keep both directions of a link busy, however many ranks there are.
 int BlocksInFlightMax(int blocks_in_flight_max, int world_size) {
   if (blocks_in_flight_max > 0) return blocks_in_flight_max;
   const int operations_per_block = 4 * std::max(1, world_size - 1);
@@ -82,7 +82,8 @@ RingMachine::Active* RingMachine::FreeSlotFor(int64_t begin) {
     if (!active.used) {
       free = &active;
     } else if (active.block.begin == begin) {
-      // Its parameters of the last step are still on their way to the right neighbour.
+      // The same block of the last step still sends parameters to the right neighbour. Its tags and its place in the
+      // parameter vector would be used twice.
       return nullptr;
     }
   }
@@ -91,9 +92,12 @@ RingMachine::Active* RingMachine::FreeSlotFor(int64_t begin) {
 
 void RingMachine::StartBlock(Active& active) {
   const int hops = world_size_ - 1;
-  // Ready needs every receive, and the one send that reads the gradient.
+  // The trainer may go on after all receives and the one send that reads the gradient. The other sends read parameters,
+  // which the trainer only reads as well.
   active.before_ready = 2 * hops + 1;
   active.before_free = 4 * hops;
+  // All receives of partial sums are posted before the first send. A message for which no receive is posted would be
+  // copied by MPI, or would wait.
   for (int hop = 0; hop < hops; ++hop) {
     const ElementRange range = Chunk(active, Left(2 + hop));
     const bool owned = hop == hops - 1;
@@ -101,7 +105,8 @@ void RingMachine::StartBlock(Active& active) {
   }
   const ElementRange first = Chunk(active, Left(1));
   Send(active, Phase::kReduceSend, 0, Gradient(active, first));
-  // No partial sum passes through that chunk's place in the parameter vector: its new parameters may come any time.
+  // No partial sum passes through this chunk's place in the parameter vector, because its reduction starts here. So its
+  // new parameters may arrive at any time.
   Receive(active, Phase::kGatherReceive, 0, Parameters(first));
 }
 
@@ -116,7 +121,7 @@ void RingMachine::OnCompletion(uint64_t operation) {
   switch (phase) {
     case Phase::kReduceSend:
       counts_for_ready = hop == 0;
-      // Only now may the partial sum, which was sent from there, be overwritten by the new parameters.
+      // The new parameters overwrite the partial sum, so their receive must not be posted before the sum has been sent.
       if (hop > 0) Receive(active, Phase::kGatherReceive, hop, Parameters(Chunk(active, Left(1 + hop))));
       break;
     case Phase::kReduceReceive:
@@ -175,7 +180,7 @@ void RingMachine::OnReduceReceived(Active& active, int hop) {
 
 void RingMachine::OnGatherReceived(Active& active, int hop) {
   const int hops = world_size_ - 1;
-  // The last hop's chunk belongs to the right neighbour.
+  // The right neighbour owns the chunk of the last hop and has its parameters already.
   if (hop < hops - 1) Send(active, Phase::kGatherSend, hop + 1, Parameters(Chunk(active, Left(1 + hop))));
 }
 
@@ -228,9 +233,9 @@ void RingMachine::Receive(Active& active, Phase phase, int hop, std::span<float>
   transport_.PostReceive(Left(1), Tag(active, gather + hop), std::as_writable_bytes(data), TokenOf(active, phase, hop));
 }
 
-// One tag for every hop of every block: a step's messages are told apart, and those of the next step with the same tag
-// are posted later on both sides, which is when they match. Wrapping round at the largest tag is harmless, since far
-// fewer blocks are in flight.
+// Every hop of every block has a tag of its own, which tells the messages of one step apart. Messages of the next step
+// have the same tags, but both sides post them later, and messages of one tag match in the order in which they were
+// posted. Wrapping round at the largest tag is harmless, because far fewer blocks are in flight.
 int RingMachine::Tag(const Active& active, int hop) const {
   const int64_t hops = 2 * (world_size_ - 1);
   const int64_t blocks = (transport_.tag_max() + int64_t{1} - first_tag_) / hops;

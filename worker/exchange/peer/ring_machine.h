@@ -1,27 +1,27 @@
 // A ring's reduce-scatter, optimizer and allgather as one pipeline over reduction blocks.
 //
-// Words. N ranks; every rank sends to its right neighbour (rank + 1) and receives from its left one. A reduction block
-// is cut in N ring chunks (common/arithmetic/reduction_order.h); chunk c is owned by rank c. A *hop* is one message of
-// one chunk.
+// Words. There are N ranks; every rank sends to its right neighbour (rank + 1) and receives from its left one. A
+// reduction block is cut in N ring chunks (common/arithmetic/reduction_order.h); rank c owns chunk c. A *hop* is one
+// message of one chunk.
 //
-//   reduce   chunk c starts at rank c + 1 with that rank's gradient and travels right; whoever receives the partial sum
-//            adds its own gradient and passes it on. N - 1 hops bring it to rank c: contributions c + 1, c + 2, ..., c
-//            are added left to right, which is the order that reduction_order.h states.
-//   apply    rank c adds its own, the last, and applies the optimizer in the same pass over memory, in place.
-//   gather   the new parameters of chunk c travel right from rank c, N - 1 hops.
+//   reduce   Chunk c starts at rank c + 1 with that rank's gradient and travels right. Each rank that receives the
+//            partial sum adds its own gradient and passes the sum on. N - 1 hops bring it to rank c: contributions
+//            c + 1, c + 2, ..., c are added left to right, which is the order that reduction_order.h states.
+//   apply    Rank c adds its own gradient, the last one, and applies the optimizer in the same pass over memory.
+//   gather   The new parameters of chunk c travel right from rank c, N - 1 hops.
 //
 // Rank r receives in reduce hop h chunk r - 2 - h (and sends r - 1 - h), in gather hop h chunk r - 1 - h (and sends
-// r - h), all modulo N. Reduce hop 0 sends straight from the gradient, the others from where the partial sum was
-// received: in the parameter vector, at the chunk's place, whose old parameters only the owner still needs. The owned
-// chunk's sum is received in a scratch buffer. So no byte is packed or copied on our side.
+// r - h), all modulo N. Reduce hop 0 sends from the gradient. The other hops send from the place where the partial sum
+// was received: the chunk's place in the parameter vector, because only the owner still needs the chunk's old
+// parameters. The sum of the owned chunk is received in a scratch buffer. So no byte is packed or copied on our side.
 //
 // Cost per block of L elements: every rank sends and receives 2 (N - 1) messages, together 2 L (N - 1) / N elements,
 // which is the least an allreduce can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 // workstations", 2009), and adds L (N - 1) / N elements.
 //
-// Blocks are worked on in the order submitted, at most Options::blocks_in_flight_max at a time, which bounds requests
-// and scratch memory. No deadlock: the oldest block that is unfinished anywhere is in flight on every rank that has
-// submitted it, and needs no younger one.
+// Blocks start in the order in which they were submitted, at most Options::blocks_in_flight_max at a time, which bounds
+// requests and scratch memory. There is no deadlock: the oldest block that is unfinished on any rank is in flight on
+// every rank that has submitted it, and it needs no younger block.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_RING_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_RING_MACHINE_H_
 
@@ -42,11 +42,11 @@ class RingMachine final : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    SliceOwner* owner = nullptr;  // of this rank's RingSlice of every bucket
-    std::span<float> parameters;  // the parameter vector, where the owner's floats lie, as do gradients
+    SliceOwner* owner = nullptr;  // owns this rank's RingSlice of every bucket
+    std::span<float> parameters;  // the parameter vector, in the owner's memory, as gradients are
     Transport* transport = nullptr;
-    TraceTrack* track = nullptr;   // of whoever drives the machine; null: there is no trace
-    int first_tag = 0;             // tags from here on are the machine's
+    TraceTrack* track = nullptr;   // the track of the thread that drives the machine; null: there is no trace
+    int first_tag = 0;             // the machine uses tags from here on
     int blocks_in_flight_max = 0;  // 0: as many as limits.h allows operations
   };
   // All pointers outlive the machine.
@@ -62,7 +62,7 @@ class RingMachine final : public BucketMachine {
  private:
   enum class Phase { kReduceSend, kReduceReceive, kGatherSend, kGatherReceive };
 
-  // A submitted bucket of which some blocks are not started yet.
+  // A submitted bucket, some of whose blocks have not started.
   struct Submitted {
     int64_t step = 0;
     int bucket = 0;
@@ -77,14 +77,14 @@ class RingMachine final : public BucketMachine {
     int64_t step = 0;
     int bucket = 0;
     ElementRange block;
-    const float* gradient = nullptr;  // of the block's first element
+    const float* gradient = nullptr;  // the gradient of the block's first element
     std::span<float> sum;             // scratch for the owned chunk
     int before_ready = 0;             // operations that must complete before the trainer may go on
     int before_free = 0;              // operations not complete yet
     std::vector<int64_t> posted_ns;   // by phase and hop, with a track
   };
 
-  // What the owner of a chunk does to it; the spans are as in ApplyArgs.
+  // The update of an owned chunk; the spans are as in ApplyArgs.
   struct Update {
     ElementRange owned;
     std::span<const float> sum;

@@ -1,6 +1,6 @@
-// What a rank does to floats that pass through it: adds its own to a partial sum, and, as an owner, applies the
-// optimizer and keeps its state. Where the floats lie is the owner's business: in host memory (this file), or on a GPU
-// (cuda_slice_owner.h). The bits are the same.
+// What a rank does to floats that pass through it: it adds its own gradient to a partial sum, and, as the owner of a
+// slice, applies the optimizer and keeps the optimizer's state. The floats are in host memory (HostSliceOwner) or in
+// the memory of a GPU (cuda_aware/cuda_aware_owner.h); the bits are the same.
 //
 // Thread safety: one thread at a time, any thread.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_SLICE_OWNER_H_
@@ -21,14 +21,14 @@ class SliceOwner {
  public:
   virtual ~SliceOwner() = default;
 
-  // `count` floats where the others lie, as long as the owner lives; none, with the reason in status(), if they do not
-  // fit.
+  // `count` floats in the owner's memory, valid as long as the owner. Empty, with the reason in status(), if there is
+  // not enough memory.
   virtual std::span<float> Allocate(int64_t count) = 0;
 
-  // Both are complete when they return: a message may leave, or the training step read, at once.
+  // Both have completed when they return, so that the result may be sent, or read by the training step, at once.
   virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
   virtual void Apply(const ApplyArgs& args) = 0;                           // as OwnedSlices::Apply
-  // The first error of all calls; after one, nothing is to be used.
+  // The first error of all calls. After an error no result may be used.
   virtual absl::Status status() const = 0;
 
   // The parameter vector where the owner keeps it; empty if the parameters stay in the host memory that the exchange
@@ -36,7 +36,7 @@ class SliceOwner {
   virtual std::span<float> own_parameters() { return {}; }
   // Copies `parameters` into own_parameters(), if there are any.
   virtual void CopyParametersIn(std::span<const float>) {}
-  // Called by each thread that polls the transport, before its first poll.
+  // Called on every thread but the one that made the owner, before that thread polls the transport.
   virtual void EnterThread() {}
 
   // Optimizer state, from and to host memory; as in OwnedSlices.
@@ -45,7 +45,7 @@ class SliceOwner {
   virtual void CopyStateIn(std::span<const std::span<const float>> whole) = 0;
 };
 
-// In host memory.
+// Floats in host memory.
 class HostSliceOwner final : public SliceOwner {
  public:
   explicit HostSliceOwner(OwnedSlices owned) : owned_(std::move(owned)) {}

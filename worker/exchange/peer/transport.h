@@ -24,7 +24,8 @@ class Transport {
  public:
   class Poster {
    public:
-    // The operation to which this poster gave the number `operation` has completed. Called by whoever polls.
+    // The operation to which this poster gave the number `operation` has completed. Called by the object that
+    // polls.
     virtual void OnCompletion(uint64_t operation) = 0;
 
    protected:

@@ -18,7 +18,7 @@ namespace starring {
 namespace {
 
 constexpr int kPings = 10;
-// So that the link is busy while an answer is on its way.
+// Several, so that the link is busy while an answer is on its way.
 constexpr int kCallsInFlight = 4;
 
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security) {

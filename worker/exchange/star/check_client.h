@@ -23,7 +23,7 @@ class StarCheckClient {
     std::string address;
     TransportSecurity security;  // as the server has it
     int rank = 0;
-    uint64_t worker_id = 0;  // that no other process has: rank and this sign the notes of this worker
+    uint64_t worker_id = 0;  // unique to this process; together with the rank it signs this worker's notes
   };
   // Connects with the first call.
   explicit StarCheckClient(Options options);
@@ -33,17 +33,18 @@ class StarCheckClient {
 
   struct Answer {
     v1::ProcessFacts facts;
-    double round_trip_us = 0;  // of the quickest of several calls
-    double clock_ahead_s = 0;  // the server's wall clock less ours, give or take half the round trip
+    double round_trip_us = 0;  // the shortest of several
+    double clock_ahead_s = 0;  // the server's wall clock minus ours, with an error of up to half the round trip
   };
-  // Each call fails with DeadlineExceeded at `end`, else with why the server does not answer or refuses.
+  // Each call fails with DeadlineExceeded at `end`, or earlier with the reason why the server cannot be reached or
+  // refuses.
   absl::StatusOr<Answer> Ask(absl::Time end);
-  // Bytes per second towards the server, from as much as is sent in `seconds`, at most limits.h's.
+  // Bytes per second to the server, measured for `seconds` or kCheckBandwidthBytesMax of limits.h.
   absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);
   // The server's board of notes: server/check_service.h.
   absl::Status Put(int stage, const std::string& text, absl::Time end);
   absl::StatusOr<std::optional<std::string>> Get(int rank, int stage, absl::Time end);
-  // Takes this worker's notes away. Returns how many workers have notes left.
+  // Removes this worker's notes. Returns how many workers still have notes.
   absl::StatusOr<int> Leave(absl::Time end);
 
  private:
@@ -53,7 +54,7 @@ class StarCheckClient {
 
 // "1.51.1"
 std::string GrpcVersion();
-// Of the protocol: common/wire/exchange_message.h.
+// The protocol's version, common/wire/exchange_message.h.
 int StarWireVersion();
 
 }  // namespace starring

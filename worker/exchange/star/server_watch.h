@@ -1,5 +1,5 @@
-// Whether a server that a worker waits for still answers: asks it after a while, and finds it silent when nothing comes
-// back. Knows no gRPC; the time is passed in.
+// Decides whether a server for which a worker waits still answers: the worker asks it after a while, and the server is
+// silent if no sign of life follows. It knows no gRPC, and the time is passed in.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_SERVER_WATCH_H_
@@ -19,19 +19,19 @@ class ServerWatch {
 
   explicit ServerWatch(StallTimes times) : times_(times) {}
 
-  // What there is to see of a server.
+  // What a worker sees of one server.
   struct Seen {
-    int64_t signs_of_life = 0;          // a count: it grows whenever something comes from there, or is taken there
-    std::optional<Time> waiting_since;  // of the oldest request without an answer
+    int64_t signs_of_life = 0;          // grows with every message that the server sends or takes
+    std::optional<Time> waiting_since;  // since when the oldest request is unanswered; null: none is
   };
-  // kAsk: the caller asks the server whether it answers. kSilent: it does not, and the report is due. kAnswers: a
-  // silent one answers again, or nothing is wanted of it any more.
+  // kAsk: the caller must ask the server for a sign of life. kSilent: the server does not answer, and the report is
+  // due. kAnswers: a silent server answers again, or no request waits for it any more.
   enum class Action { kNone, kAsk, kSilent, kAnswers };
   Action Look(const Seen& seen, Time now);
 
-  // A question is open for longer than a process takes to answer.
+  // True if a question has been unanswered for longer than a working process takes.
   bool IsUnanswered(Time now) const { return asked_.has_value() && now - *asked_ >= times_.patience(); }
-  // Since when nothing has come; of a server that is silent.
+  // Since when a silent server has given no sign of life.
   Time quiet_since() const { return quiet_since_; }
 
  private:

@@ -14,17 +14,19 @@
 namespace starring {
 namespace {
 
-// How often deadlines and lanes that are down are looked at.
+// The exchange thread checks deadlines and lanes that are down this often.
 constexpr std::chrono::milliseconds kTick(50);
-// The same while gRPC holds memory of a request that is over, which should not last.
+// The same while gRPC holds the payload of an answered request: there is no event when it lets go, and the trainer may
+// be waiting for its memory.
 constexpr std::chrono::milliseconds kDrainTick(1);
-// The server names who is missing when the deadline has passed; only if it does not, this side gives up.
+// When the deadline has passed, the server names the missing ranks. Only if that message does not come does this side
+// give up with a message that knows less.
 constexpr std::chrono::seconds kVerdictGrace(2);
-// For telling the shards that this worker gives up.
+// How long to wait until all shards have been told that this worker gives up.
 constexpr std::chrono::seconds kAbortPatience(1);
 constexpr std::chrono::seconds kClosePatience(5);
-// How often a worker tells the servers where it is. With many workers less often: a server gets 250 such messages a
-// second at most.
+// A worker tells the servers its progress at most this often, and less often if there are many workers: a server gets
+// at most 250 such messages a second.
 constexpr std::chrono::milliseconds kTellInterval(250);
 constexpr std::chrono::milliseconds kTellIntervalPerWorker(4);
 
@@ -132,7 +134,7 @@ void StarClient::Close() {
 
 void StarClient::Wake() {
   if (std::exchange(wake_set_, true)) return;
-  // A time long past: gRPC rounds "now" up to the next millisecond and would wait for it.
+  // A time in the past: gRPC would round "now" up to the next millisecond and wait for it.
   alarm_.Set(&queue_, std::chrono::system_clock::time_point(), &wake_tag_);
 }
 
@@ -157,7 +159,7 @@ void StarClient::Run() {
     if (!closing_ || !AllLanesClosed()) continue;
     const MutexLock lock(mutex_);
     if (!std::exchange(lanes_closed_, true)) changed_.NotifyAll();
-    // No alarm may be set after the shutdown. None will: only the destructor asks to stop.
+    // No alarm may be set after the shutdown. None will be: only the destructor asks to stop, and it is the last call.
     if (stop_asked_ && !wake_set_ && draining_.empty()) queue_.Shutdown();
   }
 }
@@ -182,7 +184,7 @@ void StarClient::TakeInbox() {
   }
   if (abort.has_value()) Fail(*abort, Tell::kShards);
   if (close) {
-    WatchServers(Clock::now());  // a stall that has just ended is said to be over
+    WatchServers(Clock::now());  // prints that a stall is over if it has just ended
     CloseLanes(Lane::Urgency::kOrderly);
   }
   if (stop) {
@@ -200,12 +202,13 @@ void StarClient::Tick(Clock::time_point now) {
     WatchServers(now);
     CheckDeadlines(now);
   } else if (now - failed_at_ > kAbortPatience) {
+    // The servers have been told, or do not listen.
     CloseLanes(Lane::Urgency::kNow);
     if (!draining_.empty()) CutConnections();
   }
 }
 
-// Whoever waits is in the exchange, whatever it does there: an evaluation's sum is a wait too.
+// A worker that waits is in the exchange, whatever its phase says: an evaluation waits in a sum, too.
 WorkState StarClient::MyWork(Clock::time_point now) const {
   WorkState work = options_.stall.progress == nullptr ? WorkState() : options_.stall.progress->Read(now);
   if (const int64_t since_ns = waiting_since_ns_.load(std::memory_order_relaxed); since_ns != 0) {
@@ -223,7 +226,7 @@ void StarClient::TellProgress(Clock::time_point now) {
   if (!options_.stall.times.enabled() || now < next_tell_) return;
   next_tell_ = now + std::max(kTellInterval, world_size_ * kTellIntervalPerWorker);
   const WorkState work = MyWork(now);
-  // A worker that stands still says nothing: messages to a process that is stopped would pile up.
+  // A worker whose progress has not changed sends nothing: messages to a stopped process would pile up.
   const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
   if (std::exchange(last_told_, news) == news) return;
   for (const auto& shard : lanes_) shard[0]->PostProgress(Lane::Asks::kNothing);
@@ -316,9 +319,9 @@ void StarClient::CloseLanes(Lane::Urgency urgency) {
   }
 }
 
-// A peer that has stopped reading holds slices in gRPC's writes, which outlive their streams: gRPC 1.51 closes a
-// connection only when its write is over, and the kernel gives up after TCP_USER_TIMEOUT, 20 s. The trainer waits for
-// its memory.
+// A server that no longer reads leaves payloads in gRPC's writes, and those outlive their streams: gRPC 1.51 closes a
+// connection only when its write is over, and the kernel gives up only after TCP_USER_TIMEOUT, 20 s. Meanwhile the
+// trainer waits for its memory. Cutting the connections ends the writes at once.
 void StarClient::CutConnections() {
   std::set<std::string> peers;
   for (const auto& shard : lanes_) {
@@ -338,9 +341,10 @@ void StarClient::EndDrained() {
   const auto in_use = [](const std::unique_ptr<StarRequest>& request) { return request->payload_use.use_count() > 1; };
   const auto drained = std::partition(draining_.begin(), draining_.end(), in_use);
   if (drained == draining_.end() && !failure_.has_value()) return;
-  // After a failure a request may be over without an answer. It counts as done no sooner than the status says why.
+  // After a failure a request may be over without an answer. It must not count as over before the failure is published,
+  // or Wait would return OK. So nothing ends until gRPC has let go of every payload.
   if (drained != draining_.begin() && failure_.has_value()) return;
-  // With the last slice's release: what gRPC read happened before what the trainer will write.
+  // Pairs with gRPC's release of the last slice: gRPC's reads of the payload happen before the trainer's next writes.
   std::atomic_thread_fence(std::memory_order_acquire);
   const MutexLock lock(mutex_);
   for (auto request = drained; request != draining_.end(); ++request) {

@@ -1,7 +1,10 @@
-// The exchange thread of a star: owns the lanes to all shards, sends the trainer's requests and tells it when they are
-// over.
+// A worker's connection to all shards of a star. Its thread, the *exchange thread*, owns the lanes, sends the trainer's
+// requests, copies the answers to their places, watches deadlines and tells the trainer when requests are over.
 //
-// Thread safety: Post, Wait, Abort, Close and the counters may be called by one other thread, the trainer's.
+// A request is over when it is answered and gRPC has let go of its payload: only then may the trainer write to that
+// memory again. After a failure all requests are given up, and the failure is published when gRPC holds no payload.
+//
+// Thread safety: one thread, the trainer's, makes all calls.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_CLIENT_H_
 #define STARRING_WORKER_EXCHANGE_STAR_STAR_CLIENT_H_
 
@@ -54,17 +57,18 @@ class StarClient {
   // another way than `security`; DeadlineExceeded, naming the ranks, if workers are missing; otherwise the reason for
   // which a server refuses this worker.
   static absl::StatusOr<std::unique_ptr<StarClient>> Join(const JobSpec& job, Options options);
-  // Gives up what is in flight. Afterwards gRPC refers to no memory of the caller.
+  // Gives up the requests in flight. When it returns, gRPC refers to no memory of the caller.
   ~StarClient();
 
-  // Hands over requests.
+  // Hands over requests and returns at once.
   void Post(std::vector<std::unique_ptr<StarRequest>> requests);
-  // Returns when every request of the group (see StarRequest) is over, or the exchange has failed: then why.
+  // Returns when every request of the group (see StarRequest) is over, or when the exchange has failed: then the
+  // reason.
   absl::Status Wait(int group);
 
-  // Tells every shard. Returns when they know, or a moment later.
+  // Tells every shard that this worker gives up. Returns when the messages have left, or after a second.
   void Abort(const absl::Status& why);
-  // Ends all lanes in good order. REQUIRES: nothing is pending.
+  // Ends all lanes in good order. REQUIRES: all requests are over.
   void Close();
 
   int64_t payload_bytes_sent() const { return payload_bytes_sent_; }
@@ -90,7 +94,7 @@ class StarClient {
   void CloseLanes(Lane::Urgency urgency);
   void CutConnections();
   bool AllLanesClosed() const;
-  // Ends requests whose payload gRPC has let go of, and publishes a failure when there are no others.
+  // Ends requests whose payload gRPC has let go of. Publishes a failure when gRPC holds no payload.
   void EndDrained();
   void UpdateCounters();
 
@@ -108,11 +112,11 @@ class StarClient {
   std::atomic<int64_t> payload_bytes_received_ = 0;
   std::atomic<int64_t> waiting_since_ns_ = 0;  // the trainer's thread is in Wait since then; 0: it is not
 
-  // ---- Of the exchange thread.
+  // ---- Used by the exchange thread only.
   std::vector<std::vector<std::unique_ptr<Lane>>> lanes_;  // by shard
-  std::vector<std::unique_ptr<StarRequest>> draining_;     // answered or given up, payload in use
+  std::vector<std::unique_ptr<StarRequest>> draining_;     // answered or given up; gRPC may still hold the payload
   std::vector<ServerWatch> watches_;                       // by shard
-  StallReport report_;                                     // sources: what shard s says is s, its own silence s + count
+  StallReport report_;  // source s: a stall that shard s reports; source s + shard count: shard s is silent
   Clock::time_point next_tell_;
   std::pair<WorkPhase, int64_t> last_told_ = {WorkPhase::kUnknown, -1};
   std::optional<absl::Status> failure_;
@@ -129,7 +133,7 @@ class StarClient {
   bool lanes_closed_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<int> pending_ ABSL_GUARDED_BY(mutex_);    // requests that are not over, by 1 + group
   std::optional<int> awaited_ ABSL_GUARDED_BY(mutex_);  // the group that the trainer's thread waits for
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);         // of the exchange, once gRPC has let go of the trainer's memory
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);         // the published failure
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
   CompletionTag wake_tag_{[this](bool) { TakeInbox(); }};
 };

@@ -22,16 +22,17 @@ namespace starring {
 namespace {
 
 constexpr absl::Duration kRetryPause = absl::Milliseconds(50);
-// Between two looks at why there is no connection.
+// How long to wait for a connection before asking again why there is none.
 constexpr absl::Duration kConnectWait = absl::Seconds(1);
-// A rank that is taken becomes free when the server notices that its process is gone: in seconds, not in milliseconds.
+// The pause if another process has this rank at the server. The rank becomes free when the server notices that the
+// process is gone, which takes seconds.
 constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
-// Refusals until that is said: a second, in which the place of a lost process may become free.
+// After so many refusals, about a second, a line says why this worker waits.
 constexpr int kTakenCountSaid = 3;
-// The server says who is missing when the deadline has passed: its answer needs a little longer than that.
+// The server names the missing ranks when the deadline has passed, so its answer arrives a little later than that.
 constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
 
-// Not a random choice that could change results: it tells this process from another with the same rank.
+// Tells this process from another one with the same rank. No result depends on it.
 uint64_t DrawWorkerId() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
@@ -41,7 +42,8 @@ uint64_t DrawWorkerId() {
 // from its construction to its destruction. Both happen on one thread; a thread of the watch does the rest.
 class JoinWatch {
  public:
-  // `server`: as messages name it. `channel`: to it, shared: gRPC's way. `token`: that of the job; may be empty.
+  // `server`: its name in messages. `channel`: a connection to it; shared, because gRPC wants it so. `token`: the job's
+  // token, which may be empty.
   JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string token, const StallOptions& stall);
   ~JoinWatch();
 
@@ -54,8 +56,8 @@ class JoinWatch {
   const std::string token_;
   const StallTimes times_;
   const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
-  grpc::ClientContext context_;  // of the question to the server
-  StallReport report_;           // of thread_, and of the destructor after that
+  grpc::ClientContext context_;  // of the question to the server; the destructor cancels it
+  StallReport report_;           // used by thread_ and, once it has ended, by the destructor
   Mutex mutex_;
   ConditionVariable changed_;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
@@ -147,8 +149,8 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
                                                  std::string(reason.message())));
     }
     absl::SleepFor(kRetryPause);
-    // gRPC of this age only goes on with a handshake while somebody waits: the call above does not, as it fails at once
-    // while there is no connection. This returns as soon as there is one.
+    // gRPC 1.51 drives a handshake only while a call waits for it. The call above fails at once while there is no
+    // connection, so without this wait a TLS handshake would never end. Returns as soon as there is a connection.
     target.lanes[0]->WaitForConnected(absl::ToChronoTime(std::min(deadline, absl::Now() + kConnectWait)));
   }
 }

@@ -27,8 +27,8 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const Tra
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  // How long one attempt to connect may take, in spite of the name: a TLS handshake is several round trips, and a lost
-  // packet of TCP's own handshake a second.
+  // In spite of its name, this is how long one attempt to connect may take. A TLS handshake needs several round trips,
+  // and a lost packet of TCP's own handshake costs a second.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   const auto credentials = MakeChannelCredentials(security, &arguments);
@@ -78,7 +78,7 @@ class StarExchange final : public GradientExchange {
   const StarOptions options_;
   JobSpec job_;
   std::span<float> parameters_;
-  std::unique_ptr<SharedMemory> gradient_memory_;  // both are there, or neither
+  std::unique_ptr<SharedMemory> gradient_memory_;  // both are set, or neither
   std::unique_ptr<SharedMemory> parameter_memory_;
   int64_t next_sum_ = 0;
   bool over_ = false;
@@ -89,8 +89,8 @@ std::unique_ptr<StarRequest> StarExchange::MakeRequest(ExchangeMessage::Kind kin
                                                        int bucket) const {
   auto request = std::make_unique<StarRequest>();
   request->shard = shard;
-  // Always the same lane for a bucket: every lane has its buckets in ascending order on every worker, so a full lane
-  // never waits for a bucket that another worker's full lane holds back.
+  // A bucket always uses the same lane. So every lane carries its buckets in ascending order on every worker, and a
+  // full lane never waits for a bucket that another worker's full lane holds back.
   request->lane = bucket % options_.lanes;
   request->fields.set_kind(kind);
   request->fields.set_step(step);
@@ -122,7 +122,8 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   return status;
 }
 
-// Memory that cannot be shared with every shard is no error: arrays then go through the socket.
+// Shard 0 creates the memory for parameters when it opens the worker's; the other shards are then told of both. It is
+// no error if memory cannot be shared with every shard: arrays then go through the socket.
 absl::Status StarExchange::ShareMemory() {
   const int64_t element_count = job_.buckets.element_count();
   auto gradients = SharedMemory::Create(element_count);
@@ -166,7 +167,7 @@ absl::Status StarExchange::DistributeParameters() {
         ExpectParameters(slice, requests.back().get());
         return;
       }
-      // The state first: others may contribute as soon as they have the parameters.
+      // The state goes first, because other workers may contribute as soon as they have the parameters.
       for (size_t i = 0; i < job_.optimizer_state.size(); ++i) {
         requests.push_back(MakeRequest(ExchangeMessage::INITIAL_STATE, shard, step, b));
         requests.back()->fields.set_vector(static_cast<int>(i));
@@ -222,7 +223,7 @@ absl::Status StarExchange::Sum(SumPurpose purpose, std::span<double> values) {
 }
 
 absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
-  // The shards' state stands still: no step can be completed without rank 0, which has no bucket in flight.
+  // The state does not change meanwhile: no step can be completed without rank 0, which has no bucket in flight.
   std::vector<std::unique_ptr<StarRequest>> requests;
   if (job_.rank == 0) {
     CHECK_EQ(static_cast<int>(state.size()), StateVectorCount(job_.optimizer));
@@ -230,7 +231,7 @@ absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>
       ForEachSlice(b, [&](int shard, ElementRange slice) {
         for (size_t i = 0; i < state.size(); ++i) {
           requests.push_back(MakeRequest(ExchangeMessage::FETCH_STATE, shard, 0, b));
-          requests.back()->lane = 0;  // one answer at a time: each is a copy of the shard's
+          requests.back()->lane = 0;  // one answer at a time, because the shard copies its state for each
           requests.back()->fields.set_vector(static_cast<int>(i));
           requests.back()->destination = BytesOf(state[i], slice);
         }
@@ -246,7 +247,7 @@ void StarExchange::Abort(const absl::Status& why) {
   client_->Abort(why);
 }
 
-// gRPC reads gradients where the worker has them, and the client waits until it has let go of them.
+// gRPC reads gradients from the worker's memory. The client's destructor waits until gRPC has let go of it.
 bool StarExchange::Release() {
   Abort(absl::CancelledError("it ended before the job was finished"));
   client_.reset();

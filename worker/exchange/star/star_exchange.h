@@ -1,13 +1,13 @@
-// The star: gradients go to the shards of a parameter server, which sum, apply the optimizer and send the new
-// parameters back. Every bucket is split evenly over all shards.
+// The star: gradients go to the shards of a parameter server, which add them, apply the optimizer and send the new
+// parameters back. Every bucket is divided evenly among all shards.
 //
-// Cost per step and worker: the parameter vector once to the servers and once back, in slices of
-// bucket_bytes / (number of servers), all in flight together. If all servers are on this machine, they read gradients
-// and write parameters in memory that they share with the worker: nothing is copied if the trainer uses
-// gradient_memory(), and only small messages go through the socket.
+// Cost per step and worker: the parameter vector travels once to the servers and once back, in slices of bucket_bytes
+// divided by the number of servers, all in flight together. If all servers are on this machine, they read gradients and
+// write parameters in memory that they share with the worker: nothing is copied if the trainer uses gradient_memory(),
+// and only small messages go through the socket.
 //
-// Threads: one of its own polls gRPC, sends, receives, and writes received parameters to their place. The trainer's
-// calls hand it work and wait.
+// Threads: the exchange thread (star_client.h) polls gRPC, sends, receives, and writes received parameters to their
+// places. The trainer's calls hand it requests and wait.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 
@@ -28,14 +28,14 @@ struct StarOptions {
   int lanes = 2;                       // connections to every shard
   std::string run_id;                  // equal on all workers of a run; may be empty
   TransportSecurity security = {};     // as the servers have it
-  // How arrays travel if all servers are on this machine. Elsewhere, and if memory cannot be shared: by socket.
+  // How arrays travel if all servers are on this machine. Otherwise, and if memory cannot be shared, they go by socket.
   enum class SameHost { kSharedMemory, kSocket };
   SameHost same_host = SameHost::kSharedMemory;
   Trace* trace = nullptr;  // outlives the exchange; null: there is none
   StallOptions stall;      // how this worker reports that it is stuck; lines are said by a thread of the exchange
 };
 
-// Connects in Start. Fails with InvalidArgument on a wrong option.
+// The exchange connects in Start. InvalidArgument if an option is wrong.
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStarExchange(const StarOptions& options);
 
 }  // namespace starring

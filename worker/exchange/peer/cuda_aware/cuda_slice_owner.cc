@@ -60,6 +60,8 @@ void CudaSliceOwner::Add(std::span<const float> own, std::span<float> sum) {
 }
 
 void CudaSliceOwner::Apply(const ApplyArgs& args) {
+  // The CPU adds the last contribution in the optimizer's pass over memory. Here it is a kernel of its own: the bits
+  // are the same, and a GPU's memory is fast.
   std::span<const float> gradient = args.sum;
   if (!args.last.empty()) {
     CHECK_EQ(args.last.size(), args.sum.size());

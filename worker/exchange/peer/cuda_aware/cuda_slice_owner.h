@@ -30,7 +30,7 @@ class CudaSliceOwner final : public SliceOwner {
   static absl::StatusOr<std::unique_ptr<CudaSliceOwner>> Create(CudaDevice* device,
                                                                 const OwnedSlices::Options& options);
 
-  // Between host and device, both complete when they return.
+  // Copies between host and device; complete on return.
   void CopyToDevice(std::span<const float> host, std::span<float> device);
   void CopyToHost(std::span<const float> device, std::span<float> host);
 
@@ -56,7 +56,7 @@ class CudaSliceOwner final : public SliceOwner {
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   std::span<float> parameters_;
   std::vector<std::span<float>> state_;  // each as long as the parameter vector
-  std::span<float> sum_;                 // a chunk with the owner's contribution
+  std::span<float> sum_;                 // scratch: a chunk's sum including this rank's own gradient
   std::unique_ptr<CudaVectorMath> math_;
 };
 
