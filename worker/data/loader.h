@@ -22,6 +22,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/memory.h"
 #include "common/trace.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
@@ -30,20 +31,14 @@
 
 namespace starring {
 
-// Every part of a batch begins at a multiple of this, for vector instructions.
-inline constexpr int64_t kBatchAlignmentBytes = 64;
-
-constexpr int64_t RoundUpToBatchAlignment(int64_t size_bytes) {
-  return (size_bytes + kBatchAlignmentBytes - 1) / kBatchAlignmentBytes * kBatchAlignmentBytes;
-}
-
-// A batch is one block of memory, so that one copy can bring it to a GPU: labels, then images or pixels.
+// A batch is one block of memory, so that one copy can bring it to a GPU: labels, then images or pixels. Both begin on
+// a cache line's boundary, for vector instructions.
 struct BatchLayout {
   int64_t values = 0;  // offset of the images or pixels
   int64_t size_bytes = 0;
 };
 constexpr BatchLayout LayOutBatch(int64_t samples_max, int64_t sample_bytes) {
-  const int64_t values = RoundUpToBatchAlignment(samples_max * static_cast<int64_t>(sizeof(int32_t)));
+  const int64_t values = RoundUp(samples_max * static_cast<int64_t>(sizeof(int32_t)), kCacheLineBytes);
   return {.values = values, .size_bytes = values + samples_max * sample_bytes};
 }
 
@@ -54,7 +49,7 @@ class BatchMemory {
  public:
   virtual ~BatchMemory() = default;  // must outlive the loader; frees everything it allocated
 
-  // A block aligned to kBatchAlignmentBytes, of unspecified content. ResourceExhausted with the number of bytes.
+  // A block on a cache line's boundary, of unspecified content. ResourceExhausted with the number of bytes.
   virtual absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) = 0;
 };
 

@@ -12,8 +12,8 @@ namespace {
 
 // A slot's bytes, and a batch's in pinned memory: a header, CudaStepValues and CudaStepResult as it begins, then the
 // batch as the loader lays it out.
-constexpr int64_t kResultOffset = RoundUpToBatchAlignment(sizeof(CudaStepValues));
-constexpr int64_t kHeaderBytes = kResultOffset + RoundUpToBatchAlignment(sizeof(CudaStepResult));
+constexpr int64_t kResultOffset = RoundUp(sizeof(CudaStepValues), kCacheLineBytes);
+constexpr int64_t kHeaderBytes = kResultOffset + RoundUp(sizeof(CudaStepResult), kCacheLineBytes);
 
 int64_t BatchBytesMax(const CudaBatchSlots::Options& options) {
   return LayOutBatch(options.batch_max, options.image_values).size_bytes;

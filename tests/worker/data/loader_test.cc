@@ -279,8 +279,8 @@ class GuardedMemory final : public BatchMemory {
 
   absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override {
     if (std::ssize(blocks_) == blocks_max) return absl::ResourceExhaustedError("no more");
-    const size_t bytes = static_cast<size_t>(RoundUpToBatchAlignment(size_bytes)) + 2 * kGuardBytes;
-    auto* const data = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kBatchAlignmentBytes}));
+    const size_t bytes = static_cast<size_t>(RoundUp(size_bytes, kCacheLineBytes)) + 2 * kGuardBytes;
+    auto* const data = static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kCacheLineBytes}));
     std::fill_n(data, bytes, kGuard);
     blocks_.push_back({.data = std::unique_ptr<std::byte, Delete>(data), .batch_bytes = size_bytes});
     return data + kGuardBytes;
@@ -305,7 +305,7 @@ class GuardedMemory final : public BatchMemory {
 
  private:
   struct Delete {
-    void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{kBatchAlignmentBytes}); }
+    void operator()(std::byte* data) const { ::operator delete (data, std::align_val_t{kCacheLineBytes}); }
   };
   struct Block {
     std::unique_ptr<std::byte, Delete> data;
@@ -334,10 +334,10 @@ TEST(LoaderTest, BatchesLieInTheMemoryThatIsGiven) {
       for (int step = 0; step < 12; ++step) {
         const Batch& batch = **loader->Next();
         const auto values = batch.images.empty() ? std::as_bytes(batch.pixels) : std::as_bytes(batch.images);
-        EXPECT_EQ(reinterpret_cast<uintptr_t>(batch.memory) % kBatchAlignmentBytes, 0u);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(batch.memory) % kCacheLineBytes, 0u);
         EXPECT_EQ(std::as_bytes(batch.labels).data(), batch.memory);
         EXPECT_EQ(values.data(), batch.memory + layout.values);
-        EXPECT_EQ(reinterpret_cast<uintptr_t>(values.data()) % kBatchAlignmentBytes, 0u);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(values.data()) % kCacheLineBytes, 0u);
         EXPECT_TRUE(memory.Has(std::as_bytes(batch.labels)));
         EXPECT_TRUE(memory.Has(values));
       }
