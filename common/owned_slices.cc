@@ -43,6 +43,7 @@ absl::Status ValidateSlices(const std::vector<Ranges>& slices, int64_t element_c
       if (range.size() > 0) all.push_back(range);
     }
   }
+  // An element in two slices would be updated twice a step. Sorted by position, such slices are neighbours.
   std::sort(all.begin(), all.end(), [](const ElementRange& a, const ElementRange& b) { return a.begin < b.begin; });
   for (size_t i = 1; i < all.size(); ++i) {
     if (all[i].begin < all[i - 1].end) {
@@ -148,6 +149,7 @@ void OwnedSlices::Apply(const ApplyArgs& args) {
             .parameters_in = parameters,
             .parameters_out = parameters});
   };
+  // The last addend is added piece by piece, so that the sum is still in the L1 cache when the optimizer reads it.
   if (args.last.empty()) return update(0, args.sum);
   alignas(64) float sum[kPassElements];
   for (int64_t begin = 0; begin < args.range.size(); begin += kPassElements) {
@@ -174,6 +176,7 @@ void OwnedSlices::CopyStateOut(std::span<const std::span<float>> whole) const {
   for (size_t i = 0; i < whole.size(); ++i) {
     CHECK_EQ(whole[i].size(), options_.element_count);
     for (int b = 0; b < bucket_count(); ++b) {
+      // A slice's state is contiguous; its elements are not, in a ring.
       const float* from = state(b, static_cast<int>(i)).data();
       for (const ElementRange& range : buckets_[b].ranges) {
         std::copy_n(from, range.size(), whole[i].begin() + range.begin);

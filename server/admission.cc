@@ -33,9 +33,11 @@ absl::Status Admission::Check(const v1::CheckRequest& request, absl::string_view
 }
 
 absl::Status Admission::CheckToken(absl::string_view token, absl::string_view peer) {
+  // In constant time: how long a comparison takes must not tell how many bytes are right.
   if (SameToken(token, token_)) return absl::OkStatus();
   ++refused_count_;
   last_refused_ = std::string(peer);
+  // Neither message says anything about the job or its token.
   if (token_.empty()) {
     return absl::UnauthenticatedError(
         "this server was given no secret, and the request brings one: start servers and workers with the same "
@@ -54,6 +56,7 @@ std::string Admission::DescribeRefusals() const {
 }
 
 void RefusalLog::Add(const std::string& line, Clock::time_point now) {
+  // A new period begins: first the number of lines that the last one left out.
   if (now - since_ >= std::chrono::milliseconds(kLogPeriodMs)) {
     if (count_ > kLogRefusalsMax) log_(absl::StrCat(count_ - kLogRefusalsMax, " more refusals are not shown"));
     since_ = now;

@@ -26,6 +26,7 @@ absl::Status CheckBoard::Greet(int rank, uint64_t worker_id, Clock::time_point n
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " is not between 0 and ", kWorldSizeMax - 1));
   }
   const auto found = workers_.find(rank);
+  // Notes of a process that has gone would answer a check that this process has only begun.
   if (found != workers_.end() && found->second.id != worker_id) Erase(found);
   Worker& worker = workers_[rank];
   worker.id = worker_id;
@@ -45,6 +46,7 @@ absl::Status CheckBoard::Put(int rank, int stage, const std::string& text) {
   }
   std::map<int, std::string>& notes = found->second.notes;
   const auto old = notes.find(stage);
+  // A note replaces an older one, whose bytes are free then.
   const int64_t bytes = bytes_ + size - (old == notes.end() ? 0 : static_cast<int64_t>(old->second.size()));
   if (bytes > kCheckBoardBytesMax) {
     return absl::ResourceExhaustedError(
@@ -69,6 +71,7 @@ void CheckBoard::Leave(int rank) {
 
 void CheckBoard::Forget(Clock::time_point now) {
   for (auto worker = workers_.begin(); worker != workers_.end();) {
+    // Erase invalidates `current`, so the iterator moves on first.
     const auto current = worker++;
     if (now - current->second.last_heard > kNoteLife) Erase(current);
   }
@@ -87,11 +90,13 @@ void CheckBoard::Erase(std::map<int, Worker>::iterator worker) {
 absl::StatusOr<v1::CheckReply> CheckService::Answer(const v1::CheckRequest& request, const std::string& peer,
                                                     Clock::time_point now) {
   ASSIGN_OR_RETURN(v1::CheckReply reply, Reply(request, now));
+  // Only after a good reply: a refused peer stays a stranger.
   if (request.worker_id() != 0) Keep(peer);
   return reply;
 }
 
 absl::StatusOr<v1::CheckReply> CheckService::Reply(const v1::CheckRequest& request, Clock::time_point now) {
+  // A check times connections with payloads, which would slow a job down.
   if (world_size_.has_value()) {
     return absl::FailedPreconditionError(absl::StrCat("shard ", options_.shard, " already trains with ", *world_size_,
                                                       " workers: check before the job starts, or after it has ended"));
@@ -120,6 +125,7 @@ absl::Status CheckService::UseBoard(const v1::CheckRequest& request, Clock::time
 }
 
 void CheckService::Keep(const std::string& peer) {
+  // A kept connection stays kept after its check, so the bound is on all checks together.
   if (kept_count_ >= kCheckConnectionsMax || !peers_.insert(peer).second) return;
   ++kept_count_;
   options_.keep(peer);
@@ -127,7 +133,7 @@ void CheckService::Keep(const std::string& peer) {
 
 void CheckService::Forget(Clock::time_point now) {
   board_.Forget(now);
-  // The next check may come over other connections of the same name.
+  // A later check may use other connections that have the same address and port.
   if (board_.worker_count() == 0) peers_.clear();
 }
 

@@ -27,19 +27,20 @@
 namespace starring {
 namespace {
 
-// What epoll returns for a descriptor that is no connection: its number, above all ids of connections.
+// epoll returns 64 bits of ours with each event: a connection's id, or, with this bit, the number of another
+// descriptor.
 constexpr uint64_t kDescriptorBit = uint64_t{1} << 63;
-// Connections that wait in the kernel to be accepted; the kernel lowers it to net.core.somaxconn.
+// Connections that wait in the kernel to be accepted. The kernel lowers the number to net.core.somaxconn.
 constexpr int kBacklog = 1024;
-// Without descriptors nothing can be accepted, and the listener stays readable: not to be asked in a loop.
+// Without descriptors nothing can be accepted, yet the listener stays readable. Without a pause the thread would spin.
 constexpr std::chrono::milliseconds kDescriptorPause(10);
-// How often strangers are looked at: those that send, and those that have sent nothing since.
+// How often strangers are looked at: while one of them sends, and while none does.
 constexpr std::chrono::milliseconds kBusyPeriod(5);
 constexpr std::chrono::milliseconds kIdlePeriod(100);
-// gRPC closes a connection that was cut within milliseconds. If it needs longer it has too much to do, and no other one
-// is cut; but not for ever, should it never close one.
+// gRPC closes a connection within milliseconds after it was cut. If it needs longer it is overloaded, so no other one
+// is cut meanwhile. The bound is for a connection that gRPC never closes.
 constexpr std::chrono::seconds kCloseTimeMax(10);
-// As gRPC sets it on connections that it accepts itself, from the keepalive's timeout.
+// The value that gRPC sets on connections that it accepts itself, which are not ours: its keepalive's timeout.
 constexpr int kUserTimeoutMs = 20'000;
 
 int64_t BytesReceived(int fd) {
@@ -49,14 +50,14 @@ int64_t BytesReceived(int fd) {
   return static_cast<int64_t>(info.tcpi_bytes_received);
 }
 
-// Of an open descriptor's file; 0: it is closed. By its path, since gRPC may close it, or open another file under its
-// number, at any time: to ThreadSanitizer a use of the descriptor itself would be a race.
+// The inode of an open descriptor's file; 0: the descriptor is closed. Asked by path, because gRPC may at any time
+// close the descriptor or open another file under its number: fstat would be a race, and ThreadSanitizer reports it.
 uint64_t InodeOf(int fd) {
   struct stat facts = {};
   return stat(absl::StrCat("/proc/self/fd/", fd).c_str(), &facts) == 0 ? facts.st_ino : 0;
 }
 
-// Whether the peer still may send. A client of gRPC that closes a new connection has given it up.
+// Whether the peer may still send. A client that has closed a new connection needs no seat.
 bool IsPeerThere(int fd) {
   tcp_info info = {};
   socklen_t length = sizeof(info);
@@ -82,7 +83,7 @@ absl::Status ConnectionAcceptor::Open(const std::string& address) {
 
   const addrinfo hints = {.ai_flags = AI_PASSIVE, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   addrinfo* found = nullptr;
-  // 0.0.0.0 has always meant every address of the machine.
+  // Users write 0.0.0.0 for every address of the machine, those of IPv6 included.
   const std::string host = wanted.host == "0.0.0.0" ? "::" : wanted.host;
   absl::Status status;
   int port = wanted.port;
@@ -91,7 +92,8 @@ absl::Status ConnectionAcceptor::Open(const std::string& address) {
   } else {
     for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
       const absl::Status added = AddListener(one->ai_addr, one->ai_addrlen, &port);
-      // A host of several addresses need not have all of them, but a taken port would halve the workers' way.
+      // One of a host's addresses may be another machine's, which is fine if others can be listened on. A port that is
+      // taken on one of them is not: workers that connect there would reach another program.
       if (!added.ok() && (status.ok() || absl::IsAlreadyExists(added))) status = added;
     }
     freeaddrinfo(found);
@@ -109,7 +111,7 @@ absl::Status ConnectionAcceptor::Open(const std::string& address) {
   return absl::OkStatus();
 }
 
-// A port of 0 becomes the one that was bound.
+// A port of 0 becomes the one that was bound, so that the host's next address gets the same.
 absl::Status ConnectionAcceptor::AddListener(const void* socket_address, unsigned length, int* port) {
   sockaddr_storage address = {};
   CHECK_LE(length, sizeof(address));
@@ -192,7 +194,7 @@ void ConnectionAcceptor::Run() {
   while (true) {
     std::array<epoll_event, 64> events;
     int wait_ms = CheckStrangersMs();
-    // The threads that keep connections, and gRPC when it closes one, do not wake this thread.
+    // A seat may become free without an event: Keep is called by another thread, and gRPC closes its own descriptor.
     if (waiting_fd_ >= 0) wait_ms = static_cast<int>(kBusyPeriod.count());
     const int count = epoll_wait(epoll_, events.data(), events.size(), wait_ms);
     CHECK(count >= 0 || errno == EINTR) << strerror(errno);
@@ -210,8 +212,8 @@ void ConnectionAcceptor::Run() {
   }
 }
 
-// The kernel tells of data only if gRPC has not read them yet, so it does not tell of all. Therefore the strangers are
-// looked at from time to time as well, and often while one of them sends.
+// There is no event for data that gRPC reads first, so events alone miss a part of what strangers send. Therefore they
+// are looked at from time to time as well, and often while one of them sends.
 int ConnectionAcceptor::CheckStrangersMs() {
   const MutexLock lock(mutex_);
   if (strangers_.empty()) return -1;
@@ -237,7 +239,7 @@ void ConnectionAcceptor::Accept(int listener) {
   const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) {
     if (errno == EMFILE || errno == ENFILE) CutForDescriptors();
-    return;  // else the peer is gone already
+    return;  // other errors: the peer is gone already
   }
   waiting_fd_ = fd;
   for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, 0);
@@ -265,7 +267,7 @@ void ConnectionAcceptor::ServeWaiting() {
   if (fd_to_hand_over >= 0) {
     hand_over_(fd_to_hand_over);
   } else {
-    close(waiting_fd_);  // it is gone already, or all connections are kept
+    close(waiting_fd_);  // the peer is gone already, or workers have all connections
   }
   waiting_fd_ = -1;
   for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, EPOLLIN);
@@ -292,7 +294,7 @@ bool ConnectionAcceptor::HasSeat() {
 
 bool ConnectionAcceptor::Seat(int fd) {
   std::string peer = PeerNameOfSocket(fd);
-  if (peer.empty()) return false;  // gone again, which gRPC would log
+  if (peer.empty()) return false;  // it is closed again; handed over, it would cause a line in gRPC's log
   const int watched = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (watched < 0) return false;
   SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -302,7 +304,7 @@ bool ConnectionAcceptor::Seat(int fd) {
       .fd = watched, .handed_over_fd = fd, .inode = InodeOf(fd), .peer = std::move(peer), .accepted = Clock::now()};
   strangers_.insert(id);
   ++open_count_;
-  // Edges only: the data are gRPC's to read.
+  // Edges only. gRPC reads the data, not this thread: level-triggered events would come until it does.
   epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = id}};
   CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, watched, &event) == 0) << strerror(errno);
   return true;
@@ -314,7 +316,8 @@ bool ConnectionAcceptor::CutOldestStranger() {
   return true;
 }
 
-// gRPC finds the end of the stream and closes its descriptor; the event of that closes this one.
+// Shuts the socket down and does not close it: gRPC uses the same socket by its own descriptor. gRPC sees the end of
+// the stream and closes; the event of that closes our duplicate (OnConnectionEvent).
 void ConnectionAcceptor::Cut(uint64_t id) {
   Leave(id);
   shutdown(connections_[id].fd, SHUT_RDWR);
@@ -336,7 +339,7 @@ void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
   if (found == connections_.end()) return;
   const Connection& connection = found->second;
   const bool is_stranger = strangers_.contains(id);
-  if ((events & EPOLLHUP) != 0) {  // both directions: gRPC shuts down what it closes
+  if ((events & EPOLLHUP) != 0) {  // both directions are shut down, as gRPC does before it closes
     if (is_stranger && !connection.heard && BytesReceived(connection.fd) > 0) {
       ++unheard_.count;
       unheard_.last_peer = connection.peer;
@@ -362,7 +365,7 @@ void ConnectionAcceptor::Keep(absl::string_view peer) {
   const auto found = Find(peer);
   if (found == connections_.end() || strangers_.erase(found->first) == 0) return;  // kept already, or being cut
   found->second.kept = true;
-  // Data need no attention any more, and the exchange pays nothing for this thread.
+  // No events for data any more: an exchange must not wake this thread with every segment.
   epoll_event event = {.events = EPOLLET, .data = {.u64 = found->first}};
   epoll_ctl(epoll_, EPOLL_CTL_MOD, found->second.fd, &event);
 }

@@ -1,17 +1,18 @@
-// Listens and accepts connections for a gRPC server, at most so many at a time: gRPC 1.51 takes all that come.
+// Listens and accepts connections for a gRPC server, and bounds their number, which gRPC 1.51 does not.
 //
 // A connection is *kept* once the server knows that it is a worker's. Kept connections are never cut here. The others,
 // strangers and workers that have just connected, share kStrangerConnectionsMax *seats*:
 //   - A connection that is kept gives its seat back at once.
 //   - A stranger's seat is taken until gRPC has closed the socket, so that gRPC never holds more of their connections
-//     than there are seats; and for the seat time at least, so that strangers who come and go cost a job little time.
+//     than there are seats. It is taken for the seat time at least, so that strangers who come and go slow a job
+//     little.
 //   - Without a free seat the next connection waits, and the oldest stranger is cut for it after kStrangerLifeMinMs: a
 //     worker is not cut before it can say HELLO.
 //   - A stranger that sends more than kStrangerBytesMax (plus kStrangerBytesPerSecond for its age) is cut.
 //
 // A connection costs two descriptors: gRPC's own, and a duplicate by which it is watched and cut.
 //
-// Thread safety: any thread may call any method. An own thread accepts.
+// Thread safety: any thread may call any method. A thread of this object accepts.
 #ifndef STARRING_SERVER_CONNECTION_ACCEPTOR_H_
 #define STARRING_SERVER_CONNECTION_ACCEPTOR_H_
 
@@ -35,7 +36,7 @@ namespace starring {
 class ConnectionAcceptor {
  public:
   // `address` is host:port; port 0 takes a free one, the same on every address of the host. InvalidArgument, quoting
-  // it, if it is no address or cannot be listened on. Connections wait in the kernel until Start.
+  // it, if it is not an address or cannot be listened on. Connections wait in the kernel until Start.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const std::string& address);
 
   ~ConnectionAcceptor();
@@ -47,26 +48,26 @@ class ConnectionAcceptor {
   // `connections_max` is for kept connections and strangers together.
   void Start(int connections_max, std::function<void(int fd)> hand_over);
 
-  // Accepts no more. What was handed over lives on.
+  // Accepts no more connections. Those that were handed over stay open.
   void Stop();
 
-  // Cuts the oldest strangers that are over it.
+  // Replaces Start's `connections_max`, and cuts the oldest strangers that exceed it.
   void SetLimit(int connections_max);
 
-  // Zero at the start.
+  // How long a stranger's seat is taken at least; zero at the start.
   void SetSeatTime(std::chrono::milliseconds seat_time);
 
-  // `peer` as gRPC's ServerContext::peer() says it. No effect on an unknown one.
+  // The connection of `peer`, as ServerContext::peer() names it, is a worker's. No effect on an unknown peer.
   void Keep(absl::string_view peer);
 
-  // Cuts `peer` if it is a stranger. No effect on an unknown one.
+  // Cuts `peer` if it is a stranger. No effect on an unknown peer.
   void CutStranger(absl::string_view peer);
 
-  // A request came from `peer`, whoever it is. No effect on an unknown one.
+  // A request came from `peer`, a stranger or a worker. No effect on an unknown peer.
   void Heard(absl::string_view peer);
 
-  // Connections that sent something and were ended by gRPC before any request came: their peer speaks no HTTP/2, or
-  // one of the two sides has TLS, or one does not trust the other.
+  // Connections that sent something and that gRPC ended before a request arrived: the peer does not speak HTTP/2, or
+  // only one side has TLS, or one side does not trust the other.
   struct Unheard {
     int64_t count = 0;
     std::string last_peer;
@@ -80,14 +81,14 @@ class ConnectionAcceptor {
   struct Connection {
     int fd = -1;  // the duplicate
     int handed_over_fd = -1;
-    uint64_t inode = 0;  // of the socket: tells whether handed_over_fd still is this one
+    uint64_t inode = 0;  // of the socket: shows whether handed_over_fd is still this socket
     std::string peer;
     Clock::time_point accepted;
     bool kept = false;
     bool heard = false;
-    int64_t bytes_received = 0;  // when it was last looked at
+    int64_t bytes_received = 0;  // at the last look
   };
-  // A stranger's connection that has ended, or was cut, and whose seat is not free yet.
+  // A stranger's connection that has ended or was cut, and whose seat is not free yet.
   struct Leaving {
     int handed_over_fd;
     uint64_t inode;
@@ -98,31 +99,31 @@ class ConnectionAcceptor {
   ConnectionAcceptor() = default;
   absl::Status Open(const std::string& address);
   absl::Status AddListener(const void* socket_address, unsigned length, int* port);
-  // Watches a descriptor that is no connection.
+  // Watches a descriptor other than a connection's.
   void Watch(int fd, int operation, uint32_t events) const;
   void Run();
   void Accept(int listener);
-  // Without descriptors nothing can be accepted.
+  // The process has no descriptor left, so nothing can be accepted: cuts a stranger to get one.
   void CutForDescriptors();
   // Hands waiting_fd_ over if there is a seat, else tries to get one.
   void ServeWaiting();
   void OnConnectionEvent(uint64_t id, uint32_t events);
-  // Cuts the strangers that send too much. Returns when to look again: -1, never, if there are none.
+  // Cuts the strangers that send too much. Returns in how many milliseconds to look again; -1: there are none.
   int CheckStrangersMs();
 
-  // Of a stranger: true if it has sent something since it was last looked at. May cut it.
+  // Cuts stranger `id` if it sends too much. True if it has sent something since the last look.
   bool CheckStranger(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Frees the seats of those who have left, then tells whether there is one.
+  // Frees the seats of strangers that have left, then returns whether one is free.
   bool HasSeat() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False if the connection is gone already, or there is no descriptor to watch it by.
+  // Gives the connection a seat. False if it is gone already, or if there is no descriptor to watch it by.
   bool Seat(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Cuts the oldest stranger if that has had its time and gRPC has closed those before.
+  // Cuts the oldest stranger if it has had its time and gRPC has closed those that were cut before.
   void CutIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False if there is no stranger.
   bool CutOldestStranger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Cut(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Leave(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The newest connection of that name, as an older one may not have been closed yet; or the end.
+  // The newest connection of that name, or the end. An older one of the name may not have been closed yet.
   std::map<uint64_t, Connection>::iterator Find(absl::string_view peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::string address_;
@@ -131,18 +132,18 @@ class ConnectionAcceptor {
   int stop_ = -1;  // an eventfd
   std::function<void(int fd)> hand_over_;
   std::thread thread_;
-  int waiting_fd_ = -1;         // accepted and without a seat; no other is accepted meanwhile
-  Clock::time_point check_at_;  // of strangers
+  int waiting_fd_ = -1;         // accepted, waits for a seat; no other is accepted meanwhile
+  Clock::time_point check_at_;  // when strangers are looked at next
 
   mutable Mutex mutex_;
   int connections_max_ ABSL_GUARDED_BY(mutex_) = 0;
   std::chrono::milliseconds seat_time_ ABSL_GUARDED_BY(mutex_){0};
   uint64_t next_id_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, Connection> connections_ ABSL_GUARDED_BY(mutex_);  // by age: ids ascend
-  std::set<uint64_t> strangers_ ABSL_GUARDED_BY(mutex_);                // of these: neither kept nor cut
+  std::set<uint64_t> strangers_ ABSL_GUARDED_BY(mutex_);                // those that are neither kept nor cut
   std::vector<Leaving> leaving_ ABSL_GUARDED_BY(mutex_);
   Unheard unheard_ ABSL_GUARDED_BY(mutex_);
-  int open_count_ ABSL_GUARDED_BY(mutex_) = 0;  // of those that are not cut
+  int open_count_ ABSL_GUARDED_BY(mutex_) = 0;  // connections that are not cut
 };
 
 }  // namespace starring

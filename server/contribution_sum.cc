@@ -81,6 +81,7 @@ absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contri
   const int64_t step = contribution.step;
   const int bucket = contribution.bucket;
   CHECK(0 <= from.rank && from.rank < world_size_) << from.rank;
+  // All checks come first, so that a refused message changes nothing.
   const int64_t expected_bytes = SliceBytes(owned_, bucket);
   if (const int64_t sent = ByteCount(contribution.pieces); sent != expected_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("worker ", from.rank, " sends ", sent, " bytes for bucket ", bucket,
@@ -148,6 +149,8 @@ void ContributionSum::SumAndUpdate(int bucket) {
   const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
   const std::span<const float> before = b.sealed->parameters();
   const std::span<float> after = buffer->values_;
+  // The sum of a pass stays in the L1 cache, where the optimizer reads it. Summing the whole slice first would write
+  // it to memory and read it back.
   alignas(64) float sum[OwnedSlices::kPassElements];
   alignas(64) float updated[OwnedSlices::kPassElements];
   int64_t offset = 0;
@@ -180,6 +183,7 @@ void ContributionSum::SumAndUpdate(int bucket) {
 void ContributionSum::CountStep(int bucket) {
   const int64_t sealed_step = buckets_[bucket].sealed->step();
   if (sealed_step != steps_complete_ || owned_.slice_element_count(bucket) == 0 || --buckets_behind_ > 0) return;
+  // Buckets may be several steps ahead of the slowest one, so the next count is taken from all of them.
   int64_t lowest = INT64_MAX;
   for (int b = 0; b < owned_.bucket_count(); ++b) {
     if (owned_.slice_element_count(b) == 0) continue;
@@ -197,6 +201,7 @@ void ContributionSum::UpdateInPlace(int bucket, std::span<float> memory, std::sh
   b.in_place = std::make_shared<SealedSlice>(memory, std::move(keeper));
   b.in_place->step_ = b.sealed->step();
   b.sealed = b.in_place;
+  // Answers that are being sent keep their buffers alive by themselves.
   b.buffers.clear();
 }
 

@@ -19,6 +19,7 @@ void ExchangeLane::OnAccept(bool ok) {
     events_.on_gone(this, End::kBroken);
     return;
   }
+  // From here on the stream counts against the time that a stranger has for HELLO.
   accepted_at_ = std::chrono::steady_clock::now();
   events_.on_accepted(this);
   reading_ = true;
@@ -32,11 +33,14 @@ void ExchangeLane::OnRead(bool ok) {
     GoneIfDone();
     return;
   }
+  // Before HELLO the peer may be a stranger: a long message is not even parsed.
   if (!closing_ && !id.has_value() && static_cast<int64_t>(incoming_.Length()) > kHelloBytesMax) {
     Close(absl::InvalidArgumentError(absl::StrCat("the first message of a lane has ", incoming_.Length(),
                                                   " bytes, HELLO has at most ", kHelloBytesMax)));
     incoming_.Clear();
   } else if (!closing_) {
+    // The message refers to the bytes by itself. Clearing `incoming_` drops the second reference, which would hold
+    // them until the next read.
     absl::StatusOr<ReceivedMessage> message = DecodeByteBuffer(incoming_);
     incoming_.Clear();
     if (message.ok()) {
@@ -45,7 +49,7 @@ void ExchangeLane::OnRead(bool ok) {
       Close(message.status());
     }
   }
-  // Also while closing: only a read tells when the worker is gone.
+  // Reads while closing, too: only the end of a read shows that the worker is gone.
   if (finishing_) return;
   reading_ = true;
   stream_.Read(&incoming_, &read_tag_);
@@ -53,7 +57,7 @@ void ExchangeLane::OnRead(bool ok) {
 
 void ExchangeLane::Send(Answer answer) {
   if (closing_) return;
-  if (outgoing_.size() >= kLaneAnswersMax) {
+  if (outgoing_.size() >= kLaneAnswersMax) {  // the worker asks without reading: its answers must not pile up
     Cancel();
     return;
   }
@@ -70,6 +74,7 @@ bool ExchangeLane::TakePart(Outgoing* outgoing, grpc::ByteBuffer* message) {
   const int64_t payload_bytes =
       answer.make == nullptr ? std::ssize(answer.payload) : answer.made_count * static_cast<int64_t>(sizeof(float));
   const int part = outgoing->next_part++;
+  // A lane takes one part at a time: an array that is made on the way (ShardJob::FetchState) is never copied whole.
   const bool is_last = outgoing->next_part == PartCount(payload_bytes);
   const int64_t begin = PartBegin(part);
   const int64_t size = PartBytes(payload_bytes, part);
@@ -77,7 +82,7 @@ bool ExchangeLane::TakePart(Outgoing* outgoing, grpc::ByteBuffer* message) {
   if (answer.make == nullptr) {
     *message = MakeByteBuffer(answer.fields, answer.payload.subspan(begin, size), answer.keeper);
   } else {
-    const auto copy = std::make_shared<std::vector<float>>(size / sizeof(float));  // shared: as any keeper
+    const auto copy = std::make_shared<std::vector<float>>(size / sizeof(float));  // shared: a keeper is
     answer.make(begin / static_cast<int64_t>(sizeof(float)), *copy);
     *message = MakeByteBuffer(answer.fields, std::as_bytes(std::span<const float>(*copy)), copy);
   }
@@ -86,6 +91,7 @@ bool ExchangeLane::TakePart(Outgoing* outgoing, grpc::ByteBuffer* message) {
 
 void ExchangeLane::Write() {
   writing_ = true;
+  // gRPC allows one write at a time; the next one begins in OnWrite.
   Outgoing& next = outgoing_.front();
   if (next.labels.step >= 0) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = next.labels};
   grpc::ByteBuffer message;
@@ -124,10 +130,12 @@ void ExchangeLane::Cancel() {
   end_ = End::kBroken;
   outgoing_.clear();
   Close(absl::CancelledError("replaced or refused"));
+  // Close alone would wait for a write that the peer may never read.
   context_.TryCancel();
 }
 
 void ExchangeLane::FinishIfDrained() {
+  // gRPC allows Finish only when no write is pending.
   if (!closing_ || writing_ || !outgoing_.empty() || finishing_) return;
   finishing_ = true;
   stream_.Finish(ToGrpcStatus(close_status_), &finish_tag_);
@@ -139,7 +147,7 @@ void ExchangeLane::OnFinish(bool ok) {
   GoneIfDone();
 }
 
-// A read that is pending when the stream ends comes back a little later.
+// gRPC returns a read that is pending when the stream ends after Finish. Until then its tag points into this object.
 void ExchangeLane::GoneIfDone() {
   if (finished_ && !reading_) events_.on_gone(this, end_);
 }

@@ -1,9 +1,10 @@
-// One Exchange stream at the server: reads messages as gRPC's own slices, writes answers that refer to memory of ours.
+// One Exchange stream at the server. Messages are read as gRPC's own slices, and written answers refer to our memory,
+// so that no array is copied.
 //
 // Life: Accept asks gRPC for the next stream; on_accepted when a worker opened it; on_message for each message;
-// on_gone when the stream is over and nothing of it is left in the completion queue: only then may it be destroyed.
+// on_gone when the stream is over and has no tag left in the completion queue. It may be destroyed only then.
 //
-// Thread safety: one thread, that which polls the completion queue.
+// Thread safety: one thread, the one that polls the completion queue.
 #ifndef STARRING_SERVER_EXCHANGE_LANE_H_
 #define STARRING_SERVER_EXCHANGE_LANE_H_
 
@@ -51,14 +52,15 @@ class ExchangeLane {
   // Ends the stream now; the peer sees a broken connection.
   void Cancel();
 
-  // As gRPC says it. When the stream came: not yet, without a value.
+  // As ServerContext::peer() names it.
   std::string peer() const { return context_.peer(); }
+  // When the worker opened the stream; nullopt: not yet.
   std::optional<std::chrono::steady_clock::time_point> accepted_at() const { return accepted_at_; }
   bool closing() const { return closing_; }
 
-  // The worker's name for this lane, once HELLO came. Kept here for whoever owns the lanes.
+  // The worker's name for this lane, once HELLO has arrived. Set by the owner of the lanes.
   std::optional<LaneId> id;
-  // Likewise: where its answers to gradients are traced; null: there is no trace.
+  // Where answers to gradients are traced; null: there is no trace. Set by the owner of the lanes.
   TraceTrack* track = nullptr;
 
  private:
@@ -82,12 +84,12 @@ class ExchangeLane {
   struct Outgoing {
     Answer answer;
     int next_part = 0;   // see exchange_message.h
-    TraceLabels labels;  // a step, if it is traced
+    TraceLabels labels;  // with a step if the answer is traced
   };
-  // The next message of what waits; true if it was the last of its answer.
+  // Takes the next message of an answer that waits. True if it was the answer's last.
   static bool TakePart(Outgoing* outgoing, grpc::ByteBuffer* message);
   std::deque<Outgoing> outgoing_;
-  TraceEvent write_;  // what is being written, if it is traced: has a name
+  TraceEvent write_;  // the message that is being written; has a name if it is traced
   std::optional<std::chrono::steady_clock::time_point> accepted_at_;
   bool reading_ = false;
   bool writing_ = false;

@@ -1,7 +1,8 @@
 // //server: one shard of the parameter server, for one job. The workers bring model, optimizer and all other settings.
 //
 // Prints "listening on HOST:PORT" on stdout. Ends with 0 when all workers have finished, or when it is asked to stop
-// (SIGINT, SIGTERM) before a job began; during a job the first signal lets the workers finish, the second ends at once.
+// (SIGINT, SIGTERM) before a job has begun. During a job the first signal lets the workers finish; the second one ends
+// the process at once.
 #include <google/protobuf/stubs/logging.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -37,7 +38,7 @@ sigset_t StopSignals() {
   return signals;
 }
 
-// Runs in a thread of its own and never returns; the process ends under it.
+// Runs in a thread of its own and never returns: it waits for signals until the process ends.
 [[noreturn]] void HandleSignals(ParameterServer* server) {
   const sigset_t signals = StopSignals();
   int signal_number;
@@ -49,7 +50,7 @@ sigset_t StopSignals() {
   _exit(kExitKilled);
 }
 
-// As long as the process lives, as the server does. Null without --metrics_port.
+// Null without --metrics_port. Never freed: the server, which uses it, lives as long as the process.
 absl::StatusOr<ServerMetrics*> ServeMetrics(const ServerOptions& options) {
   if (options.metrics_port < 0) return nullptr;
   ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics,
@@ -72,7 +73,7 @@ absl::Status Serve(const ServerOptions& options) {
   if (!options.trace.empty()) {
     ASSIGN_OR_RETURN(trace,
                      Trace::Create({.path = options.trace, .role = Trace::Role::kServer, .number = options.shard}));
-    serving_options.trace = trace.release();  // for as long as the server
+    serving_options.trace = trace.release();  // never freed, like the server
   }
   ASSIGN_OR_RETURN(serving_options.metrics, ServeMetrics(options));
   const std::string prefix = absl::StrCat("server ", options.shard);
@@ -85,7 +86,7 @@ absl::Status Serve(const ServerOptions& options) {
   if (!options.port_file.empty()) {
     RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(server->address(), "\n")));
   }
-  // Not joined: it waits for signals for as long as the process lives, and the server with it.
+  // Detached: it waits for signals as long as the process lives, so the server must live as long too.
   ParameterServer* const serving = server.release();
   std::thread([serving] { HandleSignals(serving); }).detach();
   return serving->Wait();
@@ -93,10 +94,11 @@ absl::Status Serve(const ServerOptions& options) {
 
 int Main(int argc, char** argv) {
   KeepFreedMemory();
-  setenv("GRPC_VERBOSITY", "NONE", 0);  // what matters of gRPC's log is in our own messages
-  // A message that does not parse is refused. Protobuf would also write a line for each, as often as a stranger likes.
+  setenv("GRPC_VERBOSITY", "NONE", 0);  // our own messages say what matters of gRPC's log
+  // A message that does not parse is refused. Protobuf would also write a line for each, which a stranger could repeat
+  // without end.
   google::protobuf::SetLogHandler(nullptr);
-  // Before any thread is started, so that all inherit it and only HandleSignals gets them.
+  // Before any thread is started: all inherit the mask, so that only HandleSignals receives these signals.
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const absl::StatusOr<ServerOptions> options = ParseServerOptions(argc, argv);
@@ -106,7 +108,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s: error: %s\n", name.c_str(), std::string(status.message()).c_str());
   }
   std::fflush(stdout);
-  // Without destructors: gRPC's threads and the one that waits for signals are still there.
+  // No destructors: gRPC's threads and the one that waits for signals still run and use what they would destroy.
   _exit(ExitCode(status));
 }
 

@@ -24,19 +24,21 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request, std::string peer) 
                      " takes it for shard ", request.shard(), " of ", request.shard_count(),
                      ": give every worker all servers in --servers, in the order of their --shard"));
   }
-  // A worker of an earlier attempt, which still looks for its servers at these addresses, must not found this job.
+  // A worker of an earlier attempt, which still looks for its servers at these addresses, must not define this job.
   if (!expected_run_id_.empty()) RETURN_IF_ERROR(CompareRuns(request));
   if (request.lanes() < 0 || request.lanes() > kLanesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", request.rank(), " has ", request.lanes(), " lanes, at most ", kLanesMax, " are allowed"));
   }
-  if (!anybody()) RETURN_IF_ERROR(Found(request));
+  if (!has_workers()) RETURN_IF_ERROR(AdoptJob(request));
   if (const absl::Status status = Compare(request); !status.ok()) {
+    // Kept for DescribeMissing: people who wait for the rank then read why it is missing.
     if (request.rank() >= 0 && request.rank() < static_cast<int>(members_.size()) && !members_[request.rank()].joined) {
       members_[request.rank()].refusal = std::string(status.message());
     }
     return status;
   }
+  // More lanes need more descriptors than were counted for the workers before.
   if (affordable_ != nullptr && request.lanes() > lanes_) RETURN_IF_ERROR(affordable_(agreement_, request.lanes()));
   Member& member = members_[request.rank()];
   if (!member.joined) {
@@ -48,12 +50,12 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request, std::string peer) 
   join_deadline_ms_ = std::max(join_deadline_ms_, request.join_deadline_ms());
   exchange_deadline_ms_ = std::max(exchange_deadline_ms_, request.exchange_deadline_ms());
   stall_report_ms_ = std::clamp<int64_t>(request.stall_report_ms(), 0, stall_report_ms_);
+  // Once complete, always complete: a worker that reconnects must not begin a second job.
   complete_ = complete_ || joined_count_ == static_cast<int>(members_.size());
   return absl::OkStatus();
 }
 
-// The first worker says what job this is.
-absl::Status Rendezvous::Found(const v1::JoinRequest& request) {
+absl::Status Rendezvous::AdoptJob(const v1::JoinRequest& request) {
   ASSIGN_OR_RETURN(Agreement agreement, ParseAgreement(request.agreement()), "rank ", request.rank());
   if (request.rank() < 0 || request.rank() >= agreement.world_size) {
     return absl::InvalidArgumentError(
@@ -67,6 +69,7 @@ absl::Status Rendezvous::Found(const v1::JoinRequest& request) {
   agreement_bytes_ = request.agreement();
   agreement_ = std::move(agreement);
   run_id_ = request.run_id();
+  // Left over from workers that joined before and have gone.
   join_deadline_ms_ = exchange_deadline_ms_ = 0;
   stall_report_ms_ = std::clamp<int64_t>(request.stall_report_ms(), 0, kStallReportMsMax);
   return absl::OkStatus();
@@ -88,6 +91,8 @@ absl::Status Rendezvous::Compare(const v1::JoinRequest& request) const {
   }
   const Member& member = members_[request.rank()];
   if (member.joined && member.worker_id != request.worker_id()) {
+    // Before the job begins the rank may become free, and a worker that is refused for it tries again. Afterwards it
+    // cannot.
     if (complete_) {
       return absl::FailedPreconditionError(
           absl::StrCat("this server's job has begun, with another process as rank ", request.rank(),
@@ -111,6 +116,7 @@ std::string Rendezvous::DescribeMissing() const {
   std::string refusals;
   int missing_count = 0;
   for (size_t rank = 0; rank < members_.size(); ++rank) {
+    // A status must fit into a line, and into the trailers of a gRPC call, even if a thousand ranks are missing.
     if (members_[rank].joined || ++missing_count > kRanksNamedMax) continue;
     missing.push_back(absl::StrCat(rank));
     if (!members_[rank].refusal.empty()) {

@@ -1,7 +1,7 @@
-// Who has joined the job of this server. The first worker's agreement is what the others are compared with; the job
-// begins when all ranks are there. Knows nothing of gRPC.
+// Which workers have joined the job of this server. The first worker's agreement defines the job, and the agreements of
+// the others must be equal to it. The job begins when all ranks have joined. Knows nothing of gRPC.
 //
-// A worker that leaves before the job begins is forgotten, so that it can come back with other flags; afterwards the
+// A worker that leaves before the job begins is forgotten, so that it can come back with other flags. Afterwards the
 // membership is fixed.
 //
 // Thread safety: one thread.
@@ -22,9 +22,10 @@ namespace starring {
 
 class Rendezvous {
  public:
-  // Whether this server can serve such a job, with so many lanes a worker. Asked before a first worker is taken in.
+  // Whether this server can serve the job, with so many lanes a worker. Asked before a first worker is taken in, and
+  // again when a worker wants more lanes than those before.
   using Affordable = std::function<absl::Status(const Agreement&, int lanes)>;
-  // With a `run_id` only workers of that run are taken in; without, those of the first worker's.
+  // With a `run_id`, only workers of that run are taken in; without, workers of the first worker's run.
   // REQUIRES: 0 <= shard < shard_count.
   Rendezvous(int shard, int shard_count, std::string run_id, Affordable affordable = nullptr)
       : shard_(shard),
@@ -33,30 +34,30 @@ class Rendezvous {
         affordable_(std::move(affordable)),
         run_id_(expected_run_id_) {}
 
-  // Takes the worker in, or refuses it: InvalidArgument (wrong shard, bad rank, agreements that differ), AlreadyExists
-  // (another process has this rank, and where it is), FailedPrecondition (another run). A repeated Join of one worker
-  // is taken in again. `peer` is where the request came from.
+  // Takes the worker in, again if it has joined before, or refuses it: InvalidArgument (wrong shard, bad rank,
+  // agreements that differ), AlreadyExists (another process has this rank; names its address), FailedPrecondition
+  // (another run). `peer` is where the request came from.
   absl::Status Join(const v1::JoinRequest& request, std::string peer = "");
 
   // The worker gave up before the job began. No effect afterwards.
   void Leave(int rank, uint64_t worker_id);
 
-  bool anybody() const { return joined_count_ > 0; }
+  bool has_workers() const { return joined_count_ > 0; }
   bool complete() const { return complete_; }
   bool Joined(int rank) const { return rank >= 0 && rank < static_cast<int>(members_.size()) && members_[rank].joined; }
 
   // "rank 1 of 4 has not joined", with the reason if its last attempt was refused. REQUIRES: !complete().
   std::string DescribeMissing() const;
 
-  // Of the job; meaningful while anybody().
+  // The job's; meaningful while has_workers().
   const Agreement& agreement() const { return agreement_; }
   const std::string& run_id() const { return run_id_; }
-  // The longest that any worker asked for.
+  // The longest deadline that any worker asked for.
   int64_t join_deadline_ms() const { return join_deadline_ms_; }
   int64_t exchange_deadline_ms() const { return exchange_deadline_ms_; }
-  // The most that any worker will open.
+  // The largest number of lanes that any worker will open.
   int lanes() const { return lanes_; }
-  // 0 if any worker wants none.
+  // 0 if any worker wants no report.
   int64_t stall_report_ms() const { return stall_report_ms_; }
 
  private:
@@ -64,12 +65,13 @@ class Rendezvous {
     bool joined = false;
     uint64_t worker_id = 0;
     std::string peer;     // where its last Join came from
-    std::string refusal;  // of the last attempt for this rank that was refused
+    std::string refusal;  // why the last attempt to join as this rank failed, if it did
   };
 
   absl::Status CompareRuns(const v1::JoinRequest& request) const;
   absl::Status Compare(const v1::JoinRequest& request) const;
-  absl::Status Found(const v1::JoinRequest& request);
+  // Takes the job from its first worker.
+  absl::Status AdoptJob(const v1::JoinRequest& request);
 
   const int shard_;
   const int shard_count_;
@@ -78,7 +80,7 @@ class Rendezvous {
   std::vector<Member> members_;
   int joined_count_ = 0;
   bool complete_ = false;
-  int first_rank_ = 0;  // whose agreement counts
+  int first_rank_ = 0;  // the one that defined the job
   std::string agreement_bytes_;
   Agreement agreement_;
   std::string run_id_;

@@ -16,18 +16,19 @@
 namespace starring {
 namespace {
 
-// How often deadlines and signals are looked at.
+// How often deadlines and Interrupt are looked at.
 constexpr std::chrono::milliseconds kTick(100);
-// How long a server whose job is over waits for workers that have not taken their last answers.
+// How long a server whose job is over waits for workers that have not taken their last answers: a worker that is gone
+// never takes them.
 constexpr std::chrono::seconds kLinger(5);
 
-// Not a random choice that could change results: it tells this server process from another at the same address.
+// Tells this server process from another one at the same address. It is no seed: no result depends on it.
 uint64_t DrawId() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-// `text` as one line that a terminal shows as it is. Refusals quote what a stranger sent.
+// `text` as one short line of printable characters. Refusals quote strangers, who could send a terminal's commands.
 std::string LogLine(absl::string_view text) {
   std::string line(text.substr(0, kLogLineBytesMax));
   std::replace_if(
@@ -59,9 +60,10 @@ ParameterServer::Core::Core(Options options)
 
 ParameterServer::Core::~Core() {
   if (!thread_.joinable()) return;
+  // First the acceptor: it would go on handing sockets to a server that is shutting down.
   acceptor_->Stop();
-  // The polling thread takes the events that this causes, and shuts the queue down when nothing is left that could ask
-  // it for another.
+  // Shutdown causes events, and each may ask the queue for another one. So the polling thread shuts the queue down
+  // itself when no call and no lane is left; a queue that is shut down earlier aborts the process.
   server_->Shutdown(std::chrono::system_clock::now());
   server_is_down_ = true;
   thread_.join();
@@ -81,14 +83,16 @@ absl::Status ParameterServer::Core::Start() {
   if (is_exposed && options_.security.token.empty() && !options_.insecure) {
     return absl::InvalidArgumentError(absl::StrCat(
         "listening on ", options_.listen,
-        " without a secret would let anybody on the network join: give servers and "
+        " without a secret would let everyone on the network join: give servers and "
         "workers --job_secret=FILE (deploy/launch --make_secret=FILE makes one), listen on 127.0.0.1, or accept it by "
         "--insecure"));
   }
+  // A connection costs two descriptors, and the usual soft limit is 1,024.
   descriptors_max_ = RaiseDescriptorLimit(kDescriptorsMax);
   ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen(options_.listen));
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
+  // Each stream costs memory before its first message has arrived.
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              static_cast<int>(absl::ToInt64Milliseconds(options_.hello_deadline)));
@@ -101,13 +105,14 @@ absl::Status ParameterServer::Core::Start() {
   builder.SetMaxSendMessageSize(static_cast<int>(kMessageBytesMax));
   UpdateMemoryLimit();
   builder.SetResourceQuota(quota_);
-  // gRPC listens on no port itself: it would accept connections without a limit.
+  // gRPC does not listen itself: it would accept connections without a limit.
   to_grpc_ = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       MakeServerCredentials(options_.security));
   builder.RegisterService(&service_);
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
+  // gRPC requires that a queue is drained before it is destroyed.
   if (server_ == nullptr) {
     queue_->Shutdown();
     void* tag;
@@ -148,6 +153,7 @@ void ParameterServer::Core::Run() {
     const auto event = queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::now() + wait);
     if (event == grpc::CompletionQueue::SHUTDOWN) break;
     if (event == grpc::CompletionQueue::GOT_EVENT) static_cast<CompletionTag*>(tag)->Run(ok);
+    // After every event, not only when there is none: a busy server must keep its deadlines, too.
     if (const auto now = Clock::now(); now >= next_tick) {
       next_tick = now + kTick;
       Tick(now);
@@ -163,6 +169,7 @@ void ParameterServer::Core::Run() {
 
 void ParameterServer::Core::Tick(Clock::time_point now) {
   check_service_.Forget(now);
+  // Collected first, because the loop below changes the map.
   std::vector<JoinCall*> expired;
   for (const auto& [call, pending] : pending_joins_) {
     if (now >= pending.expires) expired.push_back(call);
@@ -171,12 +178,14 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
     const auto deadline = pending_joins_[call].deadline;
     pending_joins_.erase(call);
     const std::string missing = absl::StrCat(rendezvous_.DescribeMissing(), DescribeStrangers());
+    // The rank is free again: its worker may come back with other flags.
     rendezvous_.Leave(call->request().rank(), call->request().worker_id());
-    // Rounded: what was left of the worker's deadline when it called.
+    // Rounded, because the number is what was left of the worker's deadline when it called.
     const double seconds = std::round(static_cast<double>(deadline.count()) / 100.0) / 10.0;
     call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", seconds, " s")));
   }
   CloseSilentLanes(now);
+  // While workers are missing, such a connection is probably one of theirs, with another --tls or --job_secret.
   if (job_ == nullptr && std::exchange(unheard_logged_, acceptor_->unheard().count) < acceptor_->unheard().count) {
     refusals_.Add(DescribeUnheard(), now);
   }
@@ -206,7 +215,7 @@ std::string ParameterServer::Core::DescribeUnheard() const {
                       " ended before a request, the last from ", unheard.last_peer,
                       options_.security.tls.has_value()
                           ? ": start every worker with --tls and this server's --job_secret"
-                          : ": so ends a worker's with --tls, which this server was not given");
+                          : ": a worker with --tls does so, and this server was started without");
 }
 
 std::string ParameterServer::Core::DescribeStrangers() const {
@@ -224,7 +233,7 @@ void ParameterServer::Core::CloseSilentLanes(Clock::time_point now) {
 }
 
 void ParameterServer::Core::End(absl::Status result) {
-  // On the thread that makes the events, and before the process ends.
+  // Here, as this is the thread that adds events, and the process may end as soon as Wait returns.
   if (options_.trace != nullptr && !std::exchange(trace_written_, true)) {
     if (const absl::Status status = options_.trace->Write(); !status.ok()) {
       Log(absl::StrCat("no trace: ", std::string(status.message())));
@@ -272,7 +281,7 @@ void ParameterServer::Core::EndIfTold(Clock::time_point now) {
     Log(job_->status().ok() ? std::string("all workers have finished")
                             : absl::StrCat("the job failed: ", std::string(job_->status().message())));
   }
-  const bool all_told = lanes_by_id_.empty() && static_cast<int>(told_.size()) == job_->world_size();
+  const bool all_told = lanes_by_id_.empty() && static_cast<int>(acknowledged_ranks_.size()) == job_->world_size();
   if (all_told || now - *job_over_since_ > kLinger) End(job_->status());
 }
 

@@ -1,7 +1,7 @@
-// The state of a parameter server, behind its handle ParameterServer: gRPC's objects, the rendezvous, the job.
+// The state of a parameter server, which its handle ParameterServer hides: gRPC's objects, the rendezvous, the job.
 //
-// Everything but Start, Wait, Interrupt and Stop runs on the one thread that polls the completion queue, and what that
-// thread owns needs no lock.
+// Thread safety: Start, Wait, Interrupt and the destructor are the owner's. Everything else runs on one thread, which
+// polls the completion queue; the members of that thread need no lock.
 #ifndef STARRING_SERVER_SERVER_CORE_H_
 #define STARRING_SERVER_SERVER_CORE_H_
 
@@ -54,9 +54,9 @@ class ParameterServer::Core {
 
   void Run();
   void Tick(Clock::time_point now);
-  // Ends streams that have not said HELLO in time.
+  // Ends streams on which no HELLO arrived in time.
   void CloseSilentLanes(Clock::time_point now);
-  // Who came and could not join, for people who wait for a worker; empty: there was none.
+  // Requests and connections that were refused, for people who wait for a worker; empty: there were none.
   std::string DescribeStrangers() const;
   std::string DescribeUnheard() const;
   void End(absl::Status result);
@@ -64,9 +64,9 @@ class ParameterServer::Core {
   void OnJoin(JoinCall* call);
   void OnJoinGone(JoinCall* call);
   void DropOlderJoin(const v1::JoinRequest& request);
-  // Whether there is memory and descriptors for a job; allocates nothing.
+  // ResourceExhausted if there is not enough memory or too few descriptors for a job. Allocates nothing.
   absl::Status CheckAffordable(const Agreement& agreement, int lanes);
-  // What this server may use now, which gRPC is told as well.
+  // Returns the memory that this server may use now, and tells gRPC the same.
   int64_t UpdateMemoryLimit();
   void BeginJob();
   absl::StatusOr<std::unique_ptr<ShardJob>> CreateJob();
@@ -74,13 +74,13 @@ class ParameterServer::Core {
   void OnCheck(CheckCall* call);
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
   void OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello);
-  // Cuts a stranger that opens more streams than it was told it may.
+  // Cuts a stranger that opens more streams than the server has told it to.
   void OnLaneAccepted(ExchangeLane* lane);
   void ForgetSilentLane(ExchangeLane* lane);
-  // Tells the acceptor whether a worker may be among those who wait.
+  // Seats are taken for longer while the job has all its connections: no worker is among those that wait then.
   void UpdateSeatTime();
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
-  // The job is over: ends when every worker has taken its last answers, or the time to linger has passed.
+  // Once the job is over: ends when every worker has taken its last answers, or after the time to linger.
   void EndIfTold(Clock::time_point now);
   void Log(const std::string& line) const;
 
@@ -92,13 +92,13 @@ class ParameterServer::Core {
   RawParameterServerService service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_grpc_;  // what is accepted goes there
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> to_grpc_;  // takes the acceptor's sockets
   std::unique_ptr<ConnectionAcceptor> acceptor_;
   std::thread thread_;
   std::atomic<bool> interrupted_ = false;
   std::atomic<bool> server_is_down_ = false;
 
-  // ---- Of the polling thread.
+  // ---- Members of the polling thread.
   struct PendingJoin {
     Clock::time_point expires;
     std::chrono::milliseconds deadline;
@@ -114,18 +114,18 @@ class ParameterServer::Core {
   std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
   std::map<JoinCall*, PendingJoin> pending_joins_;
   std::map<LaneId, ExchangeLane*> lanes_by_id_;
-  std::map<std::string, std::set<ExchangeLane*>> silent_lanes_;  // by peer: no HELLO yet
+  std::map<std::string, std::set<ExchangeLane*>> silent_lanes_;  // by peer: those without a HELLO
   TraceTrack* const track_;                                      // null: there is no trace
-  std::map<LaneId, TraceTrack*> tracks_;  // of the lanes that were ever open, if there is a trace
+  std::map<LaneId, TraceTrack*> tracks_;  // of all lanes that were ever open, if there is a trace
   Admission admission_;
   Rendezvous rendezvous_;
   const uint64_t job_id_;
-  absl::Status begin_failure_;  // of a job for which all workers had joined
+  absl::Status begin_failure_;  // why the job did not begin though all workers had joined
   int64_t unheard_logged_ = 0;
   RefusalLog refusals_;
   std::unique_ptr<ShardJob> job_;
   bool trace_written_ = false;
-  std::set<int> told_;  // ranks that have taken their last answers
+  std::set<int> acknowledged_ranks_;  // have taken their last answers
   std::optional<Clock::time_point> job_over_since_;
 
   Mutex mutex_;

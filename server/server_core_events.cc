@@ -1,4 +1,4 @@
-// How a server answers what comes by gRPC: calls of Join, GetStatus and Check, and Exchange streams.
+// What a server does when a call of Join, GetStatus or Check arrives, or when an Exchange stream opens, speaks or ends.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -14,12 +14,13 @@
 namespace starring {
 namespace {
 
-// As a worker asked for it.
+// A deadline as a worker asked for it, within bounds.
 std::chrono::milliseconds DeadlineOf(int64_t ms) {
   return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
 }
 
-// Every lane has a track, as writes on two lanes overlap. Together they keep what kServerTracksMax full ones would.
+// Every lane has a track of its own, because writes on two lanes overlap. Together they keep as many events as
+// kServerTracksMax full tracks.
 int64_t LaneTraceEvents(int64_t track_count) {
   return std::min(kTraceEventsMax, std::max<int64_t>(kServerTracksMax * kTraceEventsMax / track_count, 1));
 }
@@ -28,10 +29,12 @@ int64_t LaneTraceEvents(int64_t track_count) {
 
 void ParameterServer::Core::OnJoin(JoinCall* call) {
   ListenForJoin();
+  // A Join after the job has begun comes from a worker that lost the answer to its first one.
   const bool had_begun = rendezvous_.complete();
   const v1::JoinRequest& request = call->request();
   acceptor_->Heard(call->peer());
   absl::Status status = admission_.Check(request, call->peer());
+  // The token is compared before the length: a stranger must not learn even the limit.
   if (const auto bytes = static_cast<int64_t>(request.ByteSizeLong()); status.ok() && bytes > kJoinBytesMax) {
     status = absl::InvalidArgumentError(absl::StrCat("a Join of ", bytes, " bytes, at most ", kJoinBytesMax));
   }
@@ -53,7 +56,8 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
     call->Answer(reply);
     return;
   }
-  acceptor_->Keep(call->peer());  // its worker waits there, perhaps for hours
+  acceptor_->Keep(call->peer());  // the worker waits in this call, perhaps for hours
+  // The job is known now, and with it the number of its connections.
   acceptor_->SetLimit(rendezvous_.agreement().world_size * rendezvous_.lanes() + kStrangerConnectionsMax);
   DropOlderJoin(request);
   const auto deadline = DeadlineOf(request.join_deadline_ms());
@@ -65,8 +69,8 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   }
 }
 
-// A worker that joins again has lost the call before. When gRPC finds that out, later, the worker must not be taken for
-// gone; and calls that nobody waits for must not pile up.
+// A worker that joins again has lost its call before. gRPC may notice that later: then the worker must not be taken for
+// gone. And calls whose client is gone must not pile up.
 void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
   for (const auto& [call, pending] : pending_joins_) {
     if (call->request().rank() != request.rank() || call->request().worker_id() != request.worker_id()) continue;
@@ -78,7 +82,7 @@ void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
 }
 
 absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
-  // Now, and not when the job begins: by then the other servers may have taken their part of what was free.
+  // Counted now and not when the job begins: by then other servers may have taken their part of the free memory.
   memory_bytes_max_ = UpdateMemoryLimit();
   RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
   const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
@@ -97,12 +101,14 @@ int64_t ParameterServer::Core::UpdateMemoryLimit() {
     const int servers = std::min(CountProcessesOfThisProgram(), options_.shard_count);
     bytes = available.ok() ? *available / servers : std::numeric_limits<int64_t>::max();
   }
-  // What gRPC holds of messages counts too: it slows down, then drops streams, before the machine runs out of memory.
+  // gRPC's own memory for messages counts too: near the limit gRPC slows down, then drops streams, before the machine
+  // runs out of memory.
   quota_.Resize(static_cast<size_t>(bytes));
   return bytes;
 }
 
 void ParameterServer::Core::OnJoinGone(JoinCall* call) {
+  // An answered call ends, too, and its worker has not left.
   if (pending_joins_.erase(call) > 0) rendezvous_.Leave(call->request().rank(), call->request().worker_id());
   join_calls_.erase(call);
 }
@@ -154,6 +160,7 @@ void ParameterServer::Core::BeginJob() {
 void ParameterServer::Core::OnStatus(StatusCall* call) {
   ListenForStatus();
   acceptor_->Heard(call->peer());
+  // Strangers must not learn the state of a job either.
   if (const absl::Status status = admission_.Check(call->request(), call->peer()); !status.ok()) {
     call->Refuse(status);
     return;
@@ -166,7 +173,7 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
     reply.set_message(std::string(begin_failure_.message()));
   } else {
     reply.set_message(rendezvous_.DescribeMissing());
-    if (rendezvous_.anybody()) {
+    if (rendezvous_.has_workers()) {
       reply.set_world_size(rendezvous_.agreement().world_size);
       reply.set_first_step(rendezvous_.agreement().first_step);
       for (int rank = 0; rank < reply.world_size(); ++rank) {
@@ -230,11 +237,12 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
     }
     lane->track = track;
   }
+  // A lane that the worker opened again replaces the one before.
   ExchangeLane*& current = lanes_by_id_[id];
   ExchangeLane* const replaced = std::exchange(current, lane);
   if (replaced != nullptr) {
-    // The worker has a new connection and this server has not noticed that the old one is dead. What may still come
-    // from the old one is not listened to.
+    // The worker has a new connection, and this server has not noticed yet that the old one is dead. Messages that
+    // still arrive on the old one must not count.
     replaced->id.reset();
     replaced->Cancel();
   }
@@ -242,7 +250,7 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
   UpdateSeatTime();
 }
 
-// gRPC counts streams only once the client has acknowledged that there is a limit, which a stranger need not do.
+// gRPC enforces its limit of streams only after the client has acknowledged it, and a stranger need not do that.
 void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
   ListenForLane();
   const std::string peer = lane->peer();
@@ -252,6 +260,7 @@ void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
 }
 
 void ParameterServer::Core::UpdateSeatTime() {
+  // A job that has all its connections needs no seat, so strangers can be slowed down for its sake.
   const bool is_whole = std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_.lanes();
   acceptor_->SetSeatTime(std::chrono::milliseconds(is_whole ? kStrangerSeatMs : 0));
 }
@@ -269,7 +278,9 @@ void ParameterServer::Core::OnLaneGone(ExchangeLane* lane, ExchangeLane::End end
     lanes_by_id_.erase(*lane->id);
     UpdateSeatTime();
     job_->OnLaneClosed(*lane->id, Clock::now());
-    if (end == ExchangeLane::End::kOrderly && job_->state() != ShardJob::State::kRunning) told_.insert(lane->id->rank);
+    // An orderly end means that the worker has read everything, the last answers included.
+    if (end == ExchangeLane::End::kOrderly && job_->state() != ShardJob::State::kRunning)
+      acknowledged_ranks_.insert(lane->id->rank);
   }
   lanes_.erase(lane);
   if (job_ != nullptr) EndIfTold(Clock::now());

@@ -1,7 +1,7 @@
-// What --metrics_port shows of a server: bytes, how long contributions wait for the last worker, how long sums take,
-// and which worker it is that the others wait for.
+// The numbers that a server shows with --metrics_port: bytes, how long contributions wait for the last worker, how long
+// sums take, and for which worker the others wait.
 //
-// Thread safety: one thread, the server's; the numbers may be fetched at any time.
+// Thread safety: one thread, the server's. Any thread may read the numbers.
 #ifndef STARRING_SERVER_SERVER_METRICS_H_
 #define STARRING_SERVER_SERVER_METRICS_H_
 
@@ -18,9 +18,9 @@ class ServerMetrics {
   explicit ServerMetrics(Metrics* metrics);
 
   void OnJob(int world_size);
-  // The contribution of `rank` came `seconds` after the bucket's first one of that step.
+  // The contribution of `rank` arrived `seconds` after the bucket's first one of that step.
   void OnContribution(int rank, double seconds);
-  // That contribution was the last: the others had waited for it, then sum and optimizer took `sum_seconds`.
+  // That contribution was the last one: the others had waited for it; then sum and optimizer ran.
   struct Sum {
     int last_rank = 0;
     double queue_seconds = 0;  // from the first contribution to the last

@@ -17,7 +17,7 @@ namespace {
 
 using v1::ExchangeMessage;
 
-// The fields of an answer: those that named the request.
+// An answer's fields: those by which the worker recognises its request.
 ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind kind) {
   ExchangeMessage fields;
   fields.set_kind(kind);
@@ -27,8 +27,8 @@ ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind k
   return fields;
 }
 
-// Why the job ends when `rank` gives up. Where that rank misses a peer, those that it leaves miss one too: a launcher
-// must not take them for the cause.
+// Why the job ends when `rank` gives up. If that rank misses a peer, the others get the same code: their exit codes
+// then say that they miss one too, and a launcher does not take them for the cause.
 absl::Status GivenUp(int rank, const ExchangeMessage& abort) {
   const auto code = static_cast<absl::StatusCode>(abort.code());
   const bool misses_peer = code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kDeadlineExceeded;
@@ -83,7 +83,8 @@ ShardJob::ShardJob(Options options, ContributionSum sums)
 void ShardJob::OnLaneOpen(LaneId lane) {
   CHECK(lane.rank >= 0 && lane.rank < world_size()) << lane.rank;
   workers_[lane.rank].lanes_open.insert(lane.lane);
-  workers_[lane.rank].parts.erase(lane.lane);  // of the stream before
+  workers_[lane.rank].parts.erase(lane.lane);  // the stream before ended inside a slice
+  // This worker had no lane open when the job failed, so it has not been told yet.
   if (state_ == State::kFailed) SendError(lane);
 }
 
@@ -105,6 +106,7 @@ void ShardJob::OnMessage(LaneId from, const ReceivedMessage& message, Time now) 
   bytes_received_ += message.payload_bytes;
   if (state_ == State::kFailed) return;
   if (message.fields.kind() == ExchangeMessage::PROGRESS) {
+    // Reports of progress do not count as arrivals: workers that wait send them, too, and would hide a stall.
     stall_.OnProgress(from.rank, GetProgress(message.fields.progress()), now);
     if (message.fields.progress().asks()) Send(from, AnswerTo(message.fields, ExchangeMessage::HERE));
     return;
@@ -129,6 +131,8 @@ int64_t ShardJob::SliceBytes(const ExchangeMessage& fields) const {
 }
 
 absl::Status ShardJob::TakePart(LaneId from, const ReceivedMessage& message, Time now) {
+  // Only a slice that exceeds one message is joined, and only up to its own length: nothing else is held back. Parts
+  // of one slice come on one lane, in order, while another lane may bring another slice.
   if (const int64_t slice_bytes = SliceBytes(message.fields); slice_bytes > kMessagePayloadBytesMax) {
     ASSIGN_OR_RETURN(const std::optional<ReceivedMessage> whole,
                      workers_[from.rank].parts[from.lane].Add(message, slice_bytes));
@@ -173,10 +177,10 @@ absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage&
   RETURN_IF_ERROR(CheckBucket(message.fields));
   RETURN_IF_ERROR(CheckIsRank0(from));
   const int b = message.fields.bucket();
-  // A repeat that comes after the first contribution: the answer was on its way already.
+  // If the bucket has its parameters, this is a repeat, sent before the answer arrived. It only needs another answer.
   if (sums_.Parameters(b) == nullptr) {
     RETURN_IF_ERROR(sums_.SetParameters(b, message.payload));
-    shared_.Publish(b);  // rank 0 reads there without asking
+    shared_.Publish(b);  // rank 0 has no need to fetch, so no request of its own would cause it
     for (const LaneId lane : fetches_[b].Take()) SendParameters(lane, b, sums_.Parameters(b));
   }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
@@ -188,8 +192,8 @@ absl::Status ShardJob::TakeInitialState(LaneId from, const ReceivedMessage& mess
   RETURN_IF_ERROR(CheckVector(message.fields));
   RETURN_IF_ERROR(CheckIsRank0(from));
   const int b = message.fields.bucket();
-  // Rank 0 sends a bucket's state before its parameters. When those are here this is a repeat, which must not undo what
-  // the others have contributed since.
+  // Rank 0 sends a bucket's state before its parameters. If those have arrived, this is a repeat, and must not undo an
+  // update that was made since.
   if (sums_.Parameters(b) == nullptr) {
     RETURN_IF_ERROR(sums_.SetState(b, message.fields.vector(), message.payload));
   }
@@ -206,7 +210,7 @@ absl::Status ShardJob::FetchParameters(LaneId from, const ReceivedMessage& messa
     fetches_[b].Add(from, now);
   } else if (sealed->step() == options_.agreement.first_step - 1) {
     SendParameters(from, b, std::move(sealed));
-  }  // else a late repeat: the worker has contributed since, so it has the answer
+  }  // else this is a late repeat: the worker has contributed since, so it has the answer
   return absl::OkStatus();
 }
 
@@ -228,6 +232,7 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
     contribution.keeper = gradients;
     bytes_received_ += static_cast<int64_t>(contribution.pieces[0].size());
   }
+  // Before the contribution and not after it, as this one may complete the step.
   shared_.UpdateInPlaceIfAllShare(b);
   receive.reset();
   const bool is_watched = options_.track != nullptr || options_.metrics != nullptr;
@@ -237,6 +242,7 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
     ++workers_[from.rank].contributions;
     if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
   }
+  // The answers say that shared memory holds this step, so it must before the first of them is sent.
   if (result.fate == ContributionFate::kSealed) shared_.PublishIfShared(b);
   for (const LaneId lane : result.answer_to) SendParameters(lane, b, result.sealed);
   return absl::OkStatus();
@@ -278,7 +284,8 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
   const int vector = message.fields.vector();
   const int64_t count = slices_[b].size();
   bytes_sent_ += count * static_cast<int64_t>(sizeof(float));
-  // The state stands still until this worker contributes again, which it does after the answer.
+  // The copy may be made later: the state does not change until this worker contributes again, which it does after the
+  // answer has arrived.
   options_.send({.to = from,
                  .fields = AnswerTo(message.fields, ExchangeMessage::STATE),
                  .make =
@@ -292,7 +299,7 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
 void ShardJob::TakeShare(LaneId from, const ReceivedMessage& message) {
   ExchangeMessage answer = AnswerTo(message.fields, ExchangeMessage::SHARED);
   const auto parameters = shared_.Share(from.rank, message.fields);
-  if (parameters.ok()) *answer.mutable_parameter_memory() = *parameters;  // else the worker stays with the socket
+  if (parameters.ok()) *answer.mutable_parameter_memory() = *parameters;  // else the worker goes on by socket
   Send(from, std::move(answer));
 }
 
@@ -307,6 +314,7 @@ absl::Status ShardJob::TakeSum(LaneId from, const ReceivedMessage& message, Time
 
 absl::Status ShardJob::TakeFinish(LaneId from, const ReceivedMessage& message, Time now) {
   finish_wait_.Add(from, now);
+  // The worker has lost the answer with its connection.
   if (state_ == State::kFinished) {
     Send(from, AnswerTo(message.fields, ExchangeMessage::FINISHED));
     return absl::OkStatus();
@@ -343,7 +351,8 @@ void ShardJob::SendParameters(LaneId to, int bucket, std::shared_ptr<const Seale
   fields.set_bucket(bucket);
   const auto bytes = std::as_bytes(sealed->parameters());
   if (shared_.Shares(to.rank)) {
-    shared_.Publish(bucket);  // for the first that reads there
+    shared_.Publish(bucket);  // this worker may be the first one to read there
+    // The worker reads whatever is in that memory. Another step there would be silently wrong parameters.
     CHECK_EQ(shared_.published_step(bucket), sealed->step());
     fields.set_shared(true);
     bytes_sent_ += static_cast<int64_t>(bytes.size());
@@ -361,11 +370,12 @@ void ShardJob::Send(LaneId to, ExchangeMessage fields, std::span<const std::byte
 
 void ShardJob::Fail(const absl::Status& why) {
   CHECK(!why.ok());
+  // The first error is the cause; later ones are mostly its consequences, such as workers that go away.
   if (state_ != State::kRunning) return;
   state_ = State::kFailed;
   status_ = why;
   for (int rank = 0; rank < world_size(); ++rank) {
-    const std::set<int> lanes = workers_[rank].lanes_open;  // a copy: a send may close a lane
+    const std::set<int> lanes = workers_[rank].lanes_open;  // a copy, because sending may close a lane
     for (const int lane : lanes) SendError({rank, lane});
   }
 }

@@ -1,8 +1,9 @@
-// What one server does for its job once all workers have joined: takes their messages, sums their contributions
-// and answers. Knows nothing of gRPC: messages come in and answers go out as plain structs, and the time is passed in.
+// A server's job once all workers have joined: takes their messages, sums their contributions and answers. Knows
+// nothing of gRPC: messages and answers are plain structs, and the time is passed in.
 //
-// A request is answered on the lane that it last came by. Requests whose answer needs all workers (gradients, sums, the
-// end) wait here; who is late is named when the exchange deadline, counted from the first arrival, has passed.
+// A request is answered on the lane that it came by last. Requests whose answer needs all workers (gradients, sums, the
+// end) wait here. When the exchange deadline, counted from the first arrival, has passed, the job fails and the status
+// names the workers that are late.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_SHARD_JOB_H_
@@ -35,15 +36,17 @@
 
 namespace starring {
 
-// Where an answer goes. Its payload may be longer than one message carries: who writes it cuts it (exchange_message.h).
+// A message to a worker. Its payload may be longer than one message carries; the lane that writes it cuts it into parts
+// (exchange_message.h).
 struct Answer {
   LaneId to;
   v1::ExchangeMessage fields;  // without payload
   std::span<const std::byte> payload;
   std::shared_ptr<const void> keeper;  // of the payload; shared with ContributionSum and other workers' answers
 
-  // Not null: instead of a payload, the array [0, made_count) that this copies from element `begin` on to `out`. Called
-  // when its turn to be written has come, on ShardJob's thread and while that lives: a lane holds one part of one copy.
+  // Not null: there is no payload yet. `make` copies elements of an array of made_count floats, from `begin` on, to
+  // `out`. The lane calls it for each part when that part is to be written, so that a lane holds one part and not the
+  // whole array. Called on ShardJob's thread, while the ShardJob lives.
   std::function<void(int64_t begin, std::span<float> out)> make;
   int64_t made_count = 0;
 };
@@ -56,15 +59,15 @@ class ShardJob {
     int shard = 0;
     int shard_count = 1;
     std::chrono::milliseconds exchange_deadline{60'000};
-    // A worker opens its lanes when it has joined at every shard, which may take as long as that.
+    // A worker opens its lanes when it has joined at every shard. That may take as long as this.
     std::chrono::milliseconds join_deadline{60'000};
-    // Called from inside the methods below, in the order of the answers. An answer to a lane that is gone is dropped.
+    // Sends an answer, or drops it if its lane is gone. Called by the methods below, in the order of the answers.
     std::function<void(Answer)> send;
     Time now;
     StallTimes stall_times;
-    std::function<void(const std::string&)> log;  // lines for people; null: none
-    TraceTrack* track = nullptr;                  // of the thread that calls; null: there is no trace
-    ServerMetrics* metrics = nullptr;             // likewise; null: there are none
+    std::function<void(const std::string&)> log;  // gets lines for people; null: no log
+    TraceTrack* track = nullptr;                  // of the calling thread; null: there is no trace
+    ServerMetrics* metrics = nullptr;             // null: there are none
   };
   // Allocates what CheckShardMemory counts (rendezvous.h). InvalidArgument as ContributionSum::Create.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
@@ -73,15 +76,15 @@ class ShardJob {
   void OnLaneOpen(LaneId lane);
   void OnLaneClosed(LaneId lane, Time now);
 
-  // A message of an open lane other than HELLO. A message that no correct worker sends fails the job.
+  // A message, other than HELLO, of an open lane. A message that no correct worker sends fails the job.
   void OnMessage(LaneId from, const ReceivedMessage& message, Time now);
 
   void CheckDeadlines(Time now);
 
-  // The job cannot go on: every worker is told. The first call counts.
+  // Ends the job and tells every worker why. Only the first call has an effect.
   void Fail(const absl::Status& why);
 
-  // kFailed: status() says why. kFinished: every worker has been told so.
+  // kFailed: status() says why. kFinished: every worker has sent FINISH and has been answered.
   enum class State { kRunning, kFinished, kFailed };
   State state() const { return state_; }
   const absl::Status& status() const { return status_; }
@@ -94,12 +97,12 @@ class ShardJob {
     std::set<int> lanes_open;
     Time alone_since;  // when its last lane closed; meaningful while none is open
     int64_t contributions = 0;
-    std::map<int, PartAssembler> parts;  // by lane: of a gradient or an array that has not come whole
+    std::map<int, PartAssembler> parts;  // by lane: of a slice that has not arrived completely
   };
 
   ShardJob(Options options, ContributionSum sums);
 
-  // Puts parts together, then Handle.
+  // Joins the parts of a slice, then calls Handle.
   absl::Status TakePart(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status Handle(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status TakeInitialParameters(LaneId from, const ReceivedMessage& message);
@@ -117,7 +120,7 @@ class ShardJob {
   absl::Status CheckVector(const v1::ExchangeMessage& fields) const;
   static absl::Status CheckIsRank0(LaneId from);
 
-  // Bytes that a payload of this kind has; -1: it has none that is a slice.
+  // The length of the payload if it is a slice, else -1.
   int64_t SliceBytes(const v1::ExchangeMessage& fields) const;
 
   void SendParameters(LaneId to, int bucket, std::shared_ptr<const SealedSlice> sealed);
@@ -126,7 +129,7 @@ class ShardJob {
   void SendError(LaneId to);
   // Fails the job if `wait` is older than the deadline: "rank 1 has `not_done` within 60 s".
   void FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done);
-  // What the oldest wait is for, as in FailIfLate: "rank 1 has not joined in sum 3"; empty: no worker waits.
+  // What the worker that has waited longest waits for: "rank 1 has not joined in sum 3"; empty: no worker waits.
   std::string DescribeOldestWait() const;
   void AskProgress(int rank);
   void TellStall(int rank, const std::string& text);
@@ -135,7 +138,7 @@ class ShardJob {
   const Options options_;
   const std::vector<ElementRange> slices_;  // what the shard owns, by bucket
   ContributionSum sums_;
-  std::vector<CollectiveWait> fetches_;  // by bucket: of the initial parameters
+  std::vector<CollectiveWait> fetches_;  // by bucket: workers that wait for the initial parameters
   SharedArrays shared_;
   std::vector<Worker> workers_;
   CollectiveSum sum_;

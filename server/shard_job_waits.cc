@@ -27,6 +27,7 @@ void ShardJob::TellStall(int rank, const std::string& text) {
 }
 
 std::string ShardJob::DescribeOldestWait() const {
+  // A worker that waits for something newer waits, indirectly, for the oldest thing, too.
   const CollectiveWait* oldest = nullptr;
   std::string text;
   const auto consider = [&](const CollectiveWait& wait, absl::FunctionRef<std::string()> describe) {
@@ -64,8 +65,10 @@ void ShardJob::CheckDeadlines(Time now) {
   }
   FailIfLate(sum_.wait(), now, [&] { return absl::StrCat("not joined in sum ", sum_.number()); });
   if (state_ != State::kRunning) return;
+  // Only now: finish_wait_ keeps its entries after the end, to answer repeats, and is never late then.
   FailIfLate(finish_wait_, now, [] { return "not finished"; });
   for (int rank = 0; rank < world_size() && state_ == State::kRunning; ++rank) {
+    // A worker may open its lanes again at any time, so a broken connection alone ends nothing.
     const Worker& worker = workers_[rank];
     if (!worker.lanes_open.empty() || now <= worker.alone_since + options_.exchange_deadline) continue;
     Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it has had no connection to shard ",
@@ -75,6 +78,7 @@ void ShardJob::CheckDeadlines(Time now) {
 
 void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done) {
   if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
+  // A late worker without a connection has probably died, which is worth more to the reader than that it is late.
   std::string gone;
   for (int rank = 0; rank < world_size(); ++rank) {
     if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) {

@@ -23,6 +23,7 @@ absl::Status SharedArrays::OpenParameters(const v1::ExchangeMessage& request) {
     if (!request.has_parameter_memory() || request.parameter_memory().nonce() == parameters_->where().nonce()) {
       return absl::OkStatus();
     }
+    // A vector of parameters of its own would need a copy for each worker, so this worker uses the socket.
     return absl::UnavailableError("other workers have another memory for parameters");
   }
   if (request.has_parameter_memory()) {
@@ -31,6 +32,7 @@ absl::Status SharedArrays::OpenParameters(const v1::ExchangeMessage& request) {
   } else {
     ASSIGN_OR_RETURN(parameters_, SharedMemory::Create(options_.element_count));
   }
+  // The parameters may have been set before the first worker shared; a worker that only reads would never see them.
   for (int b = 0; b < static_cast<int>(buckets_.size()); ++b) Publish(b);
   return absl::OkStatus();
 }
@@ -40,6 +42,7 @@ absl::Status SharedArrays::NoteRequest(int rank, const v1::ExchangeMessage& requ
   if (request.shared() && worker.gradients == nullptr) {
     return absl::FailedPreconditionError("a request refers to shared memory, and none is shared");
   }
+  // A worker may stop sharing at any request: its connection to another shard may have fallen back to the socket.
   sharing_count_ += static_cast<int>(request.shared()) - static_cast<int>(worker.shares);
   worker.shares = request.shared();
   return absl::OkStatus();
@@ -47,6 +50,8 @@ absl::Status SharedArrays::NoteRequest(int rank, const v1::ExchangeMessage& requ
 
 void SharedArrays::UpdateInPlaceIfAllShare(int bucket) {
   Bucket& b = buckets_[bucket];
+  // Not before there are parameters. While one worker reads by socket, each step has a buffer of its own: an answer, or
+  // a repeat of it, may still be on its way when the next step is written.
   if (b.in_place || sharing_count_ < options_.world_size || options_.sums->Parameters(bucket) == nullptr) return;
   Publish(bucket);
   b.in_place = true;
@@ -58,6 +63,7 @@ void SharedArrays::Publish(int bucket) {
   Bucket& b = buckets_[bucket];
   const auto sealed = options_.sums->Parameters(bucket);
   if (parameters_ == nullptr || sealed == nullptr || b.published == sealed->step()) return;
+  // Updates in place are in that memory already.
   if (!b.in_place) {
     std::ranges::copy(sealed->parameters(), parameters_->writable_values().begin() + options_.slices[bucket].begin);
   }

@@ -1,9 +1,9 @@
-// The arrays that a shard shares with workers of its own machine (proto/starring/v1/parameter_server.proto): each
-// worker's gradients, and one vector of parameters for the whole job.
+// The arrays that a shard shares with workers on its own machine: each worker's gradients, and one vector of parameters
+// for the whole job. The protocol is in proto/starring/v1/parameter_server.proto.
 //
-// A worker that shares says in every request whether it does so now. Parameters are *published*: copied to shared
-// memory when the first worker is to read them there. When all workers share, ContributionSum updates them there,
-// without a copy.
+// Every request says whether its worker shares memory now: a worker that cannot reach one shard's memory uses none.
+// Parameters are *published*: copied to shared memory when the first worker is to read them there. When all workers
+// share, ContributionSum updates them there, without a copy.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_SHARED_ARRAYS_H_
@@ -33,40 +33,40 @@ class SharedArrays {
   };
   explicit SharedArrays(const Options& options);
 
-  // A worker's SHARE. Unavailable if the worker is elsewhere, or other workers have another memory for parameters: then
-  // it stays with the socket. Else where the parameters are.
+  // Answers a worker's SHARE with the memory of the parameters. Unavailable if the worker is on another machine, or if
+  // other workers have another memory for parameters: then this worker goes on by socket.
   absl::StatusOr<v1::SharedMemory> Share(int rank, const v1::ExchangeMessage& request);
 
-  // A GRADIENT or FETCH_PARAMETERS says whether its worker shares now.
-  // FailedPrecondition if it asks as if it shared, and shares no memory.
+  // Notes whether the worker of a GRADIENT or FETCH_PARAMETERS shares now. FailedPrecondition if it says so and has
+  // shared no memory.
   absl::Status NoteRequest(int rank, const v1::ExchangeMessage& request);
-  // What its last request said.
+  // What the worker's last request said.
   bool Shares(int rank) const { return workers_[rank].shares; }
 
-  // REQUIRES: Share(rank, ...) was OK. Shared with contributions that lie there.
+  // REQUIRES: Share(rank, ...) was OK. Shared with contributions that are in it.
   const std::shared_ptr<const SharedMemory>& GradientsOf(int rank) const { return workers_[rank].gradients; }
 
-  // To be called before a contribution to `bucket`: when all workers read parameters in shared memory,
-  // ContributionSum needs no buffers of its own.
+  // Call before each contribution to `bucket`. When all workers read parameters in shared memory, ContributionSum
+  // writes there from then on and needs no buffers of its own.
   void UpdateInPlaceIfAllShare(int bucket);
 
-  // Writes the newest parameters of `bucket` to shared memory, if there is any and they are not there yet. Not while a
-  // worker may read the bucket's: see parameter_server.proto.
+  // Writes the newest parameters of `bucket` to shared memory, if there is any and they are not there yet. REQUIRES: no
+  // worker may read the bucket now (parameter_server.proto says when).
   void Publish(int bucket);
-  // The same if a worker reads there: a star that shares memory at this shard only, and so at none, is not to pay for
-  // it in every step.
+  // The same, if any worker reads there. Workers that reach only this shard's memory use none, and a copy in every step
+  // would be wasted on them.
   void PublishIfShared(int bucket);
   // The step whose parameters shared memory holds; below all steps if it holds none.
   int64_t published_step(int bucket) const { return buckets_[bucket].published; }
 
  private:
   struct Worker {
-    std::shared_ptr<const SharedMemory> gradients;  // shared with contributions that lie there; null: it has none
+    std::shared_ptr<const SharedMemory> gradients;  // shared with contributions that are in it; null: it has none
     bool shares = false;
   };
   struct Bucket {
     int64_t published = -2;  // the step whose parameters parameters_ holds
-    bool in_place = false;   // ContributionSum writes them there itself
+    bool in_place = false;   // ContributionSum writes there itself
   };
 
   absl::Status OpenParameters(const v1::ExchangeMessage& request);
@@ -74,7 +74,7 @@ class SharedArrays {
   const Options options_;
   std::vector<Worker> workers_;
   std::vector<Bucket> buckets_;
-  // Null until a worker shares its own for gradients. Shared with slices that lie there.
+  // Null until a worker shares its own memory for gradients. Shared with slices that are in it.
   std::shared_ptr<SharedMemory> parameters_;
   int sharing_count_ = 0;  // workers that share
 };

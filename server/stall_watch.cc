@@ -25,7 +25,8 @@ void StallWatch::Look(const std::string& waits_for, Time now) {
   const auto waited = now - last_arrival_;
   if (is_open_ || waited < options_.times.report_after) return;
   const std::optional<RollCall::Root> root = roll_.FindRoot(now);
-  // Where all workers wait in the exchange, a server is at fault that this one cannot see: the workers find it.
+  // If all workers wait in the exchange, another server is at fault. This one cannot see it, but the workers can, and
+  // get twice the time to report it.
   if (!root.has_value() || (root->ranks.empty() && waited < 2 * options_.times.report_after)) return;
   is_open_ = true;
   culprits_ = root->ranks;

@@ -1,6 +1,6 @@
-// Finds out why a server's job is stuck and says so: hears the workers' progress, asks those that are not heard when
-// nothing arrives any more, and tells the log and the waiting workers who keeps them waiting. Knows no gRPC; the time
-// is passed in.
+// Finds out which worker keeps a server's job from going on, and says so. Workers report their progress; when no other
+// message arrives any more, those that have not reported are asked. The log and the waiting workers are told the
+// culprit. Knows nothing of gRPC; the time is passed in.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_STALL_WATCH_H_
@@ -23,24 +23,24 @@ class StallWatch {
     int world_size = 1;
     StallTimes times;
     Time now;
-    // Sends a question for its progress to a worker, if it has a connection.
+    // Asks a worker for its progress, if it has a connection.
     std::function<void(int rank)> ask;
-    // Sends a line to a worker: who keeps the job waiting, or, empty, that it goes on.
+    // Tells a worker which worker keeps the job waiting, or, by an empty text, that the job goes on.
     std::function<void(int rank, const std::string& text)> tell;
     std::function<void(const std::string&)> log;  // null: no log
   };
   explicit StallWatch(Options options);
 
   void OnProgress(int rank, const WorkState& state, Time now) { roll_.OnHeard(rank, state, now); }
-  // Something other than progress came from a worker: the job moves.
+  // A message other than progress arrived from a worker: the job goes on.
   void OnArrival(Time now);
 
-  // Nothing has arrived for so long that Look has something to do.
+  // Whether Look has something to do: nothing has arrived for long.
   bool IsQuiet(Time now) const { return options_.times.enabled() && now - last_arrival_ >= options_.times.ask_after(); }
-  // `waits_for`: what workers wait for; empty: nothing.
+  // `waits_for`: what the workers wait for; empty: they wait for nothing.
   void Look(const std::string& waits_for, Time now);
 
-  // ": rank 1 does not answer: ...", for the message of an expired deadline; empty if no root is known.
+  // ": rank 1 does not answer: ...", for the message of an expired deadline; empty if the cause is unknown.
   std::string DescribeRoot(Time now) const;
 
  private:
@@ -50,7 +50,7 @@ class StallWatch {
   RollCall roll_;
   Time last_arrival_;
   bool is_open_ = false;       // a stall has been reported and is not over
-  std::vector<int> culprits_;  // of it: they are not told
+  std::vector<int> culprits_;  // the ranks that caused it: they are not told
 };
 
 }  // namespace starring

@@ -1,9 +1,10 @@
 // One unary call at the server, answered now or later.
 //
-// Life: the constructor asks gRPC for the next call; on_request when one came; Answer once, or never if the client went
-// away; on_gone when the call is over and nothing of it is left in the completion queue: only then may it be destroyed.
+// Life: the constructor asks gRPC for the next call; on_request when one has arrived; Answer or Refuse once, or never
+// if the client went away; on_gone when the call is over and has no tag left in the completion queue. It may be
+// destroyed only then.
 //
-// Thread safety: one thread, that which polls the completion queue.
+// Thread safety: one thread, the one that polls the completion queue.
 #ifndef STARRING_SERVER_UNARY_CALL_H_
 #define STARRING_SERVER_UNARY_CALL_H_
 
@@ -26,7 +27,7 @@ class UnaryCall {
     std::function<void(UnaryCall*)> on_request;
     std::function<void(UnaryCall*)> on_gone;  // may destroy the call
   };
-  // What asks gRPC for the next call of one method.
+  // Asks gRPC for the next call of one method.
   using Listen = std::function<void(grpc::ServerContext*, Request*, Responder*, void* tag)>;
 
   // `events` outlives the call.
@@ -36,7 +37,7 @@ class UnaryCall {
   }
 
   const Request& request() const { return request_; }
-  // As gRPC says it; meaningful from on_request on.
+  // As ServerContext::peer() names it; meaningful from on_request on.
   std::string peer() const { return context_.peer(); }
   bool answered() const { return answering_ || answered_ || done_; }
 

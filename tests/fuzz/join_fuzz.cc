@@ -32,11 +32,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       rendezvous.Leave(request.rank(), request.worker_id());
     } else if (rendezvous.Join(request).ok()) {
       CHECK(rendezvous.Joined(request.rank()));
-      CHECK(rendezvous.anybody());
+      CHECK(rendezvous.has_workers());
     }
     if (!rendezvous.complete()) (void)rendezvous.DescribeMissing();
   }
-  if (!rendezvous.anybody()) return 0;
+  if (!rendezvous.has_workers()) return 0;
   const starring::Agreement& agreement = rendezvous.agreement();
   CHECK_GE(agreement.world_size, 1);
   int64_t owned = 0;

@@ -32,9 +32,9 @@ std::string Message(const absl::Status& status) { return std::string(status.mess
 
 TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
   Rendezvous rendezvous(0, 1, "");
-  EXPECT_FALSE(rendezvous.anybody());
+  EXPECT_FALSE(rendezvous.has_workers());
   EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 11)).ok());
-  EXPECT_TRUE(rendezvous.anybody());
+  EXPECT_TRUE(rendezvous.has_workers());
   EXPECT_FALSE(rendezvous.complete());
   EXPECT_EQ(rendezvous.DescribeMissing(), "rank 0 of 2 has not joined");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
@@ -80,7 +80,7 @@ TEST(RendezvousTest, AWorkerOfAnotherAttemptDoesNotFoundTheJob) {
   const absl::Status status = rendezvous.Join(straggler);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(Message(status), AllOf(HasSubstr("\"job-1\""), HasSubstr("\"job-2\"")));
-  EXPECT_FALSE(rendezvous.anybody());
+  EXPECT_FALSE(rendezvous.has_workers());
   v1::JoinRequest request = Request(Job(0, 2), 11);
   request.set_run_id("job-2");
   EXPECT_TRUE(rendezvous.Join(request).ok());
@@ -132,7 +132,7 @@ TEST(RendezvousTest, RefusesWhatIsNoJob) {
     request.set_rank(rank);
     EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kInvalidArgument) << rank;
   }
-  EXPECT_FALSE(rendezvous.anybody());
+  EXPECT_FALSE(rendezvous.has_workers());
   request.set_rank(0);
   EXPECT_TRUE(rendezvous.Join(request).ok());
   request.set_rank(2);
@@ -178,7 +178,7 @@ TEST(RendezvousTest, AWorkerThatLeftCanComeBackWithOtherFlags) {
   rendezvous.Leave(0, 99);  // not the one who joined
   EXPECT_TRUE(rendezvous.Joined(0));
   rendezvous.Leave(0, 10);
-  EXPECT_FALSE(rendezvous.anybody());
+  EXPECT_FALSE(rendezvous.has_workers());
   EXPECT_TRUE(rendezvous.Join(Request(Job(1, 3), 12)).ok());
   EXPECT_EQ(rendezvous.agreement().world_size, 3);
 }
@@ -206,7 +206,7 @@ TEST(RendezvousTest, AsksWhetherAJobIsAffordableBeforeItIsTaken) {
   });
   v1::JoinRequest request = Request(Job(0, 16), 10);
   EXPECT_EQ(rendezvous.Join(request).code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_FALSE(rendezvous.anybody());
+  EXPECT_FALSE(rendezvous.has_workers());
   request = Request(Job(0, 2), 10);
   request.set_lanes(4);
   EXPECT_TRUE(rendezvous.Join(request).ok());

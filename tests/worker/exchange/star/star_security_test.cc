@@ -156,8 +156,8 @@ TEST(StarSecurityTest, TlsOnOneSideIsSaid) {
   EXPECT_EQ(at_plain.code(), absl::StatusCode::kInvalidArgument) << at_plain;
   EXPECT_THAT(Message(at_plain), HasSubstr("does not speak TLS: start it with --tls"));
   EXPECT_THAT(Message(plain.Wait()), AllOf(HasSubstr("ended before a request, the last from 127.0.0.1:"),
-                                           HasSubstr("so ends a worker's with --tls")));
-  EXPECT_THAT(plain.log(), HasSubstr("so ends a worker's with --tls"));
+                                           HasSubstr("a worker with --tls does so")));
+  EXPECT_THAT(plain.log(), HasSubstr("a worker with --tls does so"));
 
   Server encrypted(tls, absl::Seconds(2));
   const absl::Status at_encrypted = Join(encrypted.address(), {.token = tls.token, .tls = {}}, absl::Seconds(1));
