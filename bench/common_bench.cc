@@ -1,4 +1,4 @@
-// The inner loops of common/ in GB/s of memory moved (bytes read plus bytes written), beside a plain memcpy.
+// The inner loops of common/ in GB/s of memory moved (bytes read plus bytes written), compared with a plain memcpy.
 //
 //   bazel run //bench:common_bench -- --benchmark_enable_random_interleaving=true --benchmark_repetitions=5
 //
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kSmall = 16 << 10, kLarge = 4 << 20;
 
-// Touched, so that no page is the kernel's shared zero page.
+// Every page is written, so that none is the kernel's shared page of zeros.
 AlignedFloats Filled(int64_t count, float value) {
   AlignedFloats floats(count);
   for (float& f : floats.span()) f = value;
@@ -44,7 +44,7 @@ void Memcpy(benchmark::State& state) {
 }
 BENCHMARK(Memcpy)->Arg(kSmall)->Arg(kLarge);
 
-// range(1): inputs, range(2): bytes that each lies behind an aligned address, range(3): instruction set.
+// range(1): inputs; range(2): bytes from an aligned address to each input; range(3): instruction set.
 void Sum(benchmark::State& state) {
   const int64_t count = state.range(0), shift = state.range(2);
   std::vector<AlignedFloats> inputs;
@@ -100,7 +100,7 @@ void AdamW(benchmark::State& state) { Optimizer(state, kAdamW); }
 BENCHMARK(SgdMomentum)->ArgNames({"", "set"})->ArgsProduct({{kSmall, kLarge}, {0, 1, 2}});
 BENCHMARK(AdamW)->ArgNames({"", "set"})->ArgsProduct({{kSmall, kLarge}, {0, 1, 2}});
 
-// A whole step of a server: contributions in, sum and optimizer in one pass, sealed slice out.
+// A whole step of a server: it takes contributions, sums and updates in one pass, and seals the slice.
 // range(1): workers, range(2): bytes of a piece of a message (gRPC's slices), range(3): shift.
 void FusedShardStep(benchmark::State& state, const OptimizerConfig& config) {
   const int64_t count = state.range(0);

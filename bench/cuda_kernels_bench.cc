@@ -1,14 +1,14 @@
-// The GPU's operations in the shapes of the shipped models: time per call, and bytes/s or FLOP/s beside what this GPU
-// does in a plain copy and in a large matrix product.
+// The GPU's operations in the shapes of the shipped models: time per call, and bytes/s or FLOP/s compared with a plain
+// copy and with a large matrix product on this GPU.
 //
 //   bazel run //bench:cuda_kernels_bench [BATCH [fp32|tf32|bf16 [own|auto]]]          default: 64 fp32 own
 //
 // auto: convolutions by cuDNN, where it is found.
 //
-// Each operation is captured kCalls times into one graph, so that the time of launches does not hide that of kernels;
-// shown is the fastest of kRounds launches of the graph, divided by kCalls. Bytes are those an operation cannot avoid:
-// each input read once, each output written once. Inputs that fit in the GPU's cache go faster than a copy of memory
-// does: above 100 % is possible in small shapes.
+// Each operation is captured kCalls times into one graph, so that launches do not hide the time of kernels. The time is
+// that of the fastest of kRounds launches of the graph, divided by kCalls. Bytes are those that an operation cannot
+// avoid: each input read once, each output written once. Inputs that fit in the GPU's cache are read faster than a copy
+// reads memory, so small shapes may show more than 100 %.
 //
 // Needs a GPU; says so and exits with 1 where there is none.
 #include <algorithm>
@@ -72,7 +72,7 @@ class Bench {
       CHECK_OK((*graph)->Launch());
       CHECK_OK(device_->Synchronize());
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-      if (round >= 0) fastest = std::min(fastest, seconds.count() / kCalls);  // the first one uploads the graph
+      if (round >= 0) fastest = std::min(fastest, seconds.count() / kCalls);  // the first launch uploads the graph
     }
     return fastest;
   }

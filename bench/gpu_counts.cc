@@ -1,5 +1,5 @@
-// What one training step of the shipped models gives a GPU to do, counted on the emulated one (no GPU is needed):
-// kernels, copies, and bytes that kernels read and write. kernels/README.md has the table, and says what a byte is.
+// Counts the work of one training step of the shipped models on the emulated GPU (no GPU is needed): kernels, copies,
+// and bytes that kernels read and write. kernels/cuda/README.md has the table and says how bytes are counted.
 //
 //   bazel run //bench:gpu_counts -- [--bytes] [--host_staged] [MODEL BATCH]...       default: every model, 64 and 512
 //

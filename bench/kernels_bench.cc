@@ -5,7 +5,7 @@
 //
 // --isa=baseline or avx2 restricts our own loops and tiles, and oneDNN, as the worker's flag does.
 //
-// The measure of a GFLOP/s figure is Peak: independent fused multiply-adds in a matrix product that fits in the cache.
+// Compare GFLOP/s with Peak: independent fused multiply-adds in a matrix product that fits in the cache.
 #include <cstdint>
 #include <functional>
 #include <memory>

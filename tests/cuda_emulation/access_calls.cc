@@ -1,5 +1,5 @@
-// What GCC's -fsanitize=thread calls at every access to memory that is not a local variable. Here the calls mark the
-// sectors of device memory that a kernel touches; ThreadSanitizer's own library is not linked.
+// The functions that GCC's -fsanitize=thread calls at every access to memory that is not a local variable. Here they
+// mark the sectors of device memory that a kernel touches; ThreadSanitizer's own library is not linked.
 #include <cstddef>
 
 #include "tests/cuda_emulation/counters.h"

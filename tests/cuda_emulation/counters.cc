@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kSectorBytes = 32, kWordSectors = 64;
 constexpr size_t kAlignment = 256;
-constexpr size_t kRegionBytes = size_t{1} << 36;  // of addresses: memory comes when it is touched
+constexpr size_t kRegionBytes = size_t{1} << 36;  // of addresses; the system provides memory when it is touched
 
 std::mutex& CountsMutex() {
   static std::mutex& mutex = *new std::mutex;

@@ -1,12 +1,12 @@
-// What the emulated GPU was given to do, and how many bytes of its memory kernels read and wrote.
+// Counts the work that the emulated GPU was given, and the bytes of its memory that kernels read and wrote.
 //
 // Bytes. A kernel's traffic is the number of different 32-byte sectors of device memory that it read, and of those that
-// it wrote, times 32: what has to move between kernels if every kernel has a cache as large as its tensors. A GPU moves
+// it wrote, times 32: the bytes that must move between kernels if each has a cache as large as its tensors. A GPU moves
 // less where one kernel's output is still in the cache when the next one reads it, and more where the cache is too
 // small. Each sector that a kernel touches is seen only if the kernel was compiled with calls at every access
 // (tests/cuda_emulation:counted_cuda_device); a product of cuBLASLt counts each factor and its result once.
 //
-// Thread safety: any thread may count; the rest belongs to one thread, and no device is in use meanwhile.
+// Thread safety: any thread may count. One thread calls the other functions, while no device is in use.
 #ifndef STARRING_TESTS_CUDA_EMULATION_COUNTERS_H_
 #define STARRING_TESTS_CUDA_EMULATION_COUNTERS_H_
 
@@ -17,7 +17,7 @@ namespace starring::cuda_emulation {
 
 enum class Work { kKernel, kLibrary, kCopy, kMemset };
 
-// A captured piece of work counts whenever its graph is launched.
+// Captured work counts whenever its graph is launched.
 struct WorkCounts {
   int64_t kernels = 0;
   int64_t library_calls = 0;  // products of cuBLASLt, which may make a second kernel of one
@@ -30,18 +30,18 @@ struct WorkCounts {
 
   int64_t nodes() const { return kernels + library_calls + copies + memsets + events; }
 };
-// Of all devices since the last call.
+// The counts of all devices since the last call.
 WorkCounts TakeCounts();
 
-// For the emulation itself.
+// The functions below are for the emulation itself.
 void Count(Work work, int64_t copied_bytes = 0);
 void CountEvent();
 void CountGraphLaunch();
 
-// Memory whose sectors are counted; nullptr where there is none left. Freed memory is not given out again.
+// Memory whose sectors are counted; null when none is left. Freed memory is not used again.
 void* AllocateCounted(size_t size_bytes);
 bool IsCounted(const void* data);
-// From here to EndTraffic accesses are marked; then they are added to the counts, and the marks removed.
+// Accesses are marked until EndTraffic, which adds them to the counts and removes the marks.
 void BeginTraffic();
 void EndTraffic();
 void AddTraffic(int64_t read_bytes, int64_t written_bytes);

@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// Of op(m), where m is stored column by column.
+// An element of op(m), where m is stored column by column.
 struct Shape {
   int64_t rows, columns;
 };
@@ -181,7 +181,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   *count = 0;
   if (wanted < 1 || c != d || !Fit(*operation, *a, *b, *d)) return CUBLAS_STATUS_INVALID_VALUE;
   for (const uint32_t bytes : preference->alignment_bytes) {
-    if (bytes != 16) return CUBLAS_STATUS_INVALID_VALUE;  // what Matmul below insists on
+    if (bytes != 16) return CUBLAS_STATUS_INVALID_VALUE;  // Matmul below requires it
   }
   if (operation->epilogue != CUBLASLT_EPILOGUE_DEFAULT && !Gpu().has_epilogues) {
     return CUBLAS_STATUS_NOT_SUPPORTED;

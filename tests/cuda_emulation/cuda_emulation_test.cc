@@ -13,7 +13,7 @@ namespace {
 using testing::Each;
 using testing::ElementsAre;
 
-// Memory that kernels may write to: for this test any will do.
+// Memory that kernels may write to: any memory, in this test.
 template <typename... Parameters, typename... Arguments>
 cudaError_t RunGrid(dim3 blocks, dim3 threads, void (*kernel)(Parameters...), Arguments... arguments) {
   const cudaLaunchConfig_t config = {.gridDim = blocks, .blockDim = threads, .dynamicSmemBytes = 0, .stream = nullptr};
@@ -52,7 +52,7 @@ TEST(CudaEmulation, SyncthreadsMakesThreadsWaitForEachOther) {
   for (int i = 0; i < 3 * 96; ++i) EXPECT_EQ(out[i], 1000 * (i / 96) + (i % 96 + 7) % 96);
 }
 
-// Without the barrier that it needs.
+// A kernel without the barrier that it needs.
 void ReverseWithoutABarrier(int* out) {
   __shared__ int values[64];
   values[threadIdx.x] = static_cast<int>(1 + threadIdx.x);

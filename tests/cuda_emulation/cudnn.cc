@@ -1,7 +1,7 @@
-// cuDNN's backend as far as kernels/cuda uses it, with convolutions of seven loops behind it: NHWC float32, sums in
-// double. It is strict where the real one is: attributes that are missing or of another type, descriptors that are not
-// finalized, pointers that are not aligned are refused. Every list of its heuristics begins with engines that must not
-// be taken; what they compute is wrong.
+// The part of cuDNN's backend that kernels/cuda uses, with convolutions of seven loops: NHWC float32, sums in double.
+// It is as strict as the real one: attributes that are missing or of another type, descriptors that are not finalized,
+// and pointers that are not aligned are refused. Every list of its heuristics begins with engines that must not be
+// taken, and that compute wrong results.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -56,10 +56,10 @@ struct TensorShape {
   bool is_virtual = false;
 };
 
-// What an operation graph says.
+// The content of an operation graph.
 struct Convolution {
   DescriptorType kind = DescriptorType::kOperationConvolutionForward;
-  TensorShape x, weight, y, bias, output;  // y: of the convolution itself; output: of the graph
+  TensorShape x, weight, y, bias, output;  // y: the convolution's own output; output: the graph's
   bool adds_bias = false, relu = false;
   std::array<int64_t, 2> stride = {}, padding = {};
 };
@@ -68,7 +68,7 @@ struct Descriptor {
   DescriptorType type;
   bool is_finalized = false;
   std::map<Attribute, Value> values;
-  std::optional<Convolution> graph;  // of a graph, and of what is made for one
+  std::optional<Convolution> graph;  // for a graph, and for descriptors that are made for one
   std::optional<Engine> engine;
   std::pair<int, int64_t> knob = {};
 };
@@ -90,7 +90,7 @@ size_t SizeOf(AttributeType type) {
   }
 }
 
-// Of `count` elements of `type`; null unless that is what was set.
+// The attribute's `count` elements of `type`; null unless exactly that was set.
 template <typename T>
 const T* Find(const Descriptor& d, Attribute attribute, AttributeType type, int64_t count) {
   const auto found = d.values.find(attribute);
@@ -206,7 +206,7 @@ Status FinalizeGraph(Descriptor* d) {
   return Status::kSuccess;
 }
 
-// The first ones must not be taken: for their notes, for how they are made, for their workspace.
+// The first ones must not be taken, because of their notes, of how they are made, or of their workspace.
 std::vector<Engine> EnginesFor(const Convolution& c) {
   const int64_t too_large = int64_t{1} << 40;
   std::vector<Engine> engines = {

@@ -1,5 +1,5 @@
-// An MPI that says it is CUDA-aware. And so it is: emulated GPU memory is host memory. Linked into a program, these
-// functions go before the library's.
+// An MPI that says that it is CUDA-aware, and is, because emulated GPU memory is host memory. Linked into a program,
+// these functions replace the library's.
 #include <mpi.h>
 
 #include <cstdio>
@@ -9,7 +9,7 @@
 
 extern "C" int MPIX_Query_cuda_support() { return 1; }
 
-// With EMULATED_MPI_SAYS_GPU=yes in the environment: which GPU a library finds that looks for one here.
+// With EMULATED_MPI_SAYS_GPU=yes in the environment, prints the current GPU of the thread that starts MPI.
 extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
   if (std::getenv("EMULATED_MPI_SAYS_GPU") != nullptr) {
     std::fprintf(stderr, "MPI_Init with GPU %d\n", starring::cuda_emulation::CurrentGpu());

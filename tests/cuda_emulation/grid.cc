@@ -1,7 +1,7 @@
 // Grids, on fibres.
 //
-// A fibre runs one thread of the block after the other, without switching, until a thread has to wait; then the next
-// fibre goes on with the threads that have not begun. So a kernel that never synchronises costs a call per thread.
+// A fibre runs the threads of a block one after another, without switching, until a thread has to wait. The next fibre
+// then continues with the threads that have not begun. So a kernel that never synchronises costs one call per thread.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -23,9 +23,9 @@ uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
 #if defined(__x86_64__)
-// Saves what a called function must keep (System V ABI) on this stack, notes its top in *from, and goes on where the
-// stack with the top `to` left off. swapcontext, which other CPUs use, does the same with a system call: batch norm's
-// tests take 15 s with it and 3 s so.
+// Saves the registers that a called function must keep (System V ABI) on this stack, stores its top in *from, and
+// continues where the stack with the top `to` stopped. swapcontext, which other CPUs use, does the same with a system
+// call: batch norm's tests take 15 s with it and 3 s without.
 extern "C" void starring_switch_stack(void** from, void* to);
 constexpr int kSavedRegisters = 6;
 asm(R"(
@@ -65,8 +65,9 @@ constexpr size_t kStackBytes = 256 << 10;
   std::abort();
 }
 
-// Which end a block's threads, a grid's blocks and the waiters of a barrier are taken from: a fixed sequence without a
-// pattern. In one order only, a thread that reads without a barrier what a neighbour wrote would always find it there.
+// The end from which a block's threads, a grid's blocks and the waiters of a barrier are taken: a fixed sequence
+// without a pattern. With one order only, a thread that reads its neighbour's value without a barrier would always find
+// it.
 class Turns {
  public:
   bool Backwards() {
@@ -89,12 +90,13 @@ struct Thread {
   uint64_t result = 0;
 };
 
-// A stack that code runs on. AddressSanitizer has to be told of every change of it.
+// A stack that code runs on. AddressSanitizer must be told of every change of stack.
 class Stack {
  public:
   explicit Stack(void (*body)()) : memory_(new char[kStackBytes]) {
 #if defined(__x86_64__)
-    // As if `body` had been called from nowhere, and had then switched away: see starring_switch_stack.
+    // The stack looks as if `body` had been called without a caller, and had then switched away: see
+    // starring_switch_stack.
     auto* top = reinterpret_cast<uintptr_t*>(memory_.get() + kStackBytes);  // aligned to 16 bytes, as the ABI wants
     *--top = 0;
     *--top = reinterpret_cast<uintptr_t>(body);
@@ -107,9 +109,9 @@ class Stack {
     makecontext(&place_, body, 0);
 #endif
   }
-  Stack() = default;  // of whoever runs the scheduler
+  Stack() = default;  // of the thread that runs the scheduler
 
-  // From this stack to `to`; returns when somebody switches back.
+  // Switches from this stack to `to`; returns when another stack switches back.
   void SwitchTo(Stack& to) {
 #if defined(__SANITIZE_ADDRESS__)
     void* fake = nullptr;
@@ -121,7 +123,7 @@ class Stack {
     Switch(&place_, &to.place_);
 #endif
   }
-  // The first thing on a new stack.
+  // The first function on a new stack.
   void Begin() {
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(nullptr, &came_from_->bottom_, &came_from_->size_);
@@ -171,7 +173,7 @@ class Block {
     CheckNobodyWaits();
   }
 
-  // Of the thread that runs.
+  // For the thread that runs.
   int current() const { return current_; }
 
   void Sync() {
@@ -240,7 +242,7 @@ class Block {
     ready_.push_back({fibre_of_[thread], thread});
   }
 
-  // Back to the scheduler, until released.
+  // Switches to the scheduler until this thread is released.
   void Wait() {
     const int thread = current_, fibre = fibre_;
     fibre_of_[thread] = fibre;
@@ -307,7 +309,7 @@ class Block {
 };
 
 Block& TheBlock() {
-  static Block& block = *new Block;  // fibres are never ended
+  static Block& block = *new Block;  // never destroyed, because fibres never end
   return block;
 }
 

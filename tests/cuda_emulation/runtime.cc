@@ -18,13 +18,13 @@
 namespace starring::cuda_emulation {
 namespace {
 
-// What a stream has still to do: nothing, unless streams are late.
+// The work that a stream still has to do: none, unless streams are late.
 struct Queue {
   std::deque<std::function<void()>> work;
   int64_t done_count = 0;
 };
 
-// Behind the first `count` pieces of work of a queue.
+// The point after the first `count` pieces of work of a queue.
 struct Point {
   std::shared_ptr<Queue> queue;
   int64_t count = 0;
@@ -47,12 +47,12 @@ struct CudaEmulatedGraph {
 };
 struct CudaEmulatedStream {
   CudaEmulatedGraph* capture = nullptr;
-  bool joined = true;  // of a branch: nothing was queued since its origin waited for it
+  bool joined = true;  // for a branch: nothing was queued since its origin waited for it
   std::shared_ptr<starring::cuda_emulation::Queue> queue = std::make_shared<starring::cuda_emulation::Queue>();
 };
 struct CudaEmulatedEvent {
   cudaStream_t stream = nullptr;          // recorded in its capture, by the default flag
-  CudaEmulatedGraph* capture = nullptr;   // that one
+  CudaEmulatedGraph* capture = nullptr;   // of that stream
   starring::cuda_emulation::Point point;  // else
 };
 
@@ -99,7 +99,7 @@ void ReturnIfAlive() {
   while (Hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// A graph is launched: perhaps the last that this GPU does.
+// Counts a launch of a graph, which may be the last thing that this GPU does.
 void CountLaunch() {
   static const char* const last = std::getenv("EMULATED_GPU_HANGS_AT_LAUNCH");
   static std::atomic<int> count = 0;
@@ -118,7 +118,7 @@ int EnvironmentNumber(const char* name, int otherwise) {
 
 size_t RoundUp(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Of all queues, whose work waits for each other's, and of the points of events. Held while late work runs.
+// Guards all queues, whose work waits for each other, and the points of events. Held while late work runs.
 std::recursive_mutex& QueueMutex() {
   static std::recursive_mutex& mutex = *new std::recursive_mutex;
   return mutex;
@@ -140,7 +140,7 @@ void RunTo(const Point& point) {
   }
 }
 
-// Now, or when it is time.
+// Runs the work now, or later if streams are late.
 void RunOrKeep(const std::shared_ptr<Queue>& queue, std::function<void()> work) {
   if (!Gpu().late) return work();
   const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
@@ -283,11 +283,11 @@ cudaError_t cudaMalloc(void** data, size_t size_bytes) {
   const std::lock_guard<std::mutex> lock(memory.mutex);
   const auto free_bytes = static_cast<size_t>(Gpu().memory_bytes - memory.device_bytes);
   if (size_bytes > free_bytes) return cudaErrorMemoryAllocation;
-  if (Gpu().counts_bytes || !Gpu().runs_work) {  // zeros, of which only those that are touched need memory
+  if (Gpu().counts_bytes || !Gpu().runs_work) {  // pages of zeros need memory only when they are touched
     *data = starring::cuda_emulation::AllocateCounted(size_bytes);
     if (*data == nullptr) return cudaErrorMemoryAllocation;
   } else {
-    // Of exactly this size, so that AddressSanitizer sees the first byte behind it.
+    // Exactly this size, so that AddressSanitizer sees an access to the first byte after it.
     if (posix_memalign(data, starring::cuda_emulation::kAlignment, size_bytes) != 0) return cudaErrorMemoryAllocation;
     std::memset(*data, 0xff, size_bytes);
   }
@@ -352,7 +352,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
   ReturnIfAlive();
   if (IsDevice(to, size_bytes) != (kind != cudaMemcpyDeviceToHost)) return cudaErrorInvalidValue;
   if (IsDevice(from, size_bytes) != (kind != cudaMemcpyHostToDevice)) return cudaErrorInvalidValue;
-  if (Gpu().late && kind == cudaMemcpyHostToDevice && !IsPinned(from, size_bytes)) {  // may change at once
+  if (Gpu().late && kind == cudaMemcpyHostToDevice && !IsPinned(from, size_bytes)) {  // the host may change it at once
     const auto* const bytes = static_cast<const char*>(from);
     return Enqueue(
         stream,

@@ -22,7 +22,7 @@
 namespace starring::cuda_emulation {
 namespace {
 
-constexpr int64_t kMeasuredStep = 10;  // by then every slot has its graph
+constexpr int64_t kMeasuredStep = 10;  // every slot has its graph by then
 constexpr int64_t kBucketBytes = 1 << 20;
 constexpr int64_t kGpuBytes = int64_t{60} << 30;
 
@@ -36,7 +36,7 @@ DatasetOptions ImagesOf(const CountedStep& step) {
   return options;
 }
 
-// Of the step `kMeasuredStep` of `training`.
+// The counts of step `kMeasuredStep` of `training`.
 absl::StatusOr<WorkCounts> Run(const CountedStep& step, const Dataset& images, TrainingStep* training) {
   const Normalization normalization = NormalizationFromSums(PixelSums(images, 0, 1));
   ASSIGN_OR_RETURN(const auto loader,

@@ -1,5 +1,5 @@
-// What one training step of a shipped model gives the GPU to do, counted on the emulated one: the worker's own step
-// over synthetic images, with momentum and graphs. Links with one of the emulated devices.
+// Counts the work of one training step of a shipped model on the emulated GPU: the worker's own step over synthetic
+// images, with momentum and graphs. Links with one of the emulated devices.
 #ifndef STARRING_TESTS_CUDA_EMULATION_STEP_COUNTS_H_
 #define STARRING_TESTS_CUDA_EMULATION_STEP_COUNTS_H_
 
@@ -12,17 +12,17 @@
 namespace starring::cuda_emulation {
 
 struct CountedStep {
-  // kLocal: one worker, whose optimizer runs on the GPU. kHostStaged: gradients leave for the host, parameters come
+  // kLocal: one worker, whose optimizer runs on the GPU. kHostStaged: gradients are copied to the host and parameters
   // back, as in a star or a ring.
   enum class Exchange { kLocal, kHostStaged };
 
-  std::string model;  // a shipped one
+  std::string model;  // a shipped model
   int64_t batch = 0;
   Exchange exchange = Exchange::kLocal;
-  bool counts_bytes = false;  // runs every kernel of the step, products but not; else nothing is run
+  bool counts_bytes = false;  // runs every kernel of the step, but no products; if false, nothing is run
 };
 
-// Of a step after those in which graphs are captured.
+// The counts of a step after the steps in which graphs are captured.
 absl::StatusOr<WorkCounts> CountStep(const CountedStep& step);
 
 }  // namespace starring::cuda_emulation

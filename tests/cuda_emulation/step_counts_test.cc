@@ -1,5 +1,5 @@
-// Pins what a training step of each shipped model launches: a node that comes back, or one more copy, shows here. A
-// change that is wanted replaces the numbers, and those in kernels/README.md (bazel run //bench:gpu_counts).
+// Pins the launches of a training step of each shipped model, so that a new node or copy shows. A change that is wanted
+// replaces the numbers here and in kernels/cuda/README.md (bazel run //bench:gpu_counts).
 #include "tests/cuda_emulation/step_counts.h"
 
 #include <ostream>

@@ -40,7 +40,8 @@ class BatchNormCase {
     for (float& v : variance_) v = std::abs(v) + 0.5f;
   }
 
-  // Moves all x far from zero: a variance computed as mean of squares minus square of mean would be lost.
+  // Moves all x far from zero: a variance computed as the mean of squares minus the square of the mean would lose all
+  // digits.
   void ShiftInput(float distance) {
     for (float& v : x_) v += distance;
   }
@@ -127,10 +128,10 @@ TEST_P(DeviceTest, BatchNormMatchesTheReferenceAndFiniteDifferences) {
 TEST_P(DeviceTest, BatchNormSurvivesAMeanFarFromZero) {
   BatchNormCase test(this, {.batch = 32, .height = 4, .width = 4, .channels = 16});
   test.ShiftInput(1000);
-  test.CheckForward(2e-3);  // x itself has only about 1e-4 left
+  test.CheckForward(2e-3);  // so far from zero, x itself is exact to about 1e-4 only
 }
 
-// The last batch of an epoch may leave one sample to a rank: no variance, but no NaN either.
+// The last batch of an epoch may leave a rank one sample. It has no variance, but must not become NaN.
 TEST_P(DeviceTest, BatchNormOfOneValueIsBetaAndKeepsTheRunningVariance) {
   auto norm = device()->CreateBatchNorm({.batch = 1, .height = 1, .width = 1, .channels = 3});
   ASSERT_TRUE(norm.ok()) << norm.status();

@@ -5,6 +5,7 @@
 #include "gmock/gmock.h"
 #include "tests/kernels/device_test_suite.h"
 #include "tests/kernels/layer_case.h"
+#include "tests/kernels/square_conv2d.h"
 
 namespace starring {
 namespace {
@@ -17,27 +18,13 @@ std::string Describe(const Conv2dSpec& s) {
                       s.input_gradient == InputGradient::kNotNeeded ? ", no dx" : "");
 }
 
-// Shapes of the shipped models, and odd ones: size 1, primes, stride, padding beyond what the kernel needs, not square.
+// Shapes of the shipped models, and odd ones: size 1, primes, strides, more padding than the kernel needs, not square.
 std::vector<Conv2dSpec> Shapes() {
   return {
-      {.batch = 1, .in_height = 1, .in_width = 1, .in_channels = 1, .out_channels = 1},
+      SpecOf({.batch = 1, .side = 1, .in_channels = 1, .out_channels = 1}),
       {.batch = 3, .in_height = 5, .in_width = 7, .in_channels = 17, .out_channels = 5},
-      {.batch = 2,
-       .in_height = 28,
-       .in_width = 28,
-       .in_channels = 1,
-       .out_channels = 6,
-       .kernel_height = 5,
-       .kernel_width = 5,
-       .padding_height = 2,
-       .padding_width = 2},
-      {.batch = 3,
-       .in_height = 14,
-       .in_width = 14,
-       .in_channels = 6,
-       .out_channels = 16,
-       .kernel_height = 5,
-       .kernel_width = 5},
+      SpecOf({.batch = 2, .side = 28, .in_channels = 1, .out_channels = 6, .kernel = 5, .padding = 2}),
+      SpecOf({.batch = 3, .side = 14, .in_channels = 6, .out_channels = 16, .kernel = 5}),
       {.batch = 63,
        .in_height = 6,
        .in_width = 5,
@@ -47,13 +34,7 @@ std::vector<Conv2dSpec> Shapes() {
        .kernel_width = 3,
        .padding_height = 1,
        .padding_width = 1},
-      {.batch = 2,
-       .in_height = 28,
-       .in_width = 28,
-       .in_channels = 1,
-       .out_channels = 32,
-       .kernel_height = 3,
-       .kernel_width = 3},
+      SpecOf({.batch = 2, .side = 28, .in_channels = 1, .out_channels = 32, .kernel = 3}),
       {.batch = 2,
        .in_height = 12,
        .in_width = 11,
@@ -61,33 +42,9 @@ std::vector<Conv2dSpec> Shapes() {
        .out_channels = 64,
        .kernel_height = 3,
        .kernel_width = 3},
-      {.batch = 1,
-       .in_height = 8,
-       .in_width = 8,
-       .in_channels = 64,
-       .out_channels = 64,
-       .kernel_height = 3,
-       .kernel_width = 3,
-       .padding_height = 1,
-       .padding_width = 1},
-      {.batch = 2,
-       .in_height = 9,
-       .in_width = 9,
-       .in_channels = 16,
-       .out_channels = 32,
-       .kernel_height = 3,
-       .kernel_width = 3,
-       .stride_height = 2,
-       .stride_width = 2,
-       .padding_height = 1,
-       .padding_width = 1},
-      {.batch = 2,
-       .in_height = 8,
-       .in_width = 8,
-       .in_channels = 16,
-       .out_channels = 32,
-       .stride_height = 2,
-       .stride_width = 2},
+      SpecOf({.batch = 1, .side = 8, .in_channels = 64, .out_channels = 64, .kernel = 3, .padding = 1}),
+      SpecOf({.batch = 2, .side = 9, .in_channels = 16, .out_channels = 32, .kernel = 3, .stride = 2, .padding = 1}),
+      SpecOf({.batch = 2, .side = 8, .in_channels = 16, .out_channels = 32, .stride = 2}),
       {.batch = 2,
        .in_height = 13,
        .in_width = 11,
@@ -110,13 +67,7 @@ std::vector<Conv2dSpec> Shapes() {
        .stride_width = 2,
        .padding_height = 0,
        .padding_width = 3},
-      {.batch = 4,
-       .in_height = 4,
-       .in_width = 4,
-       .in_channels = 3,
-       .out_channels = 7,
-       .kernel_height = 4,
-       .kernel_width = 4},
+      SpecOf({.batch = 4, .side = 4, .in_channels = 3, .out_channels = 7, .kernel = 4}),
       {.batch = 7,
        .in_height = 1,
        .in_width = 37,
@@ -208,7 +159,7 @@ TEST_P(Conv2dTest, GivesTheSameBitsOnEveryRunAndAtEveryAddress) {
 }
 
 // Network creates the operations of a training batch and of a shorter evaluation batch on one device, and runs them in
-// turn: they share temporary memory.
+// turn. They share temporary memory.
 TEST_P(Conv2dTest, OperationsOfOneDeviceDoNotDisturbEachOther) {
   Conv2dSpec spec = Shapes()[6];
   Conv2dCase small = MakeCase(this, spec);

@@ -33,7 +33,7 @@ TEST(CpuDevice, NamesTheThreadsAndTheLibraryIfAnOperationUsesIt) {
   const auto device = CreateCpuDevice({.threads = 1, .instruction_set = BestInstructionSet()}).value();
   EXPECT_EQ(device->name(), "cpu (1 thread)");
   EXPECT_EQ(CreateCpuDevice({.threads = 3}).value()->name(), "cpu (3 threads)");
-  // lenet5's first layer is ours; one of many channels is oneDNN's where the CPU has AVX2.
+  // Our tiles compute lenet5's first layer; oneDNN computes one of many channels where the CPU has AVX2.
   Conv2dSpec few{.batch = 2,
                  .in_height = 8,
                  .in_width = 8,

@@ -21,7 +21,7 @@
 
 namespace starring {
 
-// Where there is no GPU, nothing instantiates it, and that is the instantiating test's business.
+// Without a GPU nothing instantiates this suite, and the instantiating test says so.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CudaDeviceTest);
 
 void CudaDeviceTest::SetUp() {
@@ -57,9 +57,9 @@ std::vector<OptimizerConfig> Optimizers() {
           {.kind = OptimizerKind::kAdamW, .weight_decay = 0.02, .beta1 = 0.8, .beta2 = 0.99, .epsilon = 1e-6}};
 }
 
-// Any formula with another order of operations, or one contracted, shows after three updates of many elements. Counts
+// A formula with another order of operations, or a contracted one, shows after three updates of many elements. Counts
 
-// and offsets reach the packs, the rest behind them and the way without packs.
+// and offsets reach the packs, the elements after them and the path without packs.
 
 TEST_P(CudaDeviceTest, OptimizersGiveTheBitsOfTheCpu) {
   for (const OptimizerConfig& config : Optimizers()) {
@@ -147,7 +147,7 @@ struct GatherCase {
   int64_t crop_padding;
 };
 
-// The loader's own functions on the host give what the GPU has to.
+// The loader's functions on the host give the expected values.
 void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offset) {
   constexpr int64_t kCount = 11, kEpoch = 3;
   constexpr uint64_t kSeed = 0x1234567890;
@@ -215,7 +215,7 @@ TEST_P(CudaDeviceTest, SamplesAreGatheredAsTheLoaderDoes) {
   }
 }
 
-// A view into a tensor, four bytes further: the contract allows it for the flat operations.
+// A view of a tensor from its second float on: the contract allows such addresses for the flat operations.
 
 TEST_P(CudaDeviceTest, ElementwiseOperationsDoNotNeedAlignment) {
   const int64_t count = 1001;
@@ -227,7 +227,7 @@ TEST_P(CudaDeviceTest, ElementwiseOperationsDoNotNeedAlignment) {
   for (size_t i = 1; i < got.size(); ++i) ASSERT_EQ(got[i], a_host[i] + b_host[i]) << i;
 }
 
-// Channels that fill no pack, and tensors that are not aligned for one: the same numbers as with packs.
+// Channels that fill no pack, and tensors that are not aligned for one, give the same numbers as packs.
 
 TEST_P(CudaDeviceTest, DropoutDoesNotNeedAlignment) {
   const int64_t count = 3 * 40;
@@ -270,7 +270,7 @@ TEST_P(CudaDeviceTest, FindsWhatIsNotFinite) {
   }
 }
 
-// The host reads it without a copy, when an event behind it was reached.
+// The host reads pinned memory without a copy, once an event after the kernel has been reached.
 TEST_P(CudaDeviceTest, WhatIsNotFiniteMayBeWrittenToPinnedMemory) {
   auto memory = device()->AllocatePinned(sizeof(CudaStepResult)).value();
   auto* const result = new (memory->data()) CudaStepResult;
@@ -317,7 +317,7 @@ TEST_P(CudaDeviceTest, OptimizersFindWhatIsNotFiniteWhereAResultIsBound) {
   }
 }
 
-// A kernel can stop nobody: the trainer refuses what is not finite.
+// A kernel cannot fail: the trainer refuses results that are not finite.
 TEST_P(CudaDeviceTest, LabelsThatDoNotExistMakeTheLossNan) {
   auto loss = device()->CreateSoftmaxCrossEntropy({.batch = 3, .classes = 2});
   ASSERT_TRUE(loss.ok()) << loss.status();
@@ -344,7 +344,7 @@ TEST_P(CudaDeviceTest, MaxPoolPassesOneNanOfAWindowOn) {
   EXPECT_EQ(dx.Host(), std::vector<float>({1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 4}));
 }
 
-// A tensor that begins `offset` floats behind its allocation.
+// A tensor that begins `offset` floats after the start of its allocation.
 class OffsetTensor {
  public:
   OffsetTensor(Device* device, std::vector<float> values, int64_t offset)
@@ -363,7 +363,7 @@ class OffsetTensor {
   DeviceTensor memory_;
 };
 
-// Channels that fill packs, in tensors that are not aligned for them: the same numbers without packs.
+// Channels that fill packs, in tensors that are not aligned for them, give the same numbers.
 TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
   constexpr int64_t kChannels = 8, kPixels = 5 * 6, kCount = 2 * kPixels * kChannels, kWeights = 4 * 3 * 3 * kChannels;
   const Conv2dSpec conv_spec = {.batch = 2,
@@ -377,7 +377,7 @@ TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
                                 .padding_width = 1,
                                 .activation = Activation::kRelu};
   constexpr int64_t kOutputs = 2 * kPixels * 4, kPooled = 2 * 2 * 3 * kChannels;
-  // cuBLASLt reads and writes aligned tensors only: x and dx it meets as columns.
+  // cuBLASLt reads and writes aligned tensors only; it gets x and dx as columns.
   const bool narrow = GetParam() == CudaMath::kFp32;
   const auto run = [&](int64_t offset) {
     std::vector<std::vector<float>> results;
@@ -423,8 +423,8 @@ TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
   for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(Near(got[i], ToDouble(want[i]))) << "result " << i;
 }
 
-// Several chunks of columns, the last one smaller, in tensors whose images are no multiple of a pack: chunks of any
-// number of images would not be aligned for cuBLASLt.
+// Several chunks of columns, the last one smaller, in tensors whose images are no multiple of a pack: only chunks of a
+// multiple of four images are aligned for cuBLASLt.
 TEST_P(CudaDeviceTest, ConvolutionsInChunksEqualThoseInOne) {
   constexpr int64_t kOut = 69;  // too many for narrow_convolution.h
   const Conv2dSpec spec = {.batch = 11,

@@ -1,4 +1,4 @@
-// Tests of what a CudaDevice has beside a Device: for the emulated GPU and for a real one.
+// Tests of what a CudaDevice has that a Device has not, for the emulated GPU and for a real one.
 //
 //   INSTANTIATE_TEST_SUITE_P(Gpu, CudaDeviceTest, testing::Values(CudaMath::kFp32));
 #ifndef STARRING_TESTS_KERNELS_CUDA_DEVICE_SUITE_H_

@@ -15,8 +15,8 @@ bool HasGpu() { return FindCudaDevices().ok(); }
 
 bool HasCudnn() { return CreateCudaDevice({.convolutions = CudaConvolutions::kCudnn}).ok(); }
 
-// Without cuDNN, in tf32 and bf16, every convolution goes by columns, in chunks too. The factors are rounded to 11 and
-// 8 bits, where fp32 has 24, but the sums are not: hence tolerances that are coarser by less than that.
+// Without cuDNN, in tf32 and bf16, every convolution is computed by columns, some in chunks. Factors are rounded to 11
+// and 8 bits, where fp32 has 24, but sums are not, so the tolerances are coarser by less than that.
 std::vector<DeviceMaker> Makers() {
   if (!HasGpu()) return {};
   const auto make = [](CudaMath math, int64_t columns_bytes_max, CudaConvolutions convolutions = {}) {
@@ -55,13 +55,13 @@ TEST(CudaDevice, IsTestedWithCudnn) {
   RecordProperty("cudnn", (*device)->cudnn_version());
 }
 
-// The program started, without a driver too, and says what is missing instead of crashing.
+// The program has started, even without a driver, and says what is missing instead of crashing.
 TEST(CudaDevice, CreateNeverCrashes) {
   const auto device = CreateCudaDevice({});
   EXPECT_TRUE(device.ok() || !device.status().message().empty());
 }
 
-// With coarser factors a product stays within their rounding, and is not what fp32 gives: the option has an effect.
+// With coarser factors a product stays within their rounding, and differs from fp32's: the option has an effect.
 TEST(CudaDevice, MathRoundsTheFactorsOnly) {
   if (!HasGpu()) GTEST_SKIP() << "no GPU: " << FindCudaDevices().status();
   const DenseSpec spec = {.batch = 256, .in = 1024, .out = 256};
@@ -79,7 +79,7 @@ TEST(CudaDevice, MathRoundsTheFactorsOnly) {
   EXPECT_TRUE(Near(results[2], ToDouble(results[0]), 4e-2));
   EXPECT_NE(results[1], results[0]);
   EXPECT_NE(results[2], results[0]);
-  // cuBLASLt may round to bf16 and need not: a tf32 kernel is allowed.
+  // cuBLASLt may round to bf16, but may also use a tf32 kernel.
   RecordProperty("bf16_is_tf32", results[2] == results[1] ? "yes" : "no");
 }
 

@@ -1,5 +1,5 @@
-// The whole suite of devices on the emulated GPU: the kernels' own source, without a GPU. What this cannot find is said
-// in tests/cuda_emulation/include/cuda_runtime.h.
+// The whole suite of devices on the emulated GPU: the kernels' own source, without a GPU.
+// tests/cuda_emulation/include/cuda_runtime.h says which errors this cannot find.
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -21,8 +21,9 @@ namespace {
 using cuda_emulation::EmulatedGpu;
 using cuda_emulation::Gpu;
 
-// cuBLASLt with epilogues, and one that leaves bias and ReLU to us; columns whole, and in chunks of four images. The
-// emulation rounds no factors: with tf32 every convolution goes by columns, narrow ones too, to the same tolerance.
+// cuBLASLt with epilogues, and one that leaves bias and ReLU to us; columns whole, and in chunks of four images. With
+// tf32 every convolution is computed by columns, narrow ones too. The emulation rounds no factors, so the tolerance is
+// that of fp32.
 absl::StatusOr<std::unique_ptr<Device>> CreateWhole() {
   Gpu() = {};
   return CreateCudaDevice({.ordinal = 1});
@@ -31,7 +32,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateInChunksWithoutEpilogues() {
   Gpu() = {.has_epilogues = false};
   return CreateCudaDevice({.math = CudaMath::kTf32, .columns_bytes_max = 1});
 }
-// cuDNN with fused biases and ReLUs, and one that leaves them to us and one shape of the suite, too.
+// cuDNN with fused biases and ReLUs, and a cuDNN that leaves them, and one shape of the suite, to us.
 absl::StatusOr<std::unique_ptr<Device>> CreateWithCudnn() {
   Gpu() = {.cudnn_version = 91900};
   return CreateCudaDevice({.convolutions = CudaConvolutions::kCudnn});
@@ -156,7 +157,7 @@ TEST_F(CreateCudaDeviceTest, EnginesOfCudnnAreChosenByWhatTheyPromise) {
   EXPECT_EQ(engines(gpu, CudaMath::kFp32, Bias::kAdded), shape + ", bias: own");
 }
 
-// Every reason for columns, just beyond the bound of what needs none (kernels/cuda/narrow_convolution.h).
+// Each shape is just outside one bound of kernels/cuda/narrow_convolution.h, and so is computed by columns.
 TEST_F(CreateCudaDeviceTest, OnlyNarrowConvolutionsInFp32MakeNoColumns) {
   const auto makes_columns = [](const Conv2dSpec& spec, CudaMath math) {
     auto device = CreateCudaDevice({.math = math}).value();
@@ -188,7 +189,7 @@ TEST_F(CreateCudaDeviceTest, OnlyNarrowConvolutionsInFp32MakeNoColumns) {
   EXPECT_TRUE(makes_columns(wide, CudaMath::kFp32));
 }
 
-// One of everything that a device makes.
+// One of each kind of object that a device creates.
 struct Belongings {
   explicit Belongings(CudaWatch* watch) {
     device = CreateCudaDevice({.watch = watch}).value();
@@ -216,7 +217,7 @@ struct Belongings {
   std::unique_ptr<CudaGraph> graph;
 };
 
-// A GPU that hangs lets nothing return that may wait for it: each such call is one that the watch sees.
+// When a GPU hangs, no call that may wait for it returns. The watch must see each such call.
 TEST_F(CreateCudaDeviceTest, EveryCallThatMayWaitForTheGpuIsWatched) {
   const std::vector<std::pair<const char*, std::function<void(Belongings&)>>> calls = {
       {"waiting for an event", [](Belongings& b) { (void)b.event->Wait(); }},
@@ -245,7 +246,7 @@ TEST_F(CreateCudaDeviceTest, EveryCallThatMayWaitForTheGpuIsWatched) {
     SCOPED_TRACE(name);
     std::string seen;
     CudaWatch watch({.deadline = std::chrono::milliseconds(5), .hangs = [&seen](const char* hanging) {
-                       // What is slow and does not hang is reported too.
+                       // A call that is slow and does not hang is reported too.
                        if (!cuda_emulation::Hangs()) return;
                        seen = hanging;
                        cuda_emulation::Hangs() = false;

@@ -13,15 +13,15 @@
 namespace starring {
 namespace {
 
-// In [-2, 2].
+// An integer in [-2, 2].
 std::vector<float> RandomIntegers(uint64_t seed, int64_t count) {
   std::vector<float> values = RandomFloats(seed, count);
   for (float& v : values) v = std::floor(2.5f * v + 0.5f);
   return values;
 }
 
-// Runs `work` by itself and then twice as a graph, which must find the kernels' counters as they were; `check` each
-// time.
+// Runs `work` directly and then twice as a graph, which must find the kernels' counters at 0 each time; calls `check`
+// after each run.
 void RunAndReplay(CudaDevice* device, const std::function<void()>& work, const std::function<void()>& check) {
   work();
   check();
@@ -35,10 +35,10 @@ void RunAndReplay(CudaDevice* device, const std::function<void()>& work, const s
   }
 }
 
-// Rows by which 17 to 32 channels have two steps a tile, the last tile not full.
+// So many rows that with 17 to 32 channels a tile has two steps, and the last tile is not full.
 constexpr int64_t kRows = 512 * 128 + 130;
 
-// Of one (rows, channels) shape, with what it has to come to.
+// Batch norm of one (rows, channels) shape, with the expected results.
 class BatchNormOfColumns {
  public:
   BatchNormOfColumns(CudaDevice* device, int64_t rows, int64_t channels)
@@ -88,7 +88,7 @@ class BatchNormOfColumns {
   }
 
  private:
-  // Away from zero, where squares of x itself would cancel.
+  // Away from zero, where squares of x itself would lose their digits.
   static const std::vector<float>& Shifted(std::vector<float>* values) {
     for (float& v : *values) v += 30;
     return *values;
@@ -102,7 +102,7 @@ class BatchNormOfColumns {
   DeviceTensor x_, dy_, y_, dx_, ones_, dgamma_, dbeta_;  // ones_: gamma, beta and the running statistics
 };
 
-// In packs, and without.
+// With packs, and without.
 TEST_P(CudaDeviceTest, BatchNormOfLongColumns) {
   for (const int64_t channels : {20, 17}) {
     SCOPED_TRACE(channels);

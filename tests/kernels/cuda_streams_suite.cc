@@ -85,12 +85,12 @@ TEST_P(CudaDeviceTest, OneGraphServesEveryStepWithBoundValues) {
 TEST_P(CudaDeviceTest, NothingAllocatesInACapture) {
   ASSERT_TRUE(device()->BeginCapture().ok());
   EXPECT_FALSE(device()->Allocate(16).ok());
-  // On a GPU the capture is lost by that; on either, the device can go on.
+  // On a GPU this ends the capture; on both, the device still works.
   (void)device()->EndCapture();
   EXPECT_TRUE(device()->Allocate(16).ok());
 }
 
-// Two convolutions of one device: the second grows the temporary memory that the first one's graph has the address of.
+// Two convolutions of one device: the second one grows the temporary memory whose address the first one's graph has.
 TEST_P(CudaDeviceTest, AGraphOutlivesTheGrowthOfTemporaryMemory) {
   constexpr int64_t kOut = 65;  // enough for columns
   Conv2dSpec spec = {.batch = 2,
@@ -164,12 +164,12 @@ TEST_P(CudaDeviceTest, AGraphWaitsForEventsAndRecordsThemWheneverItIsLaunched) {
   EXPECT_EQ(sum.Host(), std::vector<float>({11, 22, 33}));
 }
 
-// The record in a graph is reached after some 50 ms of kernels. Waiting for the event must last until then in every
-// launch: who waited for the launch before would send old gradients. On a GPU the host waits in truth; the emulation
-// runs a graph when it is launched, and shows only that the graph can be built and launched twice.
+// The graph records the event after some 50 ms of kernels. In every launch a wait for the event must last until then: a
+// wait that ended with the launch before would let old gradients be sent. Only a GPU tests this. The emulation runs a
+// graph when it is launched, and shows that the graph can be built and launched twice.
 TEST_P(CudaDeviceTest, WaitingBehindALaunchWaitsForTheRecordOfThatLaunch) {
   using Clock = std::chrono::steady_clock;
-  // One sample with one channel is the work of a few threads: a long sum.
+  // One sample with one channel is summed by a few threads, which takes long.
   auto spin = device()->CreateGlobalAveragePool({.batch = 1, .height = 256, .width = 256, .channels = 1}).value();
   DeviceTensor pixels(device(), std::vector<float>(65536)), mean(device(), 1), x(device(), 3), y(device(), 3);
   const auto spin_times = [&](int64_t count) {
@@ -238,7 +238,7 @@ TEST_P(CudaDeviceTest, AGraphHasABranch) {
   EXPECT_EQ(got[0], 2);
   ASSERT_TRUE(device()->Synchronize().ok());
   EXPECT_EQ(got[2], 14);
-  run();  // and without a capture
+  run();  // once more, without a capture
   ASSERT_TRUE(device()->Synchronize().ok());
   EXPECT_EQ(got[1], 8);
   EXPECT_EQ(got[2], 28);

@@ -81,7 +81,7 @@ TEST(CudaWatch, ReportsACallOnceAndTheNextOneToo) {
   EXPECT_EQ(report.call, "copying");
 }
 
-// A process that looks at nobody's calls has no thread for it.
+// A watch without calls has no thread.
 TEST(CudaWatch, WithoutAWatchNobodyLooks) { const CudaWatch::Call call(nullptr, "waiting"); }
 
 }  // namespace

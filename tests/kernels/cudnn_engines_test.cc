@@ -1,5 +1,5 @@
-// Which engines the real cuDNN offers an H200, on a machine without a GPU: since 9.8 it makes plans for a GPU that is
-// described to it. Nothing is computed. Where there is no cuDNN, every test says so and skips itself.
+// The engines that the real cuDNN offers for an H200, on a machine without a GPU: since 9.8 cuDNN makes plans for a GPU
+// that is described to it. Nothing is computed. Without cuDNN, every test says so and skips itself.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -33,14 +33,14 @@ constexpr char kH200[] =
         "maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "isTccDriver": 0,
         "supportCoopLaunch": 1})";
 
-// Of cudnn_graph.h, 9.8 and later.
+// From cudnn_graph.h, 9.8 and later.
 constexpr auto kDeviceProperties = static_cast<DescriptorType>(38);
 constexpr auto kDevicePropertiesText = static_cast<Attribute>(2702);
 constexpr auto kCharacters = static_cast<AttributeType>(24);
 constexpr auto kHeuristicsDevice = static_cast<Attribute>(204), kPlanDevice = static_cast<Attribute>(407);
 constexpr size_t kVersionMin = 90800;
 
-// The real library, and the GPU that it is told of where a handle would tell it.
+// The real library, and the description of a GPU that replaces a handle.
 CudnnLibrary real;
 Descriptor gpu = nullptr;
 std::map<Descriptor, DescriptorType>& Types() {
@@ -121,7 +121,7 @@ Conv2dSpec Square(int64_t batch, int64_t side, int64_t in, int64_t out, int64_t 
           .activation = Activation::kRelu};
 }
 
-// Of lenet5, mnist_cnn and resnet20: one and three channels in, stride 2, 1 x 1, a batch of one.
+// Shapes of lenet5, mnist_cnn and resnet20: one and three input channels, stride 2, 1 x 1, a batch of one.
 std::vector<Conv2dSpec> Shapes() {
   return {Square(64, 28, 1, 6, 5, 1, 2),    Square(64, 14, 6, 16, 5, 1, 0),  Square(512, 28, 1, 32, 3, 1, 0),
           Square(512, 26, 32, 64, 3, 1, 0), Square(512, 32, 3, 16, 3, 1, 1), Square(512, 32, 16, 16, 3, 1, 1),

@@ -1,4 +1,4 @@
-// Our declarations against cuDNN's own header, where the machine has one: the compiler compares.
+// The compiler compares our declarations with cuDNN's own header, where the machine has one.
 #include "kernels/cuda/cudnn_interface.h"
 
 #include "gtest/gtest.h"
@@ -105,7 +105,7 @@ static_assert(Is(NumericalNote::kWinograd, ::CUDNN_NUMERICAL_NOTE_WINOGRAD));
 static_assert(Is(NumericalNote::kStrictNanPropagation, ::CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP));
 static_assert(Is(BehaviorNote::kRuntimeCompilation, ::CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION));
 
-// Of the three convolutions, each in our order of parts.
+// The attributes of the three convolutions, each in our order of parts.
 constexpr int Part(Attribute alpha, ConvolutionPart part) { return static_cast<int>(alpha) + static_cast<int>(part); }
 
 static_assert(Part(Attribute::kForwardAlpha, ConvolutionPart::kAlpha) ==
@@ -141,7 +141,7 @@ static_assert(Part(Attribute::kBackwardFilterAlpha, ConvolutionPart::kX) ==
               ::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X);
 static_assert(Part(Attribute::kBackwardFilterAlpha, ConvolutionPart::kY) ==
               ::CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY);
-// As bytes, attributes are copied by the size of their elements.
+// cuDNN copies attributes as bytes, so the sizes of their elements must agree.
 static_assert(sizeof(Status) == sizeof(::cudnnStatus_t) &&
               sizeof(NumericalNote) == sizeof(::cudnnBackendNumericalNote_t));
 #endif

@@ -9,7 +9,7 @@
 
 namespace starring {
 
-// A device may be missing (no GPU): then nothing instantiates the suite, and that is the instantiating test's business.
+// Where a device is missing (no GPU), nothing instantiates the suite, and the instantiating test says so.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(DeviceTest);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Conv2dTest);
 

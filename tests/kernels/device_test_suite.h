@@ -24,7 +24,7 @@ namespace starring {
 struct DeviceMaker {
   std::string name;  // letters, digits, underscores
   std::function<absl::StatusOr<std::unique_ptr<Device>>()> create;
-  double tolerance_factor = 1;  // of layers with weights: more than 1 where products round their factors
+  double tolerance_factor = 1;  // for layers with weights: more than 1 where products round their factors
 
   friend void PrintTo(const DeviceMaker& maker, std::ostream* out) { *out << maker.name; }
   static std::string Name(const testing::TestParamInfo<DeviceMaker>& info) { return info.param.name; }
@@ -33,9 +33,9 @@ struct DeviceMaker {
 // Numbers in device memory.
 class DeviceTensor {
  public:
-  // `offset_lines`: how many 64-byte lines past the start of the allocation the tensor begins.
+  // The tensor begins `offset_lines` 64-byte lines after the start of the allocation.
   DeviceTensor(Device* device, const std::vector<float>& values, int offset_lines = 0);
-  // Filled with NaN: whatever an operation leaves unwritten shows.
+  // Filled with NaN, so that an element that an operation does not write shows.
   DeviceTensor(Device* device, int64_t count, int offset_lines = 0);
 
   float* data() { return buffer_->floats() + 16 * offset_lines_; }
@@ -65,26 +65,26 @@ class DeviceTest : public testing::TestWithParam<DeviceMaker> {
   uint64_t draws_ = 0;
 };
 
-// The suite of convolutions, by itself: a device may have several ways to compute them, and one for all the rest.
+// Convolutions have a suite of their own: a device may have several ways to compute them, and one for everything else.
 class Conv2dTest : public DeviceTest {};
 
 reference::Values ToDouble(const std::vector<float>& values);
 
-// Both as long as each other, and the largest difference at most `tolerance` times the larger of 1 and the largest
-// expected magnitude.
+// Success if both have one length, and the largest difference is at most `tolerance` times the larger of 1 and the
+// largest expected magnitude.
 inline constexpr double kTolerance = 2e-5;
 testing::AssertionResult Near(const std::vector<float>& got, const reference::Values& want,
                               double tolerance = kTolerance);
 
-// dy where the activation lets it through, given its output. With this and no activation in the loss, a finite
+// dy where the activation with output `y` lets it through, else 0. With this, and no activation in the loss, a finite
 // difference cannot step over a kink.
 reference::Values ThroughActivation(Activation activation, const std::vector<float>& y, const std::vector<float>& dy);
 
 // A few indices below `count`: the ends and some between.
 std::vector<int64_t> SampleOf(int64_t count);
 
-// The shapes that a suite tests: all of them; under a sanitizer, which looks at accesses and not at numbers, the first
-// two (the smallest, an odd one) and every fifth. Whole, the suites took it 400 seconds.
+// The shapes that a suite tests: all of them. Under a sanitizer, which checks accesses and not numbers: the first two
+// (the smallest, an odd one) and every fifth, because all of them took 400 seconds.
 template <typename Spec>
 std::vector<Spec> Tested(const std::vector<Spec>& shapes) {
 #if defined(__SANITIZE_ADDRESS__) || defined(STARRING_TSAN) || defined(STARRING_UBSAN)

@@ -14,7 +14,7 @@ inline const char* NameOf(InstructionSet set) {
   return kNames[static_cast<int>(set)];
 }
 
-// Says on the error stream which ones this CPU lacks.
+// Prints to the error stream which instruction sets this CPU lacks.
 inline std::vector<InstructionSet> TestedInstructionSets() {
   std::vector<InstructionSet> sets;
   for (int i = 0; i < kInstructionSetCount; ++i) {

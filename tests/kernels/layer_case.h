@@ -1,6 +1,6 @@
 // A layer with weights (Conv2d, Dense) in one shape, with random values, run on a device and checked.
 //
-// Kind says which layer: its Spec, Create(device, spec), and the reference's Forward(spec, x, weight, bias) and
+// Kind is the layer's kind. It has Spec, Create(device, spec), and the reference's Forward(spec, x, weight, bias) and
 // Backward(spec, x, weight, y, dy).
 #ifndef STARRING_TESTS_KERNELS_LAYER_CASE_H_
 #define STARRING_TESTS_KERNELS_LAYER_CASE_H_
@@ -34,7 +34,7 @@ class LayerCase {
   LayerCase(Device* device, const Spec& spec, const LayerValues& values, double tolerance_factor)
       : device_(device), spec_(spec), values_(values), tolerance_factor_(tolerance_factor) {}
 
-  // dx and dbias are empty where the spec says that there are none; all is empty after a failure.
+  // dx and dbias are empty where the spec says that there are none; everything is empty after a failure.
   LayerResults Run(int offset_lines = 0) const {
     auto created = Kind::Create(device_, spec_);
     EXPECT_TRUE(created.ok()) << created.status();
@@ -111,7 +111,7 @@ class LayerCase {
   const double tolerance_factor_;
 };
 
-// Every shape with every option.
+// Calls visit for every shape with every combination of options.
 template <typename Spec>
 void ForEachSpec(const std::vector<Spec>& shapes, const std::function<void(const Spec&)>& visit) {
   for (Spec spec : shapes) {

@@ -17,7 +17,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A copy of a library that the loader does not know by this name.
+// A copy of a library, under a name that the loader does not know.
 std::string PutLibrary(const std::string& folder, const std::string& name) {
   link_map* map = nullptr;
   dlinfo(dlopen("libm.so.6", RTLD_NOW), RTLD_DI_LINKMAP, &map);

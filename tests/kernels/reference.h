@@ -1,6 +1,6 @@
-// The operations of kernels/device.h as plain loops in double precision, to test devices against. Shapes and memory
-// orders are the contract's; each gradient follows from its forward by the chain rule and is itself tested by finite
-// differences.
+// The operations of kernels/device.h as plain loops in double precision, to test devices against. Shapes and orders in
+// memory are those of the contract. Each gradient follows from its forward by the chain rule, and reference_test.cc
+// tests it by finite differences.
 #ifndef STARRING_TESTS_KERNELS_REFERENCE_H_
 #define STARRING_TESTS_KERNELS_REFERENCE_H_
 
@@ -18,9 +18,9 @@ struct Gradients {
   Values dx, dweight, dbias;
 };
 
-// An empty bias stands for none.
+// An empty bias is none.
 Values Conv2d(const Conv2dSpec& spec, const Values& x, const Values& weight, const Values& bias);
-// `y` decides where the activation lets dy through.
+// The activation lets dy through where `y` says so.
 Gradients Conv2dBackward(const Conv2dSpec& spec, const Values& x, const Values& weight, const Values& y, Values dy);
 
 Values Dense(const DenseSpec& spec, const Values& x, const Values& weight, const Values& bias);
@@ -41,7 +41,7 @@ Values BatchNorm(const BatchNormSpec& spec, const Values& x, const Values& gamma
 // -log softmax(logits)[label], one per sample.
 Values CrossEntropy(const SoftmaxCrossEntropySpec& spec, const Values& logits, const std::vector<int32_t>& labels);
 
-// d loss / d at[index] by a central difference; exact to about 1e-8 where `loss` is smooth and of order 1.
+// d loss / d at[index] by a central difference, exact to about 1e-8 where `loss` is smooth and of order 1.
 double FiniteDifference(const std::function<double(const Values&)>& loss, Values at, int64_t index);
 
 double Dot(const Values& a, const Values& b);

@@ -1,4 +1,4 @@
-// The reference's own gradients, by finite differences of its own forward, at every element of small shapes.
+// Checks the reference's gradients by finite differences of its forward, at every element of small shapes.
 #include "tests/kernels/reference.h"
 
 #include <cmath>

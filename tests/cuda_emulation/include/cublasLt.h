@@ -1,6 +1,6 @@
-// cuBLASLt as far as kernels/cuda uses it, with a product of three loops behind it: float32 matrices stored column by
-// column, the epilogues with bias and ReLU, beta 0 or 1. Sums are taken in double, whatever the compute type: what tf32
-// and bf16 lose cannot be seen here.
+// The part of cuBLASLt that kernels/cuda uses, with a product of three loops: float32 matrices stored column by column,
+// the epilogues with bias and ReLU, beta 0 or 1. Sums are in double, whatever the compute type, so the rounding of tf32
+// and bf16 does not show here.
 #ifndef STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUBLASLT_H_
 #define STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUBLASLT_H_
 

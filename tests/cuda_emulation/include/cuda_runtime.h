@@ -1,24 +1,27 @@
 // A small emulation of CUDA on the host, for tests: the sources of kernels/cuda, compiled by the host compiler with
 // this header in the place of CUDA's, run without a GPU and without nvcc.
 //
-// What it does. Blocks of a grid run in turn. The threads of a block are fibres of one host thread: each runs until it
-// meets __syncthreads or a warp operation, where it waits for the others, so that these mean what they mean; a thread
-// that ends while others wait for it stops the test with both numbers, as a GPU would hang. Which thread or block is
-// taken first changes from barrier to barrier and from grid to grid, in a fixed sequence, so that what only one order
-// makes right comes out wrong in some launch. `__shared__` variables are statics. Device memory is host memory filled
-// with NaN, so that AddressSanitizer sees accesses outside of an allocation, UndefinedBehaviorSanitizer those that are
-// not aligned, and tests what nobody wrote. Streams are synchronous, or as late as they may be (emulated_gpu.h);
-// captured work is recorded, and run only when its graph is launched; what CUDA forbids in a capture fails. Copies
-// check that the device's side is device memory. cuBLASLt's products are loops: cublasLt.h beside this.
+// What it does:
+// - Blocks of a grid run in turn. The threads of a block are fibres of one host thread. Each runs until it comes to
+//   __syncthreads or a warp operation, where it waits for the others. A thread that ends while others wait for it stops
+//   the test with both numbers; a GPU would hang.
+// - The thread or block that is taken first changes from barrier to barrier and from grid to grid, in a fixed sequence.
+//   So a kernel that is right in one order only is wrong in some launch.
+// - `__shared__` variables are statics. Device memory is host memory filled with NaN: AddressSanitizer sees accesses
+//   outside of an allocation, UndefinedBehaviorSanitizer those that are not aligned, and tests see values that no
+//   kernel wrote.
+// - Streams are synchronous, or as late as they may be (emulated_gpu.h). Captured work is recorded, and run only when
+//   its graph is launched. A call that CUDA forbids in a capture fails.
+// - Copies check that the device's side is device memory. cuBLASLt's products are loops (cublasLt.h).
 //
-// What it cannot find: races between warps and between blocks, and missing barriers, in general (threads take turns,
-// and go on until they wait); wrong assumptions about memory order; work on two streams that lacks an event, but where
-// it is late (and then not in a graph, whose work is one queue); reads of shared memory that an earlier block wrote;
-// host code that reads device memory; and nothing about performance.
+// What it cannot find: most races between warps and between blocks, and most missing barriers, because threads take
+// turns and run until they wait; wrong assumptions about memory order; a missing event between two streams, except
+// where streams are late, and never in a graph, whose work is one queue; reads of shared memory that an earlier block
+// wrote; host code that reads device memory. It says nothing about speed.
 //
-// One grid runs at a time in a process. Supported is what kernels/cuda uses: blocks and grids of three dimensions,
-// static shared memory, full or partial warp masks; no dynamic shared memory, of the atomics atomicInc alone. Fences do
-// nothing: a missing one is not found.
+// One grid runs at a time in a process. It supports what kernels/cuda uses: blocks and grids of three dimensions,
+// static shared memory, full or partial warp masks, and one atomic operation, atomicInc. Fences do nothing, so a
+// missing one is not found.
 #ifndef STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_RUNTIME_H_
 #define STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_RUNTIME_H_
 
@@ -118,16 +121,16 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 
-// What a kernel calls.
+// Functions that kernels call.
 namespace starring::cuda_emulation {
 
-// Runs `work` now, or keeps it where the stream is being captured.
+// Runs `work` now, or records it if the stream is being captured.
 cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work, Work kind = Work::kLibrary,
                     int64_t copied_bytes = 0);
 cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> thread);
 
 enum class WarpOperation { kShuffle, kBallot, kSync };
-// Waits for the lanes of `mask`; the value that lane `source` brought, or for kBallot the lanes that brought no zero.
+// Waits for the lanes of `mask`. Returns the value of lane `source`, or for kBallot the lanes whose value is not zero.
 uint64_t MeetWarp(WarpOperation operation, unsigned mask, uint64_t value, int source);
 int LaneOfThisThread();
 
@@ -163,7 +166,7 @@ T __shfl_down_sync(unsigned mask, T value, int distance) {
   const int lane = starring::cuda_emulation::LaneOfThisThread();
   return starring::cuda_emulation::Shuffle(mask, value, lane + distance < 32 ? lane + distance : lane);
 }
-// *counter + 1, or 0 after `last`; what was there.
+// *counter becomes *counter + 1, or 0 after `last`. Returns the value from before.
 inline unsigned atomicInc(unsigned* counter, unsigned last) {
   const unsigned before = *counter;
   *counter = before >= last ? 0 : before + 1;
@@ -173,7 +176,7 @@ inline void __threadfence() {}
 inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>((uint64_t{a} * b) >> 32); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 
-// Arguments are copied, as a launch does: they may change before a captured one runs.
+// Arguments are copied, as by a real launch: the caller may change them before captured work runs.
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
