@@ -55,7 +55,8 @@ absl::StatusOr<std::unique_ptr<CudaBatchSlots>> CudaBatchSlots::Create(const Opt
 }
 
 CudaBatchSlots::~CudaBatchSlots() {
-  if (feed_ != nullptr) (void)feed_->Synchronize();  // buffers end now; there is nobody left to tell an error
+  // The buffers are freed next, so no copy may be in flight. An error has no caller to go to.
+  if (feed_ != nullptr) (void)feed_->Synchronize();
 }
 
 absl::Status CudaBatchSlots::AllocateSlots() {
@@ -71,7 +72,7 @@ absl::Status CudaBatchSlots::AllocateSlots() {
 }
 
 absl::StatusOr<std::byte*> CudaBatchSlots::Allocate(int64_t size_bytes) {
-  CHECK_LE(size_bytes, batch_bytes_max_);  // of what follows it to a slot
+  CHECK_LE(size_bytes, batch_bytes_max_);  // a slot has no more room
   ASSIGN_OR_RETURN(auto buffer, options_.device->AllocatePinned(kHeaderBytes + size_bytes));
   return static_cast<std::byte*>(host_.emplace_back(std::move(buffer))->data()) + kHeaderBytes;
 }

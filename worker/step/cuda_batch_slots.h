@@ -1,10 +1,10 @@
-// Where a GPU's training batches are: in pinned memory, which the loader itself fills, and in slots on the GPU. While
-// steps run on the other slots, the next batch arrives in one, by one copy.
+// The memory of a GPU's training batches: pinned host memory, which the loader fills, and slots on the GPU. While steps
+// run on the other slots, the next batch is copied to a free slot, in one copy.
 //
-// In front of each batch in pinned memory is room that the loader does not know of, for the step's values: Fill writes
+// In front of each batch in pinned memory there is room, unknown to the loader, for the step's values. Fill writes
 // them, and the copy brings both.
 //
-// Who waits for whom. F is the feed stream, S the device's stream.
+// Who waits for whom. F is the feed stream, S the device's stream. "Host" is the device's thread.
 //   what                                    must follow                            by
 //   the loader fills a batch's memory       F copied the batch that was there      host: AwaitCopy before Loader::Next,
 //                                                                                    which gives the memory back
@@ -13,8 +13,8 @@
 //   S's step reads the slot                 F copied the batch                     S waits for `fed`
 //   the host reads `result`                 S's step copied it                     host: Finish waited for `done`
 //
-// AwaitCopy keeps no step waiting: the batch of step t is awaited when step t is launched, and the next thing to be
-// enqueued is a copy, which the feed stream would not begin before that one has ended.
+// AwaitCopy delays no step: the batch of step t is awaited when step t is launched, and the next work to be enqueued is
+// a copy, which the feed stream would not begin before that one has ended.
 //
 // Thread safety: one thread, the device's.
 #ifndef STARRING_WORKER_STEP_CUDA_BATCH_SLOTS_H_
@@ -40,33 +40,34 @@ class CudaBatchSlots final : public BatchMemory {
     int64_t batch_max = 0;
     int64_t image_values = 0;  // bytes of an image
   };
-  // What Create allocates on the GPU; `device` does not matter.
+  // Bytes of GPU memory that Create allocates; options.device is not used.
   static int64_t DeviceBytes(const Options& options);
-  // The slots, not yet what batches they are filled with. ResourceExhausted with the number of bytes.
+  // Allocates the slots, but no pinned memory, which Allocate does. ResourceExhausted with the number of bytes.
   static absl::StatusOr<std::unique_ptr<CudaBatchSlots>> Create(const Options& options);
   ~CudaBatchSlots() override;
 
-  // Pinned.
+  // For the loader: pinned memory.
   absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override;
 
   class Slot {
    public:
-    // Of the batch that it was filled with.
+    // The plan of the batch with which the slot was filled.
     const BatchPlan& plan() const { return plan_; }
-    bool is_full() const { return is_full_; }  // no step was run on it
-    bool runs() const { return runs_; }        // a step was run on it and is not known to be finished
+    bool is_full() const { return is_full_; }  // filled, and no step has been enqueued on it
+    bool runs() const { return runs_; }        // a step has been enqueued on it, and Finish has not waited for it
 
     // Device memory.
     const CudaStepValues* values() const { return At<const CudaStepValues>(0); }
     CudaStepResult* device_result() const;
     const int32_t* labels() const;
     const uint8_t* pixels() const;
-    const uint32_t* samples() const;  // instead of the two above, if the loader brings Format::kSamples
+    const uint32_t* samples() const;  // instead of labels and pixels, if the loader's format is kSamples
 
-    // Pinned; the step copies device_result() here.
+    // Pinned memory, to which the step copies device_result().
     CudaStepResult* result() const { return static_cast<CudaStepResult*>(result_->data()); }
 
-    // Makes what is enqueued on `stream` from now on follow the batch's arrival; then, that a step was.
+    // BeginStep: work enqueued on `stream` from now on runs after the batch has arrived. EndStep: the whole step has
+    // been enqueued.
     absl::Status BeginStep(CudaStream* stream);
     absl::Status EndStep(CudaStream* stream);
     // Waits for the step. REQUIRES: runs().
@@ -81,9 +82,9 @@ class CudaBatchSlots final : public BatchMemory {
 
     std::unique_ptr<DeviceBuffer> device_;
     std::unique_ptr<PinnedBuffer> result_;
-    std::unique_ptr<CudaEvent> fed_;   // the batch is on the GPU
-    std::unique_ptr<CudaEvent> done_;  // the step that used it
-    int64_t pixels_ = 0;               // where they begin: the same for every batch of a loader
+    std::unique_ptr<CudaEvent> fed_;   // the batch has arrived on the GPU
+    std::unique_ptr<CudaEvent> done_;  // the step on the slot has ended
+    int64_t pixels_ = 0;               // the offset of the pixels: the same for every batch of a loader
     BatchPlan plan_;
     bool is_full_ = false, runs_ = false;
   };
@@ -93,11 +94,11 @@ class CudaBatchSlots final : public BatchMemory {
   int IndexOf(int64_t step) const { return static_cast<int>(step % options_.count); }
   Slot& of(int64_t step) { return slots_[static_cast<size_t>(IndexOf(step))]; }
 
-  // Copies `batch`, with the step's values for the GPU, on its way.
-  // REQUIRES: !slot.runs(); the batch is of a loader with this memory.
+  // Starts the copy of `batch` and of the step's values to `slot`.
+  // REQUIRES: !slot.runs(); the batch comes from a loader that uses this memory.
   absl::Status Fill(Slot& slot, const Batch& batch, const CudaOptimizerScalars& optimizer);
 
-  // Waits until the last batch that a slot was filled with has arrived: its memory is nobody's.
+  // Waits until the last copy to a slot has ended: then the loader may have that batch's memory back.
   absl::Status AwaitCopy();
 
  private:

@@ -15,9 +15,9 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// Memory that the exchange maps may be mapped for reading only, which some machines can pin, and others cannot:
-// cudaHostRegister wants to be told so where the GPU does not use the host's page tables, and refuses to be told where
-// the GPU cannot keep that promise (cudaDevAttrHostRegisterReadOnlySupported).
+// The exchange may have mapped its memory for reading only. Whether such memory can be pinned depends on the machine: a
+// GPU without the host's page tables requires the read-only flag of cudaHostRegister, and a GPU that cannot keep that
+// promise (cudaDevAttrHostRegisterReadOnlySupported) refuses the flag. So both are tried.
 std::unique_ptr<PinnedBuffer> PinForReading(CudaDevice& device, std::span<const float> memory) {
   for (const auto use : {CudaDevice::PinFor::kRead, CudaDevice::PinFor::kReadAndWrite}) {
     auto pinned = device.Pin(memory.data(), static_cast<int64_t>(memory.size_bytes()), use);
@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<CudaBucketTransfers>> CudaBucketTransfers::Create
 }
 
 CudaBucketTransfers::~CudaBucketTransfers() {
-  // Buffers end now. There is nobody left to tell an error.
+  // The buffers are freed next, so no copy may be in flight. An error has no caller to go to.
   for (CudaStream* const stream : {uploads_.get(), downloads_.get()}) {
     if (stream != nullptr) (void)stream->Synchronize();
   }
@@ -129,7 +129,7 @@ absl::Status CudaBucketTransfers::BeginHost() {
 absl::Status CudaBucketTransfers::BeginDevice() {
   const std::span<const float> memory = exchange_.parameter_memory();
   CHECK_EQ(std::ssize(memory), element_count());
-  // Ours were for the other ways. The exchange's are only read here, by kernels that take them as const.
+  // Ours are for the other ways. The cast is safe: only const uses of parameters_ follow for kDevice.
   own_device_parameters_.reset();
   parameters_ = {const_cast<float*>(memory.data()), memory.size()};
   device_.CopyToHost(parameters_.data(), own_parameters_->data(), element_count() * kFloatBytes);
@@ -158,7 +158,7 @@ absl::Status CudaBucketTransfers::Upload(int bucket) {
   const TraceSpan span(timer_->track(), "H2D", {.bucket = bucket});
   const ElementRange range = buckets_.bucket(bucket);
   const std::span<const float> theirs = exchange_.parameter_memory();
-  // What could not be pinned goes by way of memory that is. Its upload of the last step has ended: see the table.
+  // Memory that could not be pinned is copied to pinned memory first, whose last upload has ended: see the table.
   if (!theirs.empty() && pinned_parameters_ == nullptr) {
     std::copy_n(theirs.begin() + range.begin, range.size(), initial_parameters().begin() + range.begin);
   }

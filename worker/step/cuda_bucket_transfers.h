@@ -1,21 +1,20 @@
 // A worker's parameters and gradients on its GPU, and how their buckets get to the exchange and back.
 //
 // Words. One of three *ways*, known when the exchange has started:
-//   kNone       one worker: nothing is exchanged, the optimizer runs on the GPU
-//   kHost       pinned host copies: a bucket's gradients go to the host when backward has written them, new parameters
-//               come back when the exchange has made them
+//   kNone     one worker: nothing is exchanged, the optimizer runs on the GPU
+//   kHost     pinned host copies: a bucket's gradients go to the host when backward has written them, new parameters
+//             come back when the exchange has made them
 //   kDevice   the exchange itself reads and writes the memory of the GPU (GradientExchange::memory_place)
 //
-// Who waits for whom. S is the device's stream, D downloads, U uploads; t a step, b a bucket, l its last layer in
-// backward. "Host" is this thread; it alone enqueues on S, D and U.
+// Who waits for whom. S is the device's stream, D the stream of downloads, U that of uploads; t is a step, b a bucket,
+// l the bucket's last layer in backward. "Host" is the device's thread, the only one that enqueues on S, D and U.
 //
 //   what                                 must follow                          by
 //   D copies gradients of b, t           S wrote them (backward of l)         Fork: D waits for S as it was then
-//   host submits b, t, and looks at      D copied them, S looked for what     host waits for the event recorded on D
-//     what S found in them                 is not finite
-//   exchange overwrites host parameters  U uploaded those of step t - 1,      U's copy was waited for by S before the
-//     of b, t                              and S has read them                  backward whose event the host waited
-//     for
+//   host submits b, t, and reads the     D copied them, and S looked for      host waits for the event recorded on D
+//     finding about them                   values that are not finite
+//   exchange overwrites host parameters  U uploaded those of step t - 1,      S waited for U's copy before the backward
+//     of b, t                              and S has read them                  whose event the host waited for
 //   U uploads parameters of b, t         the exchange made them               host: Await returns first
 //   S's forward of t + 1 reads b         U uploaded them                      S waits for the event recorded on U
 //   S's backward of t + 1 overwrites     D copied those of t                  Join: S waits for D at the end of t
@@ -23,8 +22,8 @@
 //   D of t + 1 overwrites host           the exchange has read those of t     host: Await of every bucket comes before
 //     gradients of b                                                            the launch that holds backward of t + 1
 //
-// kDevice: where D copies nothing, its event still says that S wrote b; the exchange starts after the host waited
-// for it, and what it did is complete when Await returns, before S is given anything that reads or overwrites b.
+// kDevice: D copies nothing, but its event still says that S wrote b. The exchange starts after the host waited for
+// that event, and it is done with b when Await returns, before anything is enqueued on S that reads or overwrites b.
 //
 // Thread safety: one thread, the device's.
 #ifndef STARRING_WORKER_STEP_CUDA_BUCKET_TRANSFERS_H_
@@ -54,7 +53,7 @@ class CudaBucketTransfers {
                                                                      CudaLocalOptimizer* optimizer);
   ~CudaBucketTransfers();
 
-  // Pinned host memory. Until Begin it is for the exchange to start with.
+  // Pinned host memory, in which the exchange starts. Valid until Begin.
   std::span<float> initial_parameters() { return Whole(*own_parameters_); }
   // The exchange has started.
   absl::Status Begin(StepTimer* timer);
@@ -65,22 +64,24 @@ class CudaBucketTransfers {
   std::span<const float> parameters() const { return parameters_; }
   std::span<float> gradients() { return Whole(*gradients_); }
 
-  // What is enqueued on the device's stream from now on follows the arrival of the parameters in `range`. Not in a
-  // capture.
+  // Work that is enqueued on the device's stream from now on runs after the parameters in `range` have arrived. Not in
+  // a capture, because it may wait for the exchange.
   absl::Status Bring(ElementRange range);
 
-  // In backward, captured or not. What is enqueued so far writes the last gradients from element `begin` on: buckets
-  // that are complete by that may leave.
+  // Called in backward, captured or not, when the work enqueued so far writes the last gradients from element `begin`
+  // on: enqueues the download of every bucket that is complete by then.
   absl::Status Complete(int64_t begin);
-  // After it. kNone: applies the optimizer, which looks for gradients that are not finite (CudaDevice::BindStepResult).
+  // Called after backward. kNone: applies the optimizer, which also looks for gradients that are not finite
+  // (CudaDevice::BindStepResult).
   absl::Status FinishBackward();
 
-  // Behind the launch: waits for each bucket of the step, refuses what is not finite, submits it. Not with kNone.
+  // Called after the launch: waits for each bucket of the step, refuses values that are not finite, and submits the
+  // bucket. Not with kNone.
   absl::Status SubmitAll(int64_t step);
-  // The error that names the tensor of `element`, of which CudaStepResult spoke.
+  // The error for CudaStepResult::non_finite_element; it names the tensor of `element`.
   absl::Status NonFinite(int64_t step, int64_t element) const;
 
-  // Waits until device and host_parameters() have what the next step reads.
+  // Waits until the device and host_parameters() have the parameters that the next step reads.
   absl::Status Settle();
   std::span<const float> host_parameters() const;
 
@@ -114,12 +115,12 @@ class CudaBucketTransfers {
   std::vector<std::unique_ptr<CudaEvent>> downloaded_;  // of each bucket
   std::unique_ptr<DeviceBuffer> own_device_parameters_, gradients_;
   std::span<float> parameters_;  // device memory: ours, or the exchange's
-  // kHost. The exchange's memory where it has some and that can be pinned; else ours, and it or we copy.
+  // kHost. The exchange's memory, if it has some that can be pinned; otherwise ours, and the exchange or Upload copies.
   std::unique_ptr<PinnedBuffer> own_parameters_, own_gradients_;
   std::unique_ptr<PinnedBuffer> pinned_parameters_, pinned_gradients_;
   std::span<float> host_gradients_;
-  // kHost, kDevice: of each bucket, its gradients that are not finite. The GPU writes here itself, and only when
-  // there is one, so that nothing has to be copied.
+  // kHost, kDevice: for each bucket, a gradient that is not finite. The GPU writes here itself, and only if it finds
+  // one, so that nothing has to be copied in the usual case.
   std::unique_ptr<PinnedBuffer> findings_;
 };
 

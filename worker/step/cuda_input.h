@@ -1,11 +1,12 @@
-// What the network reads on a GPU: normalised images and labels of the step or evaluation that runs.
+// The network's input on a GPU: normalised images and labels of the step or evaluation that runs.
 //
-// Either the loader brings pixels, which travel to the GPU with every batch and are normalised there. Or the data set
-// is in the GPU's memory as a whole, the loader brings the numbers of the samples, and the GPU gathers, crops, flips
-// and normalises. Both give the same bits; the second takes 4 bytes a sample through the bus instead of all pixels, and
-// the loader's processor time.
+// There are two ways. Either the loader brings pixels, which travel to the GPU with every batch and are normalised
+// there. Or the whole data set is in the GPU's memory, the loader brings the numbers of the samples, and the GPU
+// gathers, crops, flips and normalises. Both give the same bits; the second moves 4 bytes a sample through the bus
+// instead of all pixels, and saves the loader's processor time.
 //
-// One set of images serves every step: a step overwrites it behind the one before, on the device's stream.
+// One buffer of images serves every step: on the device's stream a step overwrites it after the step before has read
+// it.
 //
 // Thread safety: one thread, the device's.
 #ifndef STARRING_WORKER_STEP_CUDA_INPUT_H_
@@ -40,18 +41,19 @@ class CudaInput {
   static absl::StatusOr<std::unique_ptr<CudaInput>> Create(const Options& options);
   ~CudaInput();
 
-  // What Create allocates on the GPU: for batches, and for the data set. `device` does not matter.
+  // Bytes of GPU memory that Create allocates for batches, and for the data set. options.device is not used.
   static int64_t BatchBytes(const Options& options);
   static int64_t DataBytes(const Options& options);
 
-  // What the loaders of training and evaluation have to bring.
+  // The format in which the loaders of training and evaluation must bring batches.
   Loader::Format format() const;
 
-  // Waits for the constants' copy. Before the next two.
+  // Copies the constants of the normalisation. To be called before the next two.
   absl::Status Begin(const Normalization& normalization);
 
-  // Enqueues what makes the input of the batch in `slot`, or of an evaluation; it is overwritten by the next call's.
-  // Of a slot: it reads the slot's memory and the device's bound step values when it runs, so that it may be captured.
+  // Enqueues the work that makes the input of the batch in `slot`, or of an evaluation's batch. The next call
+  // overwrites that input. Training reads the slot's memory and the bound step values when it runs, so it may be
+  // captured.
   NetworkInput Training(const CudaBatchSlots::Slot& slot);
   NetworkInput Evaluation(const Batch& batch);
 
@@ -66,11 +68,11 @@ class CudaInput {
 
   const Options options_;
   CudaDevice& device_;
-  const Dataset& shape_;                    // of whose images all are
-  std::unique_ptr<Resident> train_, test_;  // both or none
+  const Dataset& shape_;                    // all images have the shape of this set's
+  std::unique_ptr<Resident> train_, test_;  // both are set, or neither
   std::unique_ptr<DeviceBuffer> images_;    // normalised
-  std::unique_ptr<DeviceBuffer> labels_;    // where the data set is on the GPU
-  // Of an evaluation: labels, or the numbers of its samples; and pixels, where the loader brings them.
+  std::unique_ptr<DeviceBuffer> labels_;    // set if the data set is on the GPU
+  // Of an evaluation: labels, or the numbers of its samples; and pixels, if the loader brings them.
   std::unique_ptr<DeviceBuffer> evaluation_head_, evaluation_pixels_;
   std::unique_ptr<DeviceBuffer> offset_, scale_;  // PixelConstants
 };

@@ -28,7 +28,7 @@ struct CapturedStep {
   std::vector<Segment> segments;  // empty: not captured yet
 };
 
-// Of one batch size.
+// All captured steps of one batch size.
 struct Recording {
   int64_t batch = 0;
   std::vector<CapturedStep> steps;  // by slot
@@ -62,7 +62,7 @@ class CudaTrainingStep final : public TrainingStep {
   ~CudaTrainingStep() override {
     device_.BindStepValues(nullptr);
     device_.BindStepResult(nullptr);
-    (void)device_.Synchronize();  // graphs and buffers end now; there is nobody left to tell an error
+    (void)device_.Synchronize();  // graphs and buffers are freed next; an error has no caller to go to
   }
 
   absl::Status Allocate(const TrainingStepParts& parts);
@@ -110,7 +110,7 @@ class CudaTrainingStep final : public TrainingStep {
   std::unique_ptr<CudaLocalOptimizer> optimizer_;  // null: the exchange applies the optimizer
   std::unique_ptr<CudaBucketTransfers> transfers_;
   std::unique_ptr<CudaInput> input_;
-  std::vector<std::unique_ptr<Recording>> recordings_;  // last: its graphs refer to the rest
+  std::vector<std::unique_ptr<Recording>> recordings_;  // destroyed first: its graphs refer to the members above
 };
 
 absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
@@ -163,10 +163,10 @@ absl::Status CudaTrainingStep::Feed(int64_t step, Loader* batches, Slot& slot) {
   return slots_->Fill(slot, *batch, optimizer_ == nullptr ? CudaOptimizerScalars{} : optimizer_->ScalarsOf(step));
 }
 
-// All of the slot's step, enqueued.
+// Enqueues the whole step of the slot.
 absl::Status CudaTrainingStep::Launch(Slot& slot) {
   const auto batch = std::ssize(slot.plan().samples);
-  // An empty batch is rare, and has nothing to launch but zeros.
+  // A rank has an empty batch at the end of an epoch at most. Its step only writes zeros and is not worth a graph.
   if (batch == 0 || options_.graphs == CudaGraphs::kNone) return RunOneByOne(slot);
   Recording* const recording = RecordingOf(batch);
   if (recording == nullptr) {
@@ -193,13 +193,13 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   RETURN_IF_ERROR(transfers_->Bring({0, element_count()}));
   RETURN_IF_ERROR(Backward(work, slot));
   Bind(nullptr);
-  // Errors of single calls are kept for this.
+  // Returns the first error of all calls above.
   return device_.Synchronize();
 }
 
 absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   Bind(&slot);
-  // Other batch sizes may have taken the place of this one since its first step.
+  // The network keeps operations for few batch sizes: others may have replaced those of this size since its first step.
   RETURN_IF_ERROR(network_.PlanTraining(std::ssize(slot.plan().samples)));
   std::vector<Segment> segments(1);
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
@@ -207,7 +207,8 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
     ASSIGN_OR_RETURN(segments.back().graph, device_.EndCapture());
     return absl::OkStatus();
   };
-  // Cuts before a layer that reads buckets nobody has read; the first one reads them at its beginning.
+  // Cuts before a layer that reads a bucket which no segment has read. The first such layer starts no new segment: the
+  // first segment waits for its buckets before it is launched.
   const auto before_layer = [&](int layer) -> absl::Status {
     const ElementRange reads = network_.LayerRange(layer);
     if (optimizer_ != nullptr || reads.size() == 0) return absl::OkStatus();
@@ -231,12 +232,12 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   RETURN_IF_ERROR(Backward(work, slot));
   RETURN_IF_ERROR(end_segment());
   Bind(nullptr);
-  // Backward needs every bucket awaited, those too that no layer reads.
+  // Before backward every bucket must have been awaited, also a bucket that no layer reads.
   segments.back().reads = {0, element_count()};
   return CapturedStep{.operations = network_.operations(), .segments = std::move(segments)};
 }
 
-// Backward, and what follows it on the GPU.
+// Enqueues backward, the downloads or the optimizer, and the copy of the step's result.
 absl::Status CudaTrainingStep::Backward(const Network::TrainStep& work, Slot& slot) {
   RETURN_IF_ERROR(network_.Backward(work, [this](int layer) -> absl::Status {
     const ElementRange range = network_.LayerRange(layer);
@@ -249,7 +250,7 @@ absl::Status CudaTrainingStep::Backward(const Network::TrainStep& work, Slot& sl
 // Waits for the step that runs on the slot, if one does.
 absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* finished) {
   if (!slot.runs()) return absl::OkStatus();
-  // Whoever asks what this process waits for is told the step that the GPU is at.
+  // A stall report must name the step that the GPU is at, not the one that was launched last.
   ProgressState* const progress = timer_->progress();
   if (progress != nullptr) progress->set_step(slot.plan().step);
   timer_->Enter(StepPart::kBackward);
@@ -269,7 +270,8 @@ absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* fin
 }
 
 absl::Status CudaTrainingStep::Settle(std::vector<FinishedStep>* finished) {
-  // The oldest step first, which has the slot after the last one's: of several with NaNs it is the one to name.
+  // The oldest step, which has the slot after the last one's, comes first: if several steps have NaNs, the error must
+  // name the first of them.
   for (int64_t step = last_step_ + 1; step <= last_step_ + slots_->count(); ++step) {
     RETURN_IF_ERROR(Finish(slots_->of(step), finished));
   }

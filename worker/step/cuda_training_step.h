@@ -1,29 +1,29 @@
 // The step on a GPU.
 //
-// Words. A *segment* is a part of a step that is launched as one graph: forward is cut before a layer that reads
-// buckets which no layer before it does; the last segment also has loss, backward and, with one worker, the optimizer.
-// lenet5 has one bucket and one segment: one launch a step. Slots: cuda_batch_slots.h. Buckets:
-// cuda_bucket_transfers.h. What must follow what, and by which event or wait it does, is a table in each of these two.
+// Words. A *segment* is a part of a step that is launched as one graph. Forward is cut before each layer that reads a
+// bucket which no layer before it reads; the last segment also has the loss, backward and, with one worker, the
+// optimizer. lenet5 has one bucket and so one segment: one launch a step. For slots see cuda_batch_slots.h, for buckets
+// cuda_bucket_transfers.h: a table in each says which work must follow which, and by which event or wait it does.
 //
-//   stream      | this step's segments, each behind the buckets that it reads       done
+//   stream      | this step's segments, each after the buckets that it reads        done
 //   downloads   |        a bucket's gradients, when backward has written them -> an event
 //   uploads     | parameters of a bucket, when the exchange has brought them
 //   feed        |                              the next batch
 //   this thread | Await, launch, ..., launch, feed, (event b, check, Submit b) ...
 //
-// With several workers the exchange sees pinned host copies of gradients and parameters, or the GPU's memory itself
-// where a CUDA-aware MPI moves it. With one, neither leaves the GPU before an epoch ends; NaN and infinities are looked
-// for there. Then step t is launched while steps t - 3 to t - 1 are still on the GPU or waiting there, and its loss and
-// its NaNs are known three steps later. A thread that slept until a step ended is awake 20 to 60 us after it, and has a
-// batch to copy and a graph to launch before the GPU has work again: with one step in hand that shows in steps of
-// 100 us, with three it does not.
+// With several workers the exchange sees pinned host copies of gradients and parameters, or the GPU's memory itself if
+// a CUDA-aware MPI moves it. With one worker neither leaves the GPU before an epoch ends, and the GPU looks for NaN and
+// infinities. Then step t is launched while steps t - 3 to t - 1 are still running or queued on the GPU, and its loss
+// and its NaNs are known three steps later. The reason: a thread that slept until a step ended wakes up 20 to 60 us
+// after it, and must copy a batch and launch a graph before the GPU has work again. With one step queued that shows in
+// steps of 100 us; with three it does not.
 //
-// An event that is recorded in a graph is recorded by every launch of it (CUDA's cudaGraphAddEventRecordNode: "Each
-// launch of the graph will record event"), so that waiting for it behind a launch waits for that launch.
+// An event that is recorded in a graph is recorded by every launch of that graph (CUDA's cudaGraphAddEventRecordNode:
+// "Each launch of the graph will record event"). So waiting for the event after a launch waits for that launch.
 //
-// The first step of a batch size runs without a graph: it makes the operations, and CUDA loads their kernels, which a
-// capture must not do. After it each slot's first step is captured, and all later ones are only launched. A graph keeps
-// the network's operations that it was captured from.
+// The first step of a batch size runs without a graph: it creates the operations, and CUDA loads their kernels, which
+// is not allowed in a capture. Then the first step on each slot is captured, and all later steps are only launched. A
+// graph keeps the network's operations alive from which it was captured.
 #ifndef STARRING_WORKER_STEP_CUDA_TRAINING_STEP_H_
 #define STARRING_WORKER_STEP_CUDA_TRAINING_STEP_H_
 
@@ -40,7 +40,7 @@
 
 namespace starring {
 
-enum class CudaGraphs { kCaptured, kNone };  // kNone: the same calls, one by one
+enum class CudaGraphs { kCaptured, kNone };  // kNone: the same work, launched call by call
 
 struct CudaTrainingStepOptions {
   CudaDevice* device = nullptr;  // the network's; outlives the step

@@ -54,7 +54,7 @@ absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const Network
   ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step));
   if (data_on_gpu == DataOnGpu::kAuto) {
     ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
-    // The other half is for what libraries and graphs take later, and for the next process on this GPU.
+    // The other half is for libraries and graphs, which allocate later, and for the next process on this GPU.
     const int64_t left_bytes = free_bytes - (need.total_bytes() - need.data_bytes);
     if (need.data_bytes > left_bytes / 2) {
       step->data_on_gpu = false;

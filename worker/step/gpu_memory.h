@@ -1,5 +1,5 @@
-// What a training takes of a GPU's memory: known before it takes any, so that one that does not fit is refused with
-// numbers, and not when half of the memory is filled.
+// The GPU memory that a training needs, computed before any is allocated, so that a training that does not fit is
+// refused with numbers, and not when half of the memory is filled.
 //
 // Thread safety: the device's thread.
 #ifndef STARRING_WORKER_STEP_GPU_MEMORY_H_
@@ -19,32 +19,34 @@
 namespace starring {
 
 struct GpuMemoryNeed {
-  int64_t activations_bytes = 0;  // and their gradients, of training and evaluation
-  int64_t parameters_bytes = 0;   // and gradients
+  int64_t activations_bytes = 0;  // activations and their gradients, of training and evaluation
+  int64_t parameters_bytes = 0;   // parameters and their gradients
   int64_t optimizer_bytes = 0;
-  int64_t batches_bytes = 0;  // on their way, and normalised
-  int64_t data_bytes = 0;     // of the data set, if it is on the GPU
+  int64_t batches_bytes = 0;  // batches in slots, and the normalised one
+  int64_t data_bytes = 0;     // the data set, if it is on the GPU
 
   int64_t total_bytes() const {
     return activations_bytes + parameters_bytes + optimizer_bytes + batches_bytes + data_bytes;
   }
 };
 
-// Fails as Network::Create does.
-// Not counted: what operations allocate when they are made (CudaDevice::operations_bytes), and what a CUDA-aware ring
-// takes, which goes by way of the host where there is too little.
+// The memory that a training takes with these options. Fails as Network::Create does.
+// Not counted: the memory that operations allocate when they are made (CudaDevice::operations_bytes), and that of a
+// CUDA-aware ring, which goes by way of host memory if there is too little.
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
                                               const CudaTrainingStepOptions& step);
 
-// InvalidArgument, with what is needed for what, what is free, and the way out, where more is needed than is free.
+// InvalidArgument if more memory is needed than is free; the message gives the need by parts, the free memory, and the
+// way out.
 absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device);
 
-// Both of these: the need of a training on `device`. Before, it decides whether the data set goes to the GPU and sets
-// step->data_on_gpu: kAuto where it takes at most half of what all else leaves free.
+// Computes the need of a training on `device` and checks it, as the two functions above. First it decides whether the
+// data set goes to the GPU, and sets step->data_on_gpu: with kAuto, if it takes at most half of the memory that
+// everything else leaves free.
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
                                             const CudaDevice& device, CudaTrainingStepOptions* step);
 
-// For a person, when all of it is allocated: "GPU memory: 1.2 of 139.8 GiB (activations 1.0 GiB, ...)".
+// A line to print when everything is allocated: "GPU memory: 1.2 of 139.8 GiB (activations 1.0 GiB, ...)".
 std::string DescribeGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device);
 
 }  // namespace starring
