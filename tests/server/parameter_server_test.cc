@@ -1,4 +1,7 @@
-// How a server takes workers in, and what it bounds of their Joins.
+// How a server takes workers in, and what it bounds of their Joins. Its other limits: server_limits_test.cc,
+// server_lanes_test.cc.
+#include "server/parameter_server.h"
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -22,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(ServerJoinTest, ARepeatedJoinReplacesTheOneBeforeForGood) {
+TEST(ParameterServerTest, ARepeatedJoinReplacesTheOneBeforeForGood) {
   std::atomic<int> joins = 0;
   const auto server =
       StartServer({.log = [&](const std::string& line) { joins += absl::StrContains(line, "joined;"); }});
@@ -40,7 +43,7 @@ TEST(ServerJoinTest, ARepeatedJoinReplacesTheOneBeforeForGood) {
   EXPECT_EQ(second.job_id(), other.job_id());
 }
 
-TEST(ServerJoinTest, ConnectionsOfAJobComeOnTopOfThoseOfStrangers) {
+TEST(ParameterServerTest, ConnectionsOfAJobComeOnTopOfThoseOfStrangers) {
   std::atomic<int> joins = 0;
   const auto server =
       StartServer({.log = [&](const std::string& line) { joins += absl::StrContains(line, "joined;"); }});
@@ -58,7 +61,7 @@ TEST(ServerJoinTest, ConnectionsOfAJobComeOnTopOfThoseOfStrangers) {
   EXPECT_TRUE(strangers[1].IsClosed(absl::Seconds(5)));
 }
 
-TEST(ServerJoinTest, AWorkerThatGivesUpIsForgotten) {
+TEST(ParameterServerTest, AWorkerThatGivesUpIsForgotten) {
   const auto server = StartServer();
   Stranger monitor(server->address());
   PendingJoin join(server->address(), RequestOf(MakeJob(0, 2, 1000, 1), 10));
@@ -68,7 +71,7 @@ TEST(ServerJoinTest, AWorkerThatGivesUpIsForgotten) {
 }
 
 // Its process may have died with its machine, which the server has not noticed yet.
-TEST(ServerJoinTest, ARankThatIsTakenIsTriedAgainUntilItIsFree) {
+TEST(ParameterServerTest, ARankThatIsTakenIsTriedAgainUntilItIsFree) {
   std::atomic<int> joins = 0;
   std::atomic<int> refusals = 0;
   const auto server = StartServer({.log = [&](const std::string& line) {
@@ -106,7 +109,7 @@ v1::JoinRequest HugeRequest() {
   return request;
 }
 
-TEST(ServerJoinTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother) {
+TEST(ParameterServerTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother) {
   for (const int64_t limit : {int64_t{1'000'000'000}, int64_t{0}}) {  // given, and of this machine
     const auto server = StartServer({.memory_bytes_max = limit});
     const grpc::Status status = PendingJoin(server->address(), HugeRequest()).Wait();
@@ -121,7 +124,7 @@ TEST(ServerJoinTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother) {
 }
 
 // Between two workers' Joins the memory may go to others.
-TEST(ServerJoinTest, AJobThatCannotBeginIsToldToAllAndInTheStatus) {
+TEST(ParameterServerTest, AJobThatCannotBeginIsToldToAllAndInTheStatus) {
   std::atomic<int64_t> free_bytes = 1 << 30;
   const auto server = StartServer({.available_memory = [&] { return free_bytes.load(); }});
   PendingJoin first(server->address(), RequestOf(MakeJob(0, 2, 4 << 20, 1 << 20), 10));
@@ -140,7 +143,7 @@ TEST(ServerJoinTest, AJobThatCannotBeginIsToldToAllAndInTheStatus) {
   EXPECT_EQ(server->Wait().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST(ServerJoinTest, ALongJoinIsRefused) {
+TEST(ParameterServerTest, ALongJoinIsRefused) {
   const auto server = StartServer();
   v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);
   request.set_agreement(std::string(kJoinBytesMax, 'x'));
@@ -149,7 +152,7 @@ TEST(ServerJoinTest, ALongJoinIsRefused) {
   EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat(kJoinBytesMax)));
 }
 
-TEST(ServerJoinTest, LanesOverTheLimitAreRefused) {
+TEST(ParameterServerTest, LanesOverTheLimitAreRefused) {
   const auto server = StartServer();
   v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);
   for (const int lanes : {-1, kLanesMax + 1}) {
@@ -158,7 +161,7 @@ TEST(ServerJoinTest, LanesOverTheLimitAreRefused) {
   }
 }
 
-TEST(ServerJoinTest, TheLogIsPrintableShortAndRare) {
+TEST(ParameterServerTest, TheLogIsPrintableShortAndRare) {
   std::mutex mutex;
   std::vector<std::string> lines;
   const auto server = StartServer({.log = [&](const std::string& line) {
@@ -186,7 +189,7 @@ TEST(ServerJoinTest, TheLogIsPrintableShortAndRare) {
   EXPECT_EQ(refusals, kLogRefusalsMax);
 }
 
-TEST(ServerJoinTest, ADeadlineBeyondAllMeasureIsNotOver) {
+TEST(ParameterServerTest, ADeadlineBeyondAllMeasureIsNotOver) {
   const auto server = StartServer();
   v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);
   request.set_join_deadline_ms(INT64_MAX);
