@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -60,6 +61,34 @@ struct Agreement {
 
 // InvalidArgument if `bytes` are no agreement, or a value is out of bounds, naming the field and its value.
 absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes);
+
+// What a sum over all ranks is for. Ranks that have diverged (another data set, another build) would otherwise add
+// numbers of different meaning, or wait for each other in vain. So a sum carries its purpose and its length, and
+// whoever adds the parts refuses parts that differ.
+//
+// Numbers go over the wire: never change one.
+enum class SumPurpose : int32_t {
+  kPixels = 1,
+  kStopVote = 2,
+  kRunningStatistics = 3,
+  kLosses = 4,
+  kEpoch = 5,
+  kWorkerUse = 6,
+  kDigest = 7,
+  kDigestVerdict = 8,
+  kCheckpoint = 9,
+};
+
+// "a vote to stop". For any number, also one of another build.
+std::string_view SumPurposeName(SumPurpose purpose);
+
+struct SumKind {
+  SumPurpose purpose = SumPurpose::kPixels;
+  int64_t value_count = 0;
+};
+
+// FailedPrecondition naming both ranks, and what each adds, unless both add the same.
+absl::Status CheckSameSum(int rank_a, const SumKind& a, int rank_b, const SumKind& b);
 
 }  // namespace starring
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/sum_purpose.h"
+#include "common/job_spec.h"
 #include "common/wire/exchange_message.h"
 
 namespace starring {

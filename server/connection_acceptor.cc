@@ -19,8 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/host/host_port.h"
-#include "common/host/peer_name.h"
+#include "common/host/address.h"
 #include "common/limits.h"
 #include "common/status.h"
 

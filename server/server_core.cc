@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/host/host_port.h"
+#include "common/host/address.h"
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
 #include "common/status.h"

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/host/address.h"
 #include "common/host/machine_limits.h"
-#include "common/host/peer_name.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/steady_time.h"

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/flags/command_line.h"
-#include "common/host/host_port.h"
+#include "common/host/address.h"
 #include "common/limits.h"
 #include "common/status.h"
 

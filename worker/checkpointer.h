@@ -23,12 +23,26 @@
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/checkpoint/checkpoint_folders.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
 #include "worker/worker_options.h"
 
 namespace starring {
+
+// After which steps a run writes a checkpoint.
+struct CheckpointSchedule {
+  int64_t steps_per_epoch = 1;
+  int64_t every_epochs = 1;
+  int64_t every_steps = 0;  // counted over the whole run, beside `every_epochs`; 0: never in the middle of an epoch
+
+  // True if a checkpoint is due when `step_count` steps of the run are over, those of a resumed run's first part
+  // included. The last one, and that of a stop, come in addition.
+  bool IsDue(int64_t step_count) const {
+    if (step_count <= 0) return false;
+    if (every_steps > 0 && step_count % every_steps == 0) return true;
+    return step_count % steps_per_epoch == 0 && step_count / steps_per_epoch % every_epochs == 0;
+  }
+};
 
 class Checkpointer {
  public:

@@ -18,7 +18,6 @@
 #include "common/security/sha256.h"
 #include "common/status.h"
 #include "common/steady_time.h"
-#include "worker/checkpoint_schedule.h"
 #include "worker/checkpointer.h"
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"

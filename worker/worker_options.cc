@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
-#include "common/host/host_port.h"
+#include "common/host/address.h"
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/status.h"
@@ -15,10 +14,7 @@
 namespace starring {
 namespace {
 
-bool IsLoopback(absl::string_view address) {
-  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
-         absl::StartsWith(address, "[::1]:");
-}
+bool IsLoopback(const std::string& address) { return IsLoopbackHost(address.substr(0, address.rfind(':'))); }
 
 absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));

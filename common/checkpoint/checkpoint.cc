@@ -16,7 +16,6 @@
 #include "absl/strings/strip.h"
 #include "common/atomic_file.h"
 #include "common/check.h"
-#include "common/checkpoint/checkpoint_folders.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/limits.h"
 #include "common/security/sha256.h"

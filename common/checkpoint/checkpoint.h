@@ -1,15 +1,21 @@
-// Checkpoints: folders that hold a whole state of training, or are not there at all.
+// Checkpoints: folders that hold the whole state of a training run, or do not exist at all.
 //
 //   DIR/step-000000123/manifest.json          proto/starring/v1/checkpoint.proto: step, flags, layout, CRC of each file
-//                     /model.safetensors      PyTorch's names, shapes and memory order: load_state_dict takes it
-//                     /optimizer.safetensors  state vectors, whole, "conv1.weight.momentum_buffer", likewise
+//                     /model.safetensors      PyTorch's names, shapes and memory order: load_state_dict takes the file
+//                     /optimizer.safetensors  whole state vectors: "conv1.weight.momentum_buffer"
+//   DIR/.writing-step-000000123               unfinished, or left by a crash; the next PublishFolder removes it
+//   DIR/.replaced-step-000000123              complete, while another folder of the same step takes its place; counts
+//   as
+//                                             complete after a crash in between
+//   DIR/.lock                                 locked by the process that writes
 //
 // A folder is written under another name, flushed to the disk and renamed, so a crash or a full disk at any moment
-// leaves the complete ones as they were. What a reader takes has a manifest, every file of it with its size and CRC,
-// and exactly the tensors that the run needs, each with its type and shape; the number of owners that wrote it does not
-// matter, nor does the way our memory was laid out.
+// leaves the complete folders as they were. A reader takes a folder that has a manifest, each of the manifest's files
+// with its size and CRC, and exactly the tensors that the run needs, each with its type and shape. The number of owners
+// that wrote the checkpoint does not matter, nor does the layout of their memory.
 //
-// Thread safety: functions may run at the same time on different DIRs. One process at a time writes to a DIR.
+// Thread safety: functions may run at the same time on different DIRs. One process at a time writes to a DIR, which
+// FolderLock ensures; any number may list and read.
 #ifndef STARRING_COMMON_CHECKPOINT_CHECKPOINT_H_
 #define STARRING_COMMON_CHECKPOINT_CHECKPOINT_H_
 
@@ -19,37 +25,40 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/layout.h"
 
 namespace starring {
 
 struct Checkpoint {
-  int64_t step = 0;                                     // the next one
-  int64_t epoch = 0;                                    // completed
+  int64_t step = 0;                                     // the next step of the run
+  int64_t epoch = 0;                                    // number of completed epochs
   std::map<std::string, std::string> config;            // flags that a resumed run must share
   std::vector<float> parameters;                        // layout.element_count(), our memory order
-  std::vector<std::string> state_names;                 // of PyTorch: "momentum_buffer"
+  std::vector<std::string> state_names;                 // PyTorch's names: "momentum_buffer"
   std::vector<std::vector<float>> state;                // by state_names, each layout.element_count()
   std::map<std::string, std::vector<float>> buffers;    // "bn1.running_mean", saved but not trained
-  std::vector<std::vector<ElementRange>> owner_ranges;  // by owner; for people, a reader ignores it
+  std::vector<std::vector<ElementRange>> owner_ranges;  // by owner; for people: a reader ignores them
 };
 
-// Writes DIR/step-..., replacing one of the same step, then deletes all but the newest limits.h kCheckpointsKept up to
-// that step. PyTorch's batch norm also saves how many batches it has seen: NAME.num_batches_tracked is written as
-// `step` beside each NAME.running_mean. ResourceExhausted when the disk is full; DIR's complete checkpoints stay and no
-// part of the new one is left. Needs the memory of the largest tensor beside the checkpoint. REQUIRES: vectors as long
-// as said above.
+// Writes DIR/step-..., replacing a folder of the same step, then deletes all but the newest limits.h kCheckpointsKept
+// up to that step. PyTorch's batch norm also saves how many batches it has seen: NAME.num_batches_tracked is written as
+// `step` next to each NAME.running_mean. ResourceExhausted when the disk is full: DIR's complete checkpoints stay, and
+// no part of the new one is left. Needs memory for one more copy of the largest tensor. REQUIRES: the vectors have the
+// lengths given above.
 absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const Checkpoint& checkpoint);
 
 // kCheckOnly: the optimizer's file must be whole and fit the run, as with kRead, but its vectors stay empty. For ranks
-// that get the state from another one.
+// that get the state from rank 0.
 enum class OptimizerState { kRead, kCheckOnly };
 
-// The checkpoint in `folder` (DIR/step-...). `state_names` and `buffer_sizes` say what the run needs beside the layout.
-// DataLoss when a file is missing or not what the manifest says, naming file, expected and found. InvalidArgument when
-// the checkpoint is complete but of another model or optimizer, naming the tensor and both values.
+// The checkpoint in `folder` (DIR/step-...). `state_names` and `buffer_sizes` say what the run needs besides the
+// layout. DataLoss when a file is missing or not what the manifest says, naming file, expected and found.
+// InvalidArgument when the checkpoint is complete but belongs to another model or optimizer, naming the tensor and both
+// values.
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layout& layout,
                                           const std::vector<std::string>& state_names,
                                           const std::map<std::string, int64_t>& buffer_sizes,
@@ -58,17 +67,53 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
 struct FoundCheckpoint {
   Checkpoint checkpoint;
   std::string folder;
-  std::vector<std::string> warnings;  // about newer folders that are damaged and were passed over
+  std::vector<std::string> warnings;  // one for each newer folder that is damaged and was passed over
 };
-// The newest complete checkpoint of DIR; nullopt if DIR has none or does not exist. DataLoss if it has some and all are
-// damaged: to begin again is for a person to decide. InvalidArgument as ReadCheckpoint.
+// The newest complete checkpoint of DIR; nullopt if DIR has none or does not exist. DataLoss if DIR has checkpoints
+// and all are damaged: a person must decide to begin again. InvalidArgument as ReadCheckpoint.
 absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::string& dir, const Layout& layout,
                                                                     const std::vector<std::string>& state_names,
                                                                     const std::map<std::string, int64_t>& buffer_sizes,
                                                                     OptimizerState wanted = OptimizerState::kRead);
 
 // True if DIR has a folder that ReadNewestCheckpoint would look at.
-bool HasCheckpoint(const std::string& dir);
+[[nodiscard]] bool HasCheckpoint(const std::string& dir);
+
+// The functions below know folders, and nothing of the files in them.
+
+struct CheckpointFolder {
+  int64_t step = 0;
+  std::string path;
+};
+
+// Keeps other jobs from publishing in a directory while the lock lives. The kernel releases the lock when the process
+// ends, even by a crash.
+class FolderLock {
+ public:
+  // Makes `dir` if it does not exist. FailedPrecondition when another process still has the lock after `patience`.
+  static absl::StatusOr<FolderLock> Take(const std::string& dir, absl::Duration patience);
+  ~FolderLock();
+  FolderLock(FolderLock&& other) noexcept;
+  FolderLock& operator=(FolderLock&&) = delete;
+
+ private:
+  explicit FolderLock(int file) : file_(file) {}
+  int file_;
+};
+
+// Newest first; empty if `dir` does not exist.
+std::vector<CheckpointFolder> ListCheckpointFolders(const std::string& dir);
+
+// Calls `fill` with the path of an empty folder. When `fill` has written files there, each flushed to the disk, the
+// folder becomes DIR/step-..., in place of a folder of the same step. On an error of `fill` or of the system, `dir` has
+// the complete folders that it had before and nothing else.
+absl::Status PublishFolder(const std::string& dir, int64_t step,
+                           absl::FunctionRef<absl::Status(const std::string& folder)> fill);
+
+// Removes all but the newest `kept` of the folders up to `newest_step`, the one just published. Folders of later steps
+// stay: a resumed run passed them over because they are damaged, and they must not push out whole ones.
+// REQUIRES: kept >= 1.
+void RemoveOldFolders(const std::string& dir, int64_t newest_step, int kept);
 
 }  // namespace starring
 

@@ -1,5 +1,3 @@
-#include "common/checkpoint/checkpoint_folders.h"
-
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
@@ -18,6 +16,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "common/check.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/status.h"
 
 namespace starring {

@@ -12,8 +12,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/check.h"
-#include "common/flags/flag_file.h"
-#include "common/host/version.h"
 #include "common/status.h"
 
 namespace starring {

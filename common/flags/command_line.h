@@ -1,7 +1,12 @@
 // Reads a command line, and the files of flags that it names, into a program's options. Refuses what it does not know.
 //
-// absl::ParseCommandLine ends the process itself, with exit code 1, and lets stray words pass; our programs promise
+// absl::ParseCommandLine ends the process itself, with exit code 1, and lets stray words pass. Our programs promise
 // exit code 2 and a message with the way out.
+//
+// A file of flags has lines of four kinds: --name=value, a switch --name or --noname, an empty line, and a comment that
+// begins with #. A line --flagfile=OTHER reads OTHER there; a relative path starts at the working directory, as on the
+// command line. The outermost file may have one line "--": flags before it are the launcher's, flags after it are its
+// workers'.
 #ifndef STARRING_COMMON_FLAGS_COMMAND_LINE_H_
 #define STARRING_COMMON_FLAGS_COMMAND_LINE_H_
 
@@ -16,14 +21,17 @@
 
 namespace starring {
 
+// What --version prints and the run record has.
+inline constexpr char kStarringVersion[] = "0.1";
+
 // What main returns for a status. Scripts and deploy:launch rely on the numbers.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;       // at run time
 inline constexpr int kExitRefused = 2;      // flags, files or peers that contradict: a restart cannot help
 inline constexpr int kExitPeerMissing = 3;  // a peer never came, or went away
-int ExitCode(const absl::Status& status);
+[[nodiscard]] int ExitCode(const absl::Status& status);
 
-// Which part of a file with a line "--" a program reads; a file without one is read whole. kNone refuses "--".
+// Which part of a file with a line "--" a program reads. A file without that line is read whole. kNone refuses "--".
 enum class FlagFilePart { kNone, kLauncher, kWorker };
 
 struct ParsedFlags {
@@ -52,6 +60,22 @@ absl::StatusOr<ParsedFlags> ParseFlags(int argc, const char* const* argv, const 
                                        FlagFilePart part = FlagFilePart::kNone) {
   return flag_internal::ParseInto(argc, argv, table, typeid(Options), options, part);
 }
+
+struct FlagLine {
+  std::string word;   // "--name=value"
+  std::string place;  // "FILE:LINE: ", for messages
+  int depth = 1;      // 1: in the outermost file; a file that it names: 2
+};
+
+struct FlagFile {
+  std::vector<FlagLine> lines;         // before "--", or all
+  std::vector<FlagLine> worker_lines;  // after "--"
+  std::string dashes_place;            // the place of the line "--", as FlagLine::place; empty: there is none
+};
+
+// NotFound if `path` cannot be read. InvalidArgument, with file and line, for a line of no known kind, a file that is
+// too long, and files that are nested too deep (limits.h).
+absl::StatusOr<FlagFile> ReadFlagFile(const std::string& path);
 
 }  // namespace starring
 

@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "common/host/version.h"
+#include "common/flags/command_line.h"
 
 namespace starring {
 namespace {

@@ -1,10 +1,10 @@
 // The secret of one job: a file that only its owner may read, with a private key and a certificate that the key has
-// signed. Who can read the file is a member of the job.
+// signed. Whoever can read the file is a member of the job.
 //
-// The SHA-256 of the file is the token by which a worker joins. With TLS servers and workers present the certificate
-// and trust no other.
+// A worker joins by the SHA-256 of the file, the token. With TLS, servers and workers present the certificate and trust
+// no other. Keys and certificates (X.509) are PEM text; OpenSSL makes and reads them.
 //
-// Thread safety: immutable.
+// Thread safety: immutable values and pure functions.
 #ifndef STARRING_COMMON_SECURITY_JOB_SECRET_H_
 #define STARRING_COMMON_SECURITY_JOB_SECRET_H_
 
@@ -14,9 +14,27 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "common/security/certificates.h"
 
 namespace starring {
+
+struct KeyAndCertificate {
+  std::string private_key;
+  std::string certificate;
+};
+
+// A fresh key (ECDSA, P-256) and a certificate that the key signs. The certificate is valid for ten years, for the host
+// name `name`, and cannot sign others.
+absl::StatusOr<KeyAndCertificate> MakeSelfSigned(const std::string& name);
+
+// The first private key and the first certificate in `pem`. InvalidArgument if one is missing, or they do not belong
+// together, or the certificate is not valid now.
+absl::StatusOr<KeyAndCertificate> ParseKeyAndCertificate(const std::string& pem);
+
+// InvalidArgument unless `private_key` belongs to the first certificate in `certificates`, which must be valid now.
+absl::Status CheckKeyAndCertificate(const std::string& private_key, const std::string& certificates);
+
+// InvalidArgument if there is no certificate in `pem`.
+absl::Status CheckCertificate(const std::string& pem);
 
 // The name in the certificate of every secret: the certificate counts, not the host that presents it.
 inline constexpr char kJobSecretName[] = "starring";
@@ -44,8 +62,8 @@ absl::Status MakeJobSecret(const std::string& path);
 // The content of a file that only its owner may read. Fails as JobSecret::Load does.
 absl::StatusOr<std::string> ReadPrivateFile(const std::string& path);
 
-// Takes the same time whatever the first differing byte.
-bool SameToken(absl::string_view a, absl::string_view b);
+// Takes the same time for any two tokens of one length: a guess that begins right must not look different.
+[[nodiscard]] bool SameToken(absl::string_view a, absl::string_view b);
 
 }  // namespace starring
 

@@ -1,6 +1,5 @@
 #include "common/security/transport_security.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 
 #include <cstring>
@@ -9,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/security/certificates.h"
 #include "common/security/job_secret.h"
 #include "common/status.h"
 
@@ -85,17 +83,6 @@ absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& fil
     ASSIGN_OR_RETURN(security.tls, LoadSite(files));
   }
   return security;
-}
-
-bool IsLoopbackHost(std::string host) {
-  if (host == "localhost") return true;
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  in_addr four;
-  if (inet_pton(AF_INET, host.c_str(), &four) == 1) return (ntohl(four.s_addr) >> 24) == 127;
-  in6_addr six;
-  if (inet_pton(AF_INET6, host.c_str(), &six) != 1) return false;
-  if (IN6_IS_ADDR_V4MAPPED(&six)) return six.s6_addr[12] == 127;
-  return IN6_IS_ADDR_LOOPBACK(&six);
 }
 
 }  // namespace starring

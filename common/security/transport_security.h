@@ -37,9 +37,6 @@ struct SecurityFiles {
 // InvalidArgument for flags that contradict; NotFound or InvalidArgument for a file that is missing or unfit.
 absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& files);
 
-// Whether `host`, as in host:port, can be reached from this machine alone. Of names only localhost is known to be.
-bool IsLoopbackHost(std::string host);
-
 }  // namespace starring
 
 #endif  // STARRING_COMMON_SECURITY_TRANSPORT_SECURITY_H_

@@ -13,7 +13,6 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/flags/command_line.h"
-#include "common/flags/flag_file.h"
 #include "common/limits.h"
 #include "common/status.h"
 

@@ -17,7 +17,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/host/host_port.h"
+#include "common/host/address.h"
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"

@@ -19,7 +19,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/check.h"
-#include "common/host/host_port.h"
+#include "common/host/address.h"
 #include "common/job_spec.h"
 #include "common/wire/exchange_message.h"
 #include "gtest/gtest.h"

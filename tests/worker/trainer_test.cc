@@ -13,7 +13,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/check.h"
-#include "common/checkpoint/checkpoint_folders.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "gmock/gmock.h"

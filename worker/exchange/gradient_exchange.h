@@ -15,7 +15,6 @@
 
 #include "absl/status/status.h"
 #include "common/job_spec.h"
-#include "common/sum_purpose.h"
 
 namespace starring {
 

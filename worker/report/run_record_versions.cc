@@ -2,7 +2,7 @@
 #include <sys/utsname.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/host/version.h"
+#include "common/flags/command_line.h"
 #include "worker/report/run_record.h"
 
 namespace starring {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "common/security/certificates.h"
+#include "common/security/job_secret.h"
 
 struct evp_pkey_st;
 struct x509_st;

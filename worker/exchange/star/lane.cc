@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/host/peer_name.h"
+#include "common/host/address.h"
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
 

@@ -97,7 +97,7 @@ class Lane {
   // Why there is no connection, or OK.
   const absl::Status& connection() const { return connection_; }
 
-  // The server's address in the newest connection, as common/host/peer_name.h spells it; empty before the first one.
+  // The server's address in the newest connection, as common/host/address.h spells it; empty before the first one.
   const std::string& peer() const { return peer_; }
   // Grows with every message received and with every long message sent.
   int64_t signs_of_life() const { return signs_of_life_; }

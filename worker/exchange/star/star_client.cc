@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/host/peer_name.h"
+#include "common/host/address.h"
 #include "common/steady_time.h"
 #include "common/wire/exchange_message.h"
 

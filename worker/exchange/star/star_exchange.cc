@@ -10,7 +10,7 @@
 #include "common/arithmetic/array_passes.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/check.h"
-#include "common/host/host_port.h"
+#include "common/host/address.h"
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
 #include "common/status.h"

@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "absl/time/clock.h"
-#include "common/host/peer_name.h"
+#include "common/host/address.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"

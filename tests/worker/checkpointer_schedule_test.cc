@@ -1,9 +1,8 @@
-#include "worker/checkpoint_schedule.h"
-
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/checkpointer.h"
 
 namespace starring {
 namespace {

@@ -1,4 +1,4 @@
-#include "common/host/host_port.h"
+#include "common/host/address.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -25,6 +25,16 @@ TEST(HostPortTest, RefusesAndQuotesTheRest) {
     ASSERT_FALSE(parsed.ok()) << text;
     EXPECT_EQ(parsed.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(parsed.status().message()), ::testing::HasSubstr(std::string("\"") + text + "\""));
+  }
+}
+
+TEST(IsLoopbackHostTest, OnlyThisMachineReachesALoopbackHost) {
+  for (const char* host : {"127.0.0.1", "127.3.4.5", "localhost", "[::1]", "::1", "[::ffff:127.0.0.1]"}) {
+    EXPECT_TRUE(IsLoopbackHost(host)) << host;
+  }
+  for (const char* host : {"0.0.0.0", "[::]", "10.0.0.1", "127.example.org", "localhost.example.org", "host", "",
+                           "[fe80::1]", "[::ffff:10.0.0.1]", "128.0.0.1"}) {
+    EXPECT_FALSE(IsLoopbackHost(host)) << host;
   }
 }
 

@@ -1,8 +1,7 @@
-#include "common/sum_purpose.h"
-
 #include <set>
 #include <string>
 
+#include "common/job_spec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,9 +1,8 @@
-#include "common/sum_purpose.h"
-
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/job_spec.h"
 
 namespace starring {
 namespace {

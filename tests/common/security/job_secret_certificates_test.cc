@@ -1,5 +1,4 @@
-#include "common/security/certificates.h"
-
+#include "common/security/job_secret.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/security/site_certificates.h"

@@ -1,5 +1,3 @@
-#include "common/security/certificates.h"
-
 #include <openssl/bio.h>
 #include <openssl/bn.h>
 #include <openssl/ec.h>
@@ -13,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/security/job_secret.h"
 #include "common/status.h"
 
 namespace starring {

@@ -1,4 +1,7 @@
-#include "common/host/host_port.h"
+#include "common/host/address.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
 
 #include <algorithm>
 
@@ -33,6 +36,17 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
   }
   if (port > kPortMax) return refuse(absl::StrCat("port ", port, " is over ", kPortMax));
   return HostPort{.host = std::string(host), .port = port};
+}
+
+bool IsLoopbackHost(std::string host) {
+  if (host == "localhost") return true;
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  in_addr four;
+  if (inet_pton(AF_INET, host.c_str(), &four) == 1) return (ntohl(four.s_addr) >> 24) == 127;
+  in6_addr six;
+  if (inet_pton(AF_INET6, host.c_str(), &six) != 1) return false;
+  if (IN6_IS_ADDR_V4MAPPED(&six)) return six.s6_addr[12] == 127;
+  return IN6_IS_ADDR_LOOPBACK(&six);
 }
 
 }  // namespace starring

@@ -1,5 +1,3 @@
-#include "common/host/peer_name.h"
-
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -7,6 +5,7 @@
 
 #include <utility>
 
+#include "common/host/address.h"
 #include "gtest/gtest.h"
 
 namespace starring {

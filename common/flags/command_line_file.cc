@@ -1,5 +1,3 @@
-#include "common/flags/flag_file.h"
-
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +12,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/flags/command_line.h"
 #include "common/limits.h"
 #include "common/status.h"
 

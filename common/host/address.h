@@ -1,0 +1,39 @@
+// Addresses: host:port as people write it, and the name of a connection's other end.
+#ifndef STARRING_COMMON_HOST_ADDRESS_H_
+#define STARRING_COMMON_HOST_ADDRESS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace starring {
+
+struct HostPort {
+  std::string host;  // without brackets
+  int port = 0;
+};
+
+// "host:port", with an IPv6 host in brackets. InvalidArgument, quoting `text`, if the host is empty or the port is no
+// number from 0 to 65535.
+absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
+
+// Whether `host`, as in host:port, can be reached from this machine alone. Of all names only localhost counts as one:
+// no other is looked up.
+[[nodiscard]] bool IsLoopbackHost(std::string host);
+
+// The other end of a connection, in one spelling: "127.0.0.1:4711" or "[::1]:4711".
+
+// `uri` is what gRPC's contexts say: "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711".
+std::string PeerNameOfUri(absl::string_view uri);
+
+// Empty if `fd` is no connected socket of IPv4 or IPv6. An IPv4 peer of an IPv6 socket is one of IPv4.
+std::string PeerNameOfSocket(int fd);
+
+// Shuts down every connection of this process to `peer`, whichever object holds it. Unsent data is dropped; otherwise
+// the kernel would keep the connection until it gives up on the data.
+void CutConnectionsTo(const std::string& peer);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_HOST_ADDRESS_H_
