@@ -21,7 +21,7 @@
 namespace starring {
 namespace {
 
-constexpr int kComputeMajorMin = 8;
+constexpr int kComputeMajorMin = 8;  // Ampere: older GPUs have no tf32, and nvcc compiles for none of them here
 
 const char* Name(CudaMath math) {
   switch (math) {
@@ -106,18 +106,21 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     ASSIGN_OR_RETURN(device->fork_, device->CreateEvent());
     ASSIGN_OR_RETURN(device->join_, device->CreateEvent());
     ASSIGN_OR_RETURN(context.cublaslt, CublasLtLibrary::Load(options.library_folders));
+    // Everything that can fail is created here, with messages that name the GPU, and not in the middle of a run.
     if (const cublasStatus_t status = context.cublaslt.create(&context.cublaslt_handle);
         status != CUBLAS_STATUS_SUCCESS) {
       return absl::InternalError(absl::StrCat("cublasLtCreate: ", context.cublaslt.get_status_string(status)));
     }
     ASSIGN_OR_RETURN(context.workspace, context.Allocate(CudaContext::kWorkspaceBytes), "cuBLAS's workspace");
     if (options.convolutions == CudaConvolutions::kOwn) return device;
+    // With kAuto a machine without cuDNN is no error: our own kernels compute convolutions, and cudnn_status says why.
     device->cudnn_status_ = device->OpenCudnn(options.library_folders);
     if (options.convolutions == CudaConvolutions::kCudnn) RETURN_IF_ERROR(device->cudnn_status_);
     return device;
   }
 
   ~CudaDeviceOnCublasLt() override {
+    // Work that is still queued uses the handles below and the memory of the context.
     (void)stream_->Synchronize();
     context_.products.clear();  // before the handle that they were made with
     if (context_.cudnn_handle != nullptr) context_.cudnn.destroy(context_.cudnn_handle);
@@ -300,6 +303,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     ASSIGN_OR_RETURN(const CudnnLibrary library, CudnnLibrary::Load(folders));
     cudnn::Handle handle = nullptr;
     RETURN_IF_ERROR(CudnnStatus(library, library.create(&handle), "cudnnCreate"));
+    // The context takes the handle only when it is complete: a device that is half cuDNN's would fail in a step.
     const absl::Status status = CudnnStatus(library, library.set_stream(handle, context_.stream), "cudnnSetStream");
     if (!status.ok()) {
       library.destroy(handle);
@@ -325,6 +329,8 @@ const char* DriverOf(int cuda_major) {
   return cuda_major == 12 ? "525 or newer" : cuda_major == 13 ? "580 or newer" : "see its release notes";
 }
 
+// NotFound where there is no driver: --device=auto then computes on the CPU without a word. Unavailable where the
+// driver is too old: --device=auto then says why the GPU is not used.
 absl::Status NoDriver(cudaError_t error) {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);

@@ -1,4 +1,5 @@
-// In a build without a CUDA toolkit.
+// The functions of cuda_device.h in a build without a CUDA toolkit. A machine with a driver gets Unavailable, because
+// its GPU stays unused; a machine without one NotFound.
 #include <unistd.h>
 
 #include "absl/strings/string_view.h"

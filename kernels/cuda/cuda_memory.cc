@@ -20,6 +20,7 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes, CudaWatch* wat
   }
   void* data = nullptr;
   const CudaWatch::Call call(watch, "allocating GPU memory");
+  // At least one byte: cudaMalloc of none returns a null pointer, which callers would take for no memory.
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // clears the error, which the next launch would report otherwise
@@ -67,8 +68,9 @@ absl::Status CudaScratch::Reserve(int64_t size_bytes) {
   return absl::OkStatus();
 }
 
+// The memset is on the stream of the operations, so it is done before the first of them.
 absl::Status CudaCounters::Reserve(cudaStream_t stream, int64_t count) {
-  constexpr int64_t kBytesMin = 4096;  // enough for most, so that few plans allocate
+  constexpr int64_t kBytesMin = 4096;  // enough for most operations, so that few of them allocate
   const int64_t have_bytes = blocks_.empty() ? 0 : blocks_.back().size_bytes();
   const int64_t size_bytes = static_cast<int64_t>(sizeof(unsigned)) * count;
   if (size_bytes <= have_bytes) return absl::OkStatus();

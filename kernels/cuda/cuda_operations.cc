@@ -53,7 +53,7 @@ class CudaGlobalAveragePool : public GlobalAveragePool {
 
 class CudaBatchNorm : public BatchNorm {
  public:
-  // `statistics` holds mean and inverse deviation, each padded to whole packs of four.
+  // `statistics` holds mean and inverse deviation, each padded to whole packs of four: kernels then move both in packs.
   CudaBatchNorm(CudaContext* context, const cuda::BatchNormShape& shape, CudaMemory statistics)
       : context_(context), shape_(shape), statistics_(std::move(statistics)) {}
 
@@ -96,6 +96,8 @@ class CudaBatchNorm : public BatchNorm {
   }
 
  private:
+  // Only the statistics must live from forward to backward. The rest is in scratch memory, which the operations in
+  // between overwrite. Its address is asked for at every call, because it changes when the scratch grows.
   cuda::BatchNormMemory Memory() const {
     const int64_t channels = PaddedChannels(shape_.channels);
     float* const scratch = context_->scratch.floats();
@@ -124,6 +126,7 @@ class CudaDropout : public Dropout {
               .threshold = static_cast<uint32_t>(std::ceil(double{s.rate} * 0x1.0p24)),
               .scale = 1.0f / (1.0f - s.rate)} {}
 
+  // Philox's counter has 32 bits for the step.
   void Forward(const float* x, int64_t step, int64_t first_sample, float* y) override {
     CHECK(step >= 0 && step <= std::numeric_limits<uint32_t>::max()) << "step " << step;
     CHECK_GE(first_sample, 0);
@@ -138,12 +141,12 @@ class CudaDropout : public Dropout {
 
  private:
   CudaContext* const context_;
-  cuda::DropoutArgs args_;  // of the last Forward
+  cuda::DropoutArgs args_;  // those of the last Forward, from which Backward computes the same mask again
 };
 
 class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
  public:
-  // `sums` holds one for each sample, then the total.
+  // `sums` holds a pair of sums for each sample, then the total.
   CudaSoftmaxCrossEntropy(CudaContext* context, const SoftmaxCrossEntropySpec& s, CudaMemory sums, PinnedMemory result)
       : context_(context), spec_(s), sums_(std::move(sums)), result_(std::move(result)) {}
 
@@ -162,13 +165,15 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
                                                                 .loss_scale = scale,
                                                                 .bound = context_->bound}),
                    "softmax cross entropy");
+    // A bound result is read by the caller, without a copy and a wait in every step.
     if (bound != nullptr) return;
     context_->Keep(cudaMemcpyAsync(result_.data(), samples + spec_.batch, sizeof(cuda::LossSums),
                                    cudaMemcpyDeviceToHost, context_->stream),
                    "copying the loss");
   }
 
-  // After an error the loss is NaN, so that nobody takes the last one for this one; Synchronize has the error.
+  // After an error the loss is NaN, because the memory may still hold the loss of the last step. Synchronize returns
+  // the error.
   LossResult Result() override {
     const CudaWatch::Call call(context_->watch, "waiting for the loss");
     context_->Keep(cudaStreamSynchronize(context_->stream), "waiting for the loss");
@@ -181,7 +186,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
   CudaContext* const context_;
   const SoftmaxCrossEntropySpec spec_;
   const CudaMemory sums_;
-  const PinnedMemory result_;
+  const PinnedMemory result_;  // pinned, so that the copy does not block the host
 };
 
 }  // namespace

@@ -10,6 +10,7 @@ CudaOptimizerScalars MakeCudaOptimizerScalars(const OptimizerConfig& config, flo
                                   .momentum = static_cast<float>(config.momentum),
                                   .weight_decay = static_cast<float>(config.weight_decay)};
   if (config.kind == OptimizerKind::kSgd) return scalars;
+  // In double and rounded once, in the order of common/arithmetic/optimizer.cc, so that the factors have the same bits.
   const double correction1 = 1 - IntegerPower(config.beta1, update);
   const double correction2 = 1 - IntegerPower(config.beta2, update);
   const double rate = learning_rate;

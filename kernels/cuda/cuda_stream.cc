@@ -39,6 +39,7 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   CudaVectorMathOnStream(int ordinal, CudaWatch* watch, std::unique_ptr<OwnedCudaStream> stream)
       : ordinal_(ordinal), watch_(watch), stream_(std::move(stream)) {}
 
+  // The current GPU is set in every call, because any thread may call.
   void Add(const float* a, const float* b, float* sum, int64_t count) override {
     Keep(SetDevice());
     Keep(CudaStatus(cuda::Add(stream_->get(), a, b, sum, count), "add"));
@@ -90,18 +91,21 @@ absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal, CudaWatc
 absl::StatusOr<std::unique_ptr<OwnedCudaStream>> OwnedCudaStream::Create(int ordinal, CudaWatch* watch) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"));
   cudaStream_t stream = nullptr;
+  // Non-blocking: an ordinary stream would wait for everything that any library puts on CUDA's default stream.
   RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
   return absl::WrapUnique(new OwnedCudaStream(ordinal, watch, stream));
 }
 
 OwnedCudaStream::~OwnedCudaStream() {
+  // Queued work may use memory that its owner frees next. An error has been reported, or will be by the next call.
   (void)Synchronize();
   cudaStreamDestroy(stream_);
 }
 
 absl::Status OwnedCudaStream::Record(CudaEvent* event) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
-  // Without the flag a captured record would order the graph's own nodes only, and nobody outside would see it.
+  // Without the flag a captured record would only order the graph's own nodes, and a thread that waits for the event
+  // would never see it.
   const unsigned flags = captures_ ? cudaEventRecordExternal : cudaEventRecordDefault;
   return CudaStatus(cudaEventRecordWithFlags(Get(event), stream_, flags), "recording an event");
 }
@@ -139,7 +143,7 @@ absl::Status OwnedCudaStream::Synchronize() {
 
 absl::Status OwnedCudaStream::Follow(OwnedCudaStream* other, CudaEvent* event) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
-  // Not external: in a capture this is an edge of the graph, and takes this stream into it.
+  // Not external: in a capture the event is an edge of the graph, and takes this stream into the capture.
   RETURN_IF_ERROR(CudaStatus(cudaEventRecordWithFlags(Get(event), other->stream_, cudaEventRecordDefault), "forking"));
   RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_, Get(event), cudaEventWaitDefault), "forking"));
   captures_ = captures_ || other->captures_;

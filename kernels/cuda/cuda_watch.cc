@@ -30,7 +30,7 @@ void CudaWatch::Look() {
                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_over_; })) {
     const char* hanging = nullptr;
     for (OpenCall& open : calls_) {
-      // The first look may come right after the call began.
+      // One look more than kLooks, because the first one may come right after the call began.
       if (++open.looks == kLooks + 1) hanging = open.name;
     }
     if (hanging == nullptr) continue;

@@ -22,6 +22,7 @@ CudnnDescriptor::CudnnDescriptor(const CudnnLibrary* library, cudnn::DescriptorT
   status_ = CudnnStatus(*library_, library_->create_descriptor(type, &descriptor_), "cudnnBackendCreateDescriptor");
 }
 
+// The moved descriptor is null, so that its destructor does not destroy the one that moved.
 CudnnDescriptor::CudnnDescriptor(CudnnDescriptor&& other) noexcept
     : library_(other.library_),
       descriptor_(std::exchange(other.descriptor_, nullptr)),
@@ -39,6 +40,7 @@ absl::Status CudnnDescriptor::Finalize() {
 absl::StatusOr<std::vector<CudnnDescriptor>> CudnnDescriptor::GetDescriptors(cudnn::Attribute attribute,
                                                                              cudnn::DescriptorType type,
                                                                              int64_t count_max) const {
+  // cuDNN writes into descriptors that exist. Those that it does not fill are destroyed again at the end.
   std::vector<CudnnDescriptor> descriptors;
   std::vector<cudnn::Descriptor> elements;
   for (int64_t i = 0; i < count_max; ++i) {

@@ -69,6 +69,7 @@ absl::StatusOr<std::string> TextOf(const CudnnDescriptor& configuration, int64_t
     if (type.empty() || value.empty()) continue;
     choices.emplace_back(static_cast<int>(type[0]), value[0]);
   }
+  // Sorted, because ranks compare this text, and cuDNN documents no order of knobs.
   std::sort(choices.begin(), choices.end());
   std::string text = absl::StrCat(engine);
   for (const auto& [type, value] : choices) {
@@ -84,6 +85,8 @@ absl::StatusOr<std::unique_ptr<CudnnProduct>> CudnnProduct::Create(CudaContext* 
   auto made = absl::WrapUnique(new CudnnProduct(context));
   absl::Status status = made->BuildGraph(spec, product, epilogue);
   if (status.ok()) status = made->ChooseEngine();
+  // cuDNN refuses some shapes while the graph is built, others when an engine is asked for: to the caller both mean
+  // that there is no engine.
   if (absl::IsUnimplemented(status)) return absl::NotFoundError(status.message());
   RETURN_IF_ERROR(status);
   RETURN_IF_ERROR(context->scratch.Reserve(made->workspace_bytes_), "cuDNN's workspace");

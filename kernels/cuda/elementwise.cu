@@ -5,6 +5,7 @@
 namespace starring::cuda {
 namespace {
 
+// Each body treats kWidth neighbours: a pack of four, or one element where there is no pack (launch.h, ForEach).
 struct ReluBody {
   const float* x;
   float* y;
@@ -56,6 +57,7 @@ struct AddReluBackwardBody {
 __global__ void __launch_bounds__(kBlockThreads)
     DropoutKernel(DropoutArgs g, Alignment alignment, const float* in, float* out) {
   const int64_t thread = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  // Read on the GPU: a captured graph runs this kernel for every step with the arguments of its capture.
   const int64_t step = g.bound != nullptr ? g.bound->step : g.values.step;
   const int64_t first_sample = g.bound != nullptr ? g.bound->first_sample : g.values.first_sample;
   const uint64_t first_word = static_cast<uint64_t>(first_sample) * static_cast<uint64_t>(g.sample_elements);
@@ -63,7 +65,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   const PhiloxWords words = Philox({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32),
                                      static_cast<uint32_t>(step), kDropoutPurpose << 24 | g.stream}},
                                    g.seed);
-  // The first group may begin before the first element.
+  // A group is four words. Where this rank's first word is in the middle of one, its first group begins before its
+  // first element, and no group is a whole pack.
   const int64_t first = 4 * thread - static_cast<int64_t>(first_word % 4);
   if (alignment == Alignment::kPacks && first_word % 4 == 0 && first + 4 <= g.count) {
     Pack<float, 4> v = LoadPack<4>(in + first);
@@ -104,7 +107,8 @@ cudaError_t AddReluBackward(cudaStream_t stream, const float* y, const float* a,
 
 cudaError_t ApplyDropout(cudaStream_t stream, const DropoutArgs& args, const float* in, float* out) {
   const Alignment alignment = AlignedForPacks(in, out) ? Alignment::kPacks : Alignment::kElements;
-  // One group more than needed, for elements that begin in the middle of one: where, only the device may know.
+  // One group more than elements need, because they may begin in the middle of one, which only the device knows if the
+  // step values are bound.
   const int64_t groups = args.count / 4 + 2;
   return Launch(stream, {.blocks = CeilDivide(groups, kBlockThreads)}, DropoutKernel, args, alignment, in, out);
 }

@@ -5,6 +5,7 @@
 namespace starring::cuda {
 namespace {
 
+// One element of the columns, or four neighbours: they have one place in the kernel, because 4 divides the channels.
 struct Im2colBody {
   PatchGeometry g;
   const float* x;
@@ -23,6 +24,7 @@ struct Im2colBody {
   }
 };
 
+// One element of dx: gathers from the windows that see it, so that no two threads add to one address.
 struct Col2imBody {
   PatchGeometry g;
   const float* columns;

@@ -56,6 +56,7 @@ MatrixProduct::~MatrixProduct() {
   if (operation_ != nullptr) library.matmul_desc_destroy(operation_);
 }
 
+// First with the epilogue, then without it: not every algorithm that is deterministic also applies bias and activation.
 absl::Status MatrixProduct::Prepare() {
   RETURN_IF_ERROR(Describe());
   const cublasLtEpilogue_t epilogue = Epilogue();
@@ -104,6 +105,7 @@ absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* f
                  "cublasLtMatmulDescSetAttribute");
   };
   RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
+  // The heuristics want a bias pointer that is as aligned as later ones: any address of the workspace will do.
   const void* const some_bias = static_cast<const char*>(context_->workspace.data()) + kAlignmentBytes;
   RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_BIAS_POINTER, some_bias));
 
@@ -182,6 +184,7 @@ absl::Status ReserveForActivationGradient(CudaContext* context, int64_t rows, in
                                   cuda::BiasGradientPartialFloats(rows, channels));
 }
 
+// One kernel for both where there is a bias: dy is then read once.
 void ActivationGradient(CudaContext* context, const ActivationGradientArgs& g) {
   if (g.dbias != nullptr) {
     context->Keep(cuda::BiasGradient(context->stream, {.mask = MaskOf(g.activation),

@@ -4,6 +4,8 @@
 namespace starring::cuda {
 namespace {
 
+// An element is read and written once, whatever the optimizer: the formula is a constant of the kernel, so that SGD
+// does not load states that it has not.
 template <Update kUpdate>
 struct UpdateBody {
   OptimizerArgs g;
@@ -16,6 +18,7 @@ struct UpdateBody {
     if constexpr (kUpdate != Update::kSgd) first = LoadPack<kWidth>(g.first + i);
     if constexpr (kUpdate == Update::kAdamW) second = LoadPack<kWidth>(g.second + i);
     for (int k = 0; k < kWidth; ++k) {
+      // Several threads may write here. Any of their indices will do, since the run ends.
       if (g.result != nullptr && !IsFinite(gradient.v[k])) g.result->non_finite_element = i + k;
       out.v[k] = UpdateOne(s, gradient.v[k], in.v[k], first.v[k], second.v[k]);
     }
@@ -24,7 +27,8 @@ struct UpdateBody {
     StorePack(out, g.parameters_out + i);
   }
 
-  // The new parameter; the states are updated.
+  // Returns the new parameter and updates the states. Operations are in the order of common/arithmetic/optimizer.cc,
+  // and nvcc contracts none of them (-fmad=false), so that CPU and GPU give equal bits.
   __device__ static float UpdateOne(const CudaOptimizerScalars& s, float gradient, float in, float& first,
                                     float& second) {
     if constexpr (kUpdate == Update::kAdamW) {
