@@ -28,6 +28,7 @@
 namespace starring {
 namespace {
 
+// The first steps make operations, fill caches and open connections, so their times say nothing about later steps.
 constexpr int64_t kWarmupStepsMax = 10;
 constexpr absl::Duration kStragglerInterval = absl::Minutes(1);
 static_assert(2 + StragglerWatch::kShared * kWorldSizeMax <= kSumValuesMax);  // the values of one vote
@@ -138,6 +139,8 @@ class Trainer {
 absl::StatusOr<TrainResult> Trainer::Run() {
   const absl::Status status = RunToEnd();
   if (!status.ok()) {
+    // The other ranks wait for this one's messages. Abort tells them the reason now; without it they would find out at
+    // their deadlines, and not why.
     exchange_.Abort(status);
     return status;
   }
@@ -182,6 +185,7 @@ absl::Status Trainer::StartExchange() {
     RETURN_IF_ERROR(PlanEveryShape());
     for (auto& fact : options_.device_facts()) job.agreed_flags.push_back(std::move(fact));
   }
+  // The owners know steps but not epochs, so the end of a cosine is told to them in steps.
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = steps_per_epoch_ * worker_.epochs;
   }
@@ -265,6 +269,7 @@ absl::Status Trainer::TrainSteps() {
     RETURN_IF_ERROR(TrainStep());
     ++step_;
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
+    // The last step's checkpoint is FinishRun's, which all ranks wait for.
     if (step_ != end_step_ && checkpoints_.IsDue(step_)) RETURN_IF_ERROR(SaveCheckpoint());
   }
   processor_use_.Pause();
@@ -367,6 +372,7 @@ absl::Status Trainer::FinishEpoch() {
   processor_use_.Pause();
   RETURN_IF_ERROR(AverageBuffers());
   RETURN_IF_ERROR(SumLosses());
+  // One sum for all four, because each costs a round trip through all ranks.
   std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
@@ -404,6 +410,7 @@ absl::Status Trainer::SaveCheckpoint() {
 absl::Status Trainer::SumLosses() {
   std::vector<StepLoss>& losses = result_.losses;
   while (losses_summed_ < losses.size()) {
+    // An epoch may have more steps than one message of the exchange can carry values.
     const size_t count = std::min<size_t>(losses.size() - losses_summed_, kSumValuesMax);
     const std::span<StepLoss> part = std::span(losses).subspan(losses_summed_, count);
     std::vector<double> values(count);
@@ -434,6 +441,7 @@ absl::Status Trainer::CheckParameters() {
   result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
   result_.steps_per_epoch = steps_per_epoch_;
   result_.bucket_bytes = options_.buckets->bucket_bytes();
+  // Equal parameters that are all NaN would agree too.
   RETURN_IF_ERROR(CheckFinite(layout(), step_, training_step_.parameters()));
   return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);
 }

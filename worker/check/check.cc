@@ -66,6 +66,7 @@ CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology top
 CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own) {
   findings.reports = {own};
   CheckVerdict verdict = JudgeCheck(findings);
+  // This worker has found nothing wrong, but a job needs all of them, and rank 0 did not say that they are there.
   if (verdict.exit_code == kExitOk && findings.world_size > 1) {
     verdict.exit_code = kExitPeerMissing;
     verdict.sentence =
@@ -94,8 +95,10 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::Proce
   findings.reports = everything.reports;
   findings.missing = everything.missing;
   CheckVerdict verdict = JudgeCheck(findings);
+  // Printed before MPI is tried, because Open MPI may end this process.
   parts.print(CheckTable(findings));
   if (try_mpi != nullptr) {
+    // If TCP does not connect all ranks, MPI cannot either, and would only hang or abort.
     const bool tries = verdict.exit_code == kExitOk;
     if (tries) parts.print(MpiWarning(findings));
     if (!meeting.Decide(tries).ok()) return ConcludeAlone(parts, std::move(findings), own);

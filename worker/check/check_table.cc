@@ -153,6 +153,7 @@ std::string ProcessTable(const CheckFindings& findings) {
   if (processes.size() > kProcessRowsMax) {
     absl::StrAppend(&text, "and ", processes.size() - kProcessRowsMax, " more processes\n");
   }
+  // Usually all are equal, and one line says so for all processes.
   std::map<std::string, std::vector<std::string>> by_versions;
   for (const ProcessFacts* facts : processes) by_versions[LibrariesText(*facts)].push_back(NameOf(*facts));
   for (const auto& [versions, names] : by_versions) {
@@ -211,6 +212,7 @@ std::string LinkTable(const CheckFindings& findings, Part part) {
     }
   }
   if (links.empty()) return "";
+  // Failures first: the rows after kLinkRowsMax are only counted.
   std::stable_sort(links.begin(), links.end(),
                    [](const auto& a, const auto& b) { return a.second->error().empty() < b.second->error().empty(); });
   std::string text;

@@ -70,6 +70,8 @@ std::string IncludeText(const CheckFindings& findings) {
                       subnet.empty() ? "NETWORK, one that all hosts share" : subnet);
 }
 
+// The order of --servers is wrong: the address reaches a server, but another shard than it is listed as. star_check.cc
+// writes this error.
 bool AnswersAsAnother(const LinkReport& link) { return absl::StartsWith(link.error(), "answers as shard "); }
 
 void AddMissing(const CheckFindings& findings, Problems& problems) {
@@ -194,6 +196,7 @@ void AddCores(const CheckFindings& findings, Problems& problems) {
                                                 "'s cores and has --threads=", findings.threads,
                                                 ": give it more cores, or all workers fewer threads")});
     }
+    // Workers train in lockstep, so one with half the cores halves the speed of all.
     if (facts.cores() * 2 <= most) few.push_back(NameOf(facts));
   }
   if (!few.empty()) {
@@ -257,6 +260,7 @@ Problems check_table::FindProblems(const CheckFindings& findings) {
   AddGpus(findings, problems);
   AddClocks(findings, problems);
   AddCores(findings, problems);
+  // Stable: among problems of one kind the order above is from cause to consequence.
   std::stable_sort(problems.begin(), problems.end(), [](const Problem& a, const Problem& b) {
     return (a.exit_code == kExitOk) < (b.exit_code == kExitOk);
   });

@@ -83,6 +83,7 @@ struct Resolution {
 void Resolve(const std::string& host_and_port, Resolution& resolution) {
   const size_t colon = host_and_port.rfind(':');
   std::string host = host_and_port.substr(0, colon);
+  // "[::1]:7077" is how an IPv6 address is written with a port.
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   const std::string port = colon == std::string::npos ? "" : host_and_port.substr(colon + 1);
   addrinfo hints = {};
@@ -155,6 +156,7 @@ Attempt Begin(size_t name, const Place& place) {
     attempt.error_number = errno;
     return attempt;
   }
+  // Round trips are measured on this connection; Nagle's algorithm would delay the pings.
   const int one = 1;
   setsockopt(attempt.socket.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
   if (connect(attempt.socket.fd(), reinterpret_cast<const sockaddr*>(&place.address), place.length) != 0 &&
@@ -178,6 +180,7 @@ std::string LocalAddress(int fd) {
 }
 
 void Settle(Attempt& attempt, DialResult& result) {
+  // A connect without blocking reports its result here, after poll has said that there is one.
   int error_number = 0;
   socklen_t length = sizeof(error_number);
   getsockopt(attempt.socket.fd(), SOL_SOCKET, SO_ERROR, &error_number, &length);
@@ -264,6 +267,7 @@ std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Du
     for (const Attempt& attempt : attempts) {
       polled.push_back({.fd = attempt.open ? attempt.socket.fd() : -1, .events = POLLOUT, .revents = 0});
     }
+    // At least 1 ms: with 0 the last part of a millisecond would be spent in a busy loop.
     const int64_t wait_ms = std::max<int64_t>(1, absl::ToInt64Milliseconds(end - absl::Now()));
     if (poll(polled.data(), polled.size(), static_cast<int>(wait_ms)) <= 0) continue;
     for (size_t i = 0; i < attempts.size(); ++i) {
@@ -272,6 +276,7 @@ std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Du
   }
   for (const Attempt& attempt : attempts) {
     DialResult& result = results[attempt.name];
+    // One address that answers is enough, and the first error describes the name well enough.
     if (result.socket.fd() >= 0 || result.error_number != 0) continue;
     result.error_number = attempt.open ? ETIMEDOUT : attempt.error_number;
     result.error = ErrnoText(result.error_number);

@@ -86,6 +86,7 @@ std::optional<v1::ProcessReport> Meeting::Await(int rank, CheckStage stage, absl
 }
 
 std::optional<v1::ProcessReport> Meeting::AwaitTurn(int rank_stride, CheckStage stage) {
+  // The worker before this one is not waited for if it never came: its card says whether it did.
   const int before = options_.rank - rank_stride;
   if (before < 0 || !Await(before, CheckStage::kCard, gather_end()).has_value()) return std::nullopt;
   return Await(before, stage, tests_end());

@@ -43,6 +43,7 @@ absl::Status PeerLink::AwaitReady(short events, absl::Time end) const {
 absl::Status PeerLink::Send(const void* data, size_t size, absl::Time end) {
   const char* next = static_cast<const char*>(data);
   while (size > 0) {
+    // MSG_NOSIGNAL: a peer that has gone is an error, and not SIGPIPE, which would end this process.
     const ssize_t count = send(socket_.fd(), next, size, MSG_NOSIGNAL);
     if (count < 0 && errno == EAGAIN) {
       RETURN_IF_ERROR(AwaitReady(POLLOUT, end));
@@ -81,6 +82,7 @@ absl::StatusOr<Answer> PeerLink::Ask(const Request& request, const std::string& 
   RETURN_IF_ERROR(Send(bytes.data(), bytes.size(), end));
   Answer answer;
   RETURN_IF_ERROR(Receive(&answer, sizeof(answer), end));
+  // Another program may answer at an address that two hosts have.
   if (answer.magic != peer_protocol::kMagic) return Closed();
   return answer;
 }
@@ -94,6 +96,7 @@ absl::StatusOr<RoundTrip> PeerLink::MeasureRoundTrip(absl::Time end) {
     const double microseconds = absl::ToDoubleMicroseconds(absl::Now() - start);
     if (microseconds >= best.microseconds) continue;
     best.microseconds = microseconds;
+    // The answer was sent half a round trip ago; the quickest ping has the smallest error.
     best.clock_ahead_s = (static_cast<double>(answer.clock_us - clock) - microseconds / 2) / 1e6;
   }
   return best;
@@ -104,6 +107,7 @@ absl::StatusOr<double> PeerLink::MeasureBandwidth(double seconds, absl::Time end
   Request head{.word = Word::kData};
   head.nonce = nonce_;
   head.length = static_cast<uint32_t>(payload.size());
+  // All answers are awaited at the end, so that the link is never idle between two messages.
   const absl::Time start = absl::Now();
   int64_t bytes = 0;
   int answers = 0;

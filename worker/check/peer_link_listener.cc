@@ -66,6 +66,7 @@ PeerListener::PeerListener(Socket socket, Socket waker, int port, uint64_t nonce
 
 PeerListener::~PeerListener() {
   const uint64_t one = 1;
+  // If the eventfd fails, a listening socket that is shut down wakes poll too.
   if (write(waker_.fd(), &one, sizeof(one)) < 0) shutdown(socket_.fd(), SHUT_RDWR);
   thread_.join();
 }
@@ -92,6 +93,7 @@ void PeerListener::Run() {
     if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
     if (polled[0].revents != 0) return;
     const size_t count = connections_.size();
+    // From the end, because a connection that is closed is replaced by the last one.
     for (size_t i = count; i-- > 0;) {
       if (polled[i + 2].revents == 0 || OnReadable(connections_[i])) continue;
       std::swap(connections_[i], connections_.back());
@@ -111,6 +113,7 @@ void PeerListener::Accept() {
 }
 
 bool PeerListener::OnReadable(Connection& connection) {
+  // One buffer for all connections: only this thread reads.
   static thread_local std::string buffer(kReadBytes, '\0');
   const ssize_t count = recv(connection.socket.fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
   if (count == 0) return false;

@@ -129,6 +129,7 @@ std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
                                                                                .rank = parts.options->rank,
                                                                                .worker_id = worker_id});
   }
+  // In parallel: a job may have many servers, and each that is stuck takes kAnswerDeadline.
   for (size_t begin = 0; begin < servers.size(); begin += kThreadsMax) {
     std::vector<std::thread> threads;
     for (size_t shard = begin; shard < std::min(servers.size(), begin + kThreadsMax); ++shard) {
@@ -143,6 +144,7 @@ std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
 void FillReport(const std::vector<Server>& servers, v1::ProcessReport* report) {
   report->clear_links();
   report->clear_servers();
+  // Every worker learns the same facts of the servers. With many servers only rank 0 reports them: a note has a limit.
   const bool with_facts = report->facts().number() == 0 || static_cast<int>(servers.size()) <= kServersInNoteMax;
   for (const Server& server : servers) {
     *report->add_links() = server.link;

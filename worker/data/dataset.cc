@@ -73,6 +73,7 @@ absl::StatusOr<TrainAndTest> LoadIdx(const DatasetOptions& options, const std::v
   ASSIGN_OR_RETURN(sets.train, ReadIdxSet(options, folders, "train", cure));
   ASSIGN_OR_RETURN(sets.test, ReadIdxSet(options, folders, "t10k", cure));
   const auto size = [](const Dataset& set) { return absl::StrCat(set.height, " x ", set.width); };
+  // The network is built for one shape of image.
   if (size(sets.train) != size(sets.test)) {
     return absl::DataLossError(absl::StrCat("training images have ", size(sets.train), " pixels, test images ",
                                             size(sets.test), ": expected one size, look into ",
@@ -94,6 +95,7 @@ std::vector<std::string> FindTrainingBatches(const std::string& folder) {
         !std::all_of(number.begin(), number.end(), absl::ascii_isdigit) || !absl::SimpleAtoi(number, &n)) {
       continue;
     }
+    // By number, not by name: data_batch_10 comes after data_batch_9, on every file system.
     std::string& path = batches[n];
     if (path.empty() || !zipped) path = it->path().string();
   }

@@ -22,6 +22,7 @@ constexpr int64_t kRecordBytes = 1 + kImageBytes;
 constexpr int64_t kClasses = 10;
 constexpr int64_t kRecordsAtOnce = 256;
 
+// The kernels want all channels of a pixel together (NHWC), CIFAR's files have one plane per channel.
 void Interleave(const uint8_t* planes, uint8_t* image) {
   const uint8_t* red = planes;
   const uint8_t* green = red + kPlaneBytes;
@@ -73,6 +74,7 @@ absl::Status AppendFile(const CifarFiles& files, const std::string& path, Datase
           path, kRecordBytes, record + bytes / kRecordBytes, bytes % kRecordBytes));
     }
     const int64_t count = bytes / kRecordBytes;
+    // Checked before the images grow: a gzipped file of some KiB can hold gigabytes of legal records.
     if (std::ssize(dataset.images) + count * kImageBytes > files.bytes_max) {
       return absl::DataLossError(absl::StrFormat(
           "%s: its images and those before it are more than the limit of %d bytes", path, files.bytes_max));

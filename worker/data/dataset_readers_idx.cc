@@ -46,6 +46,7 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
         absl::StrFormat("%s says that it holds %d bytes of %s, the limit is %d (common/limits.h)", stream.path(),
                         promised, expected.what, kDatasetBytesMax));
   }
+  // A header of 16 bytes may promise gigabytes; the file's own size bounds what can be true, before any allocation.
   const int64_t possible = stream.size_bytes_max() - expected.header_bytes();
   if (promised > possible) {
     return absl::DataLossError(absl::StrFormat(
@@ -94,6 +95,8 @@ absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& fil
         "%s is truncated: expected %d bytes of %s after the header, found %d: copy or download it again", stream.path(),
         body_bytes, expected.what, read));
   }
+  // One more byte would mean that header and data do not belong together. The read also checks gzip's checksum, which
+  // comes after the data.
   uint8_t extra = 0;
   ASSIGN_OR_RETURN(const int64_t extra_bytes, stream.Read(std::span(&extra, 1)));
   if (extra_bytes != 0) {
@@ -114,6 +117,7 @@ absl::StatusOr<IdxFile> ReadFile(const std::string& path, const Expected& expect
 }  // namespace
 
 absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files) {
+  // The labels first: they are small, so a labels file that is missing or wrong is refused before the images are read.
   ASSIGN_OR_RETURN(IdxFile labels, ReadFile(files.labels, {.magic = kLabelsMagic, .dimensions = 1, .what = "labels"}));
   ASSIGN_OR_RETURN(IdxFile images, ReadFile(files.images, {.magic = kImagesMagic, .dimensions = 3, .what = "images"}));
   if (images.dims[0] != labels.dims[0]) {

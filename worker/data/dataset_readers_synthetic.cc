@@ -12,6 +12,7 @@
 namespace starring {
 namespace {
 
+// Streams of random numbers. Training and test images differ because their noise comes from different streams.
 enum Stream : uint32_t { kPatterns = 0, kTrainNoise = 1, kTestNoise = 2 };
 
 constexpr int64_t kBlockBytes = 16;
@@ -26,6 +27,7 @@ absl::Status CheckOptions(const DatasetOptions& options) {
   RETURN_IF_ERROR(CheckRange("width", options.synthetic_width, kImageSideMax));
   RETURN_IF_ERROR(CheckRange("channels", options.synthetic_channels, kImageChannelsMax));
   RETURN_IF_ERROR(CheckRange("classes", options.synthetic_classes, 256));
+  // The sides are in range by now, so their product cannot overflow.
   const int64_t image_bytes = options.synthetic_height * options.synthetic_width * options.synthetic_channels;
   const int64_t count_max = std::min(kDatasetBytesMax / image_bytes, kDatasetImagesMax);
   RETURN_IF_ERROR(CheckRange("train_count", options.synthetic_train_count, count_max));

@@ -69,7 +69,7 @@ absl::Status FileStream::FillInput() {
   ssize_t bytes = 0;
   do {
     bytes = read(descriptor_, buffer_.data(), buffer_.size());
-  } while (bytes < 0 && errno == EINTR);
+  } while (bytes < 0 && errno == EINTR);  // a signal to stop interrupts a read
   if (bytes < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path_, " cannot be read"));
   input_begin_ = 0;
   input_end_ = static_cast<size_t>(bytes);
@@ -102,6 +102,7 @@ absl::StatusOr<int64_t> FileStream::ReadGzip(std::span<uint8_t> out) {
                                               " bytes, before the end mark: copy or download it again"));
     }
     inflater_->inside_member = true;
+    // zlib counts in 32 bits, an image array may have more bytes.
     const auto room = static_cast<uInt>(std::min<size_t>(out.size() - written, 1u << 30));
     const auto ready = static_cast<uInt>(input_end_ - input_begin_);
     stream.next_in = buffer_.data() + input_begin_;

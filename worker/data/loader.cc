@@ -138,6 +138,8 @@ void Loader::Fill(Slot& slot) const {
       PrefetchBytes(dataset_.images.data() + samples[i + kImagesAhead] * image_bytes, image_bytes);
     }
     const auto offset = static_cast<int64_t>(i) * image_bytes;
+    // For a GPU the augmented pixels are the batch; on a CPU they go through one image's buffer, which stays in the
+    // cache until it is normalised.
     uint8_t* const out = options_.format == Format::kPixels ? slot.pixels + offset : slot.augmented;
     if (options_.augment == Augment::kCropFlip) {
       ApplyCropFlip(DrawCropFlip(options_.sampler.seed, slot.batch.plan.epoch, samples[i]), shape, pixels, out);

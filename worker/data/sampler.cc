@@ -32,6 +32,7 @@ BatchPlan Sampler::Plan(int64_t step) {
   plan.epoch = step / steps_per_epoch();
   const int64_t batch_begin = step % steps_per_epoch() * options_.global_batch;
   plan.global_count = std::min(options_.global_batch, options_.sample_count - batch_begin);
+  // This cut gives shares that differ by one at most, and covers every sample once, for any number of ranks.
   plan.first_sample = plan.global_count * options_.rank / options_.world_size;
   const int64_t local_end = plan.global_count * (options_.rank + 1) / options_.world_size;
   plan.samples.resize(static_cast<size_t>(local_end - plan.first_sample));
@@ -40,6 +41,7 @@ BatchPlan Sampler::Plan(int64_t step) {
     std::iota(plan.samples.begin(), plan.samples.end(), first);
     return plan;
   }
+  // Kept for the epoch: a shuffle of millions of samples takes longer than a small step.
   if (plan.epoch != epoch_) {
     permutation_ = Permutation(options_.sample_count, options_.seed, plan.epoch);
     epoch_ = plan.epoch;
@@ -52,6 +54,7 @@ std::vector<int64_t> Sampler::Permutation(int64_t sample_count, uint64_t seed, i
   std::vector<int64_t> order(static_cast<size_t>(sample_count));
   std::iota(order.begin(), order.end(), int64_t{0});
   const RandomKey key{.seed = seed, .purpose = RandomPurpose::kShuffle, .epoch = static_cast<uint32_t>(epoch)};
+  // Philox makes four words at a time; each block serves the positions 4 * block to 4 * block + 3.
   PhiloxWords words{};
   for (int64_t i = sample_count - 1, block = -1; i >= 1; --i) {
     if (i / 4 != block) {

@@ -136,6 +136,7 @@ const v1::ModelDefinition& LayerFile::definition() const { return content_->defi
 const std::string& LayerFile::file_name() const { return content_->file_name; }
 
 absl::StatusOr<LayerFile> LayerFile::Load(absl::string_view model) {
+  // A name has neither '/' nor '.', so a file in the working directory cannot hide a shipped model.
   if (model.find_first_of("/.") == absl::string_view::npos) {
     for (const ShippedModel& shipped : ShippedModels()) {
       if (shipped.name == model) return Parse(shipped.text, absl::StrCat(shipped.name, ".textproto"));
@@ -155,6 +156,7 @@ absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_
   TextFormat::ParseInfoTree tree;
   TextFormat::Parser parser;
   parser.RecordErrorsTo(&errors);
+  // The locations are what lets a later check, of a shape for instance, name line and column.
   parser.WriteLocationsTo(&tree);
   if (!parser.ParseFromString(std::string(text), &content->definition)) {
     if (errors.error()) return ErrorAt(file_name, errors.error()->position, errors.error()->message);

@@ -43,11 +43,13 @@ absl::Status CheckName(const Place& place, const std::string& name, const LayerN
     return place.Error(
         "name", absl::StrCat("the name has ", name.size(), " bytes, at most ", kLayerNameBytesMax, " are allowed"));
   }
+  // Names become parts of tensor names, of trace events and of messages.
   for (const char c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.') continue;
     return place.Error("name", absl::StrCat("the name has the character '", std::string(1, c),
                                             "', allowed are letters, digits, '_', '-' and '.'"));
   }
+  // Tensors are named after their layers, so two layers of one name would share tensors in a checkpoint.
   const auto earlier = seen.find(name);
   if (earlier == seen.end()) return absl::OkStatus();
   return place.Error(

@@ -27,6 +27,7 @@ int64_t EvaluationBatchMax(const NetworkOptions& options) {
 }
 
 int64_t ArenaBytes(const NetworkOptions& options, const NetworkProgram& training, const NetworkProgram& evaluation) {
+  // One arena for both: training and evaluation never run at the same time.
   const int64_t elements = std::max(options.batch_max * training.arena_sample_elements,
                                     EvaluationBatchMax(options) * evaluation.arena_sample_elements);
   return elements * static_cast<int64_t>(sizeof(float));
@@ -78,6 +79,7 @@ class Network::Impl {
     CHECK_EQ(std::ssize(step.parameters), graph_.layout().element_count());
     CHECK_LE(step.input.batch, options_.batch_max);
     plan_ = nullptr;
+    // Operations are made for one sample or more; without samples the loss is zero.
     if (step.input.batch > 0) {
       ASSIGN_OR_RETURN(plan_, PlanOf(NetworkPlan::Mode::kTraining, step.input.batch));
     }
@@ -98,6 +100,7 @@ class Network::Impl {
 
   absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int)> after_layer) {
     CHECK_EQ(std::ssize(step.gradients), graph_.layout().element_count());
+    // Another Forward or an Evaluate would have overwritten the activations in the arena.
     CHECK_EQ(step.input.batch, ready_batch_) << "Backward without Forward of the same step";
     ready_batch_ = kNoBatch;
     const NetworkPlan::Pointers pointers = PointersOf(step);
@@ -208,6 +211,7 @@ class Network::Impl {
       std::rotate(found, found + 1, plans_.end());
       return plans_.back();
     }
+    // A run has few batch sizes: full batches, the last of an epoch, and those of the evaluation.
     if (plans_.size() >= kNetworkPlansMax) plans_.erase(plans_.begin());
     ASSIGN_OR_RETURN(auto plan,
                      NetworkPlan::Create({.file = &file_,
@@ -228,6 +232,7 @@ class Network::Impl {
     const GraphLayer& l = graph_.layers()[layer];
     for (int t = l.first_tensor; t < l.first_tensor + l.tensor_count; ++t) {
       const ElementRange range = graph_.layout().tensors()[t].range;
+      // By a copy, because a device has no call that fills memory.
       if (std::ssize(zeros_) < range.size()) zeros_.resize(range.size(), 0);
       device_->CopyToDevice(zeros_.data(), gradients.data() + range.begin,
                             range.size() * static_cast<int64_t>(sizeof(float)));

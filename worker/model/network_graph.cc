@@ -138,6 +138,8 @@ class GraphBuilder {
     layer->activation = ActivationOf(norm.relu());
     layer->epsilon = norm.epsilon() == 0 ? 1e-5f : norm.epsilon();
     layer->momentum = norm.momentum() == 0 ? 0.1f : norm.momentum();
+    // Flattening keeps the order of the values in memory, but PyTorch would see height * width * channels features
+    // here, each with a mean of its own.
     if (layer->in.flat && layer->in.height * layer->in.width > 1) {
       return file_.LayerError(number, "", "batch_norm of a flattened image is not supported: put it before flatten");
     }
@@ -243,6 +245,7 @@ absl::StatusOr<NetworkGraph> NetworkGraph::Create(const LayerFile& file, const D
   for (int l = 0; l < file.definition().layer_size(); ++l) RETURN_IF_ERROR(builder.AddLayer(l));
   graph.layers_ = builder.TakeLayers();
   RETURN_IF_ERROR(CheckLast(file, graph.layers_.back(), data.classes));
+  // The layout follows the layers' order: backward then completes the vector from its end.
   ASSIGN_OR_RETURN(graph.layout_, Layout::Create(builder.TakeTensors()), file.file_name());
   if (graph.layout_.tensors().empty()) {
     return absl::InvalidArgumentError(absl::StrCat(file.file_name(), ": no layer has anything to train"));
@@ -272,6 +275,7 @@ void InitializeParameters(const NetworkGraph& graph, uint64_t seed, std::span<fl
         continue;
       }
       const RandomKey key{.seed = seed, .purpose = RandomPurpose::kInit, .stream = static_cast<uint32_t>(t)};
+      // Drawn in PyTorch's order and then reordered, so that the peer in bench/ddp draws the same values.
       in_torch_order.resize(values.size());
       FillUniform(key, static_cast<float>(1 / std::sqrt(static_cast<double>(FanIn(layer)))), in_torch_order);
       FromTorchOrder(tensor.spec, in_torch_order, values);

@@ -118,7 +118,7 @@ absl::StatusOr<NetworkPlan::LayerOperation> NetworkPlan::CreateOperation(int lay
                                                               .sample_elements = l.in.elements(),
                                                               .rate = l.rate,
                                                               .seed = parts_.seed,
-                                                              // Every layer draws other numbers from one seed.
+                                                              // From one seed, every layer draws other numbers.
                                                               .stream = static_cast<uint32_t>(layer)}));
     case LayerKind::kRelu:
     case LayerKind::kAdd:

@@ -24,6 +24,7 @@ WorkerMetrics::WorkerMetrics(Metrics* metrics)
 
 void WorkerMetrics::OnStep(const StepReport& report) {
   for (size_t i = 0; i < part_seconds_.size(); ++i) part_seconds_[i]->Add(report.part_seconds[i]);
+  // The exchange counts from its start; the metrics show the same totals.
   const ExchangeCounters counters = report.exchange->counters();
   sent_bytes_->RaiseTo(static_cast<double>(counters.bytes_sent));
   received_bytes_->RaiseTo(static_cast<double>(counters.bytes_received));

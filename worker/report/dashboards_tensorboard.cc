@@ -77,6 +77,7 @@ void Tensorboard::OnStep(const StepReport& report) {
     loss_sum_ += done.loss.loss_sum;
     correct_ += done.loss.correct;
   }
+  // Counted by finished steps: on a GPU losses are known some steps later, and a point needs the losses of its steps.
   if (finished_ < options_.steps_per_point) return;
   const auto samples = static_cast<double>(std::max<int64_t>(1, samples_));
   Write(report.finished.empty() ? 0 : report.finished.back().step,
@@ -110,6 +111,7 @@ void Tensorboard::Write(int64_t step, const Values& values) {
     out.set_simple_value(static_cast<float>(value));
   }
   if (WriteRecord(event.SerializeAsString())) return;
+  // A full disk must not end a training that needs no TensorBoard: one message, and no points from here on.
   std::fprintf(stderr, "worker 0: no more points for TensorBoard: %s: %s\n", path_.c_str(), strerror(errno));
   std::fclose(file_);
   file_ = nullptr;
@@ -117,6 +119,7 @@ void Tensorboard::Write(int64_t step, const Values& values) {
 
 bool Tensorboard::WriteRecord(const std::string& record) {
   const std::string framed = Framed(record);
+  // Flushed at once, so that TensorBoard sees the point now, and a process that is killed loses none.
   return std::fwrite(framed.data(), 1, framed.size(), file_) == framed.size() && std::fflush(file_) == 0;
 }
 

@@ -22,6 +22,7 @@ std::string Bar(double fraction) {
 }
 
 std::string Remaining(double seconds) {
+  // At most 99:59:59, the widest text that the line has room for.
   const auto whole = static_cast<int64_t>(std::clamp(seconds, 0.0, 359999.0));
   if (whole >= 3600) return absl::StrFormat("%d:%02d:%02d", whole / 3600, whole / 60 % 60, whole % 60);
   return absl::StrFormat("%d:%02d", whole / 60, whole % 60);
@@ -41,6 +42,7 @@ void Progress::Step(const FinishedStep& step, absl::Time now) {
     rate_step_ = step.step;
     return;
   }
+  // Smoothed, because single steps vary and an ETA that jumps cannot be read.
   const double seconds = absl::ToDoubleSeconds(now - rate_time_);
   if (seconds > 0) {
     const double rate = static_cast<double>(step.step - rate_step_) / seconds;

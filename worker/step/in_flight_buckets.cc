@@ -27,6 +27,7 @@ absl::Status InFlightBuckets::Await(ElementRange range, StepTimer& timer,
       const TraceSpan span(timer.track(), "wait", {.step = submitted_step_[b], .bucket = b});
       RETURN_IF_ERROR(options_.exchange->Await(submitted_step_[b], b));
     }
+    // Marked before `arrived`, which may fail: the bucket is no longer the exchange's either way.
     submitted_step_[b] = -1;
     RETURN_IF_ERROR(arrived(b));
   }

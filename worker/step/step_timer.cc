@@ -47,6 +47,7 @@ double ProcessSeconds() {
 StepTimer::StepTimer(int64_t warmup_steps, TraceTrack* track, ProgressState* progress)
     : track_(track), progress_(progress), warmup_left_(warmup_steps) {}
 
+// Time between EndStep and BeginStep (evaluation, checkpoints) belongs to no step.
 void StepTimer::BeginStep() {
   step_begin_ = part_begin_ = Clock::now();
   part_ = StepPart::kOther;
@@ -54,6 +55,7 @@ void StepTimer::BeginStep() {
 }
 
 StepPart StepTimer::Enter(StepPart part) {
+  // One reading of the clock ends a part, begins the next and tells `progress_`: the parts of a step add up exactly.
   const Clock::time_point now = Clock::now();
   step_parts_[static_cast<int>(part_)] += Seconds(now - part_begin_);
   part_begin_ = now;

@@ -47,10 +47,14 @@ class CpuTrainingStep final : public TrainingStep {
     timer_->Enter(StepPart::kDataWait);
     ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
     CHECK_EQ(batch->plan.step, step);
+    // The exchange's own memory if it has some: then backward writes where the exchange reads, and Submit copies
+    // nothing.
     const std::span<float> gradients = this->gradients();
     const Network::TrainStep work{.input = InputOf(*batch),
                                   .step = step,
                                   .first_sample = batch->plan.first_sample,
+                                  // By the global batch: contributions are then added, and no rank divides, even if
+                                  // the ranks have different numbers of samples.
                                   .loss_scale = 1.0f / static_cast<float>(batch->plan.global_count),
                                   .parameters = parameters(),
                                   .gradients = gradients};
@@ -63,6 +67,7 @@ class CpuTrainingStep final : public TrainingStep {
     RETURN_IF_ERROR(network_.Backward(work, [&](int l) -> absl::Status {
       const ElementRange layer = network_.LayerRange(l);
       if (layer.size() == 0) return absl::OkStatus();
+      // While the layer's gradients are still in the cache, and before any of them leaves.
       RETURN_IF_ERROR(in_flight_.Check(step, layer, gradients));
       in_flight_.SubmitFrom(layer.begin, step, gradients, *timer_);
       return absl::OkStatus();
