@@ -36,7 +36,8 @@ absl::Status WriteAll(int file, std::span<const std::byte> bytes, const std::str
   return absl::OkStatus();
 }
 
-// Where a link leads; `path` itself if that does not exist yet.
+// The file that a link points to; `path` itself if no such file exists yet. A rename to the link's own name would
+// replace the link.
 std::string Resolve(const std::string& path) {
   char resolved[PATH_MAX];
   return realpath(path.c_str(), resolved) == nullptr ? path : resolved;
@@ -45,12 +46,12 @@ std::string Resolve(const std::string& path) {
 bool IsWrittenStraight(const std::string& path) {
   struct stat status = {};
   if (stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode)) return true;
-  // /dev/stdout and its like, whatever they lead to: standard output may be a file.
+  // /dev/stdout is a link even where standard output is a regular file, which must keep the text that it has.
   const bool is_of_the_system = absl::StartsWith(path, "/dev/") || absl::StartsWith(path, "/proc/");
   return is_of_the_system && lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
 }
 
-// At the end: /dev/stdout may be a file that has text already.
+// O_APPEND, because /dev/stdout may be a file that has text already.
 absl::Status WriteStraight(const std::string& path, absl::string_view content) {
   const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (file < 0) return SystemError(errno, "open", path);
@@ -77,7 +78,8 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string
     return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
   };
   int file = create();
-  if (file < 0 && errno == EEXIST && unlink(temporary.c_str()) == 0) file = create();  // an earlier crash's
+  // A process that crashed left it, and this one has the same id.
+  if (file < 0 && errno == EEXIST && unlink(temporary.c_str()) == 0) file = create();
   if (file < 0) return SystemError(errno, "create", temporary);
   return std::unique_ptr<AtomicFile>(new AtomicFile(path, std::move(temporary), file));
 }
@@ -89,7 +91,10 @@ absl::Status AtomicFile::Append(std::span<const std::byte> bytes) {
 
 absl::Status AtomicFile::Commit() {
   CHECK_GE(file_, 0) << "Commit twice";
+  // Before the rename: some file systems write the new name to the disk before the data, and a crash of the machine in
+  // between would leave an empty file under the final name.
   if (fsync(file_) != 0) return SystemError(errno, "flush", temporary_);
+  // A network file system may report a full disk only here.
   const int closed = close(std::exchange(file_, -1));
   absl::Status status = closed == 0 ? absl::OkStatus() : SystemError(errno, "close", temporary_);
   if (status.ok() && std::rename(temporary_.c_str(), path_.c_str()) != 0) {

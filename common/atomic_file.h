@@ -1,4 +1,4 @@
-// Writes a file so that a reader, or a crash at any moment, meets the old content or the whole of the new one.
+// Replaces a file in one step: a reader, or a crash at any moment, finds either the old content or all of the new one.
 //
 // Thread safety: AtomicFile belongs to one thread.
 #ifndef STARRING_COMMON_ATOMIC_FILE_H_
@@ -15,17 +15,19 @@
 
 namespace starring {
 
-// A file that is written piece by piece next to its place. Without Commit nothing is left of it.
+// A file that is written piece by piece under a temporary name in the same folder. Without Commit nothing of it
+// remains.
 class AtomicFile {
  public:
-  // The temporary name is of this process alone: what another left under it is removed, a link is not followed.
+  // The temporary name contains this process's id. A file that an earlier process left under that name is removed; a
+  // link there is not followed.
   static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   absl::Status Append(std::span<const std::byte> bytes);
-  // Flushes to the disk and renames to the path. Once, at the end.
+  // Flushes to the disk and renames to the path. Called once, at the end.
   absl::Status Commit();
 
  private:
@@ -36,12 +38,11 @@ class AtomicFile {
   int file_;  // -1 after Commit
 };
 
-// Writes `content` to a file beside `path`, flushes it to the disk and renames it to `path`. On an error
-// (ResourceExhausted when the disk is full, else Unavailable or NotFound, each with the path and the system's text)
-// `path` is as it was and nothing is left beside it.
+// Writes `content` by way of an AtomicFile. On an error (ResourceExhausted when the disk is full, else Unavailable or
+// NotFound, each with the path and the system's text) `path` is as it was and no temporary file remains.
 //
-// A link is followed. What exists and is no regular file (a terminal, a pipe), and a link in /dev or /proc, is written
-// to straight, at its end: a rename would put a file in the place of /dev/stdout.
+// A link is followed. If `path` exists and is no regular file (a terminal, a pipe), or is a link in /dev or /proc, then
+// `content` is appended to it directly: a rename would replace /dev/stdout by a file.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content);
 
 }  // namespace starring

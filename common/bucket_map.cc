@@ -31,12 +31,12 @@ absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("--bucket_bytes=", options.bucket_bytes, ": at most ", kBucketBytesMax, " (1 GiB) are allowed"));
 
-  // A bucket longer than the vector is the whole vector: clamped first, so that nothing overflows and equal cuts get
-  // equal bucket_bytes().
+  // A bucket that is longer than the vector is the whole vector. Clamping comes first, so that nothing overflows and
+  // two jobs that cut the vector alike also report the same bucket_bytes().
   const int64_t block_elements = ReductionBlockElements(options.world_size);
   const int64_t wanted_bytes = std::min<int64_t>(options.bucket_bytes, options.element_count * sizeof(float));
   const int64_t block_bytes = block_elements * sizeof(float);
-  // Up, but not beyond the limit, so that what is sent to others is accepted there. A block has 128 MiB at most.
+  // Rounded up, but not over the limit, or the other processes would refuse the value. A block has at most 128 MiB.
   const int64_t bucket_blocks = std::min((wanted_bytes + block_bytes - 1) / block_bytes, kBucketBytesMax / block_bytes);
 
   BucketMap map;
@@ -45,10 +45,11 @@ absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
   map.world_size_ = options.world_size;
   const int64_t count = (options.element_count + map.bucket_elements_ - 1) / map.bucket_elements_;
   if (count > kBucketCountMax) {
-    return absl::InvalidArgumentError(absl::StrCat("--bucket_bytes=", options.bucket_bytes, " cuts ",
-                                                   options.element_count, " parameters in ", count,
-                                                   " buckets, at most ", kBucketCountMax, " are allowed: raise it"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--bucket_bytes=", options.bucket_bytes, " cuts ", options.element_count, " parameters in ", count,
+                     " buckets, at most ", kBucketCountMax, " are allowed: raise --bucket_bytes"));
   }
+  // From the end of the vector: backward finishes the last layers first.
   map.buckets_.reserve(count);
   for (int64_t b = count - 1; b >= 0; --b) {
     map.buckets_.push_back({b * map.bucket_elements_, std::min((b + 1) * map.bucket_elements_, map.element_count_)});
@@ -66,6 +67,7 @@ ElementRange BucketMap::ShardSlice(int b, int shard, int shard_count) const {
   CHECK_GE(shard, 0);
   CHECK_LT(shard, shard_count);
   const ElementRange& range = bucket(b);
+  // Whole lines, so that no two shards write to one cache line, and so that slices stay aligned for vector loads.
   const int64_t lines = (range.size() + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements;
   const auto first_of = [&](int64_t s) {
     return std::min(range.begin + lines * s / shard_count * Layout::kAlignmentElements, range.end);

@@ -1,4 +1,4 @@
-// Cuts the parameter vector in buckets, and every bucket in slices, one for each owner.
+// Cuts the parameter vector into buckets, and every bucket into slices, one for each owner.
 //
 // Buckets are contiguous, a whole number of reduction blocks long (common/arithmetic/reduction_order.h), and numbered
 // in the order in which backward finishes them: bucket 0 is the end of the vector, which holds the last layers. A
@@ -33,17 +33,18 @@ class BucketMap {
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
   int64_t element_count() const { return element_count_; }
   int world_size() const { return world_size_; }
-  // What Options::bucket_bytes was rounded to: whole blocks, and no more of them than the vector has.
+  // Options::bucket_bytes as it was rounded: whole blocks, and no more of them than the vector has.
   int64_t bucket_bytes() const { return bucket_elements_ * static_cast<int64_t>(sizeof(float)); }
-  // All buckets are equally long but bucket 0, which takes what remains at the vector's end.
+  // All buckets are equally long except bucket 0, which may be shorter: it holds the rest at the vector's end.
   const ElementRange& bucket(int b) const { return buckets_[b]; }
   int BucketOf(int64_t element) const;
 
-  // Star: what shard `shard` of `shard_count` owns of bucket `b`; may be empty when a bucket has fewer 64-byte lines
-  // than there are shards.
+  // Star: the part of bucket `b` that shard `shard` of `shard_count` owns. It is empty for some shards when a bucket
+  // has fewer 64-byte lines than there are shards.
   ElementRange ShardSlice(int b, int shard, int shard_count) const;
 
-  // Ring: what `rank` owns of bucket `b`, ascending, one range per reduction block; empty ranges are left out.
+  // Ring: the parts of bucket `b` that `rank` owns, ascending, one range per reduction block; empty ranges are left
+  // out.
   std::vector<ElementRange> RingSlice(int b, int rank) const;
 
  private:

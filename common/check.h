@@ -1,5 +1,5 @@
-// CHECK macros for the programmer's errors: on in release, print file, line, condition and both values, then abort.
-// The world's errors (files, flags, peers) are absl::Status. A condition has no side effects.
+// CHECK macros for the programmer's errors. They are on in release builds, print file, line, condition and both values,
+// and abort. The world's errors (files, flags, peers) are absl::Status. A condition must have no side effects.
 //
 //   CHECK(rank >= 0) << "while reading " << path;
 //   CHECK_EQ(gradient.size(), parameters.size());

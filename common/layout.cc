@@ -22,6 +22,7 @@ absl::StatusOr<int64_t> CountElements(const std::vector<int64_t>& sizes) {
     if (size < 1)
       return absl::InvalidArgumentError(
           absl::StrCat("shape {", absl::StrJoin(sizes, ", "), "} has size ", size, ", sizes are 1 or more"));
+    // By division: the product could overflow.
     if (size > kElementCountMax / count) {
       return absl::InvalidArgumentError(
           absl::StrCat("shape {", absl::StrJoin(sizes, ", "), "} has more than ", kElementCountMax, " elements"));
@@ -65,7 +66,7 @@ absl::StatusOr<int64_t> ValidateTensor(const TensorSpec& spec) {
 std::string HashOf(const std::vector<Tensor>& tensors) {
   Sha256 digest;
   for (const Tensor& tensor : tensors) {
-    // The name's length first: no two lists of tensors make one text.
+    // The name's length comes first, so that no name can imitate the text of further tensors.
     digest.Update(absl::StrCat(tensor.spec.name.size(), ":", tensor.spec.name, " dims ",
                                absl::StrJoin(tensor.spec.dims, ","), " axes ",
                                absl::StrJoin(tensor.spec.torch_axes, ","), " shape ",
@@ -74,7 +75,8 @@ std::string HashOf(const std::vector<Tensor>& tensors) {
   return digest.HexDigest();
 }
 
-// Walks the elements in PyTorch's order: visit(i, j) with i the index there and j ours.
+// Walks the elements in PyTorch's order: visit(i, j), where i is the index there and j the index in our order. An
+// odometer with one digit per axis, because a division for each axis of each element would take most of the time.
 template <typename Visit>
 void ForEachInTorchOrder(const TensorSpec& spec, int64_t count, Visit visit) {
   const size_t axis_count = spec.torch_axes.size();

@@ -1,4 +1,4 @@
-// The parameter vector: which tensor lies where. DESIGN: "parameter vector", "layout".
+// The parameter vector: the place of every tensor in it (common/README.md, "Words").
 //
 // A layout lists the trainable tensors of a model in forward order. Each tensor starts on a 64-byte boundary of one
 // flat float32 array; the gaps hold zeros and travel with everything else. Every process of a job builds the same
@@ -42,7 +42,7 @@ struct TensorSpec {
 
 struct Tensor {
   TensorSpec spec;
-  ElementRange range;  // without the gap behind it
+  ElementRange range;  // without the gap after it
 };
 
 class Layout {
@@ -52,8 +52,8 @@ class Layout {
 
   Layout() = default;
 
-  // Fails with InvalidArgument on an empty or repeated name, a size below 1, axes that are no permutation, or a shape
-  // whose element count differs.
+  // Fails with InvalidArgument on an empty or repeated name, a size below 1, axes that are no permutation, a shape
+  // whose element count differs, or more tensors, axes or elements than limits.h allows.
   static absl::StatusOr<Layout> Create(std::vector<TensorSpec> tensors);
 
   const std::vector<Tensor>& tensors() const { return tensors_; }
@@ -77,7 +77,7 @@ class Layout {
   std::string hash_;
 };
 
-// `vector` (our memory order, tensor.range of the parameter vector) to PyTorch's memory order, and back.
+// Copies a tensor from our memory order (tensor.range of the parameter vector) to PyTorch's, and back.
 // REQUIRES: both spans hold tensor.range.size() elements and do not overlap.
 void ToTorchOrder(const TensorSpec& spec, std::span<const float> ours, std::span<float> torch);
 void FromTorchOrder(const TensorSpec& spec, std::span<const float> torch, std::span<float> ours);

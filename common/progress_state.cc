@@ -6,7 +6,7 @@
 
 namespace starring {
 
-// Weak: a test's own definition takes its place.
+// Weak, so that a test's definition replaces it at link time.
 __attribute__((weak)) void OnWorkPhase(WorkPhase, int64_t) {}
 
 std::string DescribeWork(const WorkState& state) {
@@ -36,6 +36,7 @@ std::string DescribeWork(const WorkState& state) {
 }
 
 WorkState ProgressState::Read(Clock::time_point now) const {
+  // The two loads may belong to neighbouring phases: then the age is off by one phase, which only a report shows.
   const uint64_t packed = packed_.load(std::memory_order_relaxed);
   const Clock::time_point since(Clock::duration(since_ns_.load(std::memory_order_relaxed)));
   return {.phase = static_cast<WorkPhase>(packed & 0xf),

@@ -1,7 +1,7 @@
-// What this process is doing: its step, its phase, and for how long. The thread that trains sets it; the thread that
-// answers other processes reads it, so that a job that is stuck can say who keeps the others waiting.
+// The step and the phase that this process is in, and for how long. The thread that trains sets them; the thread that
+// answers other processes reads them, so that a stuck job can say which rank keeps the others waiting.
 //
-// Cost: two relaxed stores a phase; the caller has read the clock already.
+// Cost: two relaxed stores for each phase; the caller has read the clock already.
 //
 // Thread safety: one thread enters phases, any thread may call Read.
 #ifndef STARRING_COMMON_PROGRESS_STATE_H_
@@ -14,7 +14,7 @@
 
 namespace starring {
 
-// On the wire too (parameter_server.proto, Progress.phase): numbers stay.
+// The numbers are also on the wire (parameter_server.proto, Progress.phase) and must not change.
 enum class WorkPhase : uint8_t {
   kUnknown = 0,
   kStart = 1,
@@ -28,11 +28,10 @@ enum class WorkPhase : uint8_t {
 };
 inline constexpr int kWorkPhaseCount = 9;
 
-// Where a process is.
 struct WorkState {
   WorkPhase phase = WorkPhase::kUnknown;
   int64_t step = -1;                 // -1: none yet
-  int bucket = -1;                   // which it last submitted or awaited; -1: none yet
+  int bucket = -1;                   // the bucket that it last submitted or awaited; -1: none yet
   std::chrono::milliseconds age{0};  // since the phase began
   int silent_shard = -1;             // a server that does not answer this process; -1: none
   friend bool operator==(const WorkState&, const WorkState&) = default;
@@ -41,8 +40,8 @@ struct WorkState {
 // "in forward of step 12", "reading data for step 12".
 std::string DescribeWork(const WorkState& state);
 
-// Called at the beginning of every phase. Does nothing; a test that wants to stop a process in a phase links a
-// definition of its own.
+// Called at the beginning of every phase. Does nothing. A test that stops a process in a certain phase links another
+// definition.
 void OnWorkPhase(WorkPhase phase, int64_t step);
 
 class ProgressState {
@@ -72,7 +71,7 @@ class ProgressState {
                   std::memory_order_relaxed);
   }
 
-  // ---- Of the thread that trains.
+  // ---- Used by the thread that trains.
   int64_t step_ = -1;
   int bucket_ = -1;
   WorkPhase phase_ = WorkPhase::kUnknown;

@@ -6,7 +6,7 @@
 namespace starring {
 namespace {
 
-// A sentence that names more ranks is not read.
+// No person reads a sentence that names more ranks.
 constexpr size_t kRanksNamedMax = 4;
 
 }  // namespace
@@ -36,7 +36,7 @@ std::vector<int> RollCall::TakeRanksToAsk(Time now) {
   std::vector<int> to_ask;
   for (size_t i = 0; i < ranks_.size(); ++i) {
     Rank& rank = ranks_[i];
-    // One question at a time: a process that does not read must not find a heap of them.
+    // One question at a time: a process that was stopped must not find a pile of them when it goes on.
     if (rank.asked.has_value() || (rank.answered.has_value() && now - *rank.answered < times_.patience())) continue;
     rank.asked = now;
     to_ask.push_back(static_cast<int>(i));
@@ -89,7 +89,8 @@ std::optional<RollCall::Root> RollCall::FindRoot(Time now) const {
       silent.push_back(r);
       continue;
     }
-    // Old news is no answer, nor is one while a newer question is open.
+    // A report that is older than two questions is no answer, nor is any report while a newer question is open: the
+    // verdict must wait, or it would name a rank by what it did before.
     if (rank.asked.has_value() || !rank.answered.has_value() || now - *rank.answered > 2 * times_.patience()) {
       return std::nullopt;
     }

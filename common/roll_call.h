@@ -1,11 +1,12 @@
-// Who keeps a job waiting. A process that waits for others collects here what it hears of them, asks those that it has
-// not heard lately, and finds the *root*: not the rank it waits for, which may itself wait, but the one that all wait
-// for in the end.
+// Finds the rank that keeps a job waiting. A process that waits for others collects here what it hears from them, asks
+// those that it has not heard from lately, and finds the *root*: not the rank that it waits for, which may itself be
+// waiting, but the rank that all others wait for in the end.
 //
 //   A rank that does not answer a question in time is silent: its process is stopped, or no connection reaches it.
-//   Silent ranks are the root. Else it is the ranks that compute, read or write instead of waiting in the exchange,
-//   those with the lowest step; but only if they have been in one phase for as long as the report takes: a job that is
-//   slow and goes on has no root. If all wait in the exchange, the way between them is at fault.
+//   Silent ranks are the root. If there are none, the root is those ranks of the lowest step that compute, read or
+//   write instead of waiting in the exchange, provided that they have been in one phase for as long as the report
+//   takes: a job that is slow but goes on has no root. If all ranks wait in the exchange, the network between them is
+//   at fault.
 //
 // Thread safety: one thread.
 #ifndef STARRING_COMMON_ROLL_CALL_H_
@@ -21,15 +22,15 @@
 
 namespace starring {
 
-// When a wait becomes a stall. All follow from the time after which it is reported; 0: never.
+// When a wait becomes a stall. All times follow from the time after which a stall is reported; 0: never.
 struct StallTimes {
   using Milliseconds = std::chrono::milliseconds;
   Milliseconds report_after{0};
 
   bool enabled() const { return report_after.count() > 0; }
-  // Asking begins early enough for the answers to be there when the report is due.
+  // Questions are asked early enough that the answers have arrived when the report is due.
   Milliseconds ask_after() const { return report_after / 2; }
-  // How long a process may take to answer. Not below what an idle process on busy cores needs.
+  // How long a process may take to answer: at least as long as an idle process needs on busy cores.
   Milliseconds patience() const { return std::max(report_after / 4, Milliseconds(300)); }
 };
 
@@ -39,27 +40,27 @@ class RollCall {
 
   RollCall(int world_size, StallTimes times) : times_(times), ranks_(world_size) {}
 
-  // `rank` itself says so, now.
+  // `rank` itself reported `state` now.
   void OnHeard(int rank, const WorkState& state, Time now);
-  // Another rank heard it from `rank` at `heard_at`: no answer to a question, but news if it is newer.
+  // Another rank heard `state` from `rank` at `heard_at`. That answers no question, but is kept if it is newer.
   void OnHearsay(int rank, const WorkState& state, Time heard_at);
 
-  // Ranks that have not been heard lately and have no question open; the caller asks them now.
+  // Ranks that have not been heard from lately and have no open question. The caller asks them now.
   std::vector<int> TakeRanksToAsk(Time now);
 
   struct Root {
     std::vector<int> ranks;  // empty: all wait in the exchange
     std::string sentence;    // "rank 1 does not answer: when last heard, 4.2 s ago, it was in forward of step 12"
   };
-  // Null while answers may still come, and if the job goes on slowly.
+  // Empty while answers may still arrive, and if the job goes on slowly.
   std::optional<Root> FindRoot(Time now) const;
 
   bool IsSilent(int rank, Time now) const;
-  // What is known of one rank: a part of Root::sentence. REQUIRES: what it says is so.
+  // The part of Root::sentence about one rank. REQUIRES: the rank is silent, or has been heard from, respectively.
   std::string DescribeSilent(int rank, Time now) const;
   std::string DescribeBusy(int rank, Time now) const;
 
-  // When the newest word of `rank` was said, and that; null: never heard.
+  // The newest report of `rank`, and when it was made; empty if there was none.
   struct Heard {
     WorkState state;
     Time at;
@@ -69,7 +70,7 @@ class RollCall {
  private:
   struct Rank {
     std::optional<Heard> heard;
-    std::optional<Time> answered;  // when it last spoke itself
+    std::optional<Time> answered;  // when the rank itself last reported
     std::optional<Time> asked;     // a question is open
   };
 

@@ -1,4 +1,4 @@
-// Passing a Status up with context. Abseil 20220623 has no such macros.
+// Macros that pass a Status up with context. Abseil 20220623 has none.
 //
 //   RETURN_IF_ERROR(ReadHeader(&file));
 //   RETURN_IF_ERROR(ReadHeader(&file), "reading ", path);            // message: "reading PATH: <the inner message>"

@@ -1,4 +1,4 @@
-// Time for waits: a clock that nobody sets, which unlike absl::Now() never jumps, and deadlines that can be added to
+// Time for waits: a clock that, unlike absl::Now(), is never set and never jumps, and deadlines that can be added to
 // it.
 #ifndef STARRING_COMMON_STEADY_TIME_H_
 #define STARRING_COMMON_STEADY_TIME_H_
@@ -11,12 +11,12 @@
 
 namespace starring {
 
-// To be compared with other values of this function in this process only: it counts from some moment in the past.
+// May only be compared with other values of this function in this process: it counts from an arbitrary moment.
 inline absl::Time SteadyNow() {
   return absl::UnixEpoch() + absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch());
 }
 
-// A deadline that a person or another process chose, as limits.h bounds it. A negative one is over at once.
+// A deadline that a person or another process chose, bounded as limits.h says. A negative one is over at once.
 inline absl::Duration BoundedDeadline(absl::Duration deadline) {
   return std::clamp(deadline, absl::ZeroDuration(), absl::Milliseconds(kDeadlineMsMax));
 }

@@ -33,7 +33,7 @@ int64_t WallMinusMonotonicMicroseconds() {
   return (wall.tv_sec * int64_t{1000000000} + wall.tv_nsec - TraceNow()) / 1000;
 }
 
-// Layer names come from people's files.
+// Layer names come from files that people write, and may contain anything.
 std::string Quoted(absl::string_view text) {
   std::string quoted = "\"";
   for (const char c : text) {
@@ -43,7 +43,7 @@ std::string Quoted(absl::string_view text) {
   return quoted + "\"";
 }
 
-// Chrome counts in microseconds.
+// Chrome's format counts in microseconds, with two decimals here.
 void AppendMicroseconds(const char* field, int64_t ns, std::string* json) {
   const int64_t fraction = ns % 1000;
   absl::StrAppend(json, field, ns / 1000, fraction < 10 ? ".00" : fraction < 100 ? ".0" : ".", fraction);
@@ -70,7 +70,8 @@ void AppendMetadata(const char* name, const std::string& where, const std::strin
 }  // namespace
 
 void TraceTrack::Add(const TraceEvent& event) {
-  // Once, and not in the middle of a later step; pages that are not written to take no memory.
+  // Reserved once, or growing would copy all events in the middle of a later step. Pages that are not written to take
+  // no memory.
   if (events_.capacity() == 0) events_.reserve(options_.events_max);
   if (added_count_ < options_.events_max) {
     events_.push_back(event);
@@ -90,7 +91,7 @@ std::string Trace::PathOf(const Options& options) {
 
 absl::StatusOr<std::unique_ptr<Trace>> Trace::Create(Options options) {
   std::unique_ptr<Trace> trace(new Trace(std::move(options)));
-  // Now, and not when the training is over.
+  // Fails now if the path cannot be written to, rather than after the training.
   if (const absl::Status status = trace->Write(); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("flag --trace cannot be \"", trace->options_.path,
                                                    "\": ", std::string(status.message()),
@@ -129,7 +130,7 @@ std::string Trace::Json() const {
         absl::StrAppend(&json, "{\"ph\":\"X", what);
         AppendMicroseconds(",\"dur\":", event.end_ns - event.begin_ns, &json);
       } else {
-        // Two events, which a name of their own holds together.
+        // A flight is two events, which Chrome joins by category and id.
         const std::string both = absl::StrCat(what, ",\"cat\":\"flight\",\"id\":\"", process, ".", ++flight, "\"");
         absl::StrAppend(&json, "{\"ph\":\"e", both);
         AppendMicroseconds(",\"ts\":", event.end_ns, &json);

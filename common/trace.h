@@ -1,19 +1,20 @@
-// What happened when in this process, as Chrome trace events (JSON), which Perfetto and chrome://tracing open.
+// Records what this process did and when, as Chrome trace events (JSON), which Perfetto and chrome://tracing open.
 //
 // Words. A *span* is something that a thread did, from a beginning to an end. Spans of one *track* nest. A *flight* is
-// something that went on beside what threads did, as a message under way; flights may overlap.
+// something that lasted independently of any thread, such as a message on its way; flights may overlap.
 //
 //   TraceTrack* const track = AddTrack(trace.get(), {.name = "compute"});       // null, if there is no trace
-//   { const TraceSpan span(track, "data wait", {.step = step}); ... }           // a null track: one test, no more
+//   { const TraceSpan span(track, "data wait", {.step = step}); ... }           // a null track costs one comparison
 //
-// One clock for all processes: times are CLOCK_MONOTONIC, which all processes of a machine share, and are written as
-// they are. Beside them a file has the machine's boot id and what separates that clock from the wall clock, by which
-// bench/compare/timeline.py puts the files of several machines on one axis: as well as their wall clocks agree.
+// One clock for all processes: times are CLOCK_MONOTONIC, which all processes of a machine share, and are written
+// unchanged. A file also has the machine's boot id and the difference between that clock and the wall clock, by which
+// bench/compare/timeline.py puts the files of several machines on one axis, as exactly as their wall clocks agree.
 //
-// Events are kept in memory and written at the end: of each track the newest limits.h kTraceEventsMax, and the number
-// of those that were dropped.
+// Events are kept in memory and written at the end: for each track the newest limits.h kTraceEventsMax, and the number
+// of events that were dropped.
 //
-// Thread safety: AddTrack: any thread. A track belongs to one thread at a time. Write: nobody adds.
+// Thread safety: any thread may call AddTrack. A track belongs to one thread at a time. During Write no thread may add
+// an event.
 #ifndef STARRING_COMMON_TRACE_H_
 #define STARRING_COMMON_TRACE_H_
 
@@ -39,11 +40,11 @@ inline int64_t TraceNow() {
       .count();
 }
 
-// What an event was about; what is negative is not written.
+// The subject of an event. Negative values are not written.
 struct TraceLabels {
   int64_t step = -1;
   int bucket = -1;
-  int peer = -1;  // under the name that the track gives it: a rank or a shard
+  int peer = -1;  // a rank or a shard, as the track's Options::peer says
 };
 
 struct TraceEvent {
@@ -59,14 +60,14 @@ class TraceTrack {
  public:
   struct Options {
     std::string name;           // "compute"
-    const char* peer = "rank";  // what TraceLabels::peer is
+    const char* peer = "rank";  // the meaning of TraceLabels::peer
     int64_t events_max = kTraceEventsMax;
   };
   explicit TraceTrack(Options options) : options_(std::move(options)) {}
 
-  // Beyond events_max the oldest event goes.
+  // With more than events_max events the oldest is dropped.
   void Add(const TraceEvent& event);
-  // The name of an event that is no literal. It lives as long as the track.
+  // For the name of an event that is no literal. The result lives as long as the track.
   const char* Intern(absl::string_view name) { return names_.emplace_back(name).c_str(); }
 
   int64_t kept_count() const { return added_count_ < options_.events_max ? added_count_ : options_.events_max; }
@@ -90,8 +91,8 @@ class Trace {
   // Leaves an empty trace at PathOf(options). InvalidArgument if nothing can be written there.
   static absl::StatusOr<std::unique_ptr<Trace>> Create(Options options);
 
-  // Every process writes a file of its own: its name stands before the extension. --trace=out/trace.json makes
-  // out/trace.worker-0.json, out/trace.server-1.json.
+  // Every process writes its own file, with the process's name before the extension: --trace=out/trace.json makes
+  // out/trace.worker-0.json and out/trace.server-1.json.
   static std::string PathOf(const Options& options);
 
   // Tracks appear in the order in which they were added. The track lives as long as the trace.
@@ -112,7 +113,7 @@ inline TraceTrack* AddTrack(Trace* trace, TraceTrack::Options options) {
   return trace == nullptr ? nullptr : trace->AddTrack(std::move(options));
 }
 
-// From construction to destruction.
+// Adds a span that lasts from construction to destruction.
 class TraceSpan {
  public:
   TraceSpan(TraceTrack* track, const char* name, TraceLabels labels = {}) : track_(track) {

@@ -28,22 +28,23 @@ Messages and services (proto_library and cc_proto_library are native: no load):
         cc_proto = ":parameter_server_cc_proto",
     )
 
-No -march: a binary runs on any x86-64. A hot loop asks for more in its source: common/arithmetic/instruction_set.h.
+There is no -march: a binary runs on any x86-64. A hot loop asks for more in its source, by
+common/arithmetic/instruction_set.h.
 (GCC's target_clones crashes under ThreadSanitizer, before main.)
 
 A test that starts several busy processes says so with tags = ["cpu:2"], or "exclusive" when it measures time.
 """
 
-# For our own code only; system headers and generated code are compiled without them.
+# Options for our own code. System headers and generated code are compiled without them.
 _COPTS = [
     "-Wall",
     "-Wextra",
-    # A designated initialiser names what differs from the default; the rest is meant to be left out.
+    # A designated initialiser names the fields that differ from their defaults and leaves out the others on purpose.
     "-Wno-missing-field-initializers",
     "-Wshadow",
     "-Werror",
-    # A multiplication and an addition stay two operations, with two roundings, whatever the instruction set: otherwise
-    # the same loop gives other bits on a machine with FMA.
+    # A multiplication and an addition stay two operations, with two roundings, for every instruction set. Otherwise the
+    # same loop would give other bits on a machine with FMA.
     "-ffp-contract=off",
     # GCC 12 reports overlapping copies inside std::string where there are none (GCC bug 105651).
     "-Wno-restrict",
@@ -53,14 +54,14 @@ _COPTS = [
     "//conditions:default": ["-O3"],
 })
 
-# Linked into whatever becomes a process.
+# Linked into every program and test.
 _PROCESS_DEPS = select({
     "//:sanitized": ["//third_party/sanitizers:suppressions"],
     "//conditions:default": [],
 })
 
-# A program of a bundle (//deploy:bundle) finds its libraries beside itself, in ../lib: before LD_LIBRARY_PATH, and also
-# those that its libraries need (a RUNPATH, the linker's default, does neither). Elsewhere there is no such folder.
+# A program of a bundle (//deploy:bundle) finds its libraries in ../lib, before those in LD_LIBRARY_PATH, and also the
+# libraries that its libraries need. A RUNPATH, the linker's default, does neither. Outside a bundle there is no ../lib.
 _PROCESS_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
 
 def starring_cc_library(name, copts = [], **kwargs):
@@ -89,7 +90,7 @@ def starring_cc_test(
       name: ends in _test.
       size: small, medium, large or enormous: 1, 5, 15 or 60 minutes at most.
       copts: after ours.
-      deps: what is tested.
+      deps: the libraries under test.
       linkopts: after ours.
       main: the target with main(); "//third_party/gtest" for a test that writes its own.
       **kwargs: as for cc_test.

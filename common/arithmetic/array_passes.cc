@@ -21,7 +21,9 @@ struct Search {
   bool* found;
 };
 
-// All exponent bits set: NaN or infinity. Integers, so that the loop vectorises without a promise about NaN.
+// A float with all exponent bits set is NaN or an infinity. The loop compares integers, because a comparison of floats
+// that must honour NaN does not vectorise as well; and it never stops early, because a loop with an exit does not
+// vectorise at all.
 [[gnu::always_inline]] inline void AnyNonFinite(const Search& search) {
   constexpr uint32_t kExponent = 0x7f800000u;
   uint32_t found = 0;
@@ -40,14 +42,16 @@ void StreamCopy(std::span<const float> from, std::span<float> to) {
   size_t i = 0;
 #ifdef __SSE2__
   constexpr size_t kLineBytes = kCacheLineBytes, kLineElements = kLineBytes / sizeof(float);
-  // Whole lines only: the rest of a line would be read back.
+  // Only whole lines are streamed: for a part of a line the processor would first read the rest of it from memory.
   const size_t misalignment = reinterpret_cast<uintptr_t>(to.data()) % kLineBytes;
   const size_t head = misalignment == 0 ? 0 : (kLineBytes - misalignment) / sizeof(float);
   for (; i < std::min(head, from.size()); ++i) to[i] = from[i];
   for (; i + kLineElements <= from.size(); i += kLineElements) {
     for (size_t part = i; part < i + kLineElements; part += 4) _mm_stream_ps(&to[part], _mm_loadu_ps(&from[part]));
   }
-  _mm_sfence();  // these stores are ordered with nothing else
+  // Streaming stores are ordered with no other store: without the fence another thread could see a flag that is set
+  // after this copy, and then old data.
+  _mm_sfence();
 #endif
   for (; i < from.size(); ++i) to[i] = from[i];
 }

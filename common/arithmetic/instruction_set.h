@@ -1,9 +1,9 @@
-// Which clone of a vectorised loop to run. The loops of common/ are compiled once per instruction set and chosen at run
-// time, so one binary runs on any x86-64 and is fast on a new one. They are compiled with -ffp-contract=off and add in
-// an order that the source fixes, so every clone gives the same bits; tests run them all.
+// Chooses the clone of a vectorised loop. The loops of common/ are compiled once for each instruction set, and a clone
+// is chosen at run time, so that one binary runs on any x86-64 and is fast on a new one. All are compiled with
+// -ffp-contract=off and add in an order that the source fixes, so every clone gives the same bits; tests run them all.
 //
-// target_clones would be shorter, but its choice cannot be forced by a test, and it crashes under ThreadSanitizer (its
-// resolver runs before the sanitizer is there).
+// GCC's target_clones would be shorter, but a test cannot force its choice, and it crashes under ThreadSanitizer,
+// because its resolver runs before the sanitizer has started.
 #ifndef STARRING_COMMON_ARITHMETIC_INSTRUCTION_SET_H_
 #define STARRING_COMMON_ARITHMETIC_INSTRUCTION_SET_H_
 
@@ -12,7 +12,7 @@ namespace starring {
 enum class InstructionSet { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 inline constexpr int kInstructionSetCount = 3;
 
-// The widest set that this CPU and this build have. The sets below it work too.
+// The widest set that this CPU and this build have. All narrower sets also work.
 InstructionSet BestInstructionSet();
 
 }  // namespace starring

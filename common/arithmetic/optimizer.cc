@@ -8,8 +8,9 @@
 namespace starring {
 namespace {
 
-// Parameters in and out may be one array: an element's inputs are read before its output is written, which is what the
-// ivdep below promises the compiler. Read once: after a store to another array it would be loaded again.
+// Parameters in and out may be one array: an element's inputs are read before its output is written. That is what the
+// ivdep below promises the compiler, which otherwise would not vectorise. Each input is read once into a local: after a
+// store to another array the compiler would have to load it again.
 struct SgdArgs {
   int64_t count;
   const float* gradient;
@@ -75,6 +76,8 @@ struct AdamWArgs {
   }
 }
 
+// One copy of each loop for every instruction set. All give the same bits: an element's operations do not change, and
+// -ffp-contract=off keeps the compiler from joining two of them.
 STARRING_DEFINE_CLONES(kPlainSgd, PlainSgdLoop, SgdArgs);
 STARRING_DEFINE_CLONES(kMomentum, MomentumLoop, SgdArgs);
 STARRING_DEFINE_CLONES(kNesterov, NesterovLoop, SgdArgs);
@@ -202,7 +205,8 @@ void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, Instr
     return config.nesterov ? kNesterov[clone](sgd) : kMomentum[clone](sgd);
   }
 
-  // As PyTorch, scalars are made in double and rounded once.
+  // Like PyTorch, computes scalars in double and rounds them once. In float the bias corrections of the first steps
+  // would lose most of their digits (1 - 0.999f).
   const double correction1 = 1 - IntegerPower(config.beta1, args.update);
   const double correction2 = 1 - IntegerPower(config.beta2, args.update);
   const double rate = args.learning_rate;
@@ -233,6 +237,7 @@ double IntegerPower(double base, int64_t exponent) {
 
 double CosinePi(double x) {
   CHECK(0 <= x && x <= 1) << x;
+  // Each part of the range uses the series whose argument is at most pi / 4, where few terms are enough.
   constexpr double kPi = 3.14159265358979323846;
   if (x <= 0.25) return CosineSeries(kPi * x);
   if (x <= 0.75) return -SineSeries(kPi * (x - 0.5));

@@ -1,10 +1,9 @@
 // Philox 4x32-10: a counter-based random generator. Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1,
 // 2, 3", SC 2011, section 3.3. There is no state: the same (key, counter) gives the same four words anywhere, in any
-// order, on any device, which is why a run can be resumed, sharded over threads or moved to a GPU without changing a
-// bit.
+// order, on any device, so a run can be resumed, divided among threads or moved to a GPU without changing a bit.
 //
 // Key = the run's seed. Counter = {element low, element high, epoch-or-step, purpose << 24 | stream}: two uses never
-// share a counter. Host code; the CUDA side will include it too, so: std only, constexpr.
+// share a counter. Uses only std and constexpr, so that CUDA sources may include it.
 #ifndef STARRING_COMMON_ARITHMETIC_PHILOX_H_
 #define STARRING_COMMON_ARITHMETIC_PHILOX_H_
 

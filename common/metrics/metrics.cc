@@ -59,11 +59,11 @@ class Metrics::Impl {
  private:
   static constexpr size_t kThreads = 1;
 
-  const std::shared_ptr<prometheus::Registry> registry_;  // shared: the library's way
+  const std::shared_ptr<prometheus::Registry> registry_;  // shared, because the exposer keeps a weak_ptr to it
   Mutex mutex_;
   std::deque<CounterImpl> counters_ ABSL_GUARDED_BY(mutex_);  // addresses stay
   std::deque<GaugeImpl> gauges_ ABSL_GUARDED_BY(mutex_);
-  prometheus::Exposer exposer_;  // last: its threads read the rest
+  prometheus::Exposer exposer_;  // last, so that its threads end before the members that they read
 };
 
 Metrics::Metrics(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -71,7 +71,7 @@ Metrics::~Metrics() = default;
 
 absl::StatusOr<std::unique_ptr<Metrics>> Metrics::Start(const Options& options) {
   const std::string where = absl::StrCat(options.address, ":", options.port);
-  // The library's constructors throw.
+  // The library's constructors throw, and no exception may leave this folder.
   try {
     std::unique_ptr<Metrics> metrics(new Metrics(std::make_unique<Impl>(where)));
     metrics->url_ = absl::StrCat("http://", options.address, ":", metrics->impl_->port(), "/metrics");

@@ -43,8 +43,8 @@ class PieceStream final : public google::protobuf::io::ZeroCopyInputStream {
     return false;
   }
 
-  // Called after Next only, with at most the size that it returned, so the bytes lie in the piece that was last
-  // returned, which `next_` still points at.
+  // Protobuf calls this only after Next, with at most the size that Next returned. So the bytes are in the piece that
+  // was returned last, to which `next_` still points.
   void BackUp(int count) override {
     offset_ -= count;
     position_ -= count;
@@ -70,7 +70,7 @@ class PieceStream final : public google::protobuf::io::ZeroCopyInputStream {
   int64_t position_ = 0;
 };
 
-// Bytes [begin, end) of what `pieces` put together.
+// Bytes [begin, end) of the message that `pieces` form.
 std::vector<BytePiece> SubPieces(std::span<const BytePiece> pieces, int64_t begin, int64_t end) {
   std::vector<BytePiece> result;
   int64_t position = 0;
@@ -91,7 +91,7 @@ int64_t TotalBytes(std::span<const BytePiece> pieces) {
   return total;
 }
 
-// Parses bytes [begin, end) into `fields`, on top of what is there.
+// Parses bytes [begin, end) and adds them to `fields`. Fields before and after the payload are parsed in two calls.
 absl::Status MergeFields(std::span<const BytePiece> pieces, int64_t begin, int64_t end, v1::ExchangeMessage* fields) {
   if (end - begin > kMessageFieldsBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("exchange message has ", end - begin,
@@ -144,7 +144,7 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
       if (field_begin != total) return absl::InvalidArgumentError("exchange message has a malformed tag");
       break;
     }
-    // Protobuf's parser refuses such a tag, ReadTag does not.
+    // Protobuf's own parser refuses a tag of more than five bytes; ReadTag does not.
     if (input.CurrentPosition() - field_begin > 5) {
       return absl::InvalidArgumentError("exchange message has a malformed tag");
     }
@@ -154,13 +154,13 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
       }
       continue;
     }
-    // A second one would replace the first, as protobuf has it; a message of thousands of empty ones costs a search
-    // through all pieces for each.
+    // By protobuf's rules a second payload would replace the first. A message of thousands of empty payloads would cost
+    // a search through all pieces for each of them.
     if (std::exchange(has_payload, true)) {
       return absl::InvalidArgumentError("exchange message has a second payload");
     }
-    // As protobuf reads it: an int in at most five bytes. ReadVarint32 would drop the upper bits of 2^45, and any
-    // reader of varints those beyond 64, and take an empty payload.
+    // The length is an int in at most five bytes, as protobuf itself reads it. ReadVarint32 would drop the upper bits
+    // of 2^45, and a reader of any varint those beyond 64: both would take a wrong length for an empty payload.
     const int64_t length_begin = input.CurrentPosition();
     int length;
     if (!input.ReadVarintSizeAsInt(&length) || input.CurrentPosition() - length_begin > 5 ||

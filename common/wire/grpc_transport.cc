@@ -34,21 +34,23 @@ std::vector<std::pair<std::string, int>> TransportArguments() {
   return {
       {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
       {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kMessageBytesMax)},
-      // A connection reads into a buffer that it holds before anything has come. It begins small, as strangers and
-      // small models have many of them, and doubles while a read fills it.
+      // A connection holds its read buffer before anything has arrived. The buffer begins small, because strangers and
+      // small models have many connections, and doubles while a read fills it.
       {"grpc.experimental.tcp_read_chunk_size", kReadBufferBytesMin},
       {"grpc.experimental.tcp_min_read_chunk_size", kReadBufferBytesMin},
       {"grpc.experimental.tcp_max_read_chunk_size", kReadBufferBytesMax},
-      // Large frames, never throttled by HTTP/2's windows. How much is in flight is limited by the exchange.
+      // Large frames, never throttled by HTTP/2's windows. The exchange itself limits how much is in flight.
       {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 4 << 20},
       {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 20},
       {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 << 20},
       {GRPC_ARG_HTTP2_BDP_PROBE, 0},
       // Messages are sent again by the exchange, which knows what was answered; gRPC's retries would only hold copies.
       {GRPC_ARG_ENABLE_RETRIES, 0},
+      // A proxy that the environment names for web pages does not know a cluster's hosts.
       {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+      // Each lane has a connection of its own: channels to one address otherwise share a socket.
       {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
-      // A connection that died without a word (power, cable, firewall) is found by pings.
+      // Pings find a connection that ended without a packet (power, cable, firewall).
       {GRPC_ARG_KEEPALIVE_TIME_MS, 20'000},
       {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000},
       {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},

@@ -1,4 +1,4 @@
-// What both ends of the star need of gRPC: settings, messages that refer to memory of ours, events, statuses. Only
+// The parts of gRPC that both ends of the star use: settings, messages that refer to our memory, events, statuses. Only
 // server/ and worker/exchange/star may include this file.
 //
 // Thread safety: pure functions, and types for one thread.
@@ -29,25 +29,25 @@ namespace starring {
 // Channel arguments of a client channel and of a server, the same for both.
 std::vector<std::pair<std::string, int>> TransportArguments();
 
-// The one place where gRPC's credentials are made: of a port of a server, and of a channel to one. The second also
-// sets what `arguments` need for it.
+// The one place where gRPC's credentials are made: for a server's port, and for a channel to a server. The second also
+// sets those of the channel's `arguments` that belong to the credentials.
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TransportSecurity& security);
 std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TransportSecurity& security,
                                                                  grpc::ChannelArguments* arguments);
 
-// What gRPC says of a connection that failed, in words that name the flag to look at. kUnavailable: it may come up yet;
-// kInvalidArgument: the two sides are protected differently, and waiting is in vain.
+// Explains gRPC's text about a connection that failed and names the flag to look at. kUnavailable: the server may yet
+// come up. kInvalidArgument: the two sides are protected differently, and waiting will not help.
 absl::Status ExplainConnectionError(const std::string& error, const TransportSecurity& security);
 
-// The message `fields` + `payload` that refers to `payload` where it lies. gRPC holds `keeper` until it has no further
-// use for the bytes. REQUIRES: fields.payload() is empty; a non-empty payload has a keeper.
+// The message `fields` + `payload`, which refers to `payload` without copying it. gRPC holds `keeper` until it no
+// longer needs the bytes. REQUIRES: fields.payload() is empty; a non-empty payload has a keeper.
 grpc::ByteBuffer MakeByteBuffer(const v1::ExchangeMessage& fields, std::span<const std::byte> payload,
                                 std::shared_ptr<const void> keeper);
 
 // The message in `buffer`, whose payload is views of gRPC's own slices; its keeper holds them.
 absl::StatusOr<ReceivedMessage> DecodeByteBuffer(const grpc::ByteBuffer& buffer);
 
-// What a completion queue returns as its tag.
+// The tag that a completion queue returns: one kind of event of one object.
 class CompletionTag {
  public:
   explicit CompletionTag(std::function<void(bool ok)> on_event) : on_event_(std::move(on_event)) {}
@@ -63,7 +63,8 @@ class CompletionTag {
 absl::Status FromGrpcStatus(const grpc::Status& status);
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
-// A status as the fields code and text of a message, and back. An unknown code becomes kUnknown, an OK one too.
+// A status as the fields `code` and `text` of a message, and back. An unknown code becomes kUnknown, and so does OK: a
+// message that carries a status always reports an error.
 void SetStatusFields(const absl::Status& status, v1::ExchangeMessage* fields);
 absl::Status GetStatusFields(const v1::ExchangeMessage& fields);
 

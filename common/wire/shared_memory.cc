@@ -28,7 +28,7 @@ absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
 }
 
-// Not a random choice that could change results: it tells this memory from any other.
+// Tells this memory from any other. It has no influence on results, so it needs no seed.
 uint64_t DrawNonce() {
   std::random_device device;
   return static_cast<uint64_t>(device()) << 32 | device();
@@ -67,7 +67,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(int64_t eleme
   if (memory->fd_ < 0) return SystemError("memfd_create");
   memory->where_.set_pid(getpid());
   memory->where_.set_fd(memory->fd_);
-  // All pages now: a machine without memory says so here, and does not kill a process in the middle of a step.
+  // Allocates all pages now: a machine without memory refuses here, instead of killing a process in the middle of a
+  // step.
   if (fallocate(memory->fd_, 0, 0, FileBytes(element_count)) != 0) return SystemError("fallocate");
   if (fcntl(memory->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return SystemError("F_ADD_SEALS");
@@ -80,7 +81,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(int64_t eleme
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const v1::SharedMemory& where, int64_t element_count,
                                                                  Access access) {
   const std::string path = absl::StrCat("/proc/", where.pid(), "/fd/", where.fd());
-  // On another machine this may be anything; only what calls itself ours is opened.
+  // On another machine the path may name any file, and opening a device or a pipe can have effects: only a file of our
+  // name is opened.
   char link[sizeof(kLink)];
   const ssize_t length = readlink(path.c_str(), link, sizeof(link));
   if (length < 0) return SystemError(path);
@@ -103,7 +105,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const v1::Share
 
 absl::Status SharedMemory::Map(int fd, Access access) {
   writable_ = access == Access::kReadWrite;
-  // Populated: no page fault in a step.
+  // Populated, so that no step has page faults.
   void* const mapping = mmap(nullptr, FileBytes(element_count_), writable_ ? PROT_READ | PROT_WRITE : PROT_READ,
                              MAP_SHARED | MAP_POPULATE, fd, 0);
   if (mapping == MAP_FAILED) return SystemError("mmap");

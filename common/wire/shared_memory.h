@@ -1,12 +1,12 @@
-// Memory that processes of one machine share: how a worker and the servers beside it hand over arrays.
+// Memory that processes of one machine share: how a worker and the servers on its machine hand over arrays.
 //
-// One process creates it, others open it by what SharedMemory::where says. It is a memfd, found through /proc: nothing
-// has a name in a file system, and nothing is left behind by a process that dies. Its length is sealed, so that no peer
-// can make a mapping of it invalid; its bytes are whatever the peers write.
+// One process creates the memory, and others open it with the creator's where(). It is a memfd, which is found through
+// /proc: it has no name in a file system, and nothing remains when a process dies. Its length is sealed, so that no
+// peer can make another's mapping invalid; the bytes are not protected from peers.
 //
-// Thread safety: immutable but for the bytes. Who may read and write those when is agreed upon by messages
-// (proto/starring/v1/parameter_server.proto); what was written before a message was sent is seen by who has received
-// it: both go through the kernel, whose locks order the memory of both processes.
+// Thread safety: immutable except for the bytes. Messages decide which process may read and write them when
+// (proto/starring/v1/parameter_server.proto). A process that has received a message sees what the sender wrote before
+// sending it: both calls enter the kernel, whose locks order the memory of both processes.
 #ifndef STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 #define STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 
@@ -25,12 +25,12 @@ class SharedMemory {
  public:
   enum class Access { kRead, kReadWrite };
 
-  // Zeroed, 4096-byte aligned, to be read and written. Fails with Unavailable if the system has no memfd or no memory.
+  // Zeroed, 4096-byte aligned, readable and writable. Fails with Unavailable if the system has no memfd or no memory.
   // REQUIRES: element_count >= 0.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Create(int64_t element_count);
 
-  // Fails with Unavailable if there is no such memory of `element_count` elements here: the rule on another machine, in
-  // another container, or as another user.
+  // Fails with Unavailable if this process finds no such memory of `element_count` elements. That is the rule on
+  // another machine, in another container, or as another user.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Open(const v1::SharedMemory& where, int64_t element_count,
                                                             Access access);
 
@@ -40,7 +40,7 @@ class SharedMemory {
   // REQUIRES: Create or kReadWrite.
   std::span<float> writable_values();
 
-  // For Open in another process, as long as the one that created it keeps it.
+  // For Open in another process, which works while the creator keeps this object.
   const v1::SharedMemory& where() const { return where_; }
 
  private:
@@ -49,13 +49,13 @@ class SharedMemory {
 
   v1::SharedMemory where_;
   int64_t element_count_;
-  int fd_ = -1;  // of Create: open as long as others may look for it
+  int fd_ = -1;  // after Create: open as long as others may open the memory
   bool writable_ = false;
   void* mapping_ = nullptr;
   float* values_ = nullptr;
 };
 
-// Elements `range` of an array, as they lie in a message.
+// Elements `range` of an array as bytes of a message.
 inline std::span<const std::byte> BytesOf(std::span<const float> values, ElementRange range) {
   return std::as_bytes(values.subspan(range.begin, range.size()));
 }

@@ -1,9 +1,9 @@
-"""clang-tidy over every source that ships, with its target's own flags: bazel build --config=tidy //...
+"""Runs clang-tidy over every source that ships, with its target's own flags: bazel build --config=tidy //...
 
-Not over tests and benchmarks: they were two thirds of its time, and what it finds there hurts no user.
+Tests and benchmarks are left out: they took two thirds of the time, and a bug there hurts no user.
 
-An aspect, so that Bazel knows what each check depends on: a file is looked at again only when it or a header changes.
-What is checked: .clang-tidy. Headers are checked where a source includes them.
+An aspect, so that Bazel knows what each check depends on: a file is checked again only when it or a header changes.
+.clang-tidy lists the checks. A header is checked as part of the sources that include it.
 """
 
 _CHECKED_KINDS = ["cc_binary", "cc_library", "cc_test"]
@@ -19,7 +19,7 @@ def _clang_tidy_impl(target, ctx):
         source
         for sources in ctx.rule.attr.srcs
         for source in sources.files.to_list()
-        # Not what protoc writes, not what third_party keeps to stand in for others.
+        # Neither protoc's output nor third_party's replacements for others' code.
         if source.extension == "cc" and source.is_source and not source.path.startswith("third_party/")
     ]
     if not sources:
@@ -29,7 +29,7 @@ def _clang_tidy_impl(target, ctx):
     if CcInfo in target:
         contexts.append(target[CcInfo].compilation_context)
     headers = depset(transitive = [context.headers for context in contexts])
-    # Headers of a binary or a test are in none of the contexts.
+    # The headers of a binary are in none of the contexts.
     own = [file for sources in ctx.rule.attr.srcs for file in sources.files.to_list()]
 
     flags = ctx.actions.args()
@@ -39,7 +39,7 @@ def _clang_tidy_impl(target, ctx):
         # GCC's warnings are for our code; of clang's only the analysis of locks, which GCC lacks.
         "-Wno-everything",
         "-Wthread-safety",
-        # GCC's <omp.h>: clang finds its own first, where it has one.
+        # For GCC's <omp.h>; clang prefers its own where it has one.
         "-idirafter",
         "/usr/lib/gcc/x86_64-linux-gnu/12/include",
     ])

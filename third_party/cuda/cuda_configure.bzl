@@ -1,7 +1,7 @@
 """The repository @cuda: a CUDA toolkit of version 12 or newer where there is one, else an empty library.
 
-Looked for in $CUDA_HOME, then /usr/local/cuda. STARRING_CUDA=off leaves it out, which is how a build for machines
-without CUDA is tried on one that has it:
+The toolkit is looked for in $CUDA_HOME, then in /usr/local/cuda. STARRING_CUDA=off leaves it out, to try on a machine
+with CUDA what is built on one without:
 
     bazel test --config=no_cuda //...
 

@@ -1,7 +1,7 @@
-// What LeakSanitizer must not report, compiled in rather than read from a file: it holds for processes that a test
-// starts too, whatever their working directory and environment.
+// Leaks that LeakSanitizer does not report. The list is compiled in rather than read from a file, so that it also holds
+// for the processes that a test starts, in any working directory and environment.
 //
-// Every line names a library that is not ours and keeps memory until exit.
+// Every line names a library that is not ours and that keeps memory until exit.
 extern "C" const char* __lsan_default_suppressions();
 
 extern "C" const char* __lsan_default_suppressions() {
@@ -14,7 +14,7 @@ extern "C" const char* __lsan_default_suppressions() {
       "leak:libhwloc.so\n"
       "leak:libevent\n"
       "leak:mca_\n"
-      // Its messages, through libc's asprintf, behind which the frame-pointer unwinder loses the caller.
+      // Open MPI's messages, which it makes by libc's asprintf, where the frame-pointer unwinder loses the caller.
       "leak:__vasprintf_internal\n"
       // gRPC 1.51 keeps the buffer of a TLS handshake that took several reads or failed.
       "leak:gpr_realloc\n"
@@ -22,6 +22,6 @@ extern "C" const char* __lsan_default_suppressions() {
       "leak:libgomp.so\n";
 }
 
-// MPI_Finalize unloads Open MPI's plugins before the leak check at exit, which then cannot tell whose memory it found.
-// While they stay loaded the lines above match.
+// MPI_Finalize unloads Open MPI's plugins before the leak check at exit, which then cannot find out whose memory it
+// found. Plugins that stay loaded match the lines above.
 extern "C" int dlclose(void* /*handle*/) noexcept { return 0; }
