@@ -35,7 +35,7 @@ TEST(AdmissionTest, TheTokenDecides) {
   for (const std::string& token : {std::string(), std::string("x"), almost, kToken + std::string("0")}) {
     const absl::Status status = admission.Check(Request(token), "ipv4:10.0.0.9:9");
     EXPECT_EQ(status.code(), absl::StatusCode::kUnauthenticated);
-    // The way out, and nothing about the job or the token.
+    // The message names the way out, and nothing about the job or the token.
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr("--job_secret"), Not(HasSubstr("rank")), Not(HasSubstr(kToken)), Not(HasSubstr("32"))));
   }
@@ -61,7 +61,7 @@ TEST(AdmissionTest, AnotherWireVersionIsRefusedWithBoth) {
     EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 3 speaks version " + std::to_string(version)),
                                                      HasSubstr("this server version " + std::to_string(kWireVersion))));
   }
-  // A stranger does not even learn the version.
+  // A stranger does not learn the version either.
   request.set_token("x");
   EXPECT_EQ(admission.Check(request, "").code(), absl::StatusCode::kUnauthenticated);
 }

@@ -40,7 +40,7 @@ TEST(CheckBoardTest, KeepsNotesOfEachWorkerAndStage) {
   EXPECT_EQ(board.worker_count(), 0);
 }
 
-// A check that was broken off is not mixed with the next one.
+// The notes of a check that was broken off must not be mixed with those of the next one.
 TEST(CheckBoardTest, ForgetsWhoIsGone) {
   CheckBoard board;
   ASSERT_TRUE(board.Greet(0, 77, kStart).ok());
@@ -73,7 +73,7 @@ TEST(CheckBoardTest, HasLimits) {
   }
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_EQ(bytes, kCheckBoardBytesMax);
-  // Replacing and leaving give the bytes back.
+  // A note that is replaced, or whose worker leaves, frees its bytes.
   ASSERT_TRUE(board.Put(0, 1, "short").ok());
   ASSERT_TRUE(board.Put(1, 2, std::string(1000, 'x')).ok());
   board.Leave(2);
@@ -82,7 +82,7 @@ TEST(CheckBoardTest, HasLimits) {
 
 class CheckServiceTest : public testing::Test {
  protected:
-  // The request of `rank`, whose process has a number of its own.
+  // A request of `rank`, whose process has its own number.
   static v1::CheckRequest From(int rank) {
     v1::CheckRequest request;
     request.set_rank(rank);
@@ -143,7 +143,7 @@ TEST_F(CheckServiceTest, KeepsAConnectionOnceACheck) {
   service_.Forget(kStart);
   ASSERT_TRUE(Answer(From(0), "a").ok());
   EXPECT_THAT(kept_, SizeIs(2));
-  // A later connection may have the same name.
+  // A later connection may have the same address and port.
   service_.Forget(kForgotten);
   ASSERT_TRUE(Answer(From(0), "a").ok());
   EXPECT_THAT(kept_, ElementsAre("a", "b", "a"));

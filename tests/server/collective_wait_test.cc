@@ -59,7 +59,7 @@ TEST(CollectiveWaitTest, NamesWhoIsMissing) {
   EXPECT_EQ(wait.DescribeMissing(), "rank 1 has");
 }
 
-// Takes rank's part of sum `number`. The message lives no longer than the call.
+// Takes a rank's part of sum `number`. The message is freed after the call.
 absl::StatusOr<std::vector<LaneId>> Take(CollectiveSum& sum, LaneId from, int64_t number,
                                          const std::vector<double>& values, SumPurpose purpose = SumPurpose::kLosses) {
   ReceivedMessage message;
@@ -96,7 +96,7 @@ TEST(CollectiveSumTest, ARepeatCountsOnceAndIsAnsweredWhereItCameFrom) {
   EXPECT_THAT(MustTake(sum, {1, 1}, 0, {2}), IsEmpty());
   EXPECT_THAT(MustTake(sum, {0, 0}, 0, {1}), ElementsAre(LaneId{0, 0}, LaneId{1, 1}));
   const auto answer = sum.last();
-  // Rank 1's answer was lost, rank 0 is in the next sum already.
+  // Rank 1's answer was lost while rank 0 was in the next sum already.
   EXPECT_THAT(MustTake(sum, {0, 0}, 1, {5}), IsEmpty());
   EXPECT_THAT(MustTake(sum, {1, 2}, 0, {2}), ElementsAre(LaneId{1, 2}));
   EXPECT_THAT(sum.last(), Pointee(ElementsAre(3)));

@@ -43,7 +43,7 @@ class Client {
                           : connect(fd_, reinterpret_cast<sockaddr*>(&v4), sizeof(v4)) == 0;
     sockaddr_in6 own = {};
     socklen_t length = sizeof(own);
-    getsockname(fd_, reinterpret_cast<sockaddr*>(&own), &length);  // both families have the port at the same place
+    getsockname(fd_, reinterpret_cast<sockaddr*>(&own), &length);  // the port has the same offset in both families
     peer_ = absl::StrCat(is_v6 ? "ipv6:%5B::1%5D:" : "ipv4:127.0.0.1:", ntohs(own.sin6_port));
   }
   Client(const Client&) = delete;
@@ -58,7 +58,7 @@ class Client {
     const std::string data(bytes, 'x');
     return send(fd_, data.data(), data.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(data.size());
   }
-  // Whether the server closes it within so long.
+  // Whether the server closes the connection within this time.
   bool IsClosed(int patience_ms = kPatienceMs) const {
     pollfd wait = {.fd = fd_, .events = POLLRDHUP, .revents = 0};
     return poll(&wait, 1, patience_ms) == 1;
@@ -89,13 +89,13 @@ class Server {
       if (fd >= 0) close(fd);
     }
   }
-  // As gRPC does it. Until then the socket is held, as by a gRPC that has too much to do.
+  // As gRPC does. Until this call the socket stays open, as with a gRPC that is overloaded.
   void Close(size_t index) {
     const std::lock_guard<std::mutex> lock(mutex_);
     shutdown(fds_[index], SHUT_RDWR);
     close(std::exchange(fds_[index], -1));
   }
-  // The socket that was handed over as number `index`.
+  // Waits for socket number `index` to be handed over.
   int Await(size_t index) {
     std::unique_lock<std::mutex> lock(mutex_);
     const bool came =
@@ -249,7 +249,7 @@ TEST(ConnectionAcceptorTest, CutsTheOldestStrangersOverALowerLimit) {
 TEST(ConnectionAcceptorTest, NeverCutsAKeptConnection) {
   for (const char* listen : {"127.0.0.1:0", "[::1]:0"}) {
     Server server(2, listen);
-    if (server.acceptor == nullptr) continue;  // a machine without IPv6: the first address is there always
+    if (server.acceptor == nullptr) continue;  // a machine without IPv6; the first address always exists
     const Client first(server.acceptor->address());
     server.Await(0);
     server.acceptor->Keep(first.peer());
@@ -279,7 +279,7 @@ TEST(ConnectionAcceptorTest, CutsAStrangerThatSendsMuchAndNoKeptConnection) {
   server.acceptor->Keep(worker.peer());
   ASSERT_TRUE(stranger.Send(kStrangerBytesMax / 2));
   EXPECT_FALSE(stranger.IsClosed(50));
-  // Nobody reads here, and what the kernel has taken counts. More than it takes need not be sent for this.
+  // No one reads, and bytes in the kernel count. So no more must be sent than the kernel takes.
   char bytes[1 << 16];
   std::thread reader([&, fd = server.Await(0)] {
     pollfd wait = {.fd = fd, .events = POLLIN, .revents = 0};
@@ -303,7 +303,7 @@ TEST(ConnectionAcceptorTest, CutsAStrangerThatSendsMuchAndNoKeptConnection) {
   EXPECT_FALSE(worker.IsClosed(50));
 }
 
-// A stranger may send for ever, but slowly.
+// A stranger may go on sending, but only slowly.
 TEST(ConnectionAcceptorTest, AStrangerMaySendALittleMoreEverySecond) {
   Server server(10);
   const Client slow(server.acceptor->address());
@@ -338,7 +338,7 @@ TEST(ConnectionAcceptorTest, RefusesWhatItCannotListenOn) {
     EXPECT_EQ(acceptor.status().code(), absl::StatusCode::kInvalidArgument) << address;
     return std::string(acceptor.status().message());
   };
-  EXPECT_THAT(refusal("127.0.0.1:99999"), HasSubstr("99999"));  // was port 34463 once
+  EXPECT_THAT(refusal("127.0.0.1:99999"), HasSubstr("99999"));  // cut to 16 bits it would be port 34463
   EXPECT_THAT(refusal("192.0.2.1:0"), HasSubstr("192.0.2.1:0"));
   const auto first = ConnectionAcceptor::Listen("127.0.0.1:0");
   ASSERT_TRUE(first.ok());
@@ -351,7 +351,7 @@ TEST(ConnectionAcceptorTest, ListensOnEveryAddress) {
   EXPECT_THAT(server.acceptor->address(), HasSubstr("0.0.0.0:"));
   const Client client(server.acceptor->address());
   server.Await(0);
-  server.acceptor->Keep(client.peer());  // as an IPv4 peer, though the socket may be IPv6's
+  server.acceptor->Keep(client.peer());  // named as an IPv4 peer, even if the socket is an IPv6 one
   server.acceptor->SetLimit(1);
   const Client second(server.acceptor->address());
   EXPECT_TRUE(second.IsClosed());

@@ -1,5 +1,5 @@
-// The bits of the parameters after several steps are the same however the work is cut: in buckets, shards, pieces of
-// messages, by star or by ring, in one run or two.
+// The parameters after several steps have the same bits for any number of buckets and shards, any pieces of messages,
+// star or ring, and one run or two.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -22,7 +22,7 @@ struct Job {
   LearningRateSchedule schedule = {.kind = ScheduleKind::kCosine, .base = 0.1, .warmup_steps = 2, .total_steps = 9};
 };
 
-// What a run begins with and ends with.
+// The state that a run begins with, and the one that it ends with.
 struct Model {
   std::vector<float> parameters;
   std::vector<std::vector<float>> state;
@@ -43,7 +43,7 @@ std::vector<float> Gradient(const Job& job, int rank, int64_t step) {
   return WildNumbers(job.element_count, static_cast<uint32_t>(1000 * step + rank));
 }
 
-// The plainest way: whole vectors, a scalar loop for the sum.
+// The reference: whole vectors, and a scalar loop for the sum.
 Model RunPlainly(const Job& job, Model model, int64_t step_count) {
   for (const int64_t end = model.step + step_count; model.step < end; ++model.step) {
     std::vector<std::vector<float>> gradients;

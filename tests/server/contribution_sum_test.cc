@@ -42,7 +42,7 @@ ContributionSum MakeStarted(int world_size, OwnedSlices::Options options = SgdOp
   return sums;
 }
 
-// A step's contributions arrive on lane 7 of their workers.
+// A contribution that arrived on lane 7.
 Contribution Constant(int worker, int64_t step, int bucket, float value, int64_t count) {
   auto values = std::make_shared<std::vector<float>>(count, value);
   return {.from = {worker, 7},
@@ -78,7 +78,7 @@ TEST(ContributionSumTest, TheLastContributionSeals) {
   EXPECT_EQ(sums.Parameters(0), result.sealed);
 }
 
-// A server that counts messages instead of senders adds a repeated one twice and seals without the third worker.
+// A server that counted messages instead of workers would add a repeated one twice, and seal without the last worker.
 TEST(ContributionSumTest, ARepeatedContributionChangesNothing) {
   ContributionSum sums = MakeStarted(2);
   MustContribute(sums, Constant(0, 0, 0, 1, 16));
@@ -192,7 +192,7 @@ TEST(ContributionSumTest, KeepersAreDroppedOnceTheSumIsMade) {
   EXPECT_TRUE(keeper.expired());
 }
 
-// A server that reuses its reply buffer sends a slow worker the next step's numbers.
+// A server that reused the buffer of an answer too early would send a slow worker the next step's numbers.
 TEST(ContributionSumTest, ASliceThatIsHeldNeverChanges) {
   ContributionSum sums = MakeStarted(1);
   std::vector<std::shared_ptr<const SealedSlice>> held = {sums.Parameters(0)};
@@ -281,7 +281,7 @@ TEST(ContributionSumTest, AWorldSizeOutOfBoundsIsRefused) {
   }
 }
 
-// Slow readers may hold as many as they like; what is kept for the next steps is bounded.
+// Slow readers may hold any number of slices. The number of buffers that are kept for later steps is bounded.
 TEST(ContributionSumTest, KeepsNoMoreBuffersThanAllowed) {
   ContributionSum sums = MakeStarted(1);
   std::vector<std::shared_ptr<const SealedSlice>> held;

@@ -1,4 +1,4 @@
-// How a server takes workers in, and what it bounds of their Joins. Its other limits: server_limits_test.cc,
+// How a server takes workers in, and which Joins it refuses. Its other limits: server_limits_test.cc,
 // server_lanes_test.cc.
 #include "server/parameter_server.h"
 
@@ -34,7 +34,7 @@ TEST(ParameterServerTest, ARepeatedJoinReplacesTheOneBeforeForGood) {
   ASSERT_TRUE(Eventually([&] { return joins == 1; }));
   PendingJoin second(server->address(), RequestOf(MakeJob(0, 2, 1000, 1), 10));
   ASSERT_TRUE(Eventually([&] { return joins == 2; }));
-  // The first call does not wait any longer; and when it is gone, the worker is not.
+  // The first call waits no longer, and its end does not count as the worker's.
   EXPECT_EQ(first.Wait().error_code(), grpc::StatusCode::ABORTED);
   EXPECT_TRUE(Joined(monitor.Status(), 0));
   PendingJoin other(server->address(), RequestOf(MakeJob(1, 2, 1000, 1), 11));
@@ -52,10 +52,10 @@ TEST(ParameterServerTest, ConnectionsOfAJobComeOnTopOfThoseOfStrangers) {
   EXPECT_FALSE(strangers[0].IsClosed(absl::Milliseconds(50)));
   v1::JoinRequest request = RequestOf(MakeJob(0, 2, 1000, 1), 10);
   request.set_lanes(3);
-  PendingJoin join(server->address(), request);  // one connection too many, until the server knows whose it is
+  PendingJoin join(server->address(), request);  // waits for a seat until the server knows that it is a worker's
   EXPECT_TRUE(strangers[0].IsClosed(absl::Seconds(5)));
   ASSERT_TRUE(Eventually([&] { return joins == 1; }));
-  strangers.emplace_back(server->address());  // the worker needs no seat any more
+  strangers.emplace_back(server->address());  // the worker has given its seat back
   EXPECT_FALSE(strangers[1].IsClosed(absl::Milliseconds(50)));
   strangers.emplace_back(server->address());
   EXPECT_TRUE(strangers[1].IsClosed(absl::Seconds(5)));
@@ -70,7 +70,7 @@ TEST(ParameterServerTest, AWorkerThatGivesUpIsForgotten) {
   EXPECT_TRUE(Eventually([&] { return !Joined(monitor.Status(), 0); }));
 }
 
-// Its process may have died with its machine, which the server has not noticed yet.
+// The process that has the rank may have died with its machine, and the server has not noticed yet.
 TEST(ParameterServerTest, ARankThatIsTakenIsTriedAgainUntilItIsFree) {
   std::atomic<int> joins = 0;
   std::atomic<int> refusals = 0;
@@ -110,7 +110,7 @@ v1::JoinRequest HugeRequest() {
 }
 
 TEST(ParameterServerTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother) {
-  for (const int64_t limit : {int64_t{1'000'000'000}, int64_t{0}}) {  // given, and of this machine
+  for (const int64_t limit : {int64_t{1'000'000'000}, int64_t{0}}) {  // as given, and as this machine has it
     const auto server = StartServer({.memory_bytes_max = limit});
     const grpc::Status status = PendingJoin(server->address(), HugeRequest()).Wait();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
@@ -123,7 +123,7 @@ TEST(ParameterServerTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother
   }
 }
 
-// Between two workers' Joins the memory may go to others.
+// Other processes may take memory between the Joins of two workers.
 TEST(ParameterServerTest, AJobThatCannotBeginIsToldToAllAndInTheStatus) {
   std::atomic<int64_t> free_bytes = 1 << 30;
   const auto server = StartServer({.available_memory = [&] { return free_bytes.load(); }});
@@ -195,7 +195,7 @@ TEST(ParameterServerTest, ADeadlineBeyondAllMeasureIsNotOver) {
   request.set_join_deadline_ms(INT64_MAX);
   request.set_exchange_deadline_ms(INT64_MAX);
   ASSERT_TRUE(PendingJoin(server->address(), request).Wait().ok());
-  absl::SleepFor(absl::Milliseconds(300));  // in which deadlines are looked at twice
+  absl::SleepFor(absl::Milliseconds(300));  // deadlines are looked at twice in this time
   const v1::GetStatusReply status = Stranger(server->address()).Status();
   EXPECT_EQ(status.state(), v1::GetStatusReply::RUNNING) << status.message();
 }

@@ -1,4 +1,4 @@
-"""A plain protobuf client, generated from the .proto, takes a worker's part beside a C++ worker."""
+"""A plain protobuf client, generated from the .proto, acts as a worker, together with a C++ worker."""
 import array
 import hashlib
 import importlib
@@ -17,7 +17,7 @@ WIRE_VERSION = 1  # of common/wire/exchange_message.h, and what this client was 
 
 
 def generate_stubs(folder):
-    """Runs protoc over the wire's .proto files and imports what comes out; None if a tool is missing."""
+    """Runs protoc on the .proto files of the wire and imports the modules; None if a tool is missing."""
     plugin = shutil.which("grpc_python_plugin")
     if shutil.which("protoc") is None or plugin is None:
         return None
@@ -42,7 +42,7 @@ def gradient(rank, step, begin, end):
 
 
 class PythonWorker:
-    """A worker of one shard that owns every bucket whole."""
+    """A worker with one shard, which owns every bucket completely."""
 
     def __init__(self, stubs, address, rank, world_size, token=b""):
         import grpc

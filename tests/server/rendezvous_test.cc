@@ -44,7 +44,7 @@ TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
   EXPECT_EQ(rendezvous.join_deadline_ms(), 20'000);
 }
 
-// A worker that knows nothing of it must not be asked.
+// A worker that wants no report may not know the question for its progress, so no worker is asked then.
 TEST(RendezvousTest, AStallIsReportedAfterTheShortestTimeUnlessAWorkerWantsNone) {
   const auto agreed = [](int64_t first, int64_t second) {
     Rendezvous rendezvous(0, 1, "");
@@ -72,7 +72,7 @@ TEST(RendezvousTest, ARepeatedJoinCountsOnce) {
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());  // its answer was lost
 }
 
-// A worker of attempt 1 that still looks for its servers, at the addresses where attempt 2 has its own.
+// A worker of attempt 1 still looks for its servers, at the addresses where attempt 2 has its own.
 TEST(RendezvousTest, AWorkerOfAnotherAttemptDoesNotFoundTheJob) {
   Rendezvous rendezvous(0, 1, "job-2");
   v1::JoinRequest straggler = Request(Job(0, 2), 10);
@@ -175,7 +175,7 @@ TEST(RendezvousTest, RefusesEveryFieldThatDiffersWithBothValues) {
 TEST(RendezvousTest, AWorkerThatLeftCanComeBackWithOtherFlags) {
   Rendezvous rendezvous(0, 1, "");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 2), 10)).ok());
-  rendezvous.Leave(0, 99);  // not the one who joined
+  rendezvous.Leave(0, 99);  // another process than the one that joined
   EXPECT_TRUE(rendezvous.Joined(0));
   rendezvous.Leave(0, 10);
   EXPECT_FALSE(rendezvous.has_workers());
@@ -223,7 +223,7 @@ TEST(ShardMemoryTest, CountsBuffersStateAndWhatWorkersWaitWith) {
   const JobSpec spec = MakeJob(0, 4, 1 << 20, 1 << 20);
   const auto agreement = ParseAgreement(SerializeAgreement(spec));
   ASSERT_TRUE(agreement.ok());
-  // Three buffers and a shared one, momentum, and what four workers wait with; a little for bookkeeping.
+  // Three buffers and a shared one, momentum, and four contributions; a little for bookkeeping.
   const int64_t slice = 4 * (1 << 20) / 2;
   const int64_t needed = ShardMemoryNeeded(*agreement, 0, 2);
   EXPECT_GE(needed, slice * (3 + 1 + 1 + 4));

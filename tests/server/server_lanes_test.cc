@@ -1,4 +1,4 @@
-// What a server bounds of a worker's lanes: messages, answers that wait, tracks of a trace.
+// A server's limits on the lanes of a worker: messages, answers that wait, tracks of a trace.
 #include <deque>
 #include <fstream>
 #include <iterator>
@@ -53,7 +53,7 @@ class OneLaneJob {
   bool AwaitLanes(int count) {
     return Eventually([&] { return monitor_.Status().workers(0).lanes_open() == count; });
   }
-  // How the server ends the lane when a gradient comes with so much.
+  // The status with which the server ends the lane after a gradient of this length.
   grpc::Status EndByGradient(int64_t payload_bytes) {
     ExchangeMessage gradient = MessageOf(ExchangeMessage::GRADIENT);
     gradient.set_payload(std::string(payload_bytes, '\0'));
@@ -72,7 +72,7 @@ class OneLaneJob {
 };
 
 TEST(ServerLanesTest, AWorkerThatAsksAndDoesNotReadIsCut) {
-  // Answers of 1 MiB, of which gRPC buffers few at a client that stands still.
+  // Answers of 1 MiB: gRPC buffers only a few of them for a client that does not read.
   const JobSpec job = MakeJob(0, 1, 8 * 32768, 1 << 20);
   OneLaneJob worker(job);
   ExchangeMessage parameters = MessageOf(ExchangeMessage::INITIAL_PARAMETERS, -1);
@@ -104,7 +104,7 @@ TEST(ServerLanesTest, AWorkerHasNoMoreRequestsInFlightOnALaneThanAllowed) {
   Stranger monitor(server->address());
   const auto contributions = [&] { return monitor.Status().workers(0).contributions(); };
   ASSERT_TRUE(Eventually([&] { return contributions() >= kLaneRequestsMax; }));
-  absl::SleepFor(absl::Milliseconds(200));  // in which more would come
+  absl::SleepFor(absl::Milliseconds(200));  // more would arrive in this time
   EXPECT_EQ(contributions(), kLaneRequestsMax);
   exchange->Abort(absl::CancelledError("the test is over"));
 }
@@ -123,15 +123,15 @@ TEST(ServerLanesTest, AHelloOfNoWorkerOrLaneIsRefused) {
 
 TEST(ServerLanesTest, AMessageOverTheLimitIsNotTaken) {
   OneLaneJob worker;
-  // As gRPC says it, before it reads it.
+  // In gRPC's words: gRPC refuses the message by its length, before it reads it.
   EXPECT_EQ(worker.EndByGradient(kMessageBytesMax).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
 }
 
-// gRPC holds a message until it is whole.
+// gRPC holds a message until it is complete, so the limit of memory applies first.
 TEST(ServerLanesTest, AMessageThatTheMemoryLimitDoesNotHoldIsNotTaken) {
   OneLaneJob worker(MakeJob(0, 1, 1000, 1), {.memory_bytes_max = 8 << 20});
   EXPECT_EQ(worker.EndByGradient(kMessagePayloadBytesMax).error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  // The worker may come back with less. gRPC may have closed the monitor's idle connection, to have its memory.
+  // The worker may come back with a shorter message. gRPC may have closed the monitor's idle connection for its memory.
   EXPECT_EQ(Stranger(worker.address()).Status().state(), v1::GetStatusReply::RUNNING);
 }
 

@@ -1,4 +1,4 @@
-// What a server bounds before it knows who calls: connections, streams and first messages of strangers.
+// A server's limits on strangers: connections, streams and first messages.
 #include <arpa/inet.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
@@ -66,7 +66,7 @@ TEST(ServerLimitsTest, AConnectionHasNoMoreStreamsThanAllowed) {
   Stranger stranger(server->address());
   std::deque<Stream> streams;
   for (int i = 0; i < kStreamsPerConnectionMax; ++i) streams.emplace_back(stranger);
-  // The server says how many it takes, and gRPC's clients keep to that.
+  // The server announces its limit, and gRPC's clients obey it.
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + absl::Milliseconds(300)));
   v1::GetStatusReply reply;
@@ -75,7 +75,7 @@ TEST(ServerLimitsTest, AConnectionHasNoMoreStreamsThanAllowed) {
   EXPECT_EQ(stranger.Status().state(), v1::GetStatusReply::WAITING);
 }
 
-// HTTP/2's frame of a type, without flags but END_HEADERS.
+// An HTTP/2 frame with no flag but END_HEADERS.
 std::string Frame(char type, int stream, const std::string& payload) {
   const auto size = static_cast<char>(payload.size());
   const char flags = type == 1 ? 4 : 0;
@@ -112,7 +112,7 @@ TEST(ServerLimitsTest, CompressedMessagesAreRefused) {
     context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
     context.set_compression_algorithm(algorithm);
     v1::JoinRequest request;
-    request.set_agreement(std::string(100'000, '.'));  // a thousandth of that on the wire
+    request.set_agreement(std::string(100'000, '.'));  // a thousandth of it on the wire
     v1::JoinReply reply;
     const grpc::Status status = stranger.stub().Join(&context, request, &reply);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << status.error_message();
@@ -125,7 +125,7 @@ TEST(ServerLimitsTest, StrangersDoNotKeepAWorkerOut) {
   std::vector<float> parameters = InitialParameters(job.layout.element_count());
   auto exchange = MakeStar({server->address()}, 2, SameHost::kSocket);
   ASSERT_TRUE(exchange->Start(job, parameters).ok());
-  // More than the job's connections and all strangers that are allowed beside them.
+  // More than the job's connections and all strangers that are allowed in addition.
   std::deque<Stranger> strangers;
   for (int i = 0; i < 2 * kStrangerConnectionsMax; ++i) {
     strangers.emplace_back(server->address());

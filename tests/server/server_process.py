@@ -11,10 +11,10 @@ PATIENCE_S = 50  # for a process that should end by itself
 
 
 class Server:
-    """//server in a process of its own, on a free port."""
+    """//server in its own process, on a free port."""
 
     def __init__(self, *flags, limits=None):
-        """`limits`: of setrlimit, {resource: (soft, hard)}."""
+        """`limits`: for setrlimit, {resource: (soft, hard)}."""
         def set_limits():
             for which, values in (limits or {}).items():
                 resource.setrlimit(which, values)
@@ -26,7 +26,7 @@ class Server:
         self.address = line[len("listening on "):].strip()
 
     def wait(self):
-        """Exit code and what it wrote on stderr."""
+        """The exit code and the text on stderr."""
         _, errors = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, errors
 
@@ -55,7 +55,7 @@ def digest_of(worker):
 
 
 def agreement_bytes(world_size):
-    """What star_worker brings into a job, serialised."""
+    """The agreement that star_worker brings, serialised."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "agreement")
         subprocess.run([WORKER, "--world_size=%d" % world_size, "--agreement_file=" + path], check=True)

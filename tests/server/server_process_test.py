@@ -14,7 +14,7 @@ from tests.server.server_process import PATIENCE_S, SERVER, Server, digest_of, m
 
 
 class SlowProxy:
-    """Passes connections on, every byte `delay_s` later."""
+    """Forwards connections, and delays every byte by `delay_s`."""
 
     def __init__(self, target, delay_s):
         host, _, port = target.rpartition(":")
@@ -129,7 +129,7 @@ class ServerProcessTest(unittest.TestCase):
             self.assertTrue(server.address.startswith("0.0.0.0:"))
 
     def test_workers_join_over_a_slow_network(self):
-        # A TLS handshake takes some round trips here, longer than a worker waits between two attempts.
+        # The TLS handshake needs some round trips, which take longer here than a worker waits between two attempts.
         with tempfile.TemporaryDirectory() as folder:
             secret = os.path.join(folder, "secret")
             make_secret(secret)
@@ -192,7 +192,7 @@ class ServerProcessTest(unittest.TestCase):
         with open("/proc/%d/limits" % server.process.pid) as file:
             line = next(line for line in file if line.startswith("Max open files"))
         self.assertEqual(line.split()[3:5], ["512", "512"])  # raised as far as the hard limit
-        # ... and no further than any job needs.
+        # ... but not beyond the largest number that any job needs.
         hard = min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 100_000)
         other = self.start(limits={resource.RLIMIT_NOFILE: (256, hard)})
         self.assertEqual(resource.prlimit(other.process.pid, resource.RLIMIT_NOFILE), (min(32_960, hard), hard))

@@ -16,7 +16,7 @@
 
 namespace starring {
 
-// A job of `world_size` workers at one shard that owns everything, and all answers so far.
+// A job of `world_size` workers with one shard, which owns everything. Keeps all answers until TakeAnswers.
 class Shard {
  public:
   explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1) {
@@ -37,7 +37,7 @@ class Shard {
     for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
   }
 
-  // As the lane that writes it does.
+  // Makes the payload at once, as the lane would part by part.
   static void Make(Answer* answer) {
     auto values = std::make_shared<std::vector<float>>(answer->made_count);
     answer->make(0, *values);
@@ -68,7 +68,7 @@ class Shard {
     Send(from, Fields(v1::ExchangeMessage::GRADIENT, step, bucket), Slice(values, bucket));
   }
 
-  // As a worker that shares `memory`: the gradient goes there, and the message says so.
+  // Writes the gradient to `memory`, as a worker that shares it does, and sends a message that says so.
   void SendSharedGradient(LaneId from, int64_t step, int bucket, SharedMemory* memory) {
     const ElementRange range = spec.buckets.bucket(bucket);
     for (int64_t i = range.begin; i < range.end; ++i) {
@@ -82,7 +82,7 @@ class Shard {
     Send(from, std::move(fields));
   }
 
-  // What the shard answers to SHARE.
+  // Sends a SHARE and returns the answer.
   v1::ExchangeMessage Share(LaneId from, const v1::SharedMemory& gradients,
                             const v1::SharedMemory* parameters = nullptr) {
     v1::ExchangeMessage fields = Fields(v1::ExchangeMessage::SHARE, 0, 0);
@@ -130,7 +130,7 @@ class Shard {
     Send({rank, 0}, std::move(fields));
   }
 
-  // As the server's clock does.
+  // Lets time pass as a server does, which looks at deadlines every 100 ms.
   void Tick(std::chrono::milliseconds duration) {
     for (const auto end = now + duration; now < end;) {
       now += std::chrono::milliseconds(100);

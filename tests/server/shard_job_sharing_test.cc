@@ -41,7 +41,7 @@ TEST(ShardJobSharingTest, WorkersOnThisMachineReadParametersWhereTheShardWritesT
   EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning) << shard.job->status();
 }
 
-// A gradient that is sent again after a broken connection, when its memory holds the next step's already.
+// A gradient is sent again after a broken connection, while its memory already holds the next step's.
 TEST(ShardJobSharingTest, ALateRepeatReadsNoSharedMemory) {
   Shard shard(2);
   const std::unique_ptr<SharedMemory> gradients[2] = {shard.MakeMemory(), shard.MakeMemory()};
@@ -105,7 +105,7 @@ TEST(ShardJobSharingTest, MemoryThatNobodyReadsIsNotWrittenTo) {
   shard.SendInitialParameters();
   const auto gradients = shard.MakeMemory();
   const auto parameters = shard.OpenMemory(shard.Share({0, 0}, gradients->where()));
-  // Another shard was out of reach, so the worker goes on by socket.
+  // The worker could not share with another shard, so it goes on by socket.
   const std::vector<float> before = Copy(parameters->values());
   for (int rank = 0; rank < 2; ++rank) shard.SendGradient({rank, 0}, 0, 0);
   EXPECT_EQ(shard.TakeAnswers().size(), 2u);

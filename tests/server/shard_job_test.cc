@@ -54,7 +54,7 @@ TEST(ShardJobTest, DuplicatesChangeNothing) {
       if (step > 0) shard.SendGradient({1, 0}, step - 1, b);  // late: that step is sealed
       shard.SendGradient({0, 0}, step, b);
       shard.SendGradient({2, 0}, step, b);
-      if (step > 1) shard.SendGradient({0, 0}, step - 2, b);  // so late that nobody waits
+      if (step > 1) shard.SendGradient({0, 0}, step - 2, b);  // so late that no worker waits
       shard.SendGradient({1, 0}, step, b);
       shard.SendGradient({1, 0}, step, b);
     }
@@ -137,7 +137,7 @@ TEST(ShardJobTest, SumsDoublesInRankOrder) {
   ASSERT_EQ(answers.size(), 3u);
   for (const Answer& answer : answers) EXPECT_THAT(Values<double>(answer), ElementsAre(1.0, 6));
   EXPECT_EQ(answers[1].to, (LaneId{1, 1}));
-  // Rank 1's answer was lost, rank 0 is in the next sum already.
+  // Rank 1's answer was lost while rank 0 was in the next sum already.
   shard.SendSum({0, 0}, 1, {5});
   shard.SendSum({1, 0}, 0, {-1e300, 2});
   answers = shard.TakeAnswers();
@@ -174,11 +174,11 @@ TEST(ShardJobTest, AnAbortReachesEveryWorkerAndThoseWhoComeBackLater) {
   }
   shard.job->OnLaneOpen({2, 1});
   EXPECT_EQ(shard.TakeAnswers().at(0).fields.kind(), ExchangeMessage::ERROR);
-  shard.SendGradient({0, 0}, 0, 0);  // too late to matter
+  shard.SendGradient({0, 0}, 0, 0);  // too late: ignored
   EXPECT_TRUE(shard.answers.empty());
 }
 
-// A process' exit code, by which a launcher finds the cause, comes from the status' code.
+// A launcher finds the cause by the exit codes of the processes, which come from the codes of the statuses.
 TEST(ShardJobTest, ThoseLeftByARankThatMissesAPeerMissOneToo) {
   using enum absl::StatusCode;
   for (const auto& [code, expected] :
@@ -310,7 +310,7 @@ TEST(ShardJobTest, StateIsCopiedWhenItsTurnHasCome) {
   std::vector<float> part(2, 5.0f);
   waiting[0].make(waiting[0].made_count - 2, part);
   EXPECT_THAT(part, ElementsAre(0.0f, 0.0f));
-  // On another lane there could be two at a time.
+  // On two lanes there could be two copies at a time.
   shard.job->OnLaneOpen({0, 1});
   shard.Send({0, 1}, Shard::Fields(ExchangeMessage::FETCH_STATE, 0, 0));
   EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);

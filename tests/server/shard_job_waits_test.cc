@@ -40,7 +40,7 @@ TEST(ShardJobWaitsTest, ALateContributionNamesRankBucketAndStep) {
   EXPECT_EQ(shard.TakeAnswers().size(), 3u);
 }
 
-// What was sent of one kind, as "RANK: TEXT".
+// The answers of one kind, as "RANK: TEXT".
 std::vector<std::string> TextsOf(const std::vector<Answer>& answers, ExchangeMessage::Kind kind) {
   std::vector<std::string> texts;
   for (const Answer& answer : answers) {
@@ -190,7 +190,7 @@ TEST(ShardJobWaitsTest, DescribesItself) {
   EXPECT_GT(reply.bytes_sent(), 0);
 }
 
-// The thread that sums answers GetStatus, for whomever and as often as they ask.
+// The thread that sums answers GetStatus, too, as often as a client asks.
 TEST(ShardJobWaitsTest, DescribingManyBucketsTakesNoLonger) {
   const auto shortest_of = [](int64_t elements) {
     Shard shard(1, elements);

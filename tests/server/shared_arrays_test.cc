@@ -30,7 +30,7 @@ class SharedArraysTest : public testing::Test {
     return *std::move(memory);
   }
 
-  // A SHARE of `rank`, and the memory that the answer names.
+  // Sends a SHARE of `rank` and opens the memory that the answer names.
   std::unique_ptr<SharedMemory> Share(int rank, const SharedMemory& gradients) {
     v1::ExchangeMessage request;
     *request.mutable_gradient_memory() = gradients.where();
@@ -53,7 +53,7 @@ class SharedArraysTest : public testing::Test {
     CHECK_OK(sums_.SetParameters(0, {&piece, 1}));
   }
 
-  // Both workers contribute 1 to every element: 1 is subtracted.
+  // Both workers contribute 1 to every element, so 2 is subtracted.
   void Step(int64_t step) {
     arrays_->UpdateInPlaceIfAllShare(0);
     for (const int worker : {0, 1}) {
@@ -107,7 +107,7 @@ TEST_F(SharedArraysTest, NothingIsWrittenForNoReader) {
   Step(1);
   EXPECT_EQ(arrays_->published_step(0), 1);
   EXPECT_NE(Copy(*parameters)[2], 0);
-  // A worker that has gone back to the socket reads there no more.
+  // A worker that goes on by socket no longer reads there.
   ASSERT_TRUE(Note(0, false).ok());
   Step(2);
   EXPECT_EQ(arrays_->published_step(0), 1);

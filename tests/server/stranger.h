@@ -1,4 +1,4 @@
-// Raw gRPC clients of a server: strangers, and workers that behave as no worker of ours does.
+// Raw gRPC clients of a server: strangers, and workers that do what ours never do.
 #ifndef STARRING_TESTS_SERVER_STRANGER_H_
 #define STARRING_TESTS_SERVER_STRANGER_H_
 
@@ -63,11 +63,11 @@ class Stranger {
   }
 
  private:
-  const std::shared_ptr<grpc::Channel> channel_;  // shared: gRPC's way
+  const std::shared_ptr<grpc::Channel> channel_;  // shared, because gRPC returns channels so
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
 };
 
-// An Exchange stream that ends by itself or not at all.
+// An Exchange stream.
 class Stream {
  public:
   explicit Stream(Stranger& stranger) {
@@ -80,7 +80,7 @@ class Stream {
   }
   bool Write(const v1::ExchangeMessage& message) { return stream_->Write(message); }
   bool Read(v1::ExchangeMessage* message) { return stream_->Read(message); }
-  // How the server ends the stream.
+  // Waits for the server to end the stream. The status that it gives.
   grpc::Status End() {
     v1::ExchangeMessage message;
     while (stream_->Read(&message)) {
@@ -95,7 +95,7 @@ class Stream {
   std::unique_ptr<grpc::ClientReaderWriter<v1::ExchangeMessage, v1::ExchangeMessage>> stream_;
 };
 
-// A connection that says nothing.
+// A connection that sends nothing.
 class SilentConnection {
  public:
   explicit SilentConnection(const std::string& address) : fd_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -133,7 +133,7 @@ inline v1::JoinRequest RequestOf(const JobSpec& job, uint64_t worker_id) {
   return request;
 }
 
-// A Join that waits in a thread of its own.
+// A Join call that waits in its own thread.
 class PendingJoin {
  public:
   PendingJoin(const std::string& address, v1::JoinRequest request)
