@@ -16,19 +16,19 @@ namespace starring {
 namespace {
 
 constexpr double kVoteInterval = 1.0;             // seconds
-constexpr int64_t kVoteIntervalStepsMax = 10000;  // however fast the steps seem
-constexpr int64_t kFirstVoteSteps = 8;            // before the duration of a step is known
+constexpr int64_t kVoteIntervalStepsMax = 10000;  // bounds the wait if a measured step was far too short
+constexpr int64_t kFirstVoteSteps = 8;            // the first vote comes before the duration of a step is known
 
-// A signal handler can reach nothing but a global.
+// A signal handler can reach only a global variable.
 std::atomic<int64_t> first_stop_ns = 0;  // 0: none yet
 static_assert(std::atomic<int64_t>::is_always_lock_free);
 
-// A signal to a whole process group and the launcher's own come at once and are one wish.
+// A signal to a whole process group and the launcher's own signal come within this time and are one request.
 constexpr int64_t kSecondSignalNs = 1'000'000'000;
 
 void OnStopSignal(int) {
   timespec now = {};
-  clock_gettime(CLOCK_MONOTONIC, &now);  // may be called in a handler, as atomics without locks may
+  clock_gettime(CLOCK_MONOTONIC, &now);  // allowed in a handler, as lock-free atomics are
   const int64_t now_ns = now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
   int64_t first_ns = 0;
   if (first_stop_ns.compare_exchange_strong(first_ns, now_ns)) return;
@@ -62,7 +62,7 @@ absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
   if (world_size_ == 1) return requested;
   if (step < next_vote_step_) return false;
   const absl::Time now = SteadyNow();
-  // A sum in which every rank has places of its own, and zeros elsewhere, is a gather.
+  // A sum in which every rank has its own places, and zeros in those of other ranks, is a gather.
   std::vector<double> votes(2 + static_cast<size_t>(world_size_) * sharing_.count);
   votes[0] = requested ? 1.0 : 0.0;
   votes[1] = absl::ToDoubleSeconds(now - last_vote_time_);
@@ -72,7 +72,7 @@ absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
   }
   RETURN_IF_ERROR(exchange_->Sum(SumPurpose::kStopVote, votes));
   if (sharing_.count > 0) sharing_.take(step - last_vote_step_, shared);
-  // The sums are the same bits on every rank, and so is what follows from them.
+  // The sums have the same bits on every rank, so every rank chooses the same step for the next vote.
   const double step_seconds = votes[1] / world_size_ / static_cast<double>(step - last_vote_step_);
   const double steps = step_seconds > 0 ? kVoteInterval / step_seconds : static_cast<double>(kVoteIntervalStepsMax);
   last_vote_time_ = now;

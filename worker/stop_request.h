@@ -12,32 +12,35 @@
 
 namespace starring {
 
-// SIGINT, SIGTERM and SIGUSR1 (what mpirun passes on) now count as a request to stop; one that comes a second or more
-// after the first ends the process at once with exit code 130. Sooner it is the same wish: a service manager signals
-// launcher and workers alike, and the launcher then signals the workers. Call once, before threads are started.
+// From now on SIGINT, SIGTERM and SIGUSR1 (which mpirun passes on) are requests to stop. A signal that comes a second
+// or more after the first one ends the process at once with exit code 130. An earlier one counts as the same request: a
+// service manager signals both launcher and workers, and the launcher then signals the workers again. To be called
+// once, before threads are started.
 void InstallStopSignals();
-bool StopRequested();
+// A request has come since then.
+[[nodiscard]] bool StopRequested();
 
 // Ranks see a signal at different steps, or only one of them sees it, and a rank that stopped alone would leave the
-// others waiting. So they vote, with the exchange's Sum, every so many steps: a sum costs a round trip and is a
-// barrier, hence the number is chosen, equally on all ranks, to make about one vote a second.
+// others waiting. So they vote, with the exchange's Sum, once in a number of steps. A sum costs a round trip and is a
+// barrier; therefore the number is chosen, equally on all ranks, so that there is about one vote a second.
 //
 // Thread safety: one thread.
 class StopVote {
  public:
-  // Numbers that every rank gives along with its vote, for all to see: they need no sum of their own.
+  // Numbers that every rank sends with its vote to all ranks, so that they need no sum of their own.
   struct Sharing {
     int rank = 0;
-    int count = 0;                                // of each rank
-    std::function<void(std::span<double>)> give;  // this rank's
-    // All ranks', by rank, and the steps since the vote before.
+    int count = 0;                                // how many numbers each rank sends
+    std::function<void(std::span<double>)> give;  // fills in this rank's numbers
+    // Takes the numbers of all ranks, in the order of ranks, and the number of steps since the last vote.
     std::function<void(int64_t steps, std::span<const double> all)> take;
   };
   // `exchange` outlives the vote.
   StopVote(int world_size, int64_t first_step, GradientExchange* exchange, Sharing sharing);
   StopVote(int world_size, int64_t first_step, GradientExchange* exchange);
 
-  // Called by every rank at the beginning of every step, with this rank's wish. True: all ranks stop before `step`.
+  // Called by every rank at the beginning of every step. `requested`: this rank wants to stop. True: all ranks stop
+  // before `step`.
   absl::StatusOr<bool> Agree(int64_t step, bool requested);
 
  private:

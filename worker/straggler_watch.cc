@@ -93,7 +93,7 @@ std::optional<Straggler> StragglerWatch::Find() const {
   }
   for (const auto& [rank, steps] : steps_of) {
     if (2 * steps <= steps_) continue;
-    // Its phase and how slow it is: as when it was last seen.
+    // Phase and slowness as they were found last.
     for (auto interval = intervals_.rbegin(); interval != intervals_.rend(); ++interval) {
       if (interval->slowest.has_value() && interval->slowest->rank == rank) return interval->slowest;
     }
