@@ -1,10 +1,10 @@
-// Latency and bus bandwidth of one exchange, Submit to Await of everything, for ring, mpi, and a bare MPI_Allreduce as
-// the base line (which applies no optimizer):
+// Latency and bus bandwidth of one exchange, from the Submit to the Await of all buckets, for ring and mpi, and for a
+// bare MPI_Allreduce as the base line, which applies no optimizer:
 //
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --compute_us=2000     a trainer that computes meanwhile
 //
-// Bus bandwidth is 2 (N - 1) / N * bytes / time: what every link must carry at least, whatever the algorithm.
+// Bus bandwidth is 2 (N - 1) / N * bytes / time: every link must carry at least these bytes, whatever the algorithm.
 // With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it.
 #include <mpi.h>
 #include <stdlib.h>
@@ -41,10 +41,11 @@ double MicrosecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-// Adds for as long as it takes, as a trainer would: never in the kernel, so that a stolen core shows.
+// Computes for a given time, as a trainer would, and without system calls, so that time which the exchange takes from
+// the core lengthens it.
 class Computation {
  public:
-  // Calibrates: how many rounds take one microsecond with nothing else to do.
+  // Calibrates: finds how many rounds take one microsecond while nothing else runs.
   Computation() {
     double best = 0;
     for (int i = 0; i < 5; ++i) {
@@ -71,7 +72,7 @@ struct Result {
 
 int RepetitionsFor(int64_t bytes) { return static_cast<int>(std::clamp<int64_t>((256 << 20) / bytes, 10, 2000)); }
 
-// `step` runs between barriers; the first fifth is warm-up. A step takes as long as on its slowest rank.
+// Runs `step` between barriers; the first fifth of the runs is warm-up. A step's time is that of its slowest rank.
 template <typename Step>
 Result Measure(int64_t bytes, Step step) {
   const int repetitions = RepetitionsFor(bytes);

@@ -1,8 +1,9 @@
-// What it costs a job at full speed that a stuck one can name its culprit: the code that runs in every step, and the
-// messages that leave now and then.
+// The cost of stall reports to a job that is not stuck: the code that runs in every step, and the messages that leave a
+// few times a second.
 //
-// A step of a ring or star of 2 workers enters some 12 phases and 4 buckets, shares with the vote once a second, and
-// tells its progress at most 4 times a second: the sum of these times over the time of a step is the share.
+// A step of a ring or star of 2 workers enters about 12 phases and 4 buckets, shares numbers with the vote once a
+// second, and tells its progress at most 4 times a second. The sum of these times, divided by the time of a step, is
+// the cost.
 #include <array>
 #include <chrono>
 #include <string>
@@ -17,7 +18,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// StepTimer has looked at the clock already.
+// Without reading the clock, which StepTimer does anyway.
 void BM_EnterPhase(benchmark::State& state) {
   ProgressState progress;
   const Clock::time_point now = Clock::now();
@@ -50,7 +51,7 @@ void BM_AddStep(benchmark::State& state) {
 }
 BENCHMARK(BM_AddStep);
 
-// Once a second, of 200 steps.
+// Happens once a second, over 200 steps.
 void BM_ShareAndTake(benchmark::State& state) {
   StragglerWatch watch(2);
   std::array<double, kStepPartCount> seconds = {};
@@ -66,7 +67,7 @@ void BM_ShareAndTake(benchmark::State& state) {
 }
 BENCHMARK(BM_ShareAndTake);
 
-// A glance of the thread that stays in MPI, clock included.
+// A visit of the thread that drives MPI, including the reading of the clock.
 void BM_GlanceWithNothingToTell(benchmark::State& state) {
   ProgressState progress;
   PeerWatch watch({.rank = 0,
@@ -77,7 +78,7 @@ void BM_GlanceWithNothingToTell(benchmark::State& state) {
 }
 BENCHMARK(BM_GlanceWithNothingToTell);
 
-// Four times a second, without what MPI takes to send it.
+// Happens four times a second; without the time that MPI needs to send the message.
 void BM_TellAndHearProgress(benchmark::State& state) {
   ProgressState progress;
   Clock::time_point now = Clock::now();

@@ -1,4 +1,4 @@
-// Latency, throughput and CPU time of the star, Submit of all buckets to Await of all, in real processes on this
+// Latency, throughput and CPU time of the star, from the Submit to the Await of all buckets, in real processes on this
 // machine:
 //
 //   bazel-bin/bench/star_bench                              2 workers, 2 servers, 4 KB to 64 MB
@@ -8,8 +8,7 @@
 //
 //   bazel-bin/bench/star_bench --addresses=a:7077,b:7077 --workers=2 --rank=0 --bytes=7600000 --shared_memory=false
 //
-// With --job_secret, --tls and so on, as worker and server have them, for servers and workers both; star_security.py
-// compares.
+// --job_secret, --tls and so on, as worker and server have them, protect both sides; star_security.py compares them.
 //
 // GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
 // on any core, `switches` their context switches. The servers apply SGD with momentum.
@@ -70,7 +69,7 @@ void Pin(int process) {
   sched_setaffinity(0, sizeof(cores), &cores);
 }
 
-// Prints one row; of the whole job when rank 0 has waited for everybody.
+// The measurement that rank 0 makes.
 struct Row {
   double p50_ms = 0;
   double p95_ms = 0;
@@ -151,7 +150,7 @@ void Fork(Body body) {
 
 bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
 
-// Bus bandwidth as of an allreduce, for comparison: 2 (N - 1) / N * bytes / time, whatever the star really moves.
+// Bus bandwidth as for an allreduce, to compare: 2 (N - 1) / N * bytes / time, although the star moves other amounts.
 void PrintJson(int64_t bytes, const Row& row) {
   const int workers = absl::GetFlag(FLAGS_workers);
   const double bus_bytes = 2.0 * (workers - 1) / workers * static_cast<double>(bytes);
@@ -162,7 +161,7 @@ void PrintJson(int64_t bytes, const Row& row) {
   std::fflush(stdout);
 }
 
-// As one of the workers, on this machine, of a job whose other processes are started elsewhere.
+// Runs one worker of a job whose other processes are started elsewhere.
 void MeasureAsOneWorker(int64_t bytes) {
   const int rank = absl::GetFlag(FLAGS_rank);
   Row row;

@@ -12,10 +12,10 @@
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 
-// What somebody sets this machine's clock by, as far as this process sees it.
+// How far this process sees the machine's clock set forward or back.
 static std::atomic<int> wall_clock_ahead_s = 0;
 
-// In place of libc's.
+// Replaces libc's function.
 extern "C" int clock_gettime(clockid_t clock, timespec* time) noexcept {
   const auto result = static_cast<int>(syscall(SYS_clock_gettime, clock, time));
   if (clock == CLOCK_REALTIME) time->tv_sec += wall_clock_ahead_s;
@@ -52,7 +52,7 @@ class FakeExchange : public GradientExchange {
   const int world_size_;
 };
 
-// What a service manager sends to a whole group and what the launcher then sends are one wish.
+// The signal that a service manager sends to a whole group and the one that the launcher then sends are one request.
 TEST(StopRequestTest, TwoSignalsAtOnceAreOneWishAndALaterOneEndsTheProcess) {
   const auto run = [] {
     InstallStopSignals();
@@ -97,7 +97,7 @@ TEST(StopVoteTest, VotesRarelyWhenStepsAreFast) {
   EXPECT_LE(exchange.sums, 5);
 }
 
-// Votes are a second apart: some hundred steps here, ten thousand if steps seem to take no time or less.
+// Votes are a second apart: some hundred steps here, ten thousand if steps seem to take no time or negative time.
 TEST(StopVoteTest, AWallClockThatIsSetBackDoesNotPutOffTheNextVote) {
   FakeExchange exchange(2);
   StopVote vote(2, 0, &exchange);

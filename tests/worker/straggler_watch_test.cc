@@ -9,7 +9,7 @@
 namespace starring {
 namespace {
 
-// What ranks share whose steps take 1 ms in each phase, but for one rank's phase.
+// The numbers that ranks share if every phase takes 1 ms, except one phase of one rank.
 std::vector<double> Shared(int world_size, int rank = -1, int phase = 0, double seconds = 0) {
   std::vector<double> all(world_size * StragglerWatch::kShared, 1e-3);
   if (rank >= 0) all[rank * StragglerWatch::kShared + phase] = seconds;
@@ -25,7 +25,7 @@ TEST(StragglerWatchTest, NamesTheRankThatIsSlowestInMostOfTheLastStepsWithItsPha
   EXPECT_EQ(watch.Find()->rank, 2);
   EXPECT_EQ(watch.Find()->phase, "forward");
   EXPECT_NEAR(watch.Find()->percent, 66.7, 0.1);
-  watch.Take(100, Shared(4));  // the first interval still is in the window, but is no longer most of it
+  watch.Take(100, Shared(4));  // the first interval is still in the window, but no longer most of it
   EXPECT_FALSE(watch.Find().has_value());
 }
 

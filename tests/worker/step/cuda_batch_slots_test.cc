@@ -1,5 +1,5 @@
-// On an emulated GPU whose streams are as late as they may be: memory that is used again before its copy has run brings
-// another batch.
+// On an emulated GPU whose streams run as late as they may. Memory that is reused before its copy has run then brings
+// the wrong batch.
 #include "worker/step/cuda_batch_slots.h"
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class CudaBatchSlotsTest : public ::testing::Test {
             .end_step = 1000};
   }
 
-  // As a training step does, and in its order.
+  // Makes the calls of a training step, in its order.
   void Feed(int64_t step, Loader* loader) {
     ASSERT_TRUE(slots_->AwaitCopy().ok());
     const auto batch = loader->Next();
@@ -64,7 +64,7 @@ class CudaBatchSlotsTest : public ::testing::Test {
     ASSERT_TRUE(slots_->Fill(slots_->of(step), **batch, {.learning_rate = static_cast<float>(step)}).ok());
   }
 
-  // A step that brings back what it was given.
+  // A step that copies its input back to the host.
   void Launch(CudaBatchSlots::Slot& slot) {
     const int64_t count = std::ssize(slot.plan().samples);
     CudaStream& stream = *device_->stream();

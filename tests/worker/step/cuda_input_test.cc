@@ -1,4 +1,4 @@
-// On an emulated GPU: whichever way a batch gets there, the network reads the same.
+// On an emulated GPU: the network reads the same input, whichever way the batch reached the GPU.
 #include "worker/step/cuda_input.h"
 
 #include <algorithm>
@@ -64,7 +64,7 @@ class CudaInputTest : public ::testing::Test {
     return read;
   }
 
-  // What the network reads in nine steps (two epochs), then in an evaluation of the test set.
+  // The network's input in nine steps (two epochs), then in an evaluation of the test set.
   std::vector<Read> ReadAll(bool data_on_gpu) {
     std::vector<Read> all;
     const auto input = Create(data_on_gpu).value();

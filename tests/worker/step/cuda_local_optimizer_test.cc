@@ -1,4 +1,4 @@
-// On an emulated GPU whose streams are as late as they may be, against the optimizer of the CPU.
+// Compares with the optimizer of the CPU, on an emulated GPU whose streams run as late as they may.
 #include "worker/step/cuda_local_optimizer.h"
 
 #include <memory>

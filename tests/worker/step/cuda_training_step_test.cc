@@ -1,5 +1,5 @@
-// One worker's steps on an emulated GPU whose streams are as late as they may be: whatever the number of batch slots,
-// they are the same steps.
+// One worker's steps, on an emulated GPU whose streams run as late as they may. The number of batch slots must not
+// change any result.
 #include "worker/step/cuda_training_step.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Its operations have memory of their own: batch norm's statistics, the pool's winners, the loss's sums.
+// A network whose operations have memory of their own: batch norm's statistics, the pool's winners, the loss's sums.
 constexpr char kLayers[] =
     "layer { name: \"conv\" conv2d { out_channels: 4 kernel: 3 padding: 1 no_bias: true } }\n"
     "layer { name: \"bn\" batch_norm { relu: true } }\n"
@@ -59,7 +59,7 @@ class CudaTrainingStepTest : public testing::Test {
     network_.reset();
   }
 
-  // A training from the start.
+  // Begins a new training.
   void Start(int batch_slots, double learning_rate = 0.05) {
     End();
     next_ = 0;
@@ -120,7 +120,7 @@ class CudaTrainingStepTest : public testing::Test {
     return step_->Evaluate({.pixels = pixels, .labels = labels}).value().loss_sum;
   }
 
-  // What a training did that was looked at in the middle.
+  // The results of a training that was settled in the middle.
   struct Outcome {
     std::vector<float> parameters_in_the_middle, parameters;
     double test_loss_in_the_middle = 0, test_loss = 0;
@@ -187,9 +187,9 @@ TEST_F(CudaTrainingStepTest, TheFirstStepWithANanIsNamedHoweverManyFollow) {
   }
 }
 
-// Between two launches of a graph, and between a batch size's first step and its captures, the network makes room for
-// as many other batch sizes as it keeps. A write to memory that was freed is AddressSanitizer's to find; that it was
-// not freed is seen here.
+// Between two launches of a graph, and between a batch size's first step and its captures, the network runs as many
+// other batch sizes as it keeps. The graphs must keep their operations alive. AddressSanitizer would find a write to
+// freed memory; this test finds a wrong result.
 TEST_F(CudaTrainingStepTest, GraphsKeepTheOperationsThatTheyWereCapturedFrom) {
   const auto forget = [this] {
     static_assert(kEvaluationBatchMax >= kNetworkPlansMax);
@@ -199,8 +199,8 @@ TEST_F(CudaTrainingStepTest, GraphsKeepTheOperationsThatTheyWereCapturedFrom) {
   for (const bool disturbed : {false, true}) {
     Start(4);
     std::vector<std::weak_ptr<const void>> captured;
-    // Of every three steps two are of the larger batch size: step 0 runs without a graph, 1, 3, 4 and 6 are captured
-    // in a slot each, 7 and 9 only launched.
+    // Two of every three steps have the larger batch size. Step 0 runs without a graph; steps 1, 3, 4 and 6 are
+    // captured, each on its slot; steps 7 and 9 are only launched.
     for (int step = 0; step < 10; ++step) {
       ASSERT_TRUE(RunAndSettle(1).ok());
       if (step == 1 || step == 3 || step == 4 || step == 6) captured.push_back(network_->operations());

@@ -1,4 +1,4 @@
-// On emulated GPUs, which know what was allocated.
+// On emulated GPUs, which count the bytes that are allocated.
 #include "worker/step/gpu_memory.h"
 
 #include <memory>
@@ -24,7 +24,7 @@ class GpuMemoryTest : public testing::Test {
  protected:
   ~GpuMemoryTest() override { cuda_emulation::Gpu() = {}; }
 
-  // The batch is larger than the evaluation's, or smaller.
+  // The evaluation's batch has 64 samples: `batch` may be larger or smaller.
   static NetworkOptions ShapeOf(int64_t batch) {
     return {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = batch, .evaluation_batch_max = 64};
   }

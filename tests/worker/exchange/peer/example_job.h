@@ -31,7 +31,8 @@ struct ExampleJob {
   std::vector<float> InitialParameters() const;
   std::vector<float> Gradient(int rank, int64_t step) const;
 
-  // What all ranks must hold after `step_count` steps. `state`, if given, gets the optimizer's vectors.
+  // The parameters that all ranks must have after `step_count` steps. `state`, if not null, takes the optimizer's
+  // vectors.
   std::vector<float> Reference(int64_t step_count, std::vector<std::vector<float>>* state = nullptr) const;
 };
 

@@ -104,7 +104,7 @@ std::unique_ptr<Transport> InMemoryNetwork::CreateTransport(int rank) {
 void InMemoryNetwork::Disconnect(int rank) {
   std::lock_guard lock(mutex_);
   cut_[rank] = true;
-  // What was copied on its way already is not lost; what lies in the rank's memory is.
+  // Eager messages, which were copied, still arrive. Messages in the rank's own memory are lost.
   std::erase_if(sends_, [&](const Send& send) { return send.to == rank || (send.from == rank && !send.eager); });
   std::erase_if(receives_, [&](const Receive& receive) { return receive.to == rank; });
 }

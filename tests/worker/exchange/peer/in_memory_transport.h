@@ -1,8 +1,9 @@
 // A network of ranks inside one process, for the ring's tests: messages are late and complete in random order, as long
 // as the contract of transport.h allows it.
 //
-// Every Poll completes a random part of what could complete. A send is either *eager* (copied at once, complete before
-// the receiver has looked) or completes only when its receive has taken the bytes, at random.
+// Every Poll completes a random part of the operations that can complete. At random a send is either *eager*, which
+// means that it is copied at once and completes before the receiver has looked, or it completes only when its receive
+// has taken the bytes.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_IN_MEMORY_TRANSPORT_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_PEER_IN_MEMORY_TRANSPORT_H_
 
@@ -30,10 +31,10 @@ class InMemoryNetwork {
   // From now on nothing arrives at or leaves `rank`.
   void Disconnect(int rank);
 
-  // The transports of these ranks say that they move device memory: before anybody uses one.
+  // Whether the transport of each rank claims to move device memory. To be called before a transport is used.
   void set_moves_device_memory(std::vector<bool> by_rank) { moves_device_memory_ = std::move(by_rank); }
 
-  // From now on a bit of every message with `tag` arrives wrong.
+  // From now on every message with `tag` arrives with one wrong bit.
   void CorruptMessages(int tag);
 
   // The most operations that any rank had posted at a time.
@@ -48,8 +49,8 @@ class InMemoryNetwork {
     int from = 0;
     int to = 0;
     int tag = 0;
-    std::vector<std::byte> copy;      // eager
-    std::span<const std::byte> data;  // of the sender, or of the copy
+    std::vector<std::byte> copy;      // if eager: the data
+    std::span<const std::byte> data;  // the sender's, or `copy`
     bool eager = false;
     Transport::Token token;
   };

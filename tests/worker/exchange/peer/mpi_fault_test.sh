@@ -1,6 +1,6 @@
 #!/bin/bash
-# Real processes under mpirun, of which one misbehaves: the others leave before the deadline is long over and say who it
-# was (at least one of them: mpirun ends the others as soon as one has left), and nothing keeps running.
+# Real processes under mpirun, one of which misbehaves. The others end soon after the deadline, at least one of them
+# names the culprit (mpirun ends all ranks as soon as one has left), and no process keeps running.
 #   mpi_fault_test.sh MPI_RANK
 set -uo pipefail
 mpi_rank=$1
@@ -56,13 +56,13 @@ for sync in ring mpi; do
 done
 rank=("$mpi_rank" --deadline_ms=3000 --marker="$marker")
 expect 'never joins' 3 30 'rank [02]: .*joining did not end within 3s: rank 1 does not answer' "${rank[@]}" --fault=late
-# mpirun by itself ends all ranks when one dies of a signal; without that habit the ranks find out themselves.
+# By default mpirun ends all ranks when one dies of a signal. With --enable-recovery the ranks must find out themselves.
 expect 'killed' 137 30 'rank 1 .* exited on signal 9' "${rank[@]}" --fault=die
 # (mpirun then returns 0.)
 expect 'killed, mpirun does not care' 0 30 'rank [02]: .*rank 1 does not answer' \
   --enable-recovery "${rank[@]}" --fault=die
 
-# Ranks that do not find each other: what srun without PMI does.
+# Ranks that do not find each other, as srun starts them without PMI.
 output=$(SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=3 timeout 60 "${rank[@]}" 2>&1)
 status=$?
 [[ $status == 2 ]] || fail "singleton: exit code $status: $output"

@@ -1,4 +1,4 @@
-// What a check sends by MPI. This process is the whole job: it answers its own messages.
+// The messages that a check sends by MPI. This process is the whole job and answers its own messages.
 #include "worker/exchange/peer/mpi_probe.h"
 
 #include <mpi.h>
@@ -22,7 +22,7 @@ namespace {
 std::vector<int64_t> sent_bytes;  // of each message
 }  // namespace
 
-// Takes the probe's calls and passes them on, by MPI's profiling interface.
+// Replaces MPI's function, notes the size and calls the original through MPI's profiling interface.
 extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int peer, int tag, MPI_Comm comm,
                          MPI_Request* request) {
   sent_bytes.push_back(count);
@@ -68,7 +68,7 @@ TEST_F(MpiProbeTest, GathersTextsThatAreNotTooLong) {
   EXPECT_FALSE(probe_.Gather(longest + "x", Soon()).ok());
 }
 
-// However long it may take: a fast link must not be filled for long.
+// Even if it may take long: a fast link must not be busy for as long as a slow one.
 TEST_F(MpiProbeTest, ABandwidthTestSendsNoMoreThanAllowed) {
   sent_bytes.clear();
   const auto measured = probe_.Measure(0, 15, Soon());

@@ -76,7 +76,7 @@ absl::Status Train(GradientExchange& exchange, const ExampleJob& job, int rank) 
       const ElementRange range = spec.buckets.bucket(b);
       exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
     }
-    // `gradient` is freed when this returns: after an error it must stay.
+    // After an error MPI may still write to this memory, so it must not be freed when this function returns.
     for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) {
       if (absl::Status status = exchange.Await(step, b); !status.ok()) {
         new std::vector<float>(std::move(const_cast<std::vector<float>&>(gradient)));
@@ -100,7 +100,7 @@ int Main() {
   }
   MpiRuntime& mpi = **runtime;
   const bool ring = absl::GetFlag(FLAGS_sync) == "ring";
-  // The library's order of summation is its own: integers only.
+  // With mpi the library chooses the order of the sum. Sums of integers do not depend on it.
   const ExampleJob job = {.element_count = 200'000,
                           .bucket_bytes = 1,
                           .world_size = mpi.world_size(),

@@ -24,7 +24,7 @@ using Algorithm = PeerExchange::Algorithm;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// What one rank holds at the end.
+// The result of one rank.
 struct Outcome {
   absl::Status status;
   std::vector<float> parameters;
@@ -84,7 +84,7 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
   const int world_size = training.job.world_size;
   InMemoryNetwork network(world_size, seed);
   std::vector<Outcome> outcomes(world_size);
-  // Outlives the exchanges: after an error it belongs to the transport.
+  // Outlives the exchanges, because after an error it belongs to the transport.
   std::vector<std::vector<float>> gradients(world_size);
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -139,7 +139,7 @@ TEST_P(PeerExchangeRanks, AllreduceGivesTheSameOnIntegers) {
   EXPECT_EQ(outcomes[0].state, state);
 }
 
-// Two steps, state gathered, a new job from there, two more: the bits of four steps.
+// Two steps, a gathered state, and two more steps of a new job that starts there have the bits of four steps.
 TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
   Training training = {.job = {.element_count = 3 * ReductionBlockElements(GetParam()) / 2,
                                .bucket_bytes = 1,
@@ -286,7 +286,7 @@ TEST(PeerExchange, LetsGoOfMemoryAfterAnOrderlyEndOnly) {
   }
 }
 
-// Ranks that have lost step with each other add nothing to each other's numbers.
+// Ranks that are not at the same call must not add each other's numbers.
 TEST(PeerExchange, RefusesASumOfDifferentThings) {
   const std::vector<double> few(2), many(20), most(30);
   struct Case {
@@ -323,7 +323,7 @@ TEST(PeerExchange, RefusesASumOfDifferentThings) {
   }
 }
 
-// A rank that stops without a word: the first to notice says who it is, and everybody's message names it.
+// A rank stops without a message. The first rank to notice names it, and so does the message of every other rank.
 TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
   for (const int silent : {0, 1, 2}) {
     Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3}, .step_count = 5};
@@ -357,8 +357,8 @@ TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
   }
 }
 
-// One rank is busy for a while: the others say who it is and where, then that the job goes on, and nothing else
-// changes.
+// One rank is busy for a while. The others print its number and phase, later that the job goes on; the result does not
+// change.
 class PeerExchangeStall : public testing::TestWithParam<Algorithm> {};
 
 INSTANTIATE_TEST_SUITE_P(Algorithms, PeerExchangeStall, testing::Values(Algorithm::kRing, Algorithm::kAllreduce));
@@ -430,7 +430,7 @@ TEST(PeerExchange, ARankThatNeverStartsIsNamedAtTheJoinDeadline) {
   EXPECT_THAT(std::string(statuses[2].message()), HasSubstr("rank 1 does not answer"));
 }
 
-// Await's fast path, and the background thread: a bucket gets through while the trainer is busy elsewhere.
+// The background thread completes a bucket while the trainer computes, and Await then returns at once.
 TEST(PeerExchange, GetsOnWhileTheTrainerComputes) {
   const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1 << 20, .world_size = 2};
   InMemoryNetwork network(2, 8);

@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Ranks whose notices arrive when Deliver is called; a stopped one neither sends nor takes.
+// Ranks whose notices arrive when Deliver is called. A stopped rank neither sends nor receives.
 class Ranks {
  public:
   explicit Ranks(int count) : progress_(count), stopped_(count, false), lines(count) {
@@ -41,7 +41,7 @@ class Ranks {
   void Stop(int rank) { stopped_[rank] = true; }
   void Continue(int rank) { stopped_[rank] = false; }
 
-  // Time goes on in small steps, in which all that run do what they have to.
+  // Advances time in small steps. In each step every running rank does its work.
   void Run(milliseconds duration) {
     for (const auto end = now + duration; now < end; now += milliseconds(50)) {
       for (size_t rank = 0; rank < watches_.size(); ++rank) {
@@ -100,7 +100,7 @@ TEST(PeerWatchTest, AllNameTheRankThatDoesNotAnswerAndWhereItWas) {
   ranks.Run(milliseconds(3'950));
   for (const int rank : {0, 1, 3, 4}) EXPECT_THAT(ranks.lines[rank], IsEmpty());
   ranks.Run(milliseconds(200));
-  // Ranks 0 and 4 are no neighbours of rank 2: they know it from those that are.
+  // Ranks 0 and 4 are not neighbours of rank 2: they learn its phase from ranks 1 and 3, which are.
   for (const int rank : {0, 1, 3, 4}) {
     ASSERT_EQ(ranks.lines[rank].size(), 1u) << rank;
     EXPECT_THAT(ranks.lines[rank][0],
@@ -173,7 +173,7 @@ TEST(PeerWatchTest, WhatCannotBeReadIsIgnored) {
     watch.OnNotice(1, NoticeKind::kProgress, text, now);
     EXPECT_FALSE(watch.RollIsComplete()) << text;
   }
-  watch.OnNotice(1, NoticeKind::kHere, "0 5 3 1 20 7 1 1 1 1 1 1", now);  // hearsay of a rank that is none
+  watch.OnNotice(1, NoticeKind::kHere, "0 5 3 1 20 7 1 1 1 1 1 1", now);  // about a rank that does not exist
   EXPECT_TRUE(watch.RollIsComplete());
 }
 

@@ -66,8 +66,8 @@ class Ring {
     for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
   }
 
-  // Each rank goes through its steps at its own speed, as a trainer would: submits bucket after bucket, and before the
-  // next step awaits them in the opposite order.
+  // Each rank goes through its steps at its own speed, as a trainer does: it submits one bucket after the other and
+  // awaits all of them before the next step.
   void Run(int64_t step_count) {
     struct Trainer {
       int64_t step = 0;
@@ -95,7 +95,7 @@ class Ring {
       bool ready = true;
       for (int b = 0; b < bucket_count(); ++b) ready = ready && machines_[rank]->IsReady(b);
       if (!ready) continue;
-      // The gradient is the trainer's again.
+      // Now the trainer may write to the gradient again.
       std::fill(trainer.gradient.begin(), trainer.gradient.end(), 1e30f);
       trainer.submitted = 0;
       if (++trainer.step == step_count) ++finished;

@@ -38,7 +38,7 @@ class CountingServer : public v1::ParameterServer::Service {
   }
 
   std::string address;
-  int64_t all_bytes = 0;  // read when no call is under way
+  int64_t all_bytes = 0;  // read when no call is in flight
   int64_t largest_bytes = 0;
 
  private:
@@ -46,7 +46,7 @@ class CountingServer : public v1::ParameterServer::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// However long it may take: a fast link must not be filled for long.
+// Even if it may take long: a fast link must not be busy for as long as a slow one.
 TEST(CheckClientTest, ABandwidthTestSendsNoMoreThanAllowed) {
   CountingServer server;
   StarCheckClient client({.address = server.address});

@@ -1,4 +1,4 @@
-// How many descriptors servers and workers want, on machines that allow more or less than that.
+// Servers and workers ask for descriptors on machines that allow more or fewer than they need.
 #include <sys/resource.h>
 
 #include "common/limits.h"
@@ -10,7 +10,7 @@ namespace {
 rlimit descriptors = {.rlim_cur = 1024, .rlim_max = 4096};  // what the machine allows
 }  // namespace
 
-// In the place of the C library's functions.
+// These replace the C library's functions.
 extern "C" int getrlimit(__rlimit_resource_t resource, rlimit* limit) noexcept {
   if (resource != RLIMIT_NOFILE) return prlimit(0, static_cast<__rlimit_resource>(resource), nullptr, limit);
   *limit = descriptors;

@@ -15,7 +15,7 @@ const ServerWatch::Time kStart{seconds(1000)};
 TEST(ServerWatchTest, FindsAServerSilentThatDoesNotAnswer) {
   ServerWatch watch(kTimes);
   const ServerWatch::Seen seen{.signs_of_life = 5, .waiting_since = kStart};
-  EXPECT_EQ(watch.Look(seen, kStart), Action::kNone);  // something came
+  EXPECT_EQ(watch.Look(seen, kStart), Action::kNone);  // a sign of life
   EXPECT_EQ(watch.Look(seen, kStart + milliseconds(1'999)), Action::kNone);
   EXPECT_EQ(watch.Look(seen, kStart + seconds(2)), Action::kAsk);
   EXPECT_FALSE(watch.IsUnanswered(kStart + milliseconds(2'900)));
@@ -37,7 +37,7 @@ TEST(ServerWatchTest, AServerThatAnswersIsAskedAgainLater) {
   EXPECT_EQ(watch.Look({.signs_of_life = 1, .waiting_since = kStart}, kStart + milliseconds(4'100)), Action::kAsk);
 }
 
-// The process was stopped itself, or had no core: nothing is known of the server yet.
+// This process was stopped itself, or had no core: the server must not be called silent before it was asked.
 TEST(ServerWatchTest, AGapInItsOwnTimeIsNoSilence) {
   ServerWatch watch(kTimes);
   EXPECT_EQ(watch.Look({.signs_of_life = 1, .waiting_since = kStart}, kStart), Action::kNone);

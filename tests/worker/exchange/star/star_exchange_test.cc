@@ -53,11 +53,11 @@ INSTANTIATE_TEST_SUITE_P(Lanes, StarShapeTest,
                          ::testing::Combine(::testing::Values(2), ::testing::Values(2), ::testing::Values(1, 4),
                                             ::testing::Values(SameHost::kSharedMemory, SameHost::kSocket)));
 
-// The servers answer each worker the way it asks: those that share memory read there what the others get by socket.
+// The servers answer each worker in the way it asks: one worker reads in shared memory what another receives by socket.
 TEST(StarExchangeTest, SomeWorkersShareMemoryAndOthersDoNot) {
   constexpr int kWorkers = 4;
   constexpr int64_t kSteps = 4;
-  for (const int first : {0, 1}) {  // rank 0 is the one that brings the parameters
+  for (const int first : {0, 1}) {  // rank 0 sends the initial parameters
     Servers servers(2);
     std::vector<std::vector<float>> parameters(kWorkers);
     RunWorkers(kWorkers, [&](int rank) {
@@ -93,7 +93,7 @@ TEST(StarExchangeTest, AGradientMayLieOutsideTheSharedMemory) {
   EXPECT_EQ(ParametersOf(*exchange, parameters), ReferenceRun(job, 1, RoughGradientAt));
 }
 
-// Integers add up to the same in any order: the sum can be checked without knowing the order.
+// Sums of integers do not depend on the order, so the test need not know it.
 TEST(StarExchangeTest, IntegerGradientsGiveTheExactSum) {
   constexpr int kWorkers = 3;
   Servers servers(2);
@@ -126,7 +126,7 @@ TEST(StarExchangeTest, SumsInRankOrderOnEveryWorker) {
     auto exchange = MakeStar(servers.addresses);
     ASSERT_TRUE(exchange->Start(job, parameters).ok());
     for (int i = 0; i < 20; ++i) {
-      // Left to right from rank 0 the large values cancel before the small one comes.
+      // Added from rank 0 on, the large values cancel before the small one is added.
       std::vector<double> values = {rank == 0 ? 1e300 : rank == 1 ? -1e300 : 1.5, static_cast<double>(rank + i)};
       ASSERT_TRUE(exchange->Sum(SumPurpose::kStopVote, values).ok());
       EXPECT_EQ(values[0], 1.5);
@@ -137,7 +137,7 @@ TEST(StarExchangeTest, SumsInRankOrderOnEveryWorker) {
   });
 }
 
-// Saved after 3 steps by a star of 2 shards and taken up by one of 3: as if nothing had happened.
+// A star of 2 shards saves after 3 steps, one of 3 shards continues: the bits are those of an uninterrupted run.
 TEST(StarExchangeTest, OptimizerStateTravelsThroughACheckpoint) {
   constexpr int kWorkers = 2;
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
@@ -190,7 +190,7 @@ TEST(StarExchangeTest, OptimizerStateTravelsThroughACheckpoint) {
   }
 }
 
-// More slices than a lane may have unanswered, submitted at different speed: nobody waits for ever.
+// More slices than a lane may have unanswered, submitted at different speeds, cause no deadlock.
 TEST(StarExchangeTest, ManyBucketsOnOneLane) {
   constexpr int kWorkers = 3;
   Servers servers(2);
@@ -222,7 +222,7 @@ TEST(StarExchangeTest, ShardsWithoutASlice) {
   for (const auto& server : servers.servers) EXPECT_TRUE(server->Wait().ok());
 }
 
-// In parts, both ways; the connections break in the middle of one.
+// Slices travel in parts in both directions; the connections break in the middle of a part.
 TEST(StarExchangeTest, ASliceMayBeLongerThanAMessage) {
   const int64_t elements = kMessagePayloadBytesMax / 4 + 40'000;
   Servers servers(1);

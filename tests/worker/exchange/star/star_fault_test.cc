@@ -1,4 +1,4 @@
-// What the star does when something breaks: connections, servers, workers, promises.
+// The star when connections break, servers or workers vanish, or messages are wrong.
 #include <sys/socket.h>
 
 #include <filesystem>
@@ -33,7 +33,7 @@ JobSpec Job(int rank, int world_size, absl::Duration join_deadline, absl::Durati
   return job;
 }
 
-// Two workers, each behind a proxy of its own to each of two servers.
+// Two workers; each reaches each of two servers through a proxy of its own.
 class CutTest : public ::testing::TestWithParam<std::tuple<int64_t, SameHost>> {};
 
 TEST_P(CutTest, TheResultIsTheSameWhenConnectionsBreakInTheMiddleOfMessages) {
@@ -95,7 +95,7 @@ TEST(StarFaultTest, AServerThatIsUnreachableForAWhileIsWaitedFor) {
   ASSERT_TRUE(exchange->Start(job, parameters).ok());
   proxy.Set(TcpProxy::Door::kShut);
   std::thread opener([&] {
-    absl::SleepFor(absl::Milliseconds(300));  // how long the door is shut, not for what to happen meanwhile
+    absl::SleepFor(absl::Milliseconds(300));  // keeps the door shut; the test waits for nothing here
     proxy.Set(TcpProxy::Door::kOpen);
   });
   const absl::Status trained = TrainSteps(exchange.get(), job, 2, RoughGradientAt);
@@ -139,7 +139,7 @@ TEST(StarFaultTest, AWorkerThatIsNotThereIsNamedAtTheJoinDeadline) {
   EXPECT_THAT(Message(status), HasSubstr("ranks 1, 2 of 3 have not joined within 1 s"));
 }
 
-// The first comes too early; then it says whom it waits for, and that the job goes on.
+// The first worker comes too early. It prints which ranks are missing, and later that the job goes on.
 TEST(StarFaultTest, AWorkerThatWaitsForOthersToJoinSaysWhoIsMissing) {
   Servers servers(1);
   std::vector<std::string> lines;
@@ -167,7 +167,8 @@ TEST(StarFaultTest, AWorkerThatWaitsForOthersToJoinSaysWhoIsMissing) {
   EXPECT_THAT(lines[1], HasSubstr("the job goes on after"));
 }
 
-// By mistake, or because the first is gone and the server has not noticed yet: a person sees it before the deadline.
+// Two workers have one rank, by mistake or because the first is gone and the server has not noticed: a line says so
+// well before the deadline.
 TEST(StarFaultTest, AWorkerWhoseRankIsTakenSaysSoOnce) {
   std::promise<void> joined;
   auto server = ParameterServer::Start({.log = [&](const std::string& line) {
@@ -197,7 +198,7 @@ TEST(StarFaultTest, AWorkerWhoseRankIsTakenSaysSoOnce) {
   first.join();
 }
 
-// Nothing arrives any more, and a question is not answered: that is said long before the deadline.
+// No message arrives and a question is not answered: a line says so long before the deadline.
 TEST(StarFaultTest, AServerThatHangsIsNamedWhileItIsWaitedFor) {
   Servers servers(1);
   TcpProxy proxy(servers.addresses[0]);
@@ -283,7 +284,7 @@ TEST(StarFaultTest, ALateWorkerIsNamedWithBucketAndStep) {
   RunJob(servers.addresses, 3, absl::Seconds(1), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
     ASSERT_TRUE(TrainSteps(exchange, job, 2, GradientAt).ok());
     absl::Status status;
-    if (rank == 1) {  // is there, and contributes nothing
+    if (rank == 1) {  // joins, but contributes nothing
       std::vector<double> sum = {1};
       status = exchange->Sum(SumPurpose::kStopVote, sum);
     } else {
@@ -304,7 +305,7 @@ TEST(StarFaultTest, ALateWorkerIsNamedWithBucketAndStep) {
 TEST(StarFaultTest, ADeadlineThatIsInfiniteIsNotOver) {
   Servers servers(1);
   RunJob(servers.addresses, 2, absl::InfiniteDuration(), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
-    if (rank == 1) absl::SleepFor(absl::Milliseconds(300));  // in which rank 0's deadline is looked at
+    if (rank == 1) absl::SleepFor(absl::Milliseconds(300));  // several checks of rank 0's deadline
     EXPECT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
     EXPECT_TRUE(exchange->Finish().ok());
   });
@@ -315,7 +316,7 @@ TEST(StarFaultTest, AnAbortReachesTheOthersAtOnceWithRankAndReason) {
   std::latch all_trained(3);
   RunJob(servers.addresses, 3, absl::Seconds(60), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
     EXPECT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
-    all_trained.arrive_and_wait();  // else the abort may overtake, on another lane, what a slower worker waits for
+    all_trained.arrive_and_wait();  // otherwise the abort may overtake, on another lane, an answer for a slower worker
     const absl::Time start = absl::Now();
     if (rank == 1) {
       exchange->Abort(absl::InvalidArgumentError("the gradient of fc1.weight is NaN in step 1"));
@@ -346,7 +347,7 @@ TEST(StarFaultTest, AWorkerThatLeavesWithoutAWordIsReported) {
   RunJob(servers.addresses, 2, absl::Seconds(60), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
     EXPECT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
     all_trained.arrive_and_wait();
-    if (rank == 1) return;  // destroyed without Finish, as after an error of the trainer's own
+    if (rank == 1) return;  // destroyed without Finish, as after an error in the trainer
     const absl::Status status = exchange->Finish();
     EXPECT_EQ(status.code(), absl::StatusCode::kAborted) << status;
     EXPECT_THAT(Message(status), HasSubstr("rank 1 gave up"));
@@ -364,7 +365,7 @@ TEST(StarFaultTest, AServerThatDiesIsNamedWithinTheDeadline) {
     rest.first_step = 1;
     const absl::Time start = absl::Now();
     const absl::Status status = TrainSteps(exchange, rest, 3, GradientAt);
-    // Whoever notices first tells the other through server 0.
+    // The worker that notices first tells the other through server 0.
     EXPECT_THAT(status.code(),
                 AnyOf(absl::StatusCode::kUnavailable, absl::StatusCode::kAborted, absl::StatusCode::kDeadlineExceeded))
         << status;
@@ -386,7 +387,7 @@ TEST(StarFaultTest, AServerThatHangsIsNamedWithinTheDeadline) {
   EXPECT_THAT(Message(status), AllOf(HasSubstr(proxy.address()), HasSubstr("of step 0"), HasSubstr("of rank 0")));
 }
 
-// As on a slow link, where the kernel has little room before the first answers come.
+// As on a slow link, where the kernel takes few bytes before the first answers arrive.
 void ShrinkSendBuffers(const std::string& peer) {
   std::vector<int> fds;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -398,7 +399,7 @@ void ShrinkSendBuffers(const std::string& peer) {
   }
 }
 
-// With full socket buffers gRPC lets go of a slice only when the connection ends, whatever becomes of the stream.
+// When socket buffers are full, gRPC lets go of a slice only when the connection ends, even if the stream has ended.
 TEST(StarFaultTest, AServerThatHangsInTheMiddleOfASliceIsNamedWithinTheDeadlineToo) {
   Servers servers(1);
   TcpProxy proxy(servers.addresses[0], 128 << 10);
@@ -422,11 +423,11 @@ TEST(StarFaultTest, AServerThatHangsInTheMiddleOfASliceIsNamedWithinTheDeadlineT
   }
   const absl::Status status = exchange->Await(kSteps, 0);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  // 2 s, 2 s for the server's verdict, 1 s for telling it; 20 s more when the kernel has to give up.
+  // The deadline of 2 s, 2 s for the server's verdict, 1 s to tell it; 20 s more if the kernel has to give up.
   EXPECT_LT(absl::Now() - begin, absl::Seconds(14));
 }
 
-// A new server process at the old address knows nothing of the job: waiting for it would be in vain.
+// A new server process at the old address does not know the job, so a worker must not wait for it.
 TEST(StarFaultTest, ARestartedServerIsNotTakenForTheOldOne) {
   std::optional<Servers> servers(std::in_place, 1);
   const std::string address = servers->addresses[0];

@@ -53,7 +53,7 @@ inline std::unique_ptr<GradientExchange> MakeStar(const std::vector<std::string>
   return *std::move(exchange);
 }
 
-// The parameters of a worker that gave `given` to Start.
+// The current parameters of a worker that passed `given` to Start.
 inline std::vector<float> ParametersOf(const GradientExchange& exchange, const std::vector<float>& given) {
   const std::span<const float> shared = exchange.parameter_memory();
   return shared.empty() ? given : std::vector<float>(shared.begin(), shared.end());

@@ -1,4 +1,4 @@
-// Who may join a star, and what both sides say if they are protected differently.
+// Which workers may join a star, and the errors of both sides if they are protected differently.
 #include <unistd.h>
 
 #include <functional>
@@ -24,7 +24,7 @@ using ::testing::Not;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-// A fresh secret's.
+// The token of a fresh secret.
 TransportSecurity WithSecret(bool tls) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/secret");
   unlink(path.c_str());
@@ -68,7 +68,7 @@ class Server {
   std::unique_ptr<ParameterServer> server_;
 };
 
-// What a worker's Start says.
+// The status of a worker's Start.
 absl::Status Join(const std::string& address, const TransportSecurity& security,
                   absl::Duration join_deadline = absl::Seconds(20)) {
   JobSpec job = MakeJob(0, 1, 1000, 4096);
@@ -82,7 +82,7 @@ absl::Status Join(const std::string& address, const TransportSecurity& security,
   return status;
 }
 
-// Trains with two workers and one server; the parameters of rank 0.
+// Trains with two workers and one server. Returns the parameters of rank 0.
 std::vector<float> Train(const TransportSecurity& server_security, const TransportSecurity& worker_security,
                          SameHost same_host) {
   Server server(server_security);
@@ -141,7 +141,7 @@ TEST(StarSecurityTest, AMissingSecretIsRefusedAndTheServerSaysSo) {
   EXPECT_EQ(end.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(Message(end), HasSubstr("1 request without the job's secret was refused, the last from ipv4:127.0.0.1:"));
   EXPECT_THAT(server.log(), Not(HasSubstr("rank")));
-  EXPECT_THAT(Message(end), Not(HasSubstr("ended before a request")));  // it was heard, and refused
+  EXPECT_THAT(Message(end), Not(HasSubstr("ended before a request")));  // the server has read and refused it
 
   Server open({});
   const absl::Status unwanted = Join(open.address(), token);
@@ -180,15 +180,15 @@ TEST(StarSecurityTest, ASitesCertificatesAreChecked) {
   const SiteCertificates other_site;
   const TransportSecurity good = OfSite(site, "127.0.0.1");
   Server server(good);
-  // The worker trusts another authority.
+  // The worker does not trust the server's authority.
   TransportSecurity stranger = OfSite(other_site, "127.0.0.1");
   EXPECT_THAT(Message(Join(server.address(), stranger)), HasSubstr("not signed by this worker's --tls_ca"));
-  // The server does.
+  // The server does not trust the worker's.
   stranger.tls->trusted = site.authority();
   const absl::Status untrusted = Join(server.address(), stranger, absl::Seconds(1));
   EXPECT_EQ(untrusted.code(), absl::StatusCode::kUnavailable) << untrusted;
   EXPECT_THAT(Message(untrusted), HasSubstr("does not trust this worker's certificate"));
-  // The server is not the one that the worker looks for.
+  // The server's certificate has another name than the address that the worker dials.
   Server elsewhere(OfSite(site, "10.0.0.1"));
   const absl::Status misnamed = Join(elsewhere.address(), good, absl::Seconds(1));
   EXPECT_EQ(misnamed.code(), absl::StatusCode::kInvalidArgument) << misnamed;
@@ -223,7 +223,7 @@ TEST(StarSecurityTest, WithoutASecretOnlyLoopbackIsListenedOn) {
   EXPECT_THAT(Message(refused), AllOf(HasSubstr("0.0.0.0:0"), HasSubstr("--job_secret=FILE"), HasSubstr("--insecure")));
   EXPECT_TRUE(start({}, true).ok());
   EXPECT_TRUE(start(WithSecret(false), false).ok());
-  // A site's certificates say who belongs to the site, not to the job.
+  // A site's certificate proves that a process belongs to the site, not to the job.
   const SiteCertificates site;
   EXPECT_FALSE(start(OfSite(site, "127.0.0.1"), false).ok());
 }

@@ -24,7 +24,7 @@ sockaddr_in Loopback(int port) {
   return address;
 }
 
-// A reset, not an orderly end: what is on its way is lost.
+// A reset, not an orderly end: bytes in flight are lost.
 void Reset(int socket) {
   const linger now{.l_onoff = 1, .l_linger = 0};
   setsockopt(socket, SOL_SOCKET, SO_LINGER, &now, sizeof(now));
@@ -48,7 +48,7 @@ TcpProxy::TcpProxy(const std::string& target, int receive_buffer_bytes) : target
   CHECK_GE(listener_, 0);
   sockaddr_in address = Loopback(0);
   CHECK_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
-  if (receive_buffer_bytes > 0) {  // inherited by what is accepted
+  if (receive_buffer_bytes > 0) {  // accepted connections inherit it
     CHECK_EQ(setsockopt(listener_, SOL_SOCKET, SO_RCVBUF, &receive_buffer_bytes, sizeof(receive_buffer_bytes)), 0);
   }
   CHECK_EQ(listen(listener_, 64), 0);

@@ -1,5 +1,4 @@
-// A TCP proxy on loopback that cuts connections: what stands between a worker and a server in the tests of broken
-// networks.
+// A TCP proxy on loopback between a worker and a server, which cuts their connections in tests of broken networks.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_STAR_TCP_PROXY_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_STAR_TCP_PROXY_H_
 
@@ -16,19 +15,19 @@ namespace starring {
 
 class TcpProxy {
  public:
-  // Forwards what connects to address() to `target`, host:port with a numeric host. The kernel keeps so many bytes for
-  // it that it has not read; 0: as many as it likes.
+  // Forwards connections to address() to `target`, host:port with a numeric host. `receive_buffer_bytes`: how many
+  // unread bytes the kernel keeps for the proxy; 0: the kernel decides.
   explicit TcpProxy(const std::string& target, int receive_buffer_bytes = 0);
   ~TcpProxy();
 
   const std::string& address() const { return address_; }
 
-  // Resets each connection after so many bytes in either direction, the first so many times; which is mostly in the
-  // middle of a message.
+  // Resets the next connections, as many as given, each after so many bytes in either direction, which is usually in
+  // the middle of a message.
   void CutEvery(int64_t bytes, int times);
   int cuts() const { return cuts_; }
 
-  // Resets what is connected and refuses, or accepts again.
+  // Resets all connections and refuses new ones, or accepts them again.
   enum class Door { kOpen, kShut };
   void Set(Door door);
 
@@ -46,7 +45,7 @@ class TcpProxy {
   std::atomic<bool> stopping_ = false;
   std::atomic<bool> frozen_ = false;
   std::atomic<bool> shut_ = false;
-  std::atomic<int64_t> generation_ = 0;  // of the door: connections of an older one are reset
+  std::atomic<int64_t> generation_ = 0;  // grows whenever the door is shut; connections of an older one are reset
   std::atomic<int64_t> cut_bytes_ = 0;
   std::atomic<int> cuts_left_ = 0;
   std::atomic<int> cuts_ = 0;

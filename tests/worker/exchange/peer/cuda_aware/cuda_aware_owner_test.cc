@@ -1,5 +1,5 @@
-// A ring whose messages lie in GPU memory, and one that is told to and must not: on emulated GPUs, whose memory any
-// transport can move.
+// A ring whose messages are in GPU memory, and rings that must fall back to host memory. The GPUs are emulated, so any
+// transport can move their memory.
 #include <memory>
 #include <optional>
 #include <set>
@@ -39,7 +39,7 @@ struct Training {
   std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
 };
 
-// One rank's training, with gradients and parameters where the exchange wants them.
+// One rank's training, with gradients and parameters in the memory that the exchange asks for.
 absl::Status RunRank(const Training& training, std::unique_ptr<Transport> transport, int rank, Outcome& outcome) {
   const ExampleJob& job = training.job;
   ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = rank % 2}));
@@ -156,7 +156,7 @@ TEST(CudaRing, ALibraryThatPromisesAndCorruptsIsNotUsed) {
   }
 }
 
-// Notes which GPU is current in polls by another thread than the one that has made it.
+// Notes the current GPU in every poll by another thread than the one that created the transport.
 class PollWatchingTransport final : public Transport {
  public:
   PollWatchingTransport(std::unique_ptr<Transport> inner, std::set<int>* gpus)
@@ -210,7 +210,7 @@ TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
 
 TEST(CudaRing, WithoutDeviceMemoryForItGoesByWayOfTheHost) {
   const Training training = TrainingOf(2);
-  // For what every device allocates and the gradients, and no more.
+  // Enough for the memory that every device allocates and for the gradients, and no more.
   const int64_t vector_bytes = training.job.element_count * 4;
   cuda_emulation::Gpu().memory_bytes = 2 * ((int64_t{32} << 20) + vector_bytes) + vector_bytes;
   InMemoryNetwork network(2, 6);
