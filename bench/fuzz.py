@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Searches for inputs that crash, leak, or take too long or too much memory: libFuzzer over the targets of tests/fuzz.
+"""Runs libFuzzer over the targets of tests/fuzz, to find inputs that crash, leak, or need too much time or memory.
 
     bazel run //bench:fuzz -- --continue
 
-Builds the targets with clang, AddressSanitizer and UndefinedBehaviorSanitizer (.bazelrc, --config=fuzz), then runs one
-after the other, at low priority, in pieces of a minute, each of which is a line of the log. `--continue` counts what
-the log has already, so that a search may be interrupted, and go on after a defect is mended.
+Builds the targets with clang, AddressSanitizer and UndefinedBehaviorSanitizer (.bazelrc, --config=fuzz). Then runs them
+one after the other, at low priority, in pieces of a minute; each piece is a line of the log. `--continue` counts the
+inputs in an existing log, so a search may be interrupted, and continued after a defect is mended.
 
-Leaves in the folder --out: log.jsonl, corpus/TARGET (what libFuzzer found worth keeping; it begins there the next time)
-and findings/ (inputs that fail). Such an input, once its defect is mended, belongs in tests/fuzz/corpus/TARGET, which
-the tests replay. Exit status 0: as many inputs as were asked for and no finding, 1: a finding or too few inputs, 2: the
+Writes to the folder --out: log.jsonl, corpus/TARGET (the inputs that libFuzzer keeps and begins with the next time) and
+findings/ (inputs that fail). When the defect is mended, such an input belongs in tests/fuzz/corpus/TARGET, which the
+tests replay. Exit status 0: all inputs were tried and none failed, 1: an input failed or there were too few, 2: the
 command line was refused.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -21,28 +23,31 @@ import resource
 import subprocess
 import sys
 import time
+from typing import Any
 
-INPUTS = 1_000_000  # of each target by default
+INPUTS = 1_000_000  # for each target by default
 INPUTS_OF = {"shard_job": 2_000_000}
-# Limits of one input. The memory is the process's, with its sanitizers: about 40 MiB without any input.
+# Limits for one input. The memory is that of the whole process, which has about 40 MiB without any input.
 INPUT_SECONDS_MAX = 1
 MEMORY_MB_MAX = 256
 INPUT_BYTES_MAX = 4096
-INPUT_BYTES_MAX_OF = {"shard_job": 768}  # some hundred messages; more of them find less in the same time
+INPUT_BYTES_MAX_OF = {"shard_job": 768}  # some hundred messages; longer inputs find less in the same time
 PIECE_SECONDS = 60
-# So that freed memory, which AddressSanitizer keeps to find its late use, does not hide what an input needs.
+# AddressSanitizer keeps freed memory to find late uses of it. A small quarantine shows the memory that an input needs.
 SANITIZERS = {"ASAN_OPTIONS": "quarantine_size_mb=4:malloc_context_size=8:detect_leaks=1",
               "UBSAN_OPTIONS": "print_stacktrace=1"}
 
+Line = dict[str, Any]  # of the log
 
-def parse_options(arguments):
-    parser = argparse.ArgumentParser(prog="fuzz", description=__doc__.split("\n")[0])
-    parser.add_argument("--target", default="", help="names, with commas between them (default: all)")
+
+def parse_options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--target", default="", help="targets, separated by commas (default: all)")
     parser.add_argument("--inputs", type=int, default=0,
-                        help="for each target (default: %d, shard_job %d)" % (INPUTS, INPUTS_OF["shard_job"]))
-    parser.add_argument("--seconds", type=int, default=0, help="for each target, at most (default: no limit)")
-    parser.add_argument("--continue", dest="resume", action="store_true", help="count what the log has")
-    parser.add_argument("--summary", action="store_true", help="print the table of the log and run nothing")
+                        help="inputs for each target (default: %d, shard_job %d)" % (INPUTS, INPUTS_OF["shard_job"]))
+    parser.add_argument("--seconds", type=int, default=0, help="time limit for each target (default: none)")
+    parser.add_argument("--continue", dest="resume", action="store_true", help="count the inputs in the log")
+    parser.add_argument("--summary", action="store_true", help="print the log's table and run nothing")
     parser.add_argument("--out", default="data/fuzz", help="folder, from the repository's root (default: %(default)s)")
     parser.add_argument("--binaries", default="", help="folder of TARGET_fuzz (default: build them)")
     options = parser.parse_args(arguments)
@@ -51,8 +56,8 @@ def parse_options(arguments):
     return options
 
 
-def build(root):
-    """The folder of the binaries."""
+def build(root: str) -> str:
+    """Builds the targets. Returns the folder of the binaries."""
     labels = subprocess.run(["bazel", "query", "--noshow_progress", "filter(_fuzz$, //tests/fuzz:all)"], cwd=root,
                             check=True, stdout=subprocess.PIPE, text=True).stdout.split()
     subprocess.run(["bazel", "build", "--noshow_progress", "--config=fuzz", *labels], cwd=root, check=True)
@@ -61,7 +66,7 @@ def build(root):
     return os.path.join(folder, "tests/fuzz")
 
 
-def read_log(path):
+def read_log(path: str) -> list[Line]:
     try:
         with open(path, encoding="utf-8") as file:
             return [json.loads(line) for line in file]
@@ -69,13 +74,13 @@ def read_log(path):
         return []
 
 
-def number(pattern, text, default=0):
+def number(pattern: str, text: str, default: int = 0) -> int:
     found = re.findall(pattern, text, re.M)
     return int(found[-1]) if found else default
 
 
-def parse_output(text):
-    """What libFuzzer says of a piece. The corpus is run first, and not counted: it is no new input."""
+def parse_output(text: str) -> Line:
+    """The numbers in libFuzzer's output of a piece. The corpus runs first and is not counted, since it is not new."""
     inited = number(r"^#(\d+)\s+INITED", text) if "INITED" in text else 0
     return {
         "inputs": max(0, number(r"stat::number_of_executed_units:\s*(\d+)", text) - inited),
@@ -86,8 +91,11 @@ def parse_output(text):
     }
 
 
-def is_slow_alone(binary, path):
-    """An input over its time may have waited for a core. By itself it counts what it computes, the best of three."""
+def is_slow_alone(binary: str, path: str) -> bool:
+    """Whether an input that took too long is slow when it runs alone: it may only have waited for a core.
+
+    The processor time counts, and the best of three runs.
+    """
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -99,7 +107,9 @@ def is_slow_alone(binary, path):
 
 
 class Search:
-    def __init__(self, options, root, binaries):
+    """The search over all targets, and its log."""
+
+    def __init__(self, options: argparse.Namespace, root: str, binaries: str) -> None:
         self.options, self.root, self.binaries = options, root, binaries
         self.out = os.path.join(root, options.out)
         self.findings = os.path.join(self.out, "findings")
@@ -108,17 +118,17 @@ class Search:
         self.log = read_log(self.log_path)
         self.first = 0 if options.resume or options.summary else len(self.log)
 
-    def counted(self, target):
+    def counted(self, target: str) -> list[Line]:
         return [line for line in self.log[self.first:] if line["target"] == target]
 
-    def run_piece(self, target, inputs, seconds):
+    def run_piece(self, target: str, inputs: int, seconds: int) -> Line:
         binary = os.path.join(self.binaries, target + "_fuzz")
         corpus = os.path.join(self.out, "corpus", target)
         os.makedirs(corpus, exist_ok=True)
         begin = time.time()
-        # A seed of its own for every piece: none repeats another.
+        # Each piece has its own seed, so that it does not repeat another.
         seed = 1 + sum(1 for line in self.log if line["target"] == target)
-        # The corpus is run as well, and libFuzzer counts it.
+        # The corpus runs as well, and libFuzzer counts its inputs.
         runs = inputs + len(os.listdir(corpus)) + 100
         done = subprocess.run(
             [binary, "-runs=%d" % runs, "-max_total_time=%d" % seconds, "-seed=%d" % seed, "-print_final_stats=1",
@@ -134,7 +144,7 @@ class Search:
             written = re.findall(r"Test unit written to (\S+)", done.stderr)
             path = written[-1] if written else ""
             if "/%s-timeout-" % target in path and not is_slow_alone(binary, path):
-                line["starved"] = True  # by other processes: not the input's time
+                line["starved"] = True  # the input waited for a core that other processes used
                 os.remove(path)
             else:
                 line["finding"] = path or "exit status %d" % done.returncode
@@ -145,8 +155,8 @@ class Search:
             file.write(json.dumps(line) + "\n")
         return line
 
-    def run(self, target):
-        """True when the target has had all its inputs."""
+    def run(self, target: str) -> bool:
+        """Fuzzes one target. True if it got all its inputs."""
         wanted = self.options.inputs or INPUTS_OF.get(target, INPUTS)
         end = time.monotonic() + self.options.seconds if self.options.seconds else float("inf")
         while True:
@@ -161,7 +171,7 @@ class Search:
             if line["finding"]:
                 return False
 
-    def table(self, targets):
+    def table(self, targets: list[str]) -> str:
         rows = ["| target | inputs | inputs/s | edges covered | peak memory | slowest input | findings |",
                 "| --- | --- | --- | --- | --- | --- | --- |"]
         total = 0
@@ -181,7 +191,7 @@ class Search:
         return "\n".join(rows)
 
 
-def main(arguments):
+def main(arguments: list[str]) -> int:
     options = parse_options(arguments)
     root = os.environ.get("BUILD_WORKSPACE_DIRECTORY", os.getcwd())
     corpora = os.path.join(root, "tests/fuzz/corpus")

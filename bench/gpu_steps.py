@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Times whole training steps on one GPU: Starring against PyTorch in its best settings.
+"""Times whole training steps on one GPU: Starring against PyTorch with its best settings.
 
     bazel build //worker && bench/gpu_steps.py --torch_python=/path/to/python3
 
-For each of --maths (fp32: exact; tf32; bf16), model and batch, the jobs are interleaved (A B C A B C ...), in the same
-run on the same GPU; shown are medians of --repeats, in milliseconds a step, and ratios. A step of Starring is all of
-it, from the loader to the optimizer, on synthetic data; it runs with and without its graph, with cuDNN where that is
-found, and with convolutions of its own. PyTorch's data set is in the GPU's memory (ddp/torch_steps.py),
-its optimizer is fused, and it runs eager, captured in a CUDA graph, and captured with images in channels_last. A run
-takes --steps steps and --seconds seconds at least, after a second of warm-up; its value is the median, for Starring of
-its steps, of which that second is a part. Targets: at batch 64 at most a quarter of PyTorch eager and 0.9 of PyTorch
-captured, at batch 512 at most the best of PyTorch's.
+For each of --maths (fp32: exact; tf32; bf16), model and batch, the jobs run in turns (A B C A B C ...) on the same GPU.
+The table has medians of --repeats in milliseconds per step, and ratios. Starring's step is the whole step, from the
+loader to the optimizer, on synthetic data. It runs with and without its graph, with cuDNN if that is found, and with
+its own convolutions. PyTorch's data set is in the GPU's memory (ddp/torch_steps.py) and its optimizer is fused; it runs
+eagerly, captured in a CUDA graph, and captured with images in channels_last. A run takes at least --steps steps and
+--seconds seconds after a second of warm-up, and its value is the median of the steps (Starring's include the warm-up).
+Targets: at batch 64 at most a quarter of PyTorch eager and 0.9 of PyTorch captured, at batch 512 PyTorch's best.
 
-Exit status: 0 all targets met, 1 not all, 2 where nothing could be measured. --device=cpu shows that the script works,
-and nothing else.
+Exit status: 0 all targets met, 1 not all, 2 nothing could be measured. --device=cpu only shows that the script works.
 """
+
+from __future__ import annotations
 
 import argparse
 import itertools
@@ -24,33 +24,36 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from typing import Dict, List, Tuple
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WORKERS = ("../bin/worker", "../bazel-bin/worker/worker")  # of a bundle, of a source tree
+WORKERS = ("../bin/worker", "../bazel-bin/worker/worker")  # in a bundle, in a source tree
 JOB_SECONDS_MAX = 900
 OURS = ("graph", "no graph", "own conv")  # own conv: a graph, and convolutions without cuDNN
 THEIRS = ("eager", "captured", "nhwc")  # nhwc: captured, channels_last
 MATHS = ("fp32", "tf32", "bf16")
-# No short last batch, which would be captured and planned for in the middle of a run: divisible by 64 and by 512.
+# Divisible by 64 and by 512: a shorter last batch would need a graph of its own in the middle of a run.
 TRAIN_COUNT = 61440
 PROBE_STEPS = 300
-# {batch: {whom against: at most this ratio}}
-TARGETS = {64: {"eager": 0.25, "captured": 0.9}, 512: {"best": 1.0}}
+# {batch: {the peer's job: the largest ratio allowed}}
+TARGETS: Dict[int, Dict[str, float]] = {64: {"eager": 0.25, "captured": 0.9}, 512: {"best": 1.0}}
+
+Row = Tuple[str, str, int, Dict[str, List[float]]]  # math, model, batch, {job: milliseconds}
 
 
 class BenchError(Exception):
-    """What could not be measured, for the person who started it."""
+    """Nothing could be measured; the message says why."""
 
 
-def existing(*paths):
+def existing(*paths: str) -> str:
     for path in paths:
         if os.path.exists(path):
             return path
-    raise BenchError("none of these is there: " + ", ".join(paths))
+    raise BenchError("none of these exists: " + ", ".join(paths))
 
 
-def run(command):
-    """Standard output."""
+def run(command: list[str]) -> str:
+    """Runs a program and returns its standard output."""
     try:
         done = subprocess.run(command, text=True, capture_output=True, timeout=JOB_SECONDS_MAX, check=False)
     except OSError as error:
@@ -62,8 +65,8 @@ def run(command):
     return done.stdout
 
 
-def time_worker(flags, math, job, model, batch):
-    """(milliseconds a step, device)."""
+def time_worker(flags: argparse.Namespace, math: str, job: str, model: str, batch: int) -> tuple[float, str]:
+    """Milliseconds per step, and the device."""
     if flags.device == "cpu":
         return run_worker(flags, math, job, model, batch, flags.steps)
     probe_ms, _ = run_worker(flags, math, job, model, batch, PROBE_STEPS)
@@ -71,7 +74,7 @@ def time_worker(flags, math, job, model, batch):
     return run_worker(flags, math, job, model, batch, max(flags.steps, int(1000 * seconds / probe_ms)))
 
 
-def run_worker(flags, math, job, model, batch, steps):
+def run_worker(flags: argparse.Namespace, math: str, job: str, model: str, batch: int, steps: int) -> tuple[float, str]:
     with tempfile.TemporaryDirectory() as folder:
         record_file = os.path.join(folder, "record.json")
         size = ["--synthetic_size=32", "--synthetic_channels=3"] if model == "resnet20" else []
@@ -85,8 +88,8 @@ def run_worker(flags, math, job, model, batch, steps):
     return record["step_ms"]["p50"], record["host"]["device"]
 
 
-def time_torch(flags, math, job, model, batch):
-    """Likewise."""
+def time_torch(flags: argparse.Namespace, math: str, job: str, model: str, batch: int) -> tuple[float, str]:
+    """Milliseconds per step, and the device."""
     mode = "eager" if job == "eager" else "captured"
     line = run([flags.torch_python, existing(f"{HERE}/ddp/torch_steps.py"), f"--model={model}", f"--batch={batch}",
                 f"--mode={mode}", f"--math={math}", f"--device={flags.device}", f"--steps={flags.steps}",
@@ -96,8 +99,8 @@ def time_torch(flags, math, job, model, batch):
     return result["step_ms"], f"{result['device']}, torch {result['torch']}"
 
 
-def targets_of(batch, medians):
-    """[(text, ratio, limit)] of one row."""
+def targets_of(batch: int, medians: dict[str, float]) -> list[tuple[str, float, float]]:
+    """(the peer's job, ratio, limit) of each target of one row."""
     ours = medians["graph"]
     found = []
     for whom, limit in TARGETS.get(batch, {}).items():
@@ -107,8 +110,8 @@ def targets_of(batch, medians):
     return found
 
 
-def table(jobs, rows):
-    """Lines of text. rows: [(math, model, batch, {job: [milliseconds]})]."""
+def table(jobs: list[str], rows: list[Row]) -> list[str]:
+    """The lines of the table."""
     lines = [f"{'math':<5}{'model':<10} {'batch':>5} " + "".join(f"{job + ' ms':>13}{'spread':>8}" for job in jobs) +
              "".join(f"{'/ ' + job:>11}" for job in jobs if job in THEIRS) + "  targets"]
     for math, model, batch, times in rows:
@@ -124,17 +127,18 @@ def table(jobs, rows):
     return lines
 
 
-def all_met(rows):
+def all_met(rows: list[Row]) -> bool:
     return all(ratio <= limit
                for _, _, batch, times in rows
                for _, ratio, limit in targets_of(batch, {job: statistics.median(v) for job, v in times.items()}))
 
 
-def measure(flags, jobs):
-    rows, devices = [], {}
+def measure(flags: argparse.Namespace, jobs: list[str]) -> tuple[list[Row], dict[str, str]]:
+    rows: List[Row] = []
+    devices: Dict[str, str] = {}
     for math, model, batch in itertools.product(flags.maths.split(","), flags.models.split(","),
                                                 map(int, flags.batches.split(","))):
-        times = {job: [] for job in jobs}
+        times: Dict[str, List[float]] = {job: [] for job in jobs}
         for _ in range(flags.repeats):
             for job in jobs:
                 timer = time_worker if job in OURS else time_torch
@@ -145,30 +149,30 @@ def measure(flags, jobs):
     return rows, devices
 
 
-def parse_flags():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0], allow_abbrev=False)
+def parse_flags() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0], allow_abbrev=False)
     parser.add_argument("--models", default="lenet5,mnist_cnn,mlp,resnet20")
     parser.add_argument("--batches", default="64,512")
     parser.add_argument("--maths", default=",".join(MATHS))
-    parser.add_argument("--steps", type=int, default=5000, help="of each run, at least")
-    parser.add_argument("--seconds", type=float, default=2, help="of each run, at least")
+    parser.add_argument("--steps", type=int, default=5000, help="least number of steps of each run")
+    parser.add_argument("--seconds", type=float, default=2, help="least time of each run")
     parser.add_argument("--warmup_s", type=float, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--loader_threads", type=int, default=2)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--worker", default="", help="the worker's binary")
-    parser.add_argument("--torch_python", default="python3", help="a python3 with torch, on a GPU one with CUDA")
-    parser.add_argument("--record", default="", help="writes what was measured to this file, JSON")
+    parser.add_argument("--torch_python", default="python3", help="a python3 with torch, for a GPU with CUDA")
+    parser.add_argument("--record", default="", help="file for the results, JSON")
     flags = parser.parse_args()
     for math in flags.maths.split(","):
         if math not in MATHS:
-            parser.error(f"--maths has {math!r}: it must be of {', '.join(MATHS)}")
+            parser.error(f"--maths has {math!r}: it can have {', '.join(MATHS)}")
     if flags.device == "cpu":
         flags.maths = "fp32"
     return flags
 
 
-def main():
+def main() -> int:
     flags = parse_flags()
     jobs = [*OURS, *THEIRS] if flags.device == "cuda" else ["graph", "eager"]
     try:
@@ -185,7 +189,7 @@ def main():
             json.dump({"devices": devices, "rows": [{"math": math, "model": model, "batch": batch, "step_ms": times}
                                                     for math, model, batch, times in rows]}, file, indent=1)
     if flags.device == "cpu":
-        print("THIS WAS A CPU: the numbers say nothing about the targets, which are a GPU's")
+        print("THIS WAS A CPU: the targets are for a GPU")
         return 0
     return 0 if all_met(rows) else 1
 

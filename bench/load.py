@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Many workers at few servers: do they end with the right digest, what memory does a worker cost a server, and how does
-the time of a step grow with their number?
+"""Runs many workers with few servers and measures the digest, a server's memory per worker, and the time of a step.
 
     bazel run //bench:load -- --workers=64,128,256 --servers=1,4 --ring=64
 
-Every worker is a process of its own, on this machine, that trains logreg on synthetic data; arrays go through sockets,
-as between machines. The digest is compared with that of tests/reference_job: one process that adds all gradients by
-common/arithmetic/reduction_order.h. Prints a table; exit status 0: every digest is right, 1: a job failed or has
+Every worker is a process on this machine that trains logreg on synthetic data. Arrays go through sockets, as between
+machines. The digest is compared with that of tests/reference_job, one process that adds all gradients in the order of
+common/arithmetic/reduction_order.h. Prints a table. Exit status 0: every digest is right, 1: a job failed or has
 another digest, 2: the command line was refused.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -17,27 +18,28 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
 LAUNCH = os.path.abspath("deploy/launch")
 SERVER = os.path.abspath("server/server")
 REFERENCE_JOB = os.path.abspath("tests/reference_job/reference_job")
 JOB_SECONDS_MAX = 900
-# As hundreds of processes share a few cores, everything takes its time.
+# Hundreds of processes share a few cores, so every step takes long.
 PATIENT = ["--progress=none", "--join_deadline_s=600", "--exchange_deadline_s=300"]
 
 
-def job_flags(steps):
+def job_flags(steps: int) -> list[str]:
     return ["--model=logreg", "--dataset=synthetic", "--synthetic_train_count=4096", "--synthetic_test_count=256",
             "--global_batch=512", "--epochs=1000", "--max_steps=%d" % steps, "--seed=1"]
 
 
-def reference_digest(workers, steps):
+def reference_digest(workers: int, steps: int) -> str:
     return subprocess.run([REFERENCE_JOB, str(workers), *job_flags(steps)], check=True, stdout=subprocess.PIPE,
                           text=True, timeout=JOB_SECONDS_MAX).stdout.strip()
 
 
-def status_kib(pid, field):
-    """A field of /proc/PID/status; 0 when the process is gone."""
+def status_kib(pid: int, field: str) -> int:
+    """A field of /proc/PID/status in KiB; 0 if the process is gone."""
     try:
         with open("/proc/%d/status" % pid, encoding="ascii", errors="replace") as file:
             for line in file:
@@ -48,7 +50,7 @@ def status_kib(pid, field):
     return 0
 
 
-def children(pid, name):
+def children(pid: int, name: str) -> list[int]:
     found = []
     try:
         with open("/proc/%d/task/%d/children" % (pid, pid), encoding="ascii") as file:
@@ -61,14 +63,14 @@ def children(pid, name):
     return found
 
 
-def descriptors(pid):
+def descriptors(pid: int) -> int:
     try:
         return len(os.listdir("/proc/%d/fd" % pid))
     except OSError:
         return 0
 
 
-def idle_server_kib():
+def idle_server_kib() -> int:
     """What a server that waits has in memory."""
     process = subprocess.Popen([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -81,23 +83,23 @@ def idle_server_kib():
 
 
 class Job:
-    """One job, watched: the memory of its servers, from when all their connections are open."""
+    """One job, and samples of its servers' memory."""
 
-    def __init__(self, sync, workers, servers, steps):
+    def __init__(self, sync: str, workers: int, servers: int, steps: int) -> None:
         self.command = [LAUNCH, "--sync=" + sync, "--workers=%d" % workers]
         if sync == "star":
             self.command.append("--servers=%d" % servers)
         self.command += ["--", *job_flags(steps), *PATIENT]
         if sync == "star":
             self.command.append("--same_host=socket")
-        self.samples = []  # (seconds, largest memory of a server in KiB, most descriptors)
+        self.samples: list[tuple[float, int, int]] = []  # seconds, a server's largest memory in KiB, most descriptors
         self.peak_kib = 0
-        self.record = {}
+        self.record: dict[str, Any] = {}
         self.output = ""
-        self.seconds = 0
+        self.seconds = 0.0
 
-    def run(self):
-        """True when it ended well."""
+    def run(self) -> bool:
+        """Runs the job. True if it succeeded."""
         with tempfile.TemporaryDirectory() as folder:
             record, output = os.path.join(folder, "record.json"), os.path.join(folder, "output")
             begin = time.monotonic()
@@ -120,7 +122,7 @@ class Job:
                 self.record = json.load(file)
             return True
 
-    def sample(self, launcher, seconds):
+    def sample(self, launcher: int, seconds: float) -> None:
         servers = children(launcher, "server")
         if not servers:
             return
@@ -128,14 +130,14 @@ class Job:
                              max(descriptors(pid) for pid in servers)))
         self.peak_kib = max(self.peak_kib, *(status_kib(pid, "VmHWM") for pid in servers))
 
-    def growth_kib(self):
-        """From the middle of the training to its end, as the samples show it."""
+    def growth_kib(self) -> int:
+        """How much a server's memory grows from the middle of the training to its end."""
         most = max(count for _, _, count in self.samples)
         training = [kib for _, kib, count in self.samples if count >= most - 2 and kib > 0]
         return training[-1] - training[len(training) // 2]
 
 
-def measure(options):
+def measure(options: argparse.Namespace) -> bool:
     rows = ["| job | digest | step p50 | per worker | server's memory, peak | per worker | growth, 2nd half | "
             "descriptors |", "| --- | --- | --- | --- | --- | --- | --- | --- |"]
     good = True
@@ -169,19 +171,19 @@ def measure(options):
     return good
 
 
-def numbers(text):
+def numbers(text: str) -> list[int]:
     values = [int(word) for word in text.split(",") if word]
     if any(value < 1 for value in values):
         raise ValueError(text)
     return values
 
 
-def main(arguments):
-    parser = argparse.ArgumentParser(prog="load", description=__doc__.split("\n")[0])
-    parser.add_argument("--workers", type=numbers, default=[64, 128, 256], help="of the stars (default: 64,128,256)")
-    parser.add_argument("--servers", type=numbers, default=[1, 4], help="of the stars (default: 1,4)")
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="load", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--workers", type=numbers, default=[64, 128, 256], help="in a star (default: 64,128,256)")
+    parser.add_argument("--servers", type=numbers, default=[1, 4], help="in a star (default: 1,4)")
     parser.add_argument("--ring", type=numbers, default=[64], help="workers of the rings, may be empty (default: 64)")
-    parser.add_argument("--steps", type=int, default=40, help="of the stars (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=40, help="steps of the stars (default: %(default)s)")
     options = parser.parse_args(arguments)
     return 0 if measure(options) else 1
 

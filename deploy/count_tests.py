@@ -1,23 +1,25 @@
 #!/usr/bin/python3
-"""Counts what Bazel tested: `count_tests.py NAME[:BUDGET_S]=EVENTS...`, one build event file (JSON) for each run.
+"""Counts Bazel's tests: `count_tests.py NAME[:BUDGET_S]=EVENTS...`, one build event file (JSON) for each run.
 
-Bazel itself counts targets; one target holds many cases, of GoogleTest or Python's unittest. Here a case is a test.
-Prints every failed and skipped one, for each run a line with its time and its ten slowest tests, and last, over all
+Bazel itself counts targets, but one target has many cases of GoogleTest or Python's unittest. Here each case is a test.
+Prints every failed and skipped test, for each run a line with its time and its ten slowest tests, and last, over all
 runs, exactly
 
     N passed, N failed, N skipped
 
-Nothing that went wrong may look like success, so one failure is counted for
+No problem may look like success, so one failure is counted for
   - a target that did not build (a test or not),
-  - a test that ended badly although each of its cases passed (a leak found at exit, a crash, a timeout),
+  - a test that failed although each of its cases passed (a leak found at exit, a crash, a timeout),
   - a test that ran no case at all,
-  - a run that Bazel did not finish, or ended with an error that no target accounts for,
-  - a run that took more than half as long again as its budget: a suite that grows unnoticed is run less often.
-A test that is incompatible with a configuration is no test there, and is not counted. In a run of clang-tidy every
-target whose sources it approved is a test that passed.
+  - a run that Bazel did not finish, or that ended with an error that belongs to no target,
+  - a run that took more than 1.5 times its budget: people run a slow suite less often.
+A test that is incompatible with a configuration is not counted. In a run of clang-tidy every target whose sources it
+approved is a test that passed.
 
-Exit status: 0 when something passed and nothing failed, else 1.
+Exit status: 0 if at least one test passed and none failed, else 1.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import json
@@ -25,27 +27,30 @@ import re
 import sys
 import urllib.parse
 import xml.etree.ElementTree
+from collections.abc import Iterable
+from typing import Any
 
 
 @dataclasses.dataclass
 class Count:
+    """The tests of a target, a run or all runs."""
     passed: int = 0
-    failed: list = dataclasses.field(default_factory=list)  # what failed, in words
-    skipped: list = dataclasses.field(default_factory=list)
-    seconds: float = 0  # from Bazel's start to its end, building included
-    slowest: list = dataclasses.field(default_factory=list)  # (seconds, label) of tests that ran, longest first
+    failed: list[str] = dataclasses.field(default_factory=list)  # a text for each failure
+    skipped: list[str] = dataclasses.field(default_factory=list)
+    seconds: float = 0  # from Bazel's start to its end, including the build
+    slowest: list[tuple[float, str]] = dataclasses.field(default_factory=list)  # with labels
 
-    def add(self, other):
+    def add(self, other: Count) -> None:
         self.passed += other.passed
         self.failed += other.failed
         self.skipped += other.skipped
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.passed} passed, {len(self.failed)} failed, {len(self.skipped)} skipped"
 
 
-def count_passed_log(label, log):
-    """The cases of a target that passed and left only a log: what unittest says, else the target as one case."""
+def count_passed_log(label: str, log: str) -> Count:
+    """The cases of a target that passed and has only a log: unittest's number, else the target counts as one case."""
     ran = sum(map(int, re.findall(r"^Ran (\d+) tests? in ", log, re.MULTILINE)))
     skipped = sum(map(int, re.findall(r"^OK \(skipped=(\d+)", log, re.MULTILINE)))
     reasons = re.findall(r"^SKIPPED.*", log, re.MULTILINE)
@@ -54,12 +59,12 @@ def count_passed_log(label, log):
     return Count(0, [], [f"{label} {reasons[0]}"]) if reasons else Count(1)
 
 
-def count_cases(label, path):
-    """The cases in the test.xml at `path`, which GoogleTest or, for other tests, Bazel wrote."""
+def count_cases(label: str, path: str) -> Count:
+    """The cases in the test.xml at `path`. GoogleTest writes it; for other tests Bazel does."""
     count = Count()
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            # A failure message may hold any byte; XML has no way to say some of them.
+            # A failure message may have any byte, but XML cannot represent all control characters.
             text = re.sub("[\0-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]", "?", file.read())
         root = xml.etree.ElementTree.fromstring(text.encode())
     except (OSError, xml.etree.ElementTree.ParseError) as error:
@@ -67,7 +72,7 @@ def count_cases(label, path):
         return count
     log = "".join(element.text or "" for element in root.iter("system-out"))
     for case in root.iter("testcase"):
-        # Bazel's own file has one nameless case for the whole target.
+        # A file by Bazel has one nameless case for the whole target.
         name = f"{label} {case.get('classname')}.{case.get('name')}" if case.get("classname") else label
         if case.find("failure") is not None or case.find("error") is not None:
             count.failed.append(name)
@@ -78,7 +83,7 @@ def count_cases(label, path):
     return count
 
 
-def count_target(label, status, xml_paths):
+def count_target(label: str, status: str, xml_paths: list[str]) -> Count:
     count = Count()
     for path in xml_paths:
         count.add(count_cases(label, path))
@@ -90,12 +95,12 @@ def count_target(label, status, xml_paths):
     return count
 
 
-def count_run(events):
-    """The tests of one run, given its build events (dicts)."""
-    summaries = {}  # label -> status; None until Bazel has summed the test up
-    xml_paths = {}  # (label, run, shard) -> path of the last attempt's test.xml
-    not_built = set()
-    test_seconds = {}  # label -> of its slowest shard, if it ran now
+def count_run(events: Iterable[dict[str, Any]]) -> Count:
+    """The tests of one run, given its build events."""
+    summaries: dict[str, str | None] = {}  # label -> status; None until Bazel's summary of the test
+    xml_paths: dict[tuple[Any, ...], str] = {}  # (label, run, shard) -> path of the last attempt's test.xml
+    not_built: set[str] = set()
+    test_seconds: dict[str, float] = {}  # label -> time of its slowest shard; none if cached
     tidy_count = 0
     exit_code = None
     started_ms = finished_ms = 0
@@ -147,8 +152,8 @@ def count_run(events):
     return count
 
 
-def read_events(path):
-    """The events of a build event file; those before the damage, if Bazel was killed while writing it."""
+def read_events(path: str) -> list[dict[str, Any]]:
+    """The events of a build event file. If Bazel was killed while it wrote the file, those before the damage."""
     events = []
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -159,7 +164,7 @@ def read_events(path):
     return events
 
 
-def main(arguments):
+def main(arguments: list[str]) -> int:
     total = Count()
     for argument in arguments:
         name, path = argument.split("=", 1)
@@ -167,7 +172,7 @@ def main(arguments):
         count = count_run(read_events(path))
         if budget and count.seconds > 1.5 * float(budget):
             count.failed.append(f"the whole run took {count.seconds:.0f} s, its budget is {budget} s: shrink or tag "
-                                "`long` what is slowest, or say in deploy/test.sh why the budget grows")
+                                "the slowest tests `long`, or say in deploy/test.sh why the budget grows")
         for kind in ("failed", "skipped"):
             for what in getattr(count, kind):
                 print(f"{name}: {kind}: {what}")

@@ -1,30 +1,40 @@
-"""Global batches cut over ranks, as worker/data/sampler.h cuts them, from RAM, from a GPU's memory or by a DataLoader.
+"""Divides global batches among ranks as worker/data/sampler.h does, from RAM, a GPU's memory or a DataLoader.
 
 A rank's part of a batch of n samples is [n * rank // world_size, n * (rank + 1) // world_size). The last, smaller batch
 of an epoch is kept.
 
-`epoch` of each kind iterates over (samples in the global batch, tensors), and draws the order before it returns; `load`
-makes images and labels on the device of these tensors, which is `load_part` of a step.
+Each class has an `epoch`, which draws the order of samples and returns an iterator over (samples in the global batch,
+tensors), and a `load`, which makes images and labels on the device from these tensors. `load_part` is the part of a
+step to which the time of `load` counts.
 """
+
+from __future__ import annotations
+
+from typing import Iterator, List, Tuple
 
 import numpy as np
 import philox
 import torch
+from data import Dataset
 from torch.utils.data import DataLoader
+
+Batch = Tuple[int, Tuple[torch.Tensor, ...]]
 
 
 class Sampler:
-    def __init__(self, sample_count, global_batch, rank, world_size, seed):
+    """Decides which samples a rank sees in which step."""
+
+    def __init__(self, sample_count: int, global_batch: int, rank: int, world_size: int, seed: int) -> None:
         self.sample_count = sample_count
         self.global_batch = global_batch
         self.rank = rank
         self.world_size = world_size
         self.seed = seed
 
-    def steps_per_epoch(self):
+    def steps_per_epoch(self) -> int:
         return -(-self.sample_count // self.global_batch)
 
-    def epoch(self, epoch):
+    def epoch(self, epoch: int) -> list[tuple[int, np.ndarray]]:
         """(samples in the global batch, this rank's indices) for every step of the epoch."""
         order = philox.permutation(self.sample_count, self.seed, epoch)
         plans = []
@@ -37,19 +47,19 @@ class Sampler:
 
 
 class Normalization:
-    """uint8 pixels (..., c, h, w) to normalised float32."""
+    """Turns uint8 pixels (..., c, h, w) into normalised float32."""
 
-    def __init__(self, dataset, device="cpu"):
+    def __init__(self, dataset: Dataset, device: torch.device | str = "cpu") -> None:
         self.mean, self.deviation = (torch.from_numpy(values).view(-1, 1, 1).to(device)
                                      for values in dataset.normalization())
 
-    def __call__(self, pixels):
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         return pixels.float().div_(255).sub_(self.mean).div_(self.deviation)
 
 
-def crop_flip(images, top, left, flip):
-    """Pads a uint8 batch by 4 zeros, crops each image to its size from (top, left), mirrors it where `flip`. All are
-    tensors of one device."""
+def crop_flip(images: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor) -> torch.Tensor:
+    """Pads each image by 4 zeros, crops it to its size at (top, left), and mirrors it if `flip`. All tensors are on one
+    device."""
     count, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
     across = torch.arange(width, device=images.device).expand(count, width)
@@ -61,14 +71,15 @@ def crop_flip(images, top, left, flip):
     return picked.permute(0, 3, 1, 2).contiguous()
 
 
-def drawn_crops(samples, seed, epoch):
+def drawn_crops(samples: np.ndarray, seed: int, epoch: int) -> list[torch.Tensor]:
+    """philox.crops as tensors."""
     return [torch.from_numpy(np.array(values)) for values in philox.crops(samples, seed, epoch)]
 
 
 class RamBatches:
-    """The normalised data set as one tensor; a batch is one gather. With crop_flip the pixels stay uint8 until then."""
+    """The normalised data set as one tensor, from which batches are gathered. With crop_flip it is uint8 until then."""
 
-    def __init__(self, dataset, sampler, augment):
+    def __init__(self, dataset: Dataset, sampler: Sampler, augment: str) -> None:
         self.sampler = sampler
         self.normalized = Normalization(dataset)
         self.augment = augment == "crop_flip"
@@ -77,15 +88,15 @@ class RamBatches:
         if not self.augment:
             self.images = self.normalized(self.images)
 
-    def epoch(self, epoch):
+    def epoch(self, epoch: int) -> Iterator[Batch]:
         return self._batches(epoch, self.sampler.epoch(epoch))
 
     load_part = "data_wait"
 
-    def load(self, images, labels):
+    def load(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return images, labels
 
-    def _batches(self, epoch, plans):
+    def _batches(self, epoch: int, plans: list[tuple[int, np.ndarray]]) -> Iterator[Batch]:
         for count, samples in plans:
             indices = torch.from_numpy(samples)
             images = self.images[indices]
@@ -95,10 +106,10 @@ class RamBatches:
 
 
 class GpuBatches:
-    """The data set in a GPU's memory. The tensor of a batch is its plan, a column for each sample: its number and, with
-    crop_flip, its crop. `load` does all else on the GPU, so that a graph can capture it."""
+    """The data set in a GPU's memory. A batch's tensor has a column for each sample: its number and, with crop_flip,
+    its crop. `load` does the rest on the GPU, so that a graph can capture it."""
 
-    def __init__(self, dataset, sampler, augment, device):
+    def __init__(self, dataset: Dataset, sampler: Sampler, augment: str, device: torch.device) -> None:
         self.sampler = sampler
         self.device = device
         self.normalized = Normalization(dataset, device)
@@ -108,7 +119,7 @@ class GpuBatches:
         if not self.augment:
             self.images = self.normalized(self.images)
 
-    def epoch(self, epoch):
+    def epoch(self, epoch: int) -> Iterator[Batch]:
         plans = self.sampler.epoch(epoch)
         samples = np.concatenate([samples for _, samples in plans])
         rows = [torch.from_numpy(samples)]
@@ -120,7 +131,7 @@ class GpuBatches:
 
     load_part = "data_wait"
 
-    def load(self, plan):
+    def load(self, plan: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.images.index_select(0, plan[0])
         if self.augment:
             images = self.normalized(crop_flip(images, plan[1], plan[2], plan[3] != 0))
@@ -128,45 +139,45 @@ class GpuBatches:
 
 
 class _Samples(torch.utils.data.Dataset):
-    """One sample at a time, as torchvision's data sets and transforms work. A key is (epoch, sample)."""
+    """Yields one sample at a time, like torchvision's data sets. A key is (epoch, sample)."""
 
-    def __init__(self, dataset, augment, seed):
+    def __init__(self, dataset: Dataset, augment: str, seed: int) -> None:
         self.images = torch.from_numpy(np.array(dataset.train_images))
         self.labels = dataset.train_labels
         self.normalized = Normalization(dataset)
         self.augment = augment == "crop_flip"
         self.seed = seed
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
         epoch, sample = key
         image = self.images[sample]
         if self.augment:
             image = crop_flip(image[None], *drawn_crops(np.array([sample]), self.seed, epoch))[0]
-        return self.normalized(image), self.labels[sample]
+        return self.normalized(image), int(self.labels[sample])
 
 
 class _BatchKeys:
-    """DataLoader's batch_sampler: the keys of this rank's samples, step by step."""
+    """DataLoader's batch_sampler: yields the keys of this rank's samples for each step."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.epoch = 0
-        self.plans = []
+        self.plans: List[Tuple[int, np.ndarray]] = []
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         for _, samples in self.plans:
             yield [(self.epoch, sample) for sample in samples.tolist()]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.plans)
 
 
 class DataLoaderBatches:
-    """For a GPU the batches lie in pinned memory, and their copies are waited for by the GPU alone."""
+    """Batches of a DataLoader. For a GPU they are in pinned memory, so that their copies do not block the host."""
 
-    def __init__(self, dataset, sampler, augment, workers, device):
+    def __init__(self, dataset: Dataset, sampler: Sampler, augment: str, workers: int, device: torch.device) -> None:
         self.sampler = sampler
         self.device = device
         self.keys = _BatchKeys()
@@ -174,7 +185,7 @@ class DataLoaderBatches:
                                  num_workers=workers, persistent_workers=workers > 0,
                                  pin_memory=device.type == "cuda")
 
-    def epoch(self, epoch):
+    def epoch(self, epoch: int) -> Iterator[Batch]:
         self.keys.epoch = epoch
         self.keys.plans = self.sampler.epoch(epoch)
         counts = [count for count, _ in self.keys.plans]
@@ -182,5 +193,5 @@ class DataLoaderBatches:
 
     load_part = "h2d"
 
-    def load(self, images, labels):
+    def load(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return images.to(self.device, non_blocking=True), labels.to(self.device, non_blocking=True)

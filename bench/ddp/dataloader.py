@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Samples per second of PyTorch's DataLoader, beside which bench/loader_bench.cc is set.
+"""Measures samples per second of PyTorch's DataLoader, to compare with bench/loader_bench.cc.
 
     /usr/bin/python3 bench/ddp/dataloader.py --workers=2
 
@@ -7,13 +7,14 @@ Two jobs over 60000 random images in memory, batch 64, shuffled:
   mnist   28 x 28 x 1: to float, normalised
   cifar   32 x 32 x 3: zero-padded by 4, cropped at random, flipped with probability 1/2, to float, normalised
 in two ways:
-  samples  what people write: a data set of single samples with torchvision's transforms (RandomCrop,
-           RandomHorizontalFlip, ToTensor, Normalize; here the same torch operations without the detour over PIL images,
-           which makes them faster), put together by the default collate function
-  batches  the fastest that a DataLoader does: the data set is asked for whole batches and works on them with
-           vectorised operations
-Processes of the DataLoader use one thread each, as they always do.
+  samples  the usual code: a data set of single samples with torchvision's transforms (RandomCrop,
+           RandomHorizontalFlip, ToTensor, Normalize) and the default collate function. Here the same torch operations
+           run without PIL images, which makes them faster
+  batches  the fastest use of a DataLoader: it asks the data set for whole batches, which vectorised operations make
+Each process of the DataLoader uses one thread, which is PyTorch's default.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -30,7 +31,9 @@ WARMUP_BATCHES = 50
 
 
 class Images:
-    def __init__(self, channels, side, augment):
+    """Random images and labels."""
+
+    def __init__(self, channels: int, side: int, augment: bool) -> None:
         generator = np.random.default_rng(0)
         self.pixels = torch.from_numpy(generator.integers(0, 256, (IMAGES, channels, side, side), np.uint8))
         self.labels = torch.from_numpy(generator.integers(0, 10, IMAGES))
@@ -39,18 +42,20 @@ class Images:
         self.side = side
         self.augment = augment
 
-    def normalized(self, pixels):
+    def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
         return pixels.float().div_(255).sub_(self.mean).div_(self.deviation)
 
 
 class Samples(Dataset):
-    def __init__(self, images):
+    """Single samples."""
+
+    def __init__(self, images: Images) -> None:
         self.images = images
 
-    def __len__(self):
+    def __len__(self) -> int:
         return IMAGES
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.images
         pixels = images.pixels[index]
         if images.augment:
@@ -62,8 +67,16 @@ class Samples(Dataset):
         return images.normalized(pixels), images.labels[index]
 
 
-class Batches(Samples):
-    def __getitem__(self, index):
+class Batches(Dataset):
+    """Whole batches."""
+
+    def __init__(self, images: Images) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def __getitem__(self, index: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.images
         pixels = images.pixels[index]
         if images.augment:
@@ -78,9 +91,9 @@ class Batches(Samples):
         return images.normalized(pixels), images.labels[index]
 
 
-def samples_per_second(loader):
+def samples_per_second(loader: DataLoader) -> float:
     count = 0
-    began = None
+    began = 0.0
     for batch, (images, _) in enumerate(loader):
         if batch == WARMUP_BATCHES:
             began = time.perf_counter()
@@ -89,7 +102,7 @@ def samples_per_second(loader):
     return count / (time.perf_counter() - began)
 
 
-def show(flags, name, way, rate):
+def show(flags: argparse.Namespace, name: str, way: str, rate: float) -> None:
     if flags.format == "json":
         print(json.dumps({"name": "dataloader" if way == "samples" else "dataloader-batches",
                           "dataset": "cifar10" if name == "cifar" else name,
@@ -100,8 +113,8 @@ def show(flags, name, way, rate):
               flush=True)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--format", choices=["text", "json"], default="text")
     flags = parser.parse_args()

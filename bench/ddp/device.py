@@ -1,12 +1,17 @@
-"""Which device a process of the peer trains on, by the rules of worker/device_choice.h, and how it talks to the others.
+"""Chooses the device of a process of the peer, by the rules of worker/device_choice.h, and the backend of its exchange.
 
-Processes that each have a GPU talk by NCCL. NCCL refuses two processes on one GPU: where they share, and on the CPU,
-it is Gloo.
+Processes that each have a GPU use NCCL. NCCL refuses two processes on one GPU, so processes that share a GPU use Gloo,
+as on the CPU.
 """
 
+from __future__ import annotations
+
+import argparse
 import contextlib
 import dataclasses
 import datetime
+from contextlib import AbstractContextManager
+from typing import Any, Dict
 
 import torch
 import torch.distributed as dist
@@ -15,57 +20,58 @@ HOW_TO_GET_CUDA = "pip install torch brings a PyTorch with CUDA"
 
 
 class DeviceError(Exception):
-    """The device that was asked for cannot be had; the message says why, and the way out."""
+    """The device cannot be used. The message says why, and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
+    """The device of one process, and how it communicates."""
     torch: torch.device
     math: str = "fp32"
     backend: str = ""  # nccl or gloo; empty for one process
     world_size: int = 1
 
     @property
-    def is_gpu(self):
+    def is_gpu(self) -> bool:
         return self.torch.type == "cuda"
 
-    def set_up(self, flags):
-        """What PyTorch has switches for. Everything here is of the process."""
+    def set_up(self, flags: argparse.Namespace) -> None:
+        """Sets PyTorch's switches, which are global to the process."""
         if flags.deterministic:
             torch.use_deterministic_algorithms(True, warn_only=True)
         if not self.is_gpu:
             return
         torch.cuda.set_device(self.torch)
-        # Without them PyTorch's convolutions round to TF32 and its matrix products do not.
+        # By default PyTorch's convolutions round to TF32 and its matrix products do not.
         torch.backends.cuda.matmul.allow_tf32 = self.math == "tf32"
         torch.backends.cudnn.allow_tf32 = self.math == "tf32"
         torch.backends.cudnn.benchmark = flags.cudnn_benchmark and not flags.deterministic
 
-    def join(self, rank, init_method, deadline_s):
+    def join(self, rank: int, init_method: str, deadline_s: int) -> None:
         dist.init_process_group(self.backend, init_method=init_method, rank=rank, world_size=self.world_size,
                                 timeout=datetime.timedelta(seconds=deadline_s))
 
-    def autocast(self):
+    def autocast(self) -> AbstractContextManager[None]:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self.math == "bf16" else contextlib.nullcontext()
 
-    def sum_over_ranks(self, values):
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
         return self._over_ranks(values, dist.ReduceOp.SUM)
 
-    def max_over_ranks(self, values):
+    def max_over_ranks(self, values: list[float]) -> list[float]:
         return self._over_ranks(values, dist.ReduceOp.MAX)
 
-    def _over_ranks(self, values, operation):
-        total = torch.tensor(values, dtype=torch.float64, device=self.torch)  # NCCL takes a GPU's memory only
+    def _over_ranks(self, values: list[float], operation: dist.ReduceOp) -> list[float]:
+        total = torch.tensor(values, dtype=torch.float64, device=self.torch)  # NCCL requires a GPU's memory
         if self.world_size > 1:
             dist.all_reduce(total, operation)
         return total.tolist()
 
-    def name(self):
-        """The GPU's; empty for the CPU."""
+    def name(self) -> str:
+        """The GPU's name; empty for the CPU."""
         return torch.cuda.get_device_name(self.torch) if self.is_gpu else ""
 
-    def versions(self):
-        found = {}
+    def versions(self) -> dict[str, str]:
+        found: Dict[str, str] = {}
         if self.is_gpu:
             found.update(cuda=str(torch.version.cuda), cudnn=str(torch.backends.cudnn.version()))
         if self.backend:
@@ -73,23 +79,24 @@ class Device:
         return found
 
 
-def nccl_version():
-    return ".".join(map(str, torch.cuda.nccl.version()))
+def nccl_version() -> str:
+    nccl: Any = torch.cuda.nccl
+    return ".".join(map(str, nccl.version()))
 
 
-def _gpus(count):
+def _gpus(count: int) -> str:
     return f"{count} GPU{'s' * (count != 1)}"
 
 
-def _why_no_gpu():
+def _why_no_gpu() -> str:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA: {HOW_TO_GET_CUDA}, or give --device=cpu"
     return (f"torch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU that it can use: look at nvidia-smi, "
             "or give --device=cpu")
 
 
-def choose(flags, world_size, local_rank, local_size):
-    """The device of process `local_rank` of the `local_size` on this machine. DeviceError as the worker refuses."""
+def choose(flags: argparse.Namespace, world_size: int, local_rank: int, local_size: int) -> Device:
+    """The device of process `local_rank` of `local_size` on this machine. DeviceError where the worker would refuse."""
     gloo = "gloo" if world_size > 1 else ""
     gpu_count = torch.cuda.device_count() if flags.device != "cpu" and torch.cuda.is_available() else 0
     if gpu_count == 0:

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Latency and bus bandwidth of Gloo's all-reduce alone, beside bench/ring_bench.cc and bench/star_bench.cc.
+"""Measures Gloo's all-reduce alone, to compare with bench/ring_bench.cc and bench/star_bench.cc.
 
     /usr/bin/python3 bench/ddp/exchange.py --world_size=2 --bytes=4096,1048576
     torchrun --nproc_per_node=2 bench/ddp/exchange.py --bytes=4096,1048576
 
-Prints a JSON object a size. Bus bandwidth is 2 (N - 1) / N * bytes / time; a time is that of the slowest rank.
+Prints a JSON object for each size. Bus bandwidth is 2 (N - 1) / N * bytes / time of the slowest rank.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import os
 import tempfile
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,8 +22,8 @@ import torch.distributed as dist
 DEFAULT_BYTES = "4096,65536,262144,1048576,4194304,16777216,67108864"
 
 
-def measure(size):
-    """Median seconds; the first fifth is warm-up."""
+def measure(size: int) -> float:
+    """The median in seconds, without a fifth of the repetitions at the start, which is warm-up."""
     values = torch.full((size // 4,), 1e-3)
     repetitions = max(10, min(1000, (128 << 20) // size))
     times = []
@@ -35,13 +38,13 @@ def measure(size):
     return sorted(times)[len(times) // 2]
 
 
-def pin_and_work(rank, *arguments):
+def pin_and_work(rank: int, *arguments: Any) -> None:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
     work(rank, *arguments)
 
 
-def work(rank, world_size, init_method, sizes):
+def work(rank: int, world_size: int, init_method: str, sizes: list[int]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
     for size in sizes:
@@ -53,8 +56,8 @@ def work(rank, world_size, init_method, sizes):
     dist.destroy_process_group()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--world_size", type=int, default=2)
     parser.add_argument("--bytes", default=DEFAULT_BYTES)
     flags = parser.parse_args()

@@ -1,9 +1,12 @@
-"""common/arithmetic/optimizer.h in Python: the rate of a step, counted from 0 over the whole run."""
+"""The learning rates of common/arithmetic/optimizer.h in Python. Steps count from 0 over the whole run."""
 
+from __future__ import annotations
+
+import argparse
 import math
 
 
-def learning_rate_at(flags, cosine_steps, step):
+def learning_rate_at(flags: argparse.Namespace, cosine_steps: int, step: int) -> float:
     if step < flags.warmup_steps:
         return flags.learning_rate * (step + 1) / flags.warmup_steps
     if flags.schedule == "step":

@@ -1,14 +1,20 @@
 """The peer's command line: flags with the names and meaning of the worker's, and what PyTorch can be tuned by."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import os
-from typing import Dict
+from typing import Any, Callable, Dict, TYPE_CHECKING
 
 import models
 
+if TYPE_CHECKING:
+    from data import Dataset
+    from device import Device
 
-def boolean(text):
+
+def boolean(text: str) -> bool:
     if text.lower() in ("true", "1", "yes"):
         return True
     if text.lower() in ("false", "0", "no"):
@@ -16,41 +22,42 @@ def boolean(text):
     raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
 
 
-def positive(text):
+def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is below 1")
     return value
 
 
-def core_lists(text):
+def core_lists(text: str) -> list[list[int]]:
     """"0,1;2,3" to [[0, 1], [2, 3]]."""
     return [[int(core) for core in cores.split(",")] for cores in text.split(";")] if text else []
 
 
-def _worker_flags() -> Dict[str, dict]:
+def _worker_flags() -> Dict[str, Dict[str, Any]]:
     """What the worker's declaration says about each flag; written by bazel run //worker:flag_pages."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_flags.json"), encoding="utf-8") as file:
         return json.load(file)
 
 
-def _switch(add, name, default, text):
+def _switch(add: Callable[..., argparse.Action], name: str, default: bool | None,
+            text: str | None) -> None:
     """A flag that is written --name, --name=true or --name=false."""
     add(name, type=boolean, nargs="?", const=True, default=default, help=text)
 
 
-def _whole_number(name, flag):
-    def convert(text):
+def _whole_number(name: str, flag: Dict[str, Any]) -> Callable[[str], int]:
+    def convert(text: str) -> int:
         value = int(text)
         if not flag["least"] <= value <= flag["most"]:
             raise argparse.ArgumentTypeError(f"{text} is not from {flag['least']} to {flag['most']}")
         return value
 
-    convert.__name__ = name  # argparse names it where `text` is no number
+    convert.__name__ = name  # argparse has it in its message if `text` is no number
     return convert
 
 
-def _add_shared(add):
+def _add_shared(add: Callable[..., argparse.Action]) -> None:
     """The flags that the worker's declaration gives to the peer too, with the same defaults and limits."""
     for name, flag in _worker_flags().items():
         if not flag["peer"]:
@@ -67,17 +74,17 @@ def _add_shared(add):
             add("--" + name, default=flag["default"], choices=choices, help=text)
 
 
-def _add_process(add):
+def _add_process(add: Callable[..., argparse.Action]) -> None:
     add("--world_size", type=positive, default=1, help="processes to start; under torchrun its own number counts")
     _switch(add, "--pin", True, "spread the processes over the allowed cores")
     add("--cores", type=core_lists, default="", help="instead: the cores of each process, \"0;1\"")
     add("--deadline_s", type=positive, default=60, help="for a peer to answer")
 
 
-def _add_comparison(add):
+def _add_comparison(add: Callable[..., argparse.Action]) -> None:
     add("--initial_weights", default="", help="a safetensors file of a checkpoint; empty: computed, the same numbers")
     add("--dropout", default="torch", choices=["torch", "starring"],
-        help="starring: drops what Starring drops, slowly: to compare losses")
+        help="starring: drops the same values as Starring, slowly: to compare losses")
     add("--precision", default="single", choices=["single", "double"],
         help="double: as exactly as PyTorch can, slowly: to compare losses")
     add("--data", default="ram", choices=["ram", "dataloader"])
@@ -98,7 +105,7 @@ def _add_comparison(add):
     add("--sweep", default="", help="train nothing: try the settings above for a short time each, write the best here")
 
 
-def parse(arguments=None):
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The PyTorch peer.", allow_abbrev=False)
     for add_group in (_add_shared, _add_process, _add_comparison):
         add_group(parser.add_argument)
@@ -121,7 +128,8 @@ def _nothing(flag):
     return {"bool": False, "int": min(0, flag.get("least", 0)), "float": 0.0, "str": ""}[flag["type"]]
 
 
-def config(flags, dataset, device, steps_total: int, cuda_graph: bool) -> Dict[str, object]:
+def config(flags: argparse.Namespace, dataset: Dataset, device: Device, steps_total: int,
+           cuda_graph: bool) -> Dict[str, Any]:
     """`config` of the run record: every flag that the worker's record has, and what the peer itself has to say."""
     world_size = device.world_size
     values = {name: getattr(flags, name) if flag["peer"] else _nothing(flag) for name, flag in _worker_flags().items()}

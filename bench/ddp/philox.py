@@ -1,8 +1,10 @@
-"""Starring's random numbers in NumPy: common/arithmetic/philox.h and what is drawn from it.
+"""Starring's random numbers in NumPy: common/arithmetic/philox.h and the values drawn from it.
 
-With them the peer visits the samples in the same order, augments them alike and starts from the same weights, so that
-two loss curves differ by rounding alone (and by dropout's masks, which stay PyTorch's own unless --dropout=starring).
+With them the peer visits the samples in the same order, augments them alike and starts from the same weights. So two
+loss curves differ only by rounding, and by dropout's masks, which are PyTorch's own unless --dropout=starring.
 """
+
+from __future__ import annotations
 
 import math
 
@@ -14,7 +16,7 @@ _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
-def words(seed, purpose, stream, epoch, elements):
+def words(seed: int, purpose: int, stream: int, epoch: int, elements: np.ndarray) -> np.ndarray:
     """RandomKey{seed, purpose, stream, epoch}.At(element) for each element: (len(elements), 4) uint32."""
     elements = np.asarray(elements, np.uint64)
     constant = np.zeros_like(elements)
@@ -30,7 +32,7 @@ def words(seed, purpose, stream, epoch, elements):
     return np.stack(counter, axis=1).astype(np.uint32)
 
 
-def permutation(sample_count, seed, epoch):
+def permutation(sample_count: int, seed: int, epoch: int) -> np.ndarray:
     """The order in which `epoch` visits the samples: worker/data/sampler.h."""
     draws = words(seed, SHUFFLE, 0, epoch, np.arange((sample_count + 3) // 4)).reshape(-1)[:sample_count]
     targets = (draws.astype(np.uint64) * np.arange(1, sample_count + 1, dtype=np.uint64) >> _HALF).tolist()
@@ -41,28 +43,28 @@ def permutation(sample_count, seed, epoch):
     return np.array(order)
 
 
-def crops(samples, seed, epoch):
+def crops(samples: np.ndarray, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(top, left, flip) of each sample: worker/data/crop_flip.h."""
     drawn = words(seed, AUGMENT, 0, epoch, samples).astype(np.uint64)
     top, left = (drawn[:, :2] * np.uint64(9) >> _HALF).astype(np.int64).T
     return top, left, drawn[:, 2] >= 2**31
 
 
-def pictures(seed, stream, count, picture_bytes):
+def pictures(seed: int, stream: int, count: int, picture_bytes: int) -> np.ndarray:
     """(count, picture_bytes) uint8: the random pictures of worker/data/dataset_readers.h."""
     blocks = -(-picture_bytes // 16)
     drawn = words(seed, SYNTHETIC, stream, 0, np.arange(count * blocks)).astype("<u4")
     return drawn.view(np.uint8).reshape(count, 16 * blocks)[:, :picture_bytes]
 
 
-def initialize(model, seed):
-    """The first values of a model's parameters: worker/model/network_graph.h."""
+def initialize(model: torch.nn.Module, seed: int) -> None:
+    """Sets the initial values of a model's parameters: worker/model/network_graph.h."""
     parameters = list(model.named_parameters())
     fan_in = {}
     for number, (name, tensor) in enumerate(parameters):
         module = name.rsplit(".", 1)[0]
         if isinstance(model.get_submodule(module), torch.nn.BatchNorm2d):
-            continue  # PyTorch's 1 and 0 are ours
+            continue  # PyTorch's initial 1 and 0 are also ours
         if name.endswith(".weight"):
             fan_in[module] = tensor[0].numel()
         count = tensor.numel()

@@ -1,9 +1,12 @@
-"""Dropout that drops what Starring drops: the mask of kernels/device.h, Dropout.
+"""Dropout that drops the same values as Starring: the mask of Dropout in kernels/device.h.
 
-Slow, in NumPy: for comparing losses, never for timing.
+It computes masks slowly, in NumPy, so it serves to compare losses and never to time steps.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any, Dict
 
 import numpy as np
 import philox
@@ -13,18 +16,19 @@ import torch
 class PhiloxDropout(torch.nn.Module):
     """`layer` is the number of the layer in the layer file. Call `prepare` before each forward."""
 
-    def __init__(self, rate, layer, seed):
+    def __init__(self, rate: float, layer: int, seed: int) -> None:
         super().__init__()
         self.rate, self.layer, self.seed = rate, layer, seed
         self.step = self.first_sample = 0
-        self.kept = {}  # by the shape of x: where a graph that was captured finds the mask, filled in by prepare
+        # The mask for each shape of x. A captured graph reads this memory, so prepare() fills it in place.
+        self.kept: Dict[torch.Size, torch.Tensor] = {}
 
-    def prepare(self, step, first_sample):
+    def prepare(self, step: int, first_sample: int) -> None:
         self.step, self.first_sample = step, first_sample
         for shape, kept in self.kept.items():
             kept.copy_(self._mask(shape))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return x
         if x.shape not in self.kept:
@@ -32,8 +36,8 @@ class PhiloxDropout(torch.nn.Module):
         scale = float(np.float32(1) / (np.float32(1) - np.float32(self.rate)))
         return torch.where(self.kept[x.shape], x * scale, torch.zeros((), dtype=x.dtype, device=x.device))
 
-    def _mask(self, whole_shape):
-        # Element e of the sample at position p of the global batch has word p * elements + e, elements in NHWC order.
+    def _mask(self, whole_shape: torch.Size) -> torch.Tensor:
+        # Element e (in NHWC order) of the sample at position p of the global batch has word p * elements + e.
         count, shape = whole_shape[0], whole_shape[1:]
         elements = math.prod(shape)
         first, end = self.first_sample * elements, (self.first_sample + count) * elements
@@ -46,8 +50,8 @@ class PhiloxDropout(torch.nn.Module):
         return keep.reshape(whole_shape)
 
 
-def install(model, seed):
-    """Replaces the dropouts of `model`; returns the ones to keep informed."""
+def install(model: Any, seed: int) -> list[PhiloxDropout]:
+    """Replaces the dropouts of `model`. Returns the new ones, for which the caller calls prepare()."""
     installed = []
     for name, layer in model.dropout_layers.items():
         dropout = PhiloxDropout(getattr(model, name).p, layer, seed)

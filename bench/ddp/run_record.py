@@ -1,9 +1,12 @@
 """The run record of proto/starring/v1/run_record.proto, as Starring's rank 0 writes it."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
 import platform
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +14,7 @@ import torch
 ALIGNMENT_ELEMENTS = 16  # common/layout.h: each tensor starts on a 64-byte boundary
 
 
-def _in_our_order(name, tensor, flattened):
+def _in_our_order(name: str, tensor: torch.Tensor, flattened: dict[str, tuple[int, int, int]]) -> np.ndarray:
     array = tensor.detach().to(torch.float32).cpu().numpy()
     if array.ndim == 4:
         return array.transpose(0, 2, 3, 1)
@@ -20,7 +23,7 @@ def _in_our_order(name, tensor, flattened):
     return array
 
 
-def parameter_vector(model):
+def parameter_vector(model: Any) -> np.ndarray:
     """All trainable tensors in one float32 array, in our memory order, each on a 64-byte boundary, gaps zero."""
     parts = []
     for name, tensor in model.named_parameters():
@@ -29,24 +32,24 @@ def parameter_vector(model):
     return np.concatenate(parts).astype("<f4")
 
 
-def parameter_sha256(model):
+def parameter_sha256(model: Any) -> str:
     return hashlib.sha256(parameter_vector(model).tobytes()).hexdigest()
 
 
-def step_milliseconds(seconds):
+def step_milliseconds(seconds: list[float]) -> dict[str, float]:
     """Quantiles by nearest rank over the measured steps."""
     ordered = np.sort(np.asarray(seconds)) * 1e3
     if len(ordered) == 0:
         return {"p50": 0.0, "p95": 0.0, "p99": 0.0, "max": 0.0, "mean": 0.0, "steps_measured": 0}
 
-    def quantile(q):
+    def quantile(q: float) -> float:
         return float(ordered[max(0, int(np.ceil(q * len(ordered))) - 1)])
 
     return {"p50": quantile(0.50), "p95": quantile(0.95), "p99": quantile(0.99), "max": float(ordered[-1]),
             "mean": float(ordered.mean()), "steps_measured": len(ordered)}
 
 
-def _cpu_name():
+def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
@@ -57,7 +60,7 @@ def _cpu_name():
     return platform.processor()
 
 
-def host(cores_per_worker, gpu, versions):
+def host(cores_per_worker: str, gpu: str, versions: dict[str, str]) -> dict[str, Any]:
     """`gpu` is its name, empty where the CPU trains; `versions` are to be listed besides the ones known here."""
     cpu = _cpu_name()
     return {"name": platform.node(), "cpu": cpu, "cores_per_worker": cores_per_worker, "cores_per_server": "",
@@ -66,7 +69,7 @@ def host(cores_per_worker, gpu, versions):
                          "kernel": platform.release(), **versions}}
 
 
-def write(path, record):
+def write(path: str, record: dict[str, Any]) -> None:
     """Whole or not at all."""
     temporary = f"{path}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:

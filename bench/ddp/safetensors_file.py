@@ -1,4 +1,7 @@
-"""Reads the safetensors files of Starring's checkpoints: eight bytes of length, a JSON header, the tensors."""
+"""Reads the safetensors files of Starring's checkpoints: eight bytes for the length of a JSON header, that header, and
+the tensors."""
+
+from __future__ import annotations
 
 import json
 import struct
@@ -7,8 +10,8 @@ import numpy as np
 import torch
 
 
-def load(path):
-    """Name to float32 tensor."""
+def load(path: str) -> dict[str, torch.Tensor]:
+    """The float32 tensors by name."""
     with open(path, "rb") as file:
         content = file.read()
     header_bytes = struct.unpack_from("<Q", content)[0] if len(content) >= 8 else 0
@@ -25,13 +28,13 @@ def load(path):
     return tensors
 
 
-def load_into(model, path):
-    """Every parameter of `model` takes its value from the file; running statistics stay as they begin."""
+def load_into(model: torch.nn.Module, path: str) -> None:
+    """Sets all parameters of `model` from the file. Running statistics keep their initial values."""
     tensors = load(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name not in tensors or tensors[name].shape != parameter.shape:
                 found = tuple(tensors[name].shape) if name in tensors else "none"
                 raise ValueError(f"{path}: tensor {name} of shape {tuple(parameter.shape)} is needed, found {found}: "
-                                 "is it of another --model?")
+                                 "is the file from another --model?")
             parameter.copy_(tensors[name])

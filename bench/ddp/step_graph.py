@@ -1,33 +1,40 @@
-"""A training step that is captured once in a CUDA graph and launched as a whole from then on.
+"""Captures a training step once in a CUDA graph and then launches it as a whole.
 
-As PyTorch's notes on CUDA graphs say: some steps before the capture, which here are steps of the training like any
-other; all of it off the default stream, the making of DistributedDataParallel too; tensors that the graph reads and
-writes stay where they are.
+Follows PyTorch's notes on CUDA graphs. Some steps run before the capture; here these are ordinary steps of training.
+All of them, and the construction of DistributedDataParallel, are off the default stream. Tensors that the graph reads
+and writes keep their addresses.
 """
 
+from __future__ import annotations
+
+import argparse
 import inspect
+from typing import Any, Callable, Dict, List, Sequence, Tuple, TYPE_CHECKING
 
 import torch
 
-EAGER_STEPS = 11  # before a capture, for DDP; one process would need fewer
+if TYPE_CHECKING:  # torch_steps.py in a bundle has no device.py
+    from device import Device
+
+EAGER_STEPS = 11  # steps before a capture, which DDP needs; one process would need fewer
 
 
 class CaptureError(RuntimeError):
-    """PyTorch could not capture the step. The process should end: what a broken capture leaves behind is unknown."""
+    """PyTorch could not capture the step. The process should end, since its state after a failed capture is unknown."""
 
 
-def _version():
+def _version() -> tuple[int, ...]:
     return tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2] if number.isdigit())
 
 
-def obstacle(flags, device):
-    """Why no step of this job can be captured; empty if nothing is known to stand in the way."""
+def obstacle(flags: argparse.Namespace, device: Device) -> str:
+    """Why no step of this job can be captured; empty if no reason is known."""
     if flags.graph_failure:
         return flags.graph_failure
     if not device.is_gpu:
         return "the CPU has none"
     if flags.data == "dataloader":
-        return "the batches of a DataLoader lie on the host"
+        return "the batches of a DataLoader are on the host"
     if device.backend == "gloo":
         return "Gloo's allreduce runs on the host"
     if device.world_size > 1 and _version() < (2, 0):
@@ -37,10 +44,10 @@ def obstacle(flags, device):
     return ""
 
 
-def capture(work):
-    """A function that does by one launch what `work` does, and returns what `work` returned while it was captured:
-    tensors that every launch overwrites."""
-    # NCCL's watchdog asks for the state of older work meanwhile, in a thread of its own: a capture may stand that.
+def capture(work: Callable[[], Any]) -> Callable[[], Any]:
+    """A function that does the work of `work` by one launch. It returns the tensors that `work` returned during the
+    capture, which every launch overwrites."""
+    # During the capture NCCL's watchdog thread queries older work. By default that would end the capture.
     known = "capture_error_mode" in inspect.signature(torch.cuda.graph.__init__).parameters
     graph = torch.cuda.CUDAGraph()
     try:
@@ -49,7 +56,7 @@ def capture(work):
     except RuntimeError as error:
         raise CaptureError(str(error).split("\n", maxsplit=1)[0]) from error
 
-    def launch():
+    def launch() -> Any:
         graph.replay()
         return result
 
@@ -57,15 +64,16 @@ def capture(work):
 
 
 class GraphedStep:
-    """Calls `work` with tensors, the first EAGER_STEPS times as it is, then in a graph for each `key`: what `work`
-    depends on besides, as the learning rate. All calls have tensors of the same shapes."""
+    """Calls `work` with tensors: the first EAGER_STEPS times directly, then by a graph for each `key`. The key is
+    everything else on which `work` depends, such as the learning rate. All calls have tensors of the same shapes."""
 
-    def __init__(self, work):
+    def __init__(self, work: Callable[..., torch.Tensor]) -> None:
         self._work = work
         self._eager_left = EAGER_STEPS
-        self._graphs = {}  # key: (the tensors that the graph reads, the function that launches it)
+        # By key: the tensors that the graph reads, and the function that launches it.
+        self._graphs: Dict[float, Tuple[List[torch.Tensor], Callable[[], torch.Tensor]]] = {}
 
-    def __call__(self, key, tensors):
+    def __call__(self, key: float, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if self._eager_left > 0:
             self._eager_left -= 1
             return self._work(*tensors)

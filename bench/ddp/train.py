@@ -3,18 +3,22 @@
     python3 train.py --model=lenet5 --dataset=fashion-mnist --epochs=2 --world_size=2 --record=ddp.json
     torchrun --nproc_per_node=2 train.py ...
 
-Flags have the names and meaning of the worker's; the run record has the same schema. Data, order of the samples,
-augmentation, first weights, mean over the global batch, optimizer and schedule are Starring's; the rest is PyTorch as
-it comes, unless a flag of options.py tunes it. With --data=ram (the default) the normalised data set lies in RAM, or in
-the GPU's memory, and a batch costs one gather; --data=dataloader is what people write.
+Flags have the names and meaning of the worker's, and the run record has the same schema. Data, order of the samples,
+augmentation, initial weights, mean over the global batch, optimizer and schedule are Starring's. The rest is PyTorch's
+default, unless a flag of options.py tunes it. With --data=ram (the default) the normalised data set is in RAM or in the
+GPU's memory, and a batch is one gather. --data=dataloader is the usual code, a DataLoader.
 """
 
+from __future__ import annotations
+
+import argparse
 import gc
 import json
 import os
 import re
 import sys
 import tempfile
+from typing import Any
 
 import data as data_files
 import device as devices
@@ -27,7 +31,7 @@ import torch.distributed as dist
 from trainer import Data, Trainer
 
 
-def print_summary(record):
+def print_summary(record: dict[str, Any]) -> None:
     step, parts = record["step_ms"], record["breakdown_ms"]
     accuracy = record["epochs"][-1]["test_accuracy"]
     print(f"{record['config']['sync']}: {record['steps']} steps, {record['epochs'][-1]['samples_per_second']:.0f} "
@@ -37,15 +41,15 @@ def print_summary(record):
           f"\nparameter digest {record['parameter_sha256']}", flush=True)
 
 
-def pin(rank, world_size, cores):
-    """To its list of `cores`; without any, to a contiguous share of the allowed ones, one at least."""
+def pin(rank: int, world_size: int, cores: list[list[int]]) -> None:
+    """Pins this process to its list of `cores`; without any, to a contiguous part of the allowed cores."""
     allowed = sorted(os.sched_getaffinity(0))
     begin = rank * len(allowed) // world_size
     end = max(begin + 1, (rank + 1) * len(allowed) // world_size)
     os.sched_setaffinity(0, cores[rank] if cores else allowed[begin:end])
 
 
-def train(rank, flags, world_size, local_size, init_method):
+def train(rank: int, flags: argparse.Namespace, world_size: int, local_size: int, init_method: str) -> None:
     if flags.pin or flags.cores:
         pin(rank, world_size, flags.cores)
     torch.set_num_threads(flags.threads)
@@ -55,13 +59,14 @@ def train(rank, flags, world_size, local_size, init_method):
         device.join(rank, init_method, flags.deadline_s)
     _work(flags, rank, device)
     if world_size > 1:
-        # Gloo's threads end with the last object that holds the group, and DDP is one that only the collector frees.
-        # A thread that outlives the interpreter ends the process by SIGABRT (pytorch/pytorch pull request 179291).
+        # Gloo's threads end with the last object that refers to the group. DDP is such an object, and only the garbage
+        # collector frees it. A thread that outlives the interpreter ends the process with SIGABRT (pytorch/pytorch pull
+        # request 179291).
         gc.collect()
         dist.destroy_process_group()
 
 
-def _work(flags, rank, device):
+def _work(flags: argparse.Namespace, rank: int, device: devices.Device) -> None:
     data = Data(flags, rank, device)
     if flags.sweep:
         best = sweep.find_best(flags, rank, device, data)
@@ -79,10 +84,10 @@ def _work(flags, rank, device):
             print_summary(record)
 
 
-def spawn(flags):
-    devices.choose(flags, flags.world_size, 0, flags.world_size)  # to refuse once, and without a traceback
+def spawn(flags: argparse.Namespace) -> None:
+    devices.choose(flags, flags.world_size, 0, flags.world_size)  # else each child refuses, with a traceback
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    # The children read it before torch's own setting can take effect.
+    # OpenMP in the children reads this before torch.set_num_threads could take effect.
     os.environ.setdefault("OMP_NUM_THREADS", str(flags.threads))
     with tempfile.TemporaryDirectory() as folder:
         arguments = (flags, flags.world_size, flags.world_size, f"file://{folder}/rendezvous")
@@ -95,7 +100,7 @@ def spawn(flags):
             raise step_graph.CaptureError(capture[1]) from error
 
 
-def start(flags):
+def start(flags: argparse.Namespace) -> None:
     if "RANK" in os.environ and "MASTER_ADDR" in os.environ:  # torchrun
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         train(int(os.environ["RANK"]), flags, int(os.environ["WORLD_SIZE"]), local_size, "env://")
@@ -105,12 +110,12 @@ def start(flags):
         train(0, flags, 1, 1, "")
 
 
-def main():
+def main() -> None:
     flags = options.parse()
     if flags.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if flags.cuda_graph or flags.sweep:
-        # PyTorch's notes on CUDA graphs: with it, older versions do not let NCCL be captured.
+        # With this handling, older versions cannot capture NCCL (PyTorch's notes on CUDA graphs).
         for name in ("NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
             os.environ.setdefault(name, "0")
     try:
@@ -118,7 +123,7 @@ def main():
     except step_graph.CaptureError as error:
         if flags.graph_failure or "RANK" in os.environ:
             raise
-        # Once more, in processes that know nothing of the broken capture.
+        # Starts over, in processes without the failed capture.
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, *sys.argv, f"--graph_failure=PyTorch could not capture it: {error}"])
     except devices.DeviceError as error:

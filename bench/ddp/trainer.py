@@ -1,13 +1,17 @@
-"""One rank's training: its data, its model, the loop over steps and epochs, and the run record of it.
+"""One rank's training: its data, its model, the loop over steps and epochs, and the run record.
 
-On a GPU nothing in a step waits for it: losses and times are read when the epoch is over.
+On a GPU no step waits for the GPU: losses and times are read when the epoch is over.
 """
 
+from __future__ import annotations
+
+import argparse
 import contextlib
 import functools
 import os
 import sys
 import time
+from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 import data as data_files
 import models
@@ -20,18 +24,20 @@ import safetensors_file
 import step_graph
 import torch
 from batches import DataLoaderBatches, GpuBatches, Normalization, RamBatches, Sampler
+from device import Device
 from learning_rate import learning_rate_at
 from processor_use import ProcessorUse
-from step_clock import GpuClock, HostClock
+from step_clock import GpuClock, HostClock, StepTime
 from torch.nn import functional as F
 
 EVALUATION_BATCH = 1000
-WARMUP_STEPS_MAX = 10  # no timing counts them; as worker/trainer.cc
+WARMUP_STEPS_MAX = 10  # not timed; the same number as in worker/trainer.cc
 
 
-def make_optimizer(flags, parameters, captured):
-    # What is not asked for is not named: older versions know less, and the version's default is its own choice.
-    more = {name: True for name in ("foreach", "fused") if getattr(flags, name)}
+def make_optimizer(flags: argparse.Namespace, parameters: Iterable[torch.nn.Parameter],
+                   captured: bool) -> torch.optim.Optimizer:
+    # Unset flags are not passed: older versions do not know all of them, and the default depends on the version.
+    more: Dict[str, Any] = {name: True for name in ("foreach", "fused") if getattr(flags, name)}
     if flags.optimizer == "adamw":
         if captured:
             more["capturable"] = True
@@ -41,9 +47,10 @@ def make_optimizer(flags, parameters, captured):
 
 
 class Data:
-    """The data set, this rank's batches of it and its part of the test set."""
+    """The data set, this rank's batches and its part of the test set."""
+    batches: Union[DataLoaderBatches, GpuBatches, RamBatches]
 
-    def __init__(self, flags, rank, device):
+    def __init__(self, flags: argparse.Namespace, rank: int, device: Device) -> None:
         world_size = device.world_size
         self.dataset = data_files.load(flags.dataset, flags.data_dir, flags.seed)
         self.sampler = Sampler(len(self.dataset.train_labels), flags.global_batch, rank, world_size, flags.seed)
@@ -62,11 +69,14 @@ class Data:
 
 
 class Trainer:
-    def __init__(self, flags, rank, device, data):
+    """Trains one rank and writes its run record."""
+
+    def __init__(self, flags: argparse.Namespace, rank: int, device: Device, data: Data) -> None:
         self.flags, self.rank, self.device, self.data = flags, rank, device, data
         self.world_size = device.world_size
         dataset = data.dataset
-        self.model = models.create(flags.model, *dataset.train_images.shape[1:], dataset.classes)
+        channels, height, width = dataset.train_images.shape[1:]
+        self.model = models.create(flags.model, channels, height, width, dataset.classes)
         if flags.initial_weights:
             safetensors_file.load_into(self.model, flags.initial_weights)
         else:
@@ -91,18 +101,18 @@ class Trainer:
         self.cosine_steps = flags.total_steps or self.steps_total
         if flags.max_steps > 0:
             self.steps_total = min(self.steps_total, flags.max_steps)
-        # The step of the capture is none to time either.
+        # The capture step is not timed either.
         self.warmup_steps = min(step_graph.EAGER_STEPS + 1 if self.graph else WARMUP_STEPS_MAX, self.steps_total // 2)
         self.config = options.config(flags, dataset, device, self.steps_total, self.graph is not None)
         self.step = 0
-        self.step_seconds = []
+        self.step_seconds: List[float] = []
         self.parts = dict.fromkeys(("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer"), 0.0)
-        self.epochs = []
-        self.losses = []  # (step, seconds, loss): this rank's part until the end of the epoch
+        self.epochs: List[Dict[str, Any]] = []
+        self.losses: List[Tuple[int, float, float]] = []  # step, seconds, this rank's part of the loss
         self.seconds_before_epoch = 0.0
         self.processor_use = ProcessorUse()
 
-    def _replicated(self):
+    def _replicated(self) -> torch.nn.Module:
         if self.world_size == 1:
             return self.model
         flags = self.flags
@@ -110,14 +120,15 @@ class Trainer:
             self.model, device_ids=[self.device.torch] if self.device.is_gpu else None,
             bucket_cap_mb=flags.bucket_cap_mb, gradient_as_bucket_view=flags.gradient_as_bucket_view,
             static_graph=flags.static_graph)
-        # Backward ends with the gradient of the model's first tensor: what is left then is exchange.
-        clock = self.clock  # not self: DDP would hold the hook, the hook DDP, and no collector sees such a ring
+        # Backward ends with the gradient of the model's first tensor. The rest of the time is exchange.
+        # The hook must not refer to self: DDP and the hook would form a cycle that the garbage collector cannot see.
+        clock = self.clock
         next(self.model.parameters()).register_hook(lambda gradient: clock.done("backward"))
         return replica
 
     @contextlib.contextmanager
-    def _off_the_default_stream(self):
-        """For what is captured and all that goes with it; elsewhere nothing."""
+    def _off_the_default_stream(self) -> Iterator[None]:
+        """Runs a block on the stream for captures. Without captures it does nothing."""
         if self.stream is None:
             yield
             return
@@ -126,19 +137,19 @@ class Trainer:
             yield
         torch.cuda.current_stream().wait_stream(self.stream)
 
-    def _loss(self, images, labels, global_count):
-        # DDP divides the summed gradients by the world size; the loss is a mean over the global batch.
+    def _loss(self, images: torch.Tensor, labels: torch.Tensor, global_count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # DDP divides the summed gradients by the world size, but the loss is a mean over the global batch.
         with self.device.autocast():
             loss_sum = F.cross_entropy(self.replica(images), labels, reduction="sum")
         return loss_sum, loss_sum * (self.world_size / global_count)
 
-    def _zero_grad(self):
+    def _zero_grad(self) -> None:
         if self.flags.set_to_none is None:
             self.optimizer.zero_grad()
         else:
             self.optimizer.zero_grad(set_to_none=self.flags.set_to_none)
 
-    def _train_step(self, global_count, tensors):
+    def _train_step(self, global_count: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Returns this rank's summed loss, on the device."""
         for dropout in self.dropouts:
             dropout.prepare(self.step, global_count * self.rank // self.world_size)
@@ -148,12 +159,13 @@ class Trainer:
         if self.graph is None or global_count < self.flags.global_batch:
             return self._compute(global_count, *tensors)
         loss_sum = self.graph(rate, tensors)
-        self.clock.done("backward")  # of a graph no part is known
+        self.clock.done("backward")  # the parts of a graph cannot be timed
         return loss_sum
 
-    def _compute(self, global_count, *tensors):
-        """Everything of a step that is work of the device, and that a graph captures."""
-        images, labels = self.data.batches.load(*tensors)
+    def _compute(self, global_count: int, *tensors: torch.Tensor) -> torch.Tensor:
+        """The part of a step that runs on the device and that a graph captures."""
+        batches: Any = self.data.batches
+        images, labels = batches.load(*tensors)
         self.clock.done(self.data.batches.load_part)
         if self.flags.channels_last:
             images = images.contiguous(memory_format=self.format)
@@ -166,10 +178,12 @@ class Trainer:
         self.clock.done("optimizer")
         return loss_sum.detach()
 
-    def train_epoch(self, epoch):
-        """Returns (summed loss of this rank, samples of the global batches, seconds)."""
+    def train_epoch(self, epoch: int) -> tuple[float, int, float]:
+        """Returns this rank's summed loss, the samples of the global batches, and the seconds."""
         batches = self.data.batches.epoch(epoch)
-        losses, counts, samples = [], [], 0
+        losses: List[torch.Tensor] = []
+        counts: List[int] = []
+        samples = 0
         with self._off_the_default_stream():
             started = time.perf_counter()
             self.clock.start_step()
@@ -188,12 +202,12 @@ class Trainer:
             times = self.clock.read()
         self.processor_use.pause()
         seconds = time.perf_counter() - started
-        losses = torch.stack(losses).tolist()
-        self._keep(times, losses, counts)
+        values = torch.stack(losses).tolist()
+        self._keep(times, values, counts)
         self.seconds_before_epoch += seconds
-        return sum(losses), samples, seconds
+        return sum(values), samples, seconds
 
-    def _keep(self, times, losses, counts):
+    def _keep(self, times: List[StepTime], losses: List[float], counts: List[int]) -> None:
         for step, (time_of, loss, count) in enumerate(zip(times, losses, counts), self.step - len(losses)):
             if step >= self.warmup_steps:
                 self.step_seconds.append(time_of.end - time_of.begin)
@@ -202,13 +216,13 @@ class Trainer:
             if self.flags.record_losses:
                 self.losses.append((step, self.seconds_before_epoch + time_of.end, loss / count))
 
-    def _show_progress(self, epoch, samples, started):
+    def _show_progress(self, epoch: int, samples: int, started: float) -> None:
         if self.rank == 0 and self.step % 50 == 0 and sys.stdout.isatty():
             rate = samples / (time.perf_counter() - started)
             print(f"\repoch {epoch}  step {self.step}/{self.steps_total}  {rate:.0f} samples/s ", end="", flush=True)
 
-    def _evaluate(self):
-        """(correct, summed loss, samples) of this rank's part of the test set."""
+    def _evaluate(self) -> list[float]:
+        """Correct answers, summed loss and samples of this rank's part of the test set."""
         correct, loss_sum = 0, 0.0
         images_of, labels_of = self.data.test_images, self.data.test_labels
         self.model.eval()
@@ -222,7 +236,7 @@ class Trainer:
         self.model.train()
         return [correct, loss_sum, len(labels_of)]
 
-    def run(self):
+    def run(self) -> dict[str, Any]:
         epoch = 0
         while self.step < self.steps_total:
             loss_sum, samples, seconds = self.train_epoch(epoch)
@@ -237,28 +251,28 @@ class Trainer:
             epoch += 1
         return self._record(run_record.parameter_sha256(self.model))
 
-    def _worker_uses(self, compute_ms):
-        """WorkerUse of every rank, on every rank: a sum in which each has places of its own."""
+    def _worker_uses(self, compute_ms: float) -> list[dict[str, float]]:
+        """WorkerUse of every rank, on every rank: each rank adds its numbers to zeros of the others."""
         mine = [0.0] * (2 * self.world_size)
         mine[2 * self.rank:2 * self.rank + 2] = [compute_ms, self.processor_use.percent()]
         values = self.device.sum_over_ranks(mine)
         return [{"compute_ms": values[i], "cpu_percent": values[i + 1]} for i in range(0, len(values), 2)]
 
-    def _versions(self):
+    def _versions(self) -> dict[str, str]:
         refused = {"cuda_graph": "none: " + self.no_graph} if self.flags.cuda_graph and self.no_graph else {}
         return {**self.device.versions(), **refused}
 
-    def _step_losses(self):
+    def _step_losses(self) -> list[dict[str, float]]:
         losses = self.device.sum_over_ranks([loss for _, _, loss in self.losses]) if self.losses else []
         return [{"step": step, "seconds": seconds, "loss": loss}
                 for (step, seconds, _), loss in zip(self.losses, losses)]
 
-    def _record(self, sha256):
+    def _record(self, sha256: str) -> dict[str, Any]:
         measured = max(1, len(self.step_seconds))
         breakdown = {part: 1e3 * seconds / measured for part, seconds in self.parts.items()}
         step_ms = run_record.step_milliseconds(self.step_seconds)
         breakdown["other"] = max(0.0, step_ms["mean"] - sum(breakdown.values()))
-        # A ring allreduce: every rank sends and receives 2 (N - 1) / N of the gradients in every step.
+        # In a ring allreduce every rank sends and receives 2 (N - 1) / N of the gradients in every step.
         parameter_bytes = 4 * sum(p.numel() for p in self.model.parameters())
         bytes_per_step = parameter_bytes * 2 * (self.world_size - 1) / self.world_size
         exchanged = float(round(bytes_per_step * self.step))

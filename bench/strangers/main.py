@@ -210,13 +210,14 @@ class Strangers:
             record = os.path.join(self._folder, "record.json")
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(record)
-            workers = [self._start("worker.%d" % rank, [
-                os.path.join(self._programs, "worker/worker"), "--servers=" + address, "--rank=%d" % rank,
-                "--world_size=%d" % WORKERS, "--same_host=socket", "--model=logreg", "--dataset=synthetic",
-                "--synthetic_train_count=2048", "--synthetic_test_count=64", "--global_batch=64", "--device=cpu",
-                "--epochs=%d" % (self._options.steps // 32 + 1), "--max_steps=%d" % self._options.steps,
-                "--learning_rate=0.01", "--progress=none", "--record=" + record, *self._secret])
-                       for rank in range(WORKERS)]
+            workers = []
+            for rank in range(WORKERS):
+                workers.append(self._start("worker.%d" % rank, [
+                    os.path.join(self._programs, "worker/worker"), "--servers=" + address, "--rank=%d" % rank,
+                    "--world_size=%d" % WORKERS, "--same_host=socket", "--model=logreg", "--dataset=synthetic",
+                    "--synthetic_train_count=2048", "--synthetic_test_count=64", "--global_batch=64", "--device=cpu",
+                    "--epochs=%d" % (self._options.steps // 32 + 1), "--max_steps=%d" % self._options.steps,
+                    "--learning_rate=0.01", "--progress=none", "--record=" + record, *self._secret]))
             for worker in workers:
                 stack.callback(_end, worker)
             seen = self._watch(server, workers)

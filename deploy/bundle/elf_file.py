@@ -81,7 +81,7 @@ class ElfFile:
 
 
 def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
-    versions = [(0,)]
+    versions: list[tuple[int, ...]] = [(0,)]
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):
             for _, needed in section.iter_versions():

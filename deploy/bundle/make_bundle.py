@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Makes the bundle: programs, and every shared library that they need and that a bare machine lacks, in one tar.gz.
+"""Makes the bundle: one tar.gz with programs and all shared libraries that they need and a bare machine lacks.
 
-How a program finds its libraries wherever the bundle lies: its RPATH says $ORIGIN/../lib (starring.bzl), which comes
-before LD_LIBRARY_PATH and holds for the libraries of its libraries too. Those parts of Open MPI that carry a search
-path of their own get a new one, written over the old. How Open MPI finds its plugins: common/host/bundled_open_mpi.h.
+A program finds its libraries wherever the bundle is unpacked, because its RPATH is $ORIGIN/../lib (starring.bzl). An
+RPATH comes before LD_LIBRARY_PATH and also holds for the libraries' libraries. Parts of Open MPI have a search path of
+their own, which is overwritten. For how Open MPI finds its plugins, see common/host/bundled_open_mpi.h.
 
-Nothing is left out silently: a library that is found nowhere, or has no licence text, ends the script with exit code 1.
-The same input gives the same bytes.
+Nothing is left out silently: a library that is not found, or has no licence text, ends the script with exit code 1. The
+same input gives the same bytes.
 """
+
+from __future__ import annotations
 
 import argparse
 import glob
@@ -18,40 +20,39 @@ import re
 import subprocess
 import sys
 import tarfile
+from collections.abc import Sequence
+from typing import IO, cast
 
-try:
-    from deploy.bundle.elf_file import ElfError, ElfFile, is_elf
-except ImportError:  # started as a script, not by Bazel
-    from elf_file import ElfError, ElfFile, is_elf
+from deploy.bundle.elf_file import ElfError, ElfFile, is_elf
 
 TOP = "starring"  # the one folder in the archive
 FIXED_MTIME = 1767225600  # 2026-01-01: the archive does not say when it was made
 COMMON_LICENCES = "/usr/share/common-licenses"
 
-# Belongs to glibc: part of the machine, as the kernel is.
+# Libraries of glibc belong to the machine, like the kernel.
 GLIBC = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|resolv|util|anl|mvec|nsl|thread_db|BrokenLocale))\.so\.\d+")
-# Belongs to the GPU's driver, and has to match the kernel's part of it.
+# Libraries of the GPU's driver belong to the machine, since they must match the driver's kernel module.
 DRIVER = re.compile(r"lib(cuda|nvidia-ml)\.so\.1")
-# Several hundred MB: only --with_cublas takes them along.
+# cuBLAS has several hundred MB. Only --with_cublas includes it.
 CUBLAS = re.compile(r"libcublas(Lt)?\.so\.\d+")
-# Drivers of fabrics, which Debian's configuration of Open MPI leaves alone as well, and OpenSHMEM. A plugin that needs
-# one is left out, and the manifest says so: between nodes the bundle speaks TCP.
+# Drivers of fabrics, which Debian's configuration of Open MPI does not use either, and OpenSHMEM. A plugin that needs
+# one is left out, and the manifest says so. Between nodes the bundle uses TCP.
 NOT_BUNDLED = re.compile(r"lib(fabric|ibverbs|psm2|psm_infinipath|ucp|ucs|oshmem)\.so\.\d+")
 
 
 class BundleError(Exception):
-    """The bundle cannot be made; says what is missing and what to do."""
+    """The bundle cannot be made. The message says what is missing and what to do."""
 
 
-def run(command):
-    """Standard output of a command; dpkg-query's exit code only says that some of many names are unknown."""
+def run(command: list[str]) -> str:
+    """The standard output of a command. The exit code is ignored: dpkg-query fails if one of many names is unknown."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except OSError as error:
         raise BundleError(f"cannot run {command[0]}: {error}") from error
 
 
-def read(path):
+def read(path: str) -> bytes:
     with open(path, "rb") as file:
         return file.read()
 
@@ -59,16 +60,16 @@ def read(path):
 class LibraryFinder:
     """Finds a library by its soname as the loader of this machine would: in given folders, then in its cache."""
 
-    def __init__(self, folders=()):
+    def __init__(self, folders: Sequence[str] = ()) -> None:
         self._folders = list(folders)
-        self._cache = {}
+        self._cache: dict[str, str] = {}
         for line in run(["/sbin/ldconfig", "-p"]).splitlines():
             match = re.fullmatch(r"\t(\S+) \((libc6,x86-64[^)]*)\) => (\S+)", line)
-            # A library for a certain CPU does not run on every machine.
+            # A hwcap library needs a certain CPU, so it does not run on every machine.
             if match and "hwcap" not in match[2]:
                 self._cache.setdefault(match[1], match[3])
 
-    def find(self, soname, needed_by, run_path):
+    def find(self, soname: str, needed_by: str, run_path: str | None) -> str:
         own = os.path.dirname(needed_by)
         folders = [folder.replace("$ORIGIN", own) for folder in (run_path or "").split(":") if folder]
         for folder in self._folders + folders:
@@ -82,16 +83,16 @@ class LibraryFinder:
 
 
 class Packages:
-    """Which Debian package a file came from, and what that package says about its licence."""
+    """Finds the Debian packages of files, and the packages' versions."""
 
-    def __init__(self):
-        self._owners = {}
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}
 
-    def learn(self, paths):
-        """One question for many files: dpkg-query reads its whole data base each time."""
+    def learn(self, paths: list[str]) -> None:
+        """Looks up many files at once, because each dpkg-query reads its whole database."""
         spellings = []
         for path in paths:
-            # dpkg knows a file under the name that its package used, with or without /usr.
+            # dpkg knows a file by its path in the package, which may lack /usr.
             spellings += [path, path[len("/usr"):] if path.startswith("/usr/lib") else "/usr" + path]
         if not spellings:
             return
@@ -100,12 +101,12 @@ class Packages:
             if owner and not owner.startswith("diversion"):
                 self._owners[path] = owner.split(",")[0].split(":")[0]
 
-    def owner(self, path):
+    def owner(self, path: str) -> str | None:
         other = path[len("/usr"):] if path.startswith("/usr/lib") else "/usr" + path
         return self._owners.get(path) or self._owners.get(other)
 
     @staticmethod
-    def versions(names):
+    def versions(names: list[str]) -> dict[str, tuple[str, ...]]:
         """{name: (version, source package, its version)}"""
         form = "${Package}\t${Version}\t${source:Package}\t${source:Version}\n"
         rows = [line.split("\t") for line in run(["dpkg-query", "--show", "-f", form, *names]).splitlines()]
@@ -113,36 +114,36 @@ class Packages:
 
 
 class Bundle:
-    """Files by their name in the bundle, gathered in memory."""
+    """The bundle's files by name, collected in memory."""
 
-    def __init__(self, finder, with_cublas=False):
+    def __init__(self, finder: LibraryFinder, with_cublas: bool = False) -> None:
         self._finder = finder
         self._with_cublas = with_cublas
-        self._files = {}  # name -> (bytes, mode)
-        self._sources = {}  # name -> where a file of the system came from
-        self.left_out = {}  # plugin -> the library for whose sake
-        self.from_machine = set()  # sonames that the machine has to offer, glibc's aside
+        self._files: dict[str, tuple[bytes, int]] = {}  # name -> content and mode
+        self._sources: dict[str, str] = {}  # name -> path of a file of the system
+        self.left_out: dict[str, str] = {}  # plugin -> the library that it needs
+        self.from_machine: set[str] = set()  # sonames that the machine must have, without glibc's
 
     @property
-    def files(self):
+    def files(self) -> dict[str, tuple[bytes, int]]:
         return dict(self._files)
 
     @property
-    def sources(self):
+    def sources(self) -> dict[str, str]:
         return dict(self._sources)
 
-    def add(self, name, data, mode=0o644):
+    def add(self, name: str, data: bytes, mode: int = 0o644) -> None:
         if name in self._files and self._files[name] != (data, mode):
-            raise BundleError(f"two different files want to be {name} in the bundle: rename one")
+            raise BundleError(f"two different files have the name {name} in the bundle: rename one")
         self._files[name] = (data, mode)
 
-    def add_text(self, name, path):
-        """A file of the system that is no program."""
+    def add_text(self, name: str, path: str) -> None:
+        """Adds a file of the system that is no program."""
         self._sources[name] = os.path.realpath(path)
         self.add(name, read(path))
 
-    def add_program(self, folder, path):
-        """A program of ours, or a script, and the libraries that it needs."""
+    def add_program(self, folder: str, path: str) -> None:
+        """Adds a program or script of ours, and the libraries that it needs."""
         name = f"{folder}/{os.path.basename(path)}"
         data = read(path)
         if is_elf(data):
@@ -153,8 +154,8 @@ class Bundle:
             self._add_libraries(elf, path)
         self.add(name, data, 0o755)
 
-    def add_system_elf(self, name, path, mode=0o644):
-        """A program, plugin or library of the system, its search path turned to our lib, and what it needs."""
+    def add_system_elf(self, name: str, path: str, mode: int = 0o644) -> None:
+        """Adds a program, plugin or library of the system, with our search path, and the libraries that it needs."""
         if name in self._files:
             return
         real = os.path.realpath(path)
@@ -169,16 +170,16 @@ class Bundle:
         self.add(name, data, mode)
         self._add_libraries(elf, path)
 
-    def add_plugin(self, name, path):
-        """A plugin of Open MPI, unless it drives what the bundle leaves out."""
+    def add_plugin(self, name: str, path: str) -> None:
+        """Adds a plugin of Open MPI, unless it needs a library that the bundle leaves out."""
         obstacle = self._obstacle(path, set())
         if obstacle is None:
             self.add_system_elf(name, path)
         else:
             self.left_out[os.path.basename(name)] = obstacle
 
-    def _obstacle(self, path, seen):
-        """The first library in the closure of `path` that the bundle leaves out, or None."""
+    def _obstacle(self, path: str, seen: set[str]) -> str | None:
+        """The first library among those that `path` needs, also indirectly, that the bundle leaves out; or None."""
         seen.add(path)
         elf = ElfFile(path, read(path))
         for soname in elf.needed:
@@ -191,11 +192,11 @@ class Bundle:
                     return found
         return None
 
-    def _is_from_machine(self, soname):
-        return (GLIBC.fullmatch(soname) or DRIVER.fullmatch(soname) or
-                (CUBLAS.fullmatch(soname) and not self._with_cublas))
+    def _is_from_machine(self, soname: str) -> bool:
+        return bool(GLIBC.fullmatch(soname) or DRIVER.fullmatch(soname) or
+                    (CUBLAS.fullmatch(soname) and not self._with_cublas))
 
-    def _add_libraries(self, elf, path):
+    def _add_libraries(self, elf: ElfFile, path: str) -> None:
         for soname in elf.needed:
             if self._is_from_machine(soname):
                 if not GLIBC.fullmatch(soname):
@@ -204,8 +205,8 @@ class Bundle:
                 library = self._finder.find(soname, path, elf.runpath or elf.rpath)
                 self.add_system_elf(f"lib/{soname}", library)
 
-    def check(self):
-        """Every library that a file of the bundle needs is in it, or is the machine's, and no path leads elsewhere."""
+    def check(self) -> None:
+        """Checks that every needed library is in the bundle or the machine's, and that no path leads elsewhere."""
         for name, (data, _) in sorted(self._files.items()):
             if not is_elf(data):
                 continue
@@ -217,14 +218,14 @@ class Bundle:
             if elf.runpath is not None or strays:
                 raise BundleError(f"{name} would look for libraries in {elf.runpath or elf.rpath}")
 
-    def glibc(self):
-        """The oldest glibc on which everything runs, such as 2.36."""
+    def glibc(self) -> str:
+        """The oldest glibc with which all files run, such as 2.36."""
         newest = max(ElfFile(name, data).glibc for name, (data, _) in self._files.items() if is_elf(data))
         return ".".join(map(str, newest))
 
 
-def add_open_mpi(bundle, finder, starter):
-    """Open MPI and PMIx under the names of common/host/bundled_open_mpi.cc."""
+def add_open_mpi(bundle: Bundle, finder: LibraryFinder, starter: str) -> None:
+    """Adds Open MPI and PMIx under the names that common/host/bundled_open_mpi.cc expects."""
     folders = dict(line.split(":")[1:3] for line in run(["ompi_info", "--parsable", "--path", "all"]).splitlines()
                    if line.startswith("path:"))
     for wanted in ("bindir", "pkglibdir", "pkgdatadir", "sysconfdir"):
@@ -252,8 +253,8 @@ def add_open_mpi(bundle, finder, starter):
             bundle.add_text(f"share/pmix/{name}", os.path.join(texts, name))
 
 
-def licence_outside_packages(path):
-    """The licence text of CUDA, in the nearest folder above: as its installer or a Python wheel leaves it."""
+def licence_outside_packages(path: str) -> str:
+    """The path of CUDA's licence text in the nearest folder above, where its installer or a Python wheel puts it."""
     folder = os.path.dirname(path)
     while folder != "/":
         for pattern in ("EULA.txt", "dist-info/nvidia_cublas-*/licenses/License.txt",
@@ -263,15 +264,15 @@ def licence_outside_packages(path):
                 return found[-1]
         folder = os.path.dirname(folder)
     raise BundleError(f"{path} belongs to no Debian package and has no EULA.txt above it: its licence is unknown, and "
-                      "what we pass on needs one")
+                      "the bundle must not have files without one")
 
 
-def add_licences(bundle):
-    """Copyright files of all packages that files came from, and the manifest."""
+def add_licences(bundle: Bundle) -> list[str]:
+    """Adds the copyright files of all packages that have files in the bundle. Returns the manifest's lines."""
     sources = bundle.sources
     packages = Packages()
     packages.learn(sorted(set(sources.values())))
-    files_of = {}
+    files_of: dict[str, list[str]] = {}
     for name, path in sorted(sources.items()):
         owner = packages.owner(path)
         if owner is None:
@@ -280,7 +281,7 @@ def add_licences(bundle):
             owner = "NVIDIA"
         files_of.setdefault(owner, []).append(name)
     versions = packages.versions([name for name in files_of if name != "NVIDIA"])
-    common = set()
+    common: set[bytes] = set()
     lines = []
     for owner in sorted(files_of):
         if owner != "NVIDIA":
@@ -289,7 +290,7 @@ def add_licences(bundle):
             version, source, source_version = versions[owner]
             copyright_file = f"/usr/share/doc/{owner}/copyright"
             if not os.path.exists(copyright_file):
-                raise BundleError(f"the package {owner} has no {copyright_file}, and what we pass on needs one: "
+                raise BundleError(f"the package {owner} has no {copyright_file}, and the bundle needs one: "
                                   f"apt-get install --reinstall {owner}")
             text = read(copyright_file)
             common.update(re.findall(COMMON_LICENCES.encode() + rb"/([A-Za-z0-9.+-]*[A-Za-z0-9+])", text))
@@ -305,7 +306,7 @@ def add_licences(bundle):
     return lines
 
 
-def manifest(bundle, package_lines):
+def manifest(bundle: Bundle, package_lines: list[str]) -> str:
     ours = sorted(name for name in bundle.files if name not in bundle.sources and not name.startswith("licences/"))
     lines = ["Files of this bundle, by origin. The licence of each package is in licences/<package>/copyright; its",
              "source code is at https://snapshot.debian.org/package/<source>/<version>/", "",
@@ -313,22 +314,22 @@ def manifest(bundle, package_lines):
     lines += package_lines
     lines += ["", "Taken from the machine: glibc " + bundle.glibc() + " or newer" +
               "".join(f", {soname}" for soname in sorted(bundle.from_machine))]
-    lines += ["", "Plugins left out, as they need what is not in the bundle:"]
+    lines += ["", "Plugins left out, because they need libraries that are not in the bundle:"]
     lines += [f"  {plugin}: {library}" for plugin, library in sorted(bundle.left_out.items())]
     return "\n".join(lines) + "\n"
 
 
-def write_archive(files, output):
-    """Names sorted, one owner, one date, three modes: equal files give equal bytes."""
+def write_archive(files: dict[str, tuple[bytes, int]], output: str) -> None:
+    """Writes the files sorted by name, with one owner and one date, so that equal files give equal bytes."""
     folders = {os.path.dirname(name) for name in files}
     for folder in list(folders):
         while folder:
             folders.add(folder)
             folder = os.path.dirname(folder)
-    members = [(f"{TOP}/{folder}".rstrip("/"), None, 0o755) for folder in folders]
+    members: list[tuple[str, bytes | None, int]] = [(f"{TOP}/{folder}".rstrip("/"), None, 0o755) for folder in folders]
     members += [(f"{TOP}/{name}", data, mode) for name, (data, mode) in files.items()]
     with open(output, "wb") as file, gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        with tarfile.open(fileobj=cast(IO[bytes], packed), mode="w", format=tarfile.USTAR_FORMAT) as archive:
             for name, data, mode in sorted(members, key=lambda member: member[0]):
                 member = tarfile.TarInfo(name)
                 member.mtime = FIXED_MTIME
@@ -341,7 +342,7 @@ def write_archive(files, output):
                     archive.addfile(member, io.BytesIO(data))
 
 
-def make(options):
+def make(options: argparse.Namespace) -> None:
     finder = LibraryFinder(options.library_folder)
     bundle = Bundle(finder, options.with_cublas)
     for folder in ("bin", "tests", "bench"):
@@ -366,19 +367,19 @@ def make(options):
     write_archive(files, options.output)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0], allow_abbrev=False)
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0], allow_abbrev=False)
     parser.add_argument("--output", required=True)
     parser.add_argument("--bin", nargs="+", required=True, help="programs and scripts that users run")
     parser.add_argument("--tests", nargs="*", default=[])
     parser.add_argument("--bench", nargs="*", default=[])
-    parser.add_argument("--scripts", nargs="*", default=[], help="NAME=FILE: files that keep their place, NAME")
+    parser.add_argument("--scripts", nargs="*", default=[], help="NAME=FILE: files, each with its name in the bundle")
     parser.add_argument("--models", nargs="*", default=[], help="layer files")
-    parser.add_argument("--open_mpi_starter", required=True, help="what becomes mpirun and orted")
+    parser.add_argument("--open_mpi_starter", required=True, help="the program that becomes mpirun and orted")
     parser.add_argument("--readme", required=True)
     parser.add_argument("--licence", required=True)
-    parser.add_argument("--with_cublas", action="store_true", help="take cuBLAS along, several hundred MB")
-    parser.add_argument("--library_folder", action="append", default=[], help="searched for libraries first")
+    parser.add_argument("--with_cublas", action="store_true", help="include cuBLAS, which has several hundred MB")
+    parser.add_argument("--library_folder", action="append", default=[], help="folder to search for libraries first")
     try:
         make(parser.parse_args())
     except (BundleError, ElfError, OSError) as error:

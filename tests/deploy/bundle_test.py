@@ -33,7 +33,7 @@ exec env -i PATH=/usr/bin:/bin sh -c "$*"
 
 # $1 a folder for the new root, $2 the archive, $3 a folder that stays for results; then libraries up to --, then a
 # command in the unpacked archive. Nothing is in the new root but the loader, glibc, /dev, /proc and the bundle.
-BARE_MACHINE = r"""
+BARE_MACHINE = r"""#!/bin/sh
 root=$1 archive=$2 results=$3
 shift 3
 mount -t tmpfs none "$root"

@@ -1,16 +1,19 @@
-"""What a worker with GPUs must do, for real ones (cuda_test) and emulated ones (cuda_emulated_test)."""
+"""Tests of jobs on GPUs, which cuda_test runs on real ones and cuda_emulated_test on emulated ones."""
+
+from __future__ import annotations
 
 import re
+from typing import Any, Callable, Sequence
 
 from tests.e2e.jobs import JobTest
 
-# 67 samples in batches of 33 leave a last batch of 1: of two ranks, one has no sample of it.
+# 67 samples in batches of 33 leave a last batch of 1 sample, in which one of two ranks has none.
 DATA = ["--dataset=synthetic", "--synthetic_train_count=67", "--synthetic_test_count=20", "--global_batch=33",
         "--progress=plain"]
-# 1.9 million parameters in some twenty buckets: forward in several segments.
+# 1.9 million parameters in some twenty buckets, so that forward has several segments.
 MLP = [*DATA, "--model=mlp", "--bucket_bytes=1"]
 
-# Every kind of layer, in little.
+# A small model with every kind of layer.
 EVERYTHING = """
 name: "everything"
 layer { name: "conv1" conv2d { out_channels: 4 kernel: 5 stride: 2 padding: 2 no_bias: true } }
@@ -28,29 +31,29 @@ layer { name: "fc2" dense { units: 10 } }
 """
 
 
-def without(flags, name):
+def without(flags: list[str], name: str) -> list[str]:
     return [flag for flag in flags if not flag.startswith("--%s=" % name)]
 
 
 class CudaJobs(JobTest):
-    """Mixed with unittest.TestCase by those that set `worker`."""
+    """Subclasses set `worker` to the binary under test."""
 
-    worker = None
+    worker = ""
     epochs = 3
 
-    def cuda(self, sync, workers=1, servers=1, flags=()):
+    def cuda(self, sync: str, workers: int = 1, servers: int = 1, flags: Sequence[str] = ()) -> dict[str, Any]:
         """The run record of a job on GPUs."""
         return self.train(sync, workers, servers, ["--device=cuda", *flags], ["--worker_binary=" + self.worker])
 
-    def everything(self):
+    def everything(self) -> list[str]:
         path = self.path("everything.textproto")
         with open(path, "w") as file:
             file.write(EVERYTHING)
         return [*DATA, "--model=" + path, "--augment=crop_flip", "--optimizer=adamw", "--learning_rate=0.003",
                 "--weight_decay=0.01", "--schedule=cosine", "--epochs=%d" % self.epochs]
 
-    def assert_near(self, cuda, cpu):
-        """Curves of records: of epochs, and of the first 50 steps where they are recorded."""
+    def assert_near(self, cuda: dict[str, Any], cpu: dict[str, Any]) -> None:
+        """Compares the curves of two records: epochs, and the first 50 steps if both have them."""
         self.assertEqual(len(cuda["epochs"]), len(cpu["epochs"]))
         for step, other in list(zip(cuda.get("losses", []), cpu.get("losses", [])))[:50]:
             self.assertEqual(step["step"], other["step"])
@@ -59,20 +62,22 @@ class CudaJobs(JobTest):
             for name in ("train_loss", "test_loss"):
                 self.assertAlmostEqual(epoch[name], other[name], delta=1e-3 * other[name])
 
-    def test_star_is_ring_is_without_graphs(self):
+    def test_star_is_ring_is_without_graphs(self) -> None:
         flags = [*MLP, "--epochs=%d" % self.epochs]
         ring = self.cuda("ring", 2, flags=flags)
         self.assertEqual(ring["exchange"]["gpu_transfer"], "host-staged")
         self.assertTrue(ring["config"]["cuda_graph"])
         digest = ring["parameter_sha256"]
-        for servers, more in ((2, []), (1, ["--same_host=socket"]), (2, ["--bucket_bytes=100000000"])):
+        variants: tuple[tuple[int, list[str]], ...] = (
+            (2, []), (1, ["--same_host=socket"]), (2, ["--bucket_bytes=100000000"]))
+        for servers, more in variants:
             star = [*without(flags, "bucket_bytes"), *more] if more and "bucket" in more[0] else [*flags, *more]
             self.assertEqual(self.cuda("star", 2, servers, star)["parameter_sha256"], digest)
         plain = self.cuda("ring", 2, flags=[*flags, "--nocuda_graph"])
         self.assertFalse(plain["config"]["cuda_graph"])
         self.assertEqual(plain["parameter_sha256"], digest)
 
-    def test_every_layer_local_is_a_ring_of_one(self):
+    def test_every_layer_local_is_a_ring_of_one(self) -> None:
         flags = self.everything()
         local = self.cuda("local", flags=flags)
         self.assertEqual(local["config"]["device"], "cuda")
@@ -84,12 +89,13 @@ class CudaJobs(JobTest):
         self.assertEqual(self.cuda("local", flags=[*flags, "--prefetch_depth=0"])["parameter_sha256"], digest)
         self.assertEqual(self.cuda("ring", 1, flags=flags)["parameter_sha256"], digest)
 
-    def test_the_data_sets_place_changes_no_bit(self):
+    def test_the_data_sets_place_changes_no_bit(self) -> None:
         flags = self.everything()
         for sync, workers in (("local", 1), ("ring", 2)):
             here = self.cuda(sync, workers, flags=[*flags, "--data_on_gpu=off"])
             self.assertEqual(here["config"]["data_on_gpu"], "off")
-            for more in ([], ["--data_on_gpu=on", "--nocuda_graph"]):
+            variants: list[list[str]] = [[], ["--data_on_gpu=on", "--nocuda_graph"]]
+            for more in variants:
                 there = self.cuda(sync, workers, flags=[*flags, *more])
                 self.assertEqual(there["config"]["data_on_gpu"], "on")
                 self.assertEqual(there["parameter_sha256"], here["parameter_sha256"])
@@ -97,35 +103,35 @@ class CudaJobs(JobTest):
                     self.assertEqual([epoch[name] for name in ("train_loss", "test_loss", "test_accuracy")],
                                      [other[name] for name in ("train_loss", "test_loss", "test_accuracy")])
 
-    def test_every_layer_with_three_workers(self):
+    def test_every_layer_with_three_workers(self) -> None:
         flags = self.everything()
         self.assertEqual(self.cuda("star", 3, 2, flags)["parameter_sha256"],
                          self.cuda("ring", 3, flags=flags)["parameter_sha256"])
 
-    def test_the_curve_is_the_cpus(self):
+    def test_the_curve_is_the_cpus(self) -> None:
         for flags in (self.everything(), [*MLP, "--epochs=%d" % self.epochs, "--learning_rate=0.01"]):
             flags = [*flags, "--record_losses"]
             self.assert_near(self.cuda("local", flags=flags), self.train("local", flags=["--device=cpu", *flags]))
             self.assert_near(self.cuda("ring", 2, flags=flags),
                              self.train("ring", 2, flags=["--device=cpu", *flags]))
 
-    def test_resumes_here_and_there(self):
+    def test_resumes_here_and_there(self) -> None:
         flags = without(self.everything(), "epochs") + ["--total_steps=100", "--checkpoint_every_epochs=1"]
         whole = self.cuda("local", flags=[*flags, "--epochs=4"])
         cpu = self.train("local", flags=["--device=cpu", *flags, "--epochs=4"])
 
-        def halves(name, first, second):
+        def halves(name: str, first: Callable[..., Any], second: Callable[..., Any]) -> dict[str, Any]:
             folder = ["--checkpoint_dir=" + self.path(name), "--resume"]
             first(flags=[*flags, *folder, "--epochs=2"])
             return second(flags=[*flags, *folder, "--epochs=4"])
 
-        def on_gpu(flags):
+        def on_gpu(flags: list[str]) -> dict[str, Any]:
             return self.cuda("local", flags=flags)
 
-        def on_gpu_in_a_ring(flags):
+        def on_gpu_in_a_ring(flags: list[str]) -> dict[str, Any]:
             return self.cuda("ring", 1, flags=flags)
 
-        def on_cpu(flags):
+        def on_cpu(flags: list[str]) -> dict[str, Any]:
             return self.train("local", flags=["--device=cpu", *flags])
 
         self.assertEqual(halves("same", on_gpu, on_gpu)["parameter_sha256"], whole["parameter_sha256"])
@@ -134,7 +140,7 @@ class CudaJobs(JobTest):
         self.assert_near(halves("down", on_gpu, on_cpu), second)
         self.assert_near(halves("up", on_cpu, on_gpu), second)
 
-    def test_a_gradient_that_is_not_finite_is_refused(self):
+    def test_a_gradient_that_is_not_finite_is_refused(self) -> None:
         flags = [*DATA, "--model=lenet5", "--learning_rate=1e30", "--epochs=2"]
         for sync, workers in (("local", 1), ("ring", 2), ("star", 2)):
             places = []
@@ -144,17 +150,17 @@ class CudaJobs(JobTest):
                 self.assertEqual(done.returncode, 1, done.output)
                 found = re.search(r"rank \d+, (step \d+): the gradient of tensor (\w+\.\w+) is .*refused", done.output)
                 self.assertTrue(found, done.output)
-                places.append(found.group(1))
+                places += [found.group(1)] if found else []
             self.assertEqual(len(set(places)), 1, places)
 
-    def test_what_the_gpu_has_no_memory_for_is_refused_with_numbers(self):
+    def test_what_the_gpu_has_no_memory_for_is_refused_with_numbers(self) -> None:
         done = self.run_to_end([self.worker, "--device=cuda", *without(DATA, "global_batch"), "--model=mnist_cnn",
                                 "--global_batch=2000000"])
         self.assertEqual(done.returncode, 2, done.output)
         self.assertRegex(done.output, r"has too little memory: \S+ GiB are needed \(activations .*, batches .*\), "
                                       r"\S+ .iB of \S+ GiB are free: give a smaller --global_batch")
 
-    def test_auto_takes_the_gpu_and_says_which(self):
+    def test_auto_takes_the_gpu_and_says_which(self) -> None:
         done = self.run_to_end([self.worker, *DATA, "--model=logreg", "--epochs=1"])
         self.assertEqual(done.returncode, 0, done.output)
         self.assertIn(", on cuda:0 (", done.output)

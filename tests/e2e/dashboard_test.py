@@ -23,9 +23,11 @@ def crc32c(data):
             crc = crc >> 1 ^ (0x82f63b78 if crc & 1 else 0)
     return crc ^ 0xffffffff
 
+
 def masked_crc(data):
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xa282ead8) & 0xffffffff
+
 
 def records(content):
     """The records of a TFRecord file; every checksum must be right."""
@@ -36,6 +38,7 @@ def records(content):
         assert struct.unpack("<I", content[12 + length:16 + length])[0] == masked_crc(data)
         yield data
         content = content[16 + length:]
+
 
 def fields(message):
     """A protobuf message as {field number: [values]}, straight from the wire format."""
@@ -66,6 +69,7 @@ def fields(message):
         found.setdefault(key >> 3, []).append(value)
     return found
 
+
 def scalars(path):
     """{tag: [(step, value)]} of an event file, by the numbers of tensorflow/core/util/event.proto."""
     with open(path, "rb") as file:
@@ -78,6 +82,7 @@ def scalars(path):
             value = fields(value)
             found.setdefault(value[1][0].decode(), []).append((event.get(2, [0])[0], value[2][0]))
     return found
+
 
 class TensorboardTest(JobTest):
 
@@ -111,6 +116,7 @@ class TensorboardTest(JobTest):
         self.assertEqual(done.returncode, REFUSED, done.output)
         for word in ("--tensorboard_dir", self.path("file/events"), "folder"):
             self.assertIn(word, done.output)
+
 
 class MetricsTest(JobTest):
 
@@ -199,6 +205,7 @@ class MetricsTest(JobTest):
                                 "--metrics_port=65531"], deadline_s=60)
         self.assertEqual(done.returncode, REFUSED, done.output)
         self.assertIn("65536", done.output)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -10,6 +10,7 @@ import unittest
 
 from tests.e2e import jobs
 
+
 def flags(train_count):
     return ["--dataset=synthetic", f"--synthetic_train_count={train_count}", "--synthetic_test_count=50", "--epochs=2"]
 

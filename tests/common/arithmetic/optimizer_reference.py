@@ -3,12 +3,16 @@
     /usr/bin/python3 tests/common/arithmetic/optimizer_reference.py      (torch 1.13.1 made the numbers that are there)
 """
 
+from __future__ import annotations
+
+from typing import Callable
+
 import torch
 
 COUNT, STEPS = 8, 5
 
 
-def run(name, make):
+def run(name: str, make: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> None:
     parameters = torch.tensor([(i - 3) / 4 for i in range(COUNT)], requires_grad=True)
     optimizer = make([parameters])
     for step in range(STEPS):

@@ -5,7 +5,6 @@ import errno
 import hashlib
 import os
 import pty
-import re
 import select
 import shutil
 import signal
@@ -320,7 +319,6 @@ class StarTest(LaunchTest):
         self.assertEqual(process.wait(DEADLINE_S), 0)
         process.stderr.close()
         os.close(master)
-
 
     def test_a_stopped_terminal_does_not_hold_the_job_up(self):
         master, slave = pty.openpty()

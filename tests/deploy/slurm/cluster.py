@@ -1,9 +1,12 @@
-"""A real Slurm on this machine: munged, slurmctld and one slurmd on each host of a lab of network namespaces."""
+"""Runs a real Slurm on this machine: munged, slurmctld, and one slurmd on each host of a lab of network namespaces."""
+
+from __future__ import annotations
 
 import os
 import shutil
 import subprocess
 import time
+from typing import Callable
 
 from netlab import Netlab
 
@@ -11,8 +14,8 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 START_SECONDS_MAX = 30
 
-# The controller lives on host0. One munged serves all: hosts share the file system. Each node says that it has more
-# cores than the machine, since jobs are to run side by side.
+# The controller runs on host0. One munged serves all hosts, since they share the file system. Each node claims more
+# cores than the machine has, so that several jobs run at the same time.
 CONFIG = """
 ClusterName=starring
 SlurmctldHost=host0
@@ -40,25 +43,25 @@ PartitionName=all Nodes=ALL Default=YES
 
 
 class Cluster:
-    """A lab and a Slurm in it, in a folder that exists and is empty. All of it is gone after __exit__."""
+    """A lab with a Slurm, in an existing empty folder. __exit__ ends all of it."""
 
-    def __init__(self, folder, nodes=3):
+    def __init__(self, folder: str, nodes: int = 3) -> None:
         self.folder = folder
         self.nodes = nodes
         self._lab = Netlab(hosts=nodes + 1, rate="10gbit")
-        self._daemons = []
+        self._daemons: list[subprocess.Popen[bytes]] = []
 
     @staticmethod
-    def why_not():
+    def why_not() -> str | None:
         missing = [daemon for daemon in DAEMONS if not shutil.which(daemon, path=PATH)]
         if missing:
             return "%s not installed: apt-get install slurm-wlm munge" % ", ".join(missing)
         return Netlab.why_not()
 
-    def path(self, name):
+    def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 
-    def __enter__(self):
+    def __enter__(self) -> Cluster:
         nodes = ["host%d" % (node + 1) for node in range(self.nodes)]
         for name in ["state"] + [kind + node for kind in ("spool.", "tmp.") for node in nodes]:
             os.mkdir(self.path(name))
@@ -68,7 +71,7 @@ class Cluster:
             file.write(os.urandom(1024))
         self._lab.__enter__()
         try:
-            # --force: the folder is a test's, which others may read.
+            # --force: munged refuses a folder that other users may read, as a test's folder is.
             munge = ["%s=%s" % (flag, self.path("munge." + name)) for flag, name in
                      (("--key-file", "key"), ("--socket", "socket"), ("--pid-file", "pid"), ("--log-file", "log"),
                       ("--seed-file", "seed"))]
@@ -84,29 +87,29 @@ class Cluster:
             raise
         return self
 
-    def __exit__(self, *exception):
-        # What a slurmd has started lives in the lab too, and ends with it.
+    def __exit__(self, *exception: object) -> None:
+        # The processes of slurmd are in the lab as well, and end with it.
         self._lab.__exit__()
         for daemon in self._daemons:
             daemon.wait()
 
-    def start(self, host, argv):
+    def start(self, host: int, argv: list[str]) -> None:
         log = open(self.path("daemon.%d.log" % len(self._daemons)), "wb")
         with log:
             self._daemons.append(subprocess.Popen(self._lab.command(host, argv), env=self.environment(), stdout=log,
                                                   stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
 
-    def environment(self):
+    def environment(self) -> dict[str, str]:
         return {**os.environ, "PATH": PATH, "SLURM_CONF": self.path("slurm.conf")}
 
-    def wait_for(self, what, is_there):
+    def wait_for(self, what: str, is_there: Callable[[], bool]) -> None:
         end = time.monotonic() + START_SECONDS_MAX
         while not is_there():
             if time.monotonic() > end:
                 raise TimeoutError("%s does not come up:\n%s" % (what, self.logs()))
-            time.sleep(0.1)  # polls: there is nothing to be woken by
+            time.sleep(0.1)  # there is no event to wait for
 
-    def logs(self):
+    def logs(self) -> str:
         texts = []
         for name in sorted(os.listdir(self.folder)):
             if name.endswith(".log"):
@@ -114,8 +117,8 @@ class Cluster:
                     texts.append("== %s\n%s" % (name, file.read()[-2000:]))
         return "\n".join(texts)
 
-    def run(self, *argv, **variables):
-        """A Slurm command, as a user calls it on the cluster's first host, in the cluster's folder."""
+    def run(self, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Runs a Slurm command as a user on the cluster's first host, in the cluster's folder."""
         there = ["env", "--chdir=" + self.folder, *argv]
         return subprocess.run(self._lab.command(0, there), env={**self.environment(), **variables}, text=True,
                               capture_output=True, timeout=60, check=False)
