@@ -33,7 +33,7 @@ struct TensorSpec {
   // Sizes in our memory order, slowest first: {out, kernel_height, kernel_width, in} for a convolution, {out, in} for
   // dense.
   std::vector<int64_t> dims;
-  // Axis i of PyTorch's order is axis torch_axes[i] of `dims`; empty means the same order. A dense layer behind a
+  // Axis i of PyTorch's order is axis torch_axes[i] of `dims`; empty means the same order. A dense layer after a
   // flatten has dims {out, height, width, channels} and torch_axes {0, 3, 1, 2}.
   std::vector<int> torch_axes;
   // PyTorch's shape, the same number of elements as `dims`; empty means the permuted `dims`.

@@ -9,7 +9,8 @@ thread_local int64_t allocation_count = 0;
 
 void* Allocate(size_t size, size_t alignment) {
   ++allocation_count;
-  size = (size + alignment) / alignment * alignment;  // above 0, and what aligned_alloc accepts
+  size = (size + alignment) / alignment *
+         alignment;  // above 0, and a multiple of the alignment, as aligned_alloc requires
   void* memory = std::aligned_alloc(alignment, size);
   if (memory == nullptr) std::abort();
   return memory;

@@ -127,7 +127,7 @@ TEST(OptimizerTest, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
-// Slices, blocks and alignment must not show: an element alone gives what it gives in the middle of a vector.
+// Slices, blocks and alignment must not matter: an element alone has the same result as in the middle of a vector.
 TEST(OptimizerTest, AnElementDependsOnItselfAlone) {
   const int64_t count = 131;
   for (const TorchCase& torch : TorchCases()) {

@@ -75,7 +75,7 @@ TEST(ReductionOrderTest, RunsFollowTheRuleForAnyRange) {
 TEST(ReductionOrderTest, ABlockShorterThanTheWorldHasEmptyChunks) {
   std::vector<std::pair<int64_t, int>> runs;
   ForEachRun({0, 2}, 2, 5, [&](ElementRange run, int first_rank) { runs.emplace_back(run.begin, first_rank); });
-  // Element 0 lies in chunk 0, element 1 in chunk floor(5 / 2) = 2.
+  // Element 0 is in chunk 0, element 1 in chunk floor(5 / 2) = 2.
   EXPECT_EQ(runs, (std::vector<std::pair<int64_t, int>>{{0, 1}, {1, 3}}));
 }
 

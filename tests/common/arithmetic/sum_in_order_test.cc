@@ -20,7 +20,7 @@ std::vector<float> Plainly(const std::vector<std::vector<float>>& inputs) {
   return sum;
 }
 
-// `values` as bytes, `shift` bytes behind an aligned address.
+// `values` as bytes, `shift` bytes after an aligned address.
 struct Shifted {
   Shifted(const std::vector<float>& values, int shift) : bytes(values.size() * sizeof(float) + 64), at(shift) {
     if (!values.empty()) std::memcpy(bytes.data() + at, values.data(), values.size() * sizeof(float));
@@ -118,7 +118,8 @@ TEST(PieceSumTest, IsUsedAgainForTheNextMessages) {
   }
 }
 
-// What the ring does: chunk c of a block starts at rank c + 1 and travels; each rank adds its own to what it received.
+// As the ring adds: chunk c of a block starts at rank c + 1 and travels; each rank adds its own chunk to the received
+// one.
 TEST(PieceSumTest, SameBitsAsTheAdditionsOfARing) {
   for (int world_size = 1; world_size <= 5; ++world_size) {
     const int64_t block = ReductionBlockElements(world_size);

@@ -29,7 +29,7 @@ inline bool SameBits(std::span<const float> a, std::span<const float> b) {
 }
 
 // The bytes of `values` in pieces of `lengths` (taken in turn, again and again), each in memory of its own, `shift`
-// bytes behind an aligned address.
+// bytes after an aligned address.
 class CutMessage {
  public:
   CutMessage(std::span<const float> values, const std::vector<size_t>& lengths, size_t shift) {

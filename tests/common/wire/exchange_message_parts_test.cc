@@ -34,7 +34,7 @@ class Sender {
     message.keeper = keeper;
     return message;
   }
-  std::shared_ptr<const void> keeper = std::make_shared<int>();  // shared: what is tested is who holds it
+  std::shared_ptr<const void> keeper = std::make_shared<int>();  // shared: the test looks at who holds it
 
  private:
   const std::unique_ptr<std::byte[]> bytes_{new std::byte[3 * kPart]};

@@ -127,7 +127,7 @@ TEST(ExchangeMessageTest, DecodesFieldsBehindThePayload) {
 TEST(ExchangeMessageTest, RefusesASecondPayload) {
   ExchangeMessage whole;
   whole.set_payload("one");
-  const std::string empty = {'\x7a', '\x00'};  // what no encoder writes: an empty payload
+  const std::string empty = {'\x7a', '\x00'};  // an empty payload, which no encoder writes
   for (const std::string& bytes : {whole.SerializeAsString() + whole.SerializeAsString(), empty + empty}) {
     const auto message = Decode(bytes);
     ASSERT_FALSE(message.ok());
@@ -187,7 +187,7 @@ TEST(ExchangeMessageTest, RefusesFieldsLongerThanTheLimit) {
   EXPECT_THAT(std::string(message.status().message()), HasSubstr("65536"));
 }
 
-// Agrees with protobuf's own parser on what is a message, over random damage.
+// Over random damage: agrees with protobuf's own parser on which bytes are a message.
 TEST(ExchangeMessageTest, AcceptsWhatProtobufAccepts) {
   const unsigned seed = 20261121;
   std::mt19937 random(seed);

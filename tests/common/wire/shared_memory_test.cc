@@ -100,7 +100,7 @@ TEST(SharedMemoryTest, AnotherLengthIsRefused) {
   EXPECT_EQ(CodeOfOpen(memory->where(), 101), absl::StatusCode::kUnavailable);
 }
 
-// A file, a pipe that nobody writes to (a careless open would wait for ever), and memory that could shrink under a
+// A file, a pipe without a writer (a careless open would wait for ever), and memory that could shrink under a
 // reader and kill it.
 TEST(SharedMemoryTest, OtherKindsOfFilesAreRefused) {
   v1::SharedMemory where;
