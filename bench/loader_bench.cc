@@ -1,9 +1,10 @@
-// Samples per second of worker/data, and the limits it is judged by. bench/ddp/dataloader.py is PyTorch's side.
+// Samples per second of worker/data, and the limits that it is compared with. bench/ddp/dataloader.py measures
+// PyTorch's loader.
 //
 //   bazel run //bench:loader_bench -- --benchmark_filter=Loader
 //
-// depth 0: filled by the thread that asks, so the time is one thread's. Otherwise threads run beside it, and the time
-// is that of the slower side where there are cores enough. Every data set has 60000 images, so that samples come from
+// With depth 0 the thread that asks fills the batch, so the time is one thread's. Otherwise other threads fill, and the
+// time is that of the slower side if there are enough cores. Every data set has 60000 images, so that samples come from
 // memory and not from the cache. A batch is 64 samples.
 #include <cstdint>
 #include <cstring>
@@ -50,7 +51,7 @@ Normalization NormalizationOf(const Dataset& dataset) {
 void CountSamples(benchmark::State& state, const Dataset& dataset) {
   const int64_t samples = state.iterations() * kBatch;
   state.SetItemsProcessed(samples);
-  // What must move: a pixel is read, a float is written.
+  // For each value, one byte is read and four are written.
   state.SetBytesProcessed(samples * dataset.image_bytes() * 5);
 }
 
@@ -77,7 +78,7 @@ BENCHMARK(BM_LoaderCifarCropFlip)
     ->Args({2, 4})
     ->UseRealTime();
 
-// The limit: as many bytes as a batch of float32 has, copied from memory into the same buffer again and again.
+// The limit: copies the bytes of a float32 batch from memory into one buffer, again and again.
 void RunMemcpy(benchmark::State& state, const Dataset& dataset) {
   const int64_t bytes = kBatch * dataset.image_bytes() * 4;
   std::vector<uint8_t> batch(static_cast<size_t>(bytes));
@@ -108,7 +109,7 @@ void BM_Normalize(benchmark::State& state) {
 }
 BENCHMARK(BM_Normalize)->ArgName("isa")->DenseRange(0, kInstructionSetCount - 1);
 
-// What PixelNormalizer does not do: a table of 256 values for each channel.
+// The alternative to PixelNormalizer's arithmetic: a table of 256 values for each channel.
 void BM_NormalizeByTable(benchmark::State& state) {
   std::vector<float> table(3 * 256);
   for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<float>(i);

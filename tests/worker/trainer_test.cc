@@ -111,13 +111,14 @@ class TrainerTest : public testing::Test {
                             }});
   }
 
-  // Steps take less time than a file: the next periodic checkpoint would find this one still being written.
+  // Waits until a checkpoint is on the disk. Steps are faster than writing one: the next periodic checkpoint would be
+  // skipped because this one is still being written.
   void AwaitSaved(int64_t step) {
     const absl::Time deadline = absl::Now() + absl::Seconds(30);
     while (std::ranges::count(SavedSteps(), step) == 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
   }
 
-  // Ascending.
+  // The steps of the checkpoints on the disk, ascending.
   std::vector<int64_t> SavedSteps() {
     std::vector<int64_t> steps;
     for (const CheckpointFolder& folder : ListCheckpointFolders(options_.checkpoint_dir)) steps.push_back(folder.step);
@@ -131,7 +132,7 @@ class TrainerTest : public testing::Test {
   size_t longest_sum_ = 0;
   int64_t stop_at_ = -1;
   int64_t asked_ = 0;
-  std::vector<int64_t> periodic_;  // steps of checkpoints that are to be written
+  std::vector<int64_t> periodic_;  // steps whose periodic checkpoints must be written
 };
 
 TEST_F(TrainerTest, SavesEveryKEpochsAndAtTheEnd) {
@@ -140,7 +141,7 @@ TEST_F(TrainerTest, SavesEveryKEpochsAndAtTheEnd) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->next_step, 20);
   EXPECT_TRUE(result->checkpoint_saved);
-  EXPECT_THAT(SavedSteps(), ElementsAre(16, 20));  // of 8, 16 and 20 the newest two stay
+  EXPECT_THAT(SavedSteps(), ElementsAre(16, 20));  // the newest two of 8, 16 and 20 are kept
   EXPECT_EQ(result->bucket_bytes, buckets_.bucket_bytes());
 }
 
@@ -191,7 +192,7 @@ TEST_F(TrainerTest, SumsManyLossesInParts) {
   EXPECT_EQ(static_cast<int64_t>(longest_sum_), kSumValuesMax);
 }
 
-// The disk is full, and before anybody has heard of it a peer dies.
+// The disk is full, and another rank dies before that is reported.
 TEST_F(TrainerTest, AFailedCheckpointAfterAFailedRunIsAWarning) {
   failing_step_ = 9;
   signal(SIGXFSZ, SIG_IGN);
@@ -219,7 +220,7 @@ TEST_F(TrainerTest, ParametersThatAreNotFiniteAreNoResult) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("after step 0 tensor fc1.weight has "));
 }
 
-// Nor do they train on: the next gradient is not finite either.
+// Training does not continue with such parameters: the next gradient is not finite either.
 TEST_F(TrainerTest, ParametersThatAreNotFiniteEndTheNextStep) {
   options_.checkpoint_dir = "";
   options_.schedule.base = 3e38;

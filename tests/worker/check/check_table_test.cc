@@ -43,7 +43,7 @@ v1::LinkReport LinkTo(v1::ProcessFacts::Role role, int peer, v1::LinkReport::Mea
   return link;
 }
 
-// Two workers, two servers, all well.
+// Two workers and two servers without any problem.
 CheckFindings Star() {
   CheckFindings findings{.topology = CheckFindings::Topology::kStar, .world_size = 2, .shard_count = 2, .lanes = 2};
   for (int rank = 0; rank < 2; ++rank) {
@@ -77,7 +77,7 @@ void Fail(v1::LinkReport* link, int error_number, const std::string& error, cons
   link->set_way_out(way_out);
 }
 
-// The whole text, whose lines must fit.
+// The whole text. No line may be too long.
 std::string TableOf(const CheckFindings& findings) {
   const std::string table = CheckTable(findings) + CheckEnd(findings, JudgeCheck(findings));
   for (const std::string& line : std::vector<std::string>(absl::StrSplit(table, '\n'))) {
@@ -145,10 +145,10 @@ TEST(CheckTableTest, DifferencesThatAJobRefuses) {
   EXPECT_THAT(JudgeCheck(findings).sentence, HasSubstr("w0 has a GPU, w1 has none"));
 }
 
-// A job would run: it is ready, and the sentence says what would make it better.
+// A job would run: the verdict is "ready", and the sentence says what would make it better.
 TEST(CheckTableTest, DifferencesThatAJobBears) {
   CheckFindings findings = Star();
-  // Both see the first server; the second worker sees it 3.5 s after its own clock.
+  // Both workers reach the first server; for the second worker its clock is 3.5 s late.
   findings.reports[1].mutable_links(0)->set_clock_ahead_s(-3.5);
   findings.reports[1].mutable_links(1)->set_clock_ahead_s(-3.5);
   CheckVerdict verdict = JudgeCheck(findings);

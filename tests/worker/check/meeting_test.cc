@@ -85,7 +85,7 @@ TEST(MeetingTest, OneTestsAtATimeAndAllEndWithTheVerdict) {
   EXPECT_EQ(turns, (std::vector<int>{0, 1, 2, 3, 4}));
 }
 
-// Rank 1 never came, rank 2 did not end: the time is up.
+// At the deadline rank 1 has not come, and rank 2 has not ended its tests.
 TEST(MeetingTest, WhoIsMissingIsNamed) {
   SharedNotes shared;
   MemoryBoard board(&shared, 2);
@@ -118,7 +118,7 @@ TEST(RingTargetsTest, AreFewInALargeRing) {
   }
 }
 
-// What all tests take together, for jobs of every size.
+// The time of all tests together, for jobs of every size.
 TEST(PlanBandwidthTest, EndsInTime) {
   for (const int tests_per_rank : {1, 2, 4, 256}) {
     for (const int world_size : {1, 2, 64, 100, 1024}) {
@@ -126,7 +126,7 @@ TEST(PlanBandwidthTest, EndsInTime) {
       const int testers = (world_size + plan.rank_stride - 1) / plan.rank_stride;
       EXPECT_GE(plan.seconds, 0.02);
       EXPECT_LE(plan.seconds, 0.1);
-      // One rank that tests is one more than a stride may divide.
+      // Rounding up to whole strides may add the time of one more rank.
       EXPECT_LE(plan.seconds * tests_per_rank * testers, 20 + plan.seconds * tests_per_rank)
           << tests_per_rank << " tests by " << world_size;
     }

@@ -23,7 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A port of loopback: bound, and listened at if `listens`. Never accepts.
+// A bound port of loopback. Listens if `listens`, and never accepts.
 class SilentPort {
  public:
   explicit SilentPort(bool listens) : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -106,10 +106,10 @@ TEST_F(PeerLinkTest, TheListenerTakesNothingBeyondTheLimits) {
   }
 }
 
-// Two from every rank of the largest job, and some more.
+// Room for two connections from every rank of the largest job, and some more.
 TEST_F(PeerLinkTest, TheListenerHasSoManyConnectionsAtATime) {
   constexpr int kConnections = 2 * kWorldSizeMax + 64;
-  constexpr int kConnectionsAtOnce = 64;  // which the backlog holds
+  constexpr int kConnectionsAtOnce = 64;  // fewer than the backlog
   ASSERT_GE(RaiseDescriptorLimit(3 * kConnections), 2 * kConnections + 64);
   std::vector<PeerLink> links;
   const auto link_is_served = [&] {
@@ -123,7 +123,7 @@ TEST_F(PeerLinkTest, TheListenerHasSoManyConnectionsAtATime) {
     ASSERT_TRUE(link_is_served()) << dialled.size();
   }
   EXPECT_FALSE(link_is_served());
-  // Those that end make room.
+  // Connections that end make room.
   dialled.clear();
   EXPECT_TRUE(link_is_served());
 }
@@ -140,7 +140,7 @@ TEST(PeerLinkLimitsTest, AnAnswerLongerThanANoteEndsTheLink) {
   EXPECT_EQ(link.Get(0, 1, absl::Now() + absl::Seconds(1)).status().code(), absl::StatusCode::kUnavailable);
 }
 
-// However long it may take: a fast link must not be filled for long.
+// Even with much time: a fast link must not be filled for long.
 TEST_F(PeerLinkTest, ABandwidthTestSendsNoMoreThanAllowed) {
   const std::vector<std::string> addresses = {absl::StrCat("127.0.0.1:", listener_->port())};
   std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));
@@ -181,7 +181,7 @@ TEST(TcpDialTest, SaysWhatIsWrong) {
 }
 
 TEST(TcpDialTest, GivesUpInTime) {
-  // A backlog that is full answers nothing, as a firewall that drops packets.
+  // A full backlog answers nothing, like a firewall that drops packets.
   const SilentPort silent(/*listens=*/true);
   std::vector<std::vector<DialResult>> held;
   const absl::Time start = absl::Now();

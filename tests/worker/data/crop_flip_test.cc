@@ -12,7 +12,7 @@
 namespace starring {
 namespace {
 
-// Written from the contract, pixel by pixel.
+// The reference: the contract of ApplyCropFlip, pixel by pixel.
 std::vector<uint8_t> Reference(const CropFlip& crop, const ImageShape& shape, const std::vector<uint8_t>& in) {
   std::vector<uint8_t> out;
   for (int64_t y = 0; y < shape.height; ++y) {
@@ -28,8 +28,8 @@ std::vector<uint8_t> Reference(const CropFlip& crop, const ImageShape& shape, co
   return out;
 }
 
-// Every crop of images of many widths and channels: rows shorter than a vector, as long, a little longer; padding
-// wider than the image.
+// Every crop of images of many widths and channels: rows shorter than a vector, equally long, and a little longer, and
+// padding that is wider than the image.
 TEST(CropFlipTest, EveryCropOfManyShapes) {
   for (const int64_t channels : {1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 17, 40}) {
     for (const int64_t width : {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 28, 31, 32, 33, 100}) {
@@ -42,7 +42,7 @@ TEST(CropFlipTest, EveryCropOfManyShapes) {
             const CropFlip crop{.top = top, .left = left, .flip = flip};
             std::vector<uint8_t> out(image.size() + 16, 99);
             ApplyCropFlip(crop, shape, image.data(), out.data());
-            for (size_t i = image.size(); i < out.size(); ++i) ASSERT_EQ(out[i], 99) << "written behind the end";
+            for (size_t i = image.size(); i < out.size(); ++i) ASSERT_EQ(out[i], 99) << "written after the end";
             out.resize(image.size());
             ASSERT_EQ(out, Reference(crop, shape, image))
                 << channels << " channels, width " << width << ", top " << top << ", left " << left;

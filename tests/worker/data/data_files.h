@@ -9,16 +9,16 @@
 
 namespace starring {
 
-// A fresh folder of the running test; its path.
+// Makes an empty folder for the running test, and returns its path.
 std::string MakeFolder(std::string_view name);
 
-// Writes `content` to folder/name, makes folders on the way, and returns the path.
+// Writes `content` to folder/name, creates missing folders, and returns the path.
 std::string WriteFile(const std::string& folder, std::string_view name, std::string_view content);
 
-// One gzip member.
+// `content` as one gzip member.
 std::string Gzip(std::string_view content);
 
-// Magic number, sizes, all big-endian, then `body`.
+// An IDX file: the magic number and the sizes, big-endian, then `body`.
 std::string Idx(uint32_t magic, const std::vector<uint32_t>& sizes, std::string_view body);
 
 // `count` images of rows x columns with pixels 0, 1, 2, ... mod 251 from `first`, and labels 0, 1, ... mod 10.

@@ -26,7 +26,7 @@ class IdxReaderTest : public ::testing::Test {
                     .classes = 10});
   }
 
-  // The message of a refusal.
+  // The message with which the files are refused.
   std::string Refusal(const std::string& images, const std::string& labels) {
     const auto dataset = Read(images, labels);
     EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss) << dataset.status();
@@ -62,7 +62,7 @@ TEST_F(IdxReaderTest, RefusesATruncatedFile) {
   images.pop_back();
   EXPECT_THAT(Refusal(images, IdxLabels(3)),
               HasSubstr("/images is truncated: expected 24 bytes of images after the header, found 23 at most"));
-  // Zipped, the length is known only at the end.
+  // The length of a zipped file is known only at its end.
   EXPECT_THAT(Refusal(Gzip(images), IdxLabels(3)),
               HasSubstr("/images is truncated: expected 24 bytes of images after the header, found 23: copy"));
   std::string labels = IdxLabels(3);
@@ -112,7 +112,7 @@ TEST_F(IdxReaderTest, RefusesSizesThatMakeNoSense) {
               HasSubstr("2 x 100000 pixels, expected 1 to 8192"));
 }
 
-// Nothing may be allocated for what such a header promises: with the memory of this machine that would fail.
+// Memory must not be allocated for what such a header promises: the machine does not have as much.
 TEST_F(IdxReaderTest, RefusesAnAbsurdPromiseBeforeAllocating) {
   EXPECT_THAT(Refusal(Idx(0x803, {0xffffffffu, 8192, 8192}, "abc"), IdxLabels(3)),
               HasSubstr("holds 288230376084602880 bytes of images, the limit is"));
@@ -124,7 +124,7 @@ TEST_F(IdxReaderTest, RefusesAnAbsurdPromiseBeforeAllocating) {
               HasSubstr("/images is truncated: expected 16777216000 bytes"));
 }
 
-// 64 MiB of zeros from 64 KiB: the reader stops one byte behind what the header promised.
+// 64 MiB of zeros from 64 KiB: the reader stops one byte after what the header promised.
 TEST_F(IdxReaderTest, RefusesAGzipBomb) {
   EXPECT_THAT(Refusal(Gzip(IdxImages(3, 2, 4) + std::string(64 << 20, '\0')), IdxLabels(3)),
               HasSubstr("/images is too long: expected 24 bytes"));
@@ -148,7 +148,7 @@ class CifarReaderTest : public ::testing::Test {
 };
 
 TEST_F(CifarReaderTest, InterleavesPlanesOfEveryRecordOfEveryFile) {
-  // 300 is more than are read at once.
+  // 300 records are more than one read takes.
   const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "first", CifarRecords(2)),
                                               WriteFile(folder_, "second", Gzip(CifarRecords(300, 2)))}});
   ASSERT_TRUE(dataset.ok()) << dataset.status();

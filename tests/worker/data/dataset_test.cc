@@ -93,7 +93,7 @@ TEST(DatasetTest, ReadsCifarBatchesInTheOrderOfTheirNumbers) {
   }
 }
 
-// What ranks compare before they train together.
+// The facts that ranks compare before they train together.
 TEST(DatasetTest, FactsTellDataSetsApart) {
   const auto facts = [](const DatasetOptions& options) {
     const auto sets = LoadDataset(options);
@@ -112,7 +112,7 @@ TEST(DatasetTest, FactsTellDataSetsApart) {
   EXPECT_NE(facts({.name = "mnist", .data_dir = folder})[0], mnist[0]);
   EXPECT_EQ(facts({.name = "mnist", .data_dir = folder})[1], mnist[1]);
 
-  // More records than are read at once, from one file and from two.
+  // More records than one read takes, from one file and from two.
   const std::string one = MakeFolder("one"), two = MakeFolder("two");
   for (const std::string& cifar : {one, two}) WriteFile(cifar, "test_batch.bin", CifarRecords(2));
   WriteFile(one, "data_batch_1.bin", CifarRecords(300));
@@ -143,7 +143,7 @@ TEST(DatasetTest, NotFoundSaysWhatWhereAndHow) {
   EXPECT_THAT(message("mnist", ""), HasSubstr("--data_dir"));
   EXPECT_THAT(message("cifar10", ""), HasSubstr("--data_dir"));
   EXPECT_THAT(message("cifar10", folder + "/nowhere"), HasSubstr("not found in " + folder + "/nowhere"));
-  // A folder that was given is the only one: Debian's files are not taken in its stead.
+  // If a folder is given, Debian's files are not used instead.
   EXPECT_THAT(message("fashion-mnist", folder), HasSubstr("not found in " + folder));
 }
 

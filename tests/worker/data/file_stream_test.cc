@@ -25,7 +25,7 @@ std::string Pattern(size_t count) {
   return bytes;
 }
 
-// Everything, in reads of `step` bytes.
+// Reads the whole file, `step` bytes at a time.
 absl::StatusOr<std::string> ReadAll(const std::string& path, size_t step) {
   ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
   std::string all;
@@ -43,7 +43,7 @@ class FileStreamTest : public ::testing::Test {
 };
 
 TEST_F(FileStreamTest, PlainAndGzippedFilesReadTheSame) {
-  // Around the stream's buffer of 256 KiB, too.
+  // Also sizes around the stream's buffer of 256 KiB.
   for (const size_t size : {0, 1, 2, 3, 1000, (256 << 10) - 1, 256 << 10, (256 << 10) + 1, 700000}) {
     const std::string content = Pattern(size);
     const std::string plain = WriteFile(folder_, "plain", content);
@@ -77,7 +77,7 @@ TEST_F(FileStreamTest, NoFlippedBitOfAGzipFileChangesTheData) {
   const std::string content = Pattern(60);
   const std::string zipped = Gzip(content);
   int64_t refused = 0;
-  // From 10 on: the header's time, flags and system say nothing about the data.
+  // From byte 10 on: before it, the header's time, flags and system do not affect the data.
   for (size_t bit = 80; bit < 8 * zipped.size(); ++bit) {
     std::string damaged = zipped;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << (bit % 8));
@@ -113,7 +113,7 @@ TEST_F(FileStreamTest, WhatCannotBeReadIsNamed) {
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(missing.status().message(), HasSubstr(folder_ + "/missing cannot be opened"));
   EXPECT_EQ(FileStream::Open(folder_).status().code(), absl::StatusCode::kInvalidArgument);
-  // Opening a pipe that nobody writes to would wait for ever.
+  // Opening a pipe without a writer would wait for ever.
   const std::string pipe = folder_ + "/pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
   EXPECT_EQ(FileStream::Open(pipe).status().code(), absl::StatusCode::kInvalidArgument);

@@ -24,7 +24,7 @@ using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
 
-// `channels` decides the size too, so that odd and even rows occur.
+// The size depends on `channels` too, so that odd and even rows occur.
 Dataset MakeDataset(int64_t count, int64_t channels) {
   DatasetOptions options{.name = "synthetic", .synthetic_train_count = count, .synthetic_test_count = 1};
   options.synthetic_height = 5 + channels;
@@ -57,7 +57,7 @@ std::unique_ptr<Loader> MakeLoader(const Loader::Options& options) {
   return std::move(loader).value();
 }
 
-// What a batch should hold, written from the contract: padding of zero pixels, then normalisation in double.
+// The reference for a batch, from the contract: padding of zero pixels, then normalisation in double precision.
 std::vector<double> ReferenceImage(const Dataset& dataset, int64_t sample, const Normalization& normalization,
                                    const CropFlip& crop) {
   std::vector<double> image;
@@ -111,7 +111,7 @@ INSTANTIATE_TEST_SUITE_P(AllChannels, LoaderContentTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 17),
                                             ::testing::Values(Loader::Augment::kNone, Loader::Augment::kCropFlip)));
 
-// What a GPU makes of the pixels is what the loader makes of them.
+// A GPU that normalises the loader's pixels gets the same bits as the loader.
 TEST_P(LoaderContentTest, PixelsNormaliseToTheImagesOfTheOtherFormat) {
   const auto [channels, augment] = GetParam();
   const Dataset dataset = MakeDataset(23, channels);
@@ -138,7 +138,7 @@ TEST_P(LoaderContentTest, PixelsNormaliseToTheImagesOfTheOtherFormat) {
   }
 }
 
-// A GPU that has the data set needs to be told no more.
+// A GPU that has the data set needs only the samples' numbers.
 TEST_P(LoaderContentTest, SamplesAreThoseOfTheOtherFormats) {
   const auto [channels, augment] = GetParam();
   const Dataset dataset = MakeDataset(23, channels);
@@ -237,9 +237,9 @@ TEST(LoaderTest, BeginsAtFirstStepAndEndsBehindTheLast) {
     EXPECT_EQ((*loader->Next())->plan.step, 7);
     EXPECT_EQ((*loader->Next())->plan.step, 8);
     for (int i = 0; i < 2; ++i) {
-      const auto behind = loader->Next();
-      EXPECT_EQ(behind.status().code(), absl::StatusCode::kOutOfRange);
-      EXPECT_THAT(behind.status().message(), HasSubstr("step 8"));
+      const auto end = loader->Next();
+      EXPECT_EQ(end.status().code(), absl::StatusCode::kOutOfRange);
+      EXPECT_THAT(end.status().message(), HasSubstr("step 8"));
     }
   }
 }
@@ -254,7 +254,7 @@ TEST(LoaderTest, ABatchStaysUntouchedUntilTheNextCall) {
   const auto reference = MakeLoader(lazy);
   for (int step = 0; step < 200; ++step) {
     const auto batch = loader->Next();
-    std::this_thread::yield();  // invites the producer to overwrite it
+    std::this_thread::yield();  // gives the fillers time to overwrite the batch, if they wrongly do
     EXPECT_THAT((*batch)->images, Pointwise(Eq(), (*reference->Next())->images)) << "step " << step;
   }
 }
@@ -271,7 +271,7 @@ TEST(LoaderTest, MayBeDestroyedAtAnyMoment) {
   }
 }
 
-// Memory of somebody else, who keeps the bytes around each batch for himself.
+// A device's memory with guard bytes around each batch.
 class GuardedMemory final : public BatchMemory {
  public:
   static constexpr size_t kGuardBytes = 64;
@@ -294,9 +294,9 @@ class GuardedMemory final : public BatchMemory {
   }
   bool GuardsAreIntact() const {
     return std::all_of(blocks_.begin(), blocks_.end(), [](const Block& block) {
-      const std::byte* const behind = block.data.get() + kGuardBytes + block.batch_bytes;
+      const std::byte* const after = block.data.get() + kGuardBytes + block.batch_bytes;
       return std::count(block.data.get(), block.data.get() + kGuardBytes, kGuard) == kGuardBytes &&
-             std::count(behind, behind + kGuardBytes, kGuard) == kGuardBytes;
+             std::count(after, after + kGuardBytes, kGuard) == kGuardBytes;
     });
   }
   int64_t block_count() const { return std::ssize(blocks_); }
@@ -323,7 +323,7 @@ TEST(LoaderTest, BatchesLieInTheMemoryThatIsGiven) {
     options.prefetch_depth = 0;
     const auto expected = AllBytes(options, 12);
     for (const auto& [threads, depth] : {std::pair(1, 0), std::pair(1, 3), std::pair(4, 5)}) {
-      GuardedMemory memory;  // behind the loader
+      GuardedMemory memory;  // outlives the loader
       options.memory = &memory;
       options.threads = threads;
       options.prefetch_depth = depth;

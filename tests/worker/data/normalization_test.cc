@@ -49,7 +49,7 @@ TEST(NormalizationTest, SumsAreExact) {
   }
 }
 
-// So many pixels of 255 that 32-bit sums of squares run over: more than 66051 rows of 64 pixels.
+// With so many pixels of 255 a 32-bit sum of squares overflows: more than 66051 rows of 64 pixels.
 TEST(NormalizationTest, SumsDoNotOverflow) {
   Dataset dataset;
   dataset.count = 67000;
@@ -93,7 +93,7 @@ TEST(NormalizationTest, AConstantChannelGetsDeviationOne) {
     dataset.images.assign(dataset.images.size(), pixel);
     EXPECT_THAT(NormalizationFromSums(PixelSums(dataset, 0, 1000)).deviation, Each(1.0f)) << int{pixel};
   }
-  // One pixel that differs is not constant.
+  // A channel in which one pixel differs is not constant.
   dataset.images[12345] = 254;
   EXPECT_LT(NormalizationFromSums(PixelSums(dataset, 0, 1000)).deviation[0], 1e-4);
 }
@@ -126,7 +126,7 @@ TEST(PixelNormalizerTest, IsPixelMinusMeanOverDeviation) {
         const size_t c = i % channels;
         ASSERT_NEAR(out[i], (pixels[i] / 255.0 - normalization.mean[c]) / normalization.deviation[c], 2e-6) << i;
       }
-      EXPECT_EQ(out.back(), -77) << "written behind the end";
+      EXPECT_EQ(out.back(), -77) << "written after the end";
     }
   }
 }

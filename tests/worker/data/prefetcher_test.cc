@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(AllSizes, PrefetcherSizeTest,
                                   std::to_string(size.param.filler_count);
                          });
 
-// The slots are plain memory, so that ThreadSanitizer sees whether hand-over and giving back are ordered.
+// The slots are plain memory, so that ThreadSanitizer sees a race between a filler and the consumer.
 TEST_P(PrefetcherSizeTest, HandsOutEveryStepOnceInOrder) {
   const auto [depth, filler_count] = GetParam();
   std::vector<int64_t> planned(static_cast<size_t>(Prefetcher::SlotCount(depth)));
@@ -94,7 +94,7 @@ TEST(PrefetcherTest, StaysDepthStepsAhead) {
   for (int64_t taken = 1; taken <= 50; ++taken) {
     ASSERT_TRUE(prefetcher->Next().ok());
     std::unique_lock lock(mutex);
-    // Next has released a slot, and whether a filler has filled it yet is open; all others are filled.
+    // All slots get filled but the one that this Next has released, which may or may not be filled by now.
     EXPECT_TRUE(changed.wait_for(lock, std::chrono::seconds(30), [&] { return filled >= taken - 1 + kDepth; }));
     EXPECT_LE(filled, taken + kDepth);
   }
@@ -132,7 +132,7 @@ TEST(PrefetcherTest, AMissedDeadlineNamesTheStepAndMayBeTriedAgain) {
                                 .fill = [&](int, int64_t step) {
                                   if (step == 41) released.wait();
                                 }});
-  // 40 may need several tries on a busy machine.
+  // On a busy machine step 40 may miss the deadline too.
   absl::StatusOr<int> slot = prefetcher->Next();
   while (absl::IsDeadlineExceeded(slot.status())) slot = prefetcher->Next();
   ASSERT_TRUE(slot.ok()) << slot.status();

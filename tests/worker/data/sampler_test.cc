@@ -69,7 +69,7 @@ struct Case {
 
 class SamplerPartitionTest : public ::testing::TestWithParam<Case> {};
 
-// Of every global batch each rank gets a contiguous part; together the parts are the batch, the batches the epoch.
+// Each rank gets a contiguous part of every global batch. All parts together are the batch, all batches the epoch.
 TEST_P(SamplerPartitionTest, RanksCutEveryBatchWithoutOverlapPaddingOrRepeats) {
   const auto [sample_count, global_batch, world_size] = GetParam();
   for (const auto order : {Sampler::Order::kShuffled, Sampler::Order::kSequential}) {
@@ -94,7 +94,7 @@ TEST_P(SamplerPartitionTest, RanksCutEveryBatchWithoutOverlapPaddingOrRepeats) {
           EXPECT_EQ(plan.first_sample, position);
           EXPECT_LE(std::ssize(plan.samples), sampler.local_batch_max());
           EXPECT_EQ(plan.global_count, std::min(global_batch, sample_count - (step - epoch * steps) * global_batch));
-          // Even: nobody has two samples more than another.
+          // No rank has two samples more than another.
           EXPECT_GE(std::ssize(plan.samples), plan.global_count / world_size);
           EXPECT_LE(std::ssize(plan.samples), plan.global_count / world_size + 1);
           position += std::ssize(plan.samples);

@@ -8,7 +8,7 @@
 
 namespace starring {
 
-// Memory and copies are the reference device's.
+// Memory and copies work as on the reference device.
 class IdleDevice : public ReferenceDevice {
  public:
   absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec&) override {

@@ -24,7 +24,7 @@ using testing::StartsWith;
 constexpr NetworkGraph::DataShape kMnist{.height = 28, .width = 28, .channels = 1, .classes = 10};
 constexpr NetworkGraph::DataShape kCifar{.height = 32, .width = 32, .channels = 3, .classes = 10};
 
-// The message of the error that `text` gets from the parser or, on MNIST's images, from the graph.
+// The error message for `text`: the parser's or, with MNIST's images, the graph's.
 std::string ErrorOf(const std::string& text, const NetworkGraph::DataShape& data = kMnist) {
   absl::StatusOr<LayerFile> file = LayerFile::Parse(text, "my.textproto");
   if (!file.ok()) {

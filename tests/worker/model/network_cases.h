@@ -1,4 +1,4 @@
-// Networks of odd shapes that reach every rule of worker/model/network_program.h: chains, and joins of residual kinds.
+// Networks of odd shapes that reach every rule of worker/model/network_program.h: chains, and residual joins.
 #ifndef STARRING_TESTS_WORKER_MODEL_NETWORK_CASES_H_
 #define STARRING_TESTS_WORKER_MODEL_NETWORK_CASES_H_
 
@@ -90,7 +90,7 @@ inline constexpr NetworkCase kJoinCases[] = {
     NetworkCase{"AddOfTheSame",
                 "layer { name: \"c\" " CONV " } layer { name: \"a\" input: \"c\" input: \"c\" add {} }" END, 4, 4, 2, 3,
                 3},
-    // Both readers of the shared gradient want to mask it in place.
+    // Both readers of the shared gradient would mask it in place.
     NetworkCase{"AddOfTwoFusedRelus",
                 "layer { name: \"c\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"
                 "layer { name: \"d\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"
@@ -112,7 +112,7 @@ inline constexpr NetworkCase kJoinCases[] = {
         "{} }"
         "layer { name: \"f\" input: \"b\" input: \"c\" add { relu: true } }" END,
         4, 3, 2, 3, 3},
-    // The flattened view and the image are one storage: neither may be written in place.
+    // The flattened output and its input are one storage: no layer may overwrite it.
     NetworkCase{
         "FlattenShared",
         "layer { name: \"c\" conv2d { out_channels: 1 kernel: 1 } } layer { name: \"f\" input: \"c\" flatten {} }"

@@ -1,4 +1,4 @@
-// Networks on the CPU device: the same as on the reference device, and the same bits every time.
+// Networks on the CPU device: they compute what the reference device computes, and the same bits every time.
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -29,7 +29,7 @@ std::unique_ptr<Device> MakeCpuDevice(int threads) {
   return *std::move(device);
 }
 
-// A network with parameters and data of its own, all drawn from one seed.
+// A network with its own parameters and data, all drawn from one seed.
 class Trainee {
  public:
   Trainee(const LayerFile& file, const NetworkOptions& options, Device* device)
@@ -138,7 +138,7 @@ class ShippedCpuTest : public testing::TestWithParam<Shipped> {
   std::unique_ptr<Device> device_ = MakeCpuDevice(2);
 };
 
-// Plans of other batch sizes, evaluation and empty batches in between change no bit.
+// Steps with other batch sizes, evaluations and empty batches in between do not change a bit.
 TEST_P(ShippedCpuTest, SameBitsWhateverHappenedBefore) {
   const LayerFile file = *LayerFile::Load(GetParam().model);
   Trainee alone(file, GetParam().options, device_.get());
@@ -154,8 +154,8 @@ TEST_P(ShippedCpuTest, SameBitsWhateverHappenedBefore) {
   EXPECT_EQ(busy.gradients(), expected);
 }
 
-// oneDNN makes a few small notes of its own for every primitive that it runs, and drops them again; beside those there
-// is nothing, least of all something that grows. See NetworkMemoryTest for what the network itself allocates: nothing.
+// oneDNN allocates a few small blocks for every primitive that it runs, and frees them again. Nothing else is
+// allocated, and nothing grows. NetworkMemoryTest shows that the network itself allocates nothing.
 TEST_P(ShippedCpuTest, AllocatesNoMoreThanOneDnnDoesItself) {
   Trainee trainee(*LayerFile::Load(GetParam().model), GetParam().options, device_.get());
   const auto allocations = [&](int64_t batch) {

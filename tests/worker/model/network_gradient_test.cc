@@ -1,10 +1,10 @@
-// Backward against central differences of the loss, for networks that reach every rule of network_program.h.
+// Compares backward with central differences of the loss, for networks that reach every rule of network_program.h.
 //
 // The loss is computed in float activations with double sums, so it carries a relative noise of some 1e-7; with a step
 // of h = 4e-3 that is 3e-5 in the difference, and the truncation h^2 / 6 * f''' is of the same size for values of order
-// 1. A ReLU or a maximum whose winner changes within the step makes the difference meaningless. Such elements show by
-// central differences at h and h / 2 that disagree, or by a bend between the left and the right difference that does
-// not halve with the step; they are left out and counted, and few are allowed.
+// 1. If a ReLU or a maximum changes its winner within the step, the difference is meaningless. Such an element is found
+// because its central differences at h and h / 2 disagree, or because the bend between the left and the right
+// difference does not halve with the step. It is left out and counted, and few are allowed.
 #include <cmath>
 #include <limits>
 #include <random>
@@ -22,7 +22,7 @@
 namespace starring {
 namespace {
 
-constexpr float kGap = 7;  // in front: what backward must leave alone
+constexpr float kGap = 7;  // in the gaps of the gradient before backward, which must leave it there
 constexpr double kStep = 4e-3;
 constexpr double kTolerance = 1e-3;
 
@@ -49,7 +49,7 @@ class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
     labels_.resize(c.batch);
     for (int32_t& label : labels_) label = static_cast<int32_t>(random() % c.classes);
     parameters_.resize(network_->layout().element_count());
-    // Not the initial ones: gradients of order 1 everywhere, batch norm's too.
+    // Not the initial values, so that all gradients are of order 1, also those of batch norm.
     for (float& value : parameters_) value = 0.5f * normal(random);
     gradients_.assign(parameters_.size(), kGap);
     for (const Tensor& tensor : network_->layout().tensors()) {
@@ -80,7 +80,7 @@ class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
   };
   Slopes SlopesAt(int64_t element, double step, double loss) {
     const float before = parameters_[element];
-    // The steps that float can really make.
+    // The steps after rounding to float.
     parameters_[element] = static_cast<float>(before + step);
     const double right = (Loss() - loss) / (double{parameters_[element]} - before);
     parameters_[element] = static_cast<float>(before - step);

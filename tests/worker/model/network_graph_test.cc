@@ -85,17 +85,17 @@ TEST(ParameterInitTest, SeedAndTensorDecide) {
   const std::vector<float> parameters = Initial(graph, 3);
   EXPECT_EQ(parameters, Initial(graph, 3));
   EXPECT_NE(ValuesOf(graph, parameters, "fc3.weight"), ValuesOf(graph, Initial(graph, 4), "fc3.weight"));
-  // fc1.bias and fc2.bias have bounds of their own; as fractions of them they must differ too.
+  // fc1.bias and fc2.bias have different bounds; their values must differ as fractions of these too.
   const std::vector<float> a = ValuesOf(graph, parameters, "fc1.bias"), b = ValuesOf(graph, parameters, "fc2.bias");
   EXPECT_GT(std::abs(a[0] * 28 - b[0] * 32), 1e-3);
   EXPECT_NE(Initial(graph, uint64_t{1} << 40), Initial(graph, 0)) << "the seed has 64 bits";
 }
 
-// Another memory order of ours would not change which number PyTorch's element e gets.
+// The number that PyTorch's element e gets does not depend on our memory order.
 TEST(ParameterInitTest, ElementsAreCountedInPyTorchsOrder) {
   const NetworkGraph graph = GraphOf("lenet5", kMnist);
   const std::vector<float> parameters = Initial(graph, 3);
-  // Tensor 4, fc1.weight, is (120, 16 * 5 * 5) there; ours is (120, 5, 5, 16).
+  // Tensor 4, fc1.weight, is (120, 16 * 5 * 5) in PyTorch and (120, 5, 5, 16) here.
   const std::vector<float> values = ValuesOf(graph, parameters, "fc1.weight");
   const RandomKey key{.seed = 3, .purpose = RandomPurpose::kInit, .stream = 4};
   for (const int64_t element : {0, 1, 25, 399, 400, 12345, 47999}) {

@@ -24,7 +24,7 @@ TEST(MemoryPlanTest, BuffersThatNeverMeetShareAPlace) {
   EXPECT_EQ(plan.size, 32);
 }
 
-// An instruction reads its input while it writes its output.
+// An instruction reads its input while it writes its output, so they must not share memory.
 TEST(MemoryPlanTest, TheLastUseOfOneIsNotTheFirstOfAnother) {
   const std::vector<BufferLife> buffers = {{.size = 16, .first = 0, .last = 1}, {.size = 16, .first = 1, .last = 2}};
   const MemoryPlan plan = PlanMemory(buffers, 16);
@@ -40,7 +40,7 @@ TEST(MemoryPlanTest, SizesAreRoundedUpToTheAlignment) {
 }
 
 TEST(MemoryPlanTest, FillsAGapBetweenTwoThatLive) {
-  // 64 and 32 live all the time with 48 between them for a while; 16 comes after that has gone.
+  // The buffers of 64 and 32 are alive all the time, at first with 48 between them; 16 comes when 48 is dead.
   const std::vector<BufferLife> buffers = {{.size = 64, .first = 0, .last = 9},
                                            {.size = 48, .first = 0, .last = 2},
                                            {.size = 32, .first = 0, .last = 9},
@@ -50,7 +50,8 @@ TEST(MemoryPlanTest, FillsAGapBetweenTwoThatLive) {
   EXPECT_EQ(plan.size, 144);
 }
 
-// The arena is never larger than the sum, never smaller than what lives at one time, and nothing overlaps.
+// The arena is never larger than the sum of all sizes and never smaller than what is alive at one time, and no two
+// buffers overlap.
 TEST(MemoryPlanTest, RandomLivesNeverOverlap) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);

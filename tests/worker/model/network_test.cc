@@ -172,7 +172,7 @@ TEST_F(NetworkTest, BackwardNeedsForwardOfTheSameBatch) {
   EXPECT_DEATH((void)network_->Forward(Step(kBatchMax + 1), Nothing), "batch_max");
 }
 
-// Plans share the arena: what one leaves there must not reach another.
+// Plans share the arena: what one plan leaves there must not affect another.
 TEST_F(NetworkTest, BatchSizesDoNotDisturbEachOther) {
   for (const int64_t batch : {6, 1, 4, 6, 3, 1, 6}) {
     SCOPED_TRACE(batch);
@@ -197,8 +197,8 @@ TEST_F(NetworkTest, PlansAreKeptAndBounded) {
   std::unique_ptr<Network> network = MakeNetwork(&device_, kSmall, options);
   const int64_t plans_max = kNetworkPlansMax;
   for (int64_t batch = 1; batch <= plans_max; ++batch) Train(network.get(), Step(batch));
-  Train(network.get(), Step(1));              // the oldest is in use again
-  Train(network.get(), Step(plans_max + 1));  // pushes 2 out
+  Train(network.get(), Step(1));              // the oldest plan becomes the newest
+  Train(network.get(), Step(plans_max + 1));  // replaces the plan for 2 samples
   const int before = device_.operations_created();
   Train(network.get(), Step(1));
   EXPECT_EQ(device_.operations_created(), before);
@@ -232,8 +232,8 @@ TEST_F(NetworkTest, OperationsThatAreStillUsedOutliveTheirPlan) {
   EXPECT_EQ(network->operations(), nullptr);
 }
 
-// A rank that computes the second half of a batch drops what the whole batch would have dropped there. Without batch
-// norm, whose statistics are each rank's own.
+// A rank that computes the second half of a batch drops the elements that a single worker would drop there. The network
+// has no batch norm, whose statistics are each rank's own.
 TEST_F(NetworkTest, HalfBatchesAddUpToTheWhole) {
   const std::string text =
       "layer { name: \"a\" dense { units: 8 relu: true } } layer { name: \"d\" dropout { rate: 0.5 } }"
@@ -263,7 +263,7 @@ TEST_F(NetworkTest, EvaluationHasNoDropoutAndUsesRunningStatistics) {
   EXPECT_NE(buffers[0].values[0], 0) << "training moves the running mean";
   const std::vector<float> statistics(buffers[0].values.begin(), buffers[0].values.end());
 
-  // One sample's result does not depend on those beside it, and a second look changes nothing.
+  // A sample's result does not depend on the other samples, and a second evaluation changes nothing.
   double sum = 0;
   int64_t correct = 0;
   for (int64_t n = 0; n < 6; ++n) {
@@ -299,7 +299,7 @@ TEST_F(NetworkTest, EvaluationMayHaveLargerBatches) {
   EXPECT_DEATH((void)network->Forward(Step(3), Nothing), "batch_max");
 }
 
-// A residual join masks its gradient while the two parts of it are added: one trip through memory, not two.
+// A residual join masks its gradient while it adds the two parts: one pass over memory, not two.
 TEST(NetworkProgramTest, ResidualGradientsAreMaskedWhereTheyAreAdded) {
   const absl::StatusOr<LayerFile> file = LayerFile::Load("resnet20");
   ASSERT_TRUE(file.ok()) << file.status();
@@ -326,10 +326,10 @@ TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {
   NetworkOptions options = {.height = 8, .width = 8, .channels = 4, .classes = 3, .batch_max = 2};
   const int64_t activation_bytes = options.batch_max * 8 * 8 * 4 * 4;
   const int64_t training_bytes = MakeNetwork(&device, text, options)->arena_bytes();
-  // 30 activations are kept, and at most two gradients live at a time.
+  // 30 activations are kept, and at most two gradients are alive at a time.
   EXPECT_GE(training_bytes, 30 * activation_bytes);
   EXPECT_LE(training_bytes, 33 * activation_bytes);
-  // Evaluation keeps an input and an output.
+  // Evaluation keeps one input and one output.
   options.evaluation_batch_max = 100 * options.batch_max;
   EXPECT_LE(MakeNetwork(&device, text, options)->arena_bytes(), 100 * 3 * activation_bytes);
 }
@@ -365,7 +365,7 @@ TEST(NetworkMemoryTest, ShippedModels) {
   for (const char* name : {"logreg", "mlp", "lenet5", "mnist_cnn"}) {
     RecordProperty(absl::StrCat(name, "_arena_bytes"), absl::StrCat(LoadNetwork(&device, name, mnist)->arena_bytes()));
   }
-  // Of each of the 19 convolutions the output and its normalised form: 16 KiB floats a sample in the first stage.
+  // Each of the 19 convolutions keeps its output and the normalised output: 16 Ki floats a sample in the first stage.
   const int64_t resnet_bytes = LoadNetwork(&device, "resnet20", cifar)->arena_bytes();
   RecordProperty("resnet20_arena_bytes", absl::StrCat(resnet_bytes));
   EXPECT_LT(resnet_bytes, int64_t{64} * 4 * 1024 * 1024);

@@ -1,5 +1,5 @@
-// One side of torch_parity_test.py: trains a shipped model for a few steps of SGD with momentum and leaves everything
-// that PyTorch needs to do the same, and to compare, in a folder:
+// One side of torch_parity_test.py: trains a shipped model for a few steps of SGD with momentum, and writes to a folder
+// everything that PyTorch needs to do the same and to compare:
 //
 //   parity_run reference|cpu MODEL HEIGHT WIDTH CHANNELS SEED FOLDER
 //   FOLDER/initial/step-*      a checkpoint before the first step: the weights that PyTorch starts from
@@ -7,7 +7,7 @@
 //   FOLDER/run.safetensors     images (steps, batch, channels, height, width), labels (steps, batch), losses (steps),
 //                              evaluation (2): loss and correct answers of the last batch after the last step,
 //                              gradient.NAME: of the first step, in PyTorch's order
-// Dropout is off: its masks are not PyTorch's.
+// Dropout is off, because its masks are not PyTorch's.
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -62,7 +62,7 @@ class ParityRun {
     gradients_ = AlignedFloats(network_->layout().element_count());
     momentum_.resize(network_->layout().element_count());
     network_->InitializeParameters(1, parameters_.span());
-    // Batch norm begins as identity; other values show more.
+    // Batch norm begins as the identity. With other values an error would show.
     std::normal_distribution<float> normal;
     for (const Tensor& tensor : network_->layout().tensors()) {
       for (int64_t e = tensor.range.begin; e < tensor.range.end; ++e) parameters_.span()[e] += 0.03f * normal(random_);
@@ -125,7 +125,7 @@ class ParityRun {
 
   void WriteRun() const {
     std::map<std::string, TensorView> tensors;
-    std::map<std::string, std::vector<float>> floats;  // what the views see
+    std::map<std::string, std::vector<float>> floats;  // the memory of the views
     const auto add = [&](const std::string& name, std::vector<int64_t> shape, std::vector<float> values) {
       floats[name] = std::move(values);
       tensors[name] = {.shape = std::move(shape), .bytes = std::as_bytes(std::span(floats[name]))};

@@ -33,7 +33,7 @@ float Activate(Activation activation, double value) {
   return static_cast<float>(activation == Activation::kRelu && !(value > 0) ? 0 : value);
 }
 
-// dy masked by y > 0 where the activation says so, as doubles; dy itself is destroyed where the contract allows it.
+// dy, masked by y > 0 if the activation is a ReLU, in double precision. Overwrites dy where the contract allows that.
 std::vector<double> TakeGradient(Activation activation, const float* y, float* dy, int64_t count) {
   std::vector<double> gradient(dy, dy + count);
   if (activation == Activation::kNone) return gradient;

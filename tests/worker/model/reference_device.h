@@ -1,6 +1,6 @@
-// A device of plain loops, for tests of what is built on devices: sums in double precision, and everything that a
-// contract of kernels/device.h allows an operation to do to its caller is done. Fresh memory is full of NaN (the
-// contract says zero, but whoever relies on it in an arena that is used twice is wrong), and scratch is destroyed.
+// A device of plain loops, for tests of code that uses devices. Sums are in double precision. Its operations do to
+// their caller everything that the contracts of kernels/device.h allow: scratch is overwritten, and fresh memory is
+// full of NaN. (The contract says zeros, but code that relies on them in an arena that is used twice is wrong.)
 #ifndef STARRING_TESTS_WORKER_MODEL_REFERENCE_DEVICE_H_
 #define STARRING_TESTS_WORKER_MODEL_REFERENCE_DEVICE_H_
 

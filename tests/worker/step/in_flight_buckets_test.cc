@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Writes down who was called.
+// Records the calls.
 class RecordingExchange : public GradientExchange {
  public:
   absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
@@ -39,7 +39,7 @@ class RecordingExchange : public GradientExchange {
 
 class InFlightBucketsTest : public testing::Test {
  protected:
-  // Two tensors of two buckets and a half.
+  // Two tensors, two and a half buckets long.
   InFlightBucketsTest() {
     block_ = BucketMap::Create({.element_count = 1 << 24, .bucket_bytes = 1, .world_size = 1})->bucket(1).size();
     auto layout = Layout::Create({{"a.weight", {block_ / 2}}, {"b.weight", {2 * block_}}});
