@@ -20,7 +20,7 @@ constexpr size_t kShownDigestCharacters = 12;
 using google::protobuf::Struct;
 using google::protobuf::Value;
 
-// An entry of the record's config, as text; empty if the record has none of that name.
+// The entry `name` of the record's config as text; empty if there is none.
 std::string Text(const Struct& config, const std::string& name) {
   const auto found = config.fields().find(name);
   if (found == config.fields().end()) return "";
@@ -38,7 +38,7 @@ int Number(const Struct& config, const std::string& name) {
 std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
   const std::string sync = Text(config, "sync");
   if (sync == "ddp" || sync == "mpi" || record.host().versions().contains("torch")) return "";
-  // How the parameters got here (epochs, resumed or not) does not matter: the step does.
+  // Flags that cannot change the bits are left out: sync, servers, bucket size, resuming.
   std::vector<std::string> values;
   for (const char* const name :
        {"world_size",   "model",        "dataset",     "augment",     "train_count",   "epochs",
@@ -65,7 +65,7 @@ absl::StatusOr<RunSummary> ParseRunRecord(const std::string& name, const std::st
   if (!status.ok()) {
     return absl::DataLossError(absl::StrCat(name, " is no run record: ", std::string(status.message())));
   }
-  // The config is no message: it has the worker's flags, which are declared elsewhere.
+  // The config has no message type of its own, because it follows the worker's flags.
   Struct whole;
   if (!google::protobuf::util::JsonStringToMessage(json, &whole, options).ok()) whole.Clear();
   const Struct& config = (*whole.mutable_fields())["config"].struct_value();

@@ -1,4 +1,4 @@
-// Run records side by side: one line a run.
+// Compares run records: a table with one line for each run, and whether runs that must agree do.
 #ifndef STARRING_DEPLOY_RUN_RECORD_TABLE_H_
 #define STARRING_DEPLOY_RUN_RECORD_TABLE_H_
 
@@ -13,25 +13,25 @@ struct RunSummary {
   std::string sync;
   int world_size = 0;
   int server_count = 0;
-  double samples_per_second = 0;  // of the last epoch: the first has the start of everything in it
+  double samples_per_second = 0;  // in the last epoch: the first one includes the start of all processes
   double step_ms_p50 = 0;
   double exposed_exchange_ms = 0;
   double test_accuracy = 0;  // after the last epoch
   std::string parameter_sha256;
-  // Equal for runs that must end with the same parameters: everything that decides the bits (DESIGN: determinism), and
-  // nothing that does not. Empty for runs that promise no such thing (PyTorch's, and plain MPI_Allreduce).
+  // Equal for runs that must end with the same parameters: it has all flags that decide the bits (common/README.md) and
+  // no others. Empty for runs without that guarantee (PyTorch's, and plain MPI_Allreduce).
   std::string bits_key;
 };
 
-// DataLoss for text that is no run record; `name` is for the message. Unknown fields are skipped: a newer Starring may
-// have written it.
+// DataLoss if the text is no run record; `name` is for the message. Unknown fields are skipped, because a newer
+// Starring may have written the record.
 absl::StatusOr<RunSummary> ParseRunRecord(const std::string& name, const std::string& json);
 
-// Headed columns, one line for each run, in the order given.
+// A header, then one line for each run, in the given order.
 std::string FormatTable(const std::vector<RunSummary>& runs);
 
-// Says of every group of runs that must agree whether they do: "star and ring: the same parameters, bit for bit".
-// Fails with Internal, naming the runs and both digests, if two do not.
+// A sentence for each group of runs that must agree: "star and ring: the same parameters, bit for bit".
+// Internal, with the runs and both digests, if two of them differ.
 absl::StatusOr<std::string> CompareDigests(const std::vector<RunSummary>& runs);
 
 }  // namespace starring

@@ -1,4 +1,4 @@
-// //deploy:table: prints the run records it is given as one table. Exit code 1 where runs that must agree do not.
+// //deploy:table: prints run records as one table. Exit code 1 if two runs differ that must agree.
 #include <unistd.h>
 
 #include <cstdio>
@@ -34,7 +34,7 @@ absl::Status PrintTable(const std::vector<std::string>& paths) {
 }  // namespace starring
 
 int main(int argc, char** argv) {
-  // `bazel run` starts us elsewhere.
+  // `bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it.
   const char* const directory = getenv("BUILD_WORKING_DIRECTORY");
   if (directory != nullptr && chdir(directory) != 0) std::fprintf(stderr, "table: cannot enter %s\n", directory);
   const absl::Status status = starring::PrintTable({argv + 1, argv + argc});

@@ -1,5 +1,5 @@
 // mpirun and orted of a bundle (//deploy:bundle): tells Open MPI where the bundle is, then becomes the real program of
-// the same name, which lies in libexec. orted is what mpirun starts on other nodes, as <folder of mpirun>/orted.
+// the same name in libexec. mpirun starts orted on other nodes, as <folder of mpirun>/orted.
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -23,8 +23,8 @@ bool IsOnPath(const std::string& program) {
   return false;
 }
 
-// Open MPI's way to other nodes by ssh refuses to start where there is none, even for ranks on this machine alone. With
-// this it does without.
+// Without ssh on the machine, Open MPI's component for other nodes fails at the start, even for ranks on this machine
+// alone. This excludes the component.
 void AllowForNoSsh() {
   if (getenv("OMPI_MCA_plm_rsh_agent") != nullptr || IsOnPath("ssh") || IsOnPath("rsh")) return;
   setenv("OMPI_MCA_plm", "^rsh", /*replace=*/0);
@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
   }
   starring::UseBundledOpenMpi(folder);
   AllowForNoSsh();
-  // From an absolute name mpirun derives the folder of orted on other nodes.
+  // mpirun derives the folder of orted on other nodes from an absolute argv[0].
   argv[0] = self;
   const std::string program = folder + "/libexec" + strrchr(self, '/');
   execv(program.c_str(), argv);

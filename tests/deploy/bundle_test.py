@@ -1,4 +1,4 @@
-"""The bundle, unpacked elsewhere: trains with an empty environment and with nothing but its own libraries and glibc."""
+"""Tests the unpacked bundle: it trains with an empty environment, and with only its own libraries and glibc."""
 
 import json
 import os
@@ -14,25 +14,24 @@ from deploy.bundle.elf_file import ElfError, ElfFile, is_elf
 
 ARCHIVE = os.path.abspath("deploy/starring-bundle.tar.gz")
 LOADER = "/lib64/ld-linux-x86-64.so.2"
-SECONDS_MAX = 240  # of anything that a loaded machine may delay
+SECONDS_MAX = 240  # for all waits that a loaded machine may delay
 JOB = ["--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=50", "--global_batch=33",
        "--epochs=2", "--progress=plain", "--share_gpus"]
 STAR = ["--sync=star", "--workers=2", "--servers=2"]
 RING = ["--sync=ring", "--workers=2"]
-# mpirun, started by hand, wants to be told that root is meant.
+# Without these mpirun refuses to run as root.
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
            "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
-# What ssh is to mpirun: drops options and the host's name, and starts the rest in a login of its own, with a bare
-# environment.
+# Replaces ssh for mpirun: drops options and the host's name, and runs the rest with an empty environment, like a login.
 REMOTE_SHELL = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 shift
 exec env -i PATH=/usr/bin:/bin sh -c "$*"
 """
 
-# $1 a folder for the new root, $2 the archive, $3 a folder that stays for results; then libraries up to --, then a
-# command in the unpacked archive. Nothing is in the new root but the loader, glibc, /dev, /proc and the bundle.
+# $1: a folder for the new root, $2: the archive, $3: a folder for results. Then libraries up to --, then a command in
+# the unpacked archive. The new root has only the loader, glibc, /dev, /proc and the bundle.
 BARE_MACHINE = r"""#!/bin/sh
 root=$1 archive=$2 results=$3
 shift 3
@@ -58,7 +57,7 @@ exec env -i "$(command -v chroot || echo /usr/sbin/chroot)" "$root" "/bare box/s
 
 
 def mapped_files(pid):
-    """The program of a process and the files that it has mapped as code, or nothing when it is gone."""
+    """The program of a process and the files that it maps as code; nothing if the process has ended."""
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
@@ -99,7 +98,7 @@ class BundleTest(unittest.TestCase):
         return os.path.join(self.bundle, name)
 
     def run_to_end(self, command, environment=None, watch=None):
-        """Standard output and error of a process that ends well, started in / with nothing but `environment`."""
+        """Runs a command in /, with only `environment`. It must succeed. Returns standard output and error."""
         with open(os.path.join(self.folder, "output"), "w+b") as output:
             process = subprocess.Popen(command, env=environment or {}, cwd="/", stdin=subprocess.DEVNULL,
                                        stdout=output, stderr=subprocess.STDOUT)
@@ -107,7 +106,7 @@ class BundleTest(unittest.TestCase):
             while process.poll() is None and time.monotonic() < end:
                 if watch is not None:
                     watch()
-                time.sleep(0.01)  # so often are the processes looked at
+                time.sleep(0.01)  # the period of looks at the processes
             late = process.poll() is None
             process.kill()
             process.wait()
@@ -118,7 +117,7 @@ class BundleTest(unittest.TestCase):
         return text
 
     def train(self, launch_flags, environment=None, watch=None, command=None):
-        """The digest of the parameters at the end."""
+        """Trains, and returns the digest of the parameters at the end."""
         record = os.path.join(self.folder, "record.json")
         self.run_to_end(command or [self.path("bin/launch"), *launch_flags, "--", *JOB, f"--record={record}"],
                         environment, watch)
@@ -168,7 +167,7 @@ class BundleTest(unittest.TestCase):
                  for folder, _, names in os.walk(self.bundle) for name in names}
         self.assertEqual({name for name in found if not name.startswith("licences/")}, listed)
 
-    # What is loaded from where.
+    # Loaded files.
 
     def test_every_library_is_in_the_bundle_or_of_glibc(self):
         programs = 0
@@ -239,7 +238,7 @@ class BundleTest(unittest.TestCase):
         self.run_to_end([link, "--oversubscribe", "-np", "2", self.path("bench/ring_bench"), "--bytes=4096"], AS_ROOT)
 
     def test_without_mpirun(self):
-        # As under srun: nobody has told Open MPI where it is.
+        # As under srun, where no mpirun tells Open MPI its folder.
         self.assertIn("library", self.run_to_end([self.path("bench/ring_bench"), "--bytes=4096"], AS_ROOT))
 
     def test_mpirun_speaks_through_its_help_texts(self):
@@ -250,7 +249,7 @@ class BundleTest(unittest.TestCase):
         with open(agent, "w", encoding="utf-8") as file:
             file.write(REMOTE_SHELL)
         os.chmod(agent, 0o755)
-        # Open MPI quotes no path in what it tells the other node's shell, so that one may not have spaces.
+        # Open MPI does not quote the path in its command for the other node's shell, so the path must not have spaces.
         above = os.path.join(self.folder, "no_spaces")
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(above)
@@ -261,7 +260,7 @@ class BundleTest(unittest.TestCase):
             {**AS_ROOT, "PATH": "/usr/bin:/bin"})
         self.assertIn("library", text)
 
-    # A machine that has nothing.
+    # A machine with nothing installed.
 
     def test_on_a_bare_machine(self):
         namespaces = ["unshare", "--user", "--map-root-user", "--mount"]
@@ -288,7 +287,7 @@ class BundleTest(unittest.TestCase):
 
 
 class MakeBundleTest(unittest.TestCase):
-    """What must not go unnoticed."""
+    """Problems that must end the build of a bundle."""
 
     def setUp(self):
         self.folder = tempfile.mkdtemp()

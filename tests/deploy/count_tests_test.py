@@ -1,4 +1,4 @@
-"""deploy/count_tests.py: nothing that went wrong may be counted as success."""
+"""Tests deploy/count_tests.py: no problem may be counted as success."""
 
 import json
 import os
@@ -15,7 +15,7 @@ GTEST = """<?xml version="1.0"?><testsuites><testsuite name="A">
 </testsuite></testsuites>"""
 PASSING = '<testsuites><testsuite><testcase name="Passes" status="run" classname="A"/></testsuite></testsuites>'
 EMPTY = "<testsuites/>"
-# As Bazel writes it for a test that does not.
+# The file that Bazel writes for a test that writes none.
 LOG = """<testsuites><testsuite><testcase name="t" status="run"{}</testcase><system-out>
 Generated test.log:
 <![CDATA[Executing tests from //t
@@ -32,7 +32,7 @@ class CountTestsTest(unittest.TestCase):
         self._file_count = 0
 
     def events_of(self, label, status, *xmls, summary=True):
-        """What Bazel reports for a test that built; one attempt for each text in `xmls`."""
+        """The events of a test that was built, with one attempt for each text in `xmls`."""
         events = [{"id": {"targetCompleted": {"label": label}}, "children": [{"testSummary": {"label": label}}],
                    "completed": {"success": True}}]
         for text in xmls:
@@ -132,7 +132,7 @@ class CountTestsTest(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(event) + "\n"
                             for event in [started, *self.events_of("//a", "PASSED", PASSING), finished])
-        self.assertEqual(count_tests.main([f"plain:40={path}"]), 0)  # half as long again, and no more
+        self.assertEqual(count_tests.main([f"plain:40={path}"]), 0)  # 1.5 times the budget is still allowed
         self.assertEqual(count_tests.main([f"plain:39={path}"]), 1)
 
     def test_exit_status(self):

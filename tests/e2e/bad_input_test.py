@@ -1,4 +1,4 @@
-"""Wrong flags, files and peers: refused before training, with both values and the way out."""
+"""Wrong flags, files and peers must be refused before training, with both values and the way out."""
 
 import gzip
 import json
@@ -145,7 +145,7 @@ class BadPeerTest(JobTest):
         self.assertIn('this server serves run "tuesday", rank 0 belongs to run "monday"', done.output)
 
     def test_mpi_sets_the_environment_before_there_are_threads(self):
-        # Metrics have threads, which may read the environment. MPI ends here at once, as mpirun has not started it.
+        # The threads of metrics may read the environment. MPI ends at once here, because no mpirun has started it.
         alone = {**os.environ, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
         done = self.run_to_end([WORKER, "--sync=ring", "--metrics_port=0", *SMALL_JOB], deadline_s=60, env=alone)
         self.assertEqual(done.returncode, REFUSED, done.output)

@@ -1,4 +1,4 @@
-"""launch --check and worker --check: ready, or the one thing to mend, with real processes."""
+"""Tests launch --check and worker --check with real processes: ready, or the one problem to mend."""
 
 import shutil
 import socket
@@ -7,7 +7,7 @@ import unittest
 
 from jobs import LAUNCH, SERVER, SMALL_JOB, WORKER, JobTest
 
-# A check ends by its own deadlines after a minute at most.
+# A check ends after a minute at most, by its own deadlines.
 CHECK_SECONDS_MAX = 120
 HAS_MPIRUN = shutil.which("mpirun") is not None
 
@@ -27,7 +27,7 @@ class CheckTest(JobTest):
             self.assertLessEqual(len(line), 120, line)
 
     def last_sentence(self, done):
-        """The last sentence, whose lines but the first are set in."""
+        """The last sentence. Its lines are indented, except the first."""
         lines = done.output.rstrip("\n").splitlines()
         start = len(lines) - 1
         while lines[start].startswith("  "):
@@ -135,7 +135,7 @@ class CheckTest(JobTest):
     def test_ctrl_c_ends_it(self):
         _, address = self.start_server()
         process = self.start([WORKER, "--check", "--servers=" + address, "--rank=0", "--world_size=2"])
-        time.sleep(1)  # it waits for worker 1; earlier or later, the signal ends it all the same
+        time.sleep(1)  # now it waits for worker 1; an earlier or later signal would end it as well
         process.terminate()
         self.assertNotEqual(self.finish(process, 15).returncode, 0)
 

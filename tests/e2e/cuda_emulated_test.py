@@ -1,4 +1,4 @@
-"""The worker on emulated GPUs: what can be shown without one. tests/cuda_emulation says what cannot."""
+"""Tests the worker on emulated GPUs. tests/cuda_emulation says what the emulation cannot show."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"])
 
     def digest_on(self, machine, sync, workers=1, flags=()):
-        """Of emulated GPUs that the environment `machine` says more of."""
+        """Runs a job on emulated GPUs, which the environment `machine` describes."""
         record = self.path("record.on.%d" % len(self.processes))
         done = self.run_to_end(["env", machine] + self.job_command(sync, workers, 2, [
             "--device=cuda", *flags, "--record=" + record], ["--worker_binary=" + self.worker]))
@@ -51,7 +51,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(local["config"]["conv"], "cudnn")
         self.assertEqual(local["host"]["versions"]["cudnn"], "9.19.0")
         self.assertIn("cuDNN 9.19.0", local["host"]["device"])
-        # Three convolutions: batches of 33 and of one, evaluation of 20 at once, planned for 256.
+        # Three convolutions, in batches of 33 and of 1. The evaluation has 20 samples at once and is planned for 256.
         self.assertEqual(len(local["host"]["engines"]), 12)
         plain = self.cuda("local", flags=[*flags, "--nocuda_graph", "--conv=cudnn"])
         self.assertEqual(plain["parameter_sha256"], local["parameter_sha256"])
@@ -70,7 +70,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 ([with_cudnn, "EMULATED_GPU_CUDNN_ENGINE=9"],
                  r"rank 1 has cudnn\.engines of a convolution 1 x 14 x 14 x 6 to 16, .*=forward 9 \(.*, rank 0 has "
                  r"cudnn\.engines of .*=forward 7 \(.*: give all workers the same cuDNN .*--conv=own")):
-            # The last batch has one sample: only rank 0 computes it, but both plan for it.
+            # The last batch has one sample. Only rank 0 computes it, but both ranks plan for it.
             job = [self.worker, *cuda_jobs.DATA, "--model=lenet5", "--epochs=1", "--device=cuda"]
             done = self.run_to_end(["mpirun", "--oversubscribe", "-np", "1", "env", with_cudnn, *job,
                                     ":", "-np", "1", "env", *other, *job], deadline_s=120)
@@ -115,7 +115,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             done = self.run_to_end(["env", "EMULATED_GPU_HANGS_AT_LAUNCH=%d" % graph_launches] + self.job_command(
                 sync, workers, 1, ["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=20",
                                    "--exchange_deadline_s=1"], ["--worker_binary=" + self.worker]))
-            # 3: a peer, whose deadline is the same, gave up first.
+            # 3: a peer with the same deadline gave up first.
             self.assertIn(done.returncode, (1, 3) if workers > 1 else (1,), done.output)
             self.assertRegex(done.output, r"worker \d: error: GPU \d \(emulated GPU\) does not answer: "
                                           r"waiting for an event has taken 1s, .* step \d+: nvidia-smi.*"
@@ -131,7 +131,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(sorted(re.findall(r"MPI_Init with GPU (\S+)", done.output)), sorted(gpus))
 
     def three_workers(self, sync, flags):
-        """Of a machine with two GPUs."""
+        """Runs a job on a machine with two GPUs."""
         return self.run_to_end(
             self.job_command(sync, 3, flags=[*cuda_jobs.DATA, "--model=logreg", "--epochs=1", *flags],
                              launch_flags=["--worker_binary=" + self.worker]))

@@ -1,4 +1,4 @@
-"""The worker on real GPUs. Without one, one test says why it skips them."""
+"""Tests the worker on real GPUs. Without a GPU, one test says why all are skipped."""
 
 import subprocess
 import unittest
@@ -8,7 +8,7 @@ from tests.e2e.jobs import JobTest, WORKER
 
 
 def why_no_gpu():
-    """What the worker says of --device=cuda; None if it trains."""
+    """The worker's message about --device=cuda; None if it trains."""
     done = subprocess.run([WORKER, "--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=1"],
                           capture_output=True, text=True, check=False, timeout=300)
     return None if done.returncode == 0 else (done.returncode, done.stderr)
@@ -22,7 +22,7 @@ class CudaIsThereTest(JobTest):
     def test_on_a_real_gpu(self):
         if REASON is None:
             return
-        # Refused before training, with the reason.
+        # The worker must refuse before training, with the reason.
         returncode, text = REASON
         self.assertEqual(returncode, 2, text)
         self.assertIn('flag --device cannot be "cuda": ', text)

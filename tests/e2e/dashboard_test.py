@@ -1,4 +1,4 @@
-"""--tensorboard_dir and --metrics_port: what a dashboard gets of a run, read by readers that share no code with us."""
+"""Tests --tensorboard_dir and --metrics_port with readers that share no code with the worker."""
 
 import math
 import os
@@ -30,7 +30,7 @@ def masked_crc(data):
 
 
 def records(content):
-    """The records of a TFRecord file; every checksum must be right."""
+    """The records of a TFRecord file, whose checksums must all be right."""
     while content:
         length, length_crc = struct.unpack("<QI", content[:12])
         assert length_crc == masked_crc(content[:8])
@@ -41,7 +41,7 @@ def records(content):
 
 
 def fields(message):
-    """A protobuf message as {field number: [values]}, straight from the wire format."""
+    """A protobuf message as {field number: [values]}, decoded by hand."""
     found, at = {}, 0
 
     def varint():
@@ -71,7 +71,7 @@ def fields(message):
 
 
 def scalars(path):
-    """{tag: [(step, value)]} of an event file, by the numbers of tensorflow/core/util/event.proto."""
+    """{tag: [(step, value)]} of an event file, with the field numbers of tensorflow/core/util/event.proto."""
     with open(path, "rb") as file:
         events = [fields(record) for record in records(file.read())]
     assert events[0][3] == [b"brain.Event:2"], events[0]
@@ -93,7 +93,7 @@ class TensorboardTest(JobTest):
                 record = self.train(sync, workers=workers, flags=[*SMALL_JOB, "--tensorboard_dir=" + folder,
                                                                   "--tensorboard_every_steps=3"])
                 names = os.listdir(folder)
-                self.assertEqual(len(names), 1, names)  # of rank 0 alone
+                self.assertEqual(len(names), 1, names)  # only rank 0 writes a file
                 self.assertRegex(names[0], r"^events\.out\.tfevents\.\d{10}\.")
                 points = scalars(os.path.join(folder, names[0]))
                 for tag in ("loss", "accuracy", "samples_per_second", "exposed_exchange_ms"):
@@ -128,7 +128,7 @@ class MetricsTest(JobTest):
                 return {f"{role} {number}": url for role, number, url in found}
             if process.poll() is not None or time.monotonic() > end:
                 self.fail("no metrics are announced:\n" + self.output_of(process))
-            time.sleep(0.02)  # polls a file: there is nothing to be woken by
+            time.sleep(0.02)  # a file has no event to wait for
 
     def scrape(self, url):
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -137,7 +137,7 @@ class MetricsTest(JobTest):
         return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.M)}
 
     def scrape_until(self, process, url, done):
-        """The first numbers that `done` likes, while the job runs."""
+        """Polls the metrics of a running job until `done` accepts them. Returns them."""
         end = time.monotonic() + 60
         while True:
             try:
@@ -147,11 +147,11 @@ class MetricsTest(JobTest):
             except urllib.error.URLError:
                 pass
             if process.poll() is not None or time.monotonic() > end:
-                self.fail("these numbers never came:\n" + self.output_of(process))
+                self.fail("these numbers never appeared:\n" + self.output_of(process))
             time.sleep(0.02)  # polls a running process
 
     def test_star_while_it_runs(self):
-        # Runs until it is stopped: nothing here depends on how fast it is.
+        # The job runs until it is stopped, so the test does not depend on its speed.
         flags = [*SMALL_JOB, "--epochs=1000000"]
         flags.remove("--epochs=2")
         process = self.start(self.job_command("star", workers=2, servers=2, flags=flags,
@@ -173,7 +173,7 @@ class MetricsTest(JobTest):
                                         lambda n: n.get("starring_server_sums_total", 0) >= 20)
             last = [numbers[f'starring_server_worker_last_total{{rank="{rank}"}}'] for rank in (0, 1)]
             late = [numbers[f'starring_server_worker_late_seconds_total{{rank="{rank}"}}'] for rank in (0, 1)]
-            # A scrape may come between two numbers.
+            # A scrape may fall between two updates.
             self.assertAlmostEqual(sum(last), numbers["starring_server_sums_total"], delta=1)
             self.assertGreater(numbers["starring_server_sum_seconds_total"], 0)
             self.assertGreater(numbers["starring_server_queue_seconds_total"], 0)

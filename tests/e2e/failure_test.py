@@ -17,7 +17,7 @@ ENDLESS = ["--dataset=synthetic", "--synthetic_train_count=600", "--synthetic_te
 
 
 def children_named(folder, name):
-    """Process ids of this test's processes whose program is `name`."""
+    """Ids of this test's processes whose program is `name`."""
     command = ["pgrep", "-f", "^[^ ]*/%s .*%s" % (name, folder)]
     lines = subprocess.run(command, capture_output=True, text=True, check=False)
     return [int(pid) for pid in lines.stdout.split()]
@@ -158,7 +158,7 @@ class FailureTest(JobTest):
         flags[flags.index("--epochs=2")] = "--epochs=4"
 
         def limit_files():
-            # A limit on a file's size meets the same code as a full disk, and needs no file system of our own.
+            # A limit on a file's size exercises the same code as a full disk, and needs no file system of its own.
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
         done = self.run_to_end([WORKER, *flags], preexec_fn=limit_files)
@@ -170,13 +170,14 @@ class FailureTest(JobTest):
     def test_a_second_signal_ends_the_process_now(self):
         worker = self.start([WORKER, *ENDLESS])
         self.wait_for_output(worker, "epoch 1/100000")
-        # Stopped before a step can end: both signals are one wish, of a service manager and of a launcher.
+        # The job is stopped before a step can end. A service manager and a launcher both send a signal, but the two
+        # count as one request.
         for first in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
             os.kill(worker.pid, first)
         done = self.finish(worker, deadline_s=30)
         self.assertEqual(done.returncode, 0, done.output)
 
-        # One that cannot stop in good order: rank 0 of two, whose peer does not come.
+        # A worker that cannot stop politely: rank 0 of two, whose peer is missing.
         _, address = self.start_server()
         worker = self.start([WORKER, "--servers=" + address, "--rank=0", "--world_size=2", *ENDLESS])
         self.wait_for_output(worker, "parameters, on")

@@ -1,4 +1,4 @@
-"""Trained digests that are known from before: a change of any bit of training shows, wanted or not.
+"""Compares trained digests with known ones, so that any change of a bit of training is noticed.
 
 They are in golden_digests, a line each: device, model, workers, digest. The CPU's are of --isa=baseline, which every
 x86-64 has and which does without oneDNN; the GPU's are of the emulation. A change that is wanted replaces the file by
@@ -13,8 +13,8 @@ from tests.e2e.jobs import WORKER, JobTest
 EMULATED = os.path.abspath("tests/cuda_emulation/worker_emulated")
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "golden_digests")
 
-# 17 samples in batches of 7: every rank has another share, and the last batch is short. All that decides the bits is
-# named, so that defaults may change.
+# 17 samples in batches of 7: every rank has a different part, and the last batch is short. All flags that decide the
+# bits are given, so that defaults may change.
 JOB = ["--dataset=synthetic", "--synthetic_train_count=17", "--synthetic_test_count=4", "--global_batch=7",
        "--epochs=1", "--seed=1", "--threads=1", "--augment=none", "--optimizer=sgd", "--learning_rate=0.05",
        "--momentum=0.9", "--weight_decay=0.0005", "--schedule=constant", "--warmup_steps=0", "--progress=none"]

@@ -1,4 +1,4 @@
-"""Stars and rings of many workers end with the digest of one process that adds their gradients by the formula.
+"""Stars and rings of many workers must end with the digest of one process that adds their gradients by the formula.
 
 The argument chooses the class: eight workers, or 64, at which a sum over ranks is no longer exact by itself. What 256
 workers cost is for bench/load to measure.
@@ -44,7 +44,7 @@ class EightWorkersTest(JobTest):
 class SixtyFourWorkersTest(JobTest):
 
     def test_star(self):
-        # With this seed the sum of 64 digests, once a check of the ranks' agreement, was rounded: a healthy job failed.
+        # The ranks once agreed by a sum of 64 digests. With this seed the sum was rounded, and a healthy job failed.
         flags = ["--model=logreg", "--dataset=synthetic", "--synthetic_train_count=4096",
                  "--synthetic_test_count=256", "--global_batch=512", "--max_steps=8", "--seed=1"]
         digest = reference_digest(64, flags)

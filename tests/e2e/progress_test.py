@@ -1,4 +1,4 @@
-"""What a person sees of a run: one live line on a terminal, plain lines in a file, whoever starts the workers."""
+"""Tests the visible progress of a run: one live line on a terminal, plain lines in a file, with every launcher."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ SHORT = flags(1000)
 
 class ProgressTest(jobs.JobTest):
     def on_a_terminal(self, command):
-        """Runs `command` on a terminal of its own; what appeared there."""
+        """Runs `command` on its own terminal. Returns the terminal's text."""
         master, slave = pty.openpty()
         self.addCleanup(os.close, master)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE, text=True,
@@ -38,7 +38,7 @@ class ProgressTest(jobs.JobTest):
                 continue
             try:
                 seen += os.read(master, 4096)
-            except OSError as error:  # how a terminal says that nobody is left to write
+            except OSError as error:  # a terminal without any writer reports an error
                 self.assertEqual(error.errno, errno.EIO)
                 break
         self.assertEqual(process.wait(timeout=30), 0, seen.decode(errors="replace") + process.stderr.read())
@@ -64,7 +64,7 @@ class ProgressTest(jobs.JobTest):
                 self.check_plain(self.run_to_end(self.job_command(sync, workers=2, flags=SHORT)).output)
 
     def test_mpirun_by_hand_is_plain(self):
-        # mpirun gives its ranks a terminal even when its own output goes to a file.
+        # mpirun gives its ranks a terminal even if its own output goes to a file.
         command = ["mpirun", "--oversubscribe", "-np", "2", jobs.WORKER, *SHORT]
         self.check_plain(self.on_a_terminal(command))
         self.check_plain(self.run_to_end(command).output)

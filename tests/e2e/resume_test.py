@@ -1,4 +1,4 @@
-"""A run that was cut and resumed ends with the bits of the run that was not."""
+"""An interrupted and resumed run must end with the bits of an uninterrupted one."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ class ResumeTest(JobTest):
         return self.digest("ring", workers=2, flags=[*SMALL, "--epochs=4", *extra])
 
     def halves(self, first, second, *extra):
-        """Digest of two epochs by `first`, then two more by `second`, each (sync, workers, servers)."""
+        """The digest after two epochs by `first` and two more by `second`, each (sync, workers, servers)."""
         folder = self.path("checkpoints")
         flags = [*SMALL, "--checkpoint_dir=" + folder, *extra]
         for (sync, workers, servers), epochs in ((first, 2), (second, 4)):
@@ -39,7 +39,7 @@ class ResumeTest(JobTest):
         self.assertEqual(self.halves(("ring", 2, 0), ("star", 2, 2), *adamw), self.whole(*adamw))
 
     def test_a_checkpoint_in_the_middle_of_an_epoch(self):
-        # Batch norm keeps running statistics, which every rank has for itself until they are averaged.
+        # Batch norm has running statistics, which differ between ranks until they are averaged.
         model = self.path("normed.textproto")
         with open(model, "w") as file:
             file.write("""

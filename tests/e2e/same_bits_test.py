@@ -1,4 +1,4 @@
-"""Star, ring and local give the same parameters, to the bit, whatever the number of shards and the size of a bucket."""
+"""Star, ring and local must give the same bits, for any number of shards and any size of a bucket."""
 
 import unittest
 
@@ -62,7 +62,7 @@ class SameBitsTest(JobTest):
         flags = [*SMALL_JOB, "--model=lenet5"]
         record = self.train("mpi", workers=2, flags=flags)
         self.assertEqual(record["config"]["sync"], "mpi")
-        # Two contributions have one sum, in whatever order.
+        # Two contributions have the same sum in both orders.
         self.assertEqual(record["parameter_sha256"], self.digest("ring", workers=2, flags=flags))
 
     def test_adamw_batch_norm_and_augmentation(self):

@@ -1,4 +1,4 @@
-"""One star and one ring, whole: what a sanitizer sees of real jobs, since the other tests here run plain only."""
+"""One whole star and one whole ring, for sanitizers: the other tests of this folder run only without them."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""Processes that are stopped (SIGSTOP): the job says who it is and where, in seconds, and goes on to the same bits."""
+"""Stops processes (SIGSTOP): the job must name the process and its phase within seconds, and end with the same bits."""
 
 import json
 import os
@@ -15,11 +15,11 @@ STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
 JOB = ["--dataset=synthetic", "--synthetic_train_count=128", "--synthetic_test_count=64", "--global_batch=32",
        "--epochs=3", "--model=lenet5", "--progress=plain", "--checkpoint_every_epochs=1", "--stall_report_s=1",
        "--exchange_deadline_s=60"]
-# Where rank 1 stops, in the order in which it gets there, and what the others say of it.
+# The phases in which rank 1 stops, in order, and what the others report about it.
 STOPS = [("data:1", "reading data for step 1"), ("forward:2", "in forward of step 2"),
          ("evaluation:3", "in the evaluation after step 3"), ("checkpoint:3", "in the checkpoint after step 3"),
          ("backward:5", "in backward of step 5"), ("exchange:6", "in the exchange at step 6")]
-# The report is due after 1 s; the rest is for a machine that does other things too.
+# The report is due after 1 s. The rest is for a busy machine.
 REPORT_SECONDS_MAX = 10
 LINE = re.compile(r"worker 0: (stuck for .*)")
 
@@ -36,7 +36,7 @@ class StallTest(JobTest):
         while not happened():
             if process.poll() is not None or time.monotonic() > end:
                 self.fail("%s did not happen:\n%s" % (what, self.output_of(process)))
-            time.sleep(0.02)  # polls: there is nothing to be woken by
+            time.sleep(0.02)  # there is no event to wait for
 
     def start_servers(self, count):
         processes, addresses = [], []
@@ -68,7 +68,7 @@ class StallTest(JobTest):
             return json.load(file)["parameter_sha256"]
 
     def check_stops(self, first, stopped_in):
-        """Waits for every stop, for the line that names it, continues the process, waits for the line that says so."""
+        """For each stop: waits for the line that names it, continues the process, waits for the line that says so."""
         for number, (stop, words) in enumerate(STOPS):
             self.wait_until(lambda text="stops in %s\n" % stop: text in self.output_of(stopped_in), stop, stopped_in)
             pid = self.stopped_pid(stopped_in)
@@ -108,9 +108,9 @@ class StallTest(JobTest):
         _, _, first, second = self.star(STOPPING_WORKER, self.path("stopped"), stops)
         self.check_stops(first, second)
         self.assertEqual(self.finish(second).returncode, 0)
-        # The servers say it too.
+        # The servers report it as well.
         self.assertIn("server 0: stuck for", self.output_of(self.processes[0]))
-        # As are those of a worker that never stops.
+        # The bits are those of a worker that never stops.
         self.assertEqual(self.digest(self.path("stopped")), self.undisturbed_digest())
 
     def test_a_ring_names_a_stopped_worker_and_its_phase(self):
@@ -119,7 +119,7 @@ class StallTest(JobTest):
         self.assertEqual(self.digest(self.path("stopped")), self.undisturbed_digest())
 
     def undisturbed_digest(self):
-        """Of the same job, which gives the same bits in a star and in a ring."""
+        """The digest of the same job without stops, which is the same for star and ring."""
         _, _, first, second = self.star(WORKER, self.path("undisturbed"))
         done = self.finish(first)
         self.assertEqual(done.returncode, 0, done.output)
@@ -130,7 +130,7 @@ class StallTest(JobTest):
     def test_a_star_names_a_stopped_server(self):
         stops = "backward:5"
         servers, addresses, first, second = self.star(STOPPING_WORKER, self.path("stopped"), stops)
-        # Rank 1 holds the job in a step, so that the server is stopped in the middle of it.
+        # Rank 1 stops in a step, so that the server is stopped in the middle of that step.
         pid = self.stopped_pid(second)
         servers[1].send_signal(signal.SIGSTOP)
         self.wait_until(lambda: is_stopped(servers[1].pid), "the stop", servers[1])

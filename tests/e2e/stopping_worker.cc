@@ -1,6 +1,6 @@
-// //worker that stops its own process (SIGSTOP) in phases of its work, for stall_test.py, or is slow in one, for
-// straggler_test.py. STARRING_TEST_STOPS says where it stops: "forward:3,backward:5" is in step 3's forward and in step
-// 5's backward, each once. STARRING_TEST_SLOW says where it is slow: "forward:2" sleeps 2 ms in forward of every step.
+// A worker that stops its own process (SIGSTOP) in phases of its work, for stall_test.py, or is slow in one, for
+// straggler_test.py. STARRING_TEST_STOPS="forward:3,backward:5" stops in step 3's forward and in step 5's backward,
+// each once. STARRING_TEST_SLOW="forward:2" sleeps 2 ms in every step's forward.
 #include <signal.h>
 #include <stdlib.h>
 
@@ -21,7 +21,7 @@
 namespace starring {
 namespace {
 
-// Longer than it takes until others have heard of a phase.
+// Longer than it takes until the other ranks know the phase.
 constexpr std::chrono::milliseconds kHeardAfter(600);
 
 const char* NameOf(WorkPhase phase) {
@@ -43,7 +43,7 @@ const char* NameOf(WorkPhase phase) {
   }
 }
 
-// The stops that are still to come.
+// The stops that have not happened yet.
 std::set<std::string>& Stops() {
   static std::set<std::string>* const stops = [] {
     const char* const text = getenv("STARRING_TEST_STOPS");
@@ -68,7 +68,7 @@ Slowness ReadSlowness() {
   return {.phase = parts.first, .sleep = std::chrono::milliseconds(milliseconds)};
 }
 
-// A phase may be entered several times a step.
+// A step may enter a phase several times.
 void SleepOnceAStep(const std::string& phase, int64_t step) {
   static const Slowness* const slowness = new Slowness(ReadSlowness());
   static int64_t last_step = -1;
@@ -79,7 +79,7 @@ void SleepOnceAStep(const std::string& phase, int64_t step) {
 
 }  // namespace
 
-// In the place of the one that does nothing. Called by the trainer's thread.
+// Replaces the definition that does nothing. The trainer's thread calls it.
 void OnWorkPhase(WorkPhase phase, int64_t step) {
   SleepOnceAStep(NameOf(phase), step);
   const std::string here = absl::StrCat(NameOf(phase), ":", step);

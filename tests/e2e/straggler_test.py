@@ -1,4 +1,4 @@
-"""A worker that is slower than the others in most steps is named, with the phase in which it loses its time."""
+"""A worker that is slower than the others in most steps must be named, with the phase in which it is slow."""
 
 import json
 import os
@@ -8,10 +8,10 @@ from tests.e2e.jobs import JobTest
 
 STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
 
-# One epoch of 500 steps: more than the 200 that are looked at, and the one second between two looks.
+# One epoch of 500 steps: more than the window of 200 steps, and longer than the second between two checks.
 JOB = ["--dataset=synthetic", "--synthetic_train_count=8000", "--synthetic_test_count=16", "--synthetic_size=8",
        "--global_batch=16", "--epochs=1", "--model=logreg", "--progress=plain"]
-# Sleeps in every step. They outweigh by far what else a step is made of, and how that differs from rank to rank.
+# Sleeps in every step. They are much longer than the rest of a step, and than the ranks' other differences.
 SLOW = "forward:3"
 QUICK = "forward:1"
 
@@ -19,7 +19,7 @@ QUICK = "forward:1"
 class StragglerTest(JobTest):
 
     def star(self, first, second):
-        """Runs a job whose ranks 0 and 1 sleep so: its record, and what rank 0 printed."""
+        """Runs a job whose ranks 0 and 1 sleep. Returns its record and rank 0's output."""
         _, address = self.start_server()
         flags = [*JOB, "--servers=" + address, "--world_size=2"]
         workers = [self.start([STOPPING_WORKER, *flags, "--rank=%d" % rank, "--record=" + self.path("record")],

@@ -1,4 +1,4 @@
-"""--trace: every process writes its own file, and merged they tell one story on one clock."""
+"""Tests --trace: every process writes its own file, and the merged files are consistent on one clock."""
 
 import collections
 import json
@@ -16,7 +16,7 @@ STEPS = 7
 
 WORKER_SPANS = {"step", "data wait", "load", "loss", "submit", "wait", "evaluate",
                 *(f"{way} fc{i}" for way in ("forward", "backward") for i in (1, 2, 3))}
-# Times are whole nanoseconds, written in microseconds: this is the rounding of sums of floats.
+# Times are whole nanoseconds written in microseconds, so sums of them are rounded by this much.
 ROUNDING_US = 0.002
 
 
@@ -25,7 +25,7 @@ def label(event, name):
 
 
 class Merged:
-    """A merged trace, taken apart."""
+    """A merged trace, sorted by tracks."""
 
     def __init__(self, merged):
         self.processes = {}
@@ -79,7 +79,7 @@ class TraceTest(JobTest):
         return seen
 
     def check_nesting(self, seen):
-        """On every track a span ends before the one that was begun before it, or begins behind its end."""
+        """On each track, a span is either inside the previous one or begins after its end."""
         open_spans = collections.defaultdict(list)
         for span in sorted(seen.spans, key=lambda span: (span["ts"], -span["dur"])):
             self.assertGreaterEqual(span["dur"], 0)
@@ -91,7 +91,7 @@ class TraceTest(JobTest):
             stack.append(span)
 
     def check_order(self, *events):
-        """Each list of one event begins no earlier than the one before."""
+        """Each of the lists must have one event, which begins no earlier than the one before it."""
         for event in events:
             self.assertEqual(len(event), 1, event)
         times = [event[0]["ts"] for event in events]
@@ -131,7 +131,7 @@ class TraceTest(JobTest):
                             seen.of(server, "send", rank=rank, **labels),
                             seen.of(worker, "receive", shard=shard, **labels))
                         self.assertTrue(seen.of(server, "wait for the last worker", seen.flights, **labels))
-        # Every gradient and every answer has its arrow, with both ends, forward in time.
+        # Every gradient and every answer has an arrow with both ends, forward in time.
         sends = [span for span in seen.spans if span["name"] == "send"]
         self.assertEqual(len(seen.arrows), len(sends))
         for ends in seen.arrows.values():
@@ -186,7 +186,7 @@ class MergeTest(JobTest):
         return path
 
     def test_machines_meet_on_the_wall_clock(self):
-        # Machine b was booted 5 s later than a: when its clock says 100 us, a's says 5000100 us.
+        # Machine b was booted 5 s after a: 100 us on its clock are 5000100 us on a's clock.
         files = [self.write("t", "server", 0, "b", 6_000_000, 150.0),
                  self.write("t", "worker", 0, "a", 1_000_000, 5_000_100.0)]
         seen = Merged(timeline.merge(files))

@@ -1,13 +1,13 @@
-// A worker and a server for launch_test.py: behaves as its flags say, and leaves notes in a folder.
+// A fake worker and server for launch_test.py. It behaves as its flags say and writes notes to a folder.
 //
 //   --notes=FOLDER     writes NAME.start (pid, cores, chosen variables, flags) and NAME.saved; NAME is w0, s1, ...
-//   --wait             goes on until a signal; else the worker is done at once
-//   --exit=NAME:CODE   exits so, or dies of signal -CODE, once everybody in --everybody has started
-//   --after=NAME       --exit waits until NAME, whose start it has seen, is gone
-//   --resumed_exit     0: the flag above holds for a run without --resume only
+//   --wait             runs until a signal; without it the worker ends at once
+//   --exit=NAME:CODE   exits with CODE, or by signal -CODE, once all processes in --everybody have started
+//   --after=NAME       --exit waits until NAME, whose start it has seen, has ended
+//   --resumed_exit     0: --exit holds only for a run without --resume
 //   --stubborn=NAME    ignores SIGTERM, SIGINT and SIGUSR1
 //   --save_ms=N        time between a polite signal and exit code 0
-//   --print=TEXT       to standard output, with "\n" and "\r" for what they stand for; --error=TEXT to standard error
+//   --print=TEXT       printed to standard output, with "\n" and "\r" as escapes; --error=TEXT: to standard error
 #include <sched.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -87,7 +87,7 @@ void AwaitEverybody() {
   }
 }
 
-// Until the launcher has noticed its end.
+// Waits until the launcher has noticed the process's end.
 void AwaitEndOf(const std::string& name) {
   std::ifstream file(flags["notes"] + "/" + name + ".start");
   std::string word;
@@ -106,7 +106,7 @@ int main(int argc, char** argv) {
         equals == std::string::npos ? "true" : word.substr(equals + 1);
   }
   const bool server = flags.count("shard") != 0;
-  if (server) {  // gets no flags of the test
+  if (server) {  // a server gets none of the test's flags
     const std::string notes = Variable("FAKE_NOTES");
     if (!notes.empty()) flags["notes"] = notes;
     if (!Variable("FAKE_SERVER_EXIT").empty()) flags["exit"] = Variable("FAKE_SERVER_EXIT");

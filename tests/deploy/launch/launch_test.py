@@ -1,4 +1,4 @@
-"""deploy:launch with fake workers and servers: who is started how, and that nothing is left behind."""
+"""Tests deploy:launch with fake workers and servers: how they are started, and that nothing is left behind."""
 
 import base64
 import errno
@@ -18,7 +18,7 @@ import unittest
 
 LAUNCH = os.path.realpath("deploy/launch")
 FAKE = os.path.realpath("tests/deploy/launch/fake_role")
-DEADLINE_S = 40  # of anything that a loaded machine may delay
+DEADLINE_S = 40  # for all waits that a loaded machine may delay
 HAS_MPIRUN = shutil.which("mpirun") is not None
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -72,7 +72,7 @@ class LaunchTest(unittest.TestCase):
             time.sleep(0.01)
 
     def assert_nothing_left(self, wait_s=0):
-        """No child of the job lives, and no file of the launcher's is left."""
+        """Fails if a child of the job still runs, or a file of the launcher is left."""
         deadline = time.monotonic() + wait_s
         pids = {name: int(self.note(name)[0]["pid"]) for name in
                 {file.split(".")[0] for file in os.listdir(self.notes) if file.endswith(".start")}}
@@ -203,7 +203,7 @@ class StarTest(LaunchTest):
         self.assertEqual(got, 5, err)
 
     def test_the_cause_counts_not_who_missed_it(self):
-        # w0 reports a missing peer (3) and is gone before s0, which is the reason.
+        # w0 reports a missing peer (3) and ends before s0, which is the cause.
         got, _, err = self.launch(["--workers=2"], ["--exit=w0:3", "--everybody=w1", "--wait"], FAKE_SERVER_EXIT="s0:6",
                                   FAKE_EVERYBODY="w0", FAKE_SERVER_AFTER="w0")
         self.assertEqual(got, 6, err)
@@ -277,7 +277,7 @@ class StarTest(LaunchTest):
         flags = self.note("w1")[1]
         self.assertIn("--resume=true", flags)
         self.assertNotIn("--resume=false", flags)
-        # A worker of the first attempt could not join the second.
+        # A worker of the first attempt must not be able to join the second.
         self.assertRegex(" ".join(flags), r"--run_id=launch-[0-9a-f]{8}-1")
 
     def test_gives_up_after_the_last_restart(self):
@@ -311,7 +311,7 @@ class StarTest(LaunchTest):
                         break
             self.assertIn(text, seen)
 
-        # It passes before its line ends, unprefixed.
+        # The live line appears before it ends, without a prefix.
         read_until(b"\r10 %\r20 %")
         process.terminate()
         read_until(b"w0 saved")
@@ -385,7 +385,7 @@ class RingTest(LaunchTest):
         process.send_signal(signal.SIGTERM)
         self.assertEqual(self.finish(process)[0], 143)
         self.assertLess(time.monotonic() - started, 8)
-        self.assertEqual(os.listdir(self.temporary), [])  # Open MPI's session folder included
+        self.assertEqual(os.listdir(self.temporary), [])  # not even Open MPI's session folder
 
     def test_nothing_survives_a_killed_launcher(self):
         process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--stubborn=w0"])
@@ -403,7 +403,7 @@ class RingTest(LaunchTest):
         self.assert_nothing_left(wait_s=10)
 
     def test_an_mpirun_that_outlives_its_ranks_is_ended(self):
-        # Open MPI's own does so at times, when a rank dies while it connects.
+        # The real mpirun does so at times, if a rank dies while it connects.
         with open(f"{self.temporary}/mpirun", "w", encoding="utf-8") as file:
             file.write("#!/bin/bash\nshift 5\nfor rank in 0 1; do OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_SIZE=2 "
                        "\"$@\" & done\nwait\nsleep 1000\n")

@@ -1,4 +1,4 @@
-"""The jobs of deploy/slurm on a real Slurm: three nodes on this machine, each with a network of its own."""
+"""Tests the jobs of deploy/slurm on a real Slurm: three nodes on this machine, each with its own network."""
 
 import json
 import os
@@ -10,14 +10,14 @@ import unittest
 
 from cluster import Cluster
 
-ROOT = os.getcwd()  # laid out as a clone that is built
+ROOT = os.getcwd()  # has the layout of a built clone
 JOBS = os.path.join(ROOT, "deploy/slurm")
 SECONDS_MAX = 60
-# 7 steps an epoch, the last with two samples.
+# 7 steps per epoch, the last one with two samples.
 JOB = ["--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50", "--global_batch=33",
        "--device=cpu"]
 SHORT = [*JOB, "--epochs=2"]
-# Some seconds; a checkpoint is written only when the job is asked to stop.
+# The job takes some seconds and writes a checkpoint only when it is asked to stop.
 LONG = [*JOB, "--epochs=100000", "--checkpoint_every_epochs=100000", "--max_steps=2000"]
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
@@ -29,7 +29,7 @@ class SlurmTest(unittest.TestCase):
         reason = Cluster.why_not()
         if reason:
             raise unittest.SkipTest("NO JOB OF deploy/slurm WAS SUBMITTED: " + reason)
-        # Short: the path of a socket in it may have 107 characters.
+        # A short path, because a socket's path may have only 107 characters.
         cls.folder = tempfile.mkdtemp(prefix="starring-slurm-", dir="/tmp")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
         cls.cluster = Cluster(cls.folder)
@@ -37,7 +37,7 @@ class SlurmTest(unittest.TestCase):
         cls.addClassCleanup(cls.cluster.__exit__)
 
     def submit(self, script, flags, name, **variables):
-        """The number of a job that has just been queued."""
+        """Submits a job and returns its number."""
         done = self.cluster.run("sbatch", "--parsable", "--job-name=" + name,
                                 "--output=%s/%s.out" % (self.folder, name), os.path.join(JOBS, script), *flags,
                                 STARRING=ROOT, RECORD=self.path(name + ".json"),
@@ -59,11 +59,11 @@ class SlurmTest(unittest.TestCase):
         end = time.monotonic() + SECONDS_MAX
         while not (result := is_so()):
             self.assertLess(time.monotonic(), end, self.output(name) + self.cluster.logs())
-            time.sleep(0.2)  # polls: there is nothing to be woken by
+            time.sleep(0.2)  # there is no event to wait for
         return result
 
     def finish(self, job, name):
-        """(state, exit code) of a job, when all its groups are over."""
+        """Waits until all groups of a job have ended. Returns (state, exit code)."""
         def over():
             text = self.cluster.run("scontrol", "show", "job", job).stdout
             states = re.findall(r"JobState=(\w+)", text)
@@ -92,8 +92,8 @@ class SlurmTest(unittest.TestCase):
         config = self.record("star")["config"]
         self.assertEqual((config["server_count"], config["security"]), (2, "tls"))
         secrets = [name for name in os.listdir(self.folder) if jobs["star"] in name and "secret" in name]
-        self.assertEqual(secrets, [])  # removed at the end
-        # Servers and workers are on nodes of their own.
+        self.assertEqual(secrets, [])  # the job has removed its secret
+        # Servers and workers are on different nodes.
         found = re.search(r"servers (host\d):\d+,(host\d):\d+, workers on host\[(\d)-(\d)\]", self.output("star"))
         self.assertTrue(found and found[1] == found[2] and found[1][-1] not in found.groups()[2:], self.output("star"))
 
@@ -110,7 +110,7 @@ class SlurmTest(unittest.TestCase):
     def test_a_cancelled_job_goes_on(self):
         starts = {"stopped-star": ("star.sbatch", ""), "stopped-ring": ("ring.sbatch", "pmix"),
                   "stopped-mpirun": ("ring.sbatch", "mpirun")}
-        # By the user; and as Slurm does ahead of the time limit.
+        # Once by the user, and once as Slurm does before the time limit.
         ways = {name: [] for name in starts} | {"stopped-mpirun": ["--batch", "--signal=USR1"]}
         jobs = {name: self.submit(script, LONG, name, START=start) for name, (script, start) in starts.items()}
         for name, job in jobs.items():
@@ -129,7 +129,7 @@ class SlurmTest(unittest.TestCase):
             self.assertNotIn("starting from the beginning", self.output(name))
 
     def test_ranks_that_do_not_find_each_other_are_refused(self):
-        # As a launcher does that knows nothing of this MPI: every process is alone.
+        # Like a launcher that does not know this MPI: every process is alone.
         os.mkdir(self.path("bin"))
         with open(self.path("bin/mpirun"), "w") as file:
             file.write('#!/bin/bash\nwhile [[ $1 != */worker ]]; do shift; done\nexec "$@"\n')
@@ -144,7 +144,7 @@ class SlurmTest(unittest.TestCase):
     def test_a_comparison_runs_in_a_job(self):
         flags = ["--quick", "--syncs=star,ring", "--workers=2", "--model=logreg", "--dataset=synthetic",
                  "--trace=false"]
-        # Of PyTorch's side nothing is needed here; and no page, for which Python would need matplotlib.
+        # Neither PyTorch nor matplotlib may be needed here, so there is no peer and no page.
         job = self.submit("compare.sbatch", flags, "compare", STARRING_BINARIES=ROOT)
         self.assertEqual(self.finish(job, "compare"), ("COMPLETED", 0), self.output("compare"))
         with open(self.path("starring-report-%s/results.json" % job)) as file:
