@@ -124,6 +124,7 @@ class RingChecker {
     if (const absl::Status status = meeting.Put(CheckStage::kCard, report_); !status.ok()) return GiveUp(status);
     DialAllTargets(targets, meeting);
     const int stride = findings_.bandwidth.rank_stride;
+    // One rank at a time, because tests that share a switch or a host would measure each other.
     if (rank_ % stride == 0) {
       meeting.AwaitTurn(stride, CheckStage::kReport);
       TestBandwidth(tcp_tests);
@@ -134,6 +135,7 @@ class RingChecker {
       if (rank_ % stride != 0) return;
       const std::optional<ProcessReport> before = meeting.AwaitTurn(stride, CheckStage::kMpiReport);
       report.set_mpi_hangs(before.has_value() && before->mpi_hangs());
+      // If a rank's MPI hangs, the next rank's would too, and the deadlines would add up.
       if (!report.mpi_hangs()) TestMpi(report);
       // Rank 0's findings join its first report, but rank 1 waits for this note to begin its turn.
       if (rank_ == 0) meeting.Put(CheckStage::kMpiReport, report).IgnoreError();
@@ -204,7 +206,10 @@ class RingChecker {
     return absl::UnavailableError(absl::StrCat("rank 0 on ", first.facts().host(), " cannot be dialled: ", error));
   }
 
+  // All connections are dialled at the same time, so that any number of addresses that do not answer costs one
+  // deadline.
   void DialAllTargets(const std::vector<int>& targets, Meeting& meeting) {
+    // As long as dials_, by index. A place is empty if the target has no address.
     std::vector<std::string> places;
     std::vector<uint64_t> nonces;
     for (const int target : targets) {

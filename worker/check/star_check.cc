@@ -167,6 +167,7 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
     }
   }
   FillReport(servers, &report);
+  // Without a server there is no board, and no way to hear of the other workers.
   if (board_servers.empty()) return ConcludeAlone(parts, std::move(findings), report);
 
   ServerBoard board(board_servers);

@@ -74,6 +74,7 @@ std::vector<LayerPositions> PositionsOf(const v1::ModelDefinition& definition, c
     const TextFormat::ParseInfoTree* layer_tree = tree.GetTreeForNested(layer_field, l);
     const v1::Layer& layer = definition.layer(l);
     const FieldDescriptor* kind = layer.GetReflection()->GetOneofFieldDescriptor(layer, kind_oneof);
+    // An empty layer, or one without a kind, has fewer positions; LayerError then falls back to the layer's.
     if (layer_tree == nullptr) continue;
     AddPositions(*v1::Layer::descriptor(), *layer_tree, &all[l]);
     if (kind == nullptr) continue;

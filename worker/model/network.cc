@@ -45,6 +45,7 @@ class Network::Impl {
         options_(options),
         device_(device) {
     options_.evaluation_batch_max = EvaluationBatchMax(options_);
+    // Interned once, because a trace event keeps only a pointer to its name.
     for (const GraphLayer& layer : graph_.layers()) {
       if (options_.track == nullptr) break;
       forward_names_.push_back(options_.track->Intern("forward " + layer.name));
