@@ -124,7 +124,7 @@ class RingChecker {
     if (const absl::Status status = meeting.Put(CheckStage::kCard, report_); !status.ok()) return GiveUp(status);
     DialAllTargets(targets, meeting);
     const int stride = findings_.bandwidth.rank_stride;
-    // One rank at a time, because tests that share a switch or a host would measure each other.
+    // One rank at a time, because tests that share a switch or a host would slow each other down.
     if (rank_ % stride == 0) {
       meeting.AwaitTurn(stride, CheckStage::kReport);
       TestBandwidth(tcp_tests);
