@@ -193,7 +193,7 @@ TEST_F(DeviceChoiceTest, ConvIsResolved) {
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "auto"), "cudnn");
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "auto", "cudnn"), "cudnn");
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "own"), "own");
-  EXPECT_EQ(resolved({.driver_version = 0}, "auto", "auto"), "");
+  EXPECT_EQ(resolved({.driver_version = 0}, "auto", "auto"), "auto");
   EXPECT_EQ(resolved({.driver_version = 0}, "cpu", "own"), "auto");
   EXPECT_THAT(resolved({.driver_version = 0}, "auto", "cudnn"),
               HasSubstr("flag --conv cannot be \"cudnn\": there is no CUDA driver"));
