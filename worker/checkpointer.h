@@ -1,11 +1,11 @@
-// Saves checkpoints in the background, restores the newest one.
+// Saves checkpoints in the background, and restores the newest one.
 //
-// Save snapshots parameters, optimizer state and buffers (a copy in memory, collective over the ranks) and returns; a
-// thread of rank 0 writes the files while training goes on. One write at a time. What a slow disk may do:
-//   - a periodic checkpoint that is due while the one before is still being written waits a second for that, and is
-//     then skipped, with a warning;
-//   - the last one, and that of a stop, is waited for by all ranks, up to --checkpoint_deadline_s. The ranks wait in
-//     sums, so no deadline of the exchange passes meanwhile, and none of them ends the job before rank 0 is done.
+// A save copies parameters, optimizer state and buffers in memory, collectively over the ranks, and returns; a thread
+// of rank 0 writes the files while training goes on. Only one write is in progress at a time. On a slow disk:
+//   - a periodic checkpoint that is due while the previous one is still being written waits one second, and is then
+//     skipped with a warning;
+//   - all ranks wait for the last checkpoint, and for that of a stop, up to --checkpoint_deadline_s. They wait in sums,
+//     so that no deadline of the exchange passes meanwhile and no rank ends the job before rank 0 is done.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_CHECKPOINTER_H_
@@ -33,10 +33,10 @@ namespace starring {
 struct CheckpointSchedule {
   int64_t steps_per_epoch = 1;
   int64_t every_epochs = 1;
-  int64_t every_steps = 0;  // counted over the whole run, beside `every_epochs`; 0: never in the middle of an epoch
+  int64_t every_steps = 0;  // over the whole run, in addition to `every_epochs`; 0: never in the middle of an epoch
 
-  // True if a checkpoint is due when `step_count` steps of the run are over, those of a resumed run's first part
-  // included. The last one, and that of a stop, come in addition.
+  // True if a checkpoint is due after `step_count` steps of the run, counting those before a resume. The checkpoints at
+  // the end of the run and at a stop are written in addition.
   bool IsDue(int64_t step_count) const {
     if (step_count <= 0) return false;
     if (every_steps > 0 && step_count % every_steps == 0) return true;
@@ -47,40 +47,40 @@ struct CheckpointSchedule {
 class Checkpointer {
  public:
   struct Options {
-    const WorkerOptions* worker = nullptr;  // these outlive the checkpointer
+    const WorkerOptions* worker = nullptr;  // this and the next two outlive the checkpointer
     Network* network = nullptr;
     const BucketMap* buckets = nullptr;
     int64_t steps_per_epoch = 1;
     // As TrainingStep::GatherOptimizerState.
     std::function<absl::Status(std::span<const std::span<float>>)> gather_optimizer_state;
-    std::function<void(const std::string&)> warn;  // a person reads it
-    // Tests put a slow disk here. It may still run when the checkpointer is gone.
+    std::function<void(const std::string&)> warn;  // shows a line to a person
+    // Tests put a slow disk here. It may still run after the checkpointer was destroyed.
     std::function<absl::Status(const std::string& dir, const Layout&, const Checkpoint&)> write = WriteCheckpoint;
   };
-  // InvalidArgument if --checkpoint_dir holds checkpoints and --resume is not given: a run would mix with another's; or
-  // if another job writes there: rank 0 holds a lock on the folder as long as the checkpointer lives.
+  // InvalidArgument if --checkpoint_dir has checkpoints and --resume is not given: two runs would mix. InvalidArgument
+  // also if another job writes there: rank 0 holds a lock on the folder while the checkpointer lives.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
-  // Waits for a write in progress, up to --checkpoint_deadline_s; then it goes on without us.
+  // Waits for a write in progress, up to --checkpoint_deadline_s. A slower write goes on without the checkpointer.
   ~Checkpointer();
 
-  // Fills parameters, the network's buffers and `state` from the newest complete checkpoint, and returns the step to go
-  // on with, 0 without one. Every rank reads for itself, but for `state` (one vector per state vector), which rank 0
-  // alone reads: it stays empty elsewhere, and without a checkpoint.
+  // Fills parameters, the network's buffers and `state` from the newest complete checkpoint, and returns the next step;
+  // returns 0 if there is no checkpoint. Every rank reads the files. Only rank 0 reads `state`, one vector per state
+  // vector of the optimizer: on other ranks, and without a checkpoint, it stays empty.
   absl::StatusOr<int64_t> Restore(std::span<float> parameters, std::vector<std::vector<float>>* state);
 
-  // Collective, with no bucket in flight. An error is the exchange's, or says that parameters are not finite; a file
-  // that cannot be written is a warning.
+  // Collective; no bucket may be in flight. Fails with an error of the exchange, or if a parameter is not finite. A
+  // file that cannot be written is only a warning.
   absl::Status SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
-  // The same, never skipped, and every rank returns when it is on the disk. DeadlineExceeded, on every rank alike, when
-  // that takes longer than --checkpoint_deadline_s.
+  // The same, but never skipped, and every rank returns when the checkpoint is on the disk. DeadlineExceeded, on every
+  // rank alike, if that takes longer than --checkpoint_deadline_s.
   absl::Status SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
-  // The newest checkpoint of this process is on the disk. Rank 0 knows.
+  // Whether the newest checkpoint of this process is on the disk. Only rank 0 knows; false on others.
   bool is_saved() const { return is_saved_; }
 
  private:
-  struct Write;  // one checkpoint on its way to the disk
+  struct Write;  // one checkpoint that is being written
 
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
@@ -93,7 +93,7 @@ class Checkpointer {
   const Options options_;
   std::vector<std::string> state_names_;
   std::optional<FolderLock> lock_;
-  std::shared_ptr<Write> write_;  // shared with its thread, which a hung disk may keep longer; null: none
+  std::shared_ptr<Write> write_;  // shared with its thread, which a hung disk may delay beyond our end; null: none
   bool is_saved_ = false;
 };
 

@@ -10,9 +10,9 @@
 namespace starring {
 namespace {
 
-// The workers of this machine, as far as somebody says.
+// The workers of this machine, as far as a launcher or the flags tell.
 struct WorkersHere {
-  int rank = 0;  // of this one
+  int rank = 0;  // this worker's among them
   int count = 0;
   enum class Is { kExact, kAtLeast, kAtMost } is = Is::kExact;
 
@@ -36,7 +36,7 @@ int OrdinalOf(const WorkersHere& workers, int gpu_count) { return workers.rank %
 
 std::string GpusText(int count) { return absl::StrCat(count, count == 1 ? " GPU" : " GPUs"); }
 
-// Only what is known to be too many: of a star by hand over several machines nobody says who is where.
+// Refuses only what is known to be too many: for a star started by hand it is unknown which workers are here.
 absl::Status CheckGpusSuffice(const LauncherEnvironment& launcher, const WorkerOptions& options, int gpu_count) {
   const WorkersHere workers = FindWorkersHere(launcher, options);
   if (options.share_gpus || launcher.has_own_gpus || workers.is == WorkersHere::Is::kAtMost ||
@@ -71,7 +71,7 @@ absl::Status Refuse(const char* flag, const std::string& value, const absl::Stat
       absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", std::string(why.message())));
 }
 
-// No cuDNN is no news. One that cannot be used is.
+// A machine without cuDNN is common and not worth a note. A cuDNN that cannot be used is.
 absl::Status ResolveConv(DeviceChoice* choice, WorkerOptions* options) {
   const absl::Status cudnn = choice->cuda->cudnn_status();
   if (!cudnn.ok() && options->conv == CudaConvolutions::kCudnn) {
@@ -95,7 +95,7 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
     absl::Status why = gpus.status();
     if (gpus.ok()) {
       const int gpu_count = static_cast<int>(gpus->size());
-      // Of auto too: workers that quietly train on the CPU beside idle GPUs are not what anybody meant.
+      // With --device=auto too: falling back to the CPU without a word would leave GPUs idle.
       RETURN_IF_ERROR(CheckGpusSuffice(launcher, *options, gpu_count));
       absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count, watch);
       if (gpu.ok()) {
@@ -108,7 +108,8 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
     if (options->device == DeviceKind::kCuda) return Refuse("device", "cuda", why);
     if (options->math != CudaMath::kFp32) return Refuse("math", NameOf(kMaths, options->math), why);
     if (options->conv == CudaConvolutions::kCudnn) return Refuse("conv", "cudnn", why);
-    // No GPU is no news. One that cannot be used is, and so is a driver that cannot say whether there is one.
+    // A machine without a GPU is common and not worth a note. A GPU that cannot be used is, and so is a driver that
+    // cannot tell whether there is one.
     if (!absl::IsNotFound(why)) note = absl::StrCat("note: on the CPU: ", std::string(why.message()));
   }
   options->device = DeviceKind::kCpu;

@@ -18,7 +18,7 @@ namespace starring {
 struct DeviceChoice {
   std::unique_ptr<CudaDevice> cuda;  // null: this worker trains on `cpu`
   std::unique_ptr<Device> cpu;       // null: on `cuda`
-  std::string note;                  // what a person should know of the choice; may be empty
+  std::string note;                  // what a person should know about the choice; may be empty
 
   Device* device() const { return cuda != nullptr ? cuda.get() : cpu.get(); }
 };
@@ -28,20 +28,21 @@ struct DeviceChoice {
 // auto on the CPU. InvalidArgument with the reason where --device=cuda, --math or --conv=cudnn cannot be had, and
 // where the machine has more workers than GPUs; with --share_gpus worker r takes GPU r modulo their number.
 //
-// Who is on this machine: mpirun, srun and deploy/launch say it, and a star by hand whose servers are on loopback is
-// here as a whole. Of any other star by hand nobody knows: there r is the rank, nothing is refused, and the note says
-// how many may share. Ranks of srun --gpus-per-task have GPUs of their own, however many each sees.
+// Which workers are on this machine: mpirun, srun and deploy/launch tell, and a star started by hand whose servers have
+// loopback addresses is here as a whole. For any other star started by hand it is unknown: then r is the rank, nothing
+// is refused, and the note says how many workers may share. Ranks of srun --gpus-per-task have GPUs of their own,
+// however many each sees.
 //
 // `watch` outlives the device; null: nobody looks whether the GPU answers.
 absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options,
                                           CudaWatch* watch = nullptr);
 
-// What all ranks' devices must have alike beside the flags, for JobSpec::agreed_flags: the version of cuDNN, and the
+// What all ranks' devices must have alike besides the flags, for JobSpec::agreed_flags: the version of cuDNN, and the
 // engines that it has chosen for every shape of a convolution so far.
 std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& device);
 
-// Makes the GPU that ChooseDevice will take the calling thread's current one: MPI libraries that know CUDA take that
-// for this process's when they start. Does nothing where there is none, or it cannot be had: ChooseDevice says why.
+// Makes the GPU that ChooseDevice will take the calling thread's current one: an MPI library that knows CUDA takes the
+// current GPU for this process's when it starts. Does nothing if there is no usable GPU; ChooseDevice reports why.
 void MakeGpuCurrent(const LauncherEnvironment& launcher, const WorkerOptions& options, CudaWatch* watch = nullptr);
 
 }  // namespace starring

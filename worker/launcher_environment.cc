@@ -42,6 +42,7 @@ std::string ReadText(EnvironmentLookup lookup, const char* name) {
   return text == nullptr ? "" : text;
 }
 
+// What one launcher's variables say; kNotSet where they are missing.
 struct Source {
   Launcher launcher;
   int rank;
@@ -84,8 +85,8 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
   environment.mpi_interfaces_included = ReadText(lookup, "OMPI_MCA_btl_tcp_if_include");
   environment.mpi_interfaces_excluded = ReadText(lookup, "OMPI_MCA_btl_tcp_if_exclude");
 
-  // mpirun inside of a Slurm allocation leaves Slurm's variables in place: it counts first. Slurm sets SLURM_PROCID in
-  // a batch script too, where nobody else was started; only srun adds the step's number.
+  // mpirun inside a Slurm allocation leaves Slurm's variables in place, so Open MPI's count first. Slurm sets
+  // SLURM_PROCID in a batch script too, which has no other ranks; only srun also sets the step's number.
   const bool in_slurm_step = number({"SLURM_STEP_ID", "SLURM_STEPID"}) != kNotSet;
   const Source sources[] = {
       {Launcher::kOpenMpi, number({"OMPI_COMM_WORLD_RANK"}), number({"OMPI_COMM_WORLD_SIZE"}),
@@ -100,7 +101,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     environment.launcher = source.launcher;
     environment.rank = source.rank;
     environment.world_size = source.world_size;
-    // No host has more ranks than the job.
+    // A local rank beyond the job's size is left from another launcher.
     environment.local_rank = source.local_rank < source.world_size ? std::max(0, source.local_rank) : 0;
     environment.local_size = std::max(environment.local_rank + 1, source.local_size);
     if (source.launcher == Launcher::kSlurm) {
@@ -112,7 +113,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     environment.run_id =
         absl::StrCat("slurm-", ReadText(lookup, "SLURM_JOB_ID"), "-", std::max(0, number({"SLURM_RESTART_COUNT"})));
   }
-  // Of an mpirun in a Slurm job it says nothing: there one task of Slurm's starts all ranks of a node.
+  // Under mpirun in a Slurm job the variable says nothing: one Slurm task starts all ranks of a node.
   environment.has_own_gpus =
       environment.launcher == Launcher::kSlurm && !ReadText(lookup, "SLURM_GPUS_PER_TASK").empty();
   // deploy/launch connects the output of mpirun's ranks itself.

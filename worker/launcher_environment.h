@@ -1,5 +1,5 @@
-// What the launcher of this process says about it: Open MPI's mpirun, another PMI launcher (MPICH's, srun's), srun, or
-// deploy/launch. The one place that reads such variables.
+// What the launcher of this process says about it in environment variables: Open MPI's mpirun, srun, another PMI
+// launcher (MPICH's mpiexec), or deploy/launch. No other file reads such variables.
 #ifndef STARRING_WORKER_LAUNCHER_ENVIRONMENT_H_
 #define STARRING_WORKER_LAUNCHER_ENVIRONMENT_H_
 
@@ -25,9 +25,9 @@ struct LauncherEnvironment {
   int rank = 0;
   int world_size = 1;
   int local_rank = 0;  // among the ranks of this host
-  int local_size = 1;  // ranks on this host; of srun those up to this one, at least
-  int host_count = 1;  // hosts of the job, as srun says; the other launchers do not say: 1
-  // The job is deploy/launch's: every process of it is on this host.
+  int local_size = 1;  // ranks on this host; with srun a lower bound, the ranks up to this one
+  int host_count = 1;  // hosts of the job, as srun says; 1 with other launchers, which do not tell
+  // deploy/launch has started the job: every process of the job is on this host.
   bool by_deploy_launch = false;
   // srun --gpus-per-task: Slurm has set aside a GPU for every rank, and may show each only its own.
   bool has_own_gpus = false;
@@ -36,16 +36,16 @@ struct LauncherEnvironment {
   // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
   std::string cores_per_worker;
   std::string cores_per_server;
-  std::string run_id;  // which job of Slurm's, and which start of it; empty: of none
+  std::string run_id;  // the Slurm job and which start of it; empty outside of Slurm
   // The networks that the user allows or forbids Open MPI: btl_tcp_if_include, btl_tcp_if_exclude.
   std::string mpi_interfaces_included;
   std::string mpi_interfaces_excluded;
   std::vector<std::string> gpu_library_folders;  // see kernels/cuda/library_search.h
-  bool output_is_ours = true;  // a terminal behind stdout is the person's own, not one that mpirun or srun made up
+  bool output_is_ours = true;  // if stdout is a terminal, it is the user's own and not one that mpirun or srun made
 };
 
-// Never fails: a variable that is missing or no number counts as not set, and a launcher whose rank and world size do
-// not fit together as none. `lookup` is getenv, or a test's. The process's own cores come from the scheduler.
+// Never fails: a variable that is missing or is no number counts as not set, and a launcher whose rank and world size
+// do not fit together counts as none. `lookup` is getenv, or a test's. The process's own cores come from the scheduler.
 using EnvironmentLookup = absl::FunctionRef<const char*(const char* name)>;
 LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup);
 

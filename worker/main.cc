@@ -1,4 +1,4 @@
-// //worker: one training process. --help shows its flags, README.md how it is started.
+// //worker: one training process. --help shows its flags, worker/README.md says how to start it.
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -46,8 +46,9 @@
 namespace starring {
 namespace {
 
-// What looks on; all null unless asked for. In this order: each may refer to those before it.
-struct Onlookers {
+// What observes the run; each is null unless its flag asks for it. The order matters: a member may refer to those above
+// it, so it must be destroyed before them.
+struct Instruments {
   std::unique_ptr<Trace> trace;
   std::unique_ptr<Metrics> metrics;
   std::unique_ptr<WorkerMetrics> worker_metrics;
@@ -61,33 +62,34 @@ struct Onlookers {
   }
 };
 
-absl::StatusOr<Onlookers> CreateOnlookers(const WorkerOptions& options) {
-  Onlookers onlookers;
+absl::StatusOr<Instruments> CreateInstruments(const WorkerOptions& options) {
+  Instruments instruments;
   if (!options.trace.empty()) {
-    ASSIGN_OR_RETURN(onlookers.trace, Trace::Create({.path = options.trace, .number = options.rank}));
+    ASSIGN_OR_RETURN(instruments.trace, Trace::Create({.path = options.trace, .number = options.rank}));
   }
   if (options.metrics_port >= 0) {
     const int port = options.metrics_port == 0 ? 0 : options.metrics_port + options.rank;
-    ASSIGN_OR_RETURN(onlookers.metrics, Metrics::Start({.address = options.metrics_address, .port = port}));
-    onlookers.worker_metrics = std::make_unique<WorkerMetrics>(onlookers.metrics.get());
-    std::fprintf(stderr, "worker %d: metrics at %s\n", options.rank, onlookers.metrics->url().c_str());
+    ASSIGN_OR_RETURN(instruments.metrics, Metrics::Start({.address = options.metrics_address, .port = port}));
+    instruments.worker_metrics = std::make_unique<WorkerMetrics>(instruments.metrics.get());
+    std::fprintf(stderr, "worker %d: metrics at %s\n", options.rank, instruments.metrics->url().c_str());
   }
   if (!options.tensorboard_dir.empty() && options.rank == 0) {
-    ASSIGN_OR_RETURN(onlookers.tensorboard, Tensorboard::Create({.dir = options.tensorboard_dir,
-                                                                 .steps_per_point = options.tensorboard_every_steps}));
+    ASSIGN_OR_RETURN(
+        instruments.tensorboard,
+        Tensorboard::Create({.dir = options.tensorboard_dir, .steps_per_point = options.tensorboard_every_steps}));
   }
-  return onlookers;
+  return instruments;
 }
 
-// Where this process's events go; both null without --trace.
+// Where this process's events go; both are null without --trace.
 struct Tracing {
   Trace* trace = nullptr;
-  TraceTrack* compute = nullptr;  // of the thread that trains
+  TraceTrack* compute = nullptr;  // the track of the thread that trains
 };
 
-// How this process says that it is stuck, and what it tells others of itself.
+// How this process reports that it is stuck, and what it tells the other processes about itself.
 StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState* progress, Progress::Style style) {
-  // On a terminal, over the live line, which the next step writes again.
+  // On a terminal the report replaces the live line; the next step writes that line again.
   const char* const clear = style == Progress::Style::kLive && isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
   return {.times = {.report_after = absl::ToChronoMilliseconds(options.stall_report)},
           .progress = progress,
@@ -125,33 +127,34 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
   return absl::InternalError("no such exchange");
 }
 
-// What the GPU has too little memory for is refused, as a wrong flag is.
-absl::Status OnGpu(const absl::Status& status) {
+// Too little memory of the GPU is refused as a wrong flag is: a restart with the same flags cannot help.
+absl::Status RefuseIfOutOfGpuMemory(const absl::Status& status) {
   if (status.code() != absl::StatusCode::kResourceExhausted) return status;
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(status.message()), ": give a smaller --global_batch, more GPUs or --device=cpu"));
 }
 
-// Exchange and step.
-struct Workings {
+// The exchange and the step, each of which may hold memory of the other.
+struct ExchangeAndStep {
   std::unique_ptr<GradientExchange> exchange;
   std::unique_ptr<TrainingStep> step;
 
-  Workings() = default;
-  Workings(Workings&&) = default;
-  // The exchange lets go of the step's memory, then that goes, then the exchange, whose own memory the step has pinned.
-  ~Workings() {
+  ExchangeAndStep() = default;
+  ExchangeAndStep(ExchangeAndStep&&) = default;
+  // In this order: the exchange stops using the step's memory, the step ends, the exchange ends. The step has pinned
+  // memory of the exchange, so the exchange must outlive it.
+  ~ExchangeAndStep() {
     if (exchange == nullptr || exchange->Release()) {
       step.reset();
       return;
     }
-    // The process is about to end, and what may still be written to stays until then.
+    // An operation in flight may still write into both. The process is about to end, so their memory is not freed.
     static_cast<void>(step.release());
     static_cast<void>(exchange.release());
   }
 };
 
-// But for the device and where the data set is.
+// All but the device and the place of the data set, which depend on the GPU's memory.
 CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
                                             const TrainAndTest& data) {
   return {.optimizer = options.sync == Sync::kLocal ? std::optional(options.optimizer) : std::nullopt,
@@ -163,38 +166,39 @@ CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const 
           .evaluation_batch_max = shape.evaluation_batch_max};
 }
 
-absl::StatusOr<Workings> CreateWorkings(const WorkerOptions& options, CudaTrainingStepOptions cuda_step,
-                                        const DeviceChoice& choice, const BucketMap& buckets, MpiRuntime* mpi,
-                                        const Tracing& tracing, StallOptions stall, Network* network) {
-  Workings workings;
-  ASSIGN_OR_RETURN(workings.exchange, CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall)));
+absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const WorkerOptions& options, CudaTrainingStepOptions cuda_step,
+                                                      const DeviceChoice& choice, const BucketMap& buckets,
+                                                      MpiRuntime* mpi, const Tracing& tracing, StallOptions stall,
+                                                      Network* network) {
+  ExchangeAndStep work;
+  ASSIGN_OR_RETURN(work.exchange, CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall)));
   const TrainingStepParts parts{
       .network = network,
-      .exchange = workings.exchange.get(),
+      .exchange = work.exchange.get(),
       .buckets = &buckets,
       .rank = options.rank,
       .exchange_part = options.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange};
   if (choice.cuda == nullptr) {
-    ASSIGN_OR_RETURN(workings.step, CreateCpuTrainingStep(parts, choice.cpu.get()));
-    return workings;
+    ASSIGN_OR_RETURN(work.step, CreateCpuTrainingStep(parts, choice.cpu.get()));
+    return work;
   }
   cuda_step.device = choice.cuda.get();
   auto step = CreateCudaTrainingStep(parts, cuda_step);
-  if (!step.ok()) return OnGpu(step.status());
-  workings.step = *std::move(step);
-  return workings;
+  if (!step.ok()) return RefuseIfOutOfGpuMemory(step.status());
+  work.step = *std::move(step);
+  return work;
 }
 
 // Ends this process when the GPU, or the driver, has not answered for --exchange_deadline_s. No destructor runs:
 // destructors would wait for the GPU too. The peers see the process end.
-class HangEnds {
+class GpuHangWatch {
  public:
-  explicit HangEnds(const WorkerOptions& options)
+  explicit GpuHangWatch(const WorkerOptions& options)
       : rank_(options.rank),
         deadline_(options.exchange_deadline),
         watch_({.deadline = absl::ToChronoNanoseconds(deadline_), .hangs = [this](const char* call) { End(call); }}) {}
   CudaWatch* watch() { return &watch_; }
-  // Of this process, for the sentence.
+  // What this process is doing; the message names it.
   ProgressState* state() { return &state_; }
   void NameGpu(const CudaDeviceInfo& info) { gpu_ = absl::StrCat("GPU ", info.ordinal, " (", info.name, ")"); }
 
@@ -216,7 +220,7 @@ class HangEnds {
   const absl::Duration deadline_;
   std::string gpu_ = "the CUDA driver";
   ProgressState state_;
-  CudaWatch watch_;  // last: it calls End
+  CudaWatch watch_;  // last: its thread calls End, which reads the members above
 };
 
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
@@ -245,20 +249,20 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
   return options.progress.value_or(is_terminal ? Progress::Style::kLive : Progress::Style::kPlain);
 }
 
-// What Trainer asks; null where there is nothing to compare.
+// What all ranks' devices must have alike, as Train asks for it; null where there is nothing to compare.
 std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const CudaDevice* cuda) {
   if (cuda == nullptr || cuda->cudnn_version().empty()) return nullptr;
   return [cuda] { return DeviceFacts(*cuda); };
 }
 
 absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
-                    const Onlookers& onlookers, HangEnds* hang_ends) {
-  const Tracing tracing{.trace = onlookers.trace.get(),
-                        .compute = AddTrack(onlookers.trace.get(), {.name = "compute"})};
+                    const Instruments& instruments, GpuHangWatch* gpu_hang_watch) {
+  const Tracing tracing{.trace = instruments.trace.get(),
+                        .compute = AddTrack(instruments.trace.get(), {.name = "compute"})};
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
-  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, hang_ends->watch()));
-  if (choice.cuda != nullptr) hang_ends->NameGpu(choice.cuda->info());
+  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
+  if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
   const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
@@ -274,29 +278,29 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
     ASSIGN_OR_RETURN(gpu_memory, PlanGpuMemory(layers, network_options, options.data_on_gpu, *choice.cuda, &cuda_step));
   }
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device());
-  if (!created.ok()) return choice.cuda == nullptr ? created.status() : OnGpu(created.status());
+  if (!created.ok()) return choice.cuda == nullptr ? created.status() : RefuseIfOutOfGpuMemory(created.status());
   const std::unique_ptr<Network> network = *std::move(created);
   ASSIGN_OR_RETURN(const BucketMap buckets, BucketMap::Create({.element_count = network->layout().element_count(),
                                                                .bucket_bytes = options.bucket_bytes,
                                                                .world_size = options.world_size}));
   const Progress::Style style = ChooseStyle(options, launcher);
-  ASSIGN_OR_RETURN(const Workings workings,
-                   CreateWorkings(options, cuda_step, choice, buckets, mpi, tracing,
-                                  MakeStallOptions(options, hang_ends->state(), style), network.get()));
+  ASSIGN_OR_RETURN(const ExchangeAndStep work,
+                   CreateExchangeAndStep(options, cuda_step, choice, buckets, mpi, tracing,
+                                         MakeStallOptions(options, gpu_hang_watch->state(), style), network.get()));
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   ASSIGN_OR_RETURN(const TrainResult result, Train({.worker = &options,
                                                     .data = &data,
                                                     .network = network.get(),
-                                                    .exchange = workings.exchange.get(),
+                                                    .exchange = work.exchange.get(),
                                                     .buckets = &buckets,
-                                                    .step = workings.step.get(),
+                                                    .step = work.step.get(),
                                                     .progress = style,
                                                     .stop_requested = StopRequested,
                                                     .device_facts = FactsOf(choice.cuda.get()),
-                                                    .observers = onlookers.observers(),
+                                                    .observers = instruments.observers(),
                                                     .trace = tracing.trace,
                                                     .track = tracing.compute,
-                                                    .state = hang_ends->state()}));
+                                                    .state = gpu_hang_watch->state()}));
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) PrintResult(options, result);
   if (options.record.empty()) return absl::OkStatus();
@@ -309,15 +313,15 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                          .data = &data,
                          .result = &result,
                          .device = choice.device()->name(),
-                         .gpu_transfer = workings.step->transfer(),
-                         .data_on_gpu = workings.step->batch_format() == Loader::Format::kSamples,
+                         .gpu_transfer = work.step->transfer(),
+                         .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
                          .cores_per_worker = launcher.cores_per_worker,
                          .cores_per_server = launcher.cores_per_server,
                          .versions = std::move(versions),
                          .engines = std::move(engines)});
 }
 
-// What a person calls this machine's GPUs.
+// This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.
 std::string GpusText(const WorkerOptions& options) {
   if (options.device == DeviceKind::kCpu) return "";
   const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices();
@@ -326,7 +330,7 @@ std::string GpusText(const WorkerOptions& options) {
 }
 
 int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std::unique_ptr<MpiRuntime> mpi) {
-  // There is no step to finish and nothing to save.
+  // A signal may end the process at once: there is no step to finish and nothing to save.
   for (const int signal_number : {SIGINT, SIGTERM, SIGUSR1}) signal(signal_number, SIG_DFL);
   const CheckOutcome outcome = RunCheck({.options = &options,
                                          .launcher = &launcher,
@@ -342,37 +346,37 @@ int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std
 
 int Main(int argc, char** argv) {
   KeepFreedMemory();
-  setenv("GRPC_VERBOSITY", "NONE", 0);      // what matters of gRPC's log is in our own messages
+  setenv("GRPC_VERBOSITY", "NONE", 0);      // our own messages say what gRPC's log would
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core
   InstallStopSignals();
-  signal(SIGXFSZ, SIG_IGN);  // a file that may not grow is an error of write, as a full disk is
+  signal(SIGXFSZ, SIG_IGN);  // at the limit of a file's size write() then fails, as on a full disk
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();
-  // MPI first: it sets variables of the environment, which no other thread may read meanwhile, and metrics have
-  // threads.
-  std::optional<HangEnds> hang_ends;
-  if (status.ok()) hang_ends.emplace(*options);
+  // MPI starts before the instruments: it sets variables of the environment, and metrics have threads, which must not
+  // read the environment meanwhile.
+  std::optional<GpuHangWatch> gpu_hang_watch;
+  if (status.ok()) gpu_hang_watch.emplace(*options);
   std::unique_ptr<MpiRuntime> mpi;
   if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
-    if (!options->check) MakeGpuCurrent(launcher, *options, hang_ends->watch());
+    if (!options->check) MakeGpuCurrent(launcher, *options, gpu_hang_watch->watch());
     absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(
         launcher, options->check ? kGatherDeadline : options->join_deadline, options->check ? OwnPlace(launcher) : "");
     status = started.status();
     if (status.ok()) mpi = *std::move(started);
   }
   if (status.ok() && options->check) return Check(*options, launcher, std::move(mpi));
-  Onlookers onlookers;
+  Instruments instruments;
   if (status.ok()) {
-    absl::StatusOr<Onlookers> created = CreateOnlookers(*options);
+    absl::StatusOr<Instruments> created = CreateInstruments(*options);
     status = created.status();
-    if (status.ok()) onlookers = *std::move(created);
+    if (status.ok()) instruments = *std::move(created);
   }
   const int rank = options.ok() ? options->rank : launcher.rank;
   if (status.ok()) {
-    status = RunJob(*std::move(options), launcher, mpi.get(), onlookers, &*hang_ends);
-    // Of a training that failed too: there it is wanted most.
-    if (onlookers.trace != nullptr) status.Update(onlookers.trace->Write());
+    status = RunJob(*std::move(options), launcher, mpi.get(), instruments, &*gpu_hang_watch);
+    // Write the trace even if training failed; that is when it is needed.
+    if (instruments.trace != nullptr) status.Update(instruments.trace->Write());
   }
   if (status.ok()) return kExitOk;
   std::fflush(stdout);

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kDigitsPerPart = 8;  // 32 bits
 constexpr size_t kParts = 8;          // of SHA-256
 
-// The digest as numbers that a double holds exactly.
+// The digest as numbers that a double holds exactly: sums over the ranks add doubles.
 std::array<double, kParts> PartsOf(const std::string& sha256) {
   CHECK_EQ(sha256.size(), kParts * kDigitsPerPart);
   std::array<double, kParts> parts;
@@ -31,8 +31,8 @@ std::array<double, kParts> PartsOf(const std::string& sha256) {
 absl::Status CheckRanksAgree(const std::string& sha256, int rank, int world_size, GradientExchange* exchange) {
   static_assert(kWorldSizeMax <= kSumValuesMax);
   if (world_size == 1) return absl::OkStatus();
-  // Every sum here has one summand other than zero in each place, so it is exact for any number of ranks; adding up
-  // everybody's digest would round above 2^53.
+  // In each place of these sums at most one rank adds something other than zero, so the sum is exact for any number of
+  // ranks. Adding the digests of all ranks would round above 2^53, and two differences could cancel.
   const std::array<double, kParts> mine = PartsOf(sha256);
   std::array<double, kParts> of_rank_0 = {};
   if (rank == 0) of_rank_0 = mine;

@@ -9,8 +9,8 @@
 
 namespace starring {
 
-// Collective: every rank calls it with the SHA-256 (hexadecimal) of what it has. Internal, on every rank alike, naming
-// the ranks that differ from rank 0. Costs two sums.
+// Collective: every rank passes the SHA-256 (hexadecimal) of its parameters. Internal, on every rank alike, naming the
+// ranks that differ from rank 0. Costs two sums.
 absl::Status CheckRanksAgree(const std::string& sha256, int rank, int world_size, GradientExchange* exchange);
 
 }  // namespace starring

@@ -46,8 +46,8 @@ std::vector<int64_t> TorchShape(const TensorSpec& spec) {
   return shape;
 }
 
-// A file of tensors in PyTorch's order, written while it is put together: what is kept in memory beside the vectors is
-// one tensor.
+// A file of tensors in PyTorch's order. Tensors are reordered one at a time while the file is written, so it needs
+// memory for one tensor besides the vectors.
 class TensorFile {
  public:
   void AddVector(const Layout& layout, std::span<const float> vector, absl::string_view suffix) {
@@ -63,7 +63,7 @@ class TensorFile {
         {.bytes = std::as_bytes(values)});
     absl::string_view module = name;
     if (!absl::ConsumeSuffix(&module, kRunningMean)) return;
-    // PyTorch's load_state_dict misses it otherwise.
+    // Without this tensor PyTorch's load_state_dict reports a missing key.
     Add(absl::StrCat(module, kBatchesTracked), {.type = TensorType::kInt64, .shape = {}},
         {.bytes = std::as_bytes(std::span(step, 1))});
   }
@@ -95,7 +95,7 @@ class TensorFile {
 
  private:
   struct Content {
-    const TensorSpec* spec = nullptr;  // of float32 in our memory order; null: the bytes as they are
+    const TensorSpec* spec = nullptr;  // of float32 values in our memory order; null: the bytes are written as they are
     std::span<const std::byte> bytes;
   };
 
@@ -121,7 +121,7 @@ v1::CheckpointManifest DescribeCheckpoint(const Layout& layout, const Checkpoint
   manifest.set_parameter_sha256(Sha256Hex(std::as_bytes(std::span(checkpoint.parameters))));
   size_t range_count = 0;
   for (const auto& ranges : checkpoint.owner_ranges) range_count += ranges.size();
-  if (range_count > kManifestOwnerRangesMax) return manifest;  // a person would not read them
+  if (range_count > kManifestOwnerRangesMax) return manifest;  // too many for a person to read
   for (size_t owner = 0; owner < checkpoint.owner_ranges.size(); ++owner) {
     for (const ElementRange& range : checkpoint.owner_ranges[owner]) {
       v1::OwnerRange& out = *manifest.add_owner_ranges();
@@ -154,7 +154,7 @@ absl::Status WriteFolder(const std::string& folder, const Layout& layout, const 
   return WriteFileAtomically(absl::StrCat(folder, "/", kManifest), json);
 }
 
-// A file that is read in parts, so that nothing is allocated by what a file claims.
+// A file that is read in parts: a damaged file that claims a huge size must not make the reader allocate it.
 class InputFile {
  public:
   static absl::StatusOr<InputFile> Open(const std::string& path) {
@@ -169,9 +169,9 @@ class InputFile {
 
   int64_t size_bytes() const { return size_bytes_; }
 
-  // Bytes from `begin` on, as many as `out` has.
+  // Fills `out` with the bytes from `begin` on.
   absl::Status Read(int64_t begin, std::span<std::byte> out) {
-    file_.clear();
+    file_.clear();  // a read that failed before must not fail this one
     file_.seekg(begin);
     file_.read(reinterpret_cast<char*>(out.data()), std::ssize(out));
     if (file_) return absl::OkStatus();
@@ -212,7 +212,8 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
   return manifest;
 }
 
-// One of the manifest's files, opened, after it was read once: it has the size and the CRC that the manifest says.
+// Opens one of the manifest's files, after reading it once to check its size and CRC. The parser behind it then sees
+// only bytes that a checkpoint once wrote.
 absl::StatusOr<InputFile> OpenVerified(const std::string& folder, const v1::CheckpointManifest& manifest,
                                        const std::string& name) {
   const auto& files = manifest.files();
@@ -238,10 +239,10 @@ absl::StatusOr<InputFile> OpenVerified(const std::string& folder, const v1::Chec
   return file;
 }
 
-// The tensors of a file, each to be taken once.
+// The tensors of a file. Each is taken once, so that a tensor that is left over is found.
 class TensorSource {
  public:
-  // `tensors_expected` bounds the header: one that is far longer belongs to no model that could be resumed here.
+  // `tensors_expected` bounds the header: a far longer one belongs to another model, and must not be read into memory.
   static absl::StatusOr<TensorSource> Open(InputFile* file, int64_t tensors_expected) {
     if (file->size_bytes() < kSafetensorsLengthBytes) {
       return absl::DataLossError(absl::StrCat("expected at least 8 bytes, found ", file->size_bytes()));
@@ -255,7 +256,7 @@ class TensorSource {
     return TensorSource(file, std::move(tensors));
   }
 
-  // InvalidArgument if it is not there, or is of another type or shape.
+  // InvalidArgument if the file has no such tensor, or has it with another type or shape.
   absl::StatusOr<TensorPlace> Take(const std::string& name, TensorType type, const std::vector<int64_t>& shape) {
     const auto found = tensors_.find(name);
     if (found == tensors_.end()) {
@@ -272,7 +273,7 @@ class TensorSource {
     return tensor;
   }
 
-  // As long as the shape that Take was given says.
+  // As many values as the shape given to Take says.
   absl::StatusOr<std::vector<float>> ReadFloats(const TensorPlace& tensor) {
     std::vector<float> values((tensor.end - tensor.begin) / static_cast<int64_t>(sizeof(float)));
     RETURN_IF_ERROR(file_->Read(tensor.begin, std::as_writable_bytes(std::span(values))));
@@ -356,7 +357,8 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
                                           const std::vector<std::string>& state_names,
                                           const std::map<std::string, int64_t>& buffer_sizes, OptimizerState wanted) {
   ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest, ReadManifest(folder));
-  // Both before anything is decoded: a damaged folder is damaged, whatever model it may be of.
+  // Both are verified before either is decoded: a damaged folder must be reported as damaged, and passed over, even if
+  // it also belongs to another model.
   ASSIGN_OR_RETURN(InputFile model, OpenVerified(folder, manifest, kModel));
   ASSIGN_OR_RETURN(InputFile optimizer, OpenVerified(folder, manifest, kOptimizer));
   Checkpoint checkpoint;

@@ -33,7 +33,7 @@ absl::Status FileSystemError(const std::error_code& error, absl::string_view wha
   return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot ", what, " ", path));
 }
 
-// A new name is on the disk when the folder that holds it has been flushed.
+// A new or renamed entry survives a crash only after its folder was flushed.
 absl::Status FlushFolder(const std::string& path) {
   const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
@@ -43,6 +43,7 @@ absl::Status FlushFolder(const std::string& path) {
   return result == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
 }
 
+// The step in "step-000000123"; nullopt for any other name.
 std::optional<int64_t> StepOf(absl::string_view name) {
   int64_t step = 0;
   if (!absl::ConsumePrefix(&name, kStep) || name.empty() || name.size() > 18) return std::nullopt;
@@ -50,11 +51,11 @@ std::optional<int64_t> StepOf(absl::string_view name) {
   return absl::SimpleAtoi(name, &step) ? std::optional<int64_t>(step) : std::nullopt;
 }
 
-// Names of folders in `dir` that begin with `prefix`, without it.
+// The rest of the names of folders in `dir` that begin with `prefix`.
 std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string& dir) {
   std::vector<std::string> names;
   std::error_code error;
-  // An error is an empty or a shorter list: a folder that goes away meanwhile is no reason to fail.
+  // An error shortens the list: another process may remove a folder meanwhile, which is no reason to fail.
   fs::directory_iterator entry(dir, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     const std::string name = entry->path().filename().string();
@@ -65,7 +66,7 @@ std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string
   return names;
 }
 
-// As fs::create_directories, and each folder that is new is on the disk with its name.
+// As fs::create_directories, and flushes the parent of each new folder: a crash would otherwise lose the whole path.
 absl::Status CreateFolders(const fs::path& path) {
   std::error_code error;
   if (path.empty() || fs::exists(path, error)) return absl::OkStatus();
@@ -76,7 +77,7 @@ absl::Status CreateFolders(const fs::path& path) {
   return FlushFolder(parent.empty() ? "." : parent.string());
 }
 
-// What a crash left behind.
+// Removes what a crash left. A replaced folder stays if nothing took its place: it is still the checkpoint of its step.
 void RemoveLeftovers(const std::string& dir) {
   std::error_code ignored;
   for (const std::string& name : NamesBehind(kWriting, dir))
@@ -88,7 +89,8 @@ void RemoveLeftovers(const std::string& dir) {
   }
 }
 
-// Renames `temporary` to `target`, which may be taken.
+// Renames `temporary` to DIR/`name`. A folder of that name moves away first, since rename() cannot replace a folder
+// that has files; at every moment one of the two has a name that ListCheckpointFolders finds.
 absl::Status TakePlace(const std::string& dir, const std::string& temporary, const std::string& name) {
   const std::string target = absl::StrCat(dir, "/", name);
   const std::string replaced = absl::StrCat(dir, "/", kReplaced, name);
@@ -113,7 +115,7 @@ absl::Status TakePlace(const std::string& dir, const std::string& temporary, con
 
 std::vector<CheckpointFolder> ListCheckpointFolders(const std::string& dir) {
   std::vector<CheckpointFolder> folders;
-  // `replaced` comes behind the folder that has its place.
+  // The sort below is stable: a replaced folder follows the folder that took its place.
   for (const std::string& prefix : {std::string(), std::string(kReplaced)}) {
     for (const std::string& name : NamesBehind(prefix, dir)) {
       if (const std::optional<int64_t> step = StepOf(name)) {
@@ -153,11 +155,11 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Durati
   const std::string path = absl::StrCat(dir, "/", kLock);
   FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (lock.file_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
-  // A job that was killed may need a moment until the kernel has let go of what it held.
+  // The kernel may need a moment to release the lock of a job that was killed.
   for (const absl::Time end = absl::Now() + patience;;) {
     if (flock(lock.file_, LOCK_EX | LOCK_NB) == 0) return lock;
     if (errno == EINTR) continue;
-    // A file system without locks: then nothing keeps two jobs apart but the user.
+    // The file system has no locks. Refusing would make such file systems useless, so the user must keep jobs apart.
     if (errno != EWOULDBLOCK) return lock;
     if (absl::Now() >= end) break;
     absl::SleepFor(absl::Milliseconds(50));

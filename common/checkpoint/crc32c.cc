@@ -6,7 +6,7 @@
 namespace starring {
 namespace {
 
-constexpr uint32_t kPolynomial = 0x82f63b78;  // bits reversed
+constexpr uint32_t kPolynomial = 0x82f63b78;  // Castagnoli's, with its bits reversed: the lowest bit is sent first
 
 constexpr std::array<uint32_t, 256> MakeTable() {
   std::array<uint32_t, 256> table = {};

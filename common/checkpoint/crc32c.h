@@ -15,10 +15,10 @@ namespace starring {
 
 uint32_t Crc32c(absl::string_view bytes);
 
-// The checksum of what `crc` is the checksum of, with `bytes` after it. 0 is the checksum of nothing.
+// The checksum of a text followed by `bytes`, where `crc` is the checksum of the text. 0 is the checksum of nothing.
 uint32_t ExtendCrc32c(uint32_t crc, std::span<const std::byte> bytes);
 
-// The same without the instruction.
+// The same without the instruction, for CPUs that lack it.
 uint32_t ExtendCrc32cByTable(uint32_t crc, std::span<const std::byte> bytes);
 
 }  // namespace starring

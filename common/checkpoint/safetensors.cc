@@ -45,7 +45,7 @@ std::string ToJson(const google::protobuf::Message& message) {
   return json;
 }
 
-// A JSON number that must be a count or an offset: exact in a double.
+// A JSON number that must be a count or an offset. Protobuf reads JSON numbers as doubles, which are exact up to 2^53.
 absl::StatusOr<int64_t> WholeNumber(const Value& value, absl::string_view name) {
   const double number = value.number_value();
   if (value.kind_case() != Value::kNumberValue || number < 0 || number > 0x1p53 || number != std::floor(number)) {
@@ -64,7 +64,7 @@ absl::StatusOr<const Value*> Field(const Struct& entry, const char* field, Value
   return &found->second;
 }
 
-// Offsets in the header count from its end, where the file still has `data_bytes`.
+// Offsets in the header count from the header's end; `data_bytes` follow there.
 absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view name, int64_t data_bytes) {
   TensorPlace tensor;
   ASSIGN_OR_RETURN(const Value* type, Field(entry, "dtype", Value::kStringValue, name));
@@ -80,6 +80,7 @@ absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view na
   for (const Value& value : shape->list_value().values()) {
     ASSIGN_OR_RETURN(const int64_t size, WholeNumber(value, name));
     tensor.shape.push_back(size);
+    // A shape from a damaged file may overflow, and then seem to fit its range.
     if (__builtin_mul_overflow(bytes, size, &bytes))
       return Damaged(absl::StrCat("tensor ", name, " is absurdly large"));
   }
@@ -89,7 +90,7 @@ absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view na
   ASSIGN_OR_RETURN(tensor.begin, WholeNumber(list.values(0), name));
   ASSIGN_OR_RETURN(tensor.end, WholeNumber(list.values(1), name));
   if (tensor.begin > tensor.end || tensor.end > data_bytes) {
-    return Damaged(absl::StrCat("tensor ", name, " lies in bytes ", tensor.begin, " to ", tensor.end, ", the file has ",
+    return Damaged(absl::StrCat("tensor ", name, " is in bytes ", tensor.begin, " to ", tensor.end, ", the file has ",
                                 data_bytes));
   }
   if (tensor.end - tensor.begin != bytes) {
@@ -106,7 +107,7 @@ absl::Status CheckCover(const std::map<std::string, TensorPlace>& tensors, int64
   std::sort(ranges.begin(), ranges.end());
   int64_t expected = 0;
   for (const auto& [begin, end] : ranges) {
-    if (begin == end) continue;
+    if (begin == end) continue;  // an empty tensor may be anywhere
     if (begin != expected) return Damaged("tensors overlap or leave a hole");
     expected = end;
   }
@@ -117,7 +118,8 @@ absl::Status CheckCover(const std::map<std::string, TensorPlace>& tensors, int64
 }  // namespace
 
 std::string SafetensorsHeader(const std::map<std::string, TensorShape>& tensors) {
-  // Entry by entry: protobuf writes the members of a whole Struct in an order that changes from run to run.
+  // Written entry by entry: protobuf writes the members of a whole Struct in an order that changes from run to run, and
+  // equal checkpoints must be equal files.
   std::string header = absl::StrCat("{", ToJson(StringValue(kMetadata)), ":{\"format\":\"pt\"}");
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {

@@ -1,7 +1,7 @@
 // The safetensors format: eight bytes of header length, a JSON header, raw little-endian tensors.
 // https://huggingface.co/docs/safetensors (format), as of version 0.4.
 //
-// Thread safety: pure functions; a SafetensorsFile is immutable.
+// Thread safety: pure functions.
 #ifndef STARRING_COMMON_CHECKPOINT_SAFETENSORS_H_
 #define STARRING_COMMON_CHECKPOINT_SAFETENSORS_H_
 
@@ -30,7 +30,7 @@ struct TensorShape {
   std::vector<int64_t> shape;
 };
 
-// Where a tensor is in a file: bytes [begin, end) of it.
+// The bytes [begin, end) of a file that hold a tensor.
 struct TensorPlace {
   TensorType type = TensorType::kFloat32;
   std::vector<int64_t> shape;
@@ -38,20 +38,20 @@ struct TensorPlace {
   int64_t end = 0;
 };
 
-inline constexpr int64_t kSafetensorsLengthBytes = 8;  // of the number that a file begins with
+inline constexpr int64_t kSafetensorsLengthBytes = 8;  // a file begins with its header's length
 
-// What a file begins with: the length, the header and padding to 64 bytes. The tensors follow, in the order of their
+// The beginning of a file: the length, the header and padding to 64 bytes. The tensors follow in the order of their
 // names, without gaps.
 std::string SafetensorsHeader(const std::map<std::string, TensorShape>& tensors);
 
-// The number that the first 8 bytes of a file say: bytes of the header that follows. DataLoss when the file has not so
-// many, or they are more than `header_bytes_max`. REQUIRES: length.size() == kSafetensorsLengthBytes.
+// The length of the header, as the first 8 bytes of a file say. DataLoss when the file is shorter than that, or the
+// length is above `header_bytes_max`. REQUIRES: length.size() == kSafetensorsLengthBytes.
 absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view length, int64_t file_bytes, int64_t header_bytes_max);
 
 // The tensors of a file of `file_bytes` whose header is `json`. Errors as ParseSafetensors.
 absl::StatusOr<std::map<std::string, TensorPlace>> ParseSafetensorsHeader(absl::string_view json, int64_t file_bytes);
 
-// The file as one string, tensors in the order of their names, the first of them 64-byte aligned.
+// The file as one string, with the tensors in the order of their names and the first one 64-byte aligned.
 // REQUIRES: the bytes of each tensor fit its shape and type.
 std::string SerializeSafetensors(const std::map<std::string, TensorView>& tensors);
 

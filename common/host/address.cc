@@ -39,13 +39,14 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
 }
 
 bool IsLoopbackHost(std::string host) {
+  // A name is not looked up: what it resolves to may change, and a resolver may be slow.
   if (host == "localhost") return true;
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   in_addr four;
   if (inet_pton(AF_INET, host.c_str(), &four) == 1) return (ntohl(four.s_addr) >> 24) == 127;
   in6_addr six;
   if (inet_pton(AF_INET6, host.c_str(), &six) != 1) return false;
-  if (IN6_IS_ADDR_V4MAPPED(&six)) return six.s6_addr[12] == 127;
+  if (IN6_IS_ADDR_V4MAPPED(&six)) return six.s6_addr[12] == 127;  // ::ffff:127.0.0.1
   return IN6_IS_ADDR_LOOPBACK(&six);
 }
 

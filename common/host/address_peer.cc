@@ -20,7 +20,7 @@ std::string PeerNameOfUri(absl::string_view uri) {
   if (colon == absl::string_view::npos) return {};
   std::string name = absl::StrReplaceAll(uri.substr(colon + 1),
                                          {{"%5B", "["}, {"%5D", "]"}, {"%25", "%"}, {"%5b", "["}, {"%5d", "]"}});
-  // [fe80::1%eth0]:4711: the interface is not part of the name.
+  // "[fe80::1%eth0]:4711": getpeername does not tell the interface, so the name has none.
   const size_t scope = name.find('%');
   const size_t bracket = name.find(']');
   if (scope != std::string::npos && bracket != std::string::npos && scope < bracket) name.erase(scope, bracket - scope);
@@ -56,7 +56,8 @@ void CutConnectionsTo(const std::string& peer) {
     if (absl::SimpleAtoi(it->path().filename().string(), &fd)) fds.push_back(fd);
   }
   for (const int fd : fds) {
-    // Another thread may close the number and open something else under it. A duplicate stays what was looked at.
+    // Another thread may close this descriptor and get its number for something else between the look and the shutdown.
+    // A duplicate keeps referring to the socket that was looked at.
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) continue;
     if (PeerNameOfSocket(own) == peer) shutdown(own, SHUT_RDWR);

@@ -34,11 +34,12 @@ void UseBundledOpenMpi(const std::string& folder) {
       {"PMIX_PKGLIBDIR", "/lib/pmix"},
       {"PMIX_PKGDATADIR", "/share/pmix"},
       {"PMIX_SYSCONFDIR", "/etc/pmix"},
-      // There is no such folder: hwloc would else load the machine's plugins, made for another hwloc.
+      // This folder does not exist, on purpose: hwloc would load the machine's plugins, which are made for another
+      // hwloc.
       {"HWLOC_PLUGINS_PATH", "/lib/hwloc"},
   };
   for (const auto& variable : variables) setenv(variable.name, (folder + variable.below).c_str(), /*replace=*/1);
-  // PMIx looks for its user's folder, and crashes where /etc/passwd does not know the user.
+  // PMIx reads the user's home folder from /etc/passwd, and crashes in a container that does not list the user.
   if (getpwuid(geteuid()) == nullptr) setenv("HOME", "/", /*replace=*/0);
 }
 

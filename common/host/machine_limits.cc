@@ -29,8 +29,8 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-// The lowest limit of the group at `path` below `mount` and of all above it. A group that cannot be seen from here, as
-// in a container, has none; "max" means none.
+// The lowest limit of the group at `path` below `mount` and of all groups above it: the kernel enforces each of them. A
+// group that cannot be seen from here, as in a container, counts as unlimited, and so does "max".
 int64_t LowestLimit(const std::string& mount, std::string path, const char* file) {
   int64_t lowest = std::numeric_limits<int64_t>::max();
   while (true) {
@@ -75,7 +75,7 @@ int CountProcessesOfThisProgram() {
   for (fs::directory_iterator it("/proc", error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename();
     if (!std::all_of(name.begin(), name.end(), absl::ascii_isdigit)) continue;
-    std::error_code gone;
+    std::error_code gone;  // the process may end while it is looked at
     if (fs::read_symlink(it->path() / "exe", gone) == own && !gone) ++count;
   }
   return std::max(count, 1);

@@ -1,4 +1,4 @@
-// What this machine gives a process, and what a process needs of it: memory and descriptors.
+// How much memory and how many descriptors this machine gives a process, and how many descriptors a process needs.
 #ifndef STARRING_COMMON_HOST_MACHINE_LIMITS_H_
 #define STARRING_COMMON_HOST_MACHINE_LIMITS_H_
 
@@ -9,19 +9,20 @@
 
 namespace starring {
 
-// The smaller of what the kernel thinks can still be allocated (MemAvailable) and the limits of this process's control
-// group and those above it. `root` has proc and sys, for tests. NotFound without /proc/meminfo.
+// The smallest of the memory that the kernel can still give (MemAvailable) and the limits of this process's control
+// group and of the groups above it. `root` is a folder with proc and sys, for tests. NotFound without /proc/meminfo.
 absl::StatusOr<int64_t> AvailableMemoryBytes(const std::string& root = "");
 
-// Processes on this machine that run the same file as this one, itself included. Those that this user may not look at
-// do not count.
+// Number of processes on this machine that run the same file as this one, itself included. Processes that this user may
+// not inspect do not count.
 int CountProcessesOfThisProgram();
 
 // Raises the number of descriptors that this process may open to `wanted`, or as far as the hard limit allows. Returns
-// what it may open now; never less than before.
+// the new number, which is never less than before.
 int64_t RaiseDescriptorLimit(int64_t wanted);
 
-// Descriptors that a worker with so many connections has open at most, and a server whose workers have so many.
+// The most descriptors that a worker with `connections` connections opens, and a server whose workers have
+// `worker_connections` connections together.
 int64_t WorkerDescriptors(int64_t connections);
 int64_t ServerDescriptors(int64_t worker_connections);
 

@@ -38,7 +38,7 @@ std::string ControlGroup() {
   return "";
 }
 
-// What the control group still grants; the largest number where it sets no limit.
+// Memory that the control group still grants; the largest number where it sets no limit.
 int64_t ControlGroupMemory() {
   int64_t left = std::numeric_limits<int64_t>::max();
   std::string folder = ControlGroup();
@@ -66,7 +66,8 @@ int64_t AvailableMemory() {
   return 0;
 }
 
-// Two processes with the same text reach each other by 127.0.0.1.
+// Processes with the same text reach each other by 127.0.0.1. The boot's id tells machines apart, the network namespace
+// containers of one machine.
 std::string Machine() {
   char space[128] = "";
   if (readlink("/proc/self/ns/net", space, sizeof(space) - 1) < 0) space[0] = '\0';

@@ -50,7 +50,7 @@ absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) 
 }  // namespace
 
 absl::StatusOr<std::string> ReadPrivateFile(const std::string& path) {
-  // A pipe under that name would otherwise be waited for.
+  // O_NONBLOCK: opening a pipe of that name would otherwise wait for a writer for ever.
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (file.get() < 0) return SystemError(path, errno);
   struct stat facts;
@@ -62,6 +62,7 @@ absl::StatusOr<std::string> ReadPrivateFile(const std::string& path) {
                         "its owner could use it: chmod 600 %s",
                         path, facts.st_mode & 07777, path));
   }
+  // One byte more than allowed tells a file that is too long from one that just fits.
   std::string content(kSecretFileBytesMax + 1, '\0');
   size_t size = 0;
   while (size < content.size()) {
@@ -94,12 +95,13 @@ absl::StatusOr<JobSecret> JobSecret::Load(const std::string& path) {
 
 absl::Status MakeJobSecret(const std::string& path) {
   ASSIGN_OR_RETURN(const KeyAndCertificate pair, MakeSelfSigned(kJobSecretName));
-  // Never over a file that is there: a job that runs may go on reading it.
+  // O_EXCL: a job that runs may still read the file of that name, so it is never overwritten.
   const FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (file.get() < 0) {
     const absl::Status error = SystemError(path, errno);
     return errno == EEXIST ? Annotate(error, "a secret is never overwritten") : error;
   }
+  // The umask may have taken bits from the mode that open was given.
   absl::Status status = fchmod(file.get(), 0600) == 0 ? absl::OkStatus() : SystemError(path, errno);
   if (status.ok()) status = WriteAll(file.get(), path, absl::StrCat(pair.private_key, pair.certificate));
   if (!status.ok()) unlink(path.c_str());
@@ -107,6 +109,7 @@ absl::Status MakeJobSecret(const std::string& path) {
 }
 
 bool SameToken(absl::string_view a, absl::string_view b) {
+  // The time of memcmp would tell a guesser how many first bytes are right.
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 

@@ -17,7 +17,7 @@
 namespace starring {
 namespace {
 
-// Clocks of a cluster differ; a job outlives no ten years.
+// The clocks of a cluster differ, so a certificate is valid from a day before it was made. No job runs for ten years.
 constexpr long kSecondsBefore = 24 * 3600;
 constexpr int kDaysAfter = 3650;
 constexpr int kSerialBits = 127;
@@ -33,6 +33,8 @@ using Bio = std::unique_ptr<BIO, Free>;
 using Key = std::unique_ptr<EVP_PKEY, Free>;
 using Certificate = std::unique_ptr<X509, Free>;
 
+// OpenSSL keeps a queue of errors for each thread. It is cleared here, so that a later failure does not report this
+// one.
 absl::Status OpensslError(absl::string_view what) {
   char text[256] = "no reason given";
   if (const unsigned long error = ERR_get_error(); error != 0) ERR_error_string_n(error, text, sizeof(text));
@@ -48,7 +50,7 @@ std::string TextIn(BIO* bio) {
   return {data, static_cast<size_t>(size)};
 }
 
-// OpenSSL would ask for the passphrase of an encrypted key on the terminal, and wait.
+// Without this OpenSSL would ask for the passphrase of an encrypted key on the terminal, and wait for an answer.
 int NoPassphrase(char*, int, int, void*) { return -1; }
 
 absl::StatusOr<Key> ParseKey(const std::string& pem) {
@@ -113,9 +115,12 @@ absl::StatusOr<Certificate> SignSelf(EVP_PKEY* key, const std::string& name) {
   X509_NAME* const subject = X509_get_subject_name(certificate.get());
   X509_NAME_add_entry_by_txt(subject, "CN", MBSTRING_ASC, reinterpret_cast<const unsigned char*>(name.c_str()), -1, -1,
                              0);
+  // Issuer and subject are the same name: that makes the certificate self-signed.
   X509_set_issuer_name(certificate.get(), subject);
   X509_set_pubkey(certificate.get(), key);
+  // Whoever steals the key must not be able to sign certificates that peers would trust.
   RETURN_IF_ERROR(AddExtension(certificate.get(), NID_basic_constraints, "critical,CA:FALSE"));
+  // gRPC compares host names with this extension alone, not with the subject.
   RETURN_IF_ERROR(AddExtension(certificate.get(), NID_subject_alt_name, absl::StrCat("DNS:", name)));
   if (X509_sign(certificate.get(), key, EVP_sha256()) == 0) return OpensslError("sign a certificate");
   return certificate;

@@ -1,5 +1,4 @@
-// The flags --job_secret, --tls, --tls_ca, --tls_certificate and --tls_key, which are the same for worker, server and
-// launcher.
+// The flags --job_secret, --tls, --tls_ca, --tls_certificate and --tls_key, which worker, server and launcher share.
 #ifndef STARRING_COMMON_SECURITY_SECURITY_FLAGS_H_
 #define STARRING_COMMON_SECURITY_SECURITY_FLAGS_H_
 
@@ -32,7 +31,7 @@ inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
      TextAt<kPath..., &SecurityFiles::tls_key>("file"), kNotRecorded},
 }};
 
-// The words of a command line that give a process the same values.
+// The words of a command line that give another process the same values.
 std::vector<std::string> SecurityFlagWords(const SecurityFiles& files);
 
 }  // namespace starring

@@ -12,7 +12,7 @@ struct evp_md_ctx_st;
 
 namespace starring {
 
-// A digest made piece by piece; the cut into pieces does not matter. One thread at a time.
+// A digest of bytes that come piece by piece; how they are cut into pieces does not matter. One thread at a time.
 class Sha256 {
  public:
   Sha256();

@@ -49,6 +49,7 @@ absl::Status CheckFlags(const SecurityFiles& files) {
   return absl::OkStatus();
 }
 
+// Reads and checks the three files here, at start: gRPC would report a wrong one only as a handshake that fails.
 absl::StatusOr<TransportSecurity::Tls> LoadSite(const SecurityFiles& files) {
   TransportSecurity::Tls tls;
   ASSIGN_OR_RETURN(tls.trusted, ReadCertificates("tls_ca", files.tls_ca));
@@ -62,6 +63,7 @@ absl::StatusOr<TransportSecurity::Tls> LoadSite(const SecurityFiles& files) {
 }  // namespace
 
 const char* SecurityName(const TransportSecurity& security) {
+  // A site's certificates have the names of its hosts; the secret's certificate has one name for all.
   if (security.tls.has_value()) return security.tls->server_name.empty() ? "tls_ca" : "tls";
   return security.token.empty() ? "none" : "token";
 }
@@ -73,6 +75,7 @@ absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& fil
     ASSIGN_OR_RETURN(const JobSecret secret, JobSecret::Load(files.job_secret), "flag --job_secret");
     security.token = secret.token();
     if (files.tls) {
+      // Both sides present the same certificate and trust no other.
       security.tls = {.private_key = secret.private_key(),
                       .certificate = secret.certificate(),
                       .trusted = secret.certificate(),

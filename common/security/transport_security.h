@@ -1,4 +1,4 @@
-// What protects the connections of a star: a token that a worker must bring, and TLS. Knows nothing of gRPC.
+// What protects the connections of a star: a token that a worker must present, and TLS. Does not depend on gRPC.
 //
 // Thread safety: plain values.
 #ifndef STARRING_COMMON_SECURITY_TRANSPORT_SECURITY_H_
@@ -15,18 +15,18 @@ struct TransportSecurity {
   // Mutual: servers and workers both present a certificate, and both check the other's. PEM text.
   struct Tls {
     std::string private_key;
-    std::string certificate;  // and those between it and the trusted one
-    std::string trusted;      // a peer's certificate is this, or signed by it
-    std::string server_name;  // that a server's certificate must have; empty: the one that its address has
+    std::string certificate;  // followed by those between it and the trusted one
+    std::string trusted;      // a peer's certificate is this one, or is signed by it
+    std::string server_name;  // the name that a server's certificate must have; empty: the name in its address
   };
   std::string token;  // JobSecret::token; empty: there is no secret
   std::optional<Tls> tls;
 };
 
-// As a run record says it: none, token, tls (by the job's secret) or tls_ca (by a site's own).
+// As the run record says it: none, token, tls (by the job's secret) or tls_ca (by a site's own certificates).
 const char* SecurityName(const TransportSecurity& security);
 
-// Values of the flags of the same names; see security_flags.cc.
+// Values of the flags of the same names; see security_flags.h.
 struct SecurityFiles {
   std::string job_secret;
   bool tls = false;

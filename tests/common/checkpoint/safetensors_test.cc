@@ -103,7 +103,7 @@ TEST(SafetensorsTest, RefusesEveryLie) {
   ExpectDamaged(WithHeader(entry("F16", "[2]", "[0,8]"), data), "type F16");
   ExpectDamaged(WithHeader(entry("F32", "[3]", "[0,8]"), data), "needs 12 bytes");
   ExpectDamaged(WithHeader(entry("F32", "[3]", "[0,12]"), data), "the file has 8");
-  ExpectDamaged(WithHeader(entry("F32", "[2]", "[8,0]"), data), "lies in bytes 8 to 0");
+  ExpectDamaged(WithHeader(entry("F32", "[2]", "[8,0]"), data), "is in bytes 8 to 0");
   ExpectDamaged(WithHeader(entry("F32", "[-2]", "[0,8]"), data), "no whole number");
   ExpectDamaged(WithHeader(entry("F32", "[1.5]", "[0,8]"), data), "no whole number");
   ExpectDamaged(WithHeader(entry("F32", "[4000000000,4000000000]", "[0,8]"), data), "absurdly large");
