@@ -94,13 +94,16 @@ absl::StatusOr<LearningRateSchedule> FromProto(const v1::LearningRateSchedule& p
   return schedule;
 }
 
-// Shortest text that reads back to the same double: two values that differ never print alike.
+// The shortest text that reads back to the same double. With fewer digits two values could differ and print alike: the
+// message would name two equal values.
 std::string Exact(double value) {
   char text[32];
   const auto result = std::to_chars(text, text + sizeof(text), value);
   return std::string(text, result.ptr);
 }
 
+// A field's value as people write it. By reflection, so that a field added to job.proto is compared without further
+// code.
 std::string ValueOf(const Message& message, const FieldDescriptor* field) {
   const Reflection* reflection = message.GetReflection();
   switch (field->cpp_type()) {
@@ -133,7 +136,7 @@ struct Difference {
 Difference FirstDifference(const Message& a, const Message& b, const std::string& prefix) {
   for (int i = 0; i < a.GetDescriptor()->field_count(); ++i) {
     const FieldDescriptor* field = a.GetDescriptor()->field(i);
-    if (field->is_repeated()) continue;  // the flags: compared by name
+    if (field->is_repeated()) continue;  // the flags, which are compared by name
     const std::string name = prefix + field->name();
     if (field->cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       Difference inner =
@@ -147,13 +150,14 @@ Difference FirstDifference(const Message& a, const Message& b, const std::string
   return {};
 }
 
+// See JobSpec::agreed_flags.
 bool IsFact(const std::string& flag) { return flag.find('.') != std::string::npos; }
 
 Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement& b) {
   std::map<std::string, std::string> flags_a, flags_b;
   for (const v1::FlagValue& flag : a.flags()) flags_a[flag.flag()] = flag.value();
   for (const v1::FlagValue& flag : b.flags()) flags_b[flag.flag()] = flag.value();
-  // Flags before facts: another --dataset says more than another checksum.
+  // Flags are compared before facts: a different --dataset explains a different checksum.
   for (const bool facts : {false, true}) {
     const std::string dashes = facts ? "" : "--";
     for (const auto& [flag, value] : flags_a) {
@@ -169,7 +173,7 @@ Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement
   return {};
 }
 
-// What to do about it.
+// What the user can do about a difference in `name`.
 std::string WayOut(const std::string& name) {
   if (name == "layout_hash" || name == "element_count")
     return "start all workers with the same --model and the same build";
@@ -192,6 +196,7 @@ std::string WayOut(const std::string& name) {
   return "start all workers with the same flags";
 }
 
+// Whether a newer build has sent fields that this build would not compare.
 bool HasUnknownFields(v1::JobAgreement proto) {
   const size_t with_unknown = proto.ByteSizeLong();
   proto.DiscardUnknownFields();
@@ -228,11 +233,11 @@ absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, con
   if (a == b) return absl::OkStatus();
   ASSIGN_OR_RETURN(const v1::JobAgreement proto_a, ParseProto(a), "rank ", rank_a, " sent");
   ASSIGN_OR_RETURN(const v1::JobAgreement proto_b, ParseProto(b), "rank ", rank_b, " sent");
-  // Flags first: "--model" says more than a layout's hash.
+  // Flags are compared first: a different --model explains a different layout hash.
   Difference difference = FirstFlagDifference(proto_a, proto_b);
   if (difference.name.empty()) difference = FirstDifference(proto_a, proto_b, "");
   if (difference.name.empty()) {
-    // Equal in all that is known: the flags may come in another order, or a field may be unknown here.
+    // All known fields are equal. The bytes may still differ by the order of the flags, or by an unknown field.
     if (!HasUnknownFields(proto_a) && !HasUnknownFields(proto_b)) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("rank ", rank_a, " and rank ", rank_b,
                                                    " send agreements that differ in a field this build does not know: "
@@ -258,6 +263,7 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
   ASSIGN_OR_RETURN(agreement.buckets, BucketMap::Create({.element_count = proto.element_count(),
                                                          .bucket_bytes = proto.bucket_bytes(),
                                                          .world_size = proto.world_size()}));
+  // Worker and server cut the buckets independently. Another rounding would give them other slices.
   if (agreement.buckets.bucket_bytes() != proto.bucket_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", proto.bucket_bytes(),
                                                    ", this build rounds it to ", agreement.buckets.bucket_bytes(),

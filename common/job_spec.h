@@ -1,4 +1,7 @@
 // What all processes of one job must agree on, and how long they wait for each other.
+//
+// The agreement has two checks: the ranks compare settings before the first step (SerializeAgreement), and each sum
+// over the ranks says what it is for (SumKind).
 #ifndef STARRING_COMMON_JOB_SPEC_H_
 #define STARRING_COMMON_JOB_SPEC_H_
 
@@ -28,27 +31,27 @@ struct JobSpec {
   BucketMap buckets;
 
   // Every other setting that must be equal on all ranks, as (flag, value): model, dataset, seed, global_batch, ...
-  // Compared pair by pair; a difference is refused with the flag's name and both values. A name with a dot is no flag
-  // but a fact that the process has found out: "data.train".
+  // Compared pair by pair; a difference is refused with the flag's name and both values. A name with a dot is not a
+  // flag but a fact that the process has found out: "data.train".
   std::vector<std::pair<std::string, std::string>> agreed_flags;
 
-  // The optimizer's state vectors at first_step, each layout.element_count() long; empty means zeros. Rank 0's counts.
+  // The optimizer's state vectors at first_step, each layout.element_count() long; empty means zeros. Only rank 0's are
+  // used.
   std::vector<std::span<const float>> optimizer_state;
 
-  absl::Duration join_deadline = absl::Seconds(60);      // for everybody to show up
+  absl::Duration join_deadline = absl::Seconds(60);      // for all processes to show up
   absl::Duration exchange_deadline = absl::Seconds(60);  // for any one bucket or sum
 };
 
-// The part of a JobSpec that all ranks must share, as bytes (a serialised proto, proto/starring/v1/job.proto), for the
-// wire.
+// The part of a JobSpec that all ranks must share, as bytes for the wire (a serialised proto/starring/v1/job.proto).
 std::string SerializeAgreement(const JobSpec& job);
 
 // Compares two agreements. InvalidArgument naming the first flag or field that differs and both values:
 // "rank 1 has --seed=2, rank 0 has --seed=1: start all workers with the same flags".
 absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, const std::string& b);
 
-// What a server, which has no model and no flags of its own, learns from the first agreement it sees. The layout itself
-// does not travel: its hash and length do.
+// What a server, which has no model and no flags of its own, learns from the first agreement it sees. The layout's hash
+// and length travel, the layout does not.
 struct Agreement {
   int world_size = 1;
   int64_t first_step = 0;
@@ -59,7 +62,7 @@ struct Agreement {
   std::vector<std::pair<std::string, std::string>> agreed_flags;
 };
 
-// InvalidArgument if `bytes` are no agreement, or a value is out of bounds, naming the field and its value.
+// InvalidArgument, naming the field and its value, if `bytes` are not an agreement or a value is out of bounds.
 absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes);
 
 // What a sum over all ranks is for. Ranks that have diverged (another data set, another build) would otherwise add
@@ -79,7 +82,7 @@ enum class SumPurpose : int32_t {
   kCheckpoint = 9,
 };
 
-// "a vote to stop". For any number, also one of another build.
+// "a vote to stop". Takes any number: a process of another build may send an unknown one.
 std::string_view SumPurposeName(SumPurpose purpose);
 
 struct SumKind {
@@ -87,7 +90,7 @@ struct SumKind {
   int64_t value_count = 0;
 };
 
-// FailedPrecondition naming both ranks, and what each adds, unless both add the same.
+// FailedPrecondition, naming both ranks and what each adds, unless both add the same.
 absl::Status CheckSameSum(int rank_a, const SumKind& a, int rank_b, const SumKind& b);
 
 }  // namespace starring

@@ -17,7 +17,8 @@
 namespace starring {
 namespace {
 
-// Levenshtein's distance, for "did you mean".
+// Levenshtein's distance, for "did you mean". One row of the table is kept: `diagonal` is the entry of the row above
+// that the loop has just overwritten.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -45,7 +46,7 @@ absl::Status Refuse(absl::string_view place, absl::string_view flag, absl::strin
 
 absl::Status UnknownFlag(const FlagTable& table, absl::string_view place, absl::string_view name) {
   absl::string_view nearest;
-  size_t best = 4;  // further away is no help
+  size_t best = 4;  // a name with more changes than three was hardly meant
   for (const FlagRow& row : table.rows) {
     if (const size_t distance = EditDistance(name, row.name); distance < best) {
       best = distance;
@@ -69,12 +70,14 @@ absl::StatusOr<Setting> ReadSetting(const FlagTable& table, absl::string_view wo
                                     int depth) {
   auto [name, value] = Split(word);
   const FlagRow* row = table.Find(name);
+  // A name may itself begin with "no" (--nodes): --noNAME is tried only when no flag has the whole name.
   if (row == nullptr && !value.has_value() && absl::StartsWith(name, "no")) {
     row = table.Find(absl::string_view(name).substr(2));
     if (row != nullptr && row->limits().kind != FlagLimits::Kind::kSwitch) row = nullptr;
     if (row != nullptr) value = "false";
   }
   if (row == nullptr) {
+    // Abseil's own flags are linked into every program. Some would do something else than their name promises here.
     for (const absl::string_view abseils : {absl::string_view(name), absl::StripPrefix(name, "no")}) {
       if (const absl::string_view why = WhyAbseilsFlagIsRefused(abseils); !why.empty()) {
         return absl::InvalidArgumentError(absl::StrCat(place, "flag --", name, " is not taken here: ", why));
@@ -90,7 +93,8 @@ absl::Status NoValue(absl::string_view place, absl::string_view name) {
   return absl::InvalidArgumentError(absl::StrCat(place, "flag --", name, " has no value: write --", name, "=VALUE"));
 }
 
-// Prints what --help and --version ask for and ends the process; returns only to refuse.
+// Prints the answer to --help or --version and ends the process. Returns only to refuse --help=WORD with an unknown
+// word.
 absl::Status AnswerAndExit(const FlagTable& table, absl::string_view name, absl::string_view word) {
   std::string text =
       absl::StrCat("starring ", table.program, " ", kStarringVersion, ", compiled by GCC ", __VERSION__, "\n");
@@ -105,6 +109,8 @@ bool AsksForAnswer(absl::string_view name) {
   return name == "help" || name == "h" || name == "helpfull" || name == "version";
 }
 
+// Collects the settings of the command line and of its files, and applies them at the end: whether a setting counts
+// depends on those that come after it.
 class Parser {
  public:
   Parser(const FlagTable& table, FlagFilePart part) : table_(table), part_(part) {}
@@ -112,12 +118,13 @@ class Parser {
   absl::Status ReadWords(int argc, const char* const* argv) {
     for (int i = 1; i < argc; ++i) {
       const absl::string_view word = argv[i];
-      if (word == "--") break;
+      if (word == "--") break;  // the rest belongs to the launcher's workers
       if (!absl::StartsWith(word, "-")) {
         return absl::InvalidArgumentError(
             absl::StrCat("unexpected word \"", word, "\": every setting is a --flag=value"));
       }
       auto [name, value] = Split(word);
+      // --help wins even if a flag after it is wrong: people ask for help when a command line does not work.
       if (AsksForAnswer(name)) RETURN_IF_ERROR(AnswerAndExit(table_, name, value.value_or("")));
       if (name == "flagfile") {
         if (!value.has_value() && i + 1 < argc) value = argv[++i];
@@ -126,13 +133,15 @@ class Parser {
         continue;
       }
       ASSIGN_OR_RETURN(Setting setting, ReadSetting(table_, word, "", 0));
+      // "--name value": the value may begin with a dash, as -1 does, so the next word is never taken for a flag.
       if (!setting.value.has_value() && i + 1 < argc) setting.value = argv[++i];
       RETURN_IF_ERROR(Add(std::move(setting)));
     }
     return absl::OkStatus();
   }
 
-  // The outermost settings last, so that they stay.
+  // Applies the innermost settings first: those of the command line are applied last and overwrite the others. The sort
+  // is stable, though Add has refused two settings of one flag at one depth.
   absl::StatusOr<ParsedFlags> Apply(void* options) {
     std::stable_sort(settings_.begin(), settings_.end(),
                      [](const Setting& a, const Setting& b) { return a.depth > b.depth; });
@@ -158,16 +167,19 @@ class Parser {
     const bool workers = has_dashes && part_ == FlagFilePart::kWorker;
     for (const FlagLine& line : workers ? file.worker_lines : file.lines) {
       const std::string name = Split(line.word).first;
+      // A program that prints help because of a file would seem broken to the person who started it.
       if (AsksForAnswer(name)) {
         return absl::InvalidArgumentError(absl::StrCat(line.place, "--", name, " is for the command line"));
       }
       ASSIGN_OR_RETURN(Setting setting, ReadSetting(table_, line.word, line.place, line.depth));
       RETURN_IF_ERROR(Add(std::move(setting)));
     }
+    // The workers read their part themselves, so that their errors name file and line.
     if (part_ == FlagFilePart::kLauncher && has_dashes) parsed_.files_with_worker_part.push_back(path);
     return absl::OkStatus();
   }
 
+  // Remembers a setting. The same flag at the same depth is refused: which of the two was meant is a guess.
   absl::Status Add(Setting setting) {
     const std::string name(setting.row->name);
     if (!setting.value.has_value()) return NoValue(setting.place, name);
@@ -194,6 +206,7 @@ int ExitCode(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return kExitOk;
+    // Errors that a restart with the same flags and files would meet again.
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kDataLoss:

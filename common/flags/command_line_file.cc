@@ -19,7 +19,7 @@
 namespace starring {
 namespace {
 
-constexpr size_t kShownBytesMax = 100;  // of a wrong line
+constexpr size_t kShownBytesMax = 100;  // of a wrong line, which may be part of a binary file
 
 absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   struct stat facts;
@@ -27,7 +27,7 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
     return absl::NotFoundError(absl::StrCat("cannot read the file of flags ", path, ": ", strerror(errno),
                                             absl::StrContains(path, ',') ? "; each --flagfile names one file" : ""));
   }
-  // A pipe could keep us waiting for ever.
+  // Reading a pipe could wait for ever.
   if (!S_ISREG(facts.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("the file of flags ", path, " is no regular file"));
   }
@@ -51,6 +51,7 @@ absl::Status CheckLine(absl::string_view place, absl::string_view line) {
     return Refuse(place, line, absl::StrCat("a line has at most ", kFlagLineBytesMax, " bytes"));
   }
   if (!absl::StartsWith(line, "-")) return Refuse(place, line, "a line is --flag=value, empty, or a comment after #");
+  // In a shell the # would begin a comment; here it would become part of the value.
   if (absl::StrContains(line, " #")) return Refuse(place, line, "a comment has a line of its own");
   const absl::string_view name = line.substr(0, line.find('='));
   if (name.find_first_of(" \t") != absl::string_view::npos) return Refuse(place, line, "a line is one --flag=value");
@@ -62,9 +63,11 @@ absl::Status CheckLine(absl::string_view place, absl::string_view line) {
   return absl::OkStatus();
 }
 
+// Reads a file and the files that it names, depth first: the lines of a named file take the place of its --flagfile.
 class Reader {
  public:
   absl::Status Read(const std::string& path, int depth, std::vector<FlagLine>* lines) {
+    // Files that name each other end at the depth; this bounds a tree of them.
     if (++file_count_ > kFlagFilesMax) {
       return absl::InvalidArgumentError(
           absl::StrCat("cannot read ", path, ": at most ", kFlagFilesMax, " files of flags are read"));
@@ -91,7 +94,7 @@ class Reader {
       } else if (depth == kFlagFileDepthMax) {
         return Refuse(place, line, absl::StrCat("files of flags are nested at most ", kFlagFileDepthMax, " deep"));
       } else {
-        const std::string quoted = place;
+        const std::string quoted = place;  // without its last ": ", which RETURN_IF_ERROR adds
         RETURN_IF_ERROR(Read(std::string(word), depth + 1, lines), quoted.substr(0, quoted.size() - 2));
       }
     }

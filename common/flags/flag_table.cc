@@ -53,7 +53,8 @@ std::vector<absl::string_view> Choices(const FlagLimits& limits) {
   return names;
 }
 
-// `head` alone on its line if it reaches into the column of the meaning. The limits stay on one line.
+// Appends a flag to the help. A `head` that reaches into the column of the meaning has a line of its own. The limits
+// are not wrapped: people copy values from them.
 void AppendWrapped(absl::string_view head, absl::string_view meaning, absl::string_view limits, std::string* text) {
   std::string line(head);
   if (line.size() + 1 > kMeaningColumn) {
@@ -169,6 +170,7 @@ bool FlagLimits::Allow(absl::string_view value) const {
         int64_t number;
         return absl::SimpleAtoi(value, &number) && number >= least;
       }
+      // Up to the largest seed, which an int64_t does not hold.
       uint64_t number;
       return absl::SimpleAtoi(value, &number) && number <= most &&
              (least <= 0 || number >= static_cast<uint64_t>(least));

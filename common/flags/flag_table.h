@@ -46,12 +46,12 @@ struct FlagLimits {
   absl::string_view choices[kChoicesMax] = {};  // kChoice; the rest is empty
   absl::string_view what;                       // kText: "file", "folder", "host:port"
 
-  // Every program checks its values with these words: "a whole number from 1 to 16".
+  // The way out in a refusal, the same in every program: "it must be a whole number from 1 to 16".
   std::string Sentence() const;
   // As --help shows them: "1 to 16".
   std::string Brief() const;
-  // Whether `value`, as CommandLineFlag::CurrentValue writes it, is within the limits.
-  bool Allow(absl::string_view value) const;
+  // Whether `value`, as FlagSlot::print writes it, is within the limits.
+  [[nodiscard]] bool Allow(absl::string_view value) const;
 };
 
 constexpr FlagLimits Switch() { return {.kind = FlagLimits::Kind::kSwitch}; }
@@ -80,7 +80,7 @@ constexpr FlagLimits OneOf(Names... names) {
   return {.kind = FlagLimits::Kind::kChoice, .choices = {names...}};
 }
 
-// One of the names that a flag may have, and what the program makes of it.
+// A name that the command line has for a value.
 template <typename Value>
 struct Choice {
   const char* name;
@@ -93,7 +93,7 @@ constexpr FlagLimits OneOf(const Choice<Value> (&choices)[N]) {
   for (size_t i = 0; i < N; ++i) limits.choices[i] = choices[i].name;
   return limits;
 }
-// REQUIRES: one of `choices` has that name, as ParseFlags sees to where the flag's row is OneOf(choices).
+// REQUIRES: one of `choices` has that name.
 template <typename Value, size_t N>
 const Value& ValueOf(const Choice<Value> (&choices)[N], absl::string_view name) {
   const auto choice = std::ranges::find(choices, name, &Choice<Value>::name);
@@ -110,7 +110,7 @@ const char* NameOf(const Choice<Value> (&choices)[N], const Value& value) {
 
 // Where a program keeps a flag's value, and what the value may be. Made by the functions below.
 struct FlagSlot {
-  // How JSON writes the value. JSON's readers lose digits of large integers: a seed is kQuoted.
+  // How JSON writes the value. kQuoted: a number in quotes, since most readers of JSON lose digits of large integers.
   enum class Json { kBool, kNumber, kQuoted, kText, kList };
 
   FlagLimits limits;
@@ -122,6 +122,8 @@ struct FlagSlot {
   const std::type_info* holder = nullptr;  // the struct that `options` points to
 };
 
+// What follows turns a path of pointers to members, known when the program is compiled, into functions that take the
+// options by address: rows of one table have fields of many types.
 namespace flag_internal {
 
 template <typename Holder, typename Value>
@@ -275,7 +277,7 @@ struct FlagRow {
   bool Has(FlagTrait trait) const { return (traits & trait) != 0; }
 };
 
-// The rows of a program and those that it shares with others.
+// The rows of a program, followed by those that it shares with other programs.
 template <size_t A, size_t B>
 constexpr std::array<FlagRow, A + B> JoinRows(const FlagRow (&own)[A], const std::array<FlagRow, B>& shared) {
   std::array<FlagRow, A + B> all = {};
@@ -310,7 +312,7 @@ std::vector<std::pair<std::string, std::string>> ResumedFlags(const FlagTable& t
 // `value`, as FlagSlot::print writes it, in JSON.
 std::string FlagJson(FlagSlot::Json json, absl::string_view value);
 
-// What --help prints: every flag with default, meaning and limits by topic, in lines of at most 120 characters. With a
+// The text of --help: every flag with default, meaning and limits by topic, in lines of at most 120 characters. With a
 // `word`, only flags of that topic or with that word in name or meaning; InvalidArgument if there are none.
 absl::StatusOr<std::string> HelpText(const FlagTable& table, absl::string_view word);
 
