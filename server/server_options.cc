@@ -43,6 +43,7 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
                                                    "\": shards count from 0 to shard_count - 1, and --shard_count is ",
                                                    options.shard_count));
   }
+  // The servers of one machine share a command line, so each takes a port of its own.
   const int first_port = options.asked.metrics_port;
   options.metrics_port = first_port > 0 ? first_port + options.shard : first_port;
   if (options.metrics_port > kPortMax) {

@@ -28,7 +28,7 @@ struct ServerOptions {
   std::string listen = "127.0.0.1:7077";
   int shard = 0;
   int shard_count = 1;
-  std::string run_id;  // as ParameterServer::Options has it
+  std::string run_id;  // the only run that may join; empty: the first worker's
   absl::Duration join_deadline = absl::InfiniteDuration();
   int64_t memory_bytes_max = 0;  // 0: what is free
   std::string port_file;         // empty: none
@@ -81,7 +81,7 @@ inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&S::security_file
 // Every flag of the server.
 const FlagTable& ServerFlags();
 
-// Reads the files of the secret and the certificates too. InvalidArgument names the flag, its value and the way out.
+// Also reads the files of the secret and the certificates. InvalidArgument names the flag, its value and the way out.
 absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* argv);
 
 }  // namespace starring

@@ -16,10 +16,11 @@
 namespace starring {
 namespace {
 
-// How long rank 0 looks at the disk before it shows the others that it lives.
+// How long rank 0 waits for the disk before it takes part in a sum, which shows the other ranks that it is alive.
 constexpr absl::Duration kWaitRound = absl::Milliseconds(250);
 constexpr absl::Duration kLockPatience = absl::Seconds(5);
-// A disk that is merely busy deserves a moment: steps may be faster than a file. Far below any exchange deadline.
+// How long a due checkpoint waits for the previous one: steps may be faster than a write. Far below any exchange
+// deadline, which passes on the other ranks meanwhile.
 constexpr absl::Duration kSkipPatience = absl::Seconds(1);
 
 std::string FormatSeconds(absl::Duration duration) { return absl::StrFormat("%g s", absl::ToDoubleSeconds(duration)); }
@@ -63,6 +64,7 @@ Checkpointer::Checkpointer(Options options) : options_(std::move(options)) {
 }
 
 Checkpointer::~Checkpointer() {
+  // Ending the process earlier would cut the write short and waste the checkpoint.
   if (write_ != nullptr) write_->WaitFor(options_.worker->checkpoint_deadline);
   Collect();
 }
@@ -88,7 +90,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
   return checkpointer;
 }
 
-// Element ranges of each owner, neighbours joined.
+// The element ranges that each owner updates, adjacent ranges joined.
 std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
   const WorkerOptions& worker = *options_.worker;
   const BucketMap& buckets = *options_.buckets;
@@ -199,6 +201,7 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters)
     RETURN_IF_ERROR(options_.network->ReadBuffer(buffer, values));
   }
   const Layout& layout = options_.network->layout();
+  // A checkpoint with a NaN in it would be resumed again and again.
   RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.parameters));
   for (size_t i = 0; i < checkpoint.state.size(); ++i) {
     RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.state[i], absl::StrCat(".", state_names_[i])));
@@ -206,17 +209,18 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters)
   is_saved_ = false;
   write_ = std::make_shared<Write>();
   write_->step = step;
+  // Detached, and with copies of all it needs: a hung disk must not keep the process from ending.
   std::thread([write = write_, save = options_.write, dir = options_.worker->checkpoint_dir,
                layout = options_.network->layout(), checkpoint = std::move(checkpoint)]() mutable {
     const absl::Status status = save(dir, layout, checkpoint);
-    checkpoint = {};  // its memory is wanted for the next one
+    checkpoint = {};  // frees its memory before the next snapshot may begin
     write->End(status);
   }).detach();
   return absl::OkStatus();
 }
 
 absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange) {
-  constexpr double kBusy = 0, kDone = 1, kLate = 2;  // what rank 0 reports; the others add nothing
+  constexpr double kBusy = 0, kDone = 1, kLate = 2;  // what rank 0 adds to the sum; the others add 0
   const absl::Duration deadline = options_.worker->checkpoint_deadline;
   const absl::Duration round = std::min(kWaitRound, options_.worker->exchange_deadline / 4);
   const absl::Time end = SteadyNow() + deadline;
@@ -237,7 +241,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
   }
 }
 
-// Takes note of a write that has ended.
+// Takes the result of a write that has ended.
 void Checkpointer::Collect() {
   if (write_ == nullptr || !write_->WaitFor(absl::ZeroDuration())) return;
   const absl::Status status = write_->status();

@@ -23,8 +23,8 @@ absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::strin
   return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
 }
 
-// The program as given, or the one that Bazel put into the folder next to ours (bazel-bin/worker/worker beside
-// bazel-bin/deploy/launch), or the one in our own folder, where somebody copied both.
+// The program that the flag names; else the one that Bazel has built next to this launcher (bazel-bin/worker/worker and
+// bazel-bin/deploy/launch); else the one in the launcher's own folder, as a bundle has them.
 absl::StatusOr<std::string> FindProgram(absl::string_view name, absl::string_view flag, const std::string& given) {
   if (!given.empty()) {
     char resolved[PATH_MAX];
@@ -52,7 +52,8 @@ bool HasFlag(const std::vector<std::string>& words, absl::string_view flag) {
   return std::any_of(words.begin(), words.end(), [flag](const std::string& word) { return IsFlag(word, flag); });
 }
 
-// The workers' flags and those of their files, which the workers read themselves.
+// The workers' flags, and those in the workers' files. The workers read the files again themselves; here they are read
+// to find flags that contradict the launcher's.
 absl::StatusOr<std::vector<std::string>> WithFilesRead(const std::vector<std::string>& worker_flags) {
   std::vector<std::string> words = worker_flags;
   for (size_t i = 0; i < worker_flags.size(); ++i) {
@@ -97,7 +98,7 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-// Loads what the processes will load: a file that is unfit is refused before anything is started.
+// Loads the files that the processes will load, so that an unfit file is refused before any process starts.
 absl::Status ReadSecurity(LaunchOptions& options) {
   const std::vector<std::string> words = SecurityFlagWords(options.security);
   if (options.sync != LaunchSync::kStar && !words.empty()) {

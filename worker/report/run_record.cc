@@ -35,7 +35,8 @@ std::string HostName() {
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
-// What the record says in place of a flag's value, and facts that are no flags, as JSON.
+// The record's entries that are no flags, or that replace a flag's value, as JSON: a value that meant nothing in this
+// run would mislead a reader, and some flags are known only after the run.
 std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   const WorkerOptions& options = *facts.options;
   const auto text = [](absl::string_view value) { return FlagJson(FlagSlot::Json::kText, value); };

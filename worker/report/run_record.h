@@ -20,9 +20,9 @@ struct RunFacts {
   const TrainResult* result = nullptr;
   std::string device;                           // Device::name
   std::string gpu_transfer;                     // TrainingStep::transfer
-  bool data_on_gpu = false;                     // what came of --data_on_gpu
-  std::string cores_per_worker;                 // as deploy:launch pinned them, else this process's own
-  std::string cores_per_server;                 // likewise; empty where unknown
+  bool data_on_gpu = false;                     // whether the data set was in the GPU's memory
+  std::string cores_per_worker;                 // as deploy/launch pinned them; without it this process's own
+  std::string cores_per_server;                 // as deploy/launch pinned them; without it empty
   std::map<std::string, std::string> versions;  // of what decides bits and speed
   std::map<std::string, std::string> engines;   // CudaDevice::engines
 };
