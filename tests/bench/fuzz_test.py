@@ -1,4 +1,4 @@
-"""bench/fuzz over targets that are shell scripts: what it counts, what it calls a finding, and how it goes on."""
+"""Tests bench/fuzz.py with shell scripts as targets: its counts, its findings, and how it continues a log."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ import unittest
 
 from bench import fuzz
 
-# What libFuzzer writes of a piece of 1000 inputs, 9 of which were the corpus.
+# libFuzzer's output for a piece of 1000 inputs, of which 9 were the corpus.
 OUTPUT = """INFO: Loaded 1 modules   (1065 inline 8-bit counters): 1065 [0x55, 0x56),
 #9\tINITED cov: 200 ft: 300 corp: 6/1Kb exec/s: 0 rss: 38Mb
 #500\tNEW    cov: 266 ft: 400 corp: 20/2Kb lim: 33 exec/s: 0 rss: 40Mb L: 8/33 MS: 1 ChangeBit-
@@ -50,7 +50,7 @@ class FuzzTest(unittest.TestCase):
         self.assertIn("| 266 of 1065 (24 %) | 41 MiB | below 1 s | 0 |", output)
         self.assertIn("| all | 3,000 |", output)
         self.assertIn("| idx | 5,000 |", self.fuzz("--inputs=5000", "--continue")[1])
-        self.assertIn("| idx | 1,000 |", self.fuzz("--inputs=1000")[1])  # begins anew
+        self.assertIn("| idx | 1,000 |", self.fuzz("--inputs=1000")[1])  # starts over
         self.assertIn("| idx | 6,000 |", self.fuzz("--summary")[1])
         with open(os.path.join(self.root, "data/fuzz/log.jsonl"), encoding="utf-8") as file:
             self.assertEqual([json.loads(line)["inputs"] for line in file], 6 * [1000])
@@ -64,7 +64,7 @@ class FuzzTest(unittest.TestCase):
         self.assertIn("below 1 s | 1 |", output)
 
     def test_an_input_that_waited_for_a_core_is_no_finding(self):
-        # Sleeps over its time, alone too, but computes nothing.
+        # The input sleeps beyond its time limit, also when it runs alone, but computes nothing.
         waits = os.path.join(self.root, "data/fuzz/findings/idx-timeout-1")
         self.target("[[ $# -gt 1 && ! -e {0}.seen ]] || exit 0; touch {0} {0}.seen\n"
                     "echo 'Test unit written to {0}' >&2; exit 70".format(waits))

@@ -1,4 +1,4 @@
-"""bench/gpu_steps.py on a machine without a GPU: the table, the targets, and both sides on the CPU."""
+"""Tests bench/gpu_steps.py on a machine without a GPU: the table, the targets, and both sides on the CPU."""
 
 import json
 import os
@@ -33,7 +33,7 @@ class TableTest(unittest.TestCase):
         self.assertFalse(gpu_steps.all_met([row(64, 0.091, 0.4, 0.1)]))  # 0.91 of captured
         self.assertFalse(gpu_steps.all_met([row(64, 0.11, 0.4, 0.2)]))  # more than a quarter of eager
         self.assertFalse(gpu_steps.all_met([row(512, 1.1, 4.0, 1.0)]))
-        self.assertFalse(gpu_steps.all_met([row(512, 1.1, 1.0, 4.0)]))  # the better one may be eager
+        self.assertFalse(gpu_steps.all_met([row(512, 1.1, 1.0, 4.0)]))  # the better of PyTorch's jobs may be eager
         self.assertTrue(gpu_steps.all_met([row(128, 9.0, 4.0, 1.0)]))  # no target
 
     def test_a_row_shows_medians_spread_ratios_and_verdict(self):

@@ -1,8 +1,8 @@
 """Compares trained digests with known ones, so that any change of a bit of training is noticed.
 
-They are in golden_digests, a line each: device, model, workers, digest. The CPU's are of --isa=baseline, which every
-x86-64 has and which does without oneDNN; the GPU's are of the emulation. A change that is wanted replaces the file by
-what the failing test prints, in a commit of its own that says why.
+golden_digests has a line for each: device, model, workers, digest. The CPU's digests are for --isa=baseline, which
+every x86-64 has and which needs no oneDNN. The GPU's digests are the emulation's. To change the bits on purpose, replace the
+file by the output of the failing test, in a separate commit that says why.
 """
 
 import os

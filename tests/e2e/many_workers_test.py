@@ -1,7 +1,7 @@
 """Stars and rings of many workers must end with the digest of one process that adds their gradients by the formula.
 
-The argument chooses the class: eight workers, or 64, at which a sum over ranks is no longer exact by itself. What 256
-workers cost is for bench/load to measure.
+The argument chooses the class: eight workers, or 64, at which a sum over ranks is no longer exact by chance.
+bench/load.py measures the cost of 256 workers.
 """
 
 import os

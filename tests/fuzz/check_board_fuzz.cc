@@ -1,4 +1,4 @@
-// What workers that check put on a server's board, as the server hands it on.
+// The notes that checking workers write to a server's board, as the server passes them on.
 #include <string>
 
 #include "common/check.h"

@@ -1,5 +1,5 @@
-// A checkpoint's folder: manifest, model and optimizer, each with a length before it. By the first byte the manifest is
-// the input's, or one with the files' true sizes and CRCs, without which nothing behind those checks would be met.
+// A checkpoint's folder: manifest, model and optimizer, each after its length. The first byte chooses between the
+// input's manifest and one with the files' true sizes and CRCs, without which no input would get past those checks.
 #include <stdlib.h>
 #include <zlib.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 using starring::Layout;
 
-// A folder whose files are links to memory: nothing is to be learned from a disk here.
+// A folder whose files are links to memory, which is faster than a disk.
 class Folder {
  public:
   Folder() {
@@ -41,7 +41,7 @@ std::string FileEntry(const char* name, const std::string& content) {
   return absl::StrCat(R"({"name":")", name, R"(","size_bytes":)", content.size(), R"(,"crc32":)", crc, "}");
 }
 
-// A length of two bytes and a header, then tensors: the length grows to the eight bytes of the format.
+// A length of two bytes, a header and tensors. The length is extended to the eight bytes of the format.
 std::string Safetensors(const std::string& block) {
   starring::FuzzInput input(reinterpret_cast<const uint8_t*>(block.data()), block.size());
   const std::string header = input.Block();

@@ -1,5 +1,5 @@
-// Two files of CIFAR-10's records: a length, the first, then the second. Where the first byte says so, a block of few
-// bytes is repeated to whole records, which a fuzzer would hardly write out.
+// Two files of CIFAR-10's records: a length, the first file, then the second. If the first byte says so, a short block
+// is repeated to whole records, since a fuzzer would hardly produce 3073 bytes.
 #include "common/check.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_file.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kRecordBytes = 3073;
 
-// `count` records made of `pattern`, and `extra` bytes.
+// `count` records made of `pattern`, followed by `extra` bytes.
 std::string Records(const std::string& pattern, int count, int extra) {
   if (pattern.empty()) return "";
   std::string record;

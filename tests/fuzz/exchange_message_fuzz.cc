@@ -1,4 +1,5 @@
-// One ExchangeMessage, cut anywhere: the pieces must not matter, and protobuf must read the same.
+// One ExchangeMessage, cut into pieces at any place. The pieces must not matter, and protobuf must read the same
+// fields.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -17,7 +18,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const BytePiece whole = std::as_bytes(std::span(text));
   const auto message = starring::DecodeMessage({&whole, 1});
 
-  // Copies, so that a sanitizer sees a byte that is read behind its piece.
+  // Copies, so that a sanitizer sees a read beyond the end of a piece.
   std::vector<std::vector<std::byte>> kept;
   std::vector<BytePiece> pieces;
   size_t position = 0;
@@ -44,7 +45,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   starring::v1::ExchangeMessage parsed;
   CHECK(parsed.ParseFromString(text));
   CHECK(parsed.payload() == payload);
-  // What is sent on is read as it was.
+  // An encoded message must be decoded to the same fields.
   const std::string sent = starring::EncodeBeforePayload(message->fields, std::ssize(payload)) + payload;
   const BytePiece sent_bytes = std::as_bytes(std::span(sent));
   const auto again = starring::DecodeMessage({&sent_bytes, 1});

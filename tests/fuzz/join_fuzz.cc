@@ -1,5 +1,5 @@
-// A sequence of JoinRequests to one server, and of workers that leave. An agreement that is taken is used as a server
-// uses it: its slices are cut, its learning rate is asked for, and a job that the server can afford begins.
+// A sequence of JoinRequests to one server, and of leaving workers. An accepted agreement is used as a server uses it:
+// the slices are cut, the learning rate is computed, and the job begins if the server has the memory.
 #include <string>
 
 #include "common/arithmetic/optimizer.h"
@@ -10,7 +10,7 @@
 #include "server/shard_job.h"
 #include "tests/fuzz/fuzz_input.h"
 
-// Of the job that begins: 16 buckets, or a hundred workers.
+// Limits of the job that begins: 16 buckets, or a hundred workers.
 constexpr int64_t kMemoryBytesMax = 4 << 20;
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -23,7 +23,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CHECK(lanes >= 1 && lanes <= starring::kLanesMax) << lanes;
     return starring::CheckShardMemory(agreement, shard, shard_count, kMemoryBytesMax);
   });
-  // More calls than a member may have, and fewer than make a single input slow.
+  // More calls than a member may have, but few enough that an input is fast.
   for (int call = 0; call < 64 && !input.empty(); ++call) {
     const int kind = input.Byte();
     starring::v1::JoinRequest request;
@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     owned += slice.size();
   }
   CHECK_LE(owned, agreement.buckets.element_count());
-  // The step after the first must be a step still: the optimizer counts from 1.
+  // The step after the first one must be valid too: the optimizer counts from 1.
   for (const int64_t step : {agreement.first_step, agreement.first_step + 1}) {
     (void)starring::LearningRateAt(agreement.schedule, step);
   }

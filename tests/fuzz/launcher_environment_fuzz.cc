@@ -1,4 +1,4 @@
-// An environment: lines of NAME=VALUE. The first characters of a line may stand for a name, see kNames.
+// An environment of lines NAME=VALUE. A line's first character may be an abbreviation of a name: see kNames.
 #include <iterator>
 #include <map>
 #include <string>

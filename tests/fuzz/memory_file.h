@@ -1,4 +1,4 @@
-// A file that exists in memory only, for readers that take a path.
+// A file that exists only in memory, for readers that take a path.
 //
 // Thread safety: one thread.
 #ifndef STARRING_TESTS_FUZZ_MEMORY_FILE_H_
@@ -26,7 +26,7 @@ class MemoryFile {
     CHECK_EQ(ftruncate(descriptor_, 0), 0);
     CHECK_EQ(pwrite(descriptor_, content.data(), content.size(), 0), static_cast<ssize_t>(content.size()));
   }
-  // Opens as a regular file.
+  // The path, which opens as a regular file.
   std::string path() const { return "/proc/self/fd/" + std::to_string(descriptor_); }
 
  private:

@@ -1,7 +1,7 @@
-// The parts of long payloads, from several messages on one stream. The payloads are numbers only: nothing but their
-// length matters, and memory for them would be gigabytes.
+// The parts of long payloads, from several messages on one stream. A payload is represented by its length alone,
+// because its content does not matter and would need gigabytes.
 //
-// The input is the length of the whole payload, then a message each in five bytes.
+// The input is the length of the whole payload, then five bytes for each message.
 #include <memory>
 
 #include "common/check.h"
@@ -24,7 +24,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     part.fields.set_step(fields / 2 % 2);
     part.fields.set_vector(fields / 4 % 2);
     const auto number = static_cast<int8_t>(input.Byte());
-    // Rarely one that no sender can mean.
+    // Rarely a length that no sender can produce.
     part.fields.set_part(number == 127 ? INT32_MAX : number);
     const int length = input.Byte();
     part.payload_bytes = length % 4 == 3                  ? input.Word()

@@ -1,5 +1,5 @@
-// Runs a fuzz target as a test, without libFuzzer: every file of a corpus, then mutations of them for a second, always
-// the same ones in the same order. What searches is bench/fuzz.
+// Runs a fuzz target as a test, without libFuzzer: on every file of a corpus, then on mutations of them for a second,
+// always the same ones in the same order. bench/fuzz.py does the real search.
 //
 //   replay FOLDER [SECONDS]
 #include <signal.h>
@@ -20,7 +20,7 @@
 #include "common/check.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
-// Null without a sanitizer.
+// Null in a build without a sanitizer.
 extern "C" __attribute__((weak)) void __sanitizer_set_death_callback(void (*callback)());
 
 namespace {
@@ -28,10 +28,10 @@ namespace {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 constexpr size_t kInputBytesMax = 4096;
-// An input that takes as long is a defect. Sanitized, on a machine that is busy, it may take ten times what it takes.
+// An input that takes this long is a defect. A sanitizer and a busy machine may slow an input down tenfold.
 constexpr std::chrono::seconds kInputTimeMax{10};
 
-std::string g_input;  // the one that runs, for the two below
+std::string g_input;  // the running input, for the two functions below
 
 void WriteInput() {
   std::fprintf(stderr, "replay: the input was (hexadecimal, for xxd -r -p):\n");
@@ -68,23 +68,23 @@ class Mutator {
     const size_t at = Below(input.size() + 1);
     const size_t length = Below(std::min<size_t>(input.size() - at, 64) + 1);
     switch (Below(6)) {
-      case 0:  // a bit
+      case 0:  // flip a bit
         if (at < input.size()) input[at] = static_cast<char>(input[at] ^ (1 << Below(8)));
         break;
-      case 1:  // a byte, often one of those at which something ends
+      case 1:  // set a byte, often to a limit of some type
         if (at < input.size())
           input[at] = static_cast<char>(Below(2) == 0 ? "\0\x7f\x80\xff\x01"[Below(5)] : Below(256));
         break;
       case 2:
         input.erase(at, length);
         break;
-      case 3:  // again, behind itself
+      case 3:  // repeat a part
         input.insert(at, input.substr(at, length));
         break;
       case 4:
         input.insert(at, 1 + Below(8), static_cast<char>(Below(256)));
         break;
-      case 5:  // the end of another
+      case 5:  // append the end of another input
         input = input.substr(0, at) + other.substr(Below(other.size() + 1));
         break;
     }

@@ -1,4 +1,4 @@
-// A safetensors file. What is accepted is written again, and read again with the same tensors.
+// A safetensors file. An accepted file is written again, and must be read again with the same tensors.
 #include <string>
 
 #include "common/check.h"
@@ -7,7 +7,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   starring::SilenceProtobuf();
-  // A header's length is eight bytes, the upper six of which would nearly always be too large.
+  // The header's length has eight bytes. Random upper six bytes would nearly always make it too large.
   starring::FuzzInput input(data, size);
   std::string file;
   if (input.Byte() % 8 != 0) {

@@ -1,8 +1,8 @@
-// What several workers send to one shard, in any order, on lanes that open and close, as time goes by.
+// Messages of several workers to one shard, in any order, on lanes that open and close, while time passes.
 //
-// The input is two bytes that choose the job, then events. An event is a byte (what happens, to which rank and lane)
-// and what it needs. Messages are raw bytes, or are made up from few bytes so that most of them get past the first
-// checks; all go through DecodeMessage, in two pieces.
+// The input is two bytes that choose the job, then events. An event is a byte (its kind, rank and lane) and its
+// arguments. A message is raw bytes, or is made from a few bytes so that it usually passes the first checks. All go
+// through DecodeMessage, in two pieces.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -28,9 +28,9 @@ namespace {
 using std::chrono::milliseconds;
 using v1::ExchangeMessage;
 
-// As many answers as a lane may have before the server writes them.
+// The number of answers that a lane may have before the server writes them.
 constexpr size_t kAnswersKept = 16;
-constexpr int64_t kBlockElements = 32768;  // of a world of one
+constexpr int64_t kBlockElements = 32768;  // with one worker
 
 struct JobShape {
   int world_size = 1;
@@ -43,9 +43,9 @@ struct JobShape {
 JobShape ShapeOf(int first, int second) {
   JobShape shape{.world_size = 1 + (first & 3), .shard_count = 1 + (first >> 6)};
   constexpr std::array<int64_t, 3> kElementCounts = {1, 40, 100};
-  // Rarely two buckets, which take a hundred times as long.
+  // Two buckets are rare, because they take a hundred times as long.
   const int size = std::min((first >> 2) & 3, (second >> 6) == 3 ? 3 : 2);
-  if (size == 3) shape.world_size = 1 + (first & 1);  // two buckets, the first of which is short
+  if (size == 3) shape.world_size = 1 + (first & 1);  // two buckets, of which the first is short
   shape.element_count = size < 3 ? kElementCounts[size] : shape.world_size * kBlockElements + 24;
   shape.shard = (second & 15) % shape.shard_count;
   constexpr std::array<int64_t, 4> kFirstSteps = {0, 1, 1000, int64_t{1} << 40};
@@ -75,8 +75,8 @@ Agreement AgreementOf(const JobShape& shape, int first) {
   return *std::move(agreement);
 }
 
-// The memory of a worker on this machine, one for gradients and one for parameters: made once, as it costs more than
-// all the rest of an input.
+// The shared memory of a worker on this machine, for gradients and for parameters. It is made once, because that takes
+// longer than the rest of an input.
 const v1::SharedMemory& MemoryOf(int64_t element_count, int which) {
   static auto& memories = *new std::map<std::pair<int64_t, int>, std::unique_ptr<SharedMemory>>;
   std::unique_ptr<SharedMemory>& memory = memories[{element_count, which}];
@@ -155,7 +155,7 @@ class Driver {
     }
   }
 
-  // The fields from five bytes; the payload is as long as it should be, but for the last of them.
+  // Five bytes choose the fields. The payload has the right length, unless the last byte says otherwise.
   void DeliverMadeUp(LaneId lane) {
     constexpr std::array kKinds = {ExchangeMessage::GRADIENT,    ExchangeMessage::INITIAL_PARAMETERS,
                                    ExchangeMessage::SUM,         ExchangeMessage::FETCH_PARAMETERS,
@@ -165,7 +165,7 @@ class Driver {
     const auto step_ahead = static_cast<int8_t>(input_.Byte());
     int bucket = input_.Byte() % (static_cast<int>(slice_bytes_.size()) + 1);
     const int fill = input_.Byte();
-    if (bucket == 1 && slice_bytes_.size() == 2 && fill % 16 != 0) bucket = 0;  // likewise
+    if (bucket == 1 && slice_bytes_.size() == 2 && fill % 16 != 0) bucket = 0;  // two buckets are rare
     const auto longer = static_cast<int8_t>(input_.Byte());
     ExchangeMessage fields;
     fields.set_kind(kKinds[kind % kKinds.size()]);
@@ -202,7 +202,7 @@ class Driver {
     Deliver(lane, EncodeBeforePayload(fields, bytes) + std::string(bytes, static_cast<char>(fill)));
   }
 
-  // As a lane does with what it reads.
+  // Handles a message like a lane that has read it.
   void Deliver(LaneId lane, const std::string& bytes) {
     if (!lanes_open_.contains(lane)) return;
     const auto kept = std::make_shared<const std::string>(bytes);
@@ -217,7 +217,7 @@ class Driver {
   void Take(Answer answer) {
     CHECK(0 <= answer.to.rank && answer.to.rank < shape_.world_size) << answer.to.rank;
     CHECK_GE(answer.fields.kind(), ExchangeMessage::ACCEPTED);
-    // A worker must be able to read it.
+    // A worker must be able to decode the answer.
     const std::string head = EncodeBeforePayload(answer.fields, std::ssize(answer.payload));
     const std::array<BytePiece, 2> pieces = {std::as_bytes(std::span(head)), answer.payload};
     CHECK_OK(DecodeMessage(pieces));
@@ -233,7 +233,7 @@ class Driver {
     if (kept_.size() > kAnswersKept) Write();
   }
 
-  // As a lane does when the answer's turn has come.
+  // Writes an answer like a lane when it is the answer's turn.
   void Write() {
     const Answer answer = std::move(kept_.front());
     kept_.pop_front();
@@ -246,12 +246,12 @@ class Driver {
   FuzzInput& input_;
   JobShape shape_;
   std::vector<int64_t> slice_bytes_;  // by bucket
-  std::vector<int64_t> newest_;       // by bucket: the step of the parameters that a worker has been sent
+  std::vector<int64_t> newest_;       // by bucket: the step of the newest parameters that were sent
   int64_t next_sum_ = 0;
   int64_t bytes_seen_ = 0;
   ShardJob::Time now_{std::chrono::seconds(1000)};
   std::set<LaneId> lanes_open_;
-  std::deque<Answer> kept_;  // as by a transport that has not written them yet
+  std::deque<Answer> kept_;  // answers that a transport has not written yet
   std::unique_ptr<ShardJob> job_;
 };
 

@@ -5,7 +5,7 @@
 
 namespace {
 
-// The static runtime starts without a driver, and says so.
+// The static runtime starts without a driver, and reports that there is none.
 TEST(Cuda, RuntimeAnswersWithoutADriver) {
   int version = 0;
   ASSERT_EQ(cudaRuntimeGetVersion(&version), cudaSuccess);
@@ -16,7 +16,7 @@ TEST(Cuda, RuntimeAnswersWithoutADriver) {
       << cudaGetErrorString(error);
 }
 
-// Of cuBLASLt only the header is here: kernels/cuda/gpu_libraries.h loads the library.
+// cuBLASLt's header is enough for a build: kernels/cuda/gpu_libraries.h loads the library at run time.
 TEST(Cuda, CublasLtHasAHeader) { EXPECT_GE(CUBLAS_VER_MAJOR, 12); }
 
 }  // namespace

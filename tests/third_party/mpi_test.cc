@@ -7,7 +7,7 @@
 namespace starring {
 namespace {
 
-// Runs alone (mpi_test) and as one of several ranks (mpirun_test), which then says how many in EXPECTED_RANKS.
+// Runs alone (mpi_test) and as one of several ranks (mpirun_test, which sets EXPECTED_RANKS).
 TEST(Mpi, InitReduceFinalize) {
   int granted = 0;
   ASSERT_EQ(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &granted), MPI_SUCCESS);

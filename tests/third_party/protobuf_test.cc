@@ -9,7 +9,7 @@
 namespace starring {
 namespace {
 
-// A map: its layout differs between headers and library if a sanitizer's macro changes one of them only.
+// Uses a map, whose layout differs between headers and library if a sanitizer's macro changes only one of them.
 TEST(Protobuf, MapsGoThroughJson) {
   google::protobuf::Struct message;
   (*message.mutable_fields())["answer"].set_number_value(42);

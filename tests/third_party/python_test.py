@@ -1,4 +1,4 @@
-"""Python targets run under the system's interpreter, which finds what the distribution installs for it."""
+"""Tests that Python targets run under the system's interpreter and find the distribution's modules."""
 
 import sys
 import unittest

@@ -1,4 +1,4 @@
-"""A minute of bench/chaos: every job ends with the digest of a quiet one."""
+"""Runs bench/chaos for a minute: every job must end with the digest of an undisturbed one."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 CHAOS = os.path.abspath("bench/chaos/chaos")
-SECONDS = 45  # of events; the undisturbed jobs and the last ends add to them
+SECONDS = 45  # time for events, without the undisturbed jobs and the end of the last job
 
 
 class ChaosTest(unittest.TestCase):
@@ -25,7 +25,7 @@ class ChaosTest(unittest.TestCase):
             events = [entry for entry in entries if entry["type"] == "event"]
             self.assertGreaterEqual({job["topology"] for job in jobs}, {"star"})
             self.assertEqual({job["outcome"] for job in jobs}, {"ok"})
-            # A machine that compiles at the same time manages few.
+            # On a machine that compiles at the same time there are only a few events.
             self.assertGreaterEqual(len(events), 3)
             refused = subprocess.run([CHAOS, "--log=" + log], env=environment, capture_output=True, text=True,
                                      check=False, timeout=60)

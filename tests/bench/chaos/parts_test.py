@@ -1,4 +1,4 @@
-"""The parts of bench/chaos: schedules, the proxy, finding processes, and the sums of a log."""
+"""Tests the parts of bench/chaos: schedules, the proxy, finding processes, and a log's sums."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ class ScheduleTest(unittest.TestCase):
     def test_follows_from_the_seed(self):
         self.assertEqual(make_schedule(7, setup("star"), 50), make_schedule(7, setup("star"), 50))
         self.assertNotEqual(make_schedule(7, setup("star"), 50), make_schedule(8, setup("star"), 50))
-        # A longer schedule goes on where a shorter one ends, so that a job may stop anywhere in it.
+        # A shorter schedule is the beginning of a longer one, so that a job may stop at any event.
         self.assertEqual(make_schedule(7, setup("ring"), 50)[:20], make_schedule(7, setup("ring"), 20))
         self.assertEqual(len({job_seed(seed, job) for seed in range(30) for job in range(30)}), 900)
 
@@ -54,7 +54,7 @@ class ScheduleTest(unittest.TestCase):
 
 
 class Echo:
-    """Sends back what it receives."""
+    """Echoes all bytes."""
 
     def __init__(self, test):
         self.listener = socket.create_server(("127.0.0.1", 0))

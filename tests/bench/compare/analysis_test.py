@@ -1,4 +1,4 @@
-"""Medians, ties, efficiency, winners that are called and that are not, bottlenecks, and the sentences about them."""
+"""Tests medians, ties, efficiency, calling a winner or not, bottlenecks, and the verdict's sentences."""
 
 import copy
 import unittest
@@ -74,9 +74,9 @@ class RatesTest(unittest.TestCase):
                                       configuration("ring", [50, 50], scaling="strong")))
         self.assertAlmostEqual(row(found, "ring", 1)["efficiency"], 0.75)
         self.assertAlmostEqual(row(found, "ddp", 1)["efficiency"], 0.8)
-        # A worker and a server: two cores, so it belongs to the group of two workers, and half of the ideal.
+        # A worker and a server have two cores, so they belong to the group of two workers and reach half of the ideal.
         self.assertAlmostEqual(row(found, "star", 1)["efficiency"], 0.5)
-        # Strong: against one worker with the same global batch, which is the same job as weak's.
+        # Strong scaling is compared with one worker with the same global batch, which is also the weak scaling's job.
         self.assertAlmostEqual(row(found, "ring", 2)["efficiency"], 0.625)
 
 

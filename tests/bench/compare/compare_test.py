@@ -1,4 +1,4 @@
-"""The whole comparison, with real processes and few steps. Without torch its DDP part is skipped, loudly."""
+"""Tests the whole comparison with real processes and few steps. Without torch it says that DDP was skipped."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ BINARIES = os.getcwd()  # the runfiles, which have deploy/launch
 
 class CompareTest(unittest.TestCase):
     def compare(self, folder, *flags):
-        # Small data, as the wall time of this test is what reading and evaluating 70000 images takes.
+        # Small data, because reading and evaluating 70000 images would take most of this test's time.
         done = subprocess.run([sys.executable, main.__file__, "--quick", "--dataset=synthetic", "--model=logreg",
                                "--out=report", *flags], capture_output=True, text=True, timeout=280, check=False,
                               env={**os.environ, "BUILD_WORKING_DIRECTORY": folder})
@@ -33,7 +33,7 @@ class CompareTest(unittest.TestCase):
             results = schema.read(os.path.join(report, "results.json"))
             with open(os.path.join(report, "runs.csv"), encoding="utf-8") as file:
                 rows = list(csv.DictReader(file))
-            # The page needs a python3 with matplotlib and jinja2; without one a note says so.
+            # Without a python3 that has matplotlib and jinja2 there is a note instead of the page.
             self.assertNotEqual(os.path.exists(os.path.join(report, "index.html")),
                                 any("but no page" in note for note in results["notes"]), done.stdout)
         ran = {configuration["id"].partition("/")[2]: configuration for configuration in results["configurations"]}
@@ -47,7 +47,7 @@ class CompareTest(unittest.TestCase):
                 self.assertEqual((run["steps_measured"], run["warmup_steps"]), (14, 10))
                 self.assertAlmostEqual(sum(run["breakdown_ms"].values()), run["step_ms"]["mean"], places=3)
                 self.assertGreater(run["cpu_percent"]["worker 0"], 0)
-        # The same job twice, and by star and ring: the same bits.
+        # Two runs of the same job have the same bits, and so have star and ring.
         digests = {run["parameter_sha256"] for sync in ("star", "ring")
                    for run in ran[sync + "/2w/equal-workers/weak"]["runs"]}
         self.assertEqual(len(digests), 1)

@@ -1,4 +1,4 @@
-"""Which device a comparison trains on, what worker and peer are told of it, and what a stand-in for NVML says."""
+"""Tests the choice of a comparison's device, the flags that follow from it, and NVML with a stand-in."""
 
 import os
 import unittest

@@ -1,6 +1,6 @@
-// Stands in for NVIDIA's libnvidia-ml.so on machines without a driver: the calls that bench/compare/machine.py makes,
-// with the prototypes of NVML. Three GPUs; GPU i is busy for 10 * (i + 1) percent of the time and has i + 1 GiB in
-// use.
+// Replaces NVIDIA's libnvidia-ml.so on machines without a driver. It has the functions that bench/compare/machine.py
+// calls, with NVML's prototypes, and three GPUs: GPU i is busy for 10 * (i + 1) percent of the time, and i + 1 GiB of
+// its memory are in use.
 #include <cstdio>
 #include <cstring>
 

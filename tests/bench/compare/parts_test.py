@@ -1,4 +1,4 @@
-"""The schema, the agreement of losses, the matrix of jobs, and what is made of a run record."""
+"""Tests the schema, the agreement of losses, the matrix of jobs, and the runs made from run records."""
 
 import json
 import os
@@ -188,7 +188,7 @@ class RecordTest(unittest.TestCase):
 
 
 class LaboratoryTest(unittest.TestCase):
-    """With jobs that fail in the calls of run_job given by their numbers, counted from 0 per job."""
+    """Measures with jobs that fail in the given calls of run_job, counted from 0 for each job."""
 
     def measure(self, failing):
         calls, said = {}, []

@@ -1,5 +1,6 @@
-"""The report: one file that needs nothing beside it, with everything in it that was measured, and no winner where the
-losses do not agree. The numbers in sample_results.json are invented."""
+"""Tests the report: a self-contained file with all measurements, and without a winner if the losses do not agree.
+
+The numbers in sample_results.json are invented."""
 
 import copy
 import html.parser
@@ -11,7 +12,7 @@ import tempfile
 import unittest
 from unittest import mock
 
-# Its cache of fonts goes to a folder that a test may write.
+# matplotlib's cache of fonts goes to a folder that a test may write.
 os.environ.setdefault("MPLCONFIGDIR", os.environ.get("TEST_TMPDIR", tempfile.gettempdir()))
 
 try:
@@ -34,7 +35,7 @@ HOSTILE = """</style><script>alert("x")</script><img src=x onerror=alert(1)>|`&'
 
 
 class Page(html.parser.HTMLParser):
-    """Balanced tags, unique ids; collects text, ids, links and what would be loaded."""
+    """Checks that tags are balanced and ids unique; collects text, ids, links and resources to load."""
 
     def __init__(self, text):
         super().__init__()
@@ -91,14 +92,14 @@ class ReportTest(unittest.TestCase):
                 return page.read(), summary.read()
 
     def assert_shown(self, expected, text):
-        """Without the whole page in the message."""
+        """Like assertIn, but without the whole page in the message."""
         self.assertTrue(expected in text, f"not shown: {expected}")
 
     def changed(self, **changes):
         return {**copy.deepcopy(self.results), **changes}
 
     def few(self, *wanted):
-        """Only some configurations: a page with every panel takes seconds."""
+        """A page with only some configurations, because one with all panels takes seconds."""
         return self.changed(configurations=[one for one in copy.deepcopy(self.results["configurations"])
                                             if one["id"] in wanted], training=[], exchanges=[])
 
@@ -204,7 +205,7 @@ class ReportTest(unittest.TestCase):
         wrong = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
         wrong["agreement"][0].update(agrees=False, worst_relative_difference=0.0123, worst_step=7)
         found = analysis.analyse(wrong)
-        # Not even where the analysis would call one.
+        # Not even if the analysis would call one.
         for group in found["groups"]:
             group["rows"][0]["best"] = True
         page, summary = self.write(wrong, dict(found, calls_winner=True))

@@ -1,5 +1,5 @@
-"""What the PyTorch peer does with a GPU, as far as a machine without one can tell: the choice of device and backend,
-the refusals, and the code of clock, data and graph on a stand-in for torch.cuda, whose events are the host's clock.
+"""Tests the PyTorch peer's code for GPUs on a machine without one: the choice of device and backend, the refusals, and
+clock, data and graph with a stand-in for torch.cuda, whose events are times of the host's clock.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class ChooseTest(unittest.TestCase):
         self.assertEqual(self.found(2, world_size=2, rank=1), ("cuda:1", "nccl"))
         self.assertEqual(self.found(2, world_size=2, nccl=False), ("cuda:0", "gloo"))
         self.assertEqual(self.found(2, "--share_gpus", world_size=3, rank=2), ("cuda:0", "gloo"))
-        # Every rank alike, also the one that has a GPU to itself.
+        # All ranks must choose alike, also a rank that has a GPU to itself.
         self.assertEqual(self.found(2, "--share_gpus", world_size=3, rank=1), ("cuda:1", "gloo"))
 
     def test_refuses_what_cannot_be_had_and_says_the_way_out(self):
@@ -146,8 +146,8 @@ class Event:
 
 
 class Capture:
-    """step_graph.capture as far as a CPU can do it: nothing is computed before the first launch, and every launch
-    overwrites the result of the one before."""
+    """Acts like step_graph.capture on a CPU: it computes nothing before the first launch, and every launch overwrites
+    the previous result."""
     running = False
     count = 0
 
@@ -214,7 +214,7 @@ class StandInTest(unittest.TestCase):
         self.assertEqual(len(seconds), 39)
 
     def test_a_graph_changes_nothing_but_the_time(self):
-        # The rate falls at step 20, in the middle of the second epoch; dropout draws a mask in every step.
+        # The rate falls at step 20, in the middle of the second epoch. Dropout draws a mask in every step.
         flags = ["--model=mnist_cnn", "--dropout=starring", "--schedule=step", "--decay_steps=20"]
         cpu = run(devices.Device(torch.device("cpu")), *flags)
         with stand_in_for_cuda():
@@ -255,7 +255,7 @@ class StandInTest(unittest.TestCase):
                 self.assertEqual(first, (0, 4, {"data_wait": 2, "forward": 1}))
                 self.assertEqual(second, (4, 8, {"data_wait": 2, "forward": 1}))
                 clock.start_step()
-                self.assertEqual(clock.read(), [(0, 1, {})])  # of a new epoch
+                self.assertEqual(clock.read(), [(0, 1, {})])  # the first step of a new epoch
 
 
 class GpuDataTest(unittest.TestCase):

@@ -1,8 +1,8 @@
-"""Starring's worker and PyTorch train the same: first weights, sample order, crops, normalisation, forward, backward,
-optimizer, schedule and evaluation agree, so their losses after some steps differ by rounding alone.
+"""Starring's worker and PyTorch must train the same: initial weights, sample order, crops, normalisation, forward,
+backward, optimizer, schedule and evaluation agree, so their losses after some steps differ only by rounding.
 
-Rounding grows with every step, so the steps are few and the tolerance is far above it (seen: up to 2e-5) and far below
-what any mistake makes of it.
+Rounding errors grow with every step, so the steps are few. The tolerance is far above the rounding (seen: up to 2e-5)
+and far below the effect of any mistake.
 """
 
 import json
@@ -27,7 +27,7 @@ STEPS = 12
 
 
 def smooth_images(generator, count, channels, height, width):
-    """Classes that can be learned: a picture of its own for each label, and noise."""
+    """Classes that can be learned: one picture for each label, with noise."""
     labels = generator.integers(0, 10, count)
     pictures = generator.integers(0, 200, (10, channels, height, width))
     return pictures[labels] + generator.integers(0, 56, (count, channels, height, width)), labels
@@ -70,7 +70,7 @@ class SameTrainingTest(unittest.TestCase):
             return json.load(file)["epochs"]
 
     def compare(self, *flags, theirs_alone=(), tolerance=TOLERANCE, epochs=3):
-        # 150 samples make 5 batches of 32, the last one of 22; the third epoch stays unfinished.
+        # 150 samples make 5 batches of 32, of which the last has 22. The third epoch is not finished.
         flags = ["--dataset=mnist", "--epochs=3", f"--max_steps={STEPS}", "--global_batch=32", "--seed=5"] + list(flags)
         if any(flag.startswith("--dataset=") for flag in flags[1:]):
             del flags[0]
@@ -98,7 +98,7 @@ class SameTrainingTest(unittest.TestCase):
         self.compare("--model=mlp", "--learning_rate=0.02", theirs_alone=["--precision=double"], tolerance=2e-6)
 
     def test_synthetic_data(self):
-        # 12 of an epoch's 1875 steps; the test loss is of all 10,000 images.
+        # 12 of an epoch's 1875 steps. The test loss is over all 10,000 images.
         self.compare("--model=mlp", "--dataset=synthetic", "--learning_rate=0.02", epochs=1)
 
     def test_lenet5_with_adamw_and_steps(self):

@@ -1,4 +1,4 @@
-"""The PyTorch peer on small files: readers, sampler, digest order, one process against two, the record's schema."""
+"""Tests the PyTorch peer on small files: readers, sampler, digest order, one process against two, the record."""
 
 import argparse
 import gzip
@@ -14,7 +14,7 @@ import unittest
 
 try:
     import torch
-except ImportError:  # The peer is optional: a machine without torch runs Starring, but not the comparison.
+except ImportError:  # the peer is optional: without torch Starring runs, but not the comparison
     print("SKIPPED: this python3 has no torch, so nothing of bench/ddp was tested", file=sys.stderr)
     sys.exit(0)
 
@@ -44,7 +44,7 @@ def write_mnist(folder):
 
 
 def proto_fields(message):
-    """Field names of one message of run_record.proto."""
+    """The names of the fields of one message in run_record.proto."""
     with open("proto/starring/v1/run_record.proto", encoding="utf-8") as file:
         body = re.search(rf"message {message} {{(.*?)\n}}", file.read(), re.DOTALL).group(1)
     return set(re.findall(r"^\s*(?:repeated )?[\w<>, ]+ (\w+) = \d+;", body, re.MULTILINE))
@@ -107,7 +107,7 @@ class BatchesTest(unittest.TestCase):
 
 
 class PhiloxTest(unittest.TestCase):
-    """The same numbers as the tests of worker/data and worker/model expect of the C++ side."""
+    """Expects the numbers that the tests of worker/data and worker/model expect from the C++ side."""
 
     def test_published_vector(self):
         self.assertEqual([f"{word:08x}" for word in philox.words(0, 0, 0, 0, [0])[0]],
@@ -171,7 +171,7 @@ class TrainTest(unittest.TestCase):
             loaded = self.run_peer(folder, data="dataloader")
         self.assertEqual(one["steps"], 14)
         self.assertEqual((one["config"]["sync"], two["config"]["sync"]), ("local", "ddp"))
-        # 101 is not a multiple of 16, and 5 samples do not halve: a mean over ranks instead of samples shows here.
+        # 101 is no multiple of 16, and two ranks cannot share 5 samples equally: a mean over ranks would show here.
         for epoch in (0, 1):
             self.assertAlmostEqual(one["epochs"][epoch]["train_loss"], two["epochs"][epoch]["train_loss"], places=4)
             self.assertAlmostEqual(one["epochs"][epoch]["test_loss"], two["epochs"][epoch]["test_loss"], places=4)
@@ -184,7 +184,7 @@ class TrainTest(unittest.TestCase):
         self.assert_schema(two)
 
     def test_nothing_holds_the_process_group_at_the_end(self):
-        # Else its threads outlive the interpreter now and then, which ends the process by SIGABRT.
+        # Otherwise its threads sometimes outlive the interpreter, which ends the process by SIGABRT.
         script = ("import gc, train; from torch.nn.parallel import DistributedDataParallel as Ddp; train.main();"
                   "found = [one for one in gc.get_objects() if isinstance(one, Ddp)]; assert not found, found")
         with socket.socket() as probe:

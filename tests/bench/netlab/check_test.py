@@ -1,7 +1,7 @@
-"""worker --check between hosts that do not reach each other: the one thing to mend is named, and nothing hangs.
+"""Tests worker --check between hosts that do not reach each other: it must name the problem and never hang.
 
-Hosts are network namespaces. A host's way back is blocked, its interface is down, or Open MPI is told of a network that
-is an island.
+Hosts are network namespaces. A host's answers are blocked, its interface is down, or Open MPI is given a network that
+leads nowhere.
 """
 
 import os
@@ -30,14 +30,14 @@ class CheckTest(unittest.TestCase):
         subprocess.run(lab.command(host, ["sh", "-ec", script]), check=True, timeout=SECONDS_MAX)
 
     def run_ring(self, lab, settings=None):
-        """A check by mpirun, one rank on each host. `settings` are Open MPI's, in place of the lab's."""
+        """Runs a check by mpirun with one rank on each host. `settings` replace the lab's settings for Open MPI."""
         command = lab.mpirun([WORKER, "--sync=ring", "--check", "--device=cpu"])
         for name, value in (settings or {}).items():
             command[command.index(name) + 1] = value
         return self.finish(command)
 
     def run_srun_ring(self, lab, settings):
-        """The same with what the workers take for srun: it carries no findings, so that MPI has to gather them."""
+        """Runs a check that looks like srun to the workers: it passes on no findings, so MPI must gather them."""
         as_srun = ("export SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=%d SLURM_LOCALID=0 "
                    "SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_NTASKS=$OMPI_COMM_WORLD_SIZE; "
                    'unset OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE; exec "$@"' % lab.hosts)
@@ -47,7 +47,7 @@ class CheckTest(unittest.TestCase):
         return self.finish(command)
 
     def run_star(self, lab, workers):
-        """Servers on all hosts of the lab, which stay; checks by workers, rank r on host workers[r]."""
+        """Starts servers on all hosts, which keep running; then runs checks by workers, rank r on host workers[r]."""
         secret = lab.make_secret(LAUNCH)
         servers, _ = lab.star_commands([SERVER], [WORKER], secret)
         for command in servers:
@@ -73,7 +73,7 @@ class CheckTest(unittest.TestCase):
         return done.returncode, done.stdout
 
     def sentence(self, output):
-        """The last sentence of the table, its lines put together; mpirun may add remarks of its own."""
+        """The table's last sentence in one line, without mpirun's own remarks."""
         found = re.search(r"(?m)^((?:not )?ready: .*(?:\n  .*)*)", output)
         self.assertIsNotNone(found, output)
         return re.sub(r"\s+", " ", found[1])
@@ -86,7 +86,7 @@ class CheckTest(unittest.TestCase):
             rates = re.findall(r"(?m)^w\d +w\d +tcp +10\.77\.0\.\d:\d+ +eth0 +reachable +\S+ ms +(.*) Mbit/s", output)
             self.assertEqual(len(rates), 6, output)
             for rate in rates:
-                self.assertLess(int(rate), 1500, output)  # the link's 1000, and its burst
+                self.assertLess(int(rate), 1500, output)  # the link has 1000, and a burst comes on top
             codes, outputs = self.run_star(lab, [0, 1, 2])
             self.assertEqual(codes, [0, 0, 0], outputs)
             self.assertEqual(self.sentence(outputs[0]), "ready: 3 workers reach all 3 servers", outputs[0])
@@ -94,7 +94,7 @@ class CheckTest(unittest.TestCase):
 
     def test_a_host_whose_packets_are_lost(self):
         with Netlab(hosts=3) as lab:
-            # What host2 sends to host0 is dropped: as by a firewall, host0's dials are never answered.
+            # Packets from host2 to host0 are dropped, as by a firewall: host0's dials are never answered.
             self.shell(lab, 2, "ip route add blackhole %s/32" % lab.addresses[0])
             codes, outputs = self.run_star(lab, [0, 1])
             self.assertEqual(codes, [3, 3], outputs)
@@ -112,7 +112,7 @@ class CheckTest(unittest.TestCase):
                           self.sentence(outputs[1]), outputs[1])
 
     def run_star_of_first(self, lab):
-        """One server, on host 0; worker r on host r."""
+        """Runs a check with one server on host 0, and worker r on host r."""
         secret = lab.make_secret(LAUNCH)
         server = subprocess.Popen(lab.command(0, [SERVER, "--listen=%s:7077" % lab.addresses[0],
                                                   "--job_secret=" + secret]),
@@ -126,7 +126,7 @@ class CheckTest(unittest.TestCase):
         return self.finish_workers([lab.command(rank, [WORKER, *flags, "--rank=%d" % rank]) for rank in (0, 1)])
 
     def make_islands(self, lab):
-        """Each host has an interface of its own that leads nowhere, in a subnet of its own."""
+        """Gives each host a further interface that leads nowhere, in its own subnet."""
         for host in range(lab.hosts):
             self.shell(lab, host, "ip link add island type veth peer name shore; "
                                   "ip address add 10.9%d.0.1/24 dev island; "
@@ -135,7 +135,7 @@ class CheckTest(unittest.TestCase):
     def test_srun_on_an_island(self):
         with Netlab(hosts=2) as lab:
             self.make_islands(lab)
-            # Open MPI ends the job in its first collective: each host has said before where it is.
+            # Open MPI ends the job in its first collective. Each host must have printed its addresses before.
             code, output = self.run_srun_ring(lab, {"btl_tcp_if_include": "island"})
             self.assertNotEqual(code, 0, output)
             for host in range(2):
@@ -157,7 +157,7 @@ class CheckTest(unittest.TestCase):
             self.assertRegex(self.sentence(output), r"not ready: w0 cannot reach w1 at 10\.91\.0\.1:\d+: network is "
                                                     r"unreachable \(ENETUNREACH\): bring up the interface, or set "
                                                     r"OMPI_MCA_btl_tcp_if_include to a network that all hosts share")
-            # Both are offered. Open MPI takes the island too and ends the job, after the table and the way out.
+            # Open MPI also uses the interface that leads nowhere, and ends the job after the table and the advice.
             code, output = self.run_ring(lab, {"btl_tcp_if_include": "eth0,island"})
             self.assertNotEqual(code, 0, output)
             self.assertRegex(output, r"w0 +w1 +tcp +10\.77\.0\.2:\d+ +eth0 +reachable", output)

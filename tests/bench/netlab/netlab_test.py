@@ -1,4 +1,4 @@
-"""A lab of several hosts: its names, its links, star and ring across it, and that nothing is left of it."""
+"""Tests a lab of several hosts: names, links, star and ring across it, and that it leaves nothing behind."""
 
 import json
 import os
@@ -16,7 +16,7 @@ SERVER = os.path.abspath("server/server")
 WORKER = os.path.abspath("worker/worker")
 LAUNCH = os.path.abspath("deploy/launch")
 SECONDS_MAX = 60
-# mlp: the network has to carry 7 MB a step. 200 samples in batches of 33 leave a last batch of 2.
+# The network carries 7 MB in a step of mlp. 200 samples in batches of 33 leave a last batch of 2.
 JOB = ["--model=mlp", "--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50",
        "--global_batch=33", "--epochs=2", "--progress=plain", "--device=cpu"]
 
@@ -32,7 +32,7 @@ print(count * 8 / (time.monotonic() - start))
 """
 SEND = "import socket, sys; socket.create_connection((sys.argv[1], 9000)).sendall(bytes(int(sys.argv[2])))"
 
-# Says which processes the lab lives in, then stays.
+# Prints the processes of the lab, then keeps running.
 OWNER = """
 import json, signal, sys
 from netlab import Netlab
@@ -93,7 +93,7 @@ class NetlabTest(unittest.TestCase):
             found = self.run_to_end(lab.command(2, ["getent", "hosts", "host1"])).split()
             self.assertEqual(found, [lab.addresses[1], "host1"])
             self.assertEqual(self.run_to_end(lab.command(1, ["pwd"])).strip(), os.getcwd())
-            # Two labs at a time: the same addresses, and nothing in common.
+            # Two labs at the same time have the same addresses and nothing in common.
             with Netlab(hosts=1) as other:
                 self.assertEqual(self.run_to_end(other.command(0, ["hostname", "-I"])).strip(), lab.addresses[0])
 
@@ -120,7 +120,8 @@ class NetlabTest(unittest.TestCase):
         self.assertEqual(star["config"]["same_host"], "socket")
         self.assertEqual(star["config"]["security"], "token")
         self.assertEqual(ring["config"]["world_size"], 2)
-        # 2 hosts: 7.4 MB out and 7.4 MB in a step, at 1 Gbit/s. Far less would mean that they did not cross the link.
+        # With 2 hosts a step sends and receives 7.4 MB at 1 Gbit/s. A much shorter time would mean that the link was
+        # not used.
         for record in (star, ring):
             self.assertGreater(record["step_ms"]["p50"], 25, record)
 
@@ -137,7 +138,7 @@ class NetlabTest(unittest.TestCase):
             end = time.monotonic() + 20
             while any(is_alive(pid) for pid in processes) or os.path.exists(folder):
                 self.assertLess(time.monotonic(), end, "signal %d left %s" % (signal_number, processes))
-                time.sleep(0.02)  # polls /proc: there is nothing to be woken by
+                time.sleep(0.02)  # the end of a process that is no child causes no event
 
     def test_what_cannot_be_is_refused(self):
         for flags, why in ((["--rate=fast"], "is not a number"), (["--hosts=0"], "between 1 and 200")):

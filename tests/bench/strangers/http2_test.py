@@ -1,4 +1,4 @@
-"""The stranger's bytes mean what they should: an attack that speaks nonsense by mistake would show nothing."""
+"""Tests the stranger's encoding: an attack that sends wrong bytes by mistake would prove nothing."""
 
 import socket
 import struct
@@ -30,7 +30,7 @@ class BytesTest(unittest.TestCase):
 
 
 class ConnectionTest(unittest.TestCase):
-    """Against a socket that answers with frames of the test's choice."""
+    """Tests a connection to a socket that answers with the test's frames."""
 
     def setUp(self):
         listener = socket.create_server(("127.0.0.1", 0))

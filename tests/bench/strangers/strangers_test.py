@@ -1,4 +1,4 @@
-"""A job that every kind of stranger attacks, a few seconds each: its digest, the server's memory, nothing served."""
+"""Attacks a job in every way for a few seconds: checks digest, memory, and that nothing is answered."""
 
 import os
 import subprocess
