@@ -113,7 +113,7 @@ absl::Status CheckDevice(const WorkerOptions& options) {
     return Refuse("math", NameOf(kMaths, options.math), "--device=cpu computes in fp32: drop one of the two");
   }
   if (options.conv == CudaConvolutions::kCudnn) {
-    return Refuse("conv", "cudnn", "--device=cpu computes convolutions by oneDNN: drop one of the two");
+    return Refuse("conv", "cudnn", "--device=cpu has no cuDNN: drop one of the two");
   }
   return absl::OkStatus();
 }
