@@ -66,7 +66,8 @@ absl::Status ValidateOptions(const OwnedSlices::Options& options) {
   return ValidateSlices(options.slices, options.element_count);
 }
 
-// Where `piece` begins in the slice whose ranges begin at `offsets`; -1 if it is empty or not inside one range.
+// Where `piece` begins in the slice whose ranges begin at `offsets`; -1 if it is empty or not inside one range. A
+// binary search, because a rank of a ring owns one range of each block, hundreds of them in a large bucket.
 int64_t OffsetOf(ElementRange piece, const Ranges& ranges, const std::vector<int64_t>& offsets) {
   const auto after = std::upper_bound(ranges.begin(), ranges.end(), piece.begin,
                                       [](int64_t element, const ElementRange& range) { return element < range.begin; });
@@ -127,6 +128,7 @@ void OwnedSlices::Update(const SlicePiece& piece) {
                                       .parameters_in = piece.parameters_in,
                                       .parameters_out = piece.parameters_out,
                                       .state = std::span(part).first(state_.size())});
+  // Pieces come in any order, and there may be one or thousands of them, so their lengths tell when the step is over.
   if (bucket.updated_count < bucket.element_count) return;
   bucket.updated_count = 0;
   ++bucket.step;
