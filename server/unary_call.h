@@ -39,9 +39,8 @@ class UnaryCall {
   const Request& request() const { return request_; }
   // As ServerContext::peer() names it; meaningful from on_request on.
   std::string peer() const { return context_.peer(); }
-  bool answered() const { return answering_ || answered_ || done_; }
 
-  // REQUIRES: !answered().
+  // REQUIRES: one of the two is called, once, and before on_gone.
   void Answer(const Reply& reply) {
     answering_ = true;
     responder_.Finish(reply, grpc::Status::OK, &answer_tag_);
@@ -61,7 +60,6 @@ class UnaryCall {
   }
   void OnAnswered() {
     answering_ = false;
-    answered_ = true;
     if (done_) events_.on_gone(this);
   }
   void OnDone() {
@@ -77,7 +75,6 @@ class UnaryCall {
   CompletionTag answer_tag_{[this](bool) { OnAnswered(); }};
   CompletionTag done_tag_{[this](bool) { OnDone(); }};
   bool answering_ = false;
-  bool answered_ = false;
   bool done_ = false;
 };
 
