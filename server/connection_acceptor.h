@@ -114,9 +114,9 @@ class ConnectionAcceptor {
   // Cuts stranger `id` if it sends too much. True if it has sent something since the last look.
   bool CheckStranger(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Frees the seats of strangers that have left, then returns whether one is free.
-  bool HasSeat() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  [[nodiscard]] bool HasSeat() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the connection a seat. False if it is gone already, or if there is no descriptor to watch it by.
-  bool Seat(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  [[nodiscard]] bool Seat(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Cuts the oldest stranger if it has had its time and gRPC has closed those that were cut before.
   void CutIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False if there is no stranger.
