@@ -10,6 +10,7 @@ import re
 import subprocess
 import unittest
 
+import mirrors
 import references
 
 LINE_WIDTH_MAX = 120
@@ -244,6 +245,29 @@ class StyleTest(unittest.TestCase):
         self.assertEqual(find("a.cc", 'Print("see common/README.md#none");\n'),
                          ["1: common/README.md#none: the page has no such heading"])
         self.assertEqual(find("a.cc", 'Print("see common/none.md");\n'), ["1: common/none.md: there is no such page"])
+
+    def test_each_header_without_a_test_is_found(self):
+        paths = ["common/a.h", "common/b.h", "kernels/cuda/c.h", "kernels/cuda/d.h", "tests/common/a_test.cc",
+                 "tests/kernels/c_suite.cc", "third_party/e.h", "tests/common/f.h"]
+        right = "They have nothing\nto test:\n  common/b.h\n  kernels/cuda/d.h\n"
+
+        def find(text):
+            return list(mirrors.problems(paths, text))
+
+        self.assertEqual(find(right), [])
+        self.assertEqual(find("Why:\n  common/b.h\n"), ["1: kernels/cuda/d.h has no test: write "
+                                                       "tests/kernels/cuda/d_test.cc, or list it with the reason"])
+        self.assertEqual(find(right + "  common/a.h\n"), ["5: common/a.h has a test: take it out"])
+        self.assertEqual(find(right + "  common/g.h\n"), ["5: common/g.h does not exist: take it out"])
+        self.assertEqual(find(right + "  common/b.h\n"), ["5: common/b.h is here twice"])
+        self.assertEqual(find("  common/b.h\n" + right)[0], "1: common/b.h has no reason above it")
+
+    def test_every_header_has_a_test(self):
+        root = find_repository()
+        with open(os.path.join(root, mirrors.LIST), encoding="utf-8") as file:
+            problems = [f"{mirrors.LIST}:{problem}" for problem in mirrors.problems(list_files(root), file.read())]
+        if problems:
+            self.fail("\n" + "\n".join(problems))
 
     def test_references(self):
         root = find_repository()
