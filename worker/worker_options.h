@@ -107,7 +107,8 @@ struct WorkerOptions {
   uint64_t seed = 1;
 
   OptimizerConfig optimizer = {.momentum = 0.9};
-  LearningRateSchedule schedule = {.base = 0.05};  // cosine: total_steps 0 until the trainer knows the steps per epoch
+  // total_steps is 0 until the trainer knows the steps of an epoch.
+  LearningRateSchedule schedule = {.kind = ScheduleKind::kCosine, .base = 0.05};
 
   int threads = 1;
   std::optional<InstructionSet> isa;  // cpu; without a value: the best of this machine

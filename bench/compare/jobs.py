@@ -141,8 +141,12 @@ class Matrix:
                  peer_settings: Callable[[str, str, int], dict[str, str]], device: device_choice.Device = CPU) -> None:
         self.options, self.torch, self.peer_settings, self.device = options, torch, peer_settings, device
         self.cores = machine.cores()
+        train_flags = shlex.split(options.train_flags)
         self.shared_flags = [f"--dataset={options.dataset}", f"--augment={options.augment}", f"--seed={options.seed}",
-                             *shlex.split(options.train_flags)]
+                             *train_flags]
+        if not any(flag.startswith("--schedule=") for flag in train_flags):
+            # A rate that changes in every step would rule out ddp-tuned's captured step.
+            self.shared_flags.append("--schedule=constant")
         if options.data_dir:
             self.shared_flags.append(f"--data_dir={options.data_dir}")
 

@@ -93,7 +93,7 @@ class ObstacleTest(unittest.TestCase):
     def obstacle(self, *flags, backend="", world_size=1, version="2.1.0+cu121"):
         device = devices.Device(torch.device("cuda", 0), "fp32", backend, world_size)
         with mock.patch.object(torch, "__version__", version):
-            return step_graph.obstacle(options.parse(["--cuda_graph", *flags]), device)
+            return step_graph.obstacle(options.parse(["--cuda_graph", "--schedule=constant", *flags]), device)
 
     def test_nothing_stands_in_the_way(self):
         self.assertEqual(self.obstacle(), "")
@@ -293,7 +293,7 @@ class SweepTest(unittest.TestCase):
             return result
 
         with mock.patch.object(sweep, "_step_seconds", measure):
-            best = sweep.find_best(options.parse([]), 0, device, None)
+            best = sweep.find_best(options.parse(["--schedule=constant"]), 0, device, None)
         self.assertTrue(best["settings"]["fused"])
         self.assertFalse(best["settings"]["foreach"])
         self.assertFalse(best["settings"]["cuda_graph"])
