@@ -12,7 +12,7 @@
 
     starring_cc_test(                      # in tests/<folder>/BUILD
         name = "layout_test",
-        size = "small",                    # required: STYLE says every test has one
+        size = "small",                    # every test has one
         srcs = ["layout_test.cc"],
         tags = ["tsan"],                   # runs under ThreadSanitizer too: for tests without gRPC and MPI
         deps = ["//common:layout"],        # gtest, gmock and a main are added
