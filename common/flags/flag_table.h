@@ -59,7 +59,6 @@ constexpr FlagLimits Switch() { return {.kind = FlagLimits::Kind::kSwitch}; }
 constexpr FlagLimits Whole(int64_t least, uint64_t most) {
   return {.kind = FlagLimits::Kind::kWhole, .least = least, .most = most};
 }
-constexpr FlagLimits AnyWhole() { return Whole(0, std::numeric_limits<uint64_t>::max()); }
 constexpr FlagLimits Real(double least, double most) {
   return {.kind = FlagLimits::Kind::kReal, .real_least = least, .real_most = most};
 }
