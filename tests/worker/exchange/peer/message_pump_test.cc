@@ -1,0 +1,129 @@
+#include "worker/exchange/peer/message_pump.h"
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/check.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/peer/in_memory_transport.h"
+
+namespace starring {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+// A rank's transport and pump; the transport is destroyed first, as the pump requires.
+struct Rank {
+  explicit Rank(std::unique_ptr<Transport> t) : pump(t.get(), {}), transport(std::move(t)) {}
+  MessagePump pump;
+  std::unique_ptr<Transport> transport;
+};
+
+void RunRanks(int world_size, uint64_t seed, const std::function<void(int rank, Rank& it)>& run) {
+  InMemoryNetwork network(world_size, seed);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int r = 0; r < world_size; ++r) ranks.push_back(std::make_unique<Rank>(network.CreateTransport(r)));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < world_size; ++r) threads.emplace_back([&, r] { run(r, *ranks[r]); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+std::string Text(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+absl::Status Await(MessagePump& pump, MessagePump::Token token, absl::Duration patience = absl::Seconds(20)) {
+  return pump.PumpUntil([&] { return pump.IsComplete(token); }, DeadlineAfter(patience), "a test");
+}
+
+// Notes which of its operations have completed.
+struct Notes final : Transport::Poster {
+  void OnCompletion(uint64_t operation) override { completed.push_back(operation); }
+  std::vector<uint64_t> completed;
+};
+
+TEST(MessagePump, CopiesAndMovesMessages) {
+  RunRanks(2, 1, [](int rank, Rank& it) {
+    std::string text = "hello";
+    std::vector<std::byte> in_place(3);
+    if (rank == 0) {
+      const MessagePump::Token copied = it.pump.Send(1, ControlTag::kSum, Bytes(text));
+      text = "other";  // the pump has its own copy
+      const std::string kept = "abc";
+      const MessagePump::Token from_here = it.pump.SendFrom(1, ControlTag::kState, Bytes(kept));
+      CHECK_OK(Await(it.pump, copied));
+      CHECK_OK(Await(it.pump, from_here));
+      return;
+    }
+    const MessagePump::Token copied = it.pump.Receive(0, ControlTag::kSum, 5);
+    const MessagePump::Token here = it.pump.ReceiveInto(0, ControlTag::kState, in_place);
+    CHECK_OK(Await(it.pump, copied));
+    CHECK_OK(Await(it.pump, here));
+    EXPECT_EQ(Text(it.pump.Take(copied)), "hello");
+    EXPECT_EQ(Text(in_place), "abc");
+  });
+}
+
+// Both posters number their operations from 0.
+TEST(MessagePump, ACompletionGoesToThePosterOfTheOperation) {
+  RunRanks(2, 2, [](int rank, Rank& it) {
+    Notes notes;
+    std::byte data{7};
+    if (rank == 0) {
+      CHECK_OK(Await(it.pump, it.pump.Send(1, ControlTag::kSum, {&data, 1})));
+      it.transport->PostSend(1, MessagePump::kFirstDataTag, {&data, 1}, {.poster = &notes, .operation = 0});
+    } else {
+      const MessagePump::Token token = it.pump.Receive(0, ControlTag::kSum, 1);
+      EXPECT_EQ(token, 0u);
+      std::byte got{0};
+      it.transport->PostReceive(0, MessagePump::kFirstDataTag, {&got, 1}, {.poster = &notes, .operation = 0});
+      CHECK_OK(Await(it.pump, token));
+    }
+    const auto done = [&] { return !notes.completed.empty(); };
+    CHECK_OK(it.pump.PumpUntil(done, DeadlineAfter(absl::Seconds(20)), "a test"));
+    EXPECT_THAT(notes.completed, ElementsAre(0));
+  });
+}
+
+TEST(MessagePump, ADeadlineHasNoMessage) {
+  InMemoryNetwork network(2, 3);
+  Rank rank(network.CreateTransport(0));
+  const MessagePump::Token token = rank.pump.Receive(1, ControlTag::kSum, 1);
+  const absl::Status status = Await(rank.pump, token, absl::Milliseconds(30));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status.message()), IsEmpty());
+  EXPECT_TRUE(rank.pump.failure().ok());  // the caller decides what it means
+  const absl::StatusOr<std::string> missing = rank.pump.FindMissing();
+  ASSERT_TRUE(missing.ok());
+  EXPECT_THAT(*missing, HasSubstr("rank 1 does not answer"));
+}
+
+TEST(MessagePump, AnAbortReachesThePeerAndNothingWorksAfterIt) {
+  RunRanks(2, 4, [](int rank, Rank& it) {
+    Notes notes;
+    std::byte data{1};
+    if (rank == 0) {
+      // It would complete, but nobody may go on with it.
+      it.transport->PostSend(1, MessagePump::kFirstDataTag, {&data, 1}, {.poster = &notes, .operation = 5});
+      it.pump.Abort(absl::InternalError("enough"));
+      EXPECT_EQ(it.pump.Pump().status(), absl::InternalError("enough"));
+      EXPECT_THAT(notes.completed, IsEmpty());
+      return;
+    }
+    const absl::Status status = Await(it.pump, it.pump.Receive(0, ControlTag::kSum, 1));
+    EXPECT_EQ(status, absl::UnavailableError("rank 0 gave up: enough"));
+    it.pump.Abort(absl::InternalError("later"));  // the first failure stays
+    EXPECT_EQ(it.pump.failure(), status);
+  });
+}
+
+}  // namespace
+}  // namespace starring
