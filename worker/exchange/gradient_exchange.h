@@ -71,7 +71,7 @@ class GradientExchange {
   // The first step of destruction, after Finish, Abort or an error: ends the exchange's threads, after which it no
   // longer touches the memory it was given. False if a library still may: MPI may write into a receive that was posted
   // before an error. Then the caller must keep that memory and this object until the process ends.
-  virtual bool Release() { return true; }
+  [[nodiscard]] virtual bool Release() { return true; }
 
   // The orderly end. Collective. REQUIRES: no bucket is in flight.
   virtual absl::Status Finish() = 0;

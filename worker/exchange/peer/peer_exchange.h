@@ -59,7 +59,7 @@ class PeerExchange final : public GradientExchange {
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
-  bool Release() override;
+  [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
 

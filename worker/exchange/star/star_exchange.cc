@@ -39,7 +39,7 @@ class StarExchange final : public GradientExchange {
  public:
   explicit StarExchange(StarOptions options) : options_(std::move(options)) {}
 
-  ~StarExchange() override { StarExchange::Release(); }
+  ~StarExchange() override { (void)StarExchange::Release(); }
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
   std::span<float> gradient_memory() override {
@@ -53,7 +53,7 @@ class StarExchange final : public GradientExchange {
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
-  bool Release() override;
+  [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
 
