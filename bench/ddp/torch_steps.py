@@ -86,8 +86,10 @@ class Job:
     def train(self) -> None:
         """Forward, loss, backward and optimizer: the part that a graph captures."""
         self.optimizer.zero_grad(set_to_none=True)
-        autocast: Any = torch.autocast("cuda", dtype=torch.bfloat16)
-        with autocast if self.flags.math == "bf16" else contextlib.nullcontext():
+        # PyTorch looks for a GPU as soon as autocast is made.
+        bf16 = self.flags.math == "bf16"
+        precision: Any = torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else contextlib.nullcontext()
+        with precision:
             loss = F.cross_entropy(self.model(self.batch_images), self.batch_labels)
         loss.backward()
         self.optimizer.step()
