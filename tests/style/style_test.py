@@ -256,7 +256,7 @@ class StyleTest(unittest.TestCase):
 
         self.assertEqual(find(right), [])
         self.assertEqual(find("Why:\n  common/b.h\n"), ["1: kernels/cuda/d.h has no test: write "
-                                                       "tests/kernels/cuda/d_test.cc, or list it with the reason"])
+                                                        "tests/kernels/cuda/d_test.cc, or list it with the reason"])
         self.assertEqual(find(right + "  common/a.h\n"), ["5: common/a.h has a test: take it out"])
         self.assertEqual(find(right + "  common/g.h\n"), ["5: common/g.h does not exist: take it out"])
         self.assertEqual(find(right + "  common/b.h\n"), ["5: common/b.h is here twice"])
