@@ -166,7 +166,11 @@ constexpr FlagSlot::Json JsonOf() {
 template <auto... kPath>
 bool Parse(absl::string_view text, void* options) {
   std::string error;
-  return absl::ParseFlag(text, &FieldOf<kPath...>(options), &error);
+  ValueOfPath<kPath...> value{};
+  // A text that is refused leaves the field as it was; Abseil's parsers set a number to 0 first.
+  if (!absl::ParseFlag(text, &value, &error)) return false;
+  FieldOf<kPath...>(options) = std::move(value);
+  return true;
 }
 template <auto... kPath>
 std::string Print(const void* options) {
