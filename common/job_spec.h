@@ -67,7 +67,7 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes);
 
 // What a sum over all ranks is for. Ranks that have diverged (another data set, another build) would otherwise add
 // numbers of different meaning, or wait for each other in vain. So a sum carries its purpose and its length, and
-// whoever adds the parts refuses parts that differ.
+// the process that adds the parts refuses parts that differ.
 //
 // Numbers go over the wire: never change one.
 enum class SumPurpose : int32_t {

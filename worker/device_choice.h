@@ -33,7 +33,7 @@ struct DeviceChoice {
 // is refused, and the note says how many workers may share. Ranks of srun --gpus-per-task have GPUs of their own,
 // however many each sees.
 //
-// `watch` outlives the device; null: nobody looks whether the GPU answers.
+// `watch` outlives the device; null: no watch reports a GPU that does not answer.
 absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options,
                                           CudaWatch* watch = nullptr);
 
