@@ -15,7 +15,6 @@
 namespace starring {
 namespace {
 
-using check_table::AllProcesses;
 using check_table::ClocksAhead;
 using check_table::CountText;
 using check_table::MemoryText;

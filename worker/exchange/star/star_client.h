@@ -100,7 +100,7 @@ class StarClient {
 
   // Wakes the exchange thread.
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  int& Pending(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_[static_cast<size_t>(1 + group)]; }
+  int& Pending(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_[group + 1]; }
 
   const Options options_;
   const int rank_;
@@ -131,7 +131,7 @@ class StarClient {
   bool stop_asked_ ABSL_GUARDED_BY(mutex_) = false;
   bool wake_set_ ABSL_GUARDED_BY(mutex_) = false;
   bool lanes_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<int> pending_ ABSL_GUARDED_BY(mutex_);    // requests that are not over, by 1 + group
+  std::vector<int> pending_ ABSL_GUARDED_BY(mutex_);    // requests that are not over, by group + 1
   std::optional<int> awaited_ ABSL_GUARDED_BY(mutex_);  // the group that the trainer's thread waits for
   absl::Status status_ ABSL_GUARDED_BY(mutex_);         // the published failure
   grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
