@@ -76,20 +76,20 @@ TEST(MessagePump, CopiesAndMovesMessages) {
 TEST(MessagePump, ACompletionGoesToThePosterOfTheOperation) {
   RunRanks(2, 2, [](int rank, Rank& it) {
     Notes notes;
-    std::byte data{7};
+    std::byte data{7}, got{0};  // outlive their operations
     if (rank == 0) {
       CHECK_OK(Await(it.pump, it.pump.Send(1, ControlTag::kSum, {&data, 1})));
       it.transport->PostSend(1, MessagePump::kFirstDataTag, {&data, 1}, {.poster = &notes, .operation = 0});
     } else {
       const MessagePump::Token token = it.pump.Receive(0, ControlTag::kSum, 1);
       EXPECT_EQ(token, 0u);
-      std::byte got{0};
       it.transport->PostReceive(0, MessagePump::kFirstDataTag, {&got, 1}, {.poster = &notes, .operation = 0});
       CHECK_OK(Await(it.pump, token));
     }
     const auto done = [&] { return !notes.completed.empty(); };
     CHECK_OK(it.pump.PumpUntil(done, DeadlineAfter(absl::Seconds(20)), "a test"));
     EXPECT_THAT(notes.completed, ElementsAre(0));
+    EXPECT_EQ(got, rank == 0 ? std::byte{0} : data);
   });
 }
 
