@@ -1,8 +1,5 @@
 // //deploy:table: prints run records as one table. Exit code 1 if two runs differ that must agree.
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -34,9 +31,7 @@ absl::Status PrintTable(const std::vector<std::string>& paths) {
 }  // namespace starring
 
 int main(int argc, char** argv) {
-  // `bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it.
-  const char* const directory = getenv("BUILD_WORKING_DIRECTORY");
-  if (directory != nullptr && chdir(directory) != 0) std::fprintf(stderr, "table: cannot enter %s\n", directory);
+  starring::EnterUsersFolder("table");
   const absl::Status status = starring::PrintTable({argv + 1, argv + argc});
   if (!status.ok()) std::fprintf(stderr, "table: error: %s\n", std::string(status.message()).c_str());
   return starring::ExitCode(status);

@@ -93,6 +93,7 @@ absl::Status Serve(const ServerOptions& options) {
 }
 
 int Main(int argc, char** argv) {
+  EnterUsersFolder("server");
   KeepFreedMemory();
   setenv("GRPC_VERBOSITY", "NONE", 0);  // our own messages say what matters of gRPC's log
   // A message that does not parse is refused. Protobuf would also write a line for each, which a stranger could repeat

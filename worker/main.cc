@@ -345,6 +345,7 @@ int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std
 }
 
 int Main(int argc, char** argv) {
+  EnterUsersFolder("worker");
   KeepFreedMemory();
   setenv("GRPC_VERBOSITY", "NONE", 0);      // our own messages say what gRPC's log would
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core

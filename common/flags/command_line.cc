@@ -1,8 +1,12 @@
 #include "common/flags/command_line.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <utility>
@@ -218,6 +222,14 @@ int ExitCode(const absl::Status& status) {
     default:
       return kExitFailed;
   }
+}
+
+void EnterUsersFolder(const char* program) {
+  constexpr char kVariable[] = "BUILD_WORKING_DIRECTORY";
+  const char* const folder = std::getenv(kVariable);
+  if (folder == nullptr) return;
+  if (chdir(folder) != 0) std::fprintf(stderr, "%s: cannot enter %s: %s\n", program, folder, std::strerror(errno));
+  unsetenv(kVariable);
 }
 
 namespace flag_internal {

@@ -31,6 +31,14 @@ inline constexpr int kExitRefused = 2;      // flags, files or peers that contra
 inline constexpr int kExitPeerMissing = 3;  // a peer never came, or went away
 [[nodiscard]] int ExitCode(const absl::Status& status);
 
+// `bazel run` starts a program in a folder of its own, while the paths in the flags are relative to the user's folder.
+// Enters the user's folder, which `bazel run` names in BUILD_WORKING_DIRECTORY, and removes that variable, so that a
+// process started from here keeps the folder that it is given. Without the variable nothing happens. Prints a warning
+// in the name of `program` if the folder cannot be entered.
+//
+// Thread safety: call it first in main; it changes the environment and the working directory.
+void EnterUsersFolder(const char* program);
+
 // Which part of a file with a line "--" a program reads. A file without that line is read whole. kNone refuses "--".
 enum class FlagFilePart { kNone, kLauncher, kWorker };
 

@@ -140,9 +140,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
 int Main(int argc, char** argv) {
   // mpirun starts this program once for each rank (mpi_rank.h).
   if (IsRankCommand(argc, argv)) RunRank(argc, argv);
-  // `bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it.
-  const char* const directory = getenv("BUILD_WORKING_DIRECTORY");
-  if (directory != nullptr && chdir(directory) != 0) std::fprintf(stderr, "launch: cannot enter %s\n", directory);
+  EnterUsersFolder("launch");
   const absl::StatusOr<int> exit_code = Launch(argc, argv);
   if (exit_code.ok()) return *exit_code;
   std::fprintf(stderr, "launch: error: %s\n", std::string(exit_code.status().message()).c_str());

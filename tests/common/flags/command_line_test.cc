@@ -1,6 +1,9 @@
 #include "common/flags/command_line.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -190,6 +193,32 @@ TEST_F(ParseFlagsTest, HelpAndVersionPrintAndEndTheProcess) {
 TEST_F(ParseFlagsTest, RefusesOptionsOfAnotherProgram) {
   int other = 0;
   EXPECT_DEATH(ParseFlags(0, nullptr, Table(), &other).IgnoreError(), "kept in another struct");
+}
+
+// Run in a process of its own, because both change the process: the exit code says what was found.
+int FolderAfterEntering(const std::string& user, const std::string& expected) {
+  setenv("BUILD_WORKING_DIRECTORY", user.c_str(), 1);
+  EnterUsersFolder("program");
+  if (getenv("BUILD_WORKING_DIRECTORY") != nullptr) return 1;
+  return std::filesystem::equivalent(std::filesystem::current_path(), expected) ? 0 : 2;
+}
+
+TEST(EnterUsersFolderTest, EntersOnceAndForgetsTheFolder) {
+  const std::string folder = ::testing::TempDir();
+  EXPECT_EXIT(_exit(FolderAfterEntering(folder, folder)), ::testing::ExitedWithCode(0), "");
+}
+
+TEST(EnterUsersFolderTest, StaysAndWarnsIfTheFolderIsGone) {
+  const std::string here = std::filesystem::current_path();
+  EXPECT_EXIT(_exit(FolderAfterEntering("/no/such/folder", here)), ::testing::ExitedWithCode(0),
+              "program: cannot enter /no/such/folder: No such file");
+}
+
+TEST(EnterUsersFolderTest, StaysWithoutTheVariable) {
+  const std::filesystem::path here = std::filesystem::current_path();
+  unsetenv("BUILD_WORKING_DIRECTORY");
+  EnterUsersFolder("program");
+  EXPECT_EQ(std::filesystem::current_path(), here);
 }
 
 TEST(ExitCodeTest, TellsARefusalFromAFailureFromAMissingPeer) {
