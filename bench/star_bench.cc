@@ -109,13 +109,12 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
                                        .element_count = std::max<int64_t>(bytes / 4, 1),
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
-  auto exchange =
-      CreateStarExchange({.addresses = addresses,
-                          .lanes = absl::GetFlag(FLAGS_lanes),
-                          .run_id = "",
-                          .security = Security(),
-                          .same_host = absl::GetFlag(FLAGS_shared_memory) ? StarOptions::SameHost::kSharedMemory
-                                                                          : StarOptions::SameHost::kSocket});
+  auto exchange = CreateStarExchange(
+      {.addresses = addresses,
+       .lanes = absl::GetFlag(FLAGS_lanes),
+       .run_id = "",
+       .security = Security(),
+       .same_host = absl::GetFlag(FLAGS_shared_memory) ? SameHost::kSharedMemory : SameHost::kSocket});
   CHECK_OK(exchange);
   std::vector<float> parameters(job.layout.element_count(), 1.0f);
   std::vector<float> own(job.layout.element_count());

@@ -109,9 +109,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
                                  .lanes = options.lanes,
                                  .run_id = options.run_id,
                                  .security = options.security,
-                                 .same_host = options.same_host == SameHost::kSharedMemory
-                                                  ? StarOptions::SameHost::kSharedMemory
-                                                  : StarOptions::SameHost::kSocket,
+                                 .same_host = options.same_host,
                                  .trace = tracing.trace,
                                  .stall = std::move(stall)});
     case Sync::kRing:

@@ -120,7 +120,6 @@ absl::Status CheckDevice(const WorkerOptions& options) {
 
 }  // namespace
 
-const char* SyncName(Sync sync) { return NameOf(kResolvedSyncs, sync); }
 const char* InstructionSetName(std::optional<InstructionSet> isa) { return NameOf(kInstructionSets, isa); }
 
 bool WorkerOptions::ServersAreHere() const {

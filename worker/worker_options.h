@@ -22,15 +22,14 @@
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
+#include "common/sync.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/data/dataset.h"
+#include "worker/exchange/star/same_host.h"
 #include "worker/launcher_environment.h"
 
 namespace starring {
 
-enum class Sync { kLocal, kStar, kRing, kMpi };
-// How a star's arrays travel between a worker and the servers of its own machine.
-enum class SameHost { kSharedMemory, kSocket };
 enum class DeviceKind { kAuto, kCpu, kCuda };
 // Whether a ring of GPUs may send from their memory: kAuto where MPI can.
 enum class CudaAwareMpi { kOff, kAuto };
@@ -40,8 +39,6 @@ enum class ProgressStyle { kLive, kPlain, kNone };
 // The names that the command line has for the values. An empty optional is "auto".
 inline constexpr Choice<std::optional<Sync>> kSyncs[] = {
     {"auto", std::nullopt}, {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
-inline constexpr Choice<Sync> kResolvedSyncs[] = {
-    {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
 inline constexpr Choice<SameHost> kSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
                                                   {"socket", SameHost::kSocket}};
 inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
@@ -66,7 +63,6 @@ inline constexpr Choice<std::optional<ProgressStyle>> kProgressStyles[] = {{"aut
                                                                            {"plain", ProgressStyle::kPlain},
                                                                            {"none", ProgressStyle::kNone}};
 
-const char* SyncName(Sync sync);
 // Without a value: auto.
 const char* InstructionSetName(std::optional<InstructionSet> isa);
 

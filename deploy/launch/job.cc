@@ -95,7 +95,7 @@ absl::StatusOr<JobOutcome> Job::Run() {
 
 absl::Status Job::Start() {
   switch (options_.sync) {
-    case LaunchSync::kStar: {
+    case Sync::kStar: {
       RETURN_IF_ERROR(StartServers());
       ASSIGN_OR_RETURN(const std::vector<std::string> addresses, AwaitServerAddresses());
       if (options_.proxies.empty()) return StartWorkers(addresses);
@@ -105,10 +105,10 @@ absl::Status Job::Start() {
       }
       return StartWorkers(options_.proxies);
     }
-    case LaunchSync::kRing:
-    case LaunchSync::kMpi:
+    case Sync::kRing:
+    case Sync::kMpi:
       return StartMpirun();
-    case LaunchSync::kLocal:
+    case Sync::kLocal:
       return StartWorkers({});
   }
   return absl::InternalError("no such sync");
@@ -168,7 +168,7 @@ absl::Status Job::StartWorkers(const std::vector<std::string>& addresses) {
     ChildSpec spec;
     spec.program = options_.worker_binary;
     spec.argv = WorkerCommand();
-    if (options_.sync == LaunchSync::kStar) {
+    if (options_.sync == Sync::kStar) {
       spec.argv.push_back(absl::StrCat("--servers=", absl::StrJoin(addresses, ",")));
       spec.argv.push_back(absl::StrCat("--rank=", rank));
       spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
@@ -240,7 +240,7 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 }
 
 std::vector<std::string> Job::WorkerCommand() const {
-  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", LaunchSyncName(options_.sync))};
+  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", SyncName(options_.sync))};
   if (options_.check) command.emplace_back("--check");
   AppendWatching(0, &command);
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());

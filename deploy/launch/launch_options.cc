@@ -101,11 +101,11 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
 // Loads the files that the processes will load, so that an unfit file is refused before any process starts.
 absl::Status ReadSecurity(LaunchOptions& options) {
   const std::vector<std::string> words = SecurityFlagWords(options.security);
-  if (options.sync != LaunchSync::kStar && !words.empty()) {
+  if (options.sync != Sync::kStar && !words.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("flag ", words.front(),
                                                    " protects the connections of a star, and "
                                                    "--sync=",
-                                                   LaunchSyncName(options.sync), " has none: drop it"));
+                                                   SyncName(options.sync), " has none: drop it"));
   }
   SecurityFiles files = options.security;
   // The launcher makes the job's secret, from which TLS has its key and certificate.
@@ -116,8 +116,8 @@ absl::Status ReadSecurity(LaunchOptions& options) {
 }
 
 absl::Status ReadServers(LaunchOptions& options) {
-  const char* const sync = LaunchSyncName(options.sync);
-  if (options.sync == LaunchSync::kStar) {
+  const char* const sync = SyncName(options.sync);
+  if (options.sync == Sync::kStar) {
     options.server_count = std::max(1, options.servers_asked);
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
   } else if (options.servers_asked > 0) {
@@ -125,7 +125,7 @@ absl::Status ReadServers(LaunchOptions& options) {
   }
   if (options.proxies.empty()) return absl::OkStatus();
   const std::string proxies = absl::StrJoin(options.proxies, ",");
-  if (options.sync != LaunchSync::kStar) {
+  if (options.sync != Sync::kStar) {
     return Refuse("through_proxy", proxies, absl::StrCat("--sync=", sync, " has no servers"));
   }
   if (static_cast<int>(options.proxies.size()) != options.server_count) {
@@ -137,8 +137,6 @@ absl::Status ReadServers(LaunchOptions& options) {
 }
 
 }  // namespace
-
-const char* LaunchSyncName(LaunchSync sync) { return NameOf(kLaunchSyncs, sync); }
 
 const FlagTable& LaunchFlags() {
   static const LaunchOptions defaults;
@@ -170,7 +168,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   }
 
   if (!options.make_secret.empty()) return options;
-  if (options.sync == LaunchSync::kLocal && options.worker_count > 1) {
+  if (options.sync == Sync::kLocal && options.worker_count > 1) {
     return Refuse("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
   RETURN_IF_ERROR(ReadServers(options));

@@ -12,17 +12,12 @@
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
+#include "common/sync.h"
 
 namespace starring {
 
-enum class LaunchSync { kLocal, kStar, kRing, kMpi };
-inline constexpr Choice<LaunchSync> kLaunchSyncs[] = {
-    {"star", LaunchSync::kStar}, {"ring", LaunchSync::kRing}, {"mpi", LaunchSync::kMpi}, {"local", LaunchSync::kLocal}};
-
-const char* LaunchSyncName(LaunchSync sync);
-
 struct LaunchOptions {
-  LaunchSync sync = LaunchSync::kStar;
+  Sync sync = Sync::kStar;
   int worker_count = 1;
   int servers_asked = 0;             // as given
   int server_count = 0;              // 0 unless star
@@ -47,7 +42,7 @@ namespace launch_flags {
 using L = LaunchOptions;
 
 inline constexpr FlagRow kRows[] = {
-    {"sync", "job", "how gradients are synchronised", OneOfAt<kLaunchSyncs, &L::sync>()},
+    {"sync", "job", "how gradients are synchronised", OneOfAt<kResolvedSyncs, &L::sync>()},
     {"workers", "job", "worker processes", WholeAt<&L::worker_count>(1, kWorldSizeMax)},
     {"servers", "job", "star: server processes; 0 means 1", WholeAt<&L::servers_asked>(0, kShardCountMax)},
     {"through_proxy", "job",

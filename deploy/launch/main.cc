@@ -53,7 +53,7 @@ class TemporaryFolder {
 };
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
-  std::string text = absl::StrCat("launch: ", LaunchSyncName(options.sync), ", cores:");
+  std::string text = absl::StrCat("launch: ", SyncName(options.sync), ", cores:");
   for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
     absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
   }
@@ -67,7 +67,7 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
 // run id, by which servers refuse workers that an earlier attempt left behind.
 absl::StatusOr<std::vector<std::string>> StarFlags(const LaunchOptions& options, const std::string& folder,
                                                    const std::string& run_id) {
-  if (options.sync != LaunchSync::kStar) return std::vector<std::string>();
+  if (options.sync != Sync::kStar) return std::vector<std::string>();
   SecurityFiles files = options.security;
   if (files.job_secret.empty()) {
     files.job_secret = absl::StrCat(folder, "/secret");

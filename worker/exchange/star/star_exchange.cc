@@ -116,7 +116,7 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
     }
   }
   ASSIGN_OR_RETURN(client_, StarClient::Join(job, std::move(client)));
-  if (options_.same_host == StarOptions::SameHost::kSharedMemory) RETURN_IF_ERROR(ShareMemory());
+  if (options_.same_host == SameHost::kSharedMemory) RETURN_IF_ERROR(ShareMemory());
   const absl::Status status = DistributeParameters();
   job_.optimizer_state.clear();  // the caller's spans need not outlive Start
   return status;
