@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/flags/command_line.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "common/steady_time.h"
@@ -72,17 +73,14 @@ Checkpointer::~Checkpointer() {
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
   const WorkerOptions& worker = *options.worker;
   if (!worker.checkpoint_dir.empty() && !worker.resume && HasCheckpoint(worker.checkpoint_dir)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("flag --checkpoint_dir cannot be \"", worker.checkpoint_dir,
-                     "\": it holds checkpoints of a run before: add --resume to go on with "
-                     "it, or name another folder"));
+    return RefuseFlag("checkpoint_dir", worker.checkpoint_dir,
+                      "it holds checkpoints of a run before: add --resume to go on with it, or name another folder");
   }
   std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(std::move(options)));
   if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
     absl::StatusOr<FolderLock> lock = FolderLock::Take(worker.checkpoint_dir, kLockPatience);
     if (absl::IsFailedPrecondition(lock.status())) {
-      return absl::InvalidArgumentError(absl::StrCat("flag --checkpoint_dir cannot be \"", worker.checkpoint_dir,
-                                                     "\": ", std::string(lock.status().message())));
+      return RefuseFlag("checkpoint_dir", worker.checkpoint_dir, std::string(lock.status().message()));
     }
     RETURN_IF_ERROR(lock.status());
     checkpointer->lock_.emplace(*std::move(lock));

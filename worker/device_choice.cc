@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/flags/command_line.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_device.h"
 
@@ -66,9 +67,8 @@ absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, cons
   return choice;
 }
 
-absl::Status Refuse(const char* flag, const std::string& value, const absl::Status& why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", std::string(why.message())));
+absl::Status Refuse(absl::string_view flag, absl::string_view value, const absl::Status& why) {
+  return RefuseFlag(flag, value, std::string(why.message()));
 }
 
 // A machine without cuDNN is common and not worth a note. A cuDNN that cannot be used is.

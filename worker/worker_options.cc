@@ -16,10 +16,6 @@ namespace {
 
 bool IsLoopback(const std::string& address) { return IsLoopbackHost(address.substr(0, address.rfind(':'))); }
 
-absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
-
 absl::Status ResolveOptimizer(OptimizerConfig& optimizer) {
   const bool sgd = optimizer.kind == OptimizerKind::kSgd;
   // The update computes in float32. Ranks, checkpoints and the record compare the numbers that it uses.
@@ -30,19 +26,21 @@ absl::Status ResolveOptimizer(OptimizerConfig& optimizer) {
   optimizer.beta2 = round(optimizer.beta2);
   optimizer.epsilon = round(optimizer.epsilon);
   if (!sgd && optimizer.nesterov)
-    return Refuse("nesterov", "true", "--optimizer=adamw has no momentum to look ahead with");
+    return RefuseFlag("nesterov", "true", "--optimizer=adamw has no momentum to look ahead with");
   return ValidateOptimizer(optimizer);
 }
 
 absl::Status CheckServers(const std::vector<std::string>& servers) {
-  if (servers.empty()) return Refuse("sync", "star", "it needs --servers=host:port,... (deploy/launch starts them)");
+  if (servers.empty())
+    return RefuseFlag("sync", "star", "it needs --servers=host:port,... (deploy/launch starts them)");
   if (servers.size() > kShardCountMax) {
-    return Refuse("servers", absl::StrCat(servers.size(), " addresses"),
-                  absl::StrCat("at most ", kShardCountMax, " servers"));
+    return RefuseFlag("servers", absl::StrCat(servers.size(), " addresses"),
+                      absl::StrCat("at most ", kShardCountMax, " servers"));
   }
   for (const std::string& server : servers) {
     ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(server), "--servers");
-    if (host_port.port == 0) return Refuse("servers", server, "no server listens on port 0: give the one it prints");
+    if (host_port.port == 0)
+      return RefuseFlag("servers", server, "no server listens on port 0: give the one it prints");
   }
   return absl::OkStatus();
 }
@@ -55,28 +53,29 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
   if (options.world_size > kWorldSizeMax) {
-    return Refuse("world_size", absl::StrCat(options.world_size), absl::StrCat("at most ", kWorldSizeMax, " workers"));
+    return RefuseFlag("world_size", absl::StrCat(options.world_size),
+                      absl::StrCat("at most ", kWorldSizeMax, " workers"));
   }
   if (options.rank >= options.world_size) {
-    return Refuse("rank", absl::StrCat(options.rank),
-                  absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
+    return RefuseFlag("rank", absl::StrCat(options.rank),
+                      absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
   }
   if (options.sync == Sync::kStar) return CheckServers(options.servers);
   const char* const sync = NameOf(kSyncs, asked.sync);
   if (!options.servers.empty()) {
-    return Refuse("servers", absl::StrJoin(options.servers, ","),
-                  absl::StrCat("--sync=", sync, " has no servers: drop one of the two"));
+    return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
+                      absl::StrCat("--sync=", sync, " has no servers: drop one of the two"));
   }
   if (options.sync == Sync::kLocal && options.world_size > 1) {
-    return Refuse("sync", sync,
-                  absl::StrCat("one process cannot be one of ", options.world_size,
-                               " workers: give --servers, or start with mpirun for the ring"));
+    return RefuseFlag("sync", sync,
+                      absl::StrCat("one process cannot be one of ", options.world_size,
+                                   " workers: give --servers, or start with mpirun for the ring"));
   }
   if ((options.sync == Sync::kRing || options.sync == Sync::kMpi) &&
       (options.rank != launcher.rank || options.world_size != launcher.world_size)) {
-    return Refuse("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
-                  absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
-                               ": in a ring mpirun numbers the workers, drop --rank and --world_size"));
+    return RefuseFlag("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
+                      absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
+                                   ": in a ring mpirun numbers the workers, drop --rank and --world_size"));
   }
   return absl::OkStatus();
 }
@@ -85,13 +84,10 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
 absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
   if (options.run_id.empty()) options.run_id = launcher.run_id;
   if (options.run_id.size() > kRunIdBytesMax) {
-    return Refuse("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
+    return RefuseFlag("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
   }
   if (options.sync != Sync::kStar) {
-    for (const std::string& word : SecurityFlagWords(options.security_files)) {
-      return absl::InvalidArgumentError(absl::StrCat("flag ", word, " protects the connections of a star, and --sync=",
-                                                     SyncName(options.sync), " has none: drop it"));
-    }
+    RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files, SyncName(options.sync)));
   }
   ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
   return absl::OkStatus();
@@ -106,14 +102,14 @@ int64_t DefaultBucketBytes(const WorkerOptions& options) {
 
 absl::Status CheckDevice(const WorkerOptions& options) {
   if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
-    return Refuse("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
+    return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
   }
   if (options.device != DeviceKind::kCpu) return absl::OkStatus();
   if (options.math != CudaMath::kFp32) {
-    return Refuse("math", NameOf(kMaths, options.math), "--device=cpu computes in fp32: drop one of the two");
+    return RefuseFlag("math", NameOf(kMaths, options.math), "--device=cpu computes in fp32: drop one of the two");
   }
   if (options.conv == CudaConvolutions::kCudnn) {
-    return Refuse("conv", "cudnn", "--device=cpu has no cuDNN: drop one of the two");
+    return RefuseFlag("conv", "cudnn", "--device=cpu has no cuDNN: drop one of the two");
   }
   return absl::OkStatus();
 }
@@ -145,15 +141,16 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   options.dataset.synthetic_width = options.dataset.synthetic_height;
   options.dataset.seed = options.seed;
   if (options.metrics_port + options.rank > kPortMax) {
-    return Refuse("metrics_port", absl::StrCat(options.metrics_port),
-                  absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
-                               ", and ports end at ", kPortMax));
+    return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port),
+                      absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
+                                   ", and ports end at ", kPortMax));
   }
-  if (options.resume && options.checkpoint_dir.empty()) return Refuse("resume", "true", "it needs --checkpoint_dir");
+  if (options.resume && options.checkpoint_dir.empty())
+    return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
   RETURN_IF_ERROR(CheckDevice(options));
   RETURN_IF_ERROR(ResolveOptimizer(options.optimizer));
   if (options.schedule.kind == ScheduleKind::kStep && options.schedule.decay_steps == 0) {
-    return Refuse("decay_steps", "0", "--schedule=step needs at least 1");
+    return RefuseFlag("decay_steps", "0", "--schedule=step needs at least 1");
   }
   return options;
 }

@@ -224,6 +224,10 @@ int ExitCode(const absl::Status& status) {
   }
 }
 
+absl::Status RefuseFlag(absl::string_view flag, absl::string_view value, absl::string_view why) {
+  return Refuse("", flag, value, why);
+}
+
 void EnterUsersFolder(const char* program) {
   constexpr char kVariable[] = "BUILD_WORKING_DIRECTORY";
   const char* const folder = std::getenv(kVariable);

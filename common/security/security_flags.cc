@@ -14,4 +14,11 @@ std::vector<std::string> SecurityFlagWords(const SecurityFiles& files) {
   return words;
 }
 
+absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view sync) {
+  const std::vector<std::string> words = SecurityFlagWords(files);
+  if (words.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "flag ", words.front(), " protects the connections of a star, and --sync=", sync, " has none: drop it"));
+}
+
 }  // namespace starring

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "common/flags/flag_table.h"
 #include "common/security/transport_security.h"
 
@@ -33,6 +35,9 @@ inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
 
 // The words of a command line that give another process the same values.
 std::vector<std::string> SecurityFlagWords(const SecurityFiles& files);
+
+// InvalidArgument, naming the first of these flags that is given: a job of this --sync has no connections to protect.
+absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view sync);
 
 }  // namespace starring
 

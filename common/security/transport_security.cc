@@ -8,15 +8,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/flags/command_line.h"
 #include "common/security/job_secret.h"
 #include "common/status.h"
 
 namespace starring {
 namespace {
-
-absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
 
 absl::StatusOr<std::string> ReadCertificates(absl::string_view flag, const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -32,18 +29,20 @@ bool NamesSite(const SecurityFiles& files) {
 
 absl::Status CheckFlags(const SecurityFiles& files) {
   if (files.tls && files.job_secret.empty() && !NamesSite(files)) {
-    return Refuse("tls", "true",
-                  "it needs --job_secret=FILE (deploy/launch --make_secret=FILE makes one), or a site's own --tls_ca, "
-                  "--tls_certificate and --tls_key");
+    return RefuseFlag(
+        "tls", "true",
+        "it needs --job_secret=FILE (deploy/launch --make_secret=FILE makes one), or a site's own --tls_ca, "
+        "--tls_certificate and --tls_key");
   }
   const struct {
     absl::string_view flag;
     const std::string& path;
   } site[] = {{"tls_ca", files.tls_ca}, {"tls_certificate", files.tls_certificate}, {"tls_key", files.tls_key}};
   for (const auto& [flag, path] : site) {
-    if (!path.empty() && !files.tls) return Refuse(flag, path, "without --tls nothing is encrypted: give both");
+    if (!path.empty() && !files.tls) return RefuseFlag(flag, path, "without --tls nothing is encrypted: give both");
     if (path.empty() && NamesSite(files)) {
-      return Refuse(flag, path, "--tls_ca, --tls_certificate and --tls_key belong together: give all three or none");
+      return RefuseFlag(flag, path,
+                        "--tls_ca, --tls_certificate and --tls_key belong together: give all three or none");
     }
   }
   return absl::OkStatus();

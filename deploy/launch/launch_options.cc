@@ -19,10 +19,6 @@
 namespace starring {
 namespace {
 
-absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
-
 // The program that the flag names; else the one that Bazel has built next to this launcher (bazel-bin/worker/worker and
 // bazel-bin/deploy/launch); else the one in the launcher's own folder, as a bundle has them.
 absl::StatusOr<std::string> FindProgram(absl::string_view name, absl::string_view flag, const std::string& given) {
@@ -86,27 +82,21 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   }
   constexpr absl::string_view kAfterToo = "it is after -- too: drop it there, the launcher gives it to every process";
   if (!options.trace.empty() && HasFlag(worker_flags, "trace")) {
-    return Refuse("trace", options.trace, kAfterToo);
+    return RefuseFlag("trace", options.trace, kAfterToo);
   }
   if (options.metrics_port >= 0 && HasFlag(worker_flags, "metrics_port")) {
-    return Refuse("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
+    return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
   }
   if (options.restart_count > 0 && !HasFlag(worker_flags, "checkpoint_dir")) {
-    return Refuse("restarts", absl::StrCat(options.restart_count),
-                  "a restart continues from a checkpoint: give the workers a --checkpoint_dir after --");
+    return RefuseFlag("restarts", absl::StrCat(options.restart_count),
+                      "a restart continues from a checkpoint: give the workers a --checkpoint_dir after --");
   }
   return absl::OkStatus();
 }
 
 // Loads the files that the processes will load, so that an unfit file is refused before any process starts.
 absl::Status ReadSecurity(LaunchOptions& options) {
-  const std::vector<std::string> words = SecurityFlagWords(options.security);
-  if (options.sync != Sync::kStar && !words.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("flag ", words.front(),
-                                                   " protects the connections of a star, and "
-                                                   "--sync=",
-                                                   SyncName(options.sync), " has none: drop it"));
-  }
+  if (options.sync != Sync::kStar) RETURN_IF_ERROR(RefuseSecurityFlags(options.security, SyncName(options.sync)));
   SecurityFiles files = options.security;
   // The launcher makes the job's secret, from which TLS has its key and certificate.
   if (files.job_secret.empty() && files.tls_ca.empty() && files.tls_certificate.empty() && files.tls_key.empty()) {
@@ -121,17 +111,17 @@ absl::Status ReadServers(LaunchOptions& options) {
     options.server_count = std::max(1, options.servers_asked);
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
   } else if (options.servers_asked > 0) {
-    return Refuse("servers", absl::StrCat(options.servers_asked), absl::StrCat("--sync=", sync, " has no servers"));
+    return RefuseFlag("servers", absl::StrCat(options.servers_asked), absl::StrCat("--sync=", sync, " has no servers"));
   }
   if (options.proxies.empty()) return absl::OkStatus();
   const std::string proxies = absl::StrJoin(options.proxies, ",");
   if (options.sync != Sync::kStar) {
-    return Refuse("through_proxy", proxies, absl::StrCat("--sync=", sync, " has no servers"));
+    return RefuseFlag("through_proxy", proxies, absl::StrCat("--sync=", sync, " has no servers"));
   }
   if (static_cast<int>(options.proxies.size()) != options.server_count) {
-    return Refuse("through_proxy", proxies,
-                  absl::StrCat("it has ", options.proxies.size(), " addresses for ", options.server_count,
-                               " servers: give one for each of --servers"));
+    return RefuseFlag("through_proxy", proxies,
+                      absl::StrCat("it has ", options.proxies.size(), " addresses for ", options.server_count,
+                                   " servers: give one for each of --servers"));
   }
   return absl::OkStatus();
 }
@@ -169,7 +159,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
 
   if (!options.make_secret.empty()) return options;
   if (options.sync == Sync::kLocal && options.worker_count > 1) {
-    return Refuse("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
+    return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
   RETURN_IF_ERROR(ReadServers(options));
   RETURN_IF_ERROR(ReadSecurity(options));
