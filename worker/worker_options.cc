@@ -14,12 +14,14 @@
 namespace starring {
 namespace {
 
+// CheckServers has parsed every address, so each has a port after its last colon.
 bool IsLoopback(const std::string& address) { return IsLoopbackHost(address.substr(0, address.rfind(':'))); }
 
 absl::Status ResolveOptimizer(OptimizerConfig& optimizer) {
   const bool sgd = optimizer.kind == OptimizerKind::kSgd;
   // The update computes in float32. Ranks, checkpoints and the record compare the numbers that it uses.
   const auto round = [](double value) { return static_cast<double>(static_cast<float>(value)); };
+  // AdamW has no momentum. With 0 the comparison of ranks does not depend on a flag without effect.
   optimizer.momentum = sgd ? round(optimizer.momentum) : 0;
   optimizer.weight_decay = round(optimizer.weight_decay);
   optimizer.beta1 = round(optimizer.beta1);
@@ -71,6 +73,8 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
                       absl::StrCat("one process cannot be one of ", options.world_size,
                                    " workers: give --servers, or start with mpirun for the ring"));
   }
+  // MPI numbers the processes itself. The exchange would refuse another number too, but only after the data has been
+  // read.
   if ((options.sync == Sync::kRing || options.sync == Sync::kMpi) &&
       (options.rank != launcher.rank || options.world_size != launcher.world_size)) {
     return RefuseFlag("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
@@ -87,13 +91,14 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
     return RefuseFlag("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
   }
   if (options.sync != Sync::kStar) {
+    // The flags are refused and not ignored, because a person who gives them expects protected connections.
     RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files, SyncName(options.sync)));
   }
   ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
   return absl::OkStatus();
 }
 
-// Small buckets overlap the exchange with computation better. In shared memory a bucket is just a message to every
+// Small buckets overlap the exchange with computation better. In shared memory a bucket is only a message to every
 // server and one back, and on few cores these messages cost more than the overlap gains.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
   const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
@@ -123,6 +128,7 @@ bool WorkerOptions::ServersAreHere() const {
 }
 
 const FlagTable& WorkerFlags() {
+  // The table points to the defaults, so both live as long as the process.
   static const WorkerOptions defaults;
   static const FlagTable table = MakeFlagTable("worker", "one training process.", worker_flags::kAllRows, &defaults);
   return table;
@@ -132,14 +138,17 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                                                  const LauncherEnvironment& launcher) {
   WorkerOptions options;
   RETURN_IF_ERROR(ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker).status());
+  // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
   options.bucket_bytes = options.asked.bucket_bytes > 0 ? options.asked.bucket_bytes : DefaultBucketBytes(options);
   options.prefetch_depth = options.asked.prefetch_depth;
-  // With one core the loader's threads would only take turns with the trainer.
+  // Without a core to spare, the loader's threads would only take turns with the trainer's.
   if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;
+  // One flag, --synthetic_size, sets both.
   options.dataset.synthetic_width = options.dataset.synthetic_height;
   options.dataset.seed = options.seed;
+  // The rank is added here and not where the port is opened, so that a wrong port is refused before training.
   if (options.metrics_port + options.rank > kPortMax) {
     return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port),
                       absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,

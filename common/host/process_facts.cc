@@ -42,6 +42,7 @@ std::string ControlGroup() {
 int64_t ControlGroupMemory() {
   int64_t left = std::numeric_limits<int64_t>::max();
   std::string folder = ControlGroup();
+  // Every group above may set a limit, and the tightest counts. "max", which means no limit, is no number.
   while (absl::StartsWith(folder, "/sys/fs/cgroup/")) {
     int64_t limit = 0;
     int64_t used = 0;
@@ -66,14 +67,16 @@ int64_t AvailableMemory() {
   return 0;
 }
 
-// Processes with the same text reach each other by 127.0.0.1. The boot's id tells machines apart, the network namespace
-// containers of one machine.
+// Processes with the same text reach each other by 127.0.0.1. The boot's id tells machines apart, and the network
+// namespace tells containers of one machine apart.
 std::string Machine() {
   char space[128] = "";
   if (readlink("/proc/self/ns/net", space, sizeof(space) - 1) < 0) space[0] = '\0';
   return absl::StrCat(FirstLine("/proc/sys/kernel/random/boot_id"), " ", space);
 }
 
+// The cores that this process may run on, which a launcher may have restricted. 0: unknown, as on a machine with more
+// cores than a cpu_set_t holds.
 int CoreCount() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -87,6 +90,7 @@ v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
   facts.set_role(role);
   facts.set_number(number);
   char host[256] = "";
+  // A name that is too long may be cut without a zero at its end. The last byte stays zero.
   gethostname(host, sizeof(host) - 1);
   facts.set_host(host);
   facts.set_machine(Machine());
@@ -98,6 +102,7 @@ v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
   facts.set_memory_bytes(AvailableMemory());
   rlimit descriptors = {};
   if (getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
+    // The hard limit: worker and server raise their soft one to it. Without a maximum, RLIM_INFINITY would become -1.
     const rlim_t most = std::numeric_limits<int32_t>::max();
     facts.set_descriptors(static_cast<int64_t>(std::min(descriptors.rlim_max, most)));
   }

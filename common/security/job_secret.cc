@@ -44,6 +44,7 @@ absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) 
     if (written < 0) return SystemError(path, errno);
     bytes.remove_prefix(static_cast<size_t>(written));
   }
+  // A crash of the machine must not leave half a secret, which no later call would replace.
   return fsync(fd) == 0 ? absl::OkStatus() : SystemError(path, errno);
 }
 
@@ -53,6 +54,8 @@ absl::StatusOr<std::string> ReadPrivateFile(const std::string& path) {
   // O_NONBLOCK: opening a pipe of that name would otherwise wait for a writer for ever.
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (file.get() < 0) return SystemError(path, errno);
+  // The facts are those of the open file, not of the path: between two looks at a path another file could take its
+  // place.
   struct stat facts;
   if (fstat(file.get(), &facts) != 0) return SystemError(path, errno);
   if (!S_ISREG(facts.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no file"));
@@ -85,11 +88,13 @@ absl::StatusOr<std::string> ReadPrivateFile(const std::string& path) {
 absl::StatusOr<JobSecret> JobSecret::Load(const std::string& path) {
   absl::StatusOr<std::string> content = ReadPrivateFile(path);
   if (!content.ok()) {
+    // Only a missing file has this way out: --make_secret never overwrites an unfit one.
     if (content.status().code() != absl::StatusCode::kNotFound) return content.status();
     return absl::NotFoundError(
         absl::StrCat(std::string(content.status().message()), ": make one by deploy/launch --make_secret=", path));
   }
   ASSIGN_OR_RETURN(KeyAndCertificate pair, ParseKeyAndCertificate(*content), path);
+  // The token is the digest of the whole file. A reader of the file can compute it, and the key itself never travels.
   return JobSecret(absl::HexStringToBytes(Sha256Hex(std::string_view(*content))), std::move(pair));
 }
 
@@ -104,6 +109,7 @@ absl::Status MakeJobSecret(const std::string& path) {
   // The umask may have taken bits from the mode that open was given.
   absl::Status status = fchmod(file.get(), 0600) == 0 ? absl::OkStatus() : SystemError(path, errno);
   if (status.ok()) status = WriteAll(file.get(), path, absl::StrCat(pair.private_key, pair.certificate));
+  // Half a secret would be refused by every process, and O_EXCL would keep the next call from replacing it.
   if (!status.ok()) unlink(path.c_str());
   return status;
 }

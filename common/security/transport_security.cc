@@ -16,6 +16,7 @@ namespace starring {
 namespace {
 
 absl::StatusOr<std::string> ReadCertificates(absl::string_view flag, const std::string& path) {
+  // A certificate is public. Unlike a key, it may have any mode.
   std::ifstream file(path, std::ios::binary);
   if (!file) return absl::NotFoundError(absl::StrCat("flag --", flag, ": ", path, ": ", std::strerror(errno)));
   std::string content(std::istreambuf_iterator<char>(file), {});
@@ -38,6 +39,7 @@ absl::Status CheckFlags(const SecurityFiles& files) {
     absl::string_view flag;
     const std::string& path;
   } site[] = {{"tls_ca", files.tls_ca}, {"tls_certificate", files.tls_certificate}, {"tls_key", files.tls_key}};
+  // The flags are checked one by one, so that the message names the flag that is missing.
   for (const auto& [flag, path] : site) {
     if (!path.empty() && !files.tls) return RefuseFlag(flag, path, "without --tls nothing is encrypted: give both");
     if (path.empty() && NamesSite(files)) {
@@ -81,6 +83,8 @@ absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& fil
                       .server_name = kJobSecretName};
     }
   }
+  // A site's certificates replace the secret's. The token stays: the authority may have signed certificates for others
+  // than this job's members.
   if (NamesSite(files)) {
     ASSIGN_OR_RETURN(security.tls, LoadSite(files));
   }

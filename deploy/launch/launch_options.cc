@@ -39,6 +39,7 @@ absl::StatusOr<std::string> FindProgram(absl::string_view name, absl::string_vie
                                           ": build it (bazel build //", name, ") or give --", flag));
 }
 
+// One dash or two, with or without a value, as the workers' parser reads it.
 bool IsFlag(absl::string_view word, absl::string_view flag) {
   if (!absl::ConsumePrefix(&word, "--") && !absl::ConsumePrefix(&word, "-")) return false;
   return word == flag || absl::StartsWith(word, absl::StrCat(flag, "="));
@@ -59,6 +60,7 @@ absl::StatusOr<std::vector<std::string>> WithFilesRead(const std::vector<std::st
     ASSIGN_OR_RETURN(
         const FlagFile file,
         ReadFlagFile(equals == std::string::npos ? worker_flags[i + 1] : worker_flags[i].substr(equals + 1)));
+    // As a worker reads it: the part after the line --, or all of a file that has no such line.
     for (const FlagLine& line : file.dashes_place.empty() ? file.lines : file.worker_lines) words.push_back(line.word);
   }
   return words;
@@ -98,7 +100,8 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
 absl::Status ReadSecurity(LaunchOptions& options) {
   if (options.sync != Sync::kStar) RETURN_IF_ERROR(RefuseSecurityFlags(options.security, SyncName(options.sync)));
   SecurityFiles files = options.security;
-  // The launcher makes the job's secret, from which TLS has its key and certificate.
+  // The launcher will make the job's secret, from which TLS takes its key and certificate. Until then --tls alone would
+  // be refused for want of them.
   if (files.job_secret.empty() && files.tls_ca.empty() && files.tls_certificate.empty() && files.tls_key.empty()) {
     files.tls = false;
   }
@@ -139,7 +142,8 @@ const FlagTable& LaunchFlags() {
 }
 
 std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {
-  // A flag that is given twice is refused.
+  // An old --resume is removed first, because a flag that is given twice is refused. The files of flags stay: a flag on
+  // the command line wins over a --resume in them.
   std::erase_if(worker_flags,
                 [](const std::string& word) { return IsFlag(word, "resume") || IsFlag(word, "noresume"); });
   worker_flags.emplace_back("--resume=true");
@@ -150,6 +154,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   LaunchOptions options;
   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, LaunchFlags(), &options, FlagFilePart::kLauncher));
   const char* const* const end = argv + argc;
+  // ParseFlags has stopped at the same word.
   const char* const* const dashes = std::find_if(argv, end, [](const char* word) { return strcmp(word, "--") == 0; });
   if (dashes != end) options.worker_flags.assign(dashes + 1, end);
   // Each worker reads its part of the file itself: its errors name file and line.
@@ -157,6 +162,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
     options.worker_flags.push_back(absl::StrCat("--flagfile=", file));
   }
 
+  // No process is started, so no program is looked for and no other flag has to fit.
   if (!options.make_secret.empty()) return options;
   if (options.sync == Sync::kLocal && options.worker_count > 1) {
     return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");

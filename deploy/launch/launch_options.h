@@ -49,11 +49,11 @@ inline constexpr FlagRow kRows[] = {
      "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints where "
      "the servers listen, so that the proxies can forward to them",
      TextAt<&L::proxies>("host:port,...")},
-    {"restarts", "job", "after a failure, start the job again with --resume, at most so many times",
+    {"restarts", "job", "after a failure, start the job again with --resume, at most this many times",
      WholeAt<&L::restart_count>(0, kRestartCountMax)},
     {"check", "job",
-     "instead of training: every process dials every other one that it would talk to; prints one table and whether the "
-     "job is ready, or what to mend; exit code 0, 2 or 3",
+     "instead of training: every process dials every other one that it would talk to; worker 0 prints one table, and "
+     "says that the job is ready or what to mend; exit code 0, 2 or 3",
      SwitchAt<&L::check>()},
     {"start_deadline_s", "job", "seconds for the servers to listen",
      SecondsAt<&L::start_deadline>(1, kStartSecondsMax)},
@@ -61,10 +61,10 @@ inline constexpr FlagRow kRows[] = {
      SecondsAt<&L::stop_deadline>(1, kStartSecondsMax)},
     {"cores_per_worker", "processor", "cores that each worker is pinned to; 0: an equal share",
      WholeAt<&L::cores_per_worker>(0, kCoreCountMax)},
-    {"cores_per_server", "processor", "cores that each server is pinned to; 0: what the workers leave, else all",
+    {"cores_per_server", "processor", "cores that each server is pinned to; 0: those that the workers leave, else all",
      WholeAt<&L::cores_per_server>(0, kCoreCountMax)},
     {"trace", "output",
-     "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...",
+     "every worker and server writes a timeline; trace.json becomes trace.worker-0.json, trace.server-0.json ...",
      TextAt<&L::trace>("file")},
     {"metrics_port", "output",
      "workers serve live numbers (Prometheus) from this port on, the servers after them; 0: free ones; -1: none",

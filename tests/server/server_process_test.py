@@ -202,7 +202,7 @@ class ServerProcessTest(unittest.TestCase):
         self.assertIn("500 workers with 2 lanes each need 2192 descriptors", errors)
         self.assertIn("may open 512", errors)
 
-    def test_nobody_comes(self):
+    def test_no_worker_comes(self):
         result = run_server("--listen=127.0.0.1:0", "--join_deadline_s=1")
         self.assertEqual(result.returncode, 3)
         self.assertIn("no worker has joined within 1s", result.stderr)

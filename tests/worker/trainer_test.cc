@@ -199,7 +199,7 @@ TEST_F(TrainerTest, AFailedCheckpointAfterAFailedRunIsAWarning) {
   rlimit before;
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
   rlimit small = before;
-  small.rlim_cur = 100;
+  small.rlim_cur = 100;  // bytes: too few for any file of a checkpoint
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
   const auto result = Train();
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);

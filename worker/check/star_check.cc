@@ -27,6 +27,7 @@ constexpr absl::Duration kKeepPause = absl::Seconds(1);
 // The facts of more servers would make a note too long.
 constexpr int kServersInNoteMax = 32;
 
+// A random number tells two processes of one rank apart: a server drops the notes of the one before.
 uint64_t DrawWorkerId() {
   std::random_device device;
   return (static_cast<uint64_t>(device()) << 32 | device()) | 1;  // not 0
@@ -38,11 +39,13 @@ class ServerBoard final : public NoteBoard {
   explicit ServerBoard(std::vector<StarCheckClient*> servers) : servers_(std::move(servers)) {}
 
   ~ServerBoard() override {
+    // A server would otherwise keep the notes until it forgets this worker, and a second check would find them.
     for (StarCheckClient* server : servers_) server->Leave(absl::Now() + absl::Seconds(1)).IgnoreError();
   }
 
   absl::Status Put(CheckStage stage, const std::string& text) override {
     absl::Status status;
+    // The note is put if one board has it, because Get asks all of them.
     bool any = false;
     for (StarCheckClient* server : servers_) {
       const absl::Status put = server->Put(static_cast<int>(stage), text, absl::Now() + kAnswerDeadline);
@@ -55,6 +58,7 @@ class ServerBoard final : public NoteBoard {
   absl::StatusOr<std::optional<std::string>> Get(int rank, CheckStage stage) override {
     absl::Status status = absl::UnavailableError("no server answers");
     for (size_t i = 0; i < servers_.size(); ++i) {
+      // A server that has failed is asked again in its turn: it may only have been slow.
       StarCheckClient* const server = servers_[next_++ % servers_.size()];
       auto note = server->Get(rank, static_cast<int>(stage), absl::Now() + kAnswerDeadline);
       if (note.ok()) return note;  // the next call asks the next server, so that the load is shared
@@ -98,6 +102,7 @@ void AskServer(int shard, Server& server) {
          silent ? "correct --servers, or start that server again if it is stuck" : "", server);
     return;
   }
+  // The facts are kept even if the server is in the wrong place: the table shows it under its real number.
   server.facts = answer->facts;
   if (answer->facts.number() != shard) {
     Fail(absl::StrCat("answers as shard ", answer->facts.number()), "give --servers in shard order", server);
@@ -110,6 +115,7 @@ void AskServer(int shard, Server& server) {
 std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
   const std::vector<std::string>& addresses = parts.options->servers;
   const std::vector<InterfaceAddress> interfaces = ListInterfaceAddresses();
+  // TCP comes first, because errno tells a refused connection from lost packets, and gRPC reports both as unavailable.
   const std::vector<DialResult> dialled = DialAll(addresses, kDialDeadline);
   std::vector<Server> servers(addresses.size());
   for (size_t shard = 0; shard < servers.size(); ++shard) {
@@ -129,7 +135,7 @@ std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
                                                                                .rank = parts.options->rank,
                                                                                .worker_id = worker_id});
   }
-  // In parallel: a job may have many servers, and each that is stuck takes kAnswerDeadline.
+  // The servers are asked in parallel: a job may have many, and each that is stuck takes kAnswerDeadline.
   for (size_t begin = 0; begin < servers.size(); begin += kThreadsMax) {
     std::vector<std::thread> threads;
     for (size_t shard = begin; shard < std::min(servers.size(), begin + kThreadsMax); ++shard) {
@@ -178,6 +184,7 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
                    .gather_deadline = findings.gather_deadline,
                    .rest = [](absl::Duration pause) { absl::SleepFor(pause); }});
   if (!meeting.Put(CheckStage::kCard, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
+  // One worker tests at a time, as in a ring. While it waits for its turn, its questions to the board keep its notes.
   if (options.rank % findings.bandwidth.rank_stride == 0) {
     meeting.AwaitTurn(findings.bandwidth.rank_stride, CheckStage::kReport);
     for (Server& server : servers) {
@@ -192,6 +199,7 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
       board.Keep();
     }
   }
+  // The card had the links without bandwidths; the report replaces it.
   FillReport(servers, &report);
   if (!meeting.Put(CheckStage::kReport, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
   return Conclude(parts, std::move(findings), report, meeting, nullptr);

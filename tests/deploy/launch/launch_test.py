@@ -1,4 +1,4 @@
-"""Tests deploy:launch with fake workers and servers: how they are started, and that nothing is left behind."""
+"""Tests deploy:launch with fake workers and servers: how they are started, and that nothing of them is left."""
 
 import base64
 import errno

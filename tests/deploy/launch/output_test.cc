@@ -53,7 +53,7 @@ TEST_F(LineMergerTest, AnEndlessLineIsCut) {
   for (int i = 0; i < 100; ++i) merger_.Feed(source, piece);
   EXPECT_EQ(out_, absl::StrCat(std::string(LineMerger::kLineBytesMax, 'x'), "\n"));
   merger_.Close(source);
-  EXPECT_EQ(out_.size(), 100 * 1000 + 2);
+  EXPECT_EQ(out_.size(), 100 * 1000 + 2);  // all bytes, and two ends of lines
 }
 
 TEST_F(LineMergerTest, TheLiveRowIsDrawnAgainBelowOtherLines) {
@@ -90,6 +90,7 @@ class OutputQueueTest : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(pipe2(pipe_, O_CLOEXEC | O_NONBLOCK), 0);
+    // The queue writes to the standard output and error that it finds when it is created.
     const int before[] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
     dup2(pipe_[1], STDOUT_FILENO);
     dup2(pipe_[1], STDERR_FILENO);
