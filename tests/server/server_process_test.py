@@ -152,8 +152,11 @@ class ServerProcessTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "port")
             server = self.start("--port_file=" + path)
+            end = time.monotonic() + PATIENCE_S
             while not os.path.exists(path):
                 self.assertIsNone(server.process.poll())
+                self.assertLess(time.monotonic(), end, "the server does not write its port file")
+                time.sleep(0.01)  # a file has no event to wait for
             with open(path) as file:
                 self.assertEqual(file.read(), server.address + "\n")
 

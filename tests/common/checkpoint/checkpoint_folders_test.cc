@@ -49,10 +49,11 @@ class CheckpointFoldersTest : public testing::Test {
 
 TEST_F(CheckpointFoldersTest, NewestFirstWhateverTheNumberOfDigits) {
   EXPECT_THAT(Steps(), IsEmpty());
-  for (const int64_t step : {int64_t{9}, int64_t{1234567890123}, int64_t{0}, int64_t{100}}) {
+  // The names of steps are padded to nine digits. Sorted as text, a longer one would come before 200000000.
+  for (const int64_t step : {int64_t{9}, int64_t{1234567890123}, int64_t{0}, int64_t{200000000}, int64_t{100}}) {
     ASSERT_TRUE(Publish(step, "x").ok());
   }
-  EXPECT_THAT(Steps(), ElementsAre(1234567890123, 100, 9, 0));
+  EXPECT_THAT(Steps(), ElementsAre(1234567890123, 200000000, 100, 9, 0));
 }
 
 TEST_F(CheckpointFoldersTest, OneProcessAtATimeHasTheLock) {
