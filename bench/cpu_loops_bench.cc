@@ -267,6 +267,7 @@ class Training {
     parameters_ = Floats(elements), gradients_ = Floats(elements), momentum_ = Floats(elements);
     network_->InitializeParameters(1, {parameters_, static_cast<size_t>(elements)});
     images_ = Floats(kBatch * side * side * channels);
+    // Values of both signs, the same in both variants.
     for (int64_t i = 0; i < kBatch * side * side * channels; ++i) {
       images_[i] = static_cast<float>(i * 7 % 13) * 0.1f - 0.6f;
     }

@@ -57,6 +57,7 @@ void CountSamples(benchmark::State& state, const Dataset& dataset) {
 }
 
 void RunLoader(benchmark::State& state, const Dataset& dataset, Loader::Augment augment) {
+  // No benchmark takes as many batches as end_step allows, so the loader never ends.
   auto loader = Loader::Create({.dataset = &dataset,
                                 .sampler = {.sample_count = dataset.count, .global_batch = kBatch},
                                 .normalization = NormalizationOf(dataset),

@@ -49,6 +49,7 @@ bool Contains(absl::string_view text, absl::string_view word) {
 
 std::vector<absl::string_view> Choices(const FlagLimits& limits) {
   std::vector<absl::string_view> names;
+  // The array's unused entries are empty.
   for (const absl::string_view name : limits.choices) {
     if (!name.empty()) names.push_back(name);
   }

@@ -6,6 +6,7 @@ namespace starring {
 
 std::vector<std::string> SecurityFlagWords(const SecurityFiles& files) {
   std::vector<std::string> words;
+  // An empty path is left out: for the other process, the flag was not written.
   if (!files.job_secret.empty()) words.push_back(absl::StrCat("--job_secret=", files.job_secret));
   if (files.tls) words.emplace_back("--tls");
   if (!files.tls_ca.empty()) words.push_back(absl::StrCat("--tls_ca=", files.tls_ca));

@@ -179,7 +179,7 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
     const int64_t payload_begin = input.CurrentPosition();
     message.payload = SubPieces(pieces, payload_begin, payload_begin + length);
     message.payload_bytes = length;
-    // Cannot fail: `length` was compared with what is left.
+    // This cannot fail: `length` was compared with what is left.
     input.Skip(length);
     fields_begin = input.CurrentPosition();
   }

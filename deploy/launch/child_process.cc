@@ -76,7 +76,8 @@ absl::Status ExecError(const std::string& path, int error) {
 
 CorePlan PlanCores(std::span<const int> allowed, const CoreDemand& demand) {
   const int size = static_cast<int>(allowed.size());
-  // Without a demand, workers share equally what the servers have asked for leaves, at least a core each.
+  // Without a demand of their own, workers share equally the cores that the servers have not asked for, at least one
+  // each.
   int per_worker = demand.cores_per_worker;
   if (per_worker == 0) {
     per_worker = std::max(1, (size - demand.server_count * demand.cores_per_server) / demand.worker_count);
