@@ -137,6 +137,8 @@ inline constexpr int64_t kServerTracksMax = 16;
 
 // A private key, a certificate and its chain, as text.
 inline constexpr size_t kSecretFileBytesMax = 64 << 10;
+// Certificates that a peer's may be signed by (--tls_ca): a system's whole list has a quarter of this.
+inline constexpr size_t kCertificatesBytesMax = 1 << 20;
 
 // The name of a run, which a server keeps and prints: a job's number, or a name that a person types.
 inline constexpr size_t kRunIdBytesMax = 255;

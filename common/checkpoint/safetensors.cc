@@ -76,8 +76,9 @@ absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view na
   }
   ASSIGN_OR_RETURN(const Value* shape, Field(entry, "shape", Value::kListValue, name));
   // A shape in a damaged file could otherwise be as long as the header.
-  if (shape->list_value().values_size() > kTensorAxesMax)
-    return Damaged(absl::StrCat("tensor ", name, " has too many axes"));
+  if (const int axes = shape->list_value().values_size(); axes > kTensorAxesMax) {
+    return Damaged(absl::StrCat("tensor ", name, " has ", axes, " axes, at most ", kTensorAxesMax, " are allowed"));
+  }
   int64_t bytes = TypeBytes(tensor.type);
   for (const Value& value : shape->list_value().values()) {
     ASSIGN_OR_RETURN(const int64_t size, WholeNumber(value, name));

@@ -1,11 +1,5 @@
 #include "common/security/transport_security.h"
 
-#include <errno.h>
-
-#include <cstring>
-#include <fstream>
-#include <iterator>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
@@ -17,9 +11,7 @@ namespace {
 
 absl::StatusOr<std::string> ReadCertificates(absl::string_view flag, const std::string& path) {
   // A certificate is public. Unlike a key, it may have any mode.
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("flag --", flag, ": ", path, ": ", std::strerror(errno)));
-  std::string content(std::istreambuf_iterator<char>(file), {});
+  ASSIGN_OR_RETURN(std::string content, ReadPemFile(path, FileReaders::kAny), "flag --", flag);
   RETURN_IF_ERROR(CheckCertificate(content), "flag --", flag, ": ", path);
   return content;
 }
@@ -55,7 +47,7 @@ absl::StatusOr<TransportSecurity::Tls> LoadSite(const SecurityFiles& files) {
   TransportSecurity::Tls tls;
   ASSIGN_OR_RETURN(tls.trusted, ReadCertificates("tls_ca", files.tls_ca));
   ASSIGN_OR_RETURN(tls.certificate, ReadCertificates("tls_certificate", files.tls_certificate));
-  ASSIGN_OR_RETURN(tls.private_key, ReadPrivateFile(files.tls_key), "flag --tls_key");
+  ASSIGN_OR_RETURN(tls.private_key, ReadPemFile(files.tls_key, FileReaders::kOwnerOnly), "flag --tls_key");
   RETURN_IF_ERROR(CheckKeyAndCertificate(tls.private_key, tls.certificate), "--tls_key=", files.tls_key,
                   " --tls_certificate=", files.tls_certificate);
   return tls;

@@ -24,7 +24,8 @@ void ReleaseKeeper(void* keeper) { delete static_cast<std::shared_ptr<const void
 std::string PrintableAscii(absl::string_view text) {
   std::string result(text.substr(0, kStatusTextBytesMax));
   std::replace_if(
-      result.begin(), result.end(), [](char c) { return c < ' ' && c != '\n' && c != '\t'; }, '?');
+      result.begin(), result.end(), [](unsigned char c) { return (c < ' ' && c != '\n' && c != '\t') || c > '~'; },
+      '?');
   return result;
 }
 

@@ -173,7 +173,8 @@ int OutputQueue::DescriptorOf(OutputStream stream) const {
 }
 
 void OutputQueue::Write(OutputStream stream, absl::string_view bytes) {
-  if (kept_bytes_ + bytes.size() > kLaunchOutputBytesMax) {
+  // After the first loss everything is lost until the queue is empty: the gap is in one place, where Drain tells of it.
+  if (lost_bytes_ > 0 || kept_bytes_ + bytes.size() > kLaunchOutputBytesMax) {
     lost_bytes_ += static_cast<int64_t>(bytes.size());
     return;
   }

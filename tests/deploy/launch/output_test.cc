@@ -125,13 +125,14 @@ TEST_F(OutputQueueTest, KeepsNoMoreThanAllowedAndSaysHowMuchIsLeftOut) {
     queue_->Write(OutputStream::kOut, piece);
   }
   EXPECT_NE(queue_->fd(), -1);
+  queue_->Write(OutputStream::kOut, "y");  // would fit, but comes after the gap
   const std::string all = ReadAll();
   EXPECT_EQ(queue_->fd(), -1);
   const int64_t kept = std::count(all.begin(), all.end(), 'x');
   const int64_t in_pipe = fcntl(pipe_[0], F_GETPIPE_SZ);
   EXPECT_GE(kept, static_cast<int64_t>(kLaunchOutputBytesMax));
   EXPECT_LE(kept, static_cast<int64_t>(kLaunchOutputBytesMax) + in_pipe);
-  EXPECT_THAT(all, HasSubstr(std::to_string(2 * kLaunchOutputBytesMax - kept) + " bytes of output are left out"));
+  EXPECT_THAT(all, HasSubstr(std::to_string(2 * kLaunchOutputBytesMax + 1 - kept) + " bytes of output are left out"));
   // After the loss the queue works as before.
   queue_->Write(OutputStream::kOut, "more");
   EXPECT_EQ(ReadAll(), "more");
