@@ -54,6 +54,12 @@ _COPTS = [
     "//conditions:default": ["-O3"],
 })
 
+# A test's own source runs once. Optimising it takes longer than it saves; what it tests keeps its options.
+_TEST_COPTS = select({
+    "//:sanitized": [],
+    "//conditions:default": ["-O1"],
+})
+
 # Linked into every program and test.
 _PROCESS_DEPS = select({
     "//:sanitized": ["//third_party/sanitizers:suppressions"],
@@ -98,7 +104,7 @@ def starring_cc_test(
     native.cc_test(
         name = name,
         size = size,
-        copts = _COPTS + copts,
+        copts = _COPTS + _TEST_COPTS + copts,
         linkopts = _PROCESS_LINKOPTS + linkopts,
         deps = deps + [main] + _PROCESS_DEPS,
         **kwargs
