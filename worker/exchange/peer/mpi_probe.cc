@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -202,23 +203,23 @@ absl::StatusOr<MpiProbe::Measurement> MpiProbe::Measure(int peer, double seconds
   state.answers = 0;
   // The first ping makes the connection. Its time counts as well, but the smallest one is taken.
   for (int ping = 0; ping <= kPings; ++ping) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     RETURN_IF_ERROR(state.Send(1, peer, kRequestTag));
     RETURN_IF_ERROR(state.ProgressUntil([&] { return state.answers == ping + 1; }, end));
-    result.round_trip_us = std::min(result.round_trip_us, absl::ToDoubleMicroseconds(absl::Now() - start));
+    result.round_trip_us = std::min(result.round_trip_us, absl::ToDoubleMicroseconds(SteadyNow() - start));
   }
   state.answers = 0;
   int sent = 0;
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   while (sent == 0 ||
-         (sent * kCheckPayloadBytesMax < kCheckBandwidthBytesMax && absl::Now() - start < absl::Seconds(seconds))) {
+         (sent * kCheckPayloadBytesMax < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds))) {
     RETURN_IF_ERROR(state.Send(kCheckPayloadBytesMax, peer, kRequestTag));
     ++sent;
     RETURN_IF_ERROR(state.ProgressUntil([&] { return sent - state.answers < kMessagesInFlight; }, end));
   }
   RETURN_IF_ERROR(state.ProgressUntil([&] { return state.answers == sent; }, end));
   result.bytes_per_second =
-      static_cast<double>(sent * kCheckPayloadBytesMax) / absl::ToDoubleSeconds(absl::Now() - start);
+      static_cast<double>(sent * kCheckPayloadBytesMax) / absl::ToDoubleSeconds(SteadyNow() - start);
   return result;
 }
 

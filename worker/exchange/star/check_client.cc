@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/host/process_facts.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
@@ -112,9 +112,9 @@ absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
   answer.round_trip_us = std::numeric_limits<double>::max();
   for (int i = 0; i < kPings; ++i) {
     const int64_t clock = WallClockMicroseconds();
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(calls_->Unsigned(), end));
-    const double microseconds = absl::ToDoubleMicroseconds(absl::Now() - start);
+    const double microseconds = absl::ToDoubleMicroseconds(SteadyNow() - start);
     if (microseconds >= answer.round_trip_us) continue;
     answer.round_trip_us = microseconds;
     answer.clock_ahead_s = (static_cast<double>(reply.clock_us() - clock) - microseconds / 2) / 1e6;
@@ -126,13 +126,13 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
   v1::CheckRequest request = calls_->Unsigned();
   request.set_payload(std::string(kCheckPayloadBytesMax, '\0'));
   grpc::CompletionQueue queue;
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   int64_t bytes = 0;
   int in_flight = 0;
   absl::Status status;
   const auto wants_more = [&] {
     return status.ok() &&
-           (bytes == 0 || (bytes < kCheckBandwidthBytesMax && absl::Now() - start < absl::Seconds(seconds)));
+           (bytes == 0 || (bytes < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds)));
   };
   while (in_flight > 0 || wants_more()) {
     if (in_flight < kCallsInFlight && wants_more()) {
@@ -144,7 +144,7 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
     status.Update(calls_->Next(&queue));
     --in_flight;
   }
-  const double measured_seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double measured_seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   queue.Shutdown();
   RETURN_IF_ERROR(status);
   return static_cast<double>(bytes) / measured_seconds;

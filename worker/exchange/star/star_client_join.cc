@@ -120,14 +120,15 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
   const auto stub = v1::ParameterServer::NewStub(target.lanes[0]);
   int taken_count = 0;
   while (true) {
-    request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - absl::Now())));
+    request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - SteadyNow())));
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline + kAnswerGrace));
+    // gRPC's deadlines are of the wall clock; ours is of the steady one.
+    context.set_deadline(absl::ToChronoTime(absl::Now() + (deadline - SteadyNow()) + kAnswerGrace));
     v1::JoinReply reply;
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
     const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
-    if (const absl::Duration left = deadline - absl::Now(); is_taken && kTakenPause < left) {
+    if (const absl::Duration left = deadline - SteadyNow(); is_taken && kTakenPause < left) {
       if (++taken_count == kTakenCountSaid && say != nullptr) {
         say(absl::StrCat(server, ": ", status.error_message(), "; trying for ",
                          absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))),
@@ -143,7 +144,7 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
     if (!absl::IsUnavailable(reason)) {
       return absl::Status(reason.code(), absl::StrCat(server, ": ", std::string(reason.message())));
     }
-    if (absl::Now() + kRetryPause >= deadline) {
+    if (SteadyNow() + kRetryPause >= deadline) {
       return absl::UnavailableError(absl::StrCat(server, " cannot be reached within ",
                                                  absl::FormatDuration(join_deadline), ": ",
                                                  std::string(reason.message())));
@@ -151,14 +152,14 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
     absl::SleepFor(kRetryPause);
     // gRPC 1.51 drives a handshake only while a call waits for it. The call above fails at once while there is no
     // connection, so without this wait a TLS handshake would never end. Returns as soon as there is a connection.
-    target.lanes[0]->WaitForConnected(absl::ToChronoTime(std::min(deadline, absl::Now() + kConnectWait)));
+    target.lanes[0]->WaitForConnected(absl::ToChronoTime(absl::Now() + std::min(deadline - SteadyNow(), kConnectWait)));
   }
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job, Options options) {
-  const absl::Time deadline = absl::Now() + job.join_deadline;
+  const absl::Time deadline = SteadyNow() + job.join_deadline;
   v1::JoinRequest request;
   request.set_run_id(options.run_id);
   request.set_wire_version(kWireVersion);
