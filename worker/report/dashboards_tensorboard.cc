@@ -52,13 +52,15 @@ absl::StatusOr<std::unique_ptr<Tensorboard>> Tensorboard::Create(const Options& 
   std::error_code ignored;  // the open reports it
   std::filesystem::create_directories(options.dir, ignored);
   std::FILE* const file = std::fopen(path.c_str(), "wb");
+  const int open_error = errno;
   std::unique_ptr<Tensorboard> board(new Tensorboard(options, path, file));
   v1::TensorboardEvent first;
   first.set_wall_time(Now());
   first.set_file_version("brain.Event:2");
   if (file == nullptr || !board->WriteRecord(first.SerializeAsString())) {
     return absl::InvalidArgumentError(absl::StrCat("flag --tensorboard_dir cannot be \"", options.dir, "\": ", path,
-                                                   ": ", strerror(errno), ": name a folder that can be written to"));
+                                                   ": ", strerror(file == nullptr ? open_error : errno),
+                                                   ": name a folder that can be written to"));
   }
   return board;
 }
