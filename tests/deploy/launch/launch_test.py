@@ -66,10 +66,17 @@ class LaunchTest(unittest.TestCase):
         return facts, [line for line in lines if line.startswith("--")]
 
     def await_started(self, *names):
+        self.await_notes(*(f"{name}.start" for name in names))
+
+    def await_notes(self, *files):
         deadline = time.monotonic() + DEADLINE_S
-        while not all(os.path.exists(f"{self.notes}/{name}.start") for name in names):
-            self.assertLess(time.monotonic(), deadline, f"{names} never started")
-            time.sleep(0.01)
+        while not all(os.path.exists(f"{self.notes}/{file}") for file in files):
+            self.assertLess(time.monotonic(), deadline, f"{files} were never written")
+            time.sleep(0.01)  # a file has no event to wait for
+
+    def clear_notes(self):
+        for name in os.listdir(self.notes):
+            os.unlink(f"{self.notes}/{name}")
 
     def assert_nothing_left(self, wait_s=0):
         """Fails if a child of the job still runs, or a file of the launcher is left."""
@@ -239,8 +246,7 @@ class StarTest(LaunchTest):
         process = self.start(["--workers=2"], ["--wait", "--stubborn=w0"])
         self.await_started("w0", "w1")
         process.send_signal(signal.SIGINT)
-        while not os.path.exists(f"{self.notes}/w1.saved"):
-            time.sleep(0.01)
+        self.await_notes("w1.saved")
         process.send_signal(signal.SIGINT)
         self.assertEqual(self.finish(process)[0], 130)
 
@@ -339,10 +345,6 @@ class StarTest(LaunchTest):
         _, _, err = self.finish(process)
         self.assertNotIn("restart 7 of 100", err)
 
-    def clear_notes(self):
-        for name in os.listdir(self.notes):
-            os.unlink(f"{self.notes}/{name}")
-
 
 @unittest.skipUnless(HAS_MPIRUN, "no mpirun on PATH")
 class RingTest(LaunchTest):
@@ -363,8 +365,7 @@ class RingTest(LaunchTest):
         for code in (7, -9):
             got, _, err = self.launch(["--sync=mpi", "--workers=2"], ["--wait", f"--exit=w1:{code}", "--everybody=w0"])
             self.assertEqual(got, 137 if code == -9 else code, err)
-            for name in os.listdir(self.notes):
-                os.unlink(f"{self.notes}/{name}")
+            self.clear_notes()
 
     def test_the_first_signal_asks_and_waits(self):
         process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--save_ms=3000"])
@@ -379,8 +380,7 @@ class RingTest(LaunchTest):
         process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--stubborn=w0"])
         self.await_started("w0", "w1")
         process.send_signal(signal.SIGTERM)
-        while not os.path.exists(f"{self.notes}/w1.saved"):
-            time.sleep(0.01)
+        self.await_notes("w1.saved")
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
         self.assertEqual(self.finish(process)[0], 143)
