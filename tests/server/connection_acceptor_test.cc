@@ -319,7 +319,7 @@ TEST(ConnectionAcceptorTest, AStrangerMaySendALittleMoreEverySecond) {
   }
   absl::SleepFor(absl::Milliseconds(1050));
   ASSERT_TRUE(slow.Send(kStrangerBytesMax + kStrangerBytesPerSecond));
-  fast.Send(kStrangerBytesMax + 3 * kStrangerBytesPerSecond);
+  fast.Send(kStrangerBytesMax + 2 * kPatienceMs / 1000 * kStrangerBytesPerSecond);  // allowed only after 40 s
   EXPECT_TRUE(fast.IsClosed());
   EXPECT_FALSE(slow.IsClosed(50));
   for (const size_t index : {0, 1}) shutdown(server.Await(index), SHUT_RDWR);  // ends the readers

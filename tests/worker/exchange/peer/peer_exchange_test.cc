@@ -1,6 +1,8 @@
 #include "worker/exchange/peer/peer_exchange.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -369,22 +371,29 @@ TEST_P(PeerExchangeStall, NamesTheRankAndItsPhaseAndThenGoesOn) {
   InMemoryNetwork network(3, 9);
   std::vector<ProgressState> progress(3);
   std::vector<std::vector<std::string>> lines(3);
+  std::atomic<int> reports = 0;  // ranks that have said something
   std::vector<Outcome> outcomes(3);
   std::vector<std::vector<float>> gradients(3);
   std::vector<std::unique_ptr<PeerExchange>> exchanges;
   for (int rank = 0; rank < 3; ++rank) {
     exchanges.push_back(std::make_unique<PeerExchange>(
         network.CreateTransport(rank),
-        PeerExchange::Options{
-            .algorithm = GetParam(),
-            .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
-                      .progress = &progress[rank],
-                      .say = [&lines, rank](const std::string& line) { lines[rank].push_back(line); }}}));
+        PeerExchange::Options{.algorithm = GetParam(),
+                              .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
+                                        .progress = &progress[rank],
+                                        .say = [&lines, &reports, rank](const std::string& line) {
+                                          lines[rank].push_back(line);
+                                          if (lines[rank].size() == 1) ++reports;
+                                        }}}));
   }
   training.before_step = [&](int rank, int64_t step) {
     progress[rank].set_step(step);
     progress[rank].Enter(WorkPhase::kForward, std::chrono::steady_clock::now());
-    if (rank == 1 && step == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    // Busy until both others have said so.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (rank == 1 && step == 1 && reports < 2 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     return absl::OkStatus();
   };
   std::vector<std::thread> threads;
