@@ -87,7 +87,7 @@ class ExchangeLane {
     TraceLabels labels;  // with a step if the answer is traced
   };
   // Takes the next message of an answer that waits. True if it was the answer's last.
-  static bool TakePart(Outgoing* outgoing, grpc::ByteBuffer* message);
+  [[nodiscard]] static bool TakePart(Outgoing* outgoing, grpc::ByteBuffer* message);
   std::deque<Outgoing> outgoing_;
   TraceEvent write_;  // the message that is being written; has a name if it is traced
   std::optional<std::chrono::steady_clock::time_point> accepted_at_;

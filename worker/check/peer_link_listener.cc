@@ -39,7 +39,7 @@ absl::Status SystemError(const char* what) {
 // connection is closed: the listener's only thread must not wait for one peer.
 constexpr int kSendBufferBytes = 2 * static_cast<int>(kCheckNoteBytesMax);
 
-bool SendAll(int fd, const std::string& bytes) {
+[[nodiscard]] bool SendAll(int fd, const std::string& bytes) {
   return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
 }
 
