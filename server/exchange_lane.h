@@ -1,5 +1,5 @@
-// One Exchange stream at the server. Messages are read as gRPC's own slices, and written answers refer to our memory,
-// so that no array is copied.
+// One Exchange stream at the server; worker/exchange/star/lane.h is the other end. Messages are read as gRPC's own
+// slices, and written answers refer to our memory, so that no array is copied.
 //
 // Life: Accept asks gRPC for the next stream; on_accepted when a worker opened it; on_message for each message;
 // on_gone when the stream is over and has no tag left in the completion queue. It may be destroyed only then.
