@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "common/host/process_facts.h"
 #include "common/limits.h"
+#include "common/nonce.h"
 #include "worker/check/peer_link.h"
 
 namespace starring {
@@ -25,11 +25,6 @@ constexpr int kBacklog = 128;
 // Every rank may dial every other one, and have a second connection for rank 0's notes.
 constexpr size_t kConnectionsMax = 2 * kWorldSizeMax + 64;
 constexpr size_t kReadBytes = 256 << 10;
-
-uint64_t DrawNonce() {
-  std::random_device device;
-  return static_cast<uint64_t>(device()) << 32 | device();
-}
 
 absl::Status SystemError(const char* what) {
   return absl::InternalError(absl::StrCat("cannot ", what, ": ", ErrnoText(errno)));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <random>
 #include <thread>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/mutex.h"
+#include "common/nonce.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "common/wire/exchange_message.h"
@@ -31,12 +31,6 @@ constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
 constexpr int kTakenCountSaid = 3;
 // The server names the missing ranks when the deadline has passed, so its answer arrives a little later than that.
 constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
-
-// Tells this process from another one with the same rank. No result depends on it.
-uint64_t DrawWorkerId() {
-  std::random_device device;
-  return static_cast<uint64_t>(device()) << 32 | device();
-}
 
 // Says why a Join takes long: which ranks have not joined, or that the server does not answer. It watches one Join,
 // from its construction to its destruction. Both happen on one thread; a thread of the watch does the rest.
@@ -165,7 +159,7 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
   request.set_wire_version(kWireVersion);
   request.set_token(options.security.token);
   request.set_rank(job.rank);
-  request.set_worker_id(DrawWorkerId());
+  request.set_worker_id(DrawNonce());
   request.set_shard_count(static_cast<int>(options.shards.size()));
   request.set_agreement(SerializeAgreement(job));
   request.set_exchange_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(job.exchange_deadline)));
