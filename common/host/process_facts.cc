@@ -8,30 +8,23 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <fstream>
 #include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/flags/command_line.h"
+#include "common/host/host_identity.h"
 #include "common/host/machine_limits.h"
 
 namespace starring {
 namespace {
-
-std::string FirstLine(const std::string& path) {
-  std::string line;
-  std::ifstream file(path);
-  std::getline(file, line);
-  return line;
-}
 
 // Processes with the same text reach each other by 127.0.0.1. The boot's id tells machines apart, the network namespace
 // containers of one machine.
 std::string Machine() {
   char space[128] = "";
   if (readlink("/proc/self/ns/net", space, sizeof(space) - 1) < 0) space[0] = '\0';
-  return absl::StrCat(FirstLine("/proc/sys/kernel/random/boot_id"), " ", space);
+  return absl::StrCat(BootId(), " ", space);
 }
 
 int CoreCount() {
@@ -46,9 +39,7 @@ v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
   v1::ProcessFacts facts;
   facts.set_role(role);
   facts.set_number(number);
-  char host[256] = "";
-  gethostname(host, sizeof(host) - 1);
-  facts.set_host(host);
+  facts.set_host(HostName());
   facts.set_machine(Machine());
   facts.set_program_version(kStarringVersion);
   v1::ProcessFacts::Library* protobuf = facts.add_libraries();

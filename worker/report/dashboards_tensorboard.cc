@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "common/checkpoint/crc32c.h"
+#include "common/host/host_identity.h"
 #include "proto/starring/v1/tensorboard_event.pb.h"
 #include "worker/report/dashboards.h"
 
@@ -44,11 +45,9 @@ Tensorboard::~Tensorboard() {
 }
 
 absl::StatusOr<std::unique_ptr<Tensorboard>> Tensorboard::Create(const Options& options) {
-  char host[256] = {};
-  (void)gethostname(host, sizeof(host) - 1);  // on an error the name is empty, which does no harm
   // TensorBoard takes the files with "tfevents" in their names, in the order of their names.
   const std::string path = absl::StrFormat("%s/events.out.tfevents.%010d.%s.%d", options.dir,
-                                           absl::ToUnixSeconds(absl::Now()), host, getpid());
+                                           absl::ToUnixSeconds(absl::Now()), HostName(), getpid());
   std::error_code ignored;  // the open reports it
   std::filesystem::create_directories(options.dir, ignored);
   std::FILE* const file = std::fopen(path.c_str(), "wb");
