@@ -32,13 +32,6 @@ constexpr size_t kNameBytesMax = MPI_MAX_PORT_NAME - 16;
 constexpr absl::Duration kAwake = absl::Milliseconds(3);
 constexpr absl::Duration kPause = absl::Microseconds(200);
 
-absl::Status MpiError(const char* call, int code) {
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return absl::InternalError(absl::StrCat(call, ": ", std::string(text, length)));
-}
-
 std::string PartName(const std::string& name, size_t part) { return absl::StrCat("starring-check:", name, ":", part); }
 
 }  // namespace
@@ -156,7 +149,7 @@ absl::StatusOr<std::optional<std::string>> MpiProbe::Lookup(const std::string& n
     }
     const std::pair<std::string, std::string> first = absl::StrSplit(value, absl::MaxSplits(' ', 1));
     if (!absl::SimpleAtoi(first.first, &parts) || parts < 1) {
-      return absl::InternalError("MPI_Lookup_name returns what nobody published");
+      return absl::InternalError("MPI_Lookup_name returns a text that no rank published");
     }
     text = first.second;
   }
