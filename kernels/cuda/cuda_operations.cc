@@ -16,8 +16,6 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
-
 class CudaMaxPool2d : public MaxPool2d {
  public:
   CudaMaxPool2d(CudaContext* context, const cuda::PatchShape& window, CudaMemory winners)
