@@ -25,6 +25,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/checkpoint.pb.h"
+#include "tests/common/checkpoint/folder_fixture.h"
 #include "tests/common/full_disk.h"
 
 namespace starring {
@@ -56,25 +57,11 @@ Checkpoint Filled(const Layout& layout, int64_t step) {
   return checkpoint;
 }
 
-class CheckpointTest : public testing::Test {
+class CheckpointTest : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(dir_);
-  }
-
   absl::StatusOr<std::optional<FoundCheckpoint>> Read(const Layout& layout) {
     return ReadNewestCheckpoint(dir_, layout, {"momentum_buffer"}, {{"bn.running_mean", 2}});
   }
-
-  std::vector<std::string> Names() {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  std::string dir_;
 };
 
 TEST_F(CheckpointTest, WhatIsWrittenIsRead) {
