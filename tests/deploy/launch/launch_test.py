@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 import unittest
 
@@ -73,6 +74,17 @@ class LaunchTest(unittest.TestCase):
         while not all(os.path.exists(f"{self.notes}/{file}") for file in files):
             self.assertLess(time.monotonic(), deadline, f"{files} were never written")
             time.sleep(0.01)  # a file has no event to wait for
+
+    def await_error_line(self, process, text):
+        """Reads what the launcher prints on standard error, up to a line with `text`. Returns that line, or the last."""
+        guard = threading.Timer(DEADLINE_S, process.kill)
+        guard.start()
+        line = ""
+        for line in process.stderr:
+            if text in line:
+                break
+        guard.cancel()
+        return line
 
     def clear_notes(self):
         for name in os.listdir(self.notes):
@@ -339,10 +351,10 @@ class StarTest(LaunchTest):
 
     def test_a_stop_between_two_attempts_ends_the_launcher(self):
         process = self.start(["--workers=1", "--restarts=100"], ["--exit=w0:9", "--checkpoint_dir=x"])
-        self.await_started("w0")
-        time.sleep(2)  # by now it has paused for 0, 0.25, 0.5 and 1 s
+        seen = self.await_error_line(process, "restart 5 of 100")  # printed right before a pause of 2 s
         process.terminate()
         _, _, err = self.finish(process)
+        self.assertIn("restart 5 of 100", seen)
         self.assertNotIn("restart 7 of 100", err)
 
 
