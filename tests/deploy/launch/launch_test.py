@@ -76,7 +76,7 @@ class LaunchTest(unittest.TestCase):
             time.sleep(0.01)  # a file has no event to wait for
 
     def await_error_line(self, process, text):
-        """Reads what the launcher prints on standard error, up to a line with `text`. Returns that line, or the last."""
+        """Reads what the launcher prints on standard error up to a line with `text`. Returns that line, or the last."""
         guard = threading.Timer(DEADLINE_S, process.kill)
         guard.start()
         line = ""
