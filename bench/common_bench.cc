@@ -38,6 +38,7 @@ void Memcpy(benchmark::State& state) {
   AlignedFloats to = Filled(state.range(0), 0);
   for (auto _ : state) {
     std::memcpy(to.data(), from.data(), to.span().size_bytes());
+    // Nothing reads the copy, so the compiler could leave it out. Here and below this call counts as a reader.
     benchmark::ClobberMemory();
   }
   SetBytes(state, 2);
@@ -64,6 +65,7 @@ void Sum(benchmark::State& state) {
 }
 BENCHMARK(Sum)
     ->ArgNames({"", "inputs", "shift", "set"})
+    // A shift of 5 bytes: a received message may begin anywhere.
     ->ArgsProduct({{kSmall, kLarge}, {2, 4}, {0, 5}, {2}})
     ->ArgsProduct({{kSmall, kLarge}, {2}, {0}, {0, 1}})
     ->Args({kLarge, 8, 5, 2});
@@ -137,6 +139,7 @@ void ShardAdamW(benchmark::State& state) { FusedShardStep(state, kAdamW); }
 BENCHMARK(ShardMomentum)
     ->ArgNames({"", "workers", "piece", "shift"})
     ->ArgsProduct({{kSmall, kLarge}, {2, 4}, {1 << 20}, {5}})
+    // Pieces of 8191 bytes cut elements in two.
     ->Args({kLarge, 2, 8191, 5});
 BENCHMARK(ShardAdamW)->ArgNames({"", "workers", "piece", "shift"})->Args({kLarge, 2, 1 << 20, 5});
 

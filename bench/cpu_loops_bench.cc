@@ -52,7 +52,8 @@ InstructionSet ChosenInstructionSet() {
 
 memory::desc Describe(const memory::dims& dims, Tag tag) { return {dims, memory::data_type::f32, tag}; }
 
-// A dense layer by oneDNN's inner product.
+// A dense layer by oneDNN's inner product. The formats are those in which the model keeps its tensors. With others,
+// weights would have to be reordered in every step.
 class OnednnDense : public Dense {
  public:
   OnednnDense(CpuContext* context, const DenseSpec& spec) : context_(context), spec_(spec) {
@@ -68,6 +69,7 @@ class OnednnDense : public Dense {
                                                               attributes, context->engine);
     forward_ = OnednnPrimitive(
         context, forward, {{DNNL_ARG_SRC, x}, {DNNL_ARG_WEIGHTS, weight}, {DNNL_ARG_DST, y}, {DNNL_ARG_BIAS, bias}});
+    // oneDNN takes the forward primitive as a hint for the formats of backward.
     const dnnl::inner_product_backward_weights::primitive_desc weights({x, weight, bias, y}, OnednnAttributes(),
                                                                        context->engine, forward);
     backward_weights_ = OnednnPrimitive(
@@ -79,6 +81,7 @@ class OnednnDense : public Dense {
       backward_data_ =
           OnednnPrimitive(context, data, {{DNNL_ARG_DIFF_DST, y}, {DNNL_ARG_WEIGHTS, weight}, {DNNL_ARG_DIFF_SRC, x}});
     }
+    // All operations share the scratch memory, as they run one after another. It grows to the largest need.
     for (const OnednnPrimitive* p : {&forward_, &backward_weights_, &backward_data_}) {
       context->scratch.Reserve(p->scratch_bytes());
     }
@@ -90,6 +93,7 @@ class OnednnDense : public Dense {
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override {
     void* const scratch = context_->scratch.data();
+    // oneDNN's backward products know no activation: a pass of its own masks dy first.
     if (spec_.activation == Activation::kRelu) ReluBackward(*context_, y, dy, dy, spec_.batch * spec_.out);
     backward_weights_.Run({x, dy, dweight, dbias}, scratch);
     if (backward_data_) backward_data_.Run({dy, weight, dx}, scratch);
@@ -101,7 +105,9 @@ class OnednnDense : public Dense {
   OnednnPrimitive forward_, backward_weights_, backward_data_;
 };
 
-// Batch normalisation by oneDNN, in training only.
+// Batch normalisation by oneDNN, in training only. oneDNN 2.6 wants scale and shift in one array, so both are copied,
+// at most a few hundred floats. It returns the batch's statistics, so moving the running ones is part of the
+// alternative.
 class OnednnBatchNorm : public BatchNorm {
  public:
   OnednnBatchNorm(CpuContext* context, const BatchNormSpec& spec)
@@ -168,10 +174,12 @@ class OnednnBatchNorm : public BatchNorm {
   OnednnPrimitive forward_, backward_;
 };
 
-// The kind of operation that is computed by its alternative.
+// The kind of operation that is computed by its alternative: kRowLanes and kMaxPool by the loops of the next narrower
+// instruction set, kVectors (every plain loop) without AVX, the others by oneDNN.
 enum class Replaced { kNothing, kConvolution, kRowLanes, kDense, kMaxPool, kBatchNorm, kVectors };
 
-// A CpuDevice, but for the replaced kind.
+// A CpuDevice, but for the replaced kind. Operations that are made here, and not by `ours_`, point to one of the two
+// contexts, which therefore live as long as the device.
 class ComparedDevice : public Device {
  public:
   ComparedDevice(InstructionSet set, Replaced replaced) : set_(set), replaced_(replaced) {
@@ -259,6 +267,7 @@ class Training {
     parameters_ = Floats(elements), gradients_ = Floats(elements), momentum_ = Floats(elements);
     network_->InitializeParameters(1, {parameters_, static_cast<size_t>(elements)});
     images_ = Floats(kBatch * side * side * channels);
+    // Values of both signs, the same in both variants.
     for (int64_t i = 0; i < kBatch * side * side * channels; ++i) {
       images_[i] = static_cast<float>(i * 7 % 13) * 0.1f - 0.6f;
     }
@@ -272,6 +281,7 @@ class Training {
                                      .loss_scale = 1.0f / kBatch,
                                      .parameters = {parameters_, elements},
                                      .gradients = {gradients_, elements}};
+    // There is no exchange: a layer waits for no parameters, and no gradient is sent.
     CHECK(network_->Forward(step, [](int) { return absl::OkStatus(); }).ok());
     CHECK(network_->Backward(step, [](int) { return absl::OkStatus(); }).ok());
     const std::span<float> state[1] = {{momentum_, elements}};
@@ -291,6 +301,7 @@ class Training {
     return buffers_.back()->floats();
   }
 
+  // The device is declared first, and so destroyed last: buffers and network refer to it.
   ComparedDevice device_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   std::unique_ptr<Network> network_;
@@ -311,6 +322,7 @@ double SecondsOf(Training* training, int steps) {
   return (ThreadSeconds() - begin) / steps;
 }
 
+// The value next to the quantile's place; there are too few rounds to interpolate.
 double At(std::vector<double> values, double quantile) {
   std::sort(values.begin(), values.end());
   return values[static_cast<size_t>(quantile * static_cast<double>(values.size() - 1) + 0.5)];
@@ -324,12 +336,15 @@ struct Pair {
 
 void Compare(const Pair& pair) {
   Training ours(pair.model, Replaced::kNothing), theirs(pair.model, pair.replaced);
+  // The first steps find unmapped pages and cold caches. They are not counted.
   SecondsOf(&ours, 3), SecondsOf(&theirs, 3);
   const double turn_seconds = absl::GetFlag(FLAGS_turn_ms) * 1e-3;
+  // Both variants take as many steps as ours need for a turn, so that a turn's fixed costs weigh alike.
   const int steps = std::max(1, static_cast<int>(turn_seconds / SecondsOf(&ours, 3)));
   std::vector<double> our_ms, their_ms, ratios;
   for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
-    // Whichever comes second finds the caches and the clock as the first one left them: take turns in that, too.
+    // The variant that comes second finds caches and clock as the first one left them, so the variants also take turns
+    // in being first.
     double seconds[2];
     for (const int turn : {0, 1}) {
       const int which = (turn + round) % 2;
@@ -344,6 +359,7 @@ void Compare(const Pair& pair) {
 }
 
 int Main() {
+  // Before the first device: oneDNN takes a limit only until it has been used.
   if (absl::GetFlag(FLAGS_isa) != "auto") CHECK(LimitOnednn(ChosenInstructionSet()).ok());
   const bool wide = ChosenInstructionSet() == InstructionSet::kAvx512;
   std::vector<Pair> pairs = {
@@ -356,6 +372,7 @@ int Main() {
       {"resnet20", Replaced::kConvolution, "convolutions: all by oneDNN"},
       {"resnet20", Replaced::kBatchNorm, "batch norm: oneDNN"},
   };
+  // Narrower sets have neither lanes along rows nor vectors of the pool's own: there would be nothing to replace.
   if (wide) {
     for (const char* const model : {"lenet5", "mnist_cnn", "resnet20"}) {
       pairs.push_back({model, Replaced::kRowLanes, "lanes along rows: AVX2 tiles"});

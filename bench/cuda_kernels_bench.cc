@@ -62,10 +62,12 @@ class Bench {
   double Seconds(const std::function<void()>& call) {
     call();
     CHECK_OK(device_->Synchronize());
+    // The call above has done what happens once, so the capture has kernels alone.
     CHECK_OK(device_->BeginCapture());
     for (int i = 0; i < kCalls; ++i) call();
     auto graph = device_->EndCapture();
     CHECK_OK(graph);
+    // The fastest, because other work on the machine can only make a launch slower.
     double fastest = 1e9;
     for (int round = -1; round < kRounds; ++round) {
       const auto begin = std::chrono::steady_clock::now();
@@ -78,6 +80,7 @@ class Bench {
   }
 
   void MeasureGpu() {
+    // 512 MiB are far more than a GPU's cache holds. The copy reads and writes each byte, hence the factor 2.
     const int64_t bytes = int64_t{512} << 20;
     void *from = Zeros(bytes), *to = Zeros(bytes);
     copy_ =
@@ -121,6 +124,8 @@ void RunConv2d(Bench& bench, const char* name, const Conv2dSpec& s) {
   float *dx = bench.Floats(in), *dw = bench.Floats(patch * s.out_channels), *db = bench.Floats(s.out_channels);
   float *y = bench.Floats(out), *dy = bench.Floats(out);
   const double flops = 2.0 * static_cast<double>(out) * static_cast<double>(patch);
+  // Weights are small next to the tensors and not counted. Backward reads x, y and dy, and writes dx and the dy that it
+  // has masked; its two products have the operations of forward each.
   const double tensors = kElementBytes * static_cast<double>(in + out);
   bench.Report(absl::StrCat("conv ", name, " forward"), {.bytes = tensors, .flops = flops},
                [&] { (*conv)->Forward(x, w, b, y); });
@@ -137,6 +142,7 @@ void RunDense(Bench& bench, const DenseSpec& s) {
   float *dx = bench.Floats(s.batch * s.in), *dw = bench.Floats(s.out * s.in), *db = bench.Floats(s.out);
   float *y = bench.Floats(s.batch * s.out), *dy = bench.Floats(s.batch * s.out);
   const double flops = 2.0 * static_cast<double>(s.batch * s.in) * static_cast<double>(s.out);
+  // Here the weights count: with a batch of 64 they are most of a large layer's bytes.
   const double bytes = kElementBytes * static_cast<double>(s.batch * (s.in + s.out) + s.in * s.out);
   const std::string name = absl::StrCat("dense ", s.in, " -> ", s.out);
   bench.Report(name + " forward", {.bytes = bytes, .flops = flops}, [&] { (*dense)->Forward(x, w, b, y); });
@@ -154,6 +160,7 @@ void RunBatchNorm(Bench& bench, const BatchNormSpec& s) {
   for (float*& vector : c) vector = bench.Floats(s.channels);
   const double bytes = kElementBytes * static_cast<double>(count);
   const std::string name = absl::StrCat("batch norm + relu ", s.height, "x", s.width, "x", s.channels);
+  // Forward: x and y. Backward: x, y, dy and dx.
   bench.Report(name + " forward", {.bytes = 2 * bytes}, [&] { (*norm)->Forward(x, c[0], c[1], c[2], c[3], y); });
   bench.Report(name + " backward", {.bytes = 4 * bytes}, [&] { (*norm)->Backward(x, c[0], y, dy, dx, c[4], c[5]); });
   bench.Clear();
@@ -165,6 +172,7 @@ void RunPools(Bench& bench, int64_t batch) {
   CHECK_OK(pool);
   const int64_t in = batch * 28 * 28 * 6, out = in / 4;
   float *x = bench.Floats(in), *y = bench.Floats(out);
+  // The extra byte of an output says which input of its window was the largest.
   const double bytes = kElementBytes * static_cast<double>(in) + (kElementBytes + 1) * static_cast<double>(out);
   bench.Report("max pool 28x28x6 forward", {.bytes = bytes}, [&] { (*pool)->Forward(x, y); });
   bench.Report("max pool 28x28x6 backward", {.bytes = bytes}, [&] { (*pool)->Backward(y, x); });
@@ -233,6 +241,7 @@ void RunOptimizers(Bench& bench) {
                                               .state = std::span(states).first(state_count)});
     });
   };
+  // Gradient and parameters are read, parameters written; each state vector is read and written.
   run("sgd", {}, 3);
   run("momentum", {.momentum = 0.9}, 5);
   run("adamw", {.kind = OptimizerKind::kAdamW}, 7);
@@ -255,6 +264,8 @@ void RunAll(Bench& bench, int64_t batch) {
                .padding_width = padding,
                .activation = Activation::kRelu});
   };
+  // The convolutions of lenet5 (two), mnist_cnn (two) and resnet20 (three), then dense layers of mlp and lenet5, then
+  // resnet20's norms, which have 16, 32 and 64 channels.
   conv(28, 1, 6, 5, 2);
   conv(14, 6, 16, 5, 0);
   conv(28, 1, 32, 3, 0);

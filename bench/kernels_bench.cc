@@ -54,6 +54,7 @@ class Bench {
 
 void Report(benchmark::State& state, double flops, const std::function<void()>& call) {
   call();
+  // The call above is not timed: it finds unmapped pages.
   for (auto _ : state) call();
   if (flops > 0) {
     state.counters["GFLOP/s"] =
@@ -96,6 +97,7 @@ void RunMaxPool(benchmark::State& state, const Pool2dSpec& s, Pass pass) {
   float* const x = bench.Floats(s.batch * s.in_height * s.in_width * s.channels);
   float* const y = bench.Floats(s.batch * s.out_height() * s.out_width() * s.channels);
   pool->Forward(x, y);
+  // Backward reads the winners that the call above has noted.
   if (pass == Pass::kForward) return Report(state, 0, [&] { pool->Forward(x, y); });
   Report(state, 0, [&] { pool->Backward(y, x); });
 }
@@ -109,6 +111,7 @@ void RunBatchNorm(benchmark::State& state, const BatchNormSpec& s, Pass pass) {
   const auto channel = [&](int i) { return c + i * s.channels; };
   const auto forward = [&] { norm->Forward(x, channel(0), channel(1), channel(2), channel(3), y); };
   forward();
+  // Backward reads the statistics that the call above has left.
   if (pass == Pass::kForward) return Report(state, 0, forward);
   Report(state, 0, [&] { norm->Backward(x, channel(0), y, dy, dx, channel(4), channel(5)); });
 }
@@ -142,6 +145,7 @@ void Register(const std::string& name, const Spec& spec, Run run) {
 void RegisterAll() {
   constexpr Activation kRelu = Activation::kRelu;
   constexpr InputGradient kNone = InputGradient::kNotNeeded;
+  // A model's first layer, which has 1 or 3 channels here, needs no gradient of its input.
   const auto conv = [](int64_t side, int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t padding) {
     return Conv2dSpec{.batch = kBatch,
                       .in_height = side,
@@ -182,6 +186,7 @@ void RegisterAll() {
   Register("resnet20 batch norm 16",
            BatchNormSpec{.batch = kBatch, .height = 32, .width = 32, .channels = 16, .activation = kRelu},
            RunBatchNorm);
+  // The three matrices together have 570 KB, so that they stay in a second-level cache of 1 MB.
   benchmark::RegisterBenchmark("Peak", [](benchmark::State& state) {
     RunDense(state, {.batch = kBatch, .in = 512, .out = 192}, Pass::kForward);
   })->Unit(benchmark::kMicrosecond);
@@ -192,8 +197,10 @@ void RegisterAll() {
 
 int main(int argc, char** argv) {
   starring::RegisterAll();
+  // Takes the benchmark library's flags out of argv, which Abseil's parser would refuse.
   benchmark::Initialize(&argc, argv);
   absl::ParseCommandLine(argc, argv);
+  // Before the first device: oneDNN takes a limit only until it has been used.
   if (absl::GetFlag(FLAGS_isa) != "auto") CHECK(starring::LimitOnednn(starring::ChosenInstructionSet()).ok());
   benchmark::RunSpecifiedBenchmarks();
   return 0;

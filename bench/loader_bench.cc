@@ -25,6 +25,7 @@ namespace {
 
 constexpr int64_t kBatch = 64;
 
+// The data set is made when a benchmark first needs it: with --benchmark_filter most are not needed.
 const Dataset& Mnist() {
   static const Dataset* const dataset = [] {
     DatasetOptions options{.name = "synthetic", .synthetic_test_count = 1};
@@ -56,6 +57,7 @@ void CountSamples(benchmark::State& state, const Dataset& dataset) {
 }
 
 void RunLoader(benchmark::State& state, const Dataset& dataset, Loader::Augment augment) {
+  // No benchmark takes as many batches as end_step allows, so the loader never ends.
   auto loader = Loader::Create({.dataset = &dataset,
                                 .sampler = {.sample_count = dataset.count, .global_batch = kBatch},
                                 .normalization = NormalizationOf(dataset),
@@ -138,6 +140,7 @@ void BM_CropFlip(benchmark::State& state) {
   }
   state.SetItemsProcessed(state.iterations());
 }
+// 4, the padding, leaves an image in its place. With 2, two rows or columns of it are padding.
 BENCHMARK(BM_CropFlip)->ArgNames({"top", "left", "flip"})->ArgsProduct({{2, 4}, {2, 4}, {0, 1}});
 
 void BM_PixelSums(benchmark::State& state) {

@@ -59,6 +59,7 @@ class Computation {
 
  private:
   void Rounds(int64_t count) {
+    // volatile, or the compiler would leave out a loop whose result nothing uses.
     volatile double sum = 0;
     for (int64_t i = 0; i < count; ++i) sum = sum + 1.0;
   }
@@ -109,6 +110,7 @@ Result MeasureExchange(PeerExchange::Algorithm algorithm, int64_t bytes, const M
       exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
       if (compute_us > 0) computation.Run(compute_us / buckets);
     }
+    // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.
     for (int b = buckets - 1; b >= 0; --b) CHECK_OK(exchange.Await(step, b));
   });
   CHECK_OK(exchange.Finish());
@@ -121,6 +123,7 @@ Result MeasureLibrary(int64_t bytes, Computation& computation) {
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   return Measure(bytes, [&](int64_t) {
     if (compute_us > 0) computation.Run(compute_us);
+    // The call blocks, so nothing of it overlaps with the computation.
     MPI_Allreduce(gradient.data(), sum.data(), static_cast<int>(bytes / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   });
 }

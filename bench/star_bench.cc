@@ -109,13 +109,12 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
                                        .element_count = std::max<int64_t>(bytes / 4, 1),
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
-  auto exchange =
-      CreateStarExchange({.addresses = addresses,
-                          .lanes = absl::GetFlag(FLAGS_lanes),
-                          .run_id = "",
-                          .security = Security(),
-                          .same_host = absl::GetFlag(FLAGS_shared_memory) ? StarOptions::SameHost::kSharedMemory
-                                                                          : StarOptions::SameHost::kSocket});
+  auto exchange = CreateStarExchange(
+      {.addresses = addresses,
+       .lanes = absl::GetFlag(FLAGS_lanes),
+       .run_id = "",
+       .security = Security(),
+       .same_host = absl::GetFlag(FLAGS_shared_memory) ? SameHost::kSharedMemory : SameHost::kSocket});
   CHECK_OK(exchange);
   std::vector<float> parameters(job.layout.element_count(), 1.0f);
   std::vector<float> own(job.layout.element_count());
@@ -132,6 +131,7 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
       const ElementRange range = job.buckets.bucket(b);
       (*exchange)->Submit(step, b, gradient.subspan(range.begin, range.size()));
     }
+    // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.
     for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK((*exchange)->Await(step, b));
     times_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
@@ -141,6 +141,8 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
   return 0;
 }
 
+// The parent uses no gRPC, whose threads and locks would not survive a fork. _exit, so that a child does not run the
+// parent's destructors.
 template <typename Body>
 void Fork(Body body) {
   const pid_t pid = fork();
@@ -150,7 +152,8 @@ void Fork(Body body) {
 
 bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
 
-// Bus bandwidth as for an allreduce, to compare: 2 (N - 1) / N * bytes / time, although the star moves other amounts.
+// Computes bus bandwidth as for an allreduce, so that both can be compared: 2 (N - 1) / N * bytes / time, although the
+// star moves other amounts.
 void PrintJson(int64_t bytes, const Row& row) {
   const int workers = absl::GetFlag(FLAGS_workers);
   const double bus_bytes = 2.0 * (workers - 1) / workers * static_cast<double>(bytes);
@@ -170,10 +173,12 @@ void MeasureAsOneWorker(int64_t bytes) {
 }
 
 void Measure(int64_t bytes) {
+  // `row` is shared with worker 0, which is another process.
   Row* const row =
       static_cast<Row*>(mmap(nullptr, sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   CHECK(row != MAP_FAILED);
   rusage before;
+  // This counts children that have been waited for: the difference is that of this size's processes.
   getrusage(RUSAGE_CHILDREN, &before);
   std::vector<std::string> addresses;
   for (int shard = 0; shard < absl::GetFlag(FLAGS_servers); ++shard) {
@@ -215,6 +220,7 @@ void Measure(int64_t bytes) {
 }
 
 int Main(int argc, char** argv) {
+  // As KeepFreedMemory does in worker and server, so that this measures what they do.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   absl::ParseCommandLine(argc, argv);

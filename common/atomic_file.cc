@@ -51,7 +51,7 @@ bool IsWrittenStraight(const std::string& path) {
   return is_of_the_system && lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
 }
 
-// O_APPEND, because /dev/stdout may be a file that has text already.
+// /dev/stdout may be a file that has text already. O_APPEND keeps the text.
 absl::Status WriteStraight(const std::string& path, absl::string_view content) {
   const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (file < 0) return SystemError(errno, "open", path);
@@ -72,6 +72,7 @@ AtomicFile::~AtomicFile() {
 }
 
 absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
+  // The file is in the same folder, because a rename cannot go from one file system to another.
   std::string temporary = absl::StrCat(path, ".tmp.", getpid());
   // O_EXCL: in a folder that others may write to, a planted link would have us truncate what it names.
   const auto create = [&] {
@@ -91,8 +92,8 @@ absl::Status AtomicFile::Append(std::span<const std::byte> bytes) {
 
 absl::Status AtomicFile::Commit() {
   CHECK_GE(file_, 0) << "Commit twice";
-  // Before the rename: some file systems write the new name to the disk before the data, and a crash of the machine in
-  // between would leave an empty file under the final name.
+  // The flush precedes the rename: some file systems write the new name to the disk before the data, and a crash of the
+  // machine in between would leave an empty file under the final name.
   if (fsync(file_) != 0) return SystemError(errno, "flush", temporary_);
   // A network file system may report a full disk only here.
   const int closed = close(std::exchange(file_, -1));

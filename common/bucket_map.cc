@@ -36,7 +36,8 @@ absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
   const int64_t block_elements = ReductionBlockElements(options.world_size);
   const int64_t wanted_bytes = std::min<int64_t>(options.bucket_bytes, options.element_count * sizeof(float));
   const int64_t block_bytes = block_elements * sizeof(float);
-  // Rounded up, but not over the limit, or the other processes would refuse the value. A block has at most 128 MiB.
+  // The number is rounded up, but not over the limit, or the other processes would refuse the value. A block has at
+  // most 128 MiB.
   const int64_t bucket_blocks = std::min((wanted_bytes + block_bytes - 1) / block_bytes, kBucketBytesMax / block_bytes);
 
   BucketMap map;
@@ -49,7 +50,7 @@ absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
         absl::StrCat("--bucket_bytes=", options.bucket_bytes, " cuts ", options.element_count, " parameters in ", count,
                      " buckets, at most ", kBucketCountMax, " are allowed: raise --bucket_bytes"));
   }
-  // From the end of the vector: backward finishes the last layers first.
+  // Buckets are numbered from the end of the vector, because backward finishes the last layers first.
   map.buckets_.reserve(count);
   for (int64_t b = count - 1; b >= 0; --b) {
     map.buckets_.push_back({b * map.bucket_elements_, std::min((b + 1) * map.bucket_elements_, map.element_count_)});
@@ -67,8 +68,10 @@ ElementRange BucketMap::ShardSlice(int b, int shard, int shard_count) const {
   CHECK_GE(shard, 0);
   CHECK_LT(shard, shard_count);
   const ElementRange& range = bucket(b);
-  // Whole lines, so that no two shards write to one cache line, and so that slices stay aligned for vector loads.
+  // Slices are whole lines, so that no two shards write to one cache line, and so that slices stay aligned for vector
+  // loads.
   const int64_t lines = (range.size() + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements;
+  // A shard's slice ends where the next one's begins, so the slices cover the bucket.
   const auto first_of = [&](int64_t s) {
     return std::min(range.begin + lines * s / shard_count * Layout::kAlignmentElements, range.end);
   };
@@ -81,6 +84,7 @@ std::vector<ElementRange> BucketMap::RingSlice(int b, int rank) const {
   const ElementRange& range = bucket(b);
   const int64_t block_elements = ReductionBlockElements(world_size_);
   std::vector<ElementRange> slice;
+  // A bucket begins where a reduction block begins, so the blocks are counted from the bucket's begin.
   slice.reserve((range.size() + block_elements - 1) / block_elements);
   for (int64_t begin = range.begin; begin < range.end; begin += block_elements) {
     const ElementRange chunk = RingChunk({begin, std::min(begin + block_elements, range.end)}, rank, world_size_);

@@ -12,7 +12,7 @@ Failure::Failure(const char* file, int line, const std::string& what) {
 }
 
 Failure::~Failure() {
-  // One write, because several processes share a terminal and their lines would mix.
+  // The message is one write, because several processes share a terminal and their lines would mix.
   const std::string text = message_.str() + "\n";
   std::fwrite(text.data(), 1, text.size(), stderr);
   std::fflush(stderr);

@@ -65,6 +65,7 @@ absl::StatusOr<OptimizerConfig> FromProto(const v1::OptimizerConfig& proto) {
       config.kind = OptimizerKind::kAdamW;
       break;
     default:
+      // proto3 hands over a number that this build does not know: a newer peer may have sent it.
       return absl::InvalidArgumentError(absl::StrCat("optimizer.kind is ", proto.kind(), ", this build knows 0 and 1"));
   }
   RETURN_IF_ERROR(ValidateOptimizer(config), "optimizer");
@@ -153,6 +154,7 @@ Difference FirstDifference(const Message& a, const Message& b, const std::string
 // See JobSpec::agreed_flags.
 bool IsFact(const std::string& flag) { return flag.find('.') != std::string::npos; }
 
+// Flags are compared by name, because two builds may list their flags in another order.
 Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement& b) {
   std::map<std::string, std::string> flags_a, flags_b;
   for (const v1::FlagValue& flag : a.flags()) flags_a[flag.flag()] = flag.value();
@@ -166,6 +168,7 @@ Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement
       if (other == flags_b.end()) return {dashes + flag, value, "(no such flag)"};
       if (other->second != value) return {dashes + flag, value, other->second};
     }
+    // The loop above has met all flags that both have. What is left are those that only `b` has.
     for (const auto& [flag, value] : flags_b) {
       if (IsFact(flag) == facts && !flags_a.contains(flag)) return {dashes + flag, "(no such flag)", value};
     }
@@ -173,7 +176,8 @@ Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement
   return {};
 }
 
-// What the user can do about a difference in `name`.
+// What the user can do about a difference in `name`: for a fact that the process has found out, the setting that
+// decides it.
 std::string WayOut(const std::string& name) {
   if (name == "layout_hash" || name == "element_count")
     return "start all workers with the same --model and the same build";
@@ -196,13 +200,15 @@ std::string WayOut(const std::string& name) {
   return "start all workers with the same flags";
 }
 
-// Whether a newer build has sent fields that this build would not compare.
+// Whether a newer build has sent fields that this build would not compare. `proto` is a copy, because asking discards
+// the fields.
 bool HasUnknownFields(v1::JobAgreement proto) {
   const size_t with_unknown = proto.ByteSizeLong();
   proto.DiscardUnknownFields();
   return proto.ByteSizeLong() != with_unknown;
 }
 
+// Only malformed bytes fail here. A field that is missing is 0, which the checks of values refuse where 0 is no value.
 absl::StatusOr<v1::JobAgreement> ParseProto(const std::string& bytes) {
   v1::JobAgreement proto;
   if (proto.ParseFromString(bytes)) return proto;
@@ -217,6 +223,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   proto.set_world_size(job.world_size);
   proto.set_layout_hash(job.layout.hash());
   proto.set_element_count(job.layout.element_count());
+  // The value is the one that the map has rounded: ranks that cut the vector alike agree, even if their flags differ.
   proto.set_bucket_bytes(job.buckets.bucket_bytes());
   proto.set_first_step(job.first_step);
   *proto.mutable_optimizer() = ToProto(job.optimizer);
@@ -230,6 +237,7 @@ std::string SerializeAgreement(const JobSpec& job) {
 }
 
 absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, const std::string& b) {
+  // This is the common case: equal bytes have equal fields, known or not.
   if (a == b) return absl::OkStatus();
   ASSIGN_OR_RETURN(const v1::JobAgreement proto_a, ParseProto(a), "rank ", rank_a, " sent");
   ASSIGN_OR_RETURN(const v1::JobAgreement proto_b, ParseProto(b), "rank ", rank_b, " sent");
@@ -254,6 +262,8 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
   agreement.world_size = proto.world_size();
   agreement.first_step = proto.first_step();
   agreement.layout_hash = proto.layout_hash();
+  // The bytes come from the network, so each value is checked before anything is computed from it. BucketMap checks
+  // those that it gets.
   if (agreement.first_step < 0 || agreement.first_step > kStepMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("first_step is ", agreement.first_step, ", it must be from 0 to ", kStepMax));

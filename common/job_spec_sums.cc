@@ -16,6 +16,8 @@ std::string Describe(int rank, const SumKind& kind) {
 }  // namespace
 
 std::string_view SumPurposeName(SumPurpose purpose) {
+  // The switch has no default, so that the compiler reports a purpose that has no name. A number of another build's
+  // reaches the last line.
   switch (purpose) {
     case SumPurpose::kPixels:
       return "the mean of the pixels";
@@ -40,6 +42,7 @@ std::string_view SumPurposeName(SumPurpose purpose) {
 }
 
 absl::Status CheckSameSum(int rank_a, const SumKind& a, int rank_b, const SumKind& b) {
+  // The values differ from rank to rank. Purpose and number are what a sum can compare.
   if (a.purpose == b.purpose && a.value_count == b.value_count) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat("in one sum ", Describe(rank_a, a), ", ", Describe(rank_b, b),
                                                     ": start all workers from the same build, with the same data"));

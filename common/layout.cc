@@ -22,7 +22,7 @@ absl::StatusOr<int64_t> CountElements(const std::vector<int64_t>& sizes) {
     if (size < 1)
       return absl::InvalidArgumentError(
           absl::StrCat("shape {", absl::StrJoin(sizes, ", "), "} has size ", size, ", sizes are 1 or more"));
-    // By division: the product could overflow.
+    // The bound is compared by division, because the product could overflow.
     if (size > kElementCountMax / count) {
       return absl::InvalidArgumentError(
           absl::StrCat("shape {", absl::StrJoin(sizes, ", "), "} has more than ", kElementCountMax, " elements"));
@@ -34,6 +34,7 @@ absl::StatusOr<int64_t> CountElements(const std::vector<int64_t>& sizes) {
 
 absl::Status ValidateAxes(const TensorSpec& spec) {
   if (spec.torch_axes.empty()) return absl::OkStatus();
+  // A permutation, sorted, is 0, 1, 2 and so on.
   std::vector<int> sorted = spec.torch_axes;
   std::sort(sorted.begin(), sorted.end());
   bool is_permutation = sorted.size() == spec.dims.size();
@@ -52,6 +53,8 @@ absl::StatusOr<int64_t> ValidateTensor(const TensorSpec& spec) {
   }
   ASSIGN_OR_RETURN(const int64_t count, CountElements(spec.dims));
   RETURN_IF_ERROR(ValidateAxes(spec));
+  // torch_axes decide the order of the elements. torch_shape only joins or splits axes, so it must have as many
+  // elements.
   if (!spec.torch_shape.empty()) {
     ASSIGN_OR_RETURN(const int64_t torch_count, CountElements(spec.torch_shape), "torch_shape");
     if (torch_count != count) {
@@ -76,7 +79,8 @@ std::string HashOf(const std::vector<Tensor>& tensors) {
 }
 
 // Walks the elements in PyTorch's order: visit(i, j), where i is the index there and j the index in our order. An
-// odometer with one digit per axis, because a division for each axis of each element would take most of the time.
+// odometer with one digit per axis, because a division for each axis of each element would take most of the time. Cost:
+// one addition for each element, and one more for each digit that starts over.
 template <typename Visit>
 void ForEachInTorchOrder(const TensorSpec& spec, int64_t count, Visit visit) {
   const size_t axis_count = spec.torch_axes.size();
@@ -91,6 +95,8 @@ void ForEachInTorchOrder(const TensorSpec& spec, int64_t count, Visit visit) {
   for (int64_t i = 0; i < count; ++i) {
     visit(i, ours);
     for (size_t a = axis_count; a-- > 0;) {
+      // The last digit moves on. A digit that has passed its axis's end takes back what it added, and the digit before
+      // it moves on instead.
       ours += strides[a];
       if (++index[a] < sizes[a]) break;
       ours -= strides[a] * sizes[a];
@@ -111,10 +117,12 @@ absl::StatusOr<Layout> Layout::Create(std::vector<TensorSpec> tensors) {
   for (TensorSpec& spec : tensors) {
     if (spec.name.empty())
       return absl::InvalidArgumentError(absl::StrCat("tensor ", layout.tensors_.size(), " of the layout has no name"));
+    // A checkpoint finds tensors by name.
     if (!names.insert(spec.name).second)
       return absl::InvalidArgumentError(absl::StrCat("tensor ", spec.name, " is there twice"));
     ASSIGN_OR_RETURN(const int64_t count, ValidateTensor(spec), "tensor ", spec.name);
     const int64_t begin = layout.element_count_;
+    // The gap up to the next cache line belongs to no tensor, but it counts in the vector's length.
     const int64_t padded = RoundUp(count, kAlignmentElements);
     if (padded > kElementCountMax - begin) {
       return absl::InvalidArgumentError(absl::StrCat("tensor ", spec.name, " makes the parameter vector longer than ",
@@ -129,6 +137,7 @@ absl::StatusOr<Layout> Layout::Create(std::vector<TensorSpec> tensors) {
 }
 
 std::string_view Layout::TensorAt(int64_t element) const {
+  // Tensors ascend in the vector, so the candidate is the last one that does not begin after `element`.
   auto after = std::upper_bound(tensors_.begin(), tensors_.end(), element,
                                 [](int64_t e, const Tensor& tensor) { return e < tensor.range.begin; });
   if (after == tensors_.begin()) return {};

@@ -8,8 +8,8 @@
 
 namespace starring {
 
-// Ranks of one job. The owner of a slice keeps one contribution per rank, and a sum in rank order reads as many
-// streams.
+// Ranks of one job. The owner of a slice keeps one contribution of each rank, and their sum reads as many arrays at
+// once.
 inline constexpr int kWorldSizeMax = 1024;
 
 // Server shards of one star. Every worker holds several connections to each.
@@ -26,15 +26,15 @@ inline constexpr int64_t kElementCountMax = int64_t{1} << 36;
 inline constexpr int kTensorCountMax = 1 << 20;
 inline constexpr int kTensorAxesMax = 8;
 
-// The step that a run begins with: steps are counted up from it for as long as the run goes on, without an overflow.
+// The step that a run may begin with at most: the steps that the run adds to it cannot overflow.
 inline constexpr int64_t kStepMax = int64_t{1} << 48;
 
 // Values of one GradientExchange::Sum: statistics, not tensors.
 inline constexpr int64_t kSumValuesMax = 4096;
 
-// Buffers that a parameter shard keeps per bucket: the sealed slice, the one the next step is written to, and one that
-// a slow or repeated reply may still hold. Each is as long as the slice. A shard allocates a fresh one only when all of
-// them are held.
+// Buffers that a server keeps for its slice of each bucket: one with the newest parameters, one that the next step is
+// written to, and one that a slow or repeated answer may still hold. Each is as long as the slice. A server allocates a
+// fresh one only when all of them are held.
 inline constexpr int kSliceBuffersMax = 3;
 
 // A safetensors header has some 100 bytes for each tensor; a longer one is an attack or an accident, not a model.
@@ -75,8 +75,8 @@ inline constexpr int64_t kImageChannelsMax = 256;
 inline constexpr int kLoaderThreadsMax = 256;
 inline constexpr int kPrefetchDepthMax = 64;
 
-// Lanes (streams, each with a connection of its own) between one worker and one shard. Two to four lanes fill a
-// loopback or a 10 Gbit/s link; every lane costs buffers on both sides.
+// Lanes (TCP connections) between one worker and one server. Two to four lanes fill a loopback or a 10 Gbit/s link;
+// every lane costs buffers on both sides.
 inline constexpr int kLanesMax = 16;
 
 // Requests of one lane that are sent and not yet answered; further ones wait at the worker. With slices of 1 MB this
@@ -108,9 +108,9 @@ inline constexpr int64_t kJoinBytesMax = 64 << 10;
 // nanoseconds are far from overflow.
 inline constexpr int64_t kDeadlineMsMax = int64_t{365} * 24 * 3600 * 1000;
 
-// Operations that the ring has in flight at a time (sends and receives, at 4 a reduction block for two ranks): enough
-// to hide a message's latency behind the additions. Every poll looks at all of them, and every block has a chunk of
-// scratch memory, which together should fit a core's L2 cache.
+// Sends and receives that the ring has in flight at a time. Between two ranks a reduction block has 4 of them. They
+// are enough for additions to hide a message's latency. Every poll looks at all of them, and every block has a chunk
+// of scratch memory; all chunks together should fit a core's L2 cache.
 inline constexpr int kRingOperationsInFlightMax = 24;
 
 // One message when rank 0's parameters travel from rank to rank at the start.
@@ -137,6 +137,8 @@ inline constexpr int64_t kServerTracksMax = 16;
 
 // A private key, a certificate and its chain, as text.
 inline constexpr size_t kSecretFileBytesMax = 64 << 10;
+// Certificates that a peer's may be signed by (--tls_ca): a system's whole list has a quarter of this.
+inline constexpr size_t kCertificatesBytesMax = 1 << 20;
 
 // The name of a run, which a server keeps and prints: a job's number, or a name that a person types.
 inline constexpr size_t kRunIdBytesMax = 255;
@@ -176,7 +178,7 @@ inline constexpr int kStrangerLifeMinMs = 250;
 // worker may be among those that wait.
 inline constexpr int kStrangerSeatMs = 1000;
 
-// Streams of one connection. A worker opens one lane on each of its connections and one call beside it; a client of
+// gRPC streams of one connection. On each of its connections a worker opens one lane and one other call. A client of
 // another kind that opens all its lanes on one connection needs a second one for more than seven. Few, because 64
 // strangers with 20 streams each took 59 to 119 MiB of a server.
 inline constexpr int kStreamsPerConnectionMax = 8;
@@ -188,7 +190,8 @@ inline constexpr int kHelloDeadlineMs = 10'000;
 // Descriptors of one connection at a server: gRPC's own, and one by which the connection is watched and cut.
 inline constexpr int64_t kDescriptorsPerConnection = 2;
 
-// Descriptors that a process has open besides connections: standard streams, epoll, shared memory, files, libraries.
+// Descriptors that a process has open in addition to connections: standard streams, epoll, shared memory, files,
+// libraries.
 inline constexpr int64_t kOtherDescriptorsMax = 64;
 
 // A server or worker raises its soft limit to this, if the hard limit allows: kWorldSizeMax workers of 16 lanes.
@@ -198,8 +201,8 @@ inline constexpr int64_t kDescriptorsMax =
 // --memory_limit_gb: a petabyte, far from overflow in bytes.
 inline constexpr double kMemoryLimitGbMax = 1e6;
 
-// The length of a line of the server's log, which quotes what others sent, and the number of such lines in a period: a
-// stranger must fill neither disk nor terminal. The last is the number of ranks that a message names, of perhaps a
+// The length of a line of the server's log, which quotes what others sent, and the number of such lines in a period,
+// so that a stranger can fill neither disk nor terminal. kRanksNamedMax: a message names this many ranks of perhaps a
 // thousand.
 inline constexpr size_t kLogLineBytesMax = 1024;
 inline constexpr int64_t kLogRefusalsMax = 20;

@@ -26,7 +26,7 @@ std::byte* Allocate(int64_t size_bytes) {
   const auto rounded = static_cast<size_t>(std::max(RoundUp(size_bytes, unit), unit));
   void* const memory = std::aligned_alloc(static_cast<size_t>(unit), rounded);
 #if defined(MADV_HUGEPAGE)
-  // A hint: a kernel that refuses it gives small pages, which also work.
+  // This is a hint: a kernel that refuses it gives small pages, which also work.
   if (memory != nullptr && unit == kHugePageBytes) (void)madvise(memory, rounded, MADV_HUGEPAGE);
 #endif
   return static_cast<std::byte*>(memory);
@@ -45,6 +45,8 @@ AlignedFloats::AlignedFloats(int64_t size) : memory_(size * static_cast<int64_t>
 }
 
 void KeepFreedMemory() {
+  // Below the first threshold, blocks come from the heap instead of a mapping of their own. The second one keeps the
+  // heap's free end from going back to the system.
   mallopt(M_MMAP_THRESHOLD, kKeptBytesMax);
   mallopt(M_TRIM_THRESHOLD, kKeptBytesMax);
 }

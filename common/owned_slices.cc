@@ -30,6 +30,7 @@ Ranges Merge(const Ranges& ranges) {
   return merged;
 }
 
+// There are two checks: first every bucket by itself, whose ranges must ascend, then all ranges together.
 absl::Status ValidateSlices(const std::vector<Ranges>& slices, int64_t element_count) {
   Ranges all;
   for (size_t b = 0; b < slices.size(); ++b) {
@@ -60,6 +61,8 @@ absl::Status ValidateOptions(const OwnedSlices::Options& options) {
   };
   RETURN_IF_ERROR(between("bucket count", std::ssize(options.slices), 1, kBucketCountMax));
   RETURN_IF_ERROR(between("element_count", options.element_count, 1, kElementCountMax));
+  // The bound is one less than the largest number, because the optimizer counts its updates from 1: step + 1 must not
+  // overflow.
   RETURN_IF_ERROR(between("first_step", options.first_step, 0, INT64_MAX - 1));
   RETURN_IF_ERROR(ValidateOptimizer(options.optimizer));
   RETURN_IF_ERROR(ValidateSchedule(options.schedule));
@@ -69,6 +72,7 @@ absl::Status ValidateOptions(const OwnedSlices::Options& options) {
 // Where `piece` begins in the slice whose ranges begin at `offsets`; -1 if it is empty or not inside one range. A
 // binary search, because a rank of a ring owns one range of each block, hundreds of them in a large bucket.
 int64_t OffsetOf(ElementRange piece, const Ranges& ranges, const std::vector<int64_t>& offsets) {
+  // `after` is the first range that begins after the piece does, so the range before it is the only candidate.
   const auto after = std::upper_bound(ranges.begin(), ranges.end(), piece.begin,
                                       [](int64_t element, const ElementRange& range) { return element < range.begin; });
   if (after == ranges.begin() || piece.size() <= 0) return -1;
@@ -85,6 +89,7 @@ absl::StatusOr<OwnedSlices> OwnedSlices::Create(Options options) {
 
 OwnedSlices::OwnedSlices(Options options) : options_(std::move(options)) {
   int64_t owned_count = 0;
+  // Buckets are packed one after another in each state vector, so a process allocates state for what it owns alone.
   for (const Ranges& slice : options_.slices) {
     Bucket& bucket = buckets_.emplace_back();
     bucket.ranges = Merge(slice);
@@ -109,6 +114,8 @@ const OwnedSlices::Bucket& OwnedSlices::BucketAt(int bucket) const {
 void OwnedSlices::Update(const SlicePiece& piece) {
   const int64_t count = std::ssize(piece.gradient);
   const Bucket& at = BucketAt(piece.bucket);
+  // The step is checked, though callers count steps themselves: an update with another step's learning rate would go
+  // unnoticed.
   CHECK_EQ(piece.step, at.step) << "in bucket " << piece.bucket;
   CHECK(piece.offset >= 0 && piece.offset + count <= at.element_count) << piece.offset << " in bucket " << piece.bucket;
   CHECK_EQ(std::ssize(piece.parameters_in), count);
@@ -154,10 +161,13 @@ void OwnedSlices::Apply(const ApplyArgs& args) {
   // The last addend is added piece by piece, so that the sum is still in the L1 cache when the optimizer reads it.
   if (args.last.empty()) return update(0, args.sum);
   alignas(64) float sum[kPassElements];
+  // `sum` is on the stack: 4 KiB, which every pass uses again.
   for (int64_t begin = 0; begin < args.range.size(); begin += kPassElements) {
     const std::span<float> part(sum, std::min(kPassElements, args.range.size() - begin));
     const std::byte* const inputs[] = {std::as_bytes(args.sum.subspan(begin)).data(),
                                        std::as_bytes(args.last.subspan(begin)).data()};
+    // `last` is the right operand: in reduction order an owner's own contribution comes last
+    // (common/arithmetic/reduction_order.h).
     SumInOrder(inputs, part);
     update(begin, part);
   }
@@ -188,6 +198,7 @@ void OwnedSlices::CopyStateOut(std::span<const std::span<float>> whole) const {
   }
 }
 
+// This is CopyStateOut the other way round. The state of gaps and foreign elements in `whole` is not read.
 void OwnedSlices::CopyStateIn(std::span<const std::span<const float>> whole) {
   CHECK_EQ(whole.size(), state_.size());
   for (size_t i = 0; i < whole.size(); ++i) {

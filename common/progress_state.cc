@@ -29,6 +29,7 @@ std::string DescribeWork(const WorkState& state) {
       return absl::StrCat("in the checkpoint after step ", state.step);
     case WorkPhase::kBetweenSteps:
       return absl::StrCat("between two steps, at step ", state.step);
+    // This is the phase before the first one, and what an unknown number of another build's becomes.
     case WorkPhase::kUnknown:
       break;
   }

@@ -24,11 +24,13 @@ std::string GoesOnSentence(std::chrono::nanoseconds waited) {
 }
 
 void RollCall::OnHeard(int rank, const WorkState& state, Time now) {
+  // Any report of the rank closes the open question: it shows that the process runs and that a connection reaches it.
   ranks_[rank] = {.heard = Heard{.state = state, .at = now}, .answered = now, .asked = std::nullopt};
 }
 
 void RollCall::OnHearsay(int rank, const WorkState& state, Time heard_at) {
   std::optional<Heard>& heard = ranks_[rank].heard;
+  // `answered` and `asked` stay: that another process has heard the rank does not show that this one can reach it.
   if (!heard.has_value() || heard->at < heard_at) heard = {.state = state, .at = heard_at};
 }
 
@@ -38,6 +40,7 @@ std::vector<int> RollCall::TakeRanksToAsk(Time now) {
     Rank& rank = ranks_[i];
     // One question at a time: a process that was stopped must not find a pile of them when it goes on.
     if (rank.asked.has_value() || (rank.answered.has_value() && now - *rank.answered < times_.patience())) continue;
+    // From now on the rank counts as silent once its patience is over; any report of its own ends that.
     rank.asked = now;
     to_ask.push_back(static_cast<int>(i));
   }
@@ -45,11 +48,14 @@ std::vector<int> RollCall::TakeRanksToAsk(Time now) {
 }
 
 bool RollCall::IsSilent(int rank, Time now) const {
+  // A rank that was never asked is not silent, however old its last report is: it may have had nothing to report.
   const std::optional<Time>& asked = ranks_[rank].asked;
   return asked.has_value() && now - *asked >= times_.patience();
 }
 
 std::chrono::milliseconds RollCall::AgeOf(const Heard& heard, Time now) const {
+  // The age that the rank reported, and the time since then by this process's clock: only durations travel, so clocks
+  // of different machines are never compared.
   return heard.state.age + std::chrono::duration_cast<std::chrono::milliseconds>(now - heard.at);
 }
 
@@ -79,6 +85,8 @@ std::string RollCall::DescribeAll(const std::vector<int>& ranks, Describe descri
 }
 
 std::optional<RollCall::Root> RollCall::FindRoot(Time now) const {
+  // One pass over the ranks, which gives up as long as any rank may still answer. The rest judges what it has
+  // collected, in this order: silent ranks, the busy ranks of the lowest step, a silent server, the network.
   std::vector<int> silent;
   std::vector<int> busy;  // of the lowest step
   int64_t lowest_step = 0;
@@ -97,6 +105,7 @@ std::optional<RollCall::Root> RollCall::FindRoot(Time now) const {
     const WorkState& state = rank.heard->state;
     if (state.silent_shard >= 0) waiting_for_server = r;
     if (state.phase == WorkPhase::kExchange) continue;
+    // A rank of a later step waits for the contributions of this one, so only the lowest step can be the cause.
     if (busy.empty() || state.step < lowest_step) {
       busy.clear();
       lowest_step = state.step;
@@ -107,6 +116,8 @@ std::optional<RollCall::Root> RollCall::FindRoot(Time now) const {
     return Root{.ranks = silent, .sentence = DescribeAll(silent, [&](int r) { return DescribeSilent(r, now); })};
   }
   if (!busy.empty()) {
+    // A rank that has changed its phase lately makes progress. If all of them do, the job is slow, and no rank is
+    // named. The age of an unknown phase, which a peer of another build may report, says nothing.
     std::erase_if(busy, [&](int r) {
       const Heard& heard = *ranks_[r].heard;
       return heard.state.phase != WorkPhase::kUnknown && AgeOf(heard, now) < times_.report_after;

@@ -9,6 +9,8 @@
 namespace starring {
 namespace {
 
+// Files of one job are merged into one timeline, where a process id must name one process. There are at most limits.h
+// kWorldSizeMax workers.
 constexpr int kServersFrom = 10000;  // process ids of servers; workers count from 1
 
 const char* RoleName(Trace::Role role) { return role == Trace::Role::kWorker ? "worker" : "server"; }
@@ -29,7 +31,8 @@ std::string Quoted(absl::string_view text) {
   return quoted + "\"";
 }
 
-// Chrome's format counts in microseconds, with two decimals here.
+// Chrome's format counts in microseconds. The nanoseconds become three decimals by hand: StrAppend would print a double
+// with six digits.
 void AppendMicroseconds(const char* field, int64_t ns, std::string* json) {
   const int64_t fraction = ns % 1000;
   absl::StrAppend(json, field, ns / 1000, fraction < 10 ? ".00" : fraction < 100 ? ".0" : ".", fraction);
@@ -70,6 +73,7 @@ void TraceTrack::Add(const TraceEvent& event) {
 std::string Trace::PathOf(const Options& options) {
   const size_t name = options.path.rfind('/') + 1;  // 0 if there is none
   const size_t dot = options.path.rfind('.');
+  // A dot in a folder's name, or at the beginning of the file's, begins no extension.
   const size_t cut = dot != std::string::npos && dot > name ? dot : options.path.size();
   return absl::StrCat(options.path.substr(0, cut), ".", RoleName(options.role), "-", options.number,
                       options.path.substr(cut));
@@ -93,6 +97,7 @@ TraceTrack* Trace::AddTrack(TraceTrack::Options options) {
 
 absl::Status Trace::Write() const {
   const MutexLock lock(mutex_);
+  // The lock keeps AddTrack out while the tracks are read.
   return WriteFileAtomically(PathOf(options_), Json());
 }
 
@@ -109,6 +114,8 @@ std::string Trace::Json() const {
     AppendMetadata("thread_name", where, absl::StrCat("\"name\":", Quoted(track.options_.name)), &json);
     AppendMetadata("thread_sort_index", where, absl::StrCat("\"sort_index\":", number), &json);
     dropped_count += track.added_count_ - track.kept_count();
+    // The loop begins with the oldest event that is kept. Event i is at i modulo events_max, in a full ring and in one
+    // that is not.
     for (int64_t i = track.added_count_ - track.kept_count(); i < track.added_count_; ++i) {
       const TraceEvent& event = track.events_[i % track.options_.events_max];
       const std::string what = absl::StrCat("\",\"name\":", Quoted(event.name), ",", where);
@@ -118,6 +125,7 @@ std::string Trace::Json() const {
       } else {
         // A flight is two events, which Chrome joins by category and id.
         const std::string both = absl::StrCat(what, ",\"cat\":\"flight\",\"id\":\"", process, ".", ++flight, "\"");
+        // The end comes first, so that the lines below write begin and labels for both kinds. Viewers sort by time.
         absl::StrAppend(&json, "{\"ph\":\"e", both);
         AppendMicroseconds(",\"ts\":", event.end_ns, &json);
         absl::StrAppend(&json, "},\n{\"ph\":\"b", both);

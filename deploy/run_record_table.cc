@@ -15,12 +15,14 @@
 namespace starring {
 namespace {
 
+// 48 bits tell runs apart by eye. CompareDigests compares whole digests.
 constexpr size_t kShownDigestCharacters = 12;
 
 using google::protobuf::Struct;
 using google::protobuf::Value;
 
-// The entry `name` of the record's config as text; empty if there is none.
+// The entry `name` of the record's config as text; empty if there is none. Equal numbers give equal texts, which is all
+// that a key needs.
 std::string Text(const Struct& config, const std::string& name) {
   const auto found = config.fields().find(name);
   if (found == config.fields().end()) return "";
@@ -37,14 +39,39 @@ int Number(const Struct& config, const std::string& name) {
 
 std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
   const std::string sync = Text(config, "sync");
+  // MPI's own allreduce and PyTorch add in orders of their own, so nothing is promised for them.
   if (sync == "ddp" || sync == "mpi" || record.host().versions().contains("torch")) return "";
   // Flags that cannot change the bits are left out: sync, servers, bucket size, resuming.
   std::vector<std::string> values;
-  for (const char* const name :
-       {"world_size",   "model",        "dataset",     "augment",     "train_count",   "epochs",
-        "max_steps",    "global_batch", "seed",        "optimizer",   "learning_rate", "momentum",
-        "nesterov",     "weight_decay", "beta1",       "beta2",       "epsilon",       "schedule",
-        "warmup_steps", "decay_steps",  "decay_gamma", "total_steps", "device",        "threads"}) {
+  for (const char* const name : {"world_size",
+                                 "model",
+                                 "dataset",
+                                 "augment",
+                                 "train_count",
+                                 "epochs",
+                                 "max_steps",
+                                 "global_batch",
+                                 "seed",
+                                 "optimizer",
+                                 "learning_rate",
+                                 "momentum",
+                                 "nesterov",
+                                 "weight_decay",
+                                 "beta1",
+                                 "beta2",
+                                 "epsilon",
+                                 "schedule",
+                                 "warmup_steps",
+                                 "decay_steps",
+                                 "decay_gamma",
+                                 "total_steps",
+                                 "device",
+                                 "threads",
+                                 "isa",
+                                 "math",
+                                 "conv",
+                                 "synthetic_size",
+                                 "synthetic_channels"}) {
     values.push_back(Text(config, name));
   }
   return absl::StrJoin(values, "|");
@@ -67,6 +94,7 @@ absl::StatusOr<RunSummary> ParseRunRecord(const std::string& name, const std::st
   }
   // The config has no message type of its own, because it follows the worker's flags.
   Struct whole;
+  // Without a config the record is refused below.
   if (!google::protobuf::util::JsonStringToMessage(json, &whole, options).ok()) whole.Clear();
   const Struct& config = (*whole.mutable_fields())["config"].struct_value();
   if (Text(config, "sync").empty() || record.epochs().empty()) {
@@ -98,6 +126,7 @@ std::string FormatTable(const std::vector<RunSummary>& runs) {
 }
 
 absl::StatusOr<std::string> CompareDigests(const std::vector<RunSummary>& runs) {
+  // Runs with different keys are not compared: nothing says that they should agree.
   std::map<std::string, std::vector<const RunSummary*>> groups;
   for (const RunSummary& run : runs) {
     if (!run.bits_key.empty()) groups[run.bits_key].push_back(&run);

@@ -21,6 +21,7 @@ absl::Status PrintTable(const std::vector<std::string>& paths) {
     if (!file) return absl::NotFoundError("cannot read " + path);
     ASSIGN_OR_RETURN(runs.emplace_back(), ParseRunRecord(path, json));
   }
+  // The table precedes the comparison, which may fail: it shows the runs that differ.
   std::printf("%s", FormatTable(runs).c_str());
   ASSIGN_OR_RETURN(const std::string agreement, CompareDigests(runs));
   std::printf("%s", agreement.c_str());

@@ -14,6 +14,7 @@ struct NamedSize {
   int64_t value;
 };
 
+// This check comes before Fits, which divides by the product of the sizes so far.
 absl::Status AllAtLeast(int64_t minimum, std::initializer_list<NamedSize> sizes) {
   for (const NamedSize& size : sizes) {
     if (size.value < minimum) {
@@ -45,6 +46,8 @@ struct Axis {
   int64_t in, kernel, stride, padding;
 };
 
+// This check comes before the output's size is used: if the kernel did not fit, out_height() or out_width() could be
+// zero or negative.
 absl::Status CheckAxis(const Axis& axis) {
   if (axis.in + 2 * axis.padding < axis.kernel) {
     return absl::InvalidArgumentError(absl::StrCat("kernel_", axis.name, " is ", axis.kernel, ", in_", axis.name,
@@ -54,7 +57,8 @@ absl::Status CheckAxis(const Axis& axis) {
   return absl::OkStatus();
 }
 
-// A window that sees padding only would have the maximum -infinity.
+// This check is for pools. A window that sees padding only would have the maximum -infinity; a convolution has its bias
+// there.
 absl::Status CheckSeesInput(const Axis& axis) {
   if (axis.padding >= axis.kernel) {
     return absl::InvalidArgumentError(absl::StrCat("padding_", axis.name, " is ", axis.padding, " and kernel_",
@@ -81,6 +85,8 @@ absl::Status CheckShape(const Conv2dSpec& s) {
   RETURN_IF_ERROR(Fits("the weight", {s.out_channels, s.kernel_height, s.kernel_width, s.in_channels}), "conv2d");
   RETURN_IF_ERROR(CheckAxis({"height", s.in_height, s.kernel_height, s.stride_height, s.padding_height}), "conv2d");
   RETURN_IF_ERROR(CheckAxis({"width", s.in_width, s.kernel_width, s.stride_width, s.padding_width}), "conv2d");
+  // The padding counts, because devices count places with the padding included: our tiles copy an image into padded
+  // memory, and the kernels of a GPU number pixels from where the padding begins.
   RETURN_IF_ERROR(Fits("the padded input",
                        {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.in_channels}),
                   "conv2d");
@@ -111,6 +117,7 @@ absl::Status CheckShape(const Pool2dSpec& s) {
     RETURN_IF_ERROR(CheckAxis(axis), "max pool");
     RETURN_IF_ERROR(CheckSeesInput(axis), "max pool");
   }
+  // A winner is remembered by its place in the window, in 32 bits at most.
   RETURN_IF_ERROR(Fits("the window", {s.kernel_height, s.kernel_width}), "max pool");
   RETURN_IF_ERROR(Fits("the padded input",
                        {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.channels}),
@@ -130,6 +137,8 @@ absl::Status CheckShape(const BatchNormSpec& s) {
       AllAtLeast(1, {{"batch", s.batch}, {"height", s.height}, {"width", s.width}, {"channels", s.channels}}),
       "batch norm");
   RETURN_IF_ERROR(Fits("the input", {s.batch, s.height, s.width, s.channels}), "batch norm");
+  // The comparison is negated, so that a NaN is refused. Without epsilon a channel whose values are all equal would be
+  // divided by zero.
   if (!(s.epsilon > 0)) {
     return absl::InvalidArgumentError(absl::StrCat("batch norm: epsilon is ", s.epsilon, ": must be above 0"));
   }
@@ -142,9 +151,12 @@ absl::Status CheckShape(const BatchNormSpec& s) {
 absl::Status CheckShape(const DropoutSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"sample_elements", s.sample_elements}}), "dropout");
   RETURN_IF_ERROR(Fits("the input", {s.batch, s.sample_elements}), "dropout");
+  // At rate 1 nothing is kept, and the scale of what is kept would be 1 / 0.
   if (!(s.rate >= 0 && s.rate < 1)) {
     return absl::InvalidArgumentError(absl::StrCat("dropout: rate is ", s.rate, ": must be in [0, 1)"));
   }
+  // Philox's counter has 24 bits for the layer, next to the 8 of the purpose (common/arithmetic/philox.h). A larger
+  // number would change the purpose, and the mask might repeat other random numbers of the run.
   if (s.stream >= 1u << 24) {
     return absl::InvalidArgumentError(absl::StrCat("dropout: stream is ", s.stream, ": must be below ", 1u << 24));
   }

@@ -9,7 +9,7 @@
 namespace starring {
 
 absl::Status Admission::Check(const v1::JoinRequest& request, absl::string_view peer) {
-  // The token first: a stranger learns nothing else.
+  // The token is compared first: a stranger learns nothing else.
   RETURN_IF_ERROR(CheckToken(request.token(), peer));
   if (request.wire_version() != kWireVersion) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", request.rank(), " speaks version ", request.wire_version(),
@@ -33,8 +33,11 @@ absl::Status Admission::Check(const v1::CheckRequest& request, absl::string_view
 }
 
 absl::Status Admission::CheckToken(absl::string_view token, absl::string_view peer) {
-  // In constant time: how long a comparison takes must not tell how many bytes are right.
+  // The comparison takes the same time for any token of the right length, so that its duration does not tell how many
+  // bytes are right.
   if (SameToken(token, token_)) return absl::OkStatus();
+  // Refusals are counted for DescribeRefusals: a worker that is missing may be one that was started with another
+  // secret.
   ++refused_count_;
   last_refused_ = std::string(peer);
   // Neither message says anything about the job or its token.
@@ -56,7 +59,7 @@ std::string Admission::DescribeRefusals() const {
 }
 
 void RefusalLog::Add(const std::string& line, Clock::time_point now) {
-  // A new period begins: first the number of lines that the last one left out.
+  // A new period begins with the number of lines that the last one left out.
   if (now - since_ >= std::chrono::milliseconds(kLogPeriodMs)) {
     if (count_ > kLogRefusalsMax) log_(absl::StrCat(count_ - kLogRefusalsMax, " more refusals are not shown"));
     since_ = now;

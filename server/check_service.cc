@@ -52,6 +52,7 @@ absl::Status CheckBoard::Put(int rank, int stage, const std::string& text) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the notes of all workers would have ", bytes, " bytes, the limit is ", kCheckBoardBytesMax));
   }
+  // Nothing was changed before this line: a note that is refused leaves the one before in place.
   bytes_ = bytes;
   notes[stage] = text;
   return absl::OkStatus();
@@ -73,6 +74,8 @@ void CheckBoard::Forget(Clock::time_point now) {
   for (auto worker = workers_.begin(); worker != workers_.end();) {
     // Erase invalidates `current`, so the iterator moves on first.
     const auto current = worker++;
+    // A worker that checks asks several times a second while it waits, and about once a second while it does something
+    // else (ServerBoard::Keep).
     if (now - current->second.last_heard > kNoteLife) Erase(current);
   }
 }
@@ -90,7 +93,7 @@ void CheckBoard::Erase(std::map<int, Worker>::iterator worker) {
 absl::StatusOr<v1::CheckReply> CheckService::Answer(const v1::CheckRequest& request, const std::string& peer,
                                                     Clock::time_point now) {
   ASSIGN_OR_RETURN(v1::CheckReply reply, Reply(request, now));
-  // Only after a good reply: a refused peer stays a stranger.
+  // The peer is kept only after a good reply: a refused one stays a stranger.
   if (request.worker_id() != 0) Keep(peer);
   return reply;
 }
@@ -106,8 +109,10 @@ absl::StatusOr<v1::CheckReply> CheckService::Reply(const v1::CheckRequest& reque
         absl::StrCat("a payload of ", bytes, " bytes is longer than ", kCheckPayloadBytesMax));
   }
   v1::CheckReply reply;
+  // The facts are read anew for each answer: free memory changes.
   if (request.facts()) reply.set_facts(ServerFacts(options_.shard, options_.grpc_version));
   if (request.worker_id() != 0) RETURN_IF_ERROR(UseBoard(request, now, &reply));
+  // The clock is read last, as near to the answer's departure as possible.
   reply.set_clock_us(WallClockMicroseconds());
   return reply;
 }
@@ -119,6 +124,7 @@ absl::Status CheckService::UseBoard(const v1::CheckRequest& request, Clock::time
       request.get_stage() == 0 ? nullptr : board_.Get(request.get_rank(), request.get_stage());
   reply->set_found(note != nullptr);
   if (note != nullptr) reply->set_text(*note);
+  // A worker leaves after its other wishes were served. The count is of those that are left.
   if (request.leave()) board_.Leave(request.rank());
   reply->set_note_count(board_.worker_count());
   return absl::OkStatus();
@@ -139,6 +145,7 @@ void CheckService::Forget(Clock::time_point now) {
 
 void CheckService::Close(int world_size) {
   world_size_ = world_size;
+  // No later check reads the notes, which may take 32 MiB.
   board_.Clear();
 }
 

@@ -39,10 +39,12 @@ constexpr std::chrono::milliseconds kIdlePeriod(100);
 // gRPC closes a connection within milliseconds after it was cut. If it needs longer it is overloaded, so no other one
 // is cut meanwhile. The bound is for a connection that gRPC never closes.
 constexpr std::chrono::seconds kCloseTimeMax(10);
-// The value that gRPC sets on connections that it accepts itself, which are not ours: its keepalive's timeout.
+// gRPC sets this value, its keepalive's timeout, on connections that it accepts itself, but not on those that are
+// handed to it.
 constexpr int kUserTimeoutMs = 20'000;
 
 int64_t BytesReceived(int fd) {
+  // The kernel counts what has arrived, whether gRPC has read it or not.
   tcp_info info = {};
   socklen_t length = sizeof(info);
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
@@ -143,6 +145,7 @@ absl::Status ConnectionAcceptor::AddListener(const void* socket_address, unsigne
 
 void ConnectionAcceptor::Stop() {
   if (!thread_.joinable()) return;
+  // This wakes the thread from epoll_wait.
   const uint64_t one = 1;
   CHECK(write(stop_, &one, sizeof(one)) == sizeof(one));
   thread_.join();
@@ -214,6 +217,7 @@ int ConnectionAcceptor::CheckStrangersMs() {
   const Clock::time_point now = Clock::now();
   if (now >= check_at_) {
     bool is_busy = false;
+    // The ids are copied, because a cut changes the set.
     const std::vector<uint64_t> ids(strangers_.begin(), strangers_.end());
     for (const uint64_t id : ids) is_busy |= CheckStranger(id);
     check_at_ = now + (is_busy ? kBusyPeriod : kIdlePeriod);
@@ -235,6 +239,8 @@ void ConnectionAcceptor::Accept(int listener) {
     if (errno == EMFILE || errno == ENFILE) CutForDescriptors();
     return;  // other errors: the peer is gone already
   }
+  // While this connection waits for a seat, no other is accepted. The others wait in the kernel, which bounds their
+  // number (kBacklog).
   waiting_fd_ = fd;
   for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, 0);
 }
@@ -259,6 +265,8 @@ void ConnectionAcceptor::ServeWaiting() {
     }
   }
   if (fd_to_hand_over >= 0) {
+    // The seat was taken first, since gRPC may report the connection's first request at once, on another thread. The
+    // mutex is not held while gRPC takes the socket.
     hand_over_(fd_to_hand_over);
   } else {
     close(waiting_fd_);  // the peer is gone already, or workers have all connections
@@ -281,6 +289,7 @@ void ConnectionAcceptor::CutIfDue() {
 
 bool ConnectionAcceptor::HasSeat() {
   std::erase_if(leaving_, [this, now = Clock::now()](const Leaving& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    // A seat is free when its time is over and gRPC's descriptor is closed or belongs to another file.
     return now - one.accepted >= seat_time_ && InodeOf(one.handed_over_fd) != one.inode;
   });
   return open_count_ < connections_max_ && std::ssize(strangers_) + std::ssize(leaving_) < kStrangerConnectionsMax;
@@ -289,6 +298,8 @@ bool ConnectionAcceptor::HasSeat() {
 bool ConnectionAcceptor::Seat(int fd) {
   std::string peer = PeerNameOfSocket(fd);
   if (peer.empty()) return false;  // it is closed again; handed over, it would cause a line in gRPC's log
+  // The duplicate is made before gRPC owns the socket and may close it. It keeps the socket itself alive, so that
+  // cutting and counting always mean this connection.
   const int watched = fcntl(fd, F_DUPFD_CLOEXEC, 0);
   if (watched < 0) return false;
   SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
@@ -298,7 +309,7 @@ bool ConnectionAcceptor::Seat(int fd) {
       .fd = watched, .handed_over_fd = fd, .inode = InodeOf(fd), .peer = std::move(peer), .accepted = Clock::now()};
   strangers_.insert(id);
   ++open_count_;
-  // Edges only. gRPC reads the data, not this thread: level-triggered events would come until it does.
+  // Only edges are reported: gRPC reads the data, not this thread, and level-triggered events would come until it does.
   epoll_event event = {.events = EPOLLIN | EPOLLET, .data = {.u64 = id}};
   CHECK(epoll_ctl(epoll_, EPOLL_CTL_ADD, watched, &event) == 0) << strerror(errno);
   return true;
@@ -311,7 +322,7 @@ bool ConnectionAcceptor::CutOldestStranger() {
 }
 
 // Shuts the socket down and does not close it: gRPC uses the same socket by its own descriptor. gRPC sees the end of
-// the stream and closes; the event of that closes our duplicate (OnConnectionEvent).
+// the stream and closes its descriptor; the event of that closes our duplicate (OnConnectionEvent).
 void ConnectionAcceptor::Cut(uint64_t id) {
   Leave(id);
   shutdown(connections_[id].fd, SHUT_RDWR);
@@ -335,9 +346,11 @@ void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
   const bool is_stranger = strangers_.contains(id);
   if ((events & EPOLLHUP) != 0) {  // both directions are shut down, as gRPC does before it closes
     if (is_stranger && !connection.heard && BytesReceived(connection.fd) > 0) {
+      // It has sent something, and gRPC has ended it before a request: most likely TLS on one side only.
       ++unheard_.count;
       unheard_.last_peer = connection.peer;
     }
+    // A connection that was cut is neither a stranger nor kept: Leave has counted it already.
     if (is_stranger) Leave(id);
     if (connection.kept) --open_count_;
     close(connection.fd);
@@ -349,6 +362,8 @@ void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
 
 std::map<uint64_t, ConnectionAcceptor::Connection>::iterator ConnectionAcceptor::Find(absl::string_view peer) {
   const std::string name = PeerNameOfUri(peer);
+  // The search begins with the newest. A name is an address and a port, which a client's system may use again while an
+  // older connection is being closed here.
   const auto found = std::find_if(connections_.rbegin(), connections_.rend(),
                                   [&](const auto& entry) { return entry.second.peer == name; });
   return found == connections_.rend() ? connections_.end() : std::prev(found.base());
@@ -359,7 +374,7 @@ void ConnectionAcceptor::Keep(absl::string_view peer) {
   const auto found = Find(peer);
   if (found == connections_.end() || strangers_.erase(found->first) == 0) return;  // kept already, or being cut
   found->second.kept = true;
-  // No events for data any more: an exchange must not wake this thread with every segment.
+  // From now on there are no events for data: an exchange must not wake this thread with every segment.
   epoll_event event = {.events = EPOLLET, .data = {.u64 = found->first}};
   epoll_ctl(epoll_, EPOLL_CTL_MOD, found->second.fd, &event);
 }

@@ -104,6 +104,7 @@ absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contri
                                                       " is expected"));
   }
   if (!b.wait.Add(from, now)) return ContributeResult{.fate = ContributionFate::kDuplicate};
+  // The contribution is kept, not added: which one is added first depends on the element, not on the order of arrival.
   b.contributions[from.rank] = std::move(contribution);
   ++contributed_count_[from.rank];
   if (b.wait.count() == 1) ++started_count_;
@@ -124,6 +125,7 @@ std::shared_ptr<SealedSlice> ContributionSum::FreeBuffer(int bucket) {
   Bucket& b = buckets_[bucket];
   if (b.in_place != nullptr) return b.in_place;
   for (const std::shared_ptr<SealedSlice>& buffer : b.buffers) {
+    // The sealed slice has a second reference, `sealed`, so it is never taken.
     if (buffer.use_count() != 1) continue;
     // One of gRPC's threads may have dropped the last other reference after it read the buffer. use_count is a relaxed
     // load: it tells that this reader is gone, but orders nothing. Taking a reference and dropping it is an acquire on
@@ -142,9 +144,13 @@ std::shared_ptr<SealedSlice> ContributionSum::FreeBuffer(int bucket) {
   return b.buffers.back();
 }
 
+// One pass over the slice, in pieces of kPassElements: the sum over all ranks, then the optimizer. ForEachRun cuts the
+// slice where the rank that comes first in the sum changes. Every contribution, the parameters and the state are read
+// once.
 void ContributionSum::SumAndUpdate(int bucket) {
   Bucket& b = buckets_[bucket];
   const int64_t step = b.sealed->step() + 1;
+  // Each contribution is read from front to back, in the pieces in which it arrived.
   for (int rank = 0; rank < world_size_; ++rank) sum_.SetInput(rank, b.contributions[rank].pieces);
   const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
   const std::span<const float> before = b.sealed->parameters();
@@ -179,7 +185,9 @@ void ContributionSum::SumAndUpdate(int bucket) {
   for (Contribution& contribution : b.contributions) contribution = {};  // the messages' memory goes back to gRPC
 }
 
-// Looks at all buckets once a step instead of once a bucket.
+// buckets_behind_ counts the buckets that have not completed step steps_complete_ yet. The seal that brings it to 0
+// ends the step, and one pass over all buckets finds the next count. All other seals cost the same for any number of
+// buckets.
 void ContributionSum::CountStep(int bucket) {
   const int64_t sealed_step = buckets_[bucket].sealed->step();
   if (sealed_step != steps_complete_ || owned_.slice_element_count(bucket) == 0 || --buckets_behind_ > 0) return;

@@ -49,7 +49,7 @@ void ExchangeLane::OnRead(bool ok) {
       Close(message.status());
     }
   }
-  // Reads while closing, too: only the end of a read shows that the worker is gone.
+  // The lane reads while it is closing, too: only the end of a read shows that the worker is gone.
   if (finishing_) return;
   reading_ = true;
   stream_.Read(&incoming_, &read_tag_);
@@ -62,10 +62,12 @@ void ExchangeLane::Send(Answer answer) {
     return;
   }
   TraceLabels labels;
+  // Only parameters are traced: they are what a step waits for.
   if (track != nullptr && answer.fields.kind() == v1::ExchangeMessage::PARAMETERS) {
     labels = {.step = answer.fields.step(), .bucket = answer.fields.bucket(), .peer = answer.to.rank};
   }
   outgoing_.push_back({.answer = std::move(answer), .next_part = 0, .labels = labels});
+  // If another write is under way, OnWrite goes on with this answer.
   if (!writing_) Write();
 }
 
@@ -106,6 +108,7 @@ void ExchangeLane::OnWrite(bool ok) {
     track->Add(std::exchange(write_, {}));
   }
   if (!ok) {
+    // What is still queued cannot be delivered on this stream. The worker asks again on its next one.
     end_ = End::kBroken;
     outgoing_.clear();
     Close(absl::UnavailableError("the connection broke"));
@@ -119,6 +122,7 @@ void ExchangeLane::OnWrite(bool ok) {
 }
 
 void ExchangeLane::Close(const absl::Status& status) {
+  // The first status counts: Close is also called by the read that notices the end.
   if (!closing_) {
     closing_ = true;
     close_status_ = status;
@@ -127,6 +131,7 @@ void ExchangeLane::Close(const absl::Status& status) {
 }
 
 void ExchangeLane::Cancel() {
+  // An answer that was dropped must not pass for one that was read.
   end_ = End::kBroken;
   outgoing_.clear();
   Close(absl::CancelledError("replaced or refused"));

@@ -86,7 +86,7 @@ absl::Status Serve(const ServerOptions& options) {
   if (!options.port_file.empty()) {
     RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(server->address(), "\n")));
   }
-  // Detached: it waits for signals as long as the process lives, so the server must live as long too.
+  // The thread is detached: it waits for signals as long as the process lives, so the server must live as long, too.
   ParameterServer* const serving = server.release();
   std::thread([serving] { HandleSignals(serving); }).detach();
   return serving->Wait();
@@ -99,7 +99,7 @@ int Main(int argc, char** argv) {
   // A message that does not parse is refused. Protobuf would also write a line for each, which a stranger could repeat
   // without end.
   google::protobuf::SetLogHandler(nullptr);
-  // Before any thread is started: all inherit the mask, so that only HandleSignals receives these signals.
+  // This comes before any thread is started: all inherit the mask, so that only HandleSignals receives these signals.
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const absl::StatusOr<ServerOptions> options = ParseServerOptions(argc, argv);
@@ -109,7 +109,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "%s: error: %s\n", name.c_str(), std::string(status.message()).c_str());
   }
   std::fflush(stdout);
-  // No destructors: gRPC's threads and the one that waits for signals still run and use what they would destroy.
+  // No destructor runs: gRPC's threads and the one that waits for signals still run and use what would be destroyed.
   _exit(ExitCode(status));
 }
 

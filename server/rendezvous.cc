@@ -13,6 +13,7 @@
 namespace starring {
 namespace {
 
+// This is a day. The number comes from a worker and is added to times, which must not overflow.
 constexpr int64_t kStallReportMsMax = 24 * 3600 * 1000;
 
 }  // namespace
@@ -32,7 +33,7 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request, std::string peer) 
   }
   if (!has_workers()) RETURN_IF_ERROR(AdoptJob(request));
   if (const absl::Status status = Compare(request); !status.ok()) {
-    // Kept for DescribeMissing: people who wait for the rank then read why it is missing.
+    // The reason is kept for DescribeMissing: people who wait for the rank then read why it is missing.
     if (request.rank() >= 0 && request.rank() < static_cast<int>(members_.size()) && !members_[request.rank()].joined) {
       members_[request.rank()].refusal = std::string(status.message());
     }
@@ -49,8 +50,9 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request, std::string peer) 
   lanes_ = std::max(lanes_, request.lanes());
   join_deadline_ms_ = std::max(join_deadline_ms_, request.join_deadline_ms());
   exchange_deadline_ms_ = std::max(exchange_deadline_ms_, request.exchange_deadline_ms());
+  // This is the smallest that any worker asked for. 0, no report, is smaller than all.
   stall_report_ms_ = std::clamp<int64_t>(request.stall_report_ms(), 0, stall_report_ms_);
-  // Once complete, always complete: a worker that reconnects must not begin a second job.
+  // A complete job stays complete: a worker that reconnects must not begin a second one.
   complete_ = complete_ || joined_count_ == static_cast<int>(members_.size());
   return absl::OkStatus();
 }
@@ -62,6 +64,7 @@ absl::Status Rendezvous::AdoptJob(const v1::JoinRequest& request) {
         absl::StrCat("rank ", request.rank(), " is not below the world size ", agreement.world_size));
   }
   const int lanes = std::max(request.lanes(), 1);
+  // A job that does not fit leaves no trace: the next worker may define another one.
   if (affordable_ != nullptr) RETURN_IF_ERROR(affordable_(agreement, lanes));
   lanes_ = lanes;
   members_.assign(agreement.world_size, {});
@@ -69,7 +72,7 @@ absl::Status Rendezvous::AdoptJob(const v1::JoinRequest& request) {
   agreement_bytes_ = request.agreement();
   agreement_ = std::move(agreement);
   run_id_ = request.run_id();
-  // Left over from workers that joined before and have gone.
+  // The old values are those of workers that joined before and have gone.
   join_deadline_ms_ = exchange_deadline_ms_ = 0;
   stall_report_ms_ = std::clamp<int64_t>(request.stall_report_ms(), 0, kStallReportMsMax);
   return absl::OkStatus();
@@ -84,6 +87,8 @@ absl::Status Rendezvous::CompareRuns(const v1::JoinRequest& request) const {
 
 absl::Status Rendezvous::Compare(const v1::JoinRequest& request) const {
   RETURN_IF_ERROR(CompareRuns(request));
+  // This comes before the rank is looked at: a rank that is too large is most often a consequence of another world
+  // size, which is part of the agreement.
   RETURN_IF_ERROR(CompareAgreements(request.rank(), request.agreement(), first_rank_, agreement_bytes_));
   if (request.rank() < 0 || request.rank() >= static_cast<int>(members_.size())) {
     return absl::InvalidArgumentError(
@@ -105,6 +110,7 @@ absl::Status Rendezvous::Compare(const v1::JoinRequest& request) const {
 }
 
 void Rendezvous::Leave(int rank, uint64_t worker_id) {
+  // The worker's number guards against a call that ends late: by then another process may have taken the rank.
   if (complete_ || !Joined(rank) || members_[rank].worker_id != worker_id) return;
   members_[rank].joined = false;
   --joined_count_;

@@ -54,7 +54,7 @@ ParameterServer::Core::Core(Options options)
 
 ParameterServer::Core::~Core() {
   if (!thread_.joinable()) return;
-  // First the acceptor: it would go on handing sockets to a server that is shutting down.
+  // The acceptor stops first: it would go on handing sockets to a server that is shutting down.
   acceptor_->Stop();
   // Shutdown causes events, and each may ask the queue for another one. So the polling thread shuts the queue down
   // itself when no call and no lane is left; a queue that is shut down earlier aborts the process.
@@ -83,6 +83,8 @@ absl::Status ParameterServer::Core::Start() {
   }
   // A connection costs two descriptors, and the usual soft limit is 1,024.
   descriptors_max_ = RaiseDescriptorLimit(kDescriptorsMax);
+  // A wrong address is found before anything of gRPC exists. Connections wait in the kernel until the acceptor is
+  // started below.
   ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen(options_.listen));
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
@@ -97,6 +99,7 @@ absl::Status ParameterServer::Core::Start() {
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
   builder.SetMaxReceiveMessageSize(static_cast<int>(kMessageBytesMax));
   builder.SetMaxSendMessageSize(static_cast<int>(kMessageBytesMax));
+  // There is no job yet: what is free now bounds what strangers' messages may take.
   UpdateMemoryLimit();
   builder.SetResourceQuota(quota_);
   // gRPC does not listen itself: it would accept connections without a limit.
@@ -118,6 +121,7 @@ absl::Status ParameterServer::Core::Start() {
   if (is_exposed && !options_.security.tls.has_value()) {
     Log("connections are not encrypted: --tls on servers and workers encrypts them");
   }
+  // The first Join tells how many connections the job has (OnJoin). Until then all are strangers.
   acceptor_->Start(kStrangerConnectionsMax, [this](int fd) {
     grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
     connection.fd = fd;
@@ -134,6 +138,7 @@ absl::Status ParameterServer::Core::Wait() {
 }
 
 void ParameterServer::Core::Run() {
+  // One call of each kind is always open: every handler begins by asking gRPC for the next one.
   ListenForJoin();
   ListenForStatus();
   ListenForCheck();
@@ -147,7 +152,8 @@ void ParameterServer::Core::Run() {
     const auto event = queue_->AsyncNext(&tag, &ok, std::chrono::system_clock::now() + wait);
     if (event == grpc::CompletionQueue::SHUTDOWN) break;
     if (event == grpc::CompletionQueue::GOT_EVENT) static_cast<CompletionTag*>(tag)->Run(ok);
-    // After every event, not only when there is none: a busy server must keep its deadlines, too.
+    // The clock is looked at after every event, not only when there is none: a busy server must keep its deadlines,
+    // too.
     if (const auto now = Clock::now(); now >= next_tick) {
       next_tick = now + kTick;
       Tick(now);
@@ -163,7 +169,7 @@ void ParameterServer::Core::Run() {
 
 void ParameterServer::Core::Tick(Clock::time_point now) {
   check_service_.Forget(now);
-  // Collected first, because the loop below changes the map.
+  // The calls are collected first, because the loop below changes the map.
   std::vector<JoinCall*> expired;
   for (const auto& [call, pending] : pending_joins_) {
     if (now >= pending.expires) expired.push_back(call);
@@ -171,10 +177,12 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   for (JoinCall* call : expired) {
     const auto deadline = pending_joins_[call].deadline;
     pending_joins_.erase(call);
+    // This comes before the rank leaves: it is not among the missing ones itself. Its call is no longer pending, so
+    // OnJoinGone does not let the worker leave a second time, when it may have come back.
     const std::string missing = absl::StrCat(rendezvous_.DescribeMissing(), DescribeStrangers());
     // The rank is free again: its worker may come back with other flags.
     rendezvous_.Leave(call->request().rank(), call->request().worker_id());
-    // Rounded, because the number is what was left of the worker's deadline when it called.
+    // The number is rounded, because it is what was left of the worker's deadline when it called.
     const double seconds = std::round(static_cast<double>(deadline.count()) / 100.0) / 10.0;
     call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", seconds, " s")));
   }
@@ -189,6 +197,7 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
     return;
   }
   absl::Status result;
+  // A running job is not interrupted: its workers finish, and the server with them.
   if (interrupted_) {
     result = absl::OkStatus();
   } else if (absl::FromChrono(now - started_) >= options_.join_deadline) {
@@ -219,6 +228,7 @@ std::string ParameterServer::Core::DescribeStrangers() const {
 
 void ParameterServer::Core::CloseSilentLanes(Clock::time_point now) {
   for (const auto& [lane, owner] : lanes_) {
+    // Closing only begins here; OnLaneGone takes the lane out of the map, from another event.
     if (lane->id.has_value() || lane->closing() || !lane->accepted_at().has_value()) continue;
     if (absl::FromChrono(now - *lane->accepted_at()) < options_.hello_deadline) continue;
     lane->Close(absl::DeadlineExceededError(
@@ -227,7 +237,8 @@ void ParameterServer::Core::CloseSilentLanes(Clock::time_point now) {
 }
 
 void ParameterServer::Core::End(absl::Status result) {
-  // Here, as this is the thread that adds events, and the process may end as soon as Wait returns.
+  // The trace is written here, because this thread adds its events, and because the process may end as soon as Wait
+  // returns.
   if (options_.trace != nullptr && !std::exchange(trace_written_, true)) {
     if (const absl::Status status = options_.trace->Write(); !status.ok()) {
       Log(absl::StrCat("no trace: ", std::string(status.message())));
@@ -275,6 +286,8 @@ void ParameterServer::Core::EndIfTold(Clock::time_point now) {
     Log(job_->status().ok() ? std::string("all workers have finished")
                             : absl::StrCat("the job failed: ", std::string(job_->status().message())));
   }
+  // A worker has its last answers when its stream has ended in good order. While any of its lanes is open, answers may
+  // still be on their way.
   const bool all_told = lanes_by_id_.empty() && static_cast<int>(acknowledged_ranks_.size()) == job_->world_size();
   if (all_told || now - *job_over_since_ > kLinger) End(job_->status());
 }

@@ -32,6 +32,7 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   // A Join after the job has begun comes from a worker that lost the answer to its first one.
   const bool had_begun = rendezvous_.complete();
   const v1::JoinRequest& request = call->request();
+  // A refused request counts as well: the peer speaks the protocol, so TLS is not what is wrong with it.
   acceptor_->Heard(call->peer());
   absl::Status status = admission_.Check(request, call->peer());
   // The token is compared before the length: a stranger must not learn even the limit.
@@ -69,8 +70,8 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   }
 }
 
-// A worker that joins again has lost its call before. gRPC may notice that later: then the worker must not be taken for
-// gone. And calls whose client is gone must not pile up.
+// A worker that joins again has lost its earlier call. gRPC may notice that later, and then the worker must not be
+// taken for gone. Calls whose client is gone must not pile up either.
 void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
   for (const auto& [call, pending] : pending_joins_) {
     if (call->request().rank() != request.rank() || call->request().worker_id() != request.worker_id()) continue;
@@ -82,7 +83,7 @@ void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
 }
 
 absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
-  // Counted now and not when the job begins: by then other servers may have taken their part of the free memory.
+  // The memory is counted now and not when the job begins: by then other servers may have taken their part of it.
   memory_bytes_max_ = UpdateMemoryLimit();
   RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
   const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
@@ -123,6 +124,8 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ParameterServer::Core::CreateJob() {
                            .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
                            .send =
                                [this](Answer answer) {
+                                 // An answer to a lane that is gone is dropped. The worker repeats its request on the
+                                 // next lane, and gets the answer there.
                                  const auto found = lanes_by_id_.find(answer.to);
                                  if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
                                },
@@ -137,6 +140,8 @@ void ParameterServer::Core::BeginJob() {
   absl::StatusOr<std::unique_ptr<ShardJob>> job = CreateJob();
   v1::JoinReply reply;
   reply.set_job_id(job_id_);
+  // A worker may open lanes as soon as it has this answer. Their HELLO waits in the queue until this function has set
+  // job_: the same thread handles both.
   for (const auto& [call, pending] : pending_joins_) {
     if (job.ok()) {
       call->Answer(reply);
@@ -209,6 +214,7 @@ void ParameterServer::Core::OnLaneMessage(ExchangeLane* lane, const ReceivedMess
   } else if (!lane->id.has_value()) {
     lane->Close(absl::FailedPreconditionError("the first message of a lane must be HELLO"));
   } else {
+    // A lane has an id only after a HELLO, which is refused while there is no job.
     job_->OnMessage(*lane->id, message, Clock::now());
   }
 }
@@ -226,6 +232,7 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
   }
   const LaneId id{.rank = hello.rank(), .lane = hello.lane()};
   lane->id = id;
+  // The peer is a worker: its stream and its connection no longer count as a stranger's.
   ForgetSilentLane(lane);
   acceptor_->Keep(lane->peer());
   if (options_.trace != nullptr) {
@@ -252,6 +259,7 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
 
 // gRPC enforces its limit of streams only after the client has acknowledged it, and a stranger need not do that.
 void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
+  // The next stream is asked for first, whatever becomes of this one.
   ListenForLane();
   const std::string peer = lane->peer();
   std::set<ExchangeLane*>& silent = silent_lanes_[peer];
@@ -275,6 +283,7 @@ void ParameterServer::Core::ForgetSilentLane(ExchangeLane* lane) {
 void ParameterServer::Core::OnLaneGone(ExchangeLane* lane, ExchangeLane::End end) {
   ForgetSilentLane(lane);
   if (lane->id.has_value()) {
+    // The id is this lane's own entry: a lane that was replaced has lost its id (OnHello).
     lanes_by_id_.erase(*lane->id);
     UpdateSeatTime();
     job_->OnLaneClosed(*lane->id, Clock::now());

@@ -4,6 +4,8 @@
 
 namespace starring {
 
+// These numbers exist, with the value 0, before there is a job. Those of the workers follow in OnJob, which knows how
+// many workers there are.
 ServerMetrics::ServerMetrics(Metrics* metrics)
     : metrics_(*metrics),
       received_bytes_(metrics->AddCounter("starring_server_received_bytes_total", "gradients received")),
@@ -16,6 +18,8 @@ ServerMetrics::ServerMetrics(Metrics* metrics)
 
 void ServerMetrics::OnJob(int world_size) {
   for (int rank = 0; rank < world_size; ++rank) {
+    // All ranks share one name and differ in a label, so that one query of the monitor shows all workers next to each
+    // other.
     const Metrics::Labels labels = {{"rank", absl::StrCat(rank)}};
     workers_.push_back(
         {.late_seconds = metrics_.AddCounter("starring_server_worker_late_seconds_total",
@@ -25,6 +29,8 @@ void ServerMetrics::OnJob(int world_size) {
   }
 }
 
+// The first worker of a step adds next to nothing, the last one as much as the whole wait. So the rank whose number
+// grows fastest is the one that the others wait for.
 void ServerMetrics::OnContribution(int rank, double seconds) { workers_[rank].late_seconds->Add(seconds); }
 
 void ServerMetrics::OnSum(const Sum& sum) {
@@ -32,10 +38,13 @@ void ServerMetrics::OnSum(const Sum& sum) {
   sums_->Add(1);
   sum_seconds_->Add(sum.sum_seconds);
   queue_seconds_->Add(sum.queue_seconds);
+  // The number of steps of the whole run: in a run that was resumed it does not begin at 0.
   steps_->Set(static_cast<double>(sum.steps_complete));
 }
 
 void ServerMetrics::OnBytes(int64_t received, int64_t sent) {
+  // These are totals that the job counts anyway. So a call that was left out loses nothing: the next call makes up for
+  // it.
   received_bytes_->RaiseTo(static_cast<double>(received));
   sent_bytes_->RaiseTo(static_cast<double>(sent));
 }

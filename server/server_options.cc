@@ -15,8 +15,7 @@ absl::StatusOr<absl::Duration> ReadJoinDeadline(const ParsedFlags& flags, const 
       return absl::InvalidArgumentError("--join_deadline is the old name of --join_deadline_s: keep the latter");
     }
     if (asked.join_deadline > absl::ZeroDuration()) return asked.join_deadline;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "flag --join_deadline cannot be \"", absl::FormatDuration(asked.join_deadline), "\": it must be above 0"));
+    return RefuseFlag("join_deadline", absl::FormatDuration(asked.join_deadline), "it must be above 0");
   }
   return asked.join_deadline_s == 0 ? absl::InfiniteDuration() : absl::Seconds(asked.join_deadline_s);
 }
@@ -36,20 +35,23 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
   ServerOptions options;
   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, ServerFlags(), &options));
   ASSIGN_OR_RETURN(options.join_deadline, ReadJoinDeadline(flags, options.asked));
+  // Without the flag it is 0, and the server looks for free memory when the first worker joins.
   options.memory_bytes_max = static_cast<int64_t>(1e9 * options.asked.memory_limit_gb);
   RETURN_IF_ERROR(ParseHostPort(options.listen).status(), "--listen");
+  // ParameterServer::Start refuses this too, but knows nothing of flags.
   if (options.shard >= options.shard_count) {
-    return absl::InvalidArgumentError(absl::StrCat("flag --shard cannot be \"", options.shard,
-                                                   "\": shards count from 0 to shard_count - 1, and --shard_count is ",
-                                                   options.shard_count));
+    return RefuseFlag(
+        "shard", absl::StrCat(options.shard),
+        absl::StrCat("shards count from 0 to shard_count - 1, and --shard_count is ", options.shard_count));
   }
-  // The servers of one machine share a command line, so each takes a port of its own.
+  // The servers of one machine share a command line, so each takes a port of its own. 0 asks for any free port and -1
+  // for none: neither is counted up.
   const int first_port = options.asked.metrics_port;
   options.metrics_port = first_port > 0 ? first_port + options.shard : first_port;
   if (options.metrics_port > kPortMax) {
-    return absl::InvalidArgumentError(absl::StrCat("flag --metrics_port cannot be \"", first_port, "\": shard ",
-                                                   options.shard, " would take ", options.metrics_port,
-                                                   ", and ports end at ", kPortMax));
+    return RefuseFlag(
+        "metrics_port", absl::StrCat(first_port),
+        absl::StrCat("shard ", options.shard, " would take ", options.metrics_port, ", and ports end at ", kPortMax));
   }
   ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
   return options;

@@ -62,7 +62,7 @@ inline constexpr FlagRow kRows[] = {
      ValueAt<&S::asked, &Asked::memory_limit_gb>(Real(0, kMemoryLimitGbMax))},
     {"port_file", "output", "file to write the bound host:port to, for scripts", TextAt<&S::port_file>("file")},
     {"trace", "output",
-     "writes a timeline (Chrome trace events) when the job is over; trace.json makes trace.server-SHARD.json",
+     "writes a timeline (Chrome trace events) when the job is over; trace.json becomes trace.server-SHARD.json",
      TextAt<&S::trace>("file")},
     {"metrics_port", "output",
      "serves live numbers at http://ADDRESS:PORT/metrics (Prometheus); shard s takes this port + s; 0: a free one; -1: "
@@ -71,7 +71,7 @@ inline constexpr FlagRow kRows[] = {
     {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
      TextAt<&S::metrics_address>("address")},
     {"insecure", "security",
-     "without --job_secret, listen on other addresses than loopback too: whoever reaches them can join",
+     "without --job_secret, also listen on addresses other than loopback: any process that reaches them can join",
      SwitchAt<&S::insecure>()},
 };
 inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&S::security_files>);

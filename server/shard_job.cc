@@ -104,6 +104,7 @@ void ShardJob::OnLaneClosed(LaneId lane, Time now) {
 
 void ShardJob::OnMessage(LaneId from, const ReceivedMessage& message, Time now) {
   bytes_received_ += message.payload_bytes;
+  // Every worker has been sent the error, or gets it when it opens a lane. Nothing else is answered any more.
   if (state_ == State::kFailed) return;
   if (message.fields.kind() == ExchangeMessage::PROGRESS) {
     // Reports of progress do not count as arrivals: workers that wait send them, too, and would hide a stall.
@@ -123,6 +124,7 @@ int64_t ShardJob::SliceBytes(const ExchangeMessage& fields) const {
     case ExchangeMessage::INITIAL_PARAMETERS:
     case ExchangeMessage::INITIAL_STATE:
     case ExchangeMessage::GRADIENT:
+      // A gradient in shared memory has no payload. A bucket that does not exist is refused in Handle, with a message.
       if (fields.shared() || !CheckBucket(fields).ok()) return -1;
       return slices_[fields.bucket()].size() * static_cast<int64_t>(sizeof(float));
     default:
@@ -181,6 +183,7 @@ absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage&
   if (sums_.Parameters(b) == nullptr) {
     RETURN_IF_ERROR(sums_.SetParameters(b, message.payload));
     shared_.Publish(b);  // rank 0 has no need to fetch, so no request of its own would cause it
+    // These workers asked before rank 0 had sent anything.
     for (const LaneId lane : fetches_[b].Take()) SendParameters(lane, b, sums_.Parameters(b));
   }
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
@@ -204,6 +207,7 @@ absl::Status ShardJob::TakeInitialState(LaneId from, const ReceivedMessage& mess
 absl::Status ShardJob::FetchParameters(LaneId from, const ReceivedMessage& message, Time now) {
   RETURN_IF_ERROR(CheckBucket(message.fields));
   const int b = message.fields.bucket();
+  // This comes before any answer is made: the answer follows what the worker says of itself now.
   RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
   auto sealed = sums_.Parameters(b);
   if (sealed == nullptr) {
@@ -220,24 +224,29 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   const int64_t step = message.fields.step();
   std::optional<TraceSpan> receive(std::in_place, options_.track, "receive",
                                    TraceLabels{.step = step, .bucket = b, .peer = from.rank});
-  // A repeat of a step whose answer every worker has, for instance from a connection that was thought lost. It must not
-  // reach the lines below: what it says about sharing is out of date, and its shared memory holds a later gradient.
+  // This is a repeat of a step whose answer every worker has, for instance from a connection that was thought lost. It
+  // must not reach the lines below: what it says about sharing is out of date, and its shared memory holds a later
+  // gradient.
   if (const auto newest = sums_.Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
   RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
   Contribution contribution{
       .from = from, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper};
   if (message.fields.shared()) {
+    // Nothing has travelled. The gradient is read in the worker's memory when the last contribution is here; until its
+    // answer comes, the worker does not write there.
     const std::shared_ptr<const SharedMemory>& gradients = shared_.GradientsOf(from.rank);
     contribution.pieces = {BytesOf(gradients->values(), slices_[b])};
     contribution.keeper = gradients;
     bytes_received_ += static_cast<int64_t>(contribution.pieces[0].size());
   }
-  // Before the contribution and not after it, as this one may complete the step.
+  // This comes before the contribution, which may complete the step.
   shared_.UpdateInPlaceIfAllShare(b);
   receive.reset();
+  // The clock is read only for a trace or for metrics.
   const bool is_watched = options_.track != nullptr || options_.metrics != nullptr;
   const int64_t begin_ns = is_watched ? TraceNow() : 0;
   ASSIGN_OR_RETURN(const ContributeResult result, sums_.Contribute(std::move(contribution), now));
+  // A repeat has been counted when it came first.
   if (result.fate != ContributionFate::kDuplicate) {
     ++workers_[from.rank].contributions;
     if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
@@ -257,6 +266,7 @@ void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const C
   if (is_sealed && options_.track != nullptr) {
     const TraceLabels labels{.step = fields.step(), .bucket = fields.bucket()};
     options_.track->Add({.name = "sum + apply", .begin_ns = begin_ns, .end_ns = end_ns, .labels = labels});
+    // The span is drawn when it is over: before that, no one knows which contribution is the last.
     options_.track->Add({.name = "wait for the last worker",
                          .kind = TraceEvent::Kind::kFlight,
                          .begin_ns = first_arrival_ns,
@@ -298,6 +308,7 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
 
 void ShardJob::TakeShare(LaneId from, const ReceivedMessage& message) {
   ExchangeMessage answer = AnswerTo(message.fields, ExchangeMessage::SHARED);
+  // A failure is no error of the job: a worker on another machine asks in vain, and goes on by socket.
   const auto parameters = shared_.Share(from.rank, message.fields);
   if (parameters.ok()) *answer.mutable_parameter_memory() = *parameters;  // else the worker goes on by socket
   Send(from, std::move(answer));
@@ -321,6 +332,7 @@ absl::Status ShardJob::TakeFinish(LaneId from, const ReceivedMessage& message, T
   }
   if (!finish_wait_.complete()) return absl::OkStatus();
   state_ = State::kFinished;
+  // The entries stay, so that a repeat after the end is answered and GetStatus shows who has finished.
   for (const LaneId lane : finish_wait_.Waiting()) Send(lane, AnswerTo(message.fields, ExchangeMessage::FINISHED));
   return absl::OkStatus();
 }
@@ -332,6 +344,7 @@ absl::Status ShardJob::CheckBucket(const ExchangeMessage& fields) const {
 }
 
 absl::Status ShardJob::CheckIsRank0(LaneId from) {
+  // If any rank could send them, the run would start from whichever came first, and rank 0 from its own.
   if (from.rank == 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", from.rank, " sends what all start from: rank 0 alone may do that"));
@@ -359,6 +372,7 @@ void ShardJob::SendParameters(LaneId to, int bucket, std::shared_ptr<const Seale
     Send(to, std::move(fields));
     return;
   }
+  // All answers refer to one slice, which lives until gRPC has sent the last of them.
   Send(to, std::move(fields), bytes, std::move(sealed));
 }
 

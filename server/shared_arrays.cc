@@ -13,6 +13,7 @@ SharedArrays::SharedArrays(const Options& options)
 absl::StatusOr<v1::SharedMemory> SharedArrays::Share(int rank, const v1::ExchangeMessage& request) {
   ASSIGN_OR_RETURN(auto gradients,
                    SharedMemory::Open(request.gradient_memory(), options_.element_count, SharedMemory::Access::kRead));
+  // The worker's memory is kept only when there is memory for parameters as well: it shares both or none.
   RETURN_IF_ERROR(OpenParameters(request));
   workers_[rank].gradients = std::move(gradients);
   return parameters_->where();
@@ -50,7 +51,7 @@ absl::Status SharedArrays::NoteRequest(int rank, const v1::ExchangeMessage& requ
 
 void SharedArrays::UpdateInPlaceIfAllShare(int bucket) {
   Bucket& b = buckets_[bucket];
-  // Not before there are parameters. While one worker reads by socket, each step has a buffer of its own: an answer, or
+  // There must be parameters first. While one worker reads by socket, each step has a buffer of its own: an answer, or
   // a repeat of it, may still be on its way when the next step is written.
   if (b.in_place || sharing_count_ < options_.world_size || options_.sums->Parameters(bucket) == nullptr) return;
   Publish(bucket);
@@ -62,6 +63,7 @@ void SharedArrays::UpdateInPlaceIfAllShare(int bucket) {
 void SharedArrays::Publish(int bucket) {
   Bucket& b = buckets_[bucket];
   const auto sealed = options_.sums->Parameters(bucket);
+  // A step is copied once, however many workers read it there.
   if (parameters_ == nullptr || sealed == nullptr || b.published == sealed->step()) return;
   // Updates in place are in that memory already.
   if (!b.in_place) {

@@ -13,6 +13,7 @@ StallWatch::StallWatch(Options options)
 
 void StallWatch::OnArrival(Time now) {
   if (std::exchange(is_open_, false)) {
+    // The stall lasted from the arrival before it to this one.
     if (options_.log != nullptr) options_.log(GoesOnSentence(now - last_arrival_));
     TellOthers("");
   }
@@ -20,6 +21,7 @@ void StallWatch::OnArrival(Time now) {
 }
 
 void StallWatch::Look(const std::string& waits_for, Time now) {
+  // No worker waits: all compute, read or save, and a pause without messages is no stall.
   if (waits_for.empty()) return;
   for (const int rank : roll_.TakeRanksToAsk(now)) options_.ask(rank);
   const auto waited = now - last_arrival_;
@@ -37,6 +39,7 @@ void StallWatch::Look(const std::string& waits_for, Time now) {
 
 void StallWatch::TellOthers(const std::string& text) const {
   for (int rank = 0; rank < options_.world_size; ++rank) {
+    // A culprit is not told: it is busy or stopped, and would read a line about itself when it goes on.
     if (std::ranges::find(culprits_, rank) == culprits_.end()) options_.tell(rank, text);
   }
 }

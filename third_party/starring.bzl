@@ -1,4 +1,4 @@
-"""The rules our BUILD files use: cc_library, cc_test and cc_binary with our options, and gRPC stubs.
+"""The rules that our BUILD files use: cc_library, cc_test and cc_binary with our options, and gRPC stubs.
 
     load("//third_party:starring.bzl", "starring_cc_library", "starring_cc_test")
 
@@ -28,11 +28,11 @@ Messages and services (proto_library and cc_proto_library are native: no load):
         cc_proto = ":parameter_server_cc_proto",
     )
 
-There is no -march: a binary runs on any x86-64. A hot loop asks for more in its source, by
+There is no -march: a binary runs on any x86-64. A hot loop gets further instructions in its source, by
 common/arithmetic/instruction_set.h.
 (GCC's target_clones crashes under ThreadSanitizer, before main.)
 
-A test that starts several busy processes says so with tags = ["cpu:2"], or "exclusive" when it measures time.
+A test that starts several busy processes has tags = ["cpu:2"], or "exclusive" if it measures time.
 """
 
 # Options for our own code. System headers and generated code are compiled without them.
@@ -52,6 +52,12 @@ _COPTS = [
     # The sanitizers' checks confuse GCC's flow analysis. -O1 comes from .bazelrc.
     "//:sanitized": ["-Wno-maybe-uninitialized"],
     "//conditions:default": ["-O3"],
+})
+
+# A test's own source runs once. Optimising it takes longer than it saves; what it tests keeps its options.
+_TEST_COPTS = select({
+    "//:sanitized": [],
+    "//conditions:default": ["-O1"],
 })
 
 # Linked into every program and test.
@@ -98,7 +104,7 @@ def starring_cc_test(
     native.cc_test(
         name = name,
         size = size,
-        copts = _COPTS + copts,
+        copts = _COPTS + _TEST_COPTS + copts,
         linkopts = _PROCESS_LINKOPTS + linkopts,
         deps = deps + [main] + _PROCESS_DEPS,
         **kwargs

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/flags/command_line.h"
 #include "common/mutex.h"
 #include "common/status.h"
 #include "common/steady_time.h"
@@ -27,6 +28,7 @@ std::string FormatSeconds(absl::Duration duration) { return absl::StrFormat("%g 
 
 }  // namespace
 
+// One write. The trainer's thread and the writing thread share it, and the one that ends last frees it.
 struct Checkpointer::Write {
   int64_t step = 0;
   const absl::Time begin = SteadyNow();
@@ -48,6 +50,8 @@ struct Checkpointer::Write {
       const MutexLock lock(mutex_);
       status_ = status;
     }
+    // The lock has been released, so that the waiter does not wake up only to wait for it. The writing thread owns a
+    // share of this object, so it still exists here.
     ended_.NotifyAll();
   }
 
@@ -72,17 +76,15 @@ Checkpointer::~Checkpointer() {
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
   const WorkerOptions& worker = *options.worker;
   if (!worker.checkpoint_dir.empty() && !worker.resume && HasCheckpoint(worker.checkpoint_dir)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("flag --checkpoint_dir cannot be \"", worker.checkpoint_dir,
-                     "\": it holds checkpoints of a run before: add --resume to go on with "
-                     "it, or name another folder"));
+    return RefuseFlag("checkpoint_dir", worker.checkpoint_dir,
+                      "it holds checkpoints of a run before: add --resume to go on with it, or name another folder");
   }
   std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(std::move(options)));
+  // The lock is waited for, because a job that is restarted may begin while the one before it is still ending.
   if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
     absl::StatusOr<FolderLock> lock = FolderLock::Take(worker.checkpoint_dir, kLockPatience);
     if (absl::IsFailedPrecondition(lock.status())) {
-      return absl::InvalidArgumentError(absl::StrCat("flag --checkpoint_dir cannot be \"", worker.checkpoint_dir,
-                                                     "\": ", std::string(lock.status().message())));
+      return RefuseFlag("checkpoint_dir", worker.checkpoint_dir, std::string(lock.status().message()));
     }
     RETURN_IF_ERROR(lock.status());
     checkpointer->lock_.emplace(*std::move(lock));
@@ -90,7 +92,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
   return checkpointer;
 }
 
-// The element ranges that each owner updates, adjacent ranges joined.
+// The element ranges that each owner updates; adjacent ranges are joined.
 std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
   const WorkerOptions& worker = *options_.worker;
   const BucketMap& buckets = *options_.buckets;
@@ -99,6 +101,7 @@ std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
   const int owner_count = star ? static_cast<int>(worker.servers.size()) : ring ? worker.world_size : 1;
   std::vector<std::vector<ElementRange>> owners(owner_count);
   for (int owner = 0; owner < owner_count; ++owner) {
+    // Bucket 0 is the end of the vector, so this order is ascending, and adjacent slices meet.
     for (int b = buckets.bucket_count() - 1; b >= 0; --b) {
       std::vector<ElementRange> slice = {buckets.bucket(b)};
       if (star) slice = {buckets.ShardSlice(b, owner, owner_count)};
@@ -121,6 +124,8 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
     buffer_sizes[buffer.name] = static_cast<int64_t>(buffer.values.size());
   }
+  // Every rank reads, because every rank needs parameters and buffers. Only rank 0 keeps the optimizer's state, which
+  // the exchange distributes.
   const std::string& dir = options_.worker->checkpoint_dir;
   ASSIGN_OR_RETURN(std::optional<FoundCheckpoint> found,
                    ReadNewestCheckpoint(dir, options_.network->layout(), state_names_, buffer_sizes,
@@ -129,8 +134,11 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
     options_.warn(absl::StrCat("no checkpoint in ", dir, " yet: starting from the beginning"));
     return 0;
   }
+  // Newer folders were damaged and passed over: the run goes back further than a person expects.
   for (const std::string& warning : found->warnings) options_.warn(warning);
   Checkpoint& checkpoint = found->checkpoint;
+  // The flags are compared before anything is overwritten. A flag that the checkpoint's version did not have is passed
+  // over.
   for (const auto& [flag, value] : ResumedFlags(WorkerFlags(), options_.worker)) {
     const auto written = checkpoint.config.find(flag);
     if (written != checkpoint.config.end() && written->second != value) {
@@ -141,6 +149,7 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   }
   std::copy(checkpoint.parameters.begin(), checkpoint.parameters.end(), parameters.begin());
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
+    // ReadNewestCheckpoint has made sure that every buffer is there, with this many values.
     const std::vector<float>& values = checkpoint.buffers[buffer.name];
     RETURN_IF_ERROR(options_.network->WriteBuffer(buffer, values));
   }
@@ -157,10 +166,14 @@ absl::StatusOr<double> Checkpointer::SumOfRanks(double mine, GradientExchange* e
 
 absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
+  // Meanwhile the other ranks wait in the sum below, whose deadline is the exchange's.
   const absl::Duration patience = std::min(kSkipPatience, options_.worker->exchange_deadline / 4);
   const bool is_busy = write_ != nullptr && !write_->WaitFor(patience);
+  // Only rank 0 knows whether it is still writing, and Save is collective: without this sum the others would gather the
+  // optimizer's state alone.
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
   if (busy_ranks == 0) return Save(step, parameters);
+  // Only rank 0 can be the rank that is busy, so its write_ is not null here.
   if (writes()) {
     options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", write_->step,
                                " is still being written, after ", FormatSeconds(write_->age())));
@@ -184,8 +197,10 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters)
       state_spans[i] = state[i];
     }
   }
+  // The call is collective, so the other ranks make it too before they return.
   RETURN_IF_ERROR(options_.gather_optimizer_state(state_spans));
   if (!writes()) return absl::OkStatus();
+  // The previous write has ended. Its result is taken, and a failure reported, before write_ is replaced.
   Collect();
   const auto kept_flags = ResumedFlags(WorkerFlags(), options_.worker);
   Checkpoint checkpoint{.step = step,
@@ -206,10 +221,12 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters)
   for (size_t i = 0; i < checkpoint.state.size(); ++i) {
     RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.state[i], absl::StrCat(".", state_names_[i])));
   }
+  // Not until the write has ended: a run that stops now must not tell a person that it is saved.
   is_saved_ = false;
   write_ = std::make_shared<Write>();
   write_->step = step;
-  // Detached, and with copies of all it needs: a hung disk must not keep the process from ending.
+  // The thread is detached and has copies of all that it needs, so that a hung disk does not keep the process from
+  // ending.
   std::thread([write = write_, save = options_.write, dir = options_.worker->checkpoint_dir,
                layout = options_.network->layout(), checkpoint = std::move(checkpoint)]() mutable {
     const absl::Status status = save(dir, layout, checkpoint);
@@ -224,6 +241,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
   const absl::Duration deadline = options_.worker->checkpoint_deadline;
   const absl::Duration round = std::min(kWaitRound, options_.worker->exchange_deadline / 4);
   const absl::Time end = SteadyNow() + deadline;
+  // Every turn is one sum, in which all ranks learn from rank 0 whether to go on. The others do nothing but wait in it.
   while (true) {
     double report = 0;
     if (writes()) {
@@ -231,6 +249,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
       report = is_done ? kDone : SteadyNow() >= end ? kLate : kBusy;
     }
     ASSIGN_OR_RETURN(const double of_rank_0, SumOfRanks(report, exchange));
+    // From here on the ranks agree, so that all of them return the same status.
     if (of_rank_0 == kBusy) continue;
     Collect();
     if (of_rank_0 == kDone) return absl::OkStatus();

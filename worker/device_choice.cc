@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/flags/command_line.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_device.h"
 
@@ -24,10 +25,12 @@ struct WorkersHere {
 
 WorkersHere FindWorkersHere(const LauncherEnvironment& launcher, const WorkerOptions& options) {
   using Is = WorkersHere::Is;
+  // srun tells how many ranks are before this one on the host, and not how many come after it.
   if (launcher.launcher != Launcher::kNone) {
     return {launcher.local_rank, launcher.local_size,
             launcher.launcher == Launcher::kSlurm ? Is::kAtLeast : Is::kExact};
   }
+  // Without a launcher the rank is taken for the number on this machine, which is right if all workers are here.
   const bool all_here = launcher.by_deploy_launch || options.ServersAreHere();
   return {options.rank, options.world_size, all_here ? Is::kExact : Is::kAtMost};
 }
@@ -60,15 +63,15 @@ absl::StatusOr<DeviceChoice> ChooseGpu(const LauncherEnvironment& launcher, cons
                                                                                             : CudaConvolutions::kAuto,
                                      .library_folders = launcher.gpu_library_folders,
                                      .watch = watch}));
+  // Reached with --share_gpus, or where it is unknown how many workers are here.
   if (workers.count > gpu_count && !launcher.has_own_gpus) {
     choice.note = absl::StrCat("note: ", workers.Text(), " share ", GpusText(gpu_count), " of this machine");
   }
   return choice;
 }
 
-absl::Status Refuse(const char* flag, const std::string& value, const absl::Status& why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", std::string(why.message())));
+absl::Status Refuse(absl::string_view flag, absl::string_view value, const absl::Status& why) {
+  return RefuseFlag(flag, value, std::string(why.message()));
 }
 
 // A machine without cuDNN is common and not worth a note. A cuDNN that cannot be used is.
@@ -95,7 +98,7 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
     absl::Status why = gpus.status();
     if (gpus.ok()) {
       const int gpu_count = static_cast<int>(gpus->size());
-      // With --device=auto too: falling back to the CPU without a word would leave GPUs idle.
+      // The limit holds for --device=auto too: falling back to the CPU without a word would leave GPUs idle.
       RETURN_IF_ERROR(CheckGpusSuffice(launcher, *options, gpu_count));
       absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count, watch);
       if (gpu.ok()) {
@@ -106,6 +109,7 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
       why = gpu.status();
     }
     if (options->device == DeviceKind::kCuda) return Refuse("device", "cuda", why);
+    // These two flags ask for what only a GPU has. With --device=auto the CPU would ignore them without a word.
     if (options->math != CudaMath::kFp32) return Refuse("math", NameOf(kMaths, options->math), why);
     if (options->conv == CudaConvolutions::kCudnn) return Refuse("conv", "cudnn", why);
     // A machine without a GPU is common and not worth a note. A GPU that cannot be used is, and so is a driver that
@@ -113,7 +117,9 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
     if (!absl::IsNotFound(why)) note = absl::StrCat("note: on the CPU: ", std::string(why.message()));
   }
   options->device = DeviceKind::kCpu;
+  // The ranks compare resolved flags, and a flag without effect must not make them differ.
   options->conv = CudaConvolutions::kAuto;
+  // oneDNN chooses its instruction set by itself. With --isa the bits must not depend on what this processor has.
   if (options->isa.has_value()) RETURN_IF_ERROR(LimitOnednn(*options->isa), "--isa");
   ASSIGN_OR_RETURN(
       std::unique_ptr<Device> cpu,
@@ -125,6 +131,7 @@ std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& d
   std::vector<std::pair<std::string, std::string>> facts;
   if (device.cudnn_version().empty()) return facts;
   facts.emplace_back("cudnn.version", device.cudnn_version());
+  // Each shape is a fact of its own, so that a refusal names the shape and both engines.
   for (const auto& [shape, engines] : device.engines()) {
     facts.emplace_back(absl::StrCat("cudnn.engines of a convolution ", shape), engines);
   }

@@ -21,6 +21,7 @@ int ReadNumber(EnvironmentLookup lookup, std::initializer_list<const char*> name
   for (const char* name : names) {
     const char* const text = lookup(name);
     int value = 0;
+    // The environment is input from outside: a variable that is no such number counts as not set.
     if (text != nullptr && absl::SimpleAtoi(text, &value) && value >= 0) return value;
   }
   return kNotSet;
@@ -52,6 +53,7 @@ struct Source {
 };
 
 bool IsUsable(const Source& source) {
+  // Variables that do not fit together may be left from another launcher. The next source is asked then.
   return source.rank != kNotSet && source.world_size != kNotSet && source.rank < source.world_size;
 }
 
@@ -77,6 +79,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
   const std::vector<int> cores = OwnCores();
   environment.cores = std::max(1, static_cast<int>(cores.size()));
   environment.cores_per_worker = ReadText(lookup, "STARRING_CORES_PER_WORKER");
+  // Only deploy/launch sets this variable, and it always does.
   environment.by_deploy_launch = !environment.cores_per_worker.empty();
   if (environment.cores_per_worker.empty()) environment.cores_per_worker = absl::StrJoin(cores, ",");
   environment.cores_per_server = ReadText(lookup, "STARRING_CORES_PER_SERVER");
@@ -92,6 +95,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
       {Launcher::kOpenMpi, number({"OMPI_COMM_WORLD_RANK"}), number({"OMPI_COMM_WORLD_SIZE"}),
        number({"OMPI_COMM_WORLD_LOCAL_RANK"}), number({"OMPI_COMM_WORLD_LOCAL_SIZE"})},
       {Launcher::kSlurm, in_slurm_step ? number({"SLURM_PROCID"}) : kNotSet,
+       // The step's number comes first, because srun may start fewer tasks than the job has.
        number({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"}), number({"SLURM_LOCALID"}), kNotSet},
       {Launcher::kPmi, number({"PMI_RANK"}), number({"PMI_SIZE"}), number({"MPI_LOCALRANKID"}),
        number({"MPI_LOCALNRANKS"})},
@@ -103,12 +107,14 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     environment.world_size = source.world_size;
     // A local rank beyond the job's size is left from another launcher.
     environment.local_rank = source.local_rank < source.world_size ? std::max(0, source.local_rank) : 0;
+    // A launcher that does not tell the size has started at least the ranks up to this one here.
     environment.local_size = std::max(environment.local_rank + 1, source.local_size);
     if (source.launcher == Launcher::kSlurm) {
       environment.host_count = std::max(1, number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}));
     }
     break;
   }
+  // The number of the restart keeps a worker of an earlier attempt out of the next attempt's job.
   if (in_slurm_step && !ReadText(lookup, "SLURM_JOB_ID").empty()) {
     environment.run_id =
         absl::StrCat("slurm-", ReadText(lookup, "SLURM_JOB_ID"), "-", std::max(0, number({"SLURM_RESTART_COUNT"})));

@@ -67,6 +67,7 @@ absl::StatusOr<Instruments> CreateInstruments(const WorkerOptions& options) {
   if (!options.trace.empty()) {
     ASSIGN_OR_RETURN(instruments.trace, Trace::Create({.path = options.trace, .number = options.rank}));
   }
+  // Rank r takes the port + r, because the ranks of one machine cannot share one. 0 stays 0: the system chooses.
   if (options.metrics_port >= 0) {
     const int port = options.metrics_port == 0 ? 0 : options.metrics_port + options.rank;
     ASSIGN_OR_RETURN(instruments.metrics, Metrics::Start({.address = options.metrics_address, .port = port}));
@@ -110,13 +111,13 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
                                  .lanes = options.lanes,
                                  .run_id = options.run_id,
                                  .security = options.security,
-                                 .same_host = options.same_host == SameHost::kSharedMemory
-                                                  ? StarOptions::SameHost::kSharedMemory
-                                                  : StarOptions::SameHost::kSocket,
+                                 .same_host = options.same_host,
                                  .trace = tracing.trace,
                                  .stall = std::move(stall)});
     case Sync::kRing:
     case Sync::kMpi:
+      // Both go over MPI by the same transport, and differ in the algorithm of the sums. Without a device the exchange
+      // takes and gives host memory.
       return std::make_unique<PeerExchange>(
           CreateMpiTransport(*mpi),
           PeerExchange::Options{.algorithm = options.sync == Sync::kRing ? PeerExchange::Algorithm::kRing
@@ -155,9 +156,10 @@ struct ExchangeAndStep {
   }
 };
 
-// All but the device and the place of the data set, which depend on the GPU's memory.
+// All options but the device and the place of the data set, which depend on the GPU's memory.
 CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
                                             const TrainAndTest& data) {
+  // Only a single worker applies the optimizer on its GPU. In a star or a ring the owners of the slices do.
   return {.optimizer = options.sync == Sync::kLocal ? std::optional(options.optimizer) : std::nullopt,
           .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
           .data = &data,
@@ -256,6 +258,7 @@ std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const 
   return [cuda] { return DeviceFacts(*cuda); };
 }
 
+// The options are a copy, in which ChooseDevice replaces "auto" by what it has chosen.
 absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
                     const Instruments& instruments, GpuHangWatch* gpu_hang_watch) {
   const Tracing tracing{.trace = instruments.trace.get(),
@@ -264,6 +267,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
+  // The shares of a batch differ by one at most, and the arena must hold the largest: hence the rounding up.
   const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
@@ -276,6 +280,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   CudaTrainingStepOptions cuda_step = MakeCudaStepOptions(options, network_options, data);
   GpuMemoryNeed gpu_memory;
   if (choice.cuda != nullptr) {
+    // The plan comes before any allocation on the GPU, so that a training that does not fit is refused with numbers.
     ASSIGN_OR_RETURN(gpu_memory, PlanGpuMemory(layers, network_options, options.data_on_gpu, *choice.cuda, &cuda_step));
   }
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device());
@@ -288,6 +293,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   ASSIGN_OR_RETURN(const ExchangeAndStep work,
                    CreateExchangeAndStep(options, cuda_step, choice, buckets, mpi, tracing,
                                          MakeStallOptions(options, gpu_hang_watch->state(), style), network.get()));
+  // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   ASSIGN_OR_RETURN(const TrainResult result, Train({.worker = &options,
                                                     .data = &data,
@@ -302,6 +308,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                                                     .trace = tracing.trace,
                                                     .track = tracing.compute,
                                                     .state = gpu_hang_watch->state()}));
+  // Only rank 0 writes the record and the last line. It has gathered the other ranks' part of both.
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) PrintResult(options, result);
   if (options.record.empty()) return absl::OkStatus();
@@ -346,6 +353,7 @@ int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std
 }
 
 int Main(int argc, char** argv) {
+  // These calls come before any thread: a thread may read the environment, and signals must find their handlers.
   EnterUsersFolder("worker");
   KeepFreedMemory();
   setenv("GRPC_VERBOSITY", "NONE", 0);      // our own messages say what gRPC's log would
@@ -361,6 +369,7 @@ int Main(int argc, char** argv) {
   if (status.ok()) gpu_hang_watch.emplace(*options);
   std::unique_ptr<MpiRuntime> mpi;
   if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
+    // An MPI library that knows CUDA takes the GPU that is current in MPI_Init. A check sends nothing from a GPU.
     if (!options->check) MakeGpuCurrent(launcher, *options, gpu_hang_watch->watch());
     absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(
         launcher, options->check ? kGatherDeadline : options->join_deadline, options->check ? OwnPlace(launcher) : "");
@@ -374,6 +383,7 @@ int Main(int argc, char** argv) {
     status = created.status();
     if (status.ok()) instruments = *std::move(created);
   }
+  // The message below needs the rank after RunJob has taken the options.
   const int rank = options.ok() ? options->rank : launcher.rank;
   if (status.ok()) {
     status = RunJob(*std::move(options), launcher, mpi.get(), instruments, &*gpu_hang_watch);
@@ -383,6 +393,7 @@ int Main(int argc, char** argv) {
   if (status.ok()) return kExitOk;
   std::fflush(stdout);
   std::fprintf(stderr, "worker %d: error: %s\n", rank, std::string(status.message()).c_str());
+  // MPI_Finalize would wait for the peers, and they may have failed too.
   if (mpi != nullptr) mpi->ExitWithoutFinalize(ExitCode(status));
   return ExitCode(status);
 }

@@ -36,7 +36,10 @@ absl::Status CheckRanksAgree(const std::string& sha256, int rank, int world_size
   const std::array<double, kParts> mine = PartsOf(sha256);
   std::array<double, kParts> of_rank_0 = {};
   if (rank == 0) of_rank_0 = mine;
+  // The other ranks add zeros, so this sum is a broadcast from rank 0.
   RETURN_IF_ERROR(exchange->Sum(SumPurpose::kDigest, of_rank_0));
+  // A second sum is needed, because a rank can compare only when it has rank 0's digest. All ranks then name the same
+  // ones.
   std::vector<double> differs(world_size);
   differs[rank] = mine == of_rank_0 ? 0 : 1;
   RETURN_IF_ERROR(exchange->Sum(SumPurpose::kDigestVerdict, differs));

@@ -31,6 +31,8 @@ void OnStopSignal(int) {
   clock_gettime(CLOCK_MONOTONIC, &now);  // allowed in a handler, as lock-free atomics are
   const int64_t now_ns = now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
   int64_t first_ns = 0;
+  // The first signal only stores its time; the trainer does the rest between two steps. If the exchange fails, first_ns
+  // has become the time that was there.
   if (first_stop_ns.compare_exchange_strong(first_ns, now_ns)) return;
   if (now_ns - first_ns >= kSecondSignalNs) _exit(130);
 }
@@ -40,6 +42,7 @@ void OnStopSignal(int) {
 void InstallStopSignals() {
   struct sigaction action = {};
   action.sa_handler = OnStopSignal;
+  // With this flag an interrupted read or write goes on. Without it the call could fail with EINTR inside a library.
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
@@ -60,6 +63,7 @@ StopVote::StopVote(int world_size, int64_t first_step, GradientExchange* exchang
 
 absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
   if (world_size_ == 1) return requested;
+  // A request waits for the next vote: a rank that voted alone would wait for the others until the deadline.
   if (step < next_vote_step_) return false;
   const absl::Time now = SteadyNow();
   // A sum in which every rank has its own places, and zeros in those of other ranks, is a gather.
@@ -73,6 +77,7 @@ absl::StatusOr<bool> StopVote::Agree(int64_t step, bool requested) {
   RETURN_IF_ERROR(exchange_->Sum(SumPurpose::kStopVote, votes));
   if (sharing_.count > 0) sharing_.take(step - last_vote_step_, shared);
   // The sums have the same bits on every rank, so every rank chooses the same step for the next vote.
+  // The time since the last vote is a mean over the ranks, divided by the steps since then.
   const double step_seconds = votes[1] / world_size_ / static_cast<double>(step - last_vote_step_);
   const double steps = step_seconds > 0 ? kVoteInterval / step_seconds : static_cast<double>(kVoteIntervalStepsMax);
   last_vote_time_ = now;

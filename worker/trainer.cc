@@ -42,6 +42,7 @@ ElementRange PartOf(int64_t count, int rank, int world_size) {
 // Returns the numbers of samples that a rank may have in a batch, largest first.
 std::vector<int64_t> ShareSizes(int64_t count, int64_t global_batch, int world_size) {
   std::set<int64_t, std::greater<>> sizes;
+  // A batch is full, or it is the last of an epoch. The shares of each differ by one at most.
   for (const int64_t batch : {std::min(count, global_batch), count % global_batch}) {
     sizes.insert({(batch + world_size - 1) / world_size, batch / world_size});
   }
@@ -159,6 +160,7 @@ absl::Status Trainer::StartExchange() {
   Enter(WorkPhase::kStart);
   const std::span<float> parameters = training_step_.initial_parameters();
   network_.InitializeParameters(worker_.seed, parameters);
+  // The folder is checked before the ranks meet, so that a wrong one ends this rank at once and not after the join.
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
                                                         .network = &network_,
                                                         .buckets = options_.buckets,
@@ -180,6 +182,7 @@ absl::Status Trainer::StartExchange() {
               .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
+  // Facts are compared as flags are, so that a rank that differs is refused by name.
   for (auto& fact : DatasetFacts(data_)) job.agreed_flags.push_back(std::move(fact));
   if (options_.device_facts != nullptr) {
     RETURN_IF_ERROR(PlanEveryShape());
@@ -193,6 +196,7 @@ absl::Status Trainer::StartExchange() {
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
   if (worker_.resume) {
+    // Every rank reads the checkpoint, since each needs the buffers. The exchange compares the first steps.
     ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters, &state));
     job.optimizer_state.assign(state.begin(), state.end());
   }
@@ -214,6 +218,7 @@ absl::Status Trainer::PlanEveryShape() {
 }
 
 absl::StatusOr<Normalization> Trainer::MeasurePixels() {
+  // Each rank reads only its part of the pixels. The sums are integers, so the result does not depend on the division.
   const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
   std::vector<double> sums = PixelSums(data_.train, part.begin, part.end);
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kPixels, sums));
@@ -222,7 +227,9 @@ absl::StatusOr<Normalization> Trainer::MeasurePixels() {
 
 absl::Status Trainer::StartSteps() {
   first_step_ = step_;
+  // At most half of the steps are warm-up, so that a short run has a summary too.
   first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
+  // From here on the loader's threads, if it has any, fill batches, while Begin below prepares the step.
   ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
                                                   .sampler = {.sample_count = data_.train.count,
                                                               .global_batch = worker_.global_batch,
@@ -254,6 +261,7 @@ absl::Status Trainer::TrainSteps() {
                      }});
   epoch_begin_ = SteadyNow();
   while (step_ < end_step_) {
+    // Evaluations and checkpoints have paused the measurement. Resume has no effect while it goes on.
     if (step_ >= first_measured_step_) processor_use_.Resume();
     timer_->BeginStep();
     if (options_.state != nullptr) options_.state->set_step(step_);
@@ -262,12 +270,14 @@ absl::Status Trainer::TrainSteps() {
     timer_->Enter(StepPart::kExposedExchange);
     ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, options_.stop_requested()));
     timer_->Enter(StepPart::kOther);
+    // The ranks have voted before the same step, so they all stop with the same parameters.
     if (stop) {
       result_.stopped_early = true;
       break;
     }
     RETURN_IF_ERROR(TrainStep());
     ++step_;
+    // The end of the epoch comes before the checkpoint of the same step, which then has the averaged statistics.
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
     // The last step's checkpoint is FinishRun's, which all ranks wait for.
     if (step_ != end_step_ && checkpoints_.IsDue(step_)) RETURN_IF_ERROR(SaveCheckpoint());
@@ -277,6 +287,7 @@ absl::Status Trainer::TrainSteps() {
   // The last step before the end of an epoch has settled; a step before which the run was stopped has not.
   RETURN_IF_ERROR(training_step_.Settle(&finished_));
   RETURN_IF_ERROR(SumLosses());
+  // The checkpoint of a stop needs averaged statistics. At the end of an epoch FinishEpoch has averaged them.
   return EndsEpoch(step_) ? absl::OkStatus() : AverageBuffers();
 }
 
@@ -284,7 +295,7 @@ absl::Status Trainer::TrainStep() {
   const TraceSpan span(options_.track, "step", {.step = step_});
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
   if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1)) {
-    // Counted as part of the step: no later step overlaps with this exchange.
+    // This exchange is counted as part of the step, because no later step overlaps with it.
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
   timer_->EndStep();
@@ -295,6 +306,7 @@ absl::Status Trainer::TrainStep() {
 
 // In the live line and for the run record; at most once a minute.
 void Trainer::NameStraggler() {
+  // All ranks have the same numbers, so only rank 0 shows and records them.
   const absl::Time now = SteadyNow();
   if (worker_.rank != 0 || now < next_straggler_) return;
   const std::optional<Straggler> straggler = straggler_watch_.Find();
@@ -305,6 +317,7 @@ void Trainer::NameStraggler() {
 }
 
 void Trainer::TakeFinished() {
+  // Observers are called after every step, also if no loss has arrived: they add up where the time went.
   for (RunObserver* const observer : options_.observers) {
     observer->OnStep({.finished = finished_, .part_seconds = timer_->part_seconds(), .exchange = &exchange_});
   }
@@ -329,6 +342,7 @@ absl::Status Trainer::AverageBuffers() {
   for (const NetworkBuffer& buffer : network_.buffers()) {
     std::vector<float> mine(buffer.values.size());
     RETURN_IF_ERROR(network_.ReadBuffer(buffer, mine));
+    // The sum is in double and in the order of ranks, so that every rank gets the same bits.
     std::vector<double> values(mine.begin(), mine.end());
     RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kRunningStatistics, values));
     for (size_t i = 0; i < values.size(); ++i) mine[i] = static_cast<float>(values[i] / worker_.world_size);
@@ -346,7 +360,8 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
                                  .world_size = worker_.world_size,
                                  .order = Sampler::Order::kSequential};
   const int64_t end_step = Sampler(sampler).steps_per_epoch();
-  // Without the trace, since the whole evaluation is one span, and in the loader's own memory, which the step copies.
+  // This loader has no trace, since the whole evaluation is one span, and has memory of its own, which the step copies.
+  // It lives for one evaluation, so that its threads take no core from training.
   ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create({.dataset = &data_.test,
                                                                           .sampler = sampler,
                                                                           .normalization = normalization_,
@@ -357,6 +372,7 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
   for (int64_t i = 0; i < end_step; ++i) {
     Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
+    // The last batch may have no sample for this rank.
     if (batch->plan.samples.empty()) continue;
     ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
     sums[0] += loss.loss_sum;
@@ -370,9 +386,11 @@ absl::Status Trainer::FinishEpoch() {
   const double seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_);
   seconds_before_epoch_ += seconds;
   processor_use_.Pause();
+  // The evaluation reads the statistics, and every rank must evaluate its part with the same network.
   RETURN_IF_ERROR(AverageBuffers());
+  // Losses are summed once an epoch and not once a step, because every sum is a barrier.
   RETURN_IF_ERROR(SumLosses());
-  // One sum for all four, because each costs a round trip through all ranks.
+  // One sum carries all four values, because each sum costs a round trip through all ranks.
   std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
@@ -386,13 +404,14 @@ absl::Status Trainer::FinishEpoch() {
   result_.epochs.push_back(summary);
   progress_.EpochDone(summary);
   for (RunObserver* const observer : options_.observers) observer->OnEpoch(summary, step_);
+  // The next epoch's clock starts after the evaluation and the observers, whose time belongs to no epoch.
   epoch_loss_sum_ = 0;
   epoch_samples_ = 0;
   epoch_begin_ = SteadyNow();
   return absl::OkStatus();
 }
 
-// Between two steps, when no bucket is in flight. Its time does not count as the epoch's.
+// Called between two steps, when no bucket is in flight. Its time does not count as the epoch's.
 absl::Status Trainer::SaveCheckpoint() {
   Enter(WorkPhase::kCheckpoint);
   const absl::Time begin = SteadyNow();
@@ -401,6 +420,7 @@ absl::Status Trainer::SaveCheckpoint() {
   // whether it is written or skipped, so a run that resumes there has the bits of a run that was never interrupted.
   if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
   RETURN_IF_ERROR(checkpointer_->SavePeriodic(step_, training_step_.parameters(), &exchange_));
+  // The epoch's beginning is moved, so that its seconds and its rate exclude the checkpoint.
   epoch_begin_ += SteadyNow() - begin;
   return absl::OkStatus();
 }
@@ -425,6 +445,7 @@ absl::Status Trainer::SumLosses() {
 absl::Status Trainer::FinishRun() {
   result_.steps = step_ - first_step_;
   result_.next_step = step_;
+  // The comparison comes before the checkpoint: parameters on which the ranks do not agree are not saved.
   RETURN_IF_ERROR(CheckParameters());
   // A resumed run that had nothing left to do would only save what it has read.
   if (result_.steps > 0 || result_.stopped_early) {
@@ -434,6 +455,7 @@ absl::Status Trainer::FinishRun() {
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
   result_.checkpoint_saved = checkpointer_->is_saved();
+  // Finish comes last, because the ranks cannot exchange anything after it.
   return exchange_.Finish();
 }
 

@@ -14,35 +14,35 @@
 namespace starring {
 namespace {
 
+// CheckServers has parsed every address, so each has a port after its last colon.
 bool IsLoopback(const std::string& address) { return IsLoopbackHost(address.substr(0, address.rfind(':'))); }
-
-absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
 
 absl::Status ResolveOptimizer(OptimizerConfig& optimizer) {
   const bool sgd = optimizer.kind == OptimizerKind::kSgd;
   // The update computes in float32. Ranks, checkpoints and the record compare the numbers that it uses.
   const auto round = [](double value) { return static_cast<double>(static_cast<float>(value)); };
+  // AdamW has no momentum. With 0 the comparison of ranks does not depend on a flag without effect.
   optimizer.momentum = sgd ? round(optimizer.momentum) : 0;
   optimizer.weight_decay = round(optimizer.weight_decay);
   optimizer.beta1 = round(optimizer.beta1);
   optimizer.beta2 = round(optimizer.beta2);
   optimizer.epsilon = round(optimizer.epsilon);
   if (!sgd && optimizer.nesterov)
-    return Refuse("nesterov", "true", "--optimizer=adamw has no momentum to look ahead with");
+    return RefuseFlag("nesterov", "true", "--optimizer=adamw has no momentum to look ahead with");
   return ValidateOptimizer(optimizer);
 }
 
 absl::Status CheckServers(const std::vector<std::string>& servers) {
-  if (servers.empty()) return Refuse("sync", "star", "it needs --servers=host:port,... (deploy/launch starts them)");
+  if (servers.empty())
+    return RefuseFlag("sync", "star", "it needs --servers=host:port,... (deploy/launch starts them)");
   if (servers.size() > kShardCountMax) {
-    return Refuse("servers", absl::StrCat(servers.size(), " addresses"),
-                  absl::StrCat("at most ", kShardCountMax, " servers"));
+    return RefuseFlag("servers", absl::StrCat(servers.size(), " addresses"),
+                      absl::StrCat("at most ", kShardCountMax, " servers"));
   }
   for (const std::string& server : servers) {
     ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(server), "--servers");
-    if (host_port.port == 0) return Refuse("servers", server, "no server listens on port 0: give the one it prints");
+    if (host_port.port == 0)
+      return RefuseFlag("servers", server, "no server listens on port 0: give the one it prints");
   }
   return absl::OkStatus();
 }
@@ -55,28 +55,31 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
   if (options.world_size > kWorldSizeMax) {
-    return Refuse("world_size", absl::StrCat(options.world_size), absl::StrCat("at most ", kWorldSizeMax, " workers"));
+    return RefuseFlag("world_size", absl::StrCat(options.world_size),
+                      absl::StrCat("at most ", kWorldSizeMax, " workers"));
   }
   if (options.rank >= options.world_size) {
-    return Refuse("rank", absl::StrCat(options.rank),
-                  absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
+    return RefuseFlag("rank", absl::StrCat(options.rank),
+                      absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
   }
   if (options.sync == Sync::kStar) return CheckServers(options.servers);
   const char* const sync = NameOf(kSyncs, asked.sync);
   if (!options.servers.empty()) {
-    return Refuse("servers", absl::StrJoin(options.servers, ","),
-                  absl::StrCat("--sync=", sync, " has no servers: drop one of the two"));
+    return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
+                      absl::StrCat("--sync=", sync, " has no servers: drop one of the two"));
   }
   if (options.sync == Sync::kLocal && options.world_size > 1) {
-    return Refuse("sync", sync,
-                  absl::StrCat("one process cannot be one of ", options.world_size,
-                               " workers: give --servers, or start with mpirun for the ring"));
+    return RefuseFlag("sync", sync,
+                      absl::StrCat("one process cannot be one of ", options.world_size,
+                                   " workers: give --servers, or start with mpirun for the ring"));
   }
+  // MPI numbers the processes itself. The exchange would refuse another number too, but only after the data has been
+  // read.
   if ((options.sync == Sync::kRing || options.sync == Sync::kMpi) &&
       (options.rank != launcher.rank || options.world_size != launcher.world_size)) {
-    return Refuse("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
-                  absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
-                               ": in a ring mpirun numbers the workers, drop --rank and --world_size"));
+    return RefuseFlag("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
+                      absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
+                                   ": in a ring mpirun numbers the workers, drop --rank and --world_size"));
   }
   return absl::OkStatus();
 }
@@ -85,19 +88,17 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
 absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
   if (options.run_id.empty()) options.run_id = launcher.run_id;
   if (options.run_id.size() > kRunIdBytesMax) {
-    return Refuse("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
+    return RefuseFlag("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
   }
   if (options.sync != Sync::kStar) {
-    for (const std::string& word : SecurityFlagWords(options.security_files)) {
-      return absl::InvalidArgumentError(absl::StrCat("flag ", word, " protects the connections of a star, and --sync=",
-                                                     SyncName(options.sync), " has none: drop it"));
-    }
+    // The flags are refused and not ignored, because a person who gives them expects protected connections.
+    RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files, SyncName(options.sync)));
   }
   ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
   return absl::OkStatus();
 }
 
-// Small buckets overlap the exchange with computation better. In shared memory a bucket is just a message to every
+// Small buckets overlap the exchange with computation better. In shared memory a bucket is only a message to every
 // server and one back, and on few cores these messages cost more than the overlap gains.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
   const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
@@ -106,21 +107,20 @@ int64_t DefaultBucketBytes(const WorkerOptions& options) {
 
 absl::Status CheckDevice(const WorkerOptions& options) {
   if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
-    return Refuse("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
+    return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
   }
   if (options.device != DeviceKind::kCpu) return absl::OkStatus();
   if (options.math != CudaMath::kFp32) {
-    return Refuse("math", NameOf(kMaths, options.math), "--device=cpu computes in fp32: drop one of the two");
+    return RefuseFlag("math", NameOf(kMaths, options.math), "--device=cpu computes in fp32: drop one of the two");
   }
   if (options.conv == CudaConvolutions::kCudnn) {
-    return Refuse("conv", "cudnn", "--device=cpu has no cuDNN: drop one of the two");
+    return RefuseFlag("conv", "cudnn", "--device=cpu has no cuDNN: drop one of the two");
   }
   return absl::OkStatus();
 }
 
 }  // namespace
 
-const char* SyncName(Sync sync) { return NameOf(kResolvedSyncs, sync); }
 const char* InstructionSetName(std::optional<InstructionSet> isa) { return NameOf(kInstructionSets, isa); }
 
 bool WorkerOptions::ServersAreHere() const {
@@ -128,6 +128,7 @@ bool WorkerOptions::ServersAreHere() const {
 }
 
 const FlagTable& WorkerFlags() {
+  // The table points to the defaults, so both live as long as the process.
   static const WorkerOptions defaults;
   static const FlagTable table = MakeFlagTable("worker", "one training process.", worker_flags::kAllRows, &defaults);
   return table;
@@ -137,24 +138,28 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                                                  const LauncherEnvironment& launcher) {
   WorkerOptions options;
   RETURN_IF_ERROR(ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker).status());
+  // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
   options.bucket_bytes = options.asked.bucket_bytes > 0 ? options.asked.bucket_bytes : DefaultBucketBytes(options);
   options.prefetch_depth = options.asked.prefetch_depth;
-  // With one core the loader's threads would only take turns with the trainer.
+  // Without a core to spare, the loader's threads would only take turns with the trainer's.
   if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;
+  // One flag, --synthetic_size, sets both.
   options.dataset.synthetic_width = options.dataset.synthetic_height;
   options.dataset.seed = options.seed;
+  // The rank is added here and not where the port is opened, so that a wrong port is refused before training.
   if (options.metrics_port + options.rank > kPortMax) {
-    return Refuse("metrics_port", absl::StrCat(options.metrics_port),
-                  absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
-                               ", and ports end at ", kPortMax));
+    return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port),
+                      absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
+                                   ", and ports end at ", kPortMax));
   }
-  if (options.resume && options.checkpoint_dir.empty()) return Refuse("resume", "true", "it needs --checkpoint_dir");
+  if (options.resume && options.checkpoint_dir.empty())
+    return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
   RETURN_IF_ERROR(CheckDevice(options));
   RETURN_IF_ERROR(ResolveOptimizer(options.optimizer));
   if (options.schedule.kind == ScheduleKind::kStep && options.schedule.decay_steps == 0) {
-    return Refuse("decay_steps", "0", "--schedule=step needs at least 1");
+    return RefuseFlag("decay_steps", "0", "--schedule=step needs at least 1");
   }
   return options;
 }

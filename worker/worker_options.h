@@ -22,15 +22,14 @@
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
+#include "common/sync.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/data/dataset.h"
+#include "worker/exchange/star/same_host.h"
 #include "worker/launcher_environment.h"
 
 namespace starring {
 
-enum class Sync { kLocal, kStar, kRing, kMpi };
-// How a star's arrays travel between a worker and the servers of its own machine.
-enum class SameHost { kSharedMemory, kSocket };
 enum class DeviceKind { kAuto, kCpu, kCuda };
 // Whether a ring of GPUs may send from their memory: kAuto where MPI can.
 enum class CudaAwareMpi { kOff, kAuto };
@@ -40,8 +39,6 @@ enum class ProgressStyle { kLive, kPlain, kNone };
 // The names that the command line has for the values. An empty optional is "auto".
 inline constexpr Choice<std::optional<Sync>> kSyncs[] = {
     {"auto", std::nullopt}, {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
-inline constexpr Choice<Sync> kResolvedSyncs[] = {
-    {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
 inline constexpr Choice<SameHost> kSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
                                                   {"socket", SameHost::kSocket}};
 inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
@@ -66,7 +63,6 @@ inline constexpr Choice<std::optional<ProgressStyle>> kProgressStyles[] = {{"aut
                                                                            {"plain", ProgressStyle::kPlain},
                                                                            {"none", ProgressStyle::kNone}};
 
-const char* SyncName(Sync sync);
 // Without a value: auto.
 const char* InstructionSetName(std::optional<InstructionSet> isa);
 
@@ -165,17 +161,17 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
     {"servers", "job", "star: address of every server shard, in shard order", TextAt<&W::servers>("host:port,...")},
     {"run_id", "job",
-     "star: name of the run, the same on every worker; a server refuses the workers of another; empty: the number of "
-     "the Slurm job, if there is one",
+     "star: name of the run, the same on every worker; a server refuses the workers of another run; empty: the number "
+     "of the Slurm job, if there is one",
      TextAt<&W::run_id>("name")},
     {"check", "job",
-     "instead of training: dials every process that this job would talk to, prints one table (rank 0) and whether the "
-     "job is ready, or what to mend; exit code 0, 2 or 3",
+     "instead of training: dials every process that this job would talk to; rank 0 prints one table, and says that the "
+     "job is ready or what to mend; exit code 0, 2 or 3",
      SwitchAt<&W::check>(), kNotRecorded},
     {"join_deadline_s", "job", "seconds for all workers and servers to show up",
      SecondsAt<&W::join_deadline>(1, kDeadlineSecondsMax)},
 
-    {"lanes", "exchange", "star: streams to each server", WholeAt<&W::lanes>(1, kLanesMax)},
+    {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
     {"same_host", "exchange", "star, if all servers are on this machine: how arrays travel; does not change the bits",
      OneOfAt<kSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
@@ -185,7 +181,8 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
     {"exchange_deadline_s", "exchange", "seconds for any one bucket to be exchanged, or for a GPU to answer",
      SecondsAt<&W::exchange_deadline>(1, kDeadlineSecondsMax)},
-    {"stall_report_s", "exchange", "seconds of waiting for peers after which a process says who keeps it waiting",
+    {"stall_report_s", "exchange",
+     "seconds of waiting for peers after which a process names the one that keeps it waiting",
      SecondsAt<&W::stall_report>(1, kDeadlineSecondsMax)},
 
     {"model", "model", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file",
@@ -244,40 +241,40 @@ inline constexpr FlagRow kRows[] = {
     {"total_steps", "schedule", "cosine: step at which the rate reaches 0; 0: the end of --epochs",
      WholeAt<&W::schedule, &Rate::total_steps>(0, kStepCountMax), kInJobSpec | kPeerTakes},
 
-    {"threads", "processor", "compute threads of this worker; part of what decides the bits",
+    {"threads", "processor", "compute threads of this worker; another number changes the bits",
      WholeAt<&W::threads>(1, kComputeThreadsMax), kSameOnAllRanks | kPeerTakes},
     {"isa", "processor",
-     "cpu: instruction set of its loops, part of what decides the bits; baseline: what every x86-64 has; auto: the "
-     "best "
-     "of this machine",
+     "cpu: instruction set of its loops; another one changes the bits; baseline: the one that every x86-64 has; auto: "
+     "the best of this machine",
      OneOfAt<kInstructionSets, &W::isa>(), kSameOnAllRanks},
-    {"loader_threads", "processor", "threads that fill a batch; the batch does not depend on it",
+    {"loader_threads", "processor", "threads that fill a batch; their number does not change the batch",
      WholeAt<&W::loader_threads>(1, kLoaderThreadsMax)},
     {"prefetch_depth", "processor",
-     "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3",
+     "batches filled ahead of the trainer; 0: the trainer fills each batch itself; -1: 3 if there are more cores than "
+     "--threads, else 0",
      WholeAt<&W::asked, &Asked::prefetch_depth>(-1, kPrefetchDepthMax), 0,
      WholeAt<&W::prefetch_depth>(0, kPrefetchDepthMax)},
     {"device", "processor", "auto: cuda where the driver shows a GPU, else cpu", OneOfAt<kDevices, &W::device>(),
      kSameOnAllRanks | kPeerTakes},
-    {"math", "processor", "cuda: what matrix products round their factors to; sums are fp32 always",
+    {"math", "processor", "cuda: the format that matrix products round their factors to; sums are always fp32",
      OneOfAt<kMaths, &W::math>(), kSameOnAllRanks | kPeerTakes},
     {"conv", "processor",
-     "cuda: who computes convolutions: cudnn; own: kernels of ours and cuBLASLt; auto: cudnn where it is found, by "
-     "deterministic engines that its heuristics choose for each shape, never by timing; with --math=bf16 its "
-     "convolutions are in tf32",
+     "cuda: how convolutions are computed; cudnn: by deterministic engines that cuDNN's heuristics choose for each "
+     "shape, never by timing, and in tf32 with --math=bf16; own: by Starring's kernels and cuBLASLt; auto: cudnn where "
+     "it is found, else own",
      OneOfAt<kConvolutions, &W::conv>(), kSameOnAllRanks},
     {"share_gpus", "processor",
-     "cuda: workers may share a GPU; without it more workers on a machine than it has GPUs are refused",
+     "cuda: workers may share a GPU; without this flag, a machine with more workers than GPUs refuses them",
      SwitchAt<&W::share_gpus>(), kPeerTakes},
     {"cuda_graph", "processor", "cuda: a step is captured once and launched as a whole; does not change the bits",
      SwitchAt<&W::cuda_graph>()},
     {"data_on_gpu", "processor",
-     "cuda: the data set is copied to the GPU, which makes its batches itself; auto: if it takes at most half of the "
-     "free memory; does not change the bits",
+     "cuda: the data set is copied to the GPU, which makes the batches itself; auto: if the data set takes at most "
+     "half of the free memory; does not change the bits",
      OneOfAt<kDataOnGpus, &W::data_on_gpu>()},
     {"cuda_aware_mpi", "processor",
-     "cuda in a ring: auto: MPI sends from GPU to GPU where the library says that it can, and can; off: through pinned "
-     "host memory; does not change the bits",
+     "cuda in a ring; auto: MPI sends from GPU to GPU if the library says that it can and passes a test at the start; "
+     "off: through pinned host memory; does not change the bits",
      OneOfAt<kCudaAwareMpis, &W::cuda_aware_mpi>(), kSameOnAllRanks},
 
     // A checkpoint is collective: a rank that had none to write would leave the others waiting.
@@ -295,10 +292,10 @@ inline constexpr FlagRow kRows[] = {
      SwitchAt<&W::resume>()},
 
     {"record", "output", "rank 0 writes the run record, JSON, to this file", TextAt<&W::record>("file"), kPeerTakes},
-    {"record_losses", "output", "the run record has the loss of every step; the same on every worker",
+    {"record_losses", "output", "the run record has the loss of every step; give this flag to all workers or to none",
      SwitchAt<&W::record_losses>(), kSameOnAllRanks | kPeerTakes},
     {"trace", "output",
-     "every worker writes a timeline (Chrome trace events) at the end; trace.json makes trace.worker-RANK.json",
+     "every worker writes a timeline (Chrome trace events) at the end; trace.json becomes trace.worker-RANK.json",
      TextAt<&W::trace>("file")},
     {"tensorboard_dir", "output", "rank 0 writes a TensorBoard event file into this folder",
      TextAt<&W::tensorboard_dir>("folder")},
@@ -310,7 +307,7 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&W::metrics_port>(-1, kPortMax)},
     {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
      TextAt<&W::metrics_address>("address")},
-    {"progress", "output", "lines of rank 0; auto: live on a terminal, else plain",
+    {"progress", "output", "progress lines of rank 0; auto: live on a terminal, else plain",
      OneOfAt<kProgressStyles, &W::progress>()},
 };
 inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&W::security_files>);

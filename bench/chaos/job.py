@@ -230,6 +230,8 @@ class Job:
         floor = max([done.after for done in pending if done.after], default=(0, -1))
         while self._launcher.poll() is None:
             now = self._position()
+            # After a kill only a step of a further attempt counts: the attempt that lost a process may still finish
+            # one.
             is_new = now[0] > base[0] if restart_needed else _is_next(now, base)
             if now[1] >= 0 and is_new and _is_next(now, floor):
                 break

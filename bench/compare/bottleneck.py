@@ -10,7 +10,8 @@ STRAGGLER_RATIO = 1.15  # slowest worker's compute time / the median worker's
 SERVER_BUSY_PERCENT = 85.0  # for a server that has a core to itself
 SERVER_SHARE_MIN = 0.05  # the servers' part of the time of the workers' cores, where both share cores
 SHARE_MIN = 0.10  # part of a step: a shorter wait is no bottleneck
-CORES_BUSY_PERCENT = 75.0  # over all cores, where servers share the workers': below, no process waits for a core
+# The use of all cores, where servers share the workers' cores. Below it, no process waits for a core.
+CORES_BUSY_PERCENT = 75.0
 SLOWED_MIN = 1.10  # compute time with servers on the same cores / compute time without
 
 
@@ -60,7 +61,7 @@ def _server(configuration: schema.Configuration, share: dict[str, float],
     if not shared:
         if max(percents) < SERVER_BUSY_PERCENT or waits < SHARE_MIN:
             return None
-        return (f"the busiest server uses {max(percents):.0f} % of its core, and the workers wait for the exchange "
+        return (f"the busiest server uses {max(percents):.0f} % of its core, and the workers wait for the exchange for "
                 f"{_of_step(share, 'exchange', share['step'])}")
     used = _cores_percent(configuration)
     if used < CORES_BUSY_PERCENT:
@@ -71,10 +72,11 @@ def _server(configuration: schema.Configuration, share: dict[str, float],
     slowed = share["compute"] / min(others) if others else 1.0
     if taken < SERVER_SHARE_MIN or (waits < SHARE_MIN and slowed < SLOWED_MIN):
         return None
-    against = f"; compute takes {share['compute']:.2f} ms, {slowed:.2f} times the ring's" if others else ""
-    return (f"the servers use {sum(percents):.0f} % of a core of the workers' {len(_cores(configuration, 'worker'))}, "
-            f"which are {used:.0f} % busy; the exchange is exposed for {_of_step(share, 'exchange', share['step'])}"
-            f"{against}")
+    against = (f"; compute takes {share['compute']:.2f} ms, {slowed:.2f} times as long as without servers" if others
+               else "")
+    return (f"the servers use {sum(percents):.0f} % of a core and share the workers' "
+            f"{len(_cores(configuration, 'worker'))} cores, which are {used:.0f} % busy; the exchange is exposed for "
+            f"{_of_step(share, 'exchange', share['step'])}{against}")
 
 
 def find(configuration: schema.Configuration, group: list[schema.Configuration]) -> dict[str, str]:
@@ -87,14 +89,14 @@ def find(configuration: schema.Configuration, group: list[schema.Configuration])
         return {"name": "server CPU", "why": why}
     if ratio and ratio >= STRAGGLER_RATIO and share["exchange"] / step >= SHARE_MIN:
         return {"name": "straggler", "why": f"the slowest worker computes {ratio:.2f} times as long as the median one, "
-                                            f"and the others wait {_of_step(share, 'exchange', step)}"}
+                                            f"and the others wait for it for {_of_step(share, 'exchange', step)}"}
     kind = max(("data", "exchange"), key=lambda name: share[name])
     if share[kind] / step < SHARE_MIN:
         return {"name": "compute", "why": f"forward, backward and optimizer take {_of_step(share, 'compute', step)}, "
-                                          f"the exchange is exposed for {share['exchange']:.2f} ms"}
+                                          f"and the exchange is exposed for {share['exchange']:.2f} ms"}
     if kind == "data":
-        return {"name": "data", "why": f"the next batch is waited for {_of_step(share, 'data', step)}, longer than the "
-                                       f"exchange with {share['exchange']:.2f} ms"}
+        return {"name": "data", "why": f"the worker waits for the next batch for {_of_step(share, 'data', step)}, "
+                                       f"longer than for the exchange ({share['exchange']:.2f} ms)"}
     sent = statistics.mean(run["exchange_bytes_per_step"]["sent"] for run in configuration["runs"])
     return {"name": "exchange", "why": f"the exchange of {sent / 1e6:.2f} MB is exposed for "
                                        f"{_of_step(share, 'exchange', step)}"}

@@ -205,7 +205,7 @@ class Laboratory:
                 try:
                     record, sampler = self._run(job, steps)
                 except programs.ProgramError as error:
-                    self._note_failure("the second time, so it is left out", error)
+                    self._note_failure("it failed twice and is left out", error)
                     jobs.remove(job)
                     job.configuration["runs"].clear()
                     continue
@@ -237,7 +237,7 @@ class Laboratory:
             job.configuration["settings"]["backend"] = versions["backend"]
         if "cuda_graph" in versions:
             job.configuration["settings"]["cuda_graph"] = versions["cuda_graph"]
-            self.failures.append(f"{job.configuration['id']}: PyTorch's step is no CUDA graph: "
+            self.failures.append(f"{job.configuration['id']}: PyTorch's step is not a CUDA graph: "
                                  f"{versions['cuda_graph'].partition(': ')[2]}")
 
     def _steps(self, jobs: list[Job]) -> tuple[int, list[Job]]:
@@ -252,7 +252,7 @@ class Laboratory:
             try:
                 record, _ = self._run(job, self.options.steps or CALIBRATION_STEPS)
             except programs.ProgramError as error:
-                self._note_failure("the second time, so it is left out", error)
+                self._note_failure("it failed twice and is left out", error)
                 continue
             step_seconds.append(record["step_ms"]["mean"] / 1e3)
             working.append(job)

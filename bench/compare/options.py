@@ -66,8 +66,9 @@ def _switch(text: str) -> bool:
 def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     add("--syncs", type=_names(SYNCS), default=["star", "ring", "mpi", "ddp"],
         help="what to compare; ddp adds ddp-tuned")
-    add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, by commas")
-    add("--model", "--models", dest="models", type=_models, default=["lenet5"], help="one or several, by commas")
+    add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
+    add("--model", "--models", dest="models", type=_models, default=["lenet5"],
+        help="one or several, separated by commas")
     add("--dataset", default="fashion-mnist", choices=["mnist", "fashion-mnist", "cifar10", "synthetic"])
     add("--data_dir", default="", help="the folder with the data set")
     add("--augment", default="none", choices=["none", "crop_flip"])

@@ -59,7 +59,7 @@ class PeerSettings:
                 return jobs.tuned(self.device)
         tried = ", ".join(f"{_text(attempt['settings'])} {_result(attempt)}" for attempt in best["tried"])
         of = f"{model}, {workers} worker{'s' * (workers > 1)}"
-        self.notes.append(f"{of}, tried, each on top of the ones before that helped: {tried}.")
+        self.notes.append(f"{of}: settings tried, each added to those that had helped before: {tried}.")
         settings = {**jobs.tuned(self.device), **best["settings"]}
         return {name: str(value).lower() for name, value in settings.items() if value is not False}
 

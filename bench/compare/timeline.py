@@ -117,7 +117,7 @@ def merge(paths: list[str]) -> Trace:
     for event in events:
         if "ts" in event:
             event["ts"] = round(event["ts"] - start, 3)
-    # Metadata comes first, then events by time. Of two that begin together, the enclosing one is the longer one.
+    # Metadata comes first, then events by time. If two begin together, the longer one encloses the other.
     events.sort(key=lambda event: (event["ph"] != "M", event.get("ts", 0), -event.get("dur", 0)))
     return {"displayTimeUnit": "ms", "traceEvents": events,
             "otherData": {"processes": len(processes), "hosts": sorted(hosts),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:  # analysis imports this module
 
 NAMES = {"star": "the star", "ring": "the ring", "mpi": "MPI_Allreduce (mpi)", "local": "one process",
          "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP"}
+BOTTLENECKS = {"data": "data", "compute": "compute", "exchange": "the exchange", "straggler": "the slowest worker",
+               "server CPU": "the servers' CPU time"}
 
 
 def _rate(row: Row) -> str:
@@ -64,17 +66,17 @@ def _choice(groups: list[Group]) -> str:
 
 
 def _against(group: Group, chosen: str) -> str:
-    """Compares `chosen` with the others of a group: "1.16 times the star, 4.33 times tuned PyTorch DDP"."""
+    """Compares `chosen` with the others of a group: "1.16 times as fast as the star, 4.33 times as fast as ..."."""
     mine = _known_row(group, chosen)
     texts = []
     for other in group["rows"]:
         if other["sync"] == chosen or other is not _row(group, other["sync"]):
             continue
         if other["id"] in mine["tie_with"]:
-            texts.append(f"a tie with {NAMES[other['sync']]} at {other['samples_per_second']['median']:,.0f}")
+            texts.append(f"a tie with {NAMES[other['sync']]} at {_rate(other)}")
         else:
             ratio = mine["samples_per_second"]["median"] / other["samples_per_second"]["median"]
-            texts.append(f"{ratio:.2f} times {NAMES[other['sync']]}")
+            texts.append(f"{ratio:.2f} times as fast as {NAMES[other['sync']]}")
     return ", ".join(texts)
 
 
@@ -82,8 +84,10 @@ def _first(groups: list[Group], chosen: str) -> str:
     models = [f"{group['model']} at {_rate(_known_row(group, chosen))} ({_against(group, chosen)})"
               for group in groups if _row(group, chosen)]
     workers = groups[0]["workers"]
-    return (f"Run {NAMES[chosen]} here: with {workers} worker{'s' if workers > 1 else ''} it trains " +
-            "; ".join(models) + ".")
+    trains = f"with {workers} worker{'s' if workers > 1 else ''} it trains " + "; ".join(models) + "."
+    if all(group["calls_winner"] for group in groups):
+        return f"Run {NAMES[chosen]} here: {trains}"
+    return f"No winner is called, because some jobs ran only once. The fastest was {NAMES[chosen]}: {trains}"
 
 
 def _configuration(results: schema.Results, row: Row) -> schema.Configuration:
@@ -107,12 +111,13 @@ def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:
             continue
         share = exposed(group, row["sync"])
         servers = bottleneck.server_percents(_configuration(results, row))
-        used = f", its servers use {sum(servers):.0f} % of a core" if servers else ""
-        others.append(f"{NAMES[row['sync']]} {share['exchange']:.2f} of {share['step']:.2f} ms{used}")
+        used = f", and its servers use {sum(servers):.0f} % of a core" if servers else ""
+        others.append(f"{NAMES[row['sync']]}: {share['exchange']:.2f} of {share['step']:.2f} ms{used}")
     held = _known_row(group, chosen)["bottleneck"]
-    return (f"The reason, on {group['model']}: of its step of {mine['step']:.2f} ms {mine['exchange']:.2f} ms are an "
-            f"exchange that nothing hides" + (" (" + "; ".join(others) + ")" if others else "") +
-            f", and what limits it now is {held['name']}.")
+    return (f"The reason, on {group['model']}: with {NAMES[chosen]}, a worker waits for the exchange during "
+            f"{mine['exchange']:.2f} of the {mine['step']:.2f} ms of a step" +
+            (" (" + "; ".join(others) + ")" if others else "") + f", and the bottleneck is "
+            f"{BOTTLENECKS[held['name']]}.")
 
 
 def _same_bits(results: schema.Results) -> bool | None:
@@ -135,21 +140,21 @@ def _third(results: schema.Results, groups: list[Group], chosen: str) -> str:
         for group in _main_groups(groups, section):
             ranked = ", ".join(f"{NAMES[row['sync']]} {_rate(row)}" for row in group["rows"])
             ties = [NAMES[row["sync"]] for row in group["rows"][1:] if group["rows"][0]["id"] in row["tie_with"]]
-            tied = f" (no difference to {', '.join(ties)})" if ties else ""
-            parts.append(f"with {labels.section(section)} {group['model']} "
-                         f"runs best by {NAMES[group['rows'][0]['sync']]}{tied}: {ranked}")
+            tied = f" (a tie with {', '.join(ties)})" if ties else ""
+            parts.append(f"on {labels.section(section)}, {NAMES[group['rows'][0]['sync']]} trains {group['model']} "
+                         f"fastest{tied}: {ranked}")
     same = _same_bits(results)
     if same:
-        parts.append("star and ring end with the same parameters bit for bit, so that speed alone decides")
+        parts.append("star and ring end with the same parameters, bit for bit, so speed alone decides")
     elif same is False:
         parts.append("star and ring did not end with the same parameters, which is a defect")
     crowded = sorted({configuration["sync"] for configuration in results["configurations"]
                       if configuration["oversubscribed"] and configuration["section"] == "machine"})
     if crowded:
-        parts.append(f"more processes than cores had to run for {', '.join(NAMES[sync] for sync in crowded)}: where "
-                     "there are cores to spare, measure again")
+        parts.append(f"{', '.join(NAMES[sync] for sync in crowded)} ran with more processes than cores or GPUs: "
+                     "measure again where there are enough of them")
     if not parts:
-        parts.append("other models, more workers or a slower network can change this: measure again there")
+        parts.append("other models, more workers or a slower network can change this: measure those as well")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
 
@@ -158,13 +163,13 @@ def _no_winner(results: schema.Results, groups: list[Group], disagreements: list
     worst = max(disagreements, key=lambda entry: entry["worst_relative_difference"])
     first = (f"No winner is called: on {worst['model']} the losses of Starring and {NAMES[worst['peer']]} differ by "
              f"{worst['worst_relative_difference']:.1e} (relative, at step {worst['worst_step']} of the first "
-             f"{worst['steps']}), {worst['tolerance']:.0e} is allowed, so the two do not train the same.")
+             f"{worst['steps']}), but only {worst['tolerance']:.0e} is allowed, so the two do not train alike.")
     ours = [row for group in _main_groups(groups, "machine") for row in group["rows"]
             if not row["sync"].startswith("ddp")]
-    second = ("Among Starring's own, which share one code, the rates are: " +
+    second = ("Starring's own jobs, which share one code, can still be compared: " +
               ", ".join(f"{row['id']} {_rate(row)}" for row in ours) + "." if ours else "Nothing else was measured.")
-    return [first, second, "Find out which of the two is wrong (bench/ddp, or the model's layer file) before you trust "
-                           "a comparison of their speed."]
+    return [first, second, "Find out which of the two is wrong (bench/ddp, or the model's layer file) before you "
+                           "compare their speed."]
 
 
 def sentences(results: schema.Results, groups: list[Group], disagreements: list[schema.Agreement]) -> list[str]:
@@ -172,11 +177,8 @@ def sentences(results: schema.Results, groups: list[Group], disagreements: list[
         return _no_winner(results, groups, disagreements)
     main = _main_groups(groups, "machine") or [group for group in groups if len(group["rows"]) > 1]
     if not main:
-        return ["No winner is called: there is nothing to compare, as fewer than two configurations ran.",
-                "What ran is in the tables.", "Give --syncs at least two that this machine has the programs for."]
+        return ["No winner is called: there is nothing to compare, because fewer than two configurations ran.",
+                "The tables show those that ran.",
+                "Give --syncs at least two names, and choose those whose programs this machine has."]
     chosen = _choice(main)
-    first = _first(main, chosen)
-    if not all(group["calls_winner"] for group in main):
-        first = ("No winner is called, as one run of each says nothing about the spread; fastest was " +
-                 first[len("Run "):])
-    return [first, _second(results, main, chosen), _third(results, groups, chosen)]
+    return [_first(main, chosen), _second(results, main, chosen), _third(results, groups, chosen)]

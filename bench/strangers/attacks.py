@@ -28,6 +28,7 @@ PARALLEL = 32
 
 def prepare() -> None:
     """Packs the bombs. That takes seconds, so it happens before any attack is timed."""
+    # zlib's numbers: 31 asks for gzip's container, 15 for zlib's own, which HTTP calls deflate.
     for encoding, bits in (("gzip", 31), ("deflate", 15)):
         packer = zlib.compressobj(6, zlib.DEFLATED, bits)
         block = bytes(1 << 20)
@@ -210,6 +211,7 @@ def trickle(attack: Attack) -> None:
     text = (http2.PREFACE + frame(http2.SETTINGS, 0, 0)
             + frame(http2.HEADERS, http2.END_HEADERS, 1, http2.headers("Exchange"))
             + frame(http2.DATA, 0, 1, message(hello(attack.rng))))
+    # At the preface, at the first frame, and at the HELLO.
     starts = [0, len(http2.PREFACE), len(text) - 20]  # positions at which the trickle begins
     held: list[tuple[Connection, list[int]]] = []  # each with the position of its next byte
     while attack.going():
@@ -255,6 +257,7 @@ def floods(attack: Attack) -> None:
     def resets(connection: Connection) -> None:
         for _ in range(500):
             stream = connection.new_stream("Exchange")
+            # Error 8 is CANCEL, which a client sends when it no longer wants the answer.
             connection.send(frame(http2.RST_STREAM, 0, stream, bytes([0, 0, 0, 8])))
 
     def pings(connection: Connection) -> None:

@@ -26,6 +26,7 @@ def _literal(name: str, value: str) -> bytes:
 
 def headers(method: str, encoding: str | None = None) -> bytes:
     """The headers of a gRPC call in HPACK, without compression and without state."""
+    # The first two bytes are :method POST and :scheme http, by their numbers in HPACK's static table.
     block = b"\x83\x86" + _literal(":path", SERVICE + method) + _literal(":authority", "stranger")
     block += _literal("content-type", "application/grpc") + _literal("te", "trailers")
     if encoding is not None:
@@ -165,6 +166,8 @@ class Connection:
         elif kind == SETTINGS and not flags & ACK:
             for at in range(0, len(payload) - 5, 6):
                 number, value = struct.unpack(">HI", payload[at:at + 6])
+                # 4 is SETTINGS_INITIAL_WINDOW_SIZE, which also moves the windows of open streams. 5 is
+                # SETTINGS_MAX_FRAME_SIZE.
                 if number == 4:
                     for open_stream in self._windows:
                         self._windows[open_stream] += value - self._first_window

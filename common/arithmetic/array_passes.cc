@@ -57,6 +57,7 @@ void StreamCopy(std::span<const float> from, std::span<float> to) {
 }
 
 std::optional<int64_t> FindNonFinite(std::span<const float> values) {
+  // A vectorised pass says whether there is such a value. Only then a slow one looks for its place.
   bool found = false;
   kAnyNonFinite[static_cast<int>(BestInstructionSet())]({.values = values, .found = &found});
   if (!found) return std::nullopt;

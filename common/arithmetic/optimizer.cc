@@ -26,6 +26,7 @@ struct SgdArgs {
   for (int64_t i = 0; i < count; ++i) out[i] = in[i] - rate * (gradient[i] + decay * in[i]);
 }
 
+// The buffer is 0 at first, so the first update makes it the gradient, as PyTorch does.
 [[gnu::always_inline]] inline void MomentumLoop(const SgdArgs& args) {
   const auto [count, gradient, in, out, buffer, rate, momentum, decay] = args;
 #pragma GCC ivdep
@@ -37,6 +38,7 @@ struct SgdArgs {
   }
 }
 
+// PyTorch's form: the update looks ahead by one more step of the velocity that it has just computed.
 [[gnu::always_inline]] inline void NesterovLoop(const SgdArgs& args) {
   const auto [count, gradient, in, out, buffer, rate, momentum, decay] = args;
 #pragma GCC ivdep
@@ -72,6 +74,8 @@ struct AdamWArgs {
     const float v = beta2 * square[i] + one_minus_beta2 * g * g;
     mean[i] = m;
     square[i] = v;
+    // IEEE 754 demands a correctly rounded square root, so every processor gives the same bits, as it does not for most
+    // functions of libm. As in PyTorch, epsilon is added after the bias correction.
     out[i] = keep * parameter - step_size * m / (std::sqrt(v) / square_correction + epsilon);
   }
 }
@@ -88,6 +92,8 @@ absl::Status Refuse(const char* field, double value, const char* allowed) {
 }
 
 // 1 - y^2/2! + y^4/4! - ... and y - y^3/3! + ...: for |y| <= pi / 4 the first term left out is below 1e-17.
+// Both use Horner's scheme, from the innermost term outwards: each round divides by the next two factors of the
+// factorial.
 double CosineSeries(double y) {
   double sum = 1;
   for (int n = 16; n >= 2; n -= 2) sum = 1 - sum * (y * y) / (n * (n - 1));
@@ -105,6 +111,8 @@ absl::Status ValidateSchedule(const LearningRateSchedule& schedule) {
   const auto refuse = [](const char* field, auto value, const std::string& allowed) {
     return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", it must be ", allowed));
   };
+  // Conditions are written so that a NaN fails them. The float is checked, because the loops compute in float: 1e39 is
+  // finite as a double and infinite there.
   if (!(schedule.base >= 0) || !std::isfinite(static_cast<float>(schedule.base))) {
     return refuse("learning rate", schedule.base, "a finite number of 0 or more");
   }
@@ -126,6 +134,7 @@ absl::Status ValidateSchedule(const LearningRateSchedule& schedule) {
 
 float LearningRateAt(const LearningRateSchedule& schedule, int64_t step) {
   CHECK_GE(step, 0);
+  // The ramp counts from 1: no step has a rate of 0, and the last step of the warm-up has the full rate.
   if (step < schedule.warmup_steps) {
     return static_cast<float>(schedule.base * static_cast<double>(step + 1) /
                               static_cast<double>(schedule.warmup_steps));
@@ -136,6 +145,7 @@ float LearningRateAt(const LearningRateSchedule& schedule, int64_t step) {
     case ScheduleKind::kStep:
       return static_cast<float>(schedule.base * IntegerPower(schedule.gamma, step / schedule.decay_steps));
     case ScheduleKind::kCosine: {
+      // A run may go on after the schedule's end, where CosinePi's argument would be above 1.
       if (step >= schedule.total_steps) return 0;
       const double progress = static_cast<double>(step - schedule.warmup_steps) /
                               static_cast<double>(schedule.total_steps - schedule.warmup_steps);
@@ -146,6 +156,7 @@ float LearningRateAt(const LearningRateSchedule& schedule, int64_t step) {
 }
 
 absl::Status ValidateOptimizer(const OptimizerConfig& config) {
+  // The value is checked as a float: 1 - 1e-9 rounds to 1, with which a mean would never forget.
   const auto in_unit = [](double value) { return value >= 0 && static_cast<float>(value) < 1; };
   if (config.kind != OptimizerKind::kSgd && config.kind != OptimizerKind::kAdamW) {
     return Refuse("optimizer kind", static_cast<int>(config.kind), "sgd or adamw");
@@ -193,6 +204,7 @@ void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, Instr
   const int clone = static_cast<int>(set);
 
   if (config.kind == OptimizerKind::kSgd) {
+    // The settings are doubles; each is rounded to float here, once, and so alike on every owner.
     const SgdArgs sgd = {.count = count,
                          .gradient = args.gradient.data(),
                          .in = args.parameters_in.data(),
@@ -228,7 +240,10 @@ void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args, Instr
 
 double IntegerPower(double base, int64_t exponent) {
   CHECK_GE(exponent, 0);
+  // Bit k of the exponent decides whether base^(2^k), the square of round k, is a factor.
   double result = 1;
+  // The loop squares once more than it needs: with the bases of this file, at most 1, it can underflow but not
+  // overflow.
   for (double square = base; exponent > 0; exponent /= 2, square *= square) {
     if (exponent % 2 == 1) result *= square;
   }

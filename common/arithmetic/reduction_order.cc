@@ -27,6 +27,8 @@ void ForEachRun(ElementRange range, int64_t element_count, int world_size,
   for (int64_t begin = range.begin / block_elements * block_elements; begin < range.end; begin += block_elements) {
     const ElementRange block = {begin, std::min(begin + block_elements, element_count)};
     const int64_t from = std::max(range.begin, block.begin);
+    // The loop begins with the chunk that holds `from`, by the header's definition, so that a short range costs no walk
+    // over all chunks of its block.
     for (int chunk = static_cast<int>((from - block.begin) * world_size / block.size()); chunk < world_size; ++chunk) {
       const ElementRange whole = RingChunk(block, chunk, world_size);
       const ElementRange run = {std::max(whole.begin, from), std::min(whole.end, range.end)};

@@ -59,6 +59,8 @@ void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum, 
   CHECK(!inputs.empty());
   const int clone = static_cast<int>(set);
   if (inputs.size() == 1) {
+    // memmove is needed, because `sum` may be the input. An empty span may have a null pointer, which memmove must not
+    // get.
     if (!sum.empty()) std::memmove(sum.data(), inputs[0], sum.size_bytes());
     return;
   }
@@ -72,6 +74,9 @@ void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum, 
                     .d = nullptr,
                     .sum = sum.data() + begin,
                     .count = std::min(block, count - begin)};
+    // Each round adds up to three further inputs to the running sum, which is inputs[0] in the first round and `sum`
+    // afterwards: 8 inputs take rounds of 3, 3 and 1. The running sum is always the left operand, so the order is that
+    // of the inputs.
     for (size_t next = 1; next < inputs.size();) {
       const size_t left = inputs.size() - next;
       args.b = at(next);
@@ -100,13 +105,17 @@ PieceSum::PieceSum(int input_count) {
 
 void PieceSum::SetInput(int rank, Pieces pieces) { inputs_[rank] = {.rest = pieces, .current = {}}; }
 
+// Cuts the elements into runs that are contiguous in every input and sums each run by SumInOrder. Only an element that
+// straddles two pieces of an input is added alone: at most one for each end of a piece.
 void PieceSum::Next(int first_rank, std::span<float> sum) {
   const size_t input_count = inputs_.size();
   CHECK_LT(first_rank, input_count);
   while (!sum.empty()) {
-    // Every input has its pieces cut elsewhere: the longest run in which no input reaches the end of its piece.
+    // Inputs have their pieces cut in different places. `run` becomes the longest stretch in which no input reaches the
+    // end of its piece.
     size_t run = sum.size();
     for (Input& input : inputs_) {
+      // This is a loop, because pieces may be empty.
       while (input.current.empty()) {
         CHECK(!input.rest.empty()) << "input " << &input - inputs_.data() << " ends " << sum.size()
                                    << " elements early";
@@ -130,6 +139,7 @@ void PieceSum::Next(int first_rank, std::span<float> sum) {
       in_order_[k] = input.current.data();
       input.current = input.current.subspan(run * sizeof(float));
     }
+    // Nothing is copied: the pointers go into the pieces as the transport delivered them.
     SumInOrder(in_order_, sum.first(run));
     sum = sum.subspan(run);
   }

@@ -34,10 +34,13 @@ constexpr char kOptimizer[] = "optimizer.safetensors";
 constexpr char kRunningMean[] = ".running_mean";
 constexpr char kBatchesTracked[] = ".num_batches_tracked";
 
+// This calls crc32_z and not crc32, which takes the length as an unsigned int, and so the length of a tensor modulo 4
+// GiB. The CRC of no bytes is 0, the initial value of the manifest's field.
 uint32_t ExtendCrc32(uint32_t crc, std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
+// `torch_shape` comes first: a dense layer after a flatten has four axes in memory and two in PyTorch.
 std::vector<int64_t> TorchShape(const TensorSpec& spec) {
   if (!spec.torch_shape.empty()) return spec.torch_shape;
   if (spec.torch_axes.empty()) return spec.dims;
@@ -46,8 +49,9 @@ std::vector<int64_t> TorchShape(const TensorSpec& spec) {
   return shape;
 }
 
-// A file of tensors in PyTorch's order. Tensors are reordered one at a time while the file is written, so it needs
-// memory for one tensor besides the vectors.
+// A file of tensors in PyTorch's order. Tensors are reordered one at a time while the file is written, so writing needs
+// memory for one tensor besides the vectors. The tensors are referred to, not copied: the caller's arrays live until
+// Write returns.
 class TensorFile {
  public:
   void AddVector(const Layout& layout, std::span<const float> vector, absl::string_view suffix) {
@@ -78,18 +82,25 @@ class TensorFile {
       entry.set_crc32(ExtendCrc32(entry.crc32(), bytes));
       return file->Append(bytes);
     };
+    // The header follows from the shapes alone, so the file is written from front to back, and its size and CRC are
+    // those of the bytes as they pass.
     const std::string header = SafetensorsHeader(shapes_);
     RETURN_IF_ERROR(append(std::as_bytes(std::span(header))));
     std::vector<float> reordered;
+    // Both maps have the same keys in the same order. The header gives out offsets in that order, so the bytes must
+    // follow in it.
     for (const auto& [tensor, content] : contents_) {
       std::span<const std::byte> bytes = content.bytes;
       if (content.spec != nullptr) {
+        // `reordered` grows to the largest tensor of the file and is then reused.
         reordered.resize(bytes.size() / sizeof(float));
         ToTorchOrder(*content.spec, FloatsOf(bytes), reordered);
         bytes = std::as_bytes(std::span(reordered));
       }
       RETURN_IF_ERROR(append(bytes));
     }
+    // Commit flushes the file to the disk, as PublishFolder demands. If a call above failed, the destructor removes the
+    // temporary file.
     return file->Commit();
   }
 
@@ -145,22 +156,25 @@ absl::Status WriteFolder(const std::string& folder, const Layout& layout, const 
   }
   RETURN_IF_ERROR(optimizer.Write(folder, kOptimizer, manifest));
   google::protobuf::util::JsonPrintOptions print;
+  // A person may read the manifest: it has line ends, zeros too, and the names of the .proto.
   print.add_whitespace = true;
   print.always_print_primitive_fields = true;
   print.preserve_proto_field_names = true;
   std::string json;
   const auto printed = google::protobuf::util::MessageToJsonString(manifest, &json, print);
   if (!printed.ok()) return absl::InternalError(absl::StrCat("manifest: ", std::string(printed.message())));
+  // The manifest comes last, because it has size and CRC of the two files above.
   return WriteFileAtomically(absl::StrCat(folder, "/", kManifest), json);
 }
 
-// A file that is read in parts: a damaged file that claims a huge size must not make the reader allocate it.
+// A file that is read in parts: a damaged file that claims a huge size must not make the reader allocate that much.
 class InputFile {
  public:
   static absl::StatusOr<InputFile> Open(const std::string& path) {
     InputFile input(path);
     if (!input.file_) return absl::DataLossError(absl::StrCat(path, " is missing or cannot be opened"));
     std::error_code error;
+    // A folder of that name opens without an error. This call refuses it.
     const uintmax_t size = fs::file_size(path, error);
     if (error) return absl::DataLossError(absl::StrCat(path, " has no size: ", error.message()));
     input.size_bytes_ = static_cast<int64_t>(size);
@@ -195,6 +209,7 @@ class InputFile {
 absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
   const std::string path = absl::StrCat(folder, "/", kManifest);
   ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
+  // The size is checked before the text is allocated: a sparse file of 1 TiB would end the process.
   if (file.size_bytes() > kManifestBytesMax) {
     return absl::DataLossError(
         absl::StrCat(path, " has ", file.size_bytes(), " bytes, a manifest has at most ", kManifestBytesMax));
@@ -205,6 +220,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
   if (!parsed.ok()) {
     return absl::DataLossError(absl::StrCat(path, " does not parse: ", std::string(parsed.message())));
   }
+  // The parser takes any number, also from a file that a person has edited.
   if (manifest.step() < 0 || manifest.epoch() < 0) {
     return absl::DataLossError(
         absl::StrCat(path, " has step ", manifest.step(), " and epoch ", manifest.epoch(), ", expected 0 or more"));
@@ -212,8 +228,8 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
   return manifest;
 }
 
-// Opens one of the manifest's files, after reading it once to check its size and CRC. The parser behind it then sees
-// only bytes that a checkpoint once wrote.
+// Opens one of the manifest's files, after reading it once to check its size and CRC. The parser, which comes next,
+// then sees only bytes that a checkpoint once wrote.
 absl::StatusOr<InputFile> OpenVerified(const std::string& folder, const v1::CheckpointManifest& manifest,
                                        const std::string& name) {
   const auto& files = manifest.files();
@@ -221,6 +237,8 @@ absl::StatusOr<InputFile> OpenVerified(const std::string& folder, const v1::Chec
   if (entry == files.end()) return absl::DataLossError(absl::StrCat(folder, "/", kManifest, " does not list ", name));
   const std::string path = absl::StrCat(folder, "/", name);
   ASSIGN_OR_RETURN(InputFile file, InputFile::Open(path));
+  // The size is compared first: a truncated file is named as such without reading it, and the loop below needs no
+  // second bound.
   if (file.size_bytes() != entry->size_bytes()) {
     return absl::DataLossError(
         absl::StrCat(path, " has ", file.size_bytes(), " bytes, expected ", entry->size_bytes()));
@@ -273,7 +291,7 @@ class TensorSource {
     return tensor;
   }
 
-  // As many values as the shape given to Take says.
+  // Reads as many values as the shape given to Take says.
   absl::StatusOr<std::vector<float>> ReadFloats(const TensorPlace& tensor) {
     std::vector<float> values((tensor.end - tensor.begin) / static_cast<int64_t>(sizeof(float)));
     RETURN_IF_ERROR(file_->Read(tensor.begin, std::as_writable_bytes(std::span(values))));
@@ -302,6 +320,7 @@ class TensorSource {
 absl::Status TakeVector(TensorSource* source, const Layout& layout, absl::string_view suffix, OptimizerState wanted,
                         std::vector<float>* vector) {
   const bool reads = wanted == OptimizerState::kRead;
+  // The gaps between tensors are not in the file. A layout promises that they are 0, and digests include them.
   if (reads) vector->assign(layout.element_count(), 0.0f);
   for (const Tensor& tensor : layout.tensors()) {
     ASSIGN_OR_RETURN(const TensorPlace place, source->Take(absl::StrCat(tensor.spec.name, suffix), TensorType::kFloat32,
@@ -323,6 +342,7 @@ absl::Status TakeModel(InputFile* file, const Layout& layout, const std::map<std
     ASSIGN_OR_RETURN(checkpoint->buffers[name], source.ReadFloats(place));
     absl::string_view module = name;
     if (!absl::ConsumeSuffix(&module, kRunningMean)) continue;
+    // Only PyTorch needs the value. The tensor is taken, because CheckAllTaken would otherwise report it as foreign.
     RETURN_IF_ERROR(source.Take(absl::StrCat(module, kBatchesTracked), TensorType::kInt64, {}).status());
   }
   return source.CheckAllTaken();
@@ -349,6 +369,7 @@ absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const
   for (const std::vector<float>& state : checkpoint.state) CHECK_EQ(std::ssize(state), layout.element_count());
   const auto fill = [&](const std::string& folder) { return WriteFolder(folder, layout, checkpoint); };
   RETURN_IF_ERROR(PublishFolder(dir, checkpoint.step, fill));
+  // Old folders go only when the new one is on the disk, so at every moment a complete checkpoint exists.
   RemoveOldFolders(dir, checkpoint.step, kCheckpointsKept);
   return absl::OkStatus();
 }
@@ -377,6 +398,8 @@ absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::s
   FoundCheckpoint found;
   for (const CheckpointFolder& folder : ListCheckpointFolders(dir)) {
     absl::StatusOr<Checkpoint> checkpoint = ReadCheckpoint(folder.path, layout, state_names, buffer_sizes, wanted);
+    // Only damage passes a folder over. A whole checkpoint of another model or optimizer ends the search with an error:
+    // an older folder that fits would hide that the flags are wrong.
     if (absl::IsDataLoss(checkpoint.status())) {
       found.warnings.push_back(
           absl::StrCat(folder.path, " is damaged and passed over: ", std::string(checkpoint.status().message())));

@@ -4,9 +4,8 @@
 //                     /model.safetensors      PyTorch's names, shapes and memory order: load_state_dict takes the file
 //                     /optimizer.safetensors  whole state vectors: "conv1.weight.momentum_buffer"
 //   DIR/.writing-step-000000123               unfinished, or left by a crash; the next PublishFolder removes it
-//   DIR/.replaced-step-000000123              complete, while another folder of the same step takes its place; counts
-//   as
-//                                             complete after a crash in between
+//   DIR/.replaced-step-000000123              complete, while another folder of the same step takes its place; after a
+//                                             crash in between it counts
 //   DIR/.lock                                 locked by the process that writes
 //
 // A folder is written under another name, flushed to the disk and renamed, so a crash or a full disk at any moment

@@ -39,12 +39,14 @@ absl::Status FlushFolder(const std::string& path) {
   const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   const int result = fsync(folder);
+  // errno is kept aside, because close may change it.
   const int error = errno;
   close(folder);
   return result == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
 }
 
-// The step in "step-000000123"; nullopt for any other name.
+// The step in "step-000000123"; nullopt for any other name. Digits are checked one by one, because SimpleAtoi takes
+// signs and spaces too. 18 of them always fit an int64_t.
 std::optional<int64_t> StepOf(absl::string_view name) {
   int64_t step = 0;
   if (!absl::ConsumePrefix(&name, kStep) || name.empty() || name.size() > 18) return std::nullopt;
@@ -71,14 +73,17 @@ std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string
 absl::Status CreateFolders(const fs::path& path) {
   std::error_code error;
   if (path.empty() || fs::exists(path, error)) return absl::OkStatus();
+  // The parent of "a/b/" is "a/b", the same folder: a path that ends with a slash needs two steps up.
   const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
   RETURN_IF_ERROR(CreateFolders(parent));
+  // This is no error if another process has just made the folder.
   fs::create_directory(path, error);
   if (error) return FileSystemError(error, "create", path.string());
   return FlushFolder(parent.empty() ? "." : parent.string());
 }
 
 // Removes what a crash left. A replaced folder stays if nothing took its place: it is still the checkpoint of its step.
+// The caller has the FolderLock; without it, a folder that another process is writing would look like a leftover.
 void RemoveLeftovers(const std::string& dir) {
   std::error_code ignored;
   for (const std::string& name : NamesBehind(kWriting, dir))
@@ -104,9 +109,12 @@ absl::Status TakePlace(const std::string& dir, const std::string& temporary, con
   }
   fs::rename(temporary, target, error);
   if (error) {
+    // The old folder gets its name back: after an error, `dir` is as it was.
     if (is_taken) fs::rename(replaced, target, ignored);
     return FileSystemError(error, "rename to", target);
   }
+  // The flush precedes the removal of the old folder: a crash of the machine could otherwise lose the new name and find
+  // the old folder gone.
   RETURN_IF_ERROR(FlushFolder(dir));
   fs::remove_all(replaced, ignored);
   return absl::OkStatus();
@@ -138,6 +146,8 @@ absl::Status PublishFolder(const std::string& dir, int64_t step,
   const std::string temporary = absl::StrCat(dir, "/", kWriting, name);
   fs::create_directory(temporary, error);
   if (error) return FileSystemError(error, "create", temporary);
+  // Each flush precedes the step that relies on it: `fill` flushes the files, the next line their names in the folder,
+  // and TakePlace the folder's new name.
   absl::Status status = fill(temporary);
   if (status.ok()) status = FlushFolder(temporary);
   if (status.ok()) status = TakePlace(dir, temporary, name);
@@ -148,6 +158,8 @@ absl::Status PublishFolder(const std::string& dir, int64_t step,
 FolderLock::FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
 
 FolderLock::~FolderLock() {
+  // The lock file stays. If it were removed, a job that has the old file open would lock that one, while a later job
+  // locks a new file of the same name: both would write.
   if (file_ >= 0) close(file_);
 }
 

@@ -8,6 +8,8 @@ namespace {
 
 constexpr uint32_t kPolynomial = 0x82f63b78;  // Castagnoli's, with its bits reversed: the lowest bit is sent first
 
+// Entry b is what the division by the polynomial, bit by bit, makes of the byte b. One look-up then replaces eight
+// shifts.
 constexpr std::array<uint32_t, 256> MakeTable() {
   std::array<uint32_t, 256> table = {};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -21,10 +23,13 @@ constexpr std::array<uint32_t, 256> MakeTable() {
 constexpr std::array<uint32_t, 256> kTable = MakeTable();
 
 #if defined(__x86_64__)
+// Only this function is compiled for SSE 4.2, so the program also starts on a CPU that lacks it. A checksum begins and
+// ends with all bits inverted: inverting `crc` undoes the last inversion, and the checksum goes on from there.
 __attribute__((target("sse4.2"))) uint32_t ExtendByInstruction(uint32_t crc, std::span<const std::byte> bytes) {
   uint64_t state = ~crc;
   for (; bytes.size() >= sizeof(uint64_t); bytes = bytes.subspan(sizeof(uint64_t))) {
     uint64_t word;
+    // The bytes may begin anywhere. The compiler makes one unaligned load of this.
     std::memcpy(&word, bytes.data(), sizeof(word));
     state = __builtin_ia32_crc32di(state, word);
   }

@@ -64,7 +64,8 @@ absl::StatusOr<const Value*> Field(const Struct& entry, const char* field, Value
   return &found->second;
 }
 
-// Offsets in the header count from the header's end; `data_bytes` follow there.
+// Offsets in the header count from the header's end; `data_bytes` follow there. Shape and range of the result agree, so
+// a reader may allocate by either.
 absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view name, int64_t data_bytes) {
   TensorPlace tensor;
   ASSIGN_OR_RETURN(const Value* type, Field(entry, "dtype", Value::kStringValue, name));
@@ -74,8 +75,10 @@ absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view na
     return Damaged(absl::StrCat("tensor ", name, " has type ", type->string_value(), ", expected F32 or I64"));
   }
   ASSIGN_OR_RETURN(const Value* shape, Field(entry, "shape", Value::kListValue, name));
-  if (shape->list_value().values_size() > kTensorAxesMax)
-    return Damaged(absl::StrCat("tensor ", name, " has too many axes"));
+  // A shape in a damaged file could otherwise be as long as the header.
+  if (const int axes = shape->list_value().values_size(); axes > kTensorAxesMax) {
+    return Damaged(absl::StrCat("tensor ", name, " has ", axes, " axes, at most ", kTensorAxesMax, " are allowed"));
+  }
   int64_t bytes = TypeBytes(tensor.type);
   for (const Value& value : shape->list_value().values()) {
     ASSIGN_OR_RETURN(const int64_t size, WholeNumber(value, name));
@@ -100,11 +103,13 @@ absl::StatusOr<TensorPlace> ParseEntry(const Struct& entry, absl::string_view na
   return tensor;
 }
 
-// Tensors must cover the data without a hole or an overlap, as the format demands.
+// Tensors must cover the data without a hole or an overlap, as the format demands. With overlaps a small file could
+// fill any amount of memory, because thousands of tensors might share the same bytes.
 absl::Status CheckCover(const std::map<std::string, TensorPlace>& tensors, int64_t data_bytes) {
   std::vector<std::pair<int64_t, int64_t>> ranges;
   for (const auto& [name, tensor] : tensors) ranges.emplace_back(tensor.begin, tensor.end);
   std::sort(ranges.begin(), ranges.end());
+  // Sorted by where they begin, each range must begin where the one before it has ended.
   int64_t expected = 0;
   for (const auto& [begin, end] : ranges) {
     if (begin == end) continue;  // an empty tensor may be anywhere
@@ -123,6 +128,7 @@ std::string SafetensorsHeader(const std::map<std::string, TensorShape>& tensors)
   std::string header = absl::StrCat("{", ToJson(StringValue(kMetadata)), ":{\"format\":\"pt\"}");
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
+    // Every reader would take a tensor of this name for metadata.
     CHECK(name != kMetadata);
     int64_t bytes = TypeBytes(tensor.type);
     v1::SafetensorsEntry entry;
@@ -131,12 +137,15 @@ std::string SafetensorsHeader(const std::map<std::string, TensorShape>& tensors)
       entry.add_shape(static_cast<double>(size));
       bytes *= size;
     }
+    // Offsets follow the names' order, in which the caller writes the tensors.
     entry.add_data_offsets(static_cast<double>(offset));
     entry.add_data_offsets(static_cast<double>(offset + bytes));
     absl::StrAppend(&header, ",", ToJson(StringValue(name)), ":", ToJson(entry));
     offset += bytes;
   }
   header += "}";
+  // The format allows spaces at the header's end. They put the first tensor on a cache line, for readers that map the
+  // file.
   while ((kSafetensorsLengthBytes + header.size()) % kCacheLineBytes != 0) header += ' ';
   std::string length(kSafetensorsLengthBytes, '\0');
   const uint64_t header_bytes = header.size();
@@ -165,12 +174,15 @@ absl::StatusOr<int64_t> SafetensorsHeaderBytes(absl::string_view length, int64_t
   uint64_t bytes = 0;
   std::memcpy(&bytes, length.data(), length.size());
   const int64_t bytes_max = std::min(file_bytes - kSafetensorsLengthBytes, header_bytes_max);
+  // The lengths are compared without a sign: as an int64_t, a length of 2^63 or more would be negative, and pass for a
+  // short one.
   if (bytes <= static_cast<uint64_t>(bytes_max)) return static_cast<int64_t>(bytes);
   return Damaged(absl::StrCat("the header claims ", bytes, " bytes, at most ", bytes_max, " are possible"));
 }
 
 absl::StatusOr<std::map<std::string, TensorPlace>> ParseSafetensorsHeader(absl::string_view json, int64_t file_bytes) {
   const int64_t data_begin = kSafetensorsLengthBytes + static_cast<int64_t>(json.size());
+  // SafetensorsHeaderBytes has bounded the header by the file.
   CHECK_LE(data_begin, file_bytes);
   Struct header;
   const auto parsed = google::protobuf::util::JsonStringToMessage(std::string(json), &header);
@@ -182,6 +194,7 @@ absl::StatusOr<std::map<std::string, TensorPlace>> ParseSafetensorsHeader(absl::
     ASSIGN_OR_RETURN(tensors[name], ParseEntry(value.struct_value(), name, file_bytes - data_begin));
   }
   RETURN_IF_ERROR(CheckCover(tensors, file_bytes - data_begin));
+  // From here on, positions count from the beginning of the file, where a reader seeks to them.
   for (auto& [name, tensor] : tensors) {
     tensor.begin += data_begin;
     tensor.end += data_begin;

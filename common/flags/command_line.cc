@@ -22,7 +22,8 @@ namespace starring {
 namespace {
 
 // Levenshtein's distance, for "did you mean". One row of the table is kept: `diagonal` is the entry of the row above
-// that the loop has just overwritten.
+// that the loop has just overwritten. The cost, the product of the two lengths for each flag, arises only for an
+// unknown flag.
 size_t EditDistance(absl::string_view a, absl::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -145,7 +146,7 @@ class Parser {
   }
 
   // Applies the innermost settings first: those of the command line are applied last and overwrite the others. The sort
-  // is stable, though Add has refused two settings of one flag at one depth.
+  // is stable, so that of several bad values at one depth the one that was written first is refused.
   absl::StatusOr<ParsedFlags> Apply(void* options) {
     std::stable_sort(settings_.begin(), settings_.end(),
                      [](const Setting& a, const Setting& b) { return a.depth > b.depth; });
@@ -222,6 +223,10 @@ int ExitCode(const absl::Status& status) {
     default:
       return kExitFailed;
   }
+}
+
+absl::Status RefuseFlag(absl::string_view flag, absl::string_view value, absl::string_view why) {
+  return Refuse("", flag, value, why);
 }
 
 void EnterUsersFolder(const char* program) {

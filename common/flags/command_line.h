@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/flags/flag_table.h"
 
 namespace starring {
@@ -38,6 +39,9 @@ inline constexpr int kExitPeerMissing = 3;  // a peer never came, or went away
 //
 // Thread safety: call it first in main; it changes the environment and the working directory.
 void EnterUsersFolder(const char* program);
+
+// InvalidArgument: flag --FLAG cannot be "VALUE": WHY. `why` ends with the way out.
+absl::Status RefuseFlag(absl::string_view flag, absl::string_view value, absl::string_view why);
 
 // Which part of a file with a line "--" a program reads. A file without that line is read whole. kNone refuses "--".
 enum class FlagFilePart { kNone, kLauncher, kWorker };

@@ -27,7 +27,7 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
     return absl::NotFoundError(absl::StrCat("cannot read the file of flags ", path, ": ", strerror(errno),
                                             absl::StrContains(path, ',') ? "; each --flagfile names one file" : ""));
   }
-  // Reading a pipe could wait for ever.
+  // The check precedes the opening: opening a pipe would wait for a writer, for ever if none comes.
   if (!S_ISREG(facts.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat("the file of flags ", path, " is no regular file"));
   }
@@ -41,6 +41,7 @@ absl::StatusOr<std::string> ReadWhole(const std::string& path) {
   return text;
 }
 
+// The line may hold any bytes. It is escaped, so that it cannot control the terminal that shows the message.
 absl::Status Refuse(absl::string_view place, absl::string_view line, absl::string_view why) {
   return absl::InvalidArgumentError(
       absl::StrCat(place, "cannot read \"", absl::Utf8SafeCEscape(line.substr(0, kShownBytesMax)), "\": ", why));
@@ -55,6 +56,8 @@ absl::Status CheckLine(absl::string_view place, absl::string_view line) {
   if (absl::StrContains(line, " #")) return Refuse(place, line, "a comment has a line of its own");
   const absl::string_view name = line.substr(0, line.find('='));
   if (name.find_first_of(" \t") != absl::string_view::npos) return Refuse(place, line, "a line is one --flag=value");
+  // A control character is a sign of a binary file. It would also reach the terminal with every message that quotes the
+  // value.
   for (const char c : line) {
     if (absl::ascii_iscntrl(static_cast<unsigned char>(c))) {
       return Refuse(place, line, "it has a control character");
@@ -76,13 +79,17 @@ class Reader {
     int number = 0;
     for (absl::string_view line : absl::StrSplit(text, '\n')) {
       const std::string place = absl::StrCat(path, ":", ++number, ": ");
+      // This also drops the carriage returns of a file from Windows.
       line = absl::StripAsciiWhitespace(line);
       if (line.empty() || absl::StartsWith(line, "#")) continue;
+      // From this line on the settings are the workers'. A second such line, or one in a file that is named, would
+      // leave unclear where they begin.
       if (line == "--") {
         if (depth > 1 || !result_.dashes_place.empty()) {
           return Refuse(place, line, "it divides the launcher's flags from its workers' once, in the outermost file");
         }
         result_.dashes_place = place;
+        // Files that are named from here on get this pointer too: their lines are the workers'.
         lines = &result_.worker_lines;
         continue;
       }

@@ -18,7 +18,9 @@ namespace {
 constexpr size_t kLineWidth = 120;
 constexpr size_t kMeaningColumn = 34;
 
-// Flags that Abseil's parser and its libraries give to every program.
+// Flags that Abseil's parser and its libraries give to every program. Without this table each would be refused as
+// unknown, although Abseil's pages describe it. Programs read --help, --version and --flagfile before they look here;
+// what is found here under those names is a negation (--nohelp) or, in a file of flags, a --flagfile without a value.
 struct AbseilFlag {
   absl::string_view name;
   absl::string_view why;
@@ -47,14 +49,16 @@ bool Contains(absl::string_view text, absl::string_view word) {
 
 std::vector<absl::string_view> Choices(const FlagLimits& limits) {
   std::vector<absl::string_view> names;
+  // The array's unused entries are empty.
   for (const absl::string_view name : limits.choices) {
     if (!name.empty()) names.push_back(name);
   }
   return names;
 }
 
-// Appends a flag to the help. A `head` that reaches into the column of the meaning has a line of its own. The limits
-// are not wrapped: people copy values from them.
+// Appends a flag to the help: `head` at the left, `meaning` and `limits` wrapped from kMeaningColumn to kLineWidth. A
+// `head` that reaches into the column of the meaning has a line of its own. The limits are not wrapped: people copy
+// values from them.
 void AppendWrapped(absl::string_view head, absl::string_view meaning, absl::string_view limits, std::string* text) {
   std::string line(head);
   if (line.size() + 1 > kMeaningColumn) {
@@ -66,6 +70,7 @@ void AppendWrapped(absl::string_view head, absl::string_view meaning, absl::stri
   std::vector<absl::string_view> words = absl::StrSplit(meaning, ' ', absl::SkipEmpty());
   words.push_back(limits);
   for (const absl::string_view word : words) {
+    // A word that is longer than the column gets a line of its own. Without `begun` an empty line would precede it.
     if (begun && line.size() + 1 + word.size() > kLineWidth) {
       absl::StrAppend(text, line, "\n");
       line.assign(kMeaningColumn, ' ');
@@ -88,7 +93,8 @@ std::string Head(const FlagTable& table) {
       "skipped. The command line wins over a file, and a file over the files that it names.\n");
 }
 
-// A string in JSON. Bytes above 127 stay: JSON is UTF-8.
+// A string in JSON. Bytes above 127 stay as they are: JSON is UTF-8, and so are the flags' texts. The cast matters
+// where char is signed, because such bytes would compare as less than 0x20.
 std::string Quoted(absl::string_view text) {
   std::string quoted = "\"";
   for (const char c : text) {
@@ -125,6 +131,7 @@ std::string LimitsJson(const FlagLimits& limits) {
 // What the column "ranks" of a page says.
 absl::string_view RanksText(const FlagRow& row) {
   if (row.Has(kGivenOnAllRanks)) return "all or none";
+  // A flag with a field in JobSpec is compared there.
   return row.Has(kSameOnAllRanks) || row.Has(kInJobSpec) ? "same" : "";
 }
 
@@ -166,11 +173,12 @@ std::string FlagLimits::Sentence() const {
 bool FlagLimits::Allow(absl::string_view value) const {
   switch (kind) {
     case Kind::kWhole: {
+      // A number with a sign is read as signed, any other one as unsigned: a seed may be as large as 2^64 - 1.
       if (absl::StartsWith(value, "-")) {
         int64_t number;
         return absl::SimpleAtoi(value, &number) && number >= least;
       }
-      // Up to the largest seed, which an int64_t does not hold.
+      // The cast of a negative `least` would be a huge number, which no value reaches.
       uint64_t number;
       return absl::SimpleAtoi(value, &number) && number <= most &&
              (least <= 0 || number >= static_cast<uint64_t>(least));
@@ -182,6 +190,7 @@ bool FlagLimits::Allow(absl::string_view value) const {
              (most_allowed ? number <= real_most : number < real_most);
     }
     case Kind::kChoice:
+      // The array's unused entries are empty, so an empty value would be found among them.
       return std::find(std::begin(choices), std::end(choices), value) != std::end(choices) && !value.empty();
     case Kind::kSwitch:
     case Kind::kText:
@@ -193,8 +202,10 @@ bool FlagLimits::Allow(absl::string_view value) const {
 std::vector<std::pair<std::string, std::string>> AgreedFlags(const FlagTable& table, const void* options) {
   std::vector<std::pair<std::string, std::string>> agreed;
   for (const FlagRow& row : table.rows) {
+    // The value that the program works with: the word auto may mean another value on another machine.
     const std::string value = row.resolved().print(options);
     if (row.Has(kSameOnAllRanks)) agreed.emplace_back(row.name, value);
+    // The value itself may differ, as a path does from host to host.
     if (row.Has(kGivenOnAllRanks)) agreed.emplace_back(row.name, value.empty() ? "" : "(given)");
   }
   return agreed;
@@ -218,6 +229,7 @@ absl::StatusOr<std::string> HelpText(const FlagTable& table, absl::string_view w
   std::vector<absl::string_view> topics;
   absl::string_view shown_topic;
   for (const FlagRow& row : table.rows) {
+    // `topics` also has those that are not shown: the refusal below lists all of them.
     if (topics.empty() || topics.back() != row.topic) topics.push_back(row.topic);
     if (!word.empty() && row.topic != word && !Contains(row.name, word) && !Contains(row.meaning, word)) continue;
     if (shown_topic != row.topic) {
@@ -261,6 +273,7 @@ std::string FlagJson(FlagSlot::Json json, absl::string_view value) {
       break;
   }
   std::vector<std::string> items;
+  // An empty list prints as an empty text, which without SkipEmpty would become a list of one empty item.
   for (const absl::string_view item : absl::StrSplit(value, ',', absl::SkipEmpty())) items.push_back(Quoted(item));
   return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
 }
@@ -282,11 +295,15 @@ absl::Status CheckFlagTable(const FlagTable& table) {
   absl::string_view topic;
   for (const FlagRow& row : table.rows) {
     if (!names.insert(row.name).second) return absl::InternalError(absl::StrCat("two rows for --", row.name));
+    // --help and the pages print a topic's heading where the topic changes. Rows that are apart would give it two
+    // headings.
     if (row.topic != topic && !topics.insert(row.topic).second) {
       return absl::InternalError(absl::StrCat("--", row.name, " is apart from the others of topic ", row.topic));
     }
     topic = row.topic;
     if (row.meaning.empty()) return absl::InternalError(absl::StrCat("no meaning of --", row.name));
+    // `parse` and `print` cast a void* to the row's holder. A row of another struct would read and write foreign
+    // memory.
     if (*row.slot.holder != *table.holder || *row.resolved().holder != *table.holder) {
       return absl::InternalError(absl::StrCat("--", row.name, " is kept in other options than those of the program"));
     }

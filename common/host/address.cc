@@ -19,6 +19,7 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
     return absl::InvalidArgumentError(
         absl::StrCat("address \"", text, "\" is not host:port, for instance 127.0.0.1:7077: ", why));
   };
+  // The last colon counts: an IPv6 host has colons of its own.
   const size_t colon = text.rfind(':');
   if (colon == absl::string_view::npos || colon == 0) return refuse("it has no host or no port");
   absl::string_view host = text.substr(0, colon);
@@ -28,7 +29,8 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text) {
     return refuse("an IPv6 host is written in brackets, [::1]:7077");
   }
   if (host.empty()) return refuse("it has no host");
-  // Digits only: SimpleAtoi would take a sign and spaces.
+  // Only digits are allowed, though SimpleAtoi would take a sign and spaces. An empty port passes the first test below
+  // and fails the second.
   const absl::string_view digits = text.substr(colon + 1);
   int port;
   if (!std::all_of(digits.begin(), digits.end(), absl::ascii_isdigit) || !absl::SimpleAtoi(digits, &port)) {

@@ -30,8 +30,8 @@ std::string PeerNameOfUri(absl::string_view uri);
 // Empty if `fd` is no connected socket of IPv4 or IPv6. An IPv4 peer of an IPv6 socket is one of IPv4.
 std::string PeerNameOfSocket(int fd);
 
-// Shuts down every connection of this process to `peer`, whichever object holds it. Unsent data is dropped; otherwise
-// the kernel would keep the connection until it gives up on the data.
+// Shuts down every connection of this process to `peer`, whichever object holds it, so that reads and writes that wait
+// for the peer end at once. The kernel may still send what it has accepted.
 void CutConnectionsTo(const std::string& peer);
 
 }  // namespace starring

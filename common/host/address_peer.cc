@@ -16,6 +16,7 @@
 namespace starring {
 
 std::string PeerNameOfUri(absl::string_view uri) {
+  // The first colon ends the scheme. gRPC escapes the brackets of an IPv6 host, and the % before an interface.
   const size_t colon = uri.find(':');
   if (colon == absl::string_view::npos) return {};
   std::string name = absl::StrReplaceAll(uri.substr(colon + 1),
@@ -50,6 +51,7 @@ std::string PeerNameOfSocket(int fd) {
 void CutConnectionsTo(const std::string& peer) {
   if (peer.empty()) return;
   std::error_code error;
+  // All numbers are read before any is duplicated: the duplicates would be entries of the same folder.
   std::vector<int> fds;
   for (std::filesystem::directory_iterator it("/proc/self/fd", error), end; !error && it != end; it.increment(error)) {
     int fd;
@@ -60,6 +62,8 @@ void CutConnectionsTo(const std::string& peer) {
     // A duplicate keeps referring to the socket that was looked at.
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) continue;
+    // shutdown acts on the socket and not on the number: the descriptor's owner, gRPC, notices the end and closes its
+    // own descriptor.
     if (PeerNameOfSocket(own) == peer) shutdown(own, SHUT_RDWR);
     close(own);
   }

@@ -10,6 +10,7 @@ namespace starring {
 std::string BundleFolder() {
   char self[PATH_MAX];
   const ssize_t length = readlink("/proc/self/exe", self, sizeof(self));
+  // A path that fills the buffer may have been cut.
   if (length <= 0 || length == sizeof(self)) return "";
   const std::string program(self, static_cast<size_t>(length));
   const size_t end_of_folder = program.rfind('/');

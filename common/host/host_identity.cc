@@ -7,6 +7,7 @@
 namespace starring {
 
 std::string HostName() {
+  // The last byte stays zero: gethostname does not end a name that it has to cut.
   char name[256] = {};
   return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }

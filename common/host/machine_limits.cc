@@ -81,9 +81,12 @@ absl::StatusOr<int64_t> AvailableMemoryBytes(const std::string& root) {
   }
   if (!available.has_value()) return absl::NotFoundError("no MemAvailable in /proc/meminfo");
   std::ifstream groups(root + "/proc/self/cgroup");
+  // A machine with both versions has lines of both, and both limits hold. A group of version 1 without a limit has a
+  // huge number.
   for (std::string line; std::getline(groups, line);) {  // "0::/user.slice" (version 2), "9:memory:/job_7" (version 1)
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
+    // LeastLeft ends at an empty path, the root group.
     const std::string path = parts[2] == "/" ? "" : parts[2];
     if (parts[0] == "0") {
       available = std::min(*available, LeastLeft(root + "/sys/fs/cgroup", path, kVersion2));
@@ -104,6 +107,7 @@ int CountProcessesOfThisProgram() {
     const std::string name = it->path().filename();
     if (!std::all_of(name.begin(), name.end(), absl::ascii_isdigit)) continue;
     std::error_code gone;  // the process may end while it is looked at
+    // A process that this user may not inspect gives an error and does not count.
     if (fs::read_symlink(it->path() / "exe", gone) == own && !gone) ++count;
   }
   return std::max(count, 1);
@@ -117,6 +121,7 @@ int64_t RaiseDescriptorLimit(int64_t wanted) {
     const rlimit raised = {.rlim_cur = target, .rlim_max = limit.rlim_max};
     if (setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
   }
+  // RLIM_INFINITY is the largest unsigned number, which would be negative here.
   return static_cast<int64_t>(std::min<rlim_t>(limit.rlim_cur, std::numeric_limits<int64_t>::max()));
 }
 

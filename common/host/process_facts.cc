@@ -19,14 +19,16 @@
 namespace starring {
 namespace {
 
-// Processes with the same text reach each other by 127.0.0.1. The boot's id tells machines apart, the network namespace
-// containers of one machine.
+// Processes with the same text reach each other by 127.0.0.1. The boot's id tells machines apart, and the network
+// namespace tells containers of one machine apart.
 std::string Machine() {
   char space[128] = "";
   if (readlink("/proc/self/ns/net", space, sizeof(space) - 1) < 0) space[0] = '\0';
   return absl::StrCat(BootId(), " ", space);
 }
 
+// The cores that this process may run on, which a launcher may have restricted. 0: unknown, as on a machine with more
+// cores than a cpu_set_t holds.
 int CoreCount() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -49,6 +51,7 @@ v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
   facts.set_memory_bytes(AvailableMemoryBytes().value_or(0));
   rlimit descriptors = {};
   if (getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
+    // The hard limit: worker and server raise their soft one to it. Without a maximum, RLIM_INFINITY would become -1.
     const rlim_t most = std::numeric_limits<int32_t>::max();
     facts.set_descriptors(static_cast<int64_t>(std::min(descriptors.rlim_max, most)));
   }

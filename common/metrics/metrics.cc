@@ -15,10 +15,12 @@
 namespace starring {
 namespace {
 
+// prometheus-cpp's types stay in this file: programs depend on common/metrics/metrics.h alone.
 class CounterImpl final : public Metrics::Counter {
  public:
   explicit CounterImpl(prometheus::Counter* counter) : counter_(*counter) {}
   void Add(double amount) override { counter_.Increment(amount); }
+  // This reads and adds in two calls: two threads could add one difference twice, which the contract rules out.
   void RaiseTo(double total) override { counter_.Increment(total - counter_.Value()); }
 
  private:
@@ -38,6 +40,7 @@ class GaugeImpl final : public Metrics::Gauge {
 
 class Metrics::Impl {
  public:
+  // With Merge, a counter with further labels gets the family that exists already.
   explicit Impl(const std::string& where)
       : registry_(std::make_shared<prometheus::Registry>(prometheus::Registry::InsertBehavior::Merge)),
         exposer_(where, kThreads) {
@@ -46,6 +49,7 @@ class Metrics::Impl {
 
   int port() const { return exposer_.GetListeningPorts().front(); }
 
+  // prometheus-cpp locks its registry itself. The mutex is for the deques, which any thread may extend.
   Counter* AddCounter(const std::string& name, const std::string& help, const Labels& labels) {
     const MutexLock lock(mutex_);
     return &counters_.emplace_back(&prometheus::BuildCounter().Name(name).Help(help).Register(*registry_).Add(labels));
@@ -74,6 +78,7 @@ absl::StatusOr<std::unique_ptr<Metrics>> Metrics::Start(const Options& options) 
   // The library's constructors throw, and no exception may leave this folder.
   try {
     std::unique_ptr<Metrics> metrics(new Metrics(std::make_unique<Impl>(where)));
+    // With port 0 the number is known only now that the socket listens.
     metrics->url_ = absl::StrCat("http://", options.address, ":", metrics->impl_->port(), "/metrics");
     return metrics;
   } catch (const std::exception& error) {

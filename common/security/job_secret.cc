@@ -44,26 +44,30 @@ absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) 
     if (written < 0) return SystemError(path, errno);
     bytes.remove_prefix(static_cast<size_t>(written));
   }
+  // A crash of the machine must not leave half a secret, which no later call would replace.
   return fsync(fd) == 0 ? absl::OkStatus() : SystemError(path, errno);
 }
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadPrivateFile(const std::string& path) {
+absl::StatusOr<std::string> ReadPemFile(const std::string& path, FileReaders readers) {
   // O_NONBLOCK: opening a pipe of that name would otherwise wait for a writer for ever.
   const FileDescriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (file.get() < 0) return SystemError(path, errno);
+  // The facts are those of the open file, not of the path: between two looks at a path another file could take its
+  // place.
   struct stat facts;
   if (fstat(file.get(), &facts) != 0) return SystemError(path, errno);
   if (!S_ISREG(facts.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no file"));
-  if ((facts.st_mode & 077) != 0) {
+  if (readers == FileReaders::kOwnerOnly && (facts.st_mode & 077) != 0) {
     return absl::InvalidArgumentError(
         absl::StrFormat("%s has mode %04o, at most 0600 is allowed, since others than "
                         "its owner could use it: chmod 600 %s",
                         path, facts.st_mode & 07777, path));
   }
   // One byte more than allowed tells a file that is too long from one that just fits.
-  std::string content(kSecretFileBytesMax + 1, '\0');
+  const size_t bytes_max = readers == FileReaders::kOwnerOnly ? kSecretFileBytesMax : kCertificatesBytesMax;
+  std::string content(bytes_max + 1, '\0');
   size_t size = 0;
   while (size < content.size()) {
     const ssize_t got = read(file.get(), content.data() + size, content.size() - size);
@@ -72,24 +76,24 @@ absl::StatusOr<std::string> ReadPrivateFile(const std::string& path) {
     if (got == 0) break;
     size += static_cast<size_t>(got);
   }
-  if (size > kSecretFileBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " has ", facts.st_size,
-                                                   " bytes, a key and its certificates "
-                                                   "have at most ",
-                                                   kSecretFileBytesMax));
+  if (size > bytes_max) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " has ", facts.st_size, " bytes, keys and certificates have at most ", bytes_max));
   }
   content.resize(size);
   return content;
 }
 
 absl::StatusOr<JobSecret> JobSecret::Load(const std::string& path) {
-  absl::StatusOr<std::string> content = ReadPrivateFile(path);
+  absl::StatusOr<std::string> content = ReadPemFile(path, FileReaders::kOwnerOnly);
   if (!content.ok()) {
+    // Only a missing file has this way out: --make_secret never overwrites an unfit one.
     if (content.status().code() != absl::StatusCode::kNotFound) return content.status();
     return absl::NotFoundError(
         absl::StrCat(std::string(content.status().message()), ": make one by deploy/launch --make_secret=", path));
   }
   ASSIGN_OR_RETURN(KeyAndCertificate pair, ParseKeyAndCertificate(*content), path);
+  // The token is the digest of the whole file. A reader of the file can compute it, and the key itself never travels.
   return JobSecret(absl::HexStringToBytes(Sha256Hex(std::string_view(*content))), std::move(pair));
 }
 
@@ -105,6 +109,7 @@ absl::Status MakeJobSecret(const std::string& path) {
   // The umask may have taken bits from the mode that open was given.
   absl::Status status = fchmod(file.get(), 0600) == 0 ? absl::OkStatus() : SystemError(path, errno);
   if (status.ok()) status = WriteAll(file.get(), path, absl::StrCat(pair.private_key, pair.certificate));
+  // Half a secret would be refused by every process, and O_EXCL would keep the next call from replacing it.
   if (!status.ok()) unlink(path.c_str());
   return status;
 }

@@ -59,8 +59,11 @@ class JobSecret {
 // Writes a fresh secret to `path`, with mode 0600. InvalidArgument if there is such a file already.
 absl::Status MakeJobSecret(const std::string& path);
 
-// The content of a file that only its owner may read. Fails as JobSecret::Load does.
-absl::StatusOr<std::string> ReadPrivateFile(const std::string& path);
+// The content of a file of keys or certificates. kOwnerOnly refuses a file that others may read. Fails as
+// JobSecret::Load does, and with InvalidArgument for what is no plain file (a pipe, a device) and for a file that is
+// longer than limits.h allows.
+enum class FileReaders { kOwnerOnly, kAny };
+absl::StatusOr<std::string> ReadPemFile(const std::string& path, FileReaders readers);
 
 // Takes the same time for any two tokens of one length: a guess that begins right must not look different.
 [[nodiscard]] bool SameToken(absl::string_view a, absl::string_view b);

@@ -20,6 +20,8 @@ namespace {
 // The clocks of a cluster differ, so a certificate is valid from a day before it was made. No job runs for ten years.
 constexpr long kSecondsBefore = 24 * 3600;
 constexpr int kDaysAfter = 3650;
+// Issuer and serial number together identify a certificate (RFC 5280). All of ours have one issuer, so the number is
+// drawn. 127 bits make a positive number of 16 bytes; the standard allows 20.
 constexpr int kSerialBits = 127;
 
 struct Free {
@@ -42,6 +44,7 @@ absl::Status OpensslError(absl::string_view what) {
   return absl::InternalError(absl::StrCat("OpenSSL cannot ", what, ": ", text));
 }
 
+// The result reads from `pem` itself, which must live as long.
 Bio Reader(const std::string& pem) { return Bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()))); }
 
 std::string TextIn(BIO* bio) {
@@ -80,6 +83,7 @@ absl::Status CheckPair(EVP_PKEY* key, X509* certificate) {
   }
   const ASN1_TIME* const begin = X509_get0_notBefore(certificate);
   const ASN1_TIME* const end = X509_get0_notAfter(certificate);
+  // The call returns 0 for a time that it cannot read, so both comparisons are strict: such a certificate is refused.
   if (X509_cmp_current_time(begin) < 0 && X509_cmp_current_time(end) > 0) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("its certificate is valid from ", TimeText(begin), " to ",
                                                  TimeText(end),
@@ -89,6 +93,7 @@ absl::Status CheckPair(EVP_PKEY* key, X509* certificate) {
 absl::Status AddExtension(X509* certificate, int nid, const std::string& value) {
   X509V3_CTX context;
   X509V3_set_ctx(&context, certificate, certificate, nullptr, nullptr, 0);
+  // X509_add_ext adds a copy; this one is freed here.
   const std::unique_ptr<X509_EXTENSION, Free> extension(X509V3_EXT_conf_nid(nullptr, &context, nid, value.c_str()));
   if (extension == nullptr || X509_add_ext(certificate, extension.get(), -1) != 1) {
     return OpensslError("add an extension to a certificate");
@@ -108,6 +113,7 @@ absl::Status DrawSerial(X509* certificate) {
 absl::StatusOr<Certificate> SignSelf(EVP_PKEY* key, const std::string& name) {
   Certificate certificate(X509_new());
   CHECK(certificate != nullptr);
+  // Only version 3 has extensions.
   X509_set_version(certificate.get(), X509_VERSION_3);
   RETURN_IF_ERROR(DrawSerial(certificate.get()));
   X509_gmtime_adj(X509_getm_notBefore(certificate.get()), -kSecondsBefore);
@@ -118,7 +124,7 @@ absl::StatusOr<Certificate> SignSelf(EVP_PKEY* key, const std::string& name) {
   // Issuer and subject are the same name: that makes the certificate self-signed.
   X509_set_issuer_name(certificate.get(), subject);
   X509_set_pubkey(certificate.get(), key);
-  // Whoever steals the key must not be able to sign certificates that peers would trust.
+  // A thief of the key must not be able to sign certificates that peers would trust.
   RETURN_IF_ERROR(AddExtension(certificate.get(), NID_basic_constraints, "critical,CA:FALSE"));
   // gRPC compares host names with this extension alone, not with the subject.
   RETURN_IF_ERROR(AddExtension(certificate.get(), NID_subject_alt_name, absl::StrCat("DNS:", name)));
@@ -149,6 +155,8 @@ absl::StatusOr<KeyAndCertificate> ParseKeyAndCertificate(const std::string& pem)
   ASSIGN_OR_RETURN(const Key key, ParseKey(pem));
   ASSIGN_OR_RETURN(const Certificate certificate, ParseCertificate(pem));
   RETURN_IF_ERROR(CheckPair(key.get(), certificate.get()));
+  // The pair is written anew, instead of returning `pem`: the file may have more in it, which gRPC must not take for a
+  // chain.
   return ToPem(key.get(), certificate.get());
 }
 

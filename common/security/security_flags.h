@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "common/flags/flag_table.h"
 #include "common/security/transport_security.h"
 
@@ -15,17 +17,18 @@ namespace starring {
 template <auto... kPath>
 inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
     {"job_secret", "security",
-     "star: the secret of the job, the same file for servers and workers, mode 0600; who cannot read it cannot join; "
-     "deploy/launch --make_secret=FILE makes one",
+     "star: the file with the job's secret, the same for servers and workers, mode 0600; a process without it cannot "
+     "join; deploy/launch --make_secret=FILE writes one",
      TextAt<kPath..., &SecurityFiles::job_secret>("file"), kNotRecorded},
     {"tls", "security",
-     "star: connections are encrypted, and both sides authenticated by the certificate in --job_secret; the same on "
-     "servers and workers",
+     "star: connections are encrypted, and the certificate in --job_secret authenticates both sides; give this flag to "
+     "all servers and workers or to none",
      SwitchAt<kPath..., &SecurityFiles::tls>(), kNotRecorded},
-    {"tls_ca", "security", "with --tls: certificates (PEM) that a peer's must be signed by, instead of --job_secret's",
+    {"tls_ca", "security",
+     "with --tls: certificates (PEM), one of which must have signed the peer's, instead of --job_secret's",
      TextAt<kPath..., &SecurityFiles::tls_ca>("file"), kNotRecorded},
     {"tls_certificate", "security",
-     "with --tls_ca: this process's certificate (PEM); a server's must have the name that its address has",
+     "with --tls_ca: this process's certificate (PEM); a server's must have the host name that workers dial",
      TextAt<kPath..., &SecurityFiles::tls_certificate>("file"), kNotRecorded},
     {"tls_key", "security", "with --tls_ca: the private key of --tls_certificate (PEM, mode 0600)",
      TextAt<kPath..., &SecurityFiles::tls_key>("file"), kNotRecorded},
@@ -33,6 +36,9 @@ inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
 
 // The words of a command line that give another process the same values.
 std::vector<std::string> SecurityFlagWords(const SecurityFiles& files);
+
+// InvalidArgument, naming the first of these flags that is given: a job of this --sync has no connections to protect.
+absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view sync);
 
 }  // namespace starring
 

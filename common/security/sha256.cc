@@ -13,6 +13,8 @@ static_assert(std::endian::native == std::endian::little, "digests and the wire 
 
 void Sha256::Free::operator()(evp_md_ctx_st* context) const { EVP_MD_CTX_free(context); }
 
+// This uses OpenSSL's EVP interface, because version 3 has deprecated SHA256_Update. A failure below means that OpenSSL
+// has no memory or no SHA-256; it never depends on the bytes, so it is no error of the world.
 Sha256::Sha256() : context_(EVP_MD_CTX_new()) {
   CHECK(context_ != nullptr);
   CHECK_EQ(EVP_DigestInit_ex(context_.get(), EVP_sha256(), nullptr), 1);

@@ -1,27 +1,17 @@
 #include "common/security/transport_security.h"
 
-#include <errno.h>
-
-#include <cstring>
-#include <fstream>
-#include <iterator>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/flags/command_line.h"
 #include "common/security/job_secret.h"
 #include "common/status.h"
 
 namespace starring {
 namespace {
 
-absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
-
 absl::StatusOr<std::string> ReadCertificates(absl::string_view flag, const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return absl::NotFoundError(absl::StrCat("flag --", flag, ": ", path, ": ", std::strerror(errno)));
-  std::string content(std::istreambuf_iterator<char>(file), {});
+  // A certificate is public. Unlike a key, it may have any mode.
+  ASSIGN_OR_RETURN(std::string content, ReadPemFile(path, FileReaders::kAny), "flag --", flag);
   RETURN_IF_ERROR(CheckCertificate(content), "flag --", flag, ": ", path);
   return content;
 }
@@ -32,18 +22,21 @@ bool NamesSite(const SecurityFiles& files) {
 
 absl::Status CheckFlags(const SecurityFiles& files) {
   if (files.tls && files.job_secret.empty() && !NamesSite(files)) {
-    return Refuse("tls", "true",
-                  "it needs --job_secret=FILE (deploy/launch --make_secret=FILE makes one), or a site's own --tls_ca, "
-                  "--tls_certificate and --tls_key");
+    return RefuseFlag(
+        "tls", "true",
+        "it needs --job_secret=FILE (deploy/launch --make_secret=FILE makes one), or a site's own --tls_ca, "
+        "--tls_certificate and --tls_key");
   }
   const struct {
     absl::string_view flag;
     const std::string& path;
   } site[] = {{"tls_ca", files.tls_ca}, {"tls_certificate", files.tls_certificate}, {"tls_key", files.tls_key}};
+  // The flags are checked one by one, so that the message names the flag that is missing.
   for (const auto& [flag, path] : site) {
-    if (!path.empty() && !files.tls) return Refuse(flag, path, "without --tls nothing is encrypted: give both");
+    if (!path.empty() && !files.tls) return RefuseFlag(flag, path, "without --tls nothing is encrypted: give both");
     if (path.empty() && NamesSite(files)) {
-      return Refuse(flag, path, "--tls_ca, --tls_certificate and --tls_key belong together: give all three or none");
+      return RefuseFlag(flag, path,
+                        "--tls_ca, --tls_certificate and --tls_key belong together: give all three or none");
     }
   }
   return absl::OkStatus();
@@ -54,7 +47,7 @@ absl::StatusOr<TransportSecurity::Tls> LoadSite(const SecurityFiles& files) {
   TransportSecurity::Tls tls;
   ASSIGN_OR_RETURN(tls.trusted, ReadCertificates("tls_ca", files.tls_ca));
   ASSIGN_OR_RETURN(tls.certificate, ReadCertificates("tls_certificate", files.tls_certificate));
-  ASSIGN_OR_RETURN(tls.private_key, ReadPrivateFile(files.tls_key), "flag --tls_key");
+  ASSIGN_OR_RETURN(tls.private_key, ReadPemFile(files.tls_key, FileReaders::kOwnerOnly), "flag --tls_key");
   RETURN_IF_ERROR(CheckKeyAndCertificate(tls.private_key, tls.certificate), "--tls_key=", files.tls_key,
                   " --tls_certificate=", files.tls_certificate);
   return tls;
@@ -82,6 +75,8 @@ absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& fil
                       .server_name = kJobSecretName};
     }
   }
+  // A site's certificates replace the secret's. The token stays: the authority may have signed certificates for others
+  // than this job's members.
   if (NamesSite(files)) {
     ASSIGN_OR_RETURN(security.tls, LoadSite(files));
   }

@@ -25,6 +25,8 @@ using google::protobuf::io::CodedOutputStream;
 constexpr uint32_t kPayloadTag =
     v1::ExchangeMessage::kPayloadFieldNumber << 3 | WireFormatLite::WIRETYPE_LENGTH_DELIMITED;
 
+// The pieces of a message as one stream, which protobuf reads without a copy. Protobuf counts in int, so a longer piece
+// is handed over in portions.
 class PieceStream final : public google::protobuf::io::ZeroCopyInputStream {
  public:
   explicit PieceStream(std::span<const BytePiece> pieces) : pieces_(pieces) {}
@@ -76,6 +78,7 @@ std::vector<BytePiece> SubPieces(std::span<const BytePiece> pieces, int64_t begi
   int64_t position = 0;
   for (const BytePiece piece : pieces) {
     const int64_t size = static_cast<int64_t>(piece.size());
+    // `from` and `to` are positions in this piece. A piece outside [begin, end) gives an empty range.
     const int64_t from = std::max<int64_t>(begin - position, 0);
     const int64_t to = std::min(end - position, size);
     if (from < to) result.push_back(piece.subspan(from, to - from));
@@ -91,7 +94,8 @@ int64_t TotalBytes(std::span<const BytePiece> pieces) {
   return total;
 }
 
-// Parses bytes [begin, end) and adds them to `fields`. Fields before and after the payload are parsed in two calls.
+// Parses bytes [begin, end) and adds them to `fields`. Fields before and after the payload are parsed in two calls. The
+// limit is checked before the bytes are copied: without a payload, all of a message's 64 MiB could be fields.
 absl::Status MergeFields(std::span<const BytePiece> pieces, int64_t begin, int64_t end, v1::ExchangeMessage* fields) {
   if (end - begin > kMessageFieldsBytesMax) {
     return absl::InvalidArgumentError(absl::StrCat("exchange message has ", end - begin,
@@ -117,6 +121,7 @@ std::string EncodeBeforePayload(const v1::ExchangeMessage& fields, int64_t paylo
   CHECK(payload_bytes >= 0 && payload_bytes <= kMessagePayloadBytesMax) << payload_bytes;
   std::string bytes;
   fields.AppendToString(&bytes);
+  // An empty payload has no field at all, as protobuf would write it. Tag and length take at most five bytes each.
   if (payload_bytes > 0) {
     uint8_t buffer[10];
     uint8_t* end = CodedOutputStream::WriteTagToArray(kPayloadTag, buffer);
@@ -132,6 +137,8 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
     return absl::InvalidArgumentError(
         absl::StrCat("exchange message has ", total, " bytes, at most ", kMessageBytesMax, " are allowed"));
   }
+  // Walks over the fields of the message by tag and length. Only the payload is looked at: it becomes views of the
+  // pieces. Protobuf parses what is before and after it, in MergeFields. No byte of the payload is read.
   PieceStream stream(pieces);
   CodedInputStream input(&stream);
   ReceivedMessage message;
@@ -140,6 +147,7 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
   while (true) {
     const int64_t field_begin = input.CurrentPosition();
     const uint32_t tag = input.ReadTag();
+    // ReadTag returns 0 at the end and for a malformed tag. The position tells which.
     if (tag == 0) {
       if (field_begin != total) return absl::InvalidArgumentError("exchange message has a malformed tag");
       break;
@@ -171,6 +179,7 @@ absl::StatusOr<ReceivedMessage> DecodeMessage(std::span<const BytePiece> pieces)
     const int64_t payload_begin = input.CurrentPosition();
     message.payload = SubPieces(pieces, payload_begin, payload_begin + length);
     message.payload_bytes = length;
+    // This cannot fail: `length` was compared with what is left.
     input.Skip(length);
     fields_begin = input.CurrentPosition();
   }
@@ -208,8 +217,11 @@ void PartAssembler::Clear() {
 }
 
 absl::StatusOr<std::optional<ReceivedMessage>> PartAssembler::Add(const ReceivedMessage& part, int64_t payload_bytes) {
+  // Part number and length come from the peer, `payload_bytes` comes from what this process knows about the slice. So a
+  // peer cannot make it hold more than one payload.
   const int number = part.fields.part();
   if (number == 0) Clear();
+  // The stream delivers in order, so a part that is out of order comes from a broken or hostile peer.
   if (number != next_part_ || (number > 0 && !IsOfOneMessage(part.fields, message_.fields)) ||
       number >= PartCount(payload_bytes)) {
     return absl::InvalidArgumentError(absl::StrCat("part ", number, " of a payload of ", payload_bytes,
@@ -226,6 +238,7 @@ absl::StatusOr<std::optional<ReceivedMessage>> PartAssembler::Add(const Received
   }
   message_.payload.insert(message_.payload.end(), part.payload.begin(), part.payload.end());
   message_.payload_bytes += part.payload_bytes;
+  // The bytes of each part stay in the transport's memory, which lives as long as the part's keeper.
   keepers_->push_back(part.keeper);
   if (++next_part_ < PartCount(payload_bytes)) return std::nullopt;
   message_.keeper = std::move(keepers_);
@@ -235,6 +248,7 @@ absl::StatusOr<std::optional<ReceivedMessage>> PartAssembler::Add(const Received
 }
 
 void SetProgress(const WorkState& state, v1::Progress* progress) {
+  // Step, bucket and shard travel plus 1: a 0, which protobuf leaves out, then means that there is none.
   progress->set_phase(static_cast<int>(state.phase));
   progress->set_step(state.step + 1);
   progress->set_bucket(state.bucket + 1);
@@ -244,6 +258,7 @@ void SetProgress(const WorkState& state, v1::Progress* progress) {
 
 WorkState GetProgress(const v1::Progress& progress) {
   const int phase = progress.phase() >= 0 && progress.phase() < kWorkPhaseCount ? progress.phase() : 0;
+  // The age is cut at 2^40 ms, 35 years: reports convert it to nanoseconds, which would overflow.
   return {.phase = static_cast<WorkPhase>(phase),
           .step = std::max<int64_t>(progress.step(), 0) - 1,
           .bucket = std::max(progress.bucket(), 0) - 1,

@@ -24,7 +24,8 @@ void ReleaseKeeper(void* keeper) { delete static_cast<std::shared_ptr<const void
 std::string PrintableAscii(absl::string_view text) {
   std::string result(text.substr(0, kStatusTextBytesMax));
   std::replace_if(
-      result.begin(), result.end(), [](char c) { return c < ' ' && c != '\n' && c != '\t'; }, '?');
+      result.begin(), result.end(), [](unsigned char c) { return (c < ' ' && c != '\n' && c != '\t') || c > '~'; },
+      '?');
   return result;
 }
 
@@ -109,6 +110,8 @@ grpc::ByteBuffer MakeByteBuffer(const v1::ExchangeMessage& fields, std::span<con
   grpc::Slice slices[2] = {grpc::Slice(EncodeBeforePayload(fields, static_cast<int64_t>(payload.size()))),
                            grpc::Slice()};
   if (payload.empty()) return grpc::ByteBuffer(slices, 1);
+  // gRPC calls ReleaseKeeper when the last reference to the slice is gone, on whichever of its threads that happens.
+  // Until then the keeper must hold the payload, also after the call has ended.
   CHECK(keeper != nullptr);
   // gRPC takes void* and reads only.
   slices[1] = grpc::Slice(const_cast<std::byte*>(payload.data()), payload.size(), ReleaseKeeper,
@@ -117,6 +120,8 @@ grpc::ByteBuffer MakeByteBuffer(const v1::ExchangeMessage& fields, std::span<con
 }
 
 absl::StatusOr<ReceivedMessage> DecodeByteBuffer(const grpc::ByteBuffer& buffer) {
+  // Dump copies references and not bytes. A slice of a few bytes holds them inside itself, so the pieces are taken when
+  // the vector no longer grows, and the vector itself is what the message keeps.
   auto slices = std::make_shared<std::vector<grpc::Slice>>();
   if (const grpc::Status status = buffer.Dump(slices.get()); !status.ok()) return FromGrpcStatus(status);
   std::vector<BytePiece> pieces;

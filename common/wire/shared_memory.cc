@@ -20,6 +20,7 @@ namespace {
 
 constexpr char kName[] = "starring";
 constexpr char kLink[] = "/memfd:starring";  // how /proc shows it
+// The nonce has a page of its own, so the values begin on a page.
 constexpr int64_t kHeaderBytes = 4096;
 
 int64_t FileBytes(int64_t element_count) { return kHeaderBytes + element_count * static_cast<int64_t>(sizeof(float)); }
@@ -64,6 +65,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(int64_t eleme
   // Allocates all pages now: a machine without memory refuses here, instead of killing a process in the middle of a
   // step.
   if (fallocate(memory->fd_, 0, 0, FileBytes(element_count)) != 0) return SystemError("fallocate");
+  // A shorter file would end a peer by SIGBUS at its next access to the lost pages. The third seal keeps the other two
+  // as they are.
   if (fcntl(memory->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
     return SystemError("F_ADD_SEALS");
   RETURN_IF_ERROR(memory->Map(memory->fd_, Access::kReadWrite));
@@ -74,6 +77,8 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(int64_t eleme
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const v1::SharedMemory& where, int64_t element_count,
                                                                  Access access) {
+  // Each check rules out another wrong file: by name before the file is opened, by seals and length before it is
+  // mapped, and by the nonce before a value is read.
   const std::string path = absl::StrCat("/proc/", where.pid(), "/fd/", where.fd());
   // On another machine the path may name any file, and opening a device or a pipe can have effects: only a file of our
   // name is opened.
@@ -86,6 +91,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const v1::Share
   const FileDescriptor file(
       open(path.c_str(), (access == Access::kRead ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (file.get() < 0) return SystemError(path);
+  // The question is about the open descriptor, which stays the same file, unlike the path.
   if (!IsSealed(file.get(), FileBytes(element_count))) {
     return absl::UnavailableError(absl::StrCat(path, " is not sealed memory of ", element_count, " elements"));
   }
@@ -93,6 +99,7 @@ absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const v1::Share
   RETURN_IF_ERROR(memory->Map(file.get(), access));  // the mapping outlives the descriptor
   uint64_t nonce;
   std::memcpy(&nonce, memory->mapping_, sizeof(nonce));
+  // The process id may be another process's by now, whose descriptor of that number is memory of the same length.
   if (nonce != where.nonce()) return absl::UnavailableError(absl::StrCat(path, " is the memory of another job"));
   return memory;
 }

@@ -167,6 +167,7 @@ class Bundle:
             data = elf.with_rpath("$ORIGIN" if way == "." else f"$ORIGIN/{way}")
         elif mode == 0o755:
             raise BundleError(f"{path} has no search path that could be turned to the bundle's libraries")
+        # Added before its libraries, which may need each other in a circle.
         self.add(name, data, mode)
         self._add_libraries(elf, path)
 
@@ -360,6 +361,7 @@ def make(options: argparse.Namespace) -> None:
     machine = "".join(f", and {soname} where its loader finds it" for soname in sorted(bundle.from_machine))
     bundle.add("README.txt", read(options.readme).replace(b"@GLIBC@", bundle.glibc().encode())
                .replace(b"@MACHINE@", machine.encode()))
+    # Named before its text is made, so that the manifest lists itself.
     bundle.add("MANIFEST.txt", b"")
     text = manifest(bundle, add_licences(bundle))
     files = bundle.files

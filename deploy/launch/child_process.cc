@@ -32,6 +32,7 @@ std::vector<int> Take(std::span<const int> cores, int first, int count) {
   return {taken.begin(), taken.end()};
 }
 
+// execve takes pointers to characters that are not const, and does not change them.
 std::vector<char*> Pointers(const std::vector<std::string>& strings) {
   std::vector<char*> pointers;
   pointers.reserve(strings.size() + 1);
@@ -57,7 +58,8 @@ absl::Status ExecError(const std::string& path, int error) {
   const int err = fcntl(spec.stderr_fd, F_DUPFD_CLOEXEC, 3);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
-  // The launcher blocks its signals for signalfd and ignores SIGPIPE; exec would hand both on to the program.
+  // The launcher blocks its signals for signalfd and ignores SIGPIPE; exec would hand both on to the program. The calls
+  // for SIGKILL and SIGSTOP fail, which does no harm.
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
   for (int number = 1; number < SIGRTMIN; ++number) sigaction(number, &action, nullptr);
@@ -74,12 +76,16 @@ absl::Status ExecError(const std::string& path, int error) {
 
 CorePlan PlanCores(std::span<const int> allowed, const CoreDemand& demand) {
   const int size = static_cast<int>(allowed.size());
+  // Without a demand of their own, workers share equally the cores that the servers have not asked for, at least one
+  // each.
   int per_worker = demand.cores_per_worker;
   if (per_worker == 0) {
     per_worker = std::max(1, (size - demand.server_count * demand.cores_per_server) / demand.worker_count);
   }
   CorePlan plan;
   std::set<int> left(allowed.begin(), allowed.end());
+  // Ranges of cores follow each other without a gap. Beyond the last core they start over, which is how processes come
+  // to share cores when there are too few.
   for (int worker = 0; worker < demand.worker_count; ++worker) {
     plan.workers.push_back(Take(allowed, worker * per_worker, per_worker));
     for (const int core : plan.workers.back()) left.erase(core);
@@ -142,6 +148,7 @@ std::vector<std::vector<int>> ParseCoreLists(const std::string& text) {
 }
 
 Environment::Environment(std::vector<std::string> inherited) : variables_(std::move(inherited)) {
+  // Other variables of Open MPI (OMPI_MCA_...) are the user's settings and stay.
   std::erase_if(variables_, [](const std::string& variable) {
     return absl::StartsWith(variable, "SLURM_") || absl::StartsWith(variable, "PMI_") ||
            absl::StartsWith(variable, "PMIX_") || absl::StartsWith(variable, "OMPI_COMM_WORLD_");
@@ -156,6 +163,7 @@ const std::string* Environment::Find(absl::string_view name) const {
 }
 
 void Environment::Set(absl::string_view name, absl::string_view value) {
+  // An old value is replaced: with two entries of one name it would depend on the program which of them counts.
   if (const std::string* const old = Find(name)) variables_.erase(variables_.begin() + (old - variables_.data()));
   variables_.push_back(absl::StrCat(name, "=", value));
 }
@@ -192,6 +200,7 @@ absl::StatusOr<pid_t> SpawnChild(const ChildSpec& spec) {
   if (pipe2(ends, O_CLOEXEC) != 0) return absl::InternalError(absl::StrCat("pipe: ", strerror(errno)));
   const UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);
+  // The id is taken before the fork: by the time the child asks, it may have been given another parent.
   const pid_t parent = getpid();
   const pid_t pid = fork();
   if (pid < 0) return absl::InternalError(absl::StrCat("fork: ", strerror(errno)));
@@ -199,6 +208,7 @@ absl::StatusOr<pid_t> SpawnChild(const ChildSpec& spec) {
   // The child calls this too. Doing it here as well guarantees that the group exists when SpawnChild returns, since the
   // caller may signal the group at once; the second of the two calls fails harmlessly.
   setpgid(pid, pid);
+  // Without this the pipe would keep a writer, and the read below would never see its end.
   write_end = UniqueFd();
   int error = 0;
   ssize_t got;
@@ -206,6 +216,7 @@ absl::StatusOr<pid_t> SpawnChild(const ChildSpec& spec) {
     got = read(read_end.get(), &error, sizeof(error));  // exec closes the pipe: no bytes mean success
   } while (got < 0 && errno == EINTR);
   if (got == 0) return pid;
+  // The child has ended without becoming the program; it is collected here, or it would stay a zombie.
   waitpid(pid, nullptr, 0);
   return ExecError(spec.program, error);
 }

@@ -45,6 +45,7 @@ constexpr Clock::duration kForEver = std::chrono::hours(24 * 365);
 std::string NameOf(char role, int number) { return absl::StrCat(std::string(1, role), number); }
 
 std::string EndText(const Child& child) {
+  // As in a shell, an exit code above 128 is that of a signal.
   const int number = child.exit_code - 128;
   if (number > 0 && number < SIGRTMIN) {
     return absl::StrCat(child.name, " was ended by signal ", number, " (", strsignal(number), ")");
@@ -67,6 +68,7 @@ Job::Job(const Context& context)
 }
 
 absl::StatusOr<JobOutcome> Job::Run() {
+  // An error does not return here: the children that have been started are ended below.
   const absl::Status started = Start();
   if (started.ok()) RunWorkers();
   const bool done = started.ok() && WorkersDone();
@@ -89,13 +91,14 @@ absl::StatusOr<JobOutcome> Job::Run() {
     outcome.exit_code = 128 + supervisor_.stop_signal();
   }
   EndAllProcesses();
+  // A child's exit code, or a signal, is the cause of a start that failed, and says more than the failed start.
   if (!started.ok() && outcome.exit_code == 0) return started;
   return outcome;
 }
 
 absl::Status Job::Start() {
   switch (options_.sync) {
-    case LaunchSync::kStar: {
+    case Sync::kStar: {
       RETURN_IF_ERROR(StartServers());
       ASSIGN_OR_RETURN(const std::vector<std::string> addresses, AwaitServerAddresses());
       if (options_.proxies.empty()) return StartWorkers(addresses);
@@ -105,10 +108,10 @@ absl::Status Job::Start() {
       }
       return StartWorkers(options_.proxies);
     }
-    case LaunchSync::kRing:
-    case LaunchSync::kMpi:
+    case Sync::kRing:
+    case Sync::kMpi:
       return StartMpirun();
-    case LaunchSync::kLocal:
+    case Sync::kLocal:
       return StartWorkers({});
   }
   return absl::InternalError("no such sync");
@@ -119,6 +122,8 @@ absl::Status Job::StartServers() {
     const std::string name = NameOf('s', shard);
     ChildSpec spec;
     spec.program = options_.server_binary;
+    // Port 0: the kernel gives each server a free port, and the port file says which. A port chosen here could be taken
+    // by the time the server asks for it.
     spec.argv = {options_.server_binary, "--listen=127.0.0.1:0", absl::StrCat("--shard=", shard),
                  absl::StrCat("--shard_count=", options_.server_count),
                  absl::StrCat("--port_file=", context_.folder, "/", name, ".port")};
@@ -168,7 +173,7 @@ absl::Status Job::StartWorkers(const std::vector<std::string>& addresses) {
     ChildSpec spec;
     spec.program = options_.worker_binary;
     spec.argv = WorkerCommand();
-    if (options_.sync == LaunchSync::kStar) {
+    if (options_.sync == Sync::kStar) {
       spec.argv.push_back(absl::StrCat("--servers=", absl::StrJoin(addresses, ",")));
       spec.argv.push_back(absl::StrCat("--rank=", rank));
       spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
@@ -187,6 +192,7 @@ absl::Status Job::StartMpirun() {
       const std::string path = RankPath(context_.folder, rank, stream == OutputStream::kOut ? "out" : "err");
       if (rank == 0 && stream == OutputStream::kOut && isatty(STDOUT_FILENO) == 1) {
         ASSIGN_OR_RETURN(OutputChannel terminal, CreateTerminal());
+        // The rank opens its output by its name in the folder, pipe or terminal.
         if (symlink(terminal.write_path.c_str(), path.c_str()) != 0) return absl::InternalError(path);
         // Without a writer the terminal would report its end before rank 0 has opened it.
         held_open_.push_back(std::move(terminal.write_end));
@@ -215,6 +221,7 @@ absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec)
   OutputChannel out;
   int out_source = 0;
   if (name == "w0") {
+    // Worker 0 draws a live line where its output is a terminal, so it gets one if the launcher has one.
     const bool live = isatty(STDOUT_FILENO) == 1;
     ASSIGN_OR_RETURN(out, live ? CreateTerminal() : CreatePipe());
     out_source = live ? context_.merger->AddLive() : context_.merger->AddPrefixed("", OutputStream::kOut);
@@ -222,6 +229,7 @@ absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec)
     ASSIGN_OR_RETURN(out, CreatePipe());
     out_source = context_.merger->AddPrefixed(prefix, OutputStream::kOut);
   }
+  // Standard error always has a prefix, worker 0's too, so that each message names its process.
   ASSIGN_OR_RETURN(OutputChannel err, CreatePipe());
   spec.environment = environment_.variables();
   spec.stdout_fd = out.write_end.get();
@@ -240,7 +248,7 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 }
 
 std::vector<std::string> Job::WorkerCommand() const {
-  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", LaunchSyncName(options_.sync))};
+  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", SyncName(options_.sync))};
   if (options_.check) command.emplace_back("--check");
   AppendWatching(0, &command);
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());
@@ -252,6 +260,7 @@ void Job::RunWorkers() {
   // During --check, a worker that cannot reach the others fails early. The others are left to finish within their own
   // deadlines, so that the table is complete.
   const auto over = [&] { return WorkersDone() || (!options_.check && FirstFailure() != nullptr); };
+  // A signal announces every end of a child of ours. Only mpirun's ranks have to be looked at.
   const seconds tick = supervisor_.AnyRunning(Role::kMpirun) ? kRanksTick : seconds(60);
   supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || MpirunIsOverdue(); },
                        Clock::now() + kForEver, tick);
@@ -265,6 +274,7 @@ void Job::RunWorkers() {
   if (!over()) StopPolitely();
   const Child* const failure = FirstFailure();
   if (options_.check || failure == nullptr || failure->exit_code != kExitPeerMissing) return;
+  // So far only processes that miss a peer have ended. The peer, the cause, gets a moment to end as well.
   supervisor_.RunUntil(
       [&] {
         return !supervisor_.AnyRunning() || FirstFailure()->exit_code != kExitPeerMissing ||
@@ -280,6 +290,7 @@ bool Job::MpirunIsOverdue() {
     if (!child.running || child.role != Role::kMpirun) continue;
     const Clock::time_point now = Clock::now();
     const int ended = CountEndedRanks(context_.folder, options_.worker_count, child.pid);
+    // Each further end begins the time anew: ranks may save and leave one after another.
     if (ended != ended_ranks_) ended_ranks_since_ = now;
     ended_ranks_ = ended;
     const seconds grace = ended == options_.worker_count ? kMpirunGrace : kLastRankGrace;
@@ -298,6 +309,7 @@ void Job::StopPolitely() {
   const bool in_time =
       supervisor_.RunUntil([&] { return WorkersDone() || FirstFailure() != nullptr || supervisor_.stop_count() > 1; },
                            Clock::now() + absl::ToChronoSeconds(options_.stop_deadline), seconds(60));
+  // The caller ends those that still run.
   if (!in_time) {
     context_.merger->Print(absl::StrCat("launch: the workers still run ", absl::ToInt64Seconds(options_.stop_deadline),
                                         " s later (--stop_deadline_s): ending them"));
@@ -319,6 +331,7 @@ void Job::EndServers() {
 }
 
 void Job::EndAllProcesses() {
+  // A second signal from the user skips the polite half.
   const bool at_once = supervisor_.stop_count() > 1;
   const auto gone = [&] { return !supervisor_.AnyRunning(); };
   if (!at_once) {
@@ -328,6 +341,8 @@ void Job::EndAllProcesses() {
   }
   for (const Child& child : supervisor_.children()) {
     if (!child.running || child.role != Role::kMpirun) continue;
+    // An mpirun that is still there waits for its ranks. Once they are gone it cleans up and ends. If it were killed
+    // itself, it would leave its files in the temporary folder.
     KillRanks(context_.folder, options_.worker_count, child.pid);
     supervisor_.RunUntil(gone, Clock::now() + kTermGrace, seconds(60));
   }

@@ -19,10 +19,6 @@
 namespace starring {
 namespace {
 
-absl::Status Refuse(absl::string_view flag, absl::string_view value, absl::string_view why) {
-  return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " cannot be \"", value, "\": ", why));
-}
-
 // The program that the flag names; else the one that Bazel has built next to this launcher (bazel-bin/worker/worker and
 // bazel-bin/deploy/launch); else the one in the launcher's own folder, as a bundle has them.
 absl::StatusOr<std::string> FindProgram(absl::string_view name, absl::string_view flag, const std::string& given) {
@@ -43,6 +39,7 @@ absl::StatusOr<std::string> FindProgram(absl::string_view name, absl::string_vie
                                           ": build it (bazel build //", name, ") or give --", flag));
 }
 
+// One dash or two, with or without a value, as the workers' parser reads it.
 bool IsFlag(absl::string_view word, absl::string_view flag) {
   if (!absl::ConsumePrefix(&word, "--") && !absl::ConsumePrefix(&word, "-")) return false;
   return word == flag || absl::StartsWith(word, absl::StrCat(flag, "="));
@@ -63,6 +60,7 @@ absl::StatusOr<std::vector<std::string>> WithFilesRead(const std::vector<std::st
     ASSIGN_OR_RETURN(
         const FlagFile file,
         ReadFlagFile(equals == std::string::npos ? worker_flags[i + 1] : worker_flags[i].substr(equals + 1)));
+    // As a worker reads it: the part after the line --, or all of a file that has no such line.
     for (const FlagLine& line : file.dashes_place.empty() ? file.lines : file.worker_lines) words.push_back(line.word);
   }
   return words;
@@ -86,29 +84,24 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   }
   constexpr absl::string_view kAfterToo = "it is after -- too: drop it there, the launcher gives it to every process";
   if (!options.trace.empty() && HasFlag(worker_flags, "trace")) {
-    return Refuse("trace", options.trace, kAfterToo);
+    return RefuseFlag("trace", options.trace, kAfterToo);
   }
   if (options.metrics_port >= 0 && HasFlag(worker_flags, "metrics_port")) {
-    return Refuse("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
+    return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
   }
   if (options.restart_count > 0 && !HasFlag(worker_flags, "checkpoint_dir")) {
-    return Refuse("restarts", absl::StrCat(options.restart_count),
-                  "a restart continues from a checkpoint: give the workers a --checkpoint_dir after --");
+    return RefuseFlag("restarts", absl::StrCat(options.restart_count),
+                      "a restart continues from a checkpoint: give the workers a --checkpoint_dir after --");
   }
   return absl::OkStatus();
 }
 
 // Loads the files that the processes will load, so that an unfit file is refused before any process starts.
 absl::Status ReadSecurity(LaunchOptions& options) {
-  const std::vector<std::string> words = SecurityFlagWords(options.security);
-  if (options.sync != LaunchSync::kStar && !words.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("flag ", words.front(),
-                                                   " protects the connections of a star, and "
-                                                   "--sync=",
-                                                   LaunchSyncName(options.sync), " has none: drop it"));
-  }
+  if (options.sync != Sync::kStar) RETURN_IF_ERROR(RefuseSecurityFlags(options.security, SyncName(options.sync)));
   SecurityFiles files = options.security;
-  // The launcher makes the job's secret, from which TLS has its key and certificate.
+  // The launcher will make the job's secret, from which TLS takes its key and certificate. Until then --tls alone would
+  // be refused for want of them.
   if (files.job_secret.empty() && files.tls_ca.empty() && files.tls_certificate.empty() && files.tls_key.empty()) {
     files.tls = false;
   }
@@ -116,29 +109,27 @@ absl::Status ReadSecurity(LaunchOptions& options) {
 }
 
 absl::Status ReadServers(LaunchOptions& options) {
-  const char* const sync = LaunchSyncName(options.sync);
-  if (options.sync == LaunchSync::kStar) {
+  const char* const sync = SyncName(options.sync);
+  if (options.sync == Sync::kStar) {
     options.server_count = std::max(1, options.servers_asked);
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
   } else if (options.servers_asked > 0) {
-    return Refuse("servers", absl::StrCat(options.servers_asked), absl::StrCat("--sync=", sync, " has no servers"));
+    return RefuseFlag("servers", absl::StrCat(options.servers_asked), absl::StrCat("--sync=", sync, " has no servers"));
   }
   if (options.proxies.empty()) return absl::OkStatus();
   const std::string proxies = absl::StrJoin(options.proxies, ",");
-  if (options.sync != LaunchSync::kStar) {
-    return Refuse("through_proxy", proxies, absl::StrCat("--sync=", sync, " has no servers"));
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("through_proxy", proxies, absl::StrCat("--sync=", sync, " has no servers"));
   }
   if (static_cast<int>(options.proxies.size()) != options.server_count) {
-    return Refuse("through_proxy", proxies,
-                  absl::StrCat("it has ", options.proxies.size(), " addresses for ", options.server_count,
-                               " servers: give one for each of --servers"));
+    return RefuseFlag("through_proxy", proxies,
+                      absl::StrCat("it has ", options.proxies.size(), " addresses for ", options.server_count,
+                                   " servers: give one for each of --servers"));
   }
   return absl::OkStatus();
 }
 
 }  // namespace
-
-const char* LaunchSyncName(LaunchSync sync) { return NameOf(kLaunchSyncs, sync); }
 
 const FlagTable& LaunchFlags() {
   static const LaunchOptions defaults;
@@ -151,7 +142,8 @@ const FlagTable& LaunchFlags() {
 }
 
 std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {
-  // A flag that is given twice is refused.
+  // An old --resume is removed first, because a flag that is given twice is refused. The files of flags stay: a flag on
+  // the command line wins over a --resume in them.
   std::erase_if(worker_flags,
                 [](const std::string& word) { return IsFlag(word, "resume") || IsFlag(word, "noresume"); });
   worker_flags.emplace_back("--resume=true");
@@ -162,6 +154,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   LaunchOptions options;
   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, LaunchFlags(), &options, FlagFilePart::kLauncher));
   const char* const* const end = argv + argc;
+  // ParseFlags has stopped at the same word.
   const char* const* const dashes = std::find_if(argv, end, [](const char* word) { return strcmp(word, "--") == 0; });
   if (dashes != end) options.worker_flags.assign(dashes + 1, end);
   // Each worker reads its part of the file itself: its errors name file and line.
@@ -169,9 +162,10 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
     options.worker_flags.push_back(absl::StrCat("--flagfile=", file));
   }
 
+  // No process is started, so no program is looked for and no other flag has to fit.
   if (!options.make_secret.empty()) return options;
-  if (options.sync == LaunchSync::kLocal && options.worker_count > 1) {
-    return Refuse("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
+  if (options.sync == Sync::kLocal && options.worker_count > 1) {
+    return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
   RETURN_IF_ERROR(ReadServers(options));
   RETURN_IF_ERROR(ReadSecurity(options));

@@ -12,17 +12,12 @@
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
+#include "common/sync.h"
 
 namespace starring {
 
-enum class LaunchSync { kLocal, kStar, kRing, kMpi };
-inline constexpr Choice<LaunchSync> kLaunchSyncs[] = {
-    {"star", LaunchSync::kStar}, {"ring", LaunchSync::kRing}, {"mpi", LaunchSync::kMpi}, {"local", LaunchSync::kLocal}};
-
-const char* LaunchSyncName(LaunchSync sync);
-
 struct LaunchOptions {
-  LaunchSync sync = LaunchSync::kStar;
+  Sync sync = Sync::kStar;
   int worker_count = 1;
   int servers_asked = 0;             // as given
   int server_count = 0;              // 0 unless star
@@ -47,18 +42,18 @@ namespace launch_flags {
 using L = LaunchOptions;
 
 inline constexpr FlagRow kRows[] = {
-    {"sync", "job", "how gradients are synchronised", OneOfAt<kLaunchSyncs, &L::sync>()},
+    {"sync", "job", "how gradients are synchronised", OneOfAt<kResolvedSyncs, &L::sync>()},
     {"workers", "job", "worker processes", WholeAt<&L::worker_count>(1, kWorldSizeMax)},
     {"servers", "job", "star: server processes; 0 means 1", WholeAt<&L::servers_asked>(0, kShardCountMax)},
     {"through_proxy", "job",
      "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints where "
      "the servers listen, so that the proxies can forward to them",
      TextAt<&L::proxies>("host:port,...")},
-    {"restarts", "job", "after a failure, start the job again with --resume, at most so many times",
+    {"restarts", "job", "after a failure, start the job again with --resume, at most this many times",
      WholeAt<&L::restart_count>(0, kRestartCountMax)},
     {"check", "job",
-     "instead of training: every process dials every other one that it would talk to; prints one table and whether the "
-     "job is ready, or what to mend; exit code 0, 2 or 3",
+     "instead of training: every process dials every other one that it would talk to; worker 0 prints one table, and "
+     "says that the job is ready or what to mend; exit code 0, 2 or 3",
      SwitchAt<&L::check>()},
     {"start_deadline_s", "job", "seconds for the servers to listen",
      SecondsAt<&L::start_deadline>(1, kStartSecondsMax)},
@@ -66,10 +61,10 @@ inline constexpr FlagRow kRows[] = {
      SecondsAt<&L::stop_deadline>(1, kStartSecondsMax)},
     {"cores_per_worker", "processor", "cores that each worker is pinned to; 0: an equal share",
      WholeAt<&L::cores_per_worker>(0, kCoreCountMax)},
-    {"cores_per_server", "processor", "cores that each server is pinned to; 0: what the workers leave, else all",
+    {"cores_per_server", "processor", "cores that each server is pinned to; 0: those that the workers leave, else all",
      WholeAt<&L::cores_per_server>(0, kCoreCountMax)},
     {"trace", "output",
-     "every worker and server writes a timeline; trace.json makes trace.worker-0.json, trace.server-0.json ...",
+     "every worker and server writes a timeline; trace.json becomes trace.worker-0.json, trace.server-0.json ...",
      TextAt<&L::trace>("file")},
     {"metrics_port", "output",
      "workers serve live numbers (Prometheus) from this port on, the servers after them; 0: free ones; -1: none",

@@ -1,4 +1,4 @@
-// //deploy:launch: runs a job of several processes on this machine. See launch_options.cc for the flags.
+// //deploy:launch: runs a job of several processes on this machine. See launch_options.h for the flags.
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +53,7 @@ class TemporaryFolder {
 };
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
-  std::string text = absl::StrCat("launch: ", LaunchSyncName(options.sync), ", cores:");
+  std::string text = absl::StrCat("launch: ", SyncName(options.sync), ", cores:");
   for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
     absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
   }
@@ -64,10 +64,10 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
 }
 
 // The flags that admit only this attempt's processes to its star: the secret (a fresh one if the user gave none), and a
-// run id, by which servers refuse workers that an earlier attempt left behind.
+// run id, by which servers refuse workers of an earlier attempt.
 absl::StatusOr<std::vector<std::string>> StarFlags(const LaunchOptions& options, const std::string& folder,
                                                    const std::string& run_id) {
-  if (options.sync != LaunchSync::kStar) return std::vector<std::string>();
+  if (options.sync != Sync::kStar) return std::vector<std::string>();
   SecurityFiles files = options.security;
   if (files.job_secret.empty()) {
     files.job_secret = absl::StrCat(folder, "/secret");
@@ -92,6 +92,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
                 options.make_secret.c_str());
     return kExitOk;
   }
+  // Before the first child: from here on signals wait in a queue, and the launcher ends its children before itself.
   ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
   OutputQueue output;
   LineMerger merger([&output](OutputStream stream, absl::string_view bytes) { output.Write(stream, bytes); });
@@ -111,12 +112,15 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
   const std::string job_name = DrawJobName();
   RestartPause restart_pause;
   for (int restart = 0;; ++restart) {
+    // Every attempt has a folder of its own. In an old one, the port files and process ids of the attempt before would
+    // pass for the new ones.
     ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
     context.folder = folder.path();
     ASSIGN_OR_RETURN(context.star_flags, StarFlags(options, folder.path(), absl::StrCat(job_name, "-", restart)));
     const RestartPause::Clock::time_point begin = RestartPause::Clock::now();
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());
+    // A check is never repeated: its result is what the user wants to see.
     if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0 || options.check) {
       return outcome.exit_code;
     }
@@ -130,6 +134,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
     }
     merger.Print(absl::StrCat("launch: restart ", restart + 1, " of ", options.restart_count,
                               ", from the last complete checkpoint"));
+    // The pause ends with a signal, or Ctrl-C would seem to be ignored for up to 8 s.
     if (signals.StopsWithin(restart_pause.After(RestartPause::Clock::now() - begin))) {
       return outcome.exit_code;
     }

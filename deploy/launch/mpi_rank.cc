@@ -128,6 +128,8 @@ void SetMpiDefaults(int rank_count, int core_count, Environment& environment) {
 }
 
 int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun) {
+  // A rank that mpirun has not collected yet is a zombie, whose parent ParentOf gives as 0; an id that another process
+  // has by now has another parent. A rank that has noted nothing yet has not ended.
   int ended = 0;
   for (int rank = 0; rank < rank_count; ++rank) {
     const pid_t pid = NotedPid(folder, rank);
@@ -159,6 +161,8 @@ void RunRank(int argc, const char* const* argv) {
   const std::vector<std::vector<int>> cores =
       ParseCoreLists(std::string(absl::string_view(argv[2]).substr(kCoresFlag.size())));
   PinAndDieWithParent(cores[static_cast<size_t>(rank) % cores.size()], SIGKILL, getppid());
+  // The id is written first, so that a rank that fails below counts as ended. exec keeps the process id, so the number
+  // is also the worker's.
   std::ofstream(RankPath(folder, rank, "pid")) << getpid() << "\n";
   Redirect(rank, RankPath(folder, rank, "out"), STDOUT_FILENO);
   Redirect(rank, RankPath(folder, rank, "err"), STDERR_FILENO);

@@ -47,6 +47,7 @@ UniqueFd::~UniqueFd() {
 
 absl::StatusOr<OutputChannel> CreatePipe() {
   int ends[2];
+  // O_CLOEXEC: a pipe has no end as long as any process has its write end, so no other child may inherit it.
   if (pipe2(ends, O_CLOEXEC) != 0) return SystemError("pipe2");
   OutputChannel channel{.read_end = UniqueFd(ends[0]), .write_end = UniqueFd(ends[1]), .write_path = ""};
   if (fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) return SystemError("fcntl");  // the child's end may block
@@ -71,6 +72,8 @@ absl::StatusOr<OutputChannel> CreateTerminal() {
   if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0 || ptsname_r(master, path, sizeof(path)) != 0) {
     return SystemError("posix_openpt");
   }
+  // The child's end is opened before the child starts, because the settings below must hold for its first byte.
+  // O_NOCTTY: a launcher without a terminal must not get this one as its own.
   channel.write_end = UniqueFd(open(path, O_RDWR | O_NOCTTY | O_CLOEXEC));
   channel.write_path = path;
   struct termios settings;
@@ -105,6 +108,7 @@ void LineMerger::Feed(int source_number, absl::string_view bytes) {
   for (size_t end; (end = source.partial.find('\n', begin)) != std::string::npos; begin = end + 1) {
     EmitLine(source, absl::string_view(source.partial).substr(begin, end - begin));
   }
+  // What is left has no line end yet. More of it than a line may have comes out in pieces.
   for (; source.partial.size() - begin > kLineBytesMax; begin += kLineBytesMax) {
     EmitLine(source, absl::string_view(source.partial).substr(begin, kLineBytesMax));
   }
@@ -124,11 +128,14 @@ void LineMerger::Print(absl::string_view line) {
 }
 
 void LineMerger::EmitLine(const Source& source, absl::string_view line) {
+  // The live row is erased, the line takes its place, and the row is drawn again below.
   if (!live_row_.empty()) write_(OutputStream::kOut, kEraseRow);
   write_(source.stream, absl::StrCat(source.prefix, line, "\n"));
   if (!live_row_.empty()) write_(OutputStream::kOut, absl::StrCat(live_row_, live_row_complete_ ? "\r" : ""));
 }
 
+// Follows the bytes as a terminal would: after a carriage return the row stays until the next byte begins to overwrite
+// it.
 void LineMerger::FeedLive(absl::string_view bytes) {
   write_(OutputStream::kOut, bytes);
   for (const char c : bytes) {
@@ -140,6 +147,7 @@ void LineMerger::FeedLive(absl::string_view bytes) {
     } else {
       if (live_row_complete_) live_row_.clear();
       live_row_complete_ = false;
+      // A source that never ends its row must not fill the memory.
       if (live_row_.size() < kLineBytesMax) live_row_ += c;
     }
   }
@@ -165,10 +173,12 @@ int OutputQueue::DescriptorOf(OutputStream stream) const {
 }
 
 void OutputQueue::Write(OutputStream stream, absl::string_view bytes) {
-  if (kept_bytes_ + bytes.size() > kLaunchOutputBytesMax) {
+  // After the first loss everything is lost until the queue is empty: the gap is in one place, where Drain tells of it.
+  if (lost_bytes_ > 0 || kept_bytes_ + bytes.size() > kLaunchOutputBytesMax) {
     lost_bytes_ += static_cast<int64_t>(bytes.size());
     return;
   }
+  // All bytes go through the queue, so none overtake those that wait.
   kept_bytes_ += bytes.size();
   pieces_.push_back({.stream = stream, .bytes = std::string(bytes)});
   Drain();
@@ -189,6 +199,7 @@ void OutputQueue::Drain() {
     if (!pieces_.empty() || lost_bytes_ == 0) continue;
     // The line about lost bytes comes after the last kept byte, where the gap is.
     const int64_t lost = std::exchange(lost_bytes_, 0);
+    // Write calls this function again, which drains what it can.
     Write(OutputStream::kErr,
           absl::StrCat("launch: ", lost, " bytes of output are left out here: they were not read in time\n"));
     return;

@@ -19,6 +19,7 @@
 namespace starring {
 namespace {
 
+// A pipe of the usual size holds as much.
 constexpr size_t kReadBytes = 1 << 16;
 
 }  // namespace
@@ -32,6 +33,7 @@ absl::StatusOr<SignalQueue> SignalQueue::Create() {
   }
   // A reader of our output that has gone away shows as EPIPE (output.cc), and the job goes on.
   signal(SIGPIPE, SIG_IGN);
+  // A blocked signal stays pending until it is read here. Children inherit the mask; SpawnChild resets it in each.
   UniqueFd fd(signalfd(-1, &signals, SFD_NONBLOCK | SFD_CLOEXEC));
   if (fd.get() < 0) return absl::InternalError(absl::StrCat("signalfd: ", strerror(errno)));
   return SignalQueue(std::move(fd));
@@ -43,6 +45,7 @@ bool SignalQueue::StopsWithin(std::chrono::milliseconds pause) {
     for (const int number : Take()) {
       if (number != SIGCHLD && number != SIGWINCH) return true;
     }
+    // `left` is rounded up: with 0 the loop would spin through the last millisecond.
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - std::chrono::steady_clock::now());
     if (left.count() <= 0) return false;
     pollfd ready = {.fd = fd_.get(), .events = POLLIN, .revents = 0};
@@ -79,6 +82,7 @@ void Supervisor::AddOutput(UniqueFd fd, int source) {
 }
 
 bool Supervisor::RunUntil(const Condition& condition, Clock::time_point deadline, std::chrono::milliseconds tick) {
+  // The condition may ask about children. Those that have ended already are collected before it is first checked.
   Reap();
   while (!condition()) {
     const Clock::time_point now = Clock::now();
@@ -90,17 +94,19 @@ bool Supervisor::RunUntil(const Condition& condition, Clock::time_point deadline
 }
 
 void Supervisor::Poll(std::chrono::milliseconds timeout) {
-  // Here and not in Read, which is called from a loop over outputs_.
+  // Closed outputs are erased here and not in Read, which is called from a loop over outputs_.
   std::erase_if(outputs_, [](const Output& output) { return !output.open; });
+  // `fds` has the signals first, then outputs_ in their order, and the launcher's own output last.
   std::vector<pollfd> fds = {{.fd = signals_->fd(), .events = POLLIN, .revents = 0}};
   for (const Output& output : outputs_) fds.push_back({.fd = output.fd.get(), .events = POLLIN, .revents = 0});
+  // poll ignores a negative descriptor, as this one is while no bytes wait.
   fds.push_back({.fd = output_->fd(), .events = POLLOUT, .revents = 0});
   if (poll(fds.data(), fds.size(), static_cast<int>(timeout.count())) <= 0) return;
   if (fds.back().revents != 0) output_->Drain();
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (fds[i + 1].revents != 0) Read(outputs_[i]);
   }
-  // Signals last: what a child wrote before it ended comes out before a message about its end.
+  // Signals are handled last, so that what a child wrote before it ended comes out before a message about its end.
   if (fds[0].revents != 0) HandleSignals();
 }
 
@@ -116,6 +122,8 @@ void Supervisor::Read(Output& output) {
 }
 
 void Supervisor::HandleSignals() {
+  // Signals of one kind that come before they are read are one signal. So SIGCHLD says that some children have ended,
+  // not how many: Reap asks for each.
   for (const int number : signals_->Take()) {
     if (number == SIGWINCH) {
       for (const Output& output : outputs_) CopyWindowSize(output.fd.get());
@@ -142,6 +150,8 @@ void Supervisor::Reap() {
 
 void Supervisor::Signal(Role role, int signal_number) {
   for (const Child& child : children_) {
+    // To the child's process group, so that processes which it has started get the signal too. `running` guards against
+    // a process id that belongs to another process by now: the id is free once Reap has seen the end.
     if (child.running && child.role == role) kill(-child.pid, signal_number);
   }
 }

@@ -92,6 +92,7 @@ template <typename V, typename Term>
         const float* const x = g.x + c;
         const V sum = SumRows<V>(
             g.rows, [&](int64_t r) __attribute__((always_inline)) { return LoadAs<V>(x + r * g.channels); });
+        // The chunk is read a second time, from the first-level cache.
         const V mean = sum / static_cast<float>(g.rows);
         const V squares = SumRows<V>(
             g.rows, [&](int64_t r) __attribute__((always_inline)) {
@@ -111,6 +112,7 @@ template <Activation activation>
         const V mean = LoadAs<V>(g.mean + c), scale = LoadAs<V>(g.scale + c), shift = LoadAs<V>(g.shift + c);
         for (int64_t i = c; i < g.rows * g.channels; i += g.channels) {
           V y = (LoadAs<V>(g.x + i) - mean) * scale + shift;
+          // In this form a NaN stays a NaN: no comparison with it is true.
           if constexpr (activation == Activation::kRelu) y = y < V{} ? V{} : y;
           StoreAs(y, g.out + i);
         }
@@ -122,6 +124,7 @@ template <Activation activation>
 [[gnu::always_inline]] inline void GradientSumsLoop(const Args& g) {
   ForChannels(
       g.channels, [&]<typename V>(int64_t c) __attribute__((always_inline)) {
+        // The masked dy is stored: InputGradientLoop reads it again when all chunks are summed.
         if constexpr (activation == Activation::kRelu) {
           for (int64_t i = c; i < g.rows * g.channels; i += g.channels) {
             StoreAs(LoadAs<V>(g.y + i) > V{} ? LoadAs<V>(g.dy + i) : V{}, g.dy + i);
@@ -168,6 +171,7 @@ class CpuBatchNorm : public BatchNorm {
       : context_(context),
         spec_(spec),
         rows_(spec.batch * spec.height * spec.width),
+        // Chunks depend on the shape alone, never on the number of threads: they decide the order of sums.
         chunk_rows_(std::min(rows_, std::max<int64_t>(1, kChunkFloats / spec.channels))),
         chunks_((rows_ + chunk_rows_ - 1) / chunk_rows_),
         sums_(static_cast<size_t>(chunks_ * 2 * spec.channels)),
@@ -253,6 +257,7 @@ class CpuBatchNorm : public BatchNorm {
 
   // first_ = sum of the chunks' first sums, second_ of their second.
   void MergeSums() {
+    // One thread adds, in the order of the chunks.
     std::fill(first_.begin(), first_.end(), 0.0);
     std::fill(second_.begin(), second_.end(), 0.0);
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
@@ -272,6 +277,8 @@ class CpuBatchNorm : public BatchNorm {
       const float* const sums = sums_.data() + chunk * 2 * spec_.channels;
       const double rows = static_cast<double>(ChunkRows(chunk));
       for (int64_t c = 0; c < spec_.channels; ++c) {
+        // A chunk's squares are of distances from its own mean. Distances from the common mean add rows * distance^2 to
+        // them.
         const double distance = double{sums[c] / static_cast<float>(ChunkRows(chunk))} - first_[c];
         second_[c] += rows * distance * distance;
       }

@@ -15,6 +15,7 @@
 namespace starring {
 namespace {
 
+// Device memory is the host's here: a copy is a memcpy, and a call has done its work when it returns.
 class CpuBuffer : public DeviceBuffer {
  public:
   explicit CpuBuffer(AlignedMemory memory) : memory_(std::move(memory)) {}
@@ -43,6 +44,7 @@ class CpuDevice : public Device {
     if (size_bytes < 0) {
       return absl::InvalidArgumentError(absl::StrCat("a buffer of ", size_bytes, " bytes: must be at least 0"));
     }
+    // The memory is zeroed, as Device::Allocate promises.
     AlignedMemory memory(size_bytes);
     if (memory.data() == nullptr) {
       return absl::ResourceExhaustedError(absl::StrCat("no memory for a buffer of ", size_bytes, " bytes"));
@@ -51,6 +53,8 @@ class CpuDevice : public Device {
   }
 
   absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
+    // The factories of convolutions and dense layers rely on this check; all others make it themselves. oneDNN would
+    // refuse a wrong shape too, but without its numbers.
     RETURN_IF_ERROR(CheckShape(spec));
     if (TiledConv2dPays(spec, context_.instruction_set)) return CreateTiledConv2d(&context_, spec);
     uses_onednn_ = true;
@@ -90,6 +94,7 @@ class CpuDevice : public Device {
   }
 
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
+    // An empty span may have a null pointer, which memcpy does not allow even for 0 bytes.
     if (size_bytes > 0) std::memcpy(device, host, static_cast<size_t>(size_bytes));
   }
   void CopyToHost(const void* device, void* host, int64_t size_bytes) override {
@@ -107,6 +112,8 @@ class CpuDevice : public Device {
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options) {
   CHECK_GE(options.threads, 1);
   CHECK_LE(options.instruction_set, BestInstructionSet());
+  // oneDNN reports by exceptions, and none of them may leave this target. Here it is the context's engine and stream
+  // that may throw.
   try {
     return std::make_unique<CpuDevice>(options);
   } catch (const dnnl::error& error) {
@@ -120,6 +127,8 @@ absl::Status LimitOnednn(InstructionSet instruction_set) {
     return absl::InvalidArgumentError(absl::StrCat("this machine has ", kNames[static_cast<int>(BestInstructionSet())],
                                                    " at most, not ", kNames[static_cast<int>(instruction_set)]));
   }
+  // oneDNN has no lower limit than SSE4.1. Our baseline runs no primitive of oneDNN (TiledConv2dPays), so that does not
+  // matter for bits.
   constexpr dnnl_cpu_isa_t kLimits[kInstructionSetCount] = {dnnl_cpu_isa_sse41, dnnl_cpu_isa_avx2,
                                                             dnnl_cpu_isa_avx512_core};
   // Fails if oneDNN has been used already, or was built without this choice.

@@ -45,6 +45,8 @@ constexpr int kPhiloxLanes = 16;
   for (int64_t begin = 0; begin < g.count; begin += kPhiloxLanes) {
     uint32_t c[4][kPhiloxLanes];
     for (int i = 0; i < kPhiloxLanes; ++i) {
+      // This is RandomKey::At for 16 groups. Groups beyond the last are computed too, because a loop of constant length
+      // becomes vectors; they are not stored.
       const uint64_t group = g.first_group + static_cast<uint64_t>(begin + i);
       c[0][i] = static_cast<uint32_t>(group);
       c[1][i] = static_cast<uint32_t>(group >> 32);
@@ -79,8 +81,11 @@ struct ApplyArgs {
 };
 
 [[gnu::always_inline]] inline void ApplyLoop(const ApplyArgs& g) {
+// Layers drop in place: `out` may be `in`, element for element, which is harmless (elementwise.cc, ReluLoop).
 #pragma GCC ivdep
   for (int64_t i = 0; i < g.count; ++i) {
+    // The product is computed before the test, so that the loop has no branch. A factor of 0 or 1 instead of the
+    // selection would turn a dropped infinity into NaN.
     const float scaled = g.in[i] * g.scale;
     g.out[i] = g.keep[i] != 0 ? scaled : 0.0f;
   }
@@ -89,6 +94,7 @@ struct ApplyArgs {
 STARRING_DEFINE_CLONES(kMask, MaskLoop, MaskArgs);
 STARRING_DEFINE_CLONES(kApply, ApplyLoop, ApplyArgs);
 
+// The smallest shares of a thread; below them, starting a thread costs more than the loop.
 constexpr int64_t kGrainGroups = 1024;
 constexpr int64_t kGrainElements = 16384;
 
@@ -97,6 +103,7 @@ class CpuDropout : public Dropout {
   CpuDropout(const CpuContext* context, const DropoutSpec& spec, AlignedMemory keep)
       : context_(context),
         spec_(spec),
+        // A word is dropped where UnitFloat(word) < rate. Both sides times 2^24 are exact, so the test is on integers.
         threshold_(static_cast<uint32_t>(std::ceil(double{spec.rate} * 0x1.0p24))),
         keep_(std::move(keep)) {}
 
@@ -104,6 +111,8 @@ class CpuDropout : public Dropout {
     CHECK(step >= 0 && step <= std::numeric_limits<uint32_t>::max()) << "step " << step;
     CHECK_GE(first_sample, 0);
     const uint64_t first = static_cast<uint64_t>(first_sample) * static_cast<uint64_t>(spec_.sample_elements);
+    // Words are numbered through the whole global batch, so a rank's first word may be in the middle of a group. The
+    // group is computed whole; Apply skips the `offset_` bytes in front.
     const uint64_t first_group = first / 4;
     offset_ = static_cast<int64_t>(first % 4);
     const RandomKey key = {.seed = spec_.seed,
@@ -118,6 +127,7 @@ class CpuDropout : public Dropout {
     Apply(x, y);
   }
 
+  // Backward reads the bytes of Forward again. Computing them takes ten rounds of Philox for four elements.
   void Backward(const float* dy, float* dx) override { Apply(dy, dx); }
 
  private:
@@ -143,6 +153,7 @@ class CpuDropout : public Dropout {
 
 absl::StatusOr<std::unique_ptr<Dropout>> CreateCpuDropout(CpuContext* context, const DropoutSpec& spec) {
   RETURN_IF_ERROR(CheckShape(spec));
+  // Up to three words come before the first element, and groups are whole.
   const int64_t size_bytes = RoundUp(spec.batch * spec.sample_elements + 3, 4);
   AlignedMemory keep(size_bytes);
   if (keep.data() == nullptr) {

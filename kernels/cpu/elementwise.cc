@@ -48,6 +48,7 @@ struct Args {
 [[gnu::always_inline]] inline void AddReluBackwardLoop(const Args& g) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < g.count; ++i) {
+    // The sum is computed before the test, as in ReluBackwardLoop.
     const float sum = g.a[i] + g.b[i];
     g.out[i] = g.y[i] > 0.0f ? sum : 0.0f;
   }
@@ -63,6 +64,7 @@ using Clones = void (*const[kInstructionSetCount])(const Args&);
 
 void Run(const CpuContext& context, const Clones& clones, const Args& args) {
   const auto loop = clones[static_cast<int>(context.instruction_set)];
+  // Where the ranges are cut changes no bit: an element depends on its own inputs alone.
   ParallelRanges(context.threads, args.count, kGrainElements, [&](int64_t begin, int64_t end) {
     const float* y = args.y == nullptr ? nullptr : args.y + begin;
     loop({args.a + begin, args.b + begin, args.out + begin, end - begin, y});

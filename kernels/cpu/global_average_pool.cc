@@ -21,11 +21,14 @@ struct Args {
   for (int64_t image = g.begin; image < g.end; ++image) {
     const float* const x = g.in + image * g.space * g.channels;
     float* const y = g.out + image * g.channels;
+    // y holds the sums of all channels, and lanes run along the channels. So each sum is in the order of the pixels,
+    // for every instruction set and number of threads.
     std::copy_n(x, g.channels, y);
     for (int64_t p = 1; p < g.space; ++p) {
 #pragma GCC ivdep
       for (int64_t c = 0; c < g.channels; ++c) y[c] += x[p * g.channels + c];
     }
+    // This is a division, as on the GPU: the product with the reciprocal would round twice.
     for (int64_t c = 0; c < g.channels; ++c) y[c] /= static_cast<float>(g.space);
   }
 }
@@ -55,6 +58,7 @@ class CpuGlobalAveragePool : public GlobalAveragePool {
   using Clones = void (*const[kInstructionSetCount])(const Args&);
   void Run(const Clones& clones, const float* in, float* out) {
     const auto pass = clones[static_cast<int>(context_->instruction_set)];
+    // Shares are whole images, so no sum is cut.
     ParallelRanges(context_->threads, spec_.batch, 1, [&](int64_t begin, int64_t end) {
       pass({in, out, spec_.height * spec_.width, spec_.channels, begin, end});
     });

@@ -26,6 +26,8 @@ STARRING_AVX512_INLINE __m512 MaximumOf(__m512 v0, __m512 v1, __m512 v2, __m512 
   const __mmask16 wins2 = Beats(v2, best1);
   const __m512 best2 = _mm512_mask_mov_ps(best1, wins2, v2);
   const __mmask16 wins3 = Beats(v3, best2);
+  // The last place that beat the best before it is the winner. In binary 1 is 01, 2 is 10 and 3 is 11: the upper bit is
+  // set by places 2 and 3, the lower by 3, and by 1 unless 2 won after it. If 3 won, both are set whatever came before.
   const uint32_t low = wins3 | (wins1 & ~wins2), high = wins2 | wins3;
   *winners = low | high << 16;
   return _mm512_mask_mov_ps(best2, wins3, v3);
@@ -37,6 +39,7 @@ struct Shares {
 };
 STARRING_AVX512_INLINE Shares SharesOf(__m512 dy, HalvingPool::Winners winners) {
   const uint32_t low = winners, high = winners >> 16;
+  // Zeros too are stored: dx is then written whole and needs no pass that clears it first.
   const auto only = [](uint32_t mask) { return static_cast<__mmask16>(mask); };
   return {{_mm512_maskz_mov_ps(only(~high & ~low), dy), _mm512_maskz_mov_ps(only(~high & low), dy),
            _mm512_maskz_mov_ps(only(high & ~low), dy), _mm512_maskz_mov_ps(only(high & low), dy)}};
@@ -49,6 +52,8 @@ struct Neighbours {
   __m512i first, second;  // for each of the 32 inputs, the lane of its output; plus 16 for the window's right column
 };
 
+// Output lane l is channel l % c of pixel l / c. Its window begins at input pixel 2 * (l / c): that is the left column;
+// the right one is c floats further. The numbers are made once per image, and then used for every vector.
 STARRING_AVX512 Neighbours NeighboursOf(int64_t channels) {
   alignas(64) int32_t left[16] = {}, right[16] = {}, inputs[32] = {};
   for (int32_t l = 0; l < 16 / channels * channels; ++l) {
@@ -78,7 +83,9 @@ STARRING_AVX512 void ForwardNarrow(HalvingPool pool, const float* x, float* y, H
     const float* in = x + 2 * h * row;
     float* out = y + h * out_width * pool.channels;
     Extent extent = ExtentOf(pixels, pool.channels);
+    // Lanes beyond the last whole pixel are masked out: their memory belongs to the next vector, or to the next row.
     for (int64_t w = 0; w < out_width; w += pixels, in += 2 * outputs, out += outputs) {
+      // The last vector of a row: its lanes beyond the row are neither read nor written.
       if (w + pixels > out_width) extent = ExtentOf(out_width - w, pool.channels);
       const __m512 top = _mm512_maskz_loadu_ps(extent.first, in);
       const __m512 top2 = _mm512_maskz_loadu_ps(extent.second, in + 16);
@@ -113,6 +120,8 @@ STARRING_AVX512 void BackwardNarrow(HalvingPool pool, const float* dy, const Hal
   }
 }
 
+// With more than 8 channels a vector holds one output pixel only. The lanes of its four inputs are in the same order,
+// so no permutation is needed.
 STARRING_AVX512 void BackwardWide(HalvingPool pool, const float* dy, const HalvingPool::Winners* winners, float* dx) {
   const int64_t channels = pool.channels, row = pool.in_width * channels;
   for (int64_t h = 0; h < pool.out_height(); ++h) {

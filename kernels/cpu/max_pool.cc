@@ -32,6 +32,7 @@ struct Window {
   int64_t begin, end;  // inside the input
 };
 
+// REQUIRES: padding < kernel (CheckShape), so that every window has a place on the input.
 [[gnu::always_inline]] inline Window WindowAt(int64_t out, int64_t stride, int64_t padding, int64_t kernel,
                                               int64_t in) {
   const int64_t start = out * stride - padding;
@@ -50,6 +51,8 @@ template <typename Index>
     const Window w = WindowAt(column, s.stride_width, s.padding_width, s.kernel_width, s.in_width);
     float* const y = g.out + out_row + column * channels;
     Index* const winner = g.winners + out_row + column * channels;
+    // The inner loop runs over channels, so that it reads and writes neighbours, whatever the window. y holds the best
+    // so far.
     for (int64_t i = h.begin; i < h.end; ++i) {
       for (int64_t j = w.begin; j < w.end; ++j) {
         const float* const x = in + (i * s.in_width + j) * channels;
@@ -64,6 +67,7 @@ template <typename Index>
 #pragma GCC ivdep
         for (int64_t c = 0; c < channels; ++c) {
           // Greater, so that of equal maxima the first wins; or NaN, which must reach the trainer's check.
+          // Both stores are unconditional: a branch would keep the compiler from making vectors of the loop.
           const bool wins = x[c] > y[c] || x[c] != x[c];
           y[c] = wins ? x[c] : y[c];
           winner[c] = wins ? place : winner[c];
@@ -73,7 +77,9 @@ template <typename Index>
   }
 }
 
-// dx += dy at the winners of one row of windows.
+// dx += dy at the winners of one row of windows. Each channel has a winner of its own, so elements are added one by
+// one. Where windows overlap, two outputs may have one winner. One thread treats all windows of an image, in order, so
+// that no addition is lost and the order of sums is fixed.
 template <typename Index>
 [[gnu::always_inline]] inline void BackwardRow(const Args<Index>& g, int64_t image, int64_t row) {
   const Pool2dSpec& s = *g.spec;
@@ -105,6 +111,7 @@ template <typename Index>
 [[gnu::always_inline]] inline void GeneralBackward(const Args<Index>& g) {
   const Pool2dSpec& s = *g.spec;
   const int64_t image_elements = s.in_height * s.in_width * s.channels;
+  // A pixel that no window chose has the gradient 0.
   std::fill(g.out + g.begin * image_elements, g.out + g.end * image_elements, 0.0f);
   for (int64_t image = g.begin; image < g.end; ++image) {
     for (int64_t row = 0; row < s.out_height(); ++row) BackwardRow(g, image, row);
@@ -136,6 +143,7 @@ class CpuMaxPool2d : public MaxPool2d {
 
  private:
   void Run(void (*pass)(const Args<Index>&), const float* in, float* out) {
+    // Shares are whole images: only windows of one image can overlap.
     ParallelRanges(context_->threads, spec_.batch, 1, [&](int64_t begin, int64_t end) {
       pass({&spec_, in, out, reinterpret_cast<Index*>(winners_.data()), begin, end});
     });
@@ -148,6 +156,7 @@ class CpuMaxPool2d : public MaxPool2d {
   const AlignedMemory winners_;  // for each output, the number of the winning element of its window
 };
 
+// Such windows do not overlap, so backward adds nothing: each element of dx in a window is stored once.
 bool Halves(const Pool2dSpec& s) {
   return s.kernel_height == 2 && s.kernel_width == 2 && s.stride_height == 2 && s.stride_width == 2 &&
          s.padding_height == 0 && s.padding_width == 0;
@@ -196,6 +205,7 @@ class HalvingMaxPool2d : public MaxPool2d {
 
 absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCpuMaxPool2d(CpuContext* context, const Pool2dSpec& spec) {
   RETURN_IF_ERROR(CheckShape(spec));
+  // A place in a window of up to 256 places fits in a byte. The choice does not change bits.
   const bool bytes = spec.kernel_height * spec.kernel_width <= 256;
   const bool halves = Halves(spec) && context->instruction_set == InstructionSet::kAvx512;
   const int64_t size_bytes =

@@ -23,6 +23,8 @@ bool WinogradPays(const Conv2dSpec& s) {
          s.in_channels >= 32 && s.out_channels >= 32;
 }
 
+// Dimensions are in oneDNN's order, (batch, channels, height, width), whatever the order in memory, which the tag
+// names.
 memory::desc Describe(const memory::dims& dims, Tag tag) { return {dims, memory::data_type::f32, tag}; }
 
 // Divides the shared scratch memory among the temporaries of one call.
@@ -107,6 +109,8 @@ OnednnConv2d::OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorith
   y_ours_ = Describe(y_dims, Tag::nhwc);
 
   const memory::desc x = Describe(x_dims, activations);
+  // The primitive chooses the format of the weights, which are few to reorder. The direct algorithm gets our format of
+  // activations, and Winograd chooses its own.
   const memory::desc weight = Describe(weight_dims, Tag::any);
   const memory::desc y = Describe(y_dims, activations);
   const memory::dims strides = {spec.stride_height, spec.stride_width};
@@ -123,6 +127,7 @@ OnednnConv2d::OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorith
     relu.append_eltwise(1, algorithm::eltwise_relu, 0, 0);
     attributes.set_post_ops(relu);
   }
+  // Forward applies ReLU to an output before it stores it, which saves a pass over y.
   const dnnl::convolution_forward::primitive_desc forward(
       {dnnl::prop_kind::forward_training, convolution, x, weight, bias_ours_, y, strides, before, after}, attributes,
       context->engine);
@@ -136,6 +141,8 @@ OnednnConv2d::OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorith
 }
 
 void OnednnConv2d::PlanForward(const dnnl::convolution_forward::primitive_desc& forward) {
+  // Each of the three Plan functions plans a call that has the whole scratch memory: calls never overlap, so the memory
+  // is as large as the largest plan.
   std::vector<OnednnPrimitive::Argument> arguments = {{DNNL_ARG_SRC, forward.src_desc()},
                                                       {DNNL_ARG_WEIGHTS, forward.weights_desc()},
                                                       {DNNL_ARG_DST, forward.dst_desc()}};
@@ -192,6 +199,8 @@ void OnednnConv2d::Forward(const float* x, const float* weight, const float* bia
 void OnednnConv2d::Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                             float* dbias) {
   std::byte* const scratch = context_->scratch.data();
+  // dy is masked once for both gradients, in place: oneDNN's backward passes know nothing of the ReLU that forward
+  // fused.
   if (spec_.activation == Activation::kRelu) {
     ReluBackward(*context_, y, dy, dy, spec_.batch * spec_.out_height() * spec_.out_width() * spec_.out_channels);
   }
@@ -206,6 +215,7 @@ void OnednnConv2d::Backward(const float* x, const float* weight, const float* y,
     }
     weights_dweight_.Finish(dweight, scratch);
   }
+  // The first layer needs no dx. From here on the scratch memory is planned anew; dweight has left it.
   if (!backward_data_) return;
   const void* const dy_in = data_dy_.Input(dy, scratch);
   const void* const weight_in = data_weight_.Input(weight, scratch);
@@ -216,6 +226,8 @@ void OnednnConv2d::Backward(const float* x, const float* weight, const float* y,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Conv2d>> CreateOnednnConv2d(CpuContext* context, const Conv2dSpec& spec) {
+  // oneDNN chooses an implementation for the number of threads that it finds here, and Run executes with the same
+  // number.
   const ThreadCountScope threads(context->threads);
   if (WinogradPays(spec)) {
     try {

@@ -55,6 +55,7 @@ STARRING_AVX512_INLINE void Row(const RowPart& p, const RowForward& f, const Col
                                 ForwardRegisters<kHeight, kWidth>& g) {
   const int64_t y_row = p.out_width * p.channels;
   float* const y = f.y + column.first;
+  // Output row r begins, in the place of row r - kHeight, which was stored one row ago.
   if (r < p.out_height) {
     g.sum[kPlace] = f.init != nullptr ? g.init : _mm512_maskz_loadu_ps(column.lanes, y + r * y_row);
   }
@@ -72,6 +73,7 @@ STARRING_AVX512_INLINE void Row(const RowPart& p, const RowForward& f, const Col
       }
     }
   }
+  // Input row r was the last that output row r - (kHeight - 1) needs.
   const int64_t done = r - (kHeight - 1);
   if (done < 0 || done >= p.out_height) return;
   __m512 out = g.sum[PlaceOf(kPlace, kHeight - 1, kHeight)];
@@ -103,6 +105,8 @@ STARRING_AVX512_INLINE void Row(const RowPart& p, const RowGradient& f, const Co
     g.dy[kPlace] = dy;
     g.bias_sum = _mm512_add_ps(g.bias_sum, dy);
   } else {
+    // Row r is below the last output row. The place still holds the dy of row r - kHeight, which must not be multiplied
+    // again.
     g.dy[kPlace] = _mm512_setzero_ps();
   }
   if (!Exists(p, r)) return;

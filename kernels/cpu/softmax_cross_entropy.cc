@@ -16,6 +16,7 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
       : context_(context), spec_(spec), samples_(static_cast<size_t>(spec.batch)) {}
 
   void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) override {
+    // Each sample's loss is kept, not added: a sum per thread would depend on where the batch is cut.
     ParallelRanges(context_->threads, spec_.batch, kGrainSamples, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t offset = i * spec_.classes;
@@ -57,9 +58,12 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
       sum += power;
       if (dlogits != nullptr) dlogits[c] = power;
     }
+    // This is -log(softmax) without the softmax: a probability so small that it is 0 in float has a finite loss here.
+    // The loss is in double, because the losses of all samples are added.
     sample.loss = std::log(sum) - static_cast<double>(label_logit - maximum);
     sample.correct = best == label ? 1 : 0;
     if (dlogits == nullptr) return;
+    // dlogits hold the powers, so no exp is computed twice.
     const float factor = static_cast<float>(scale / sum);
     for (int64_t c = 0; c < spec_.classes; ++c) dlogits[c] *= factor;
     dlogits[label] -= scale;

@@ -49,6 +49,7 @@ std::vector<KernelPart> PartsOf(const Conv2dSpec& s) {
   std::vector<KernelPart> parts;
   const int64_t down = (s.kernel_height + kRowPartMax - 1) / kRowPartMax;
   const int64_t across = (s.kernel_width + kRowPartMax - 1) / kRowPartMax;
+  // Packed weights and a share's sums are in the order of the parts, and every pass walks them in this order.
   for (int64_t channel = 0; channel < s.in_channels; ++channel) {
     for (int64_t i = 0; i < down; ++i) {
       const int64_t kh = s.kernel_height * i / down, kh_end = s.kernel_height * (i + 1) / down;
@@ -147,9 +148,11 @@ TiledConv2d::TiledConv2d(CpuContext* context, const Conv2dSpec& spec)
       kernel_(spec.kernel_height * window_row_),
       x_image_(spec.in_height * spec.in_width * spec.in_channels),
       y_image_(out_height_ * out_width_ * spec.out_channels),
+      // A vector of 16 pixels may begin at the last column of a row: 15 floats more keep it inside the row.
       x_row_(RoundUp(width_ + 15, 16)),
       image_floats_(spec.in_channels * (lanes_ == Lanes::kRow ? spec.in_height * x_row_ : height_ * width_)),
       phases_(RowPhases(spec.out_channels)),
+      // A vector may begin at any channel and then needs the 15 after it.
       repeated_(spec.out_channels + 15),
       parts_(lanes_ == Lanes::kRow ? PartsOf(spec) : std::vector<KernelPart>()),
       weight_sums_(kernel_ * (lanes_ == Lanes::kRow ? phases_ * 16 : out_padded_)),
@@ -170,6 +173,7 @@ TiledConv2d::Share TiledConv2d::ShareAt(int share) const {
   return {base + plan_.image, base + plan_.windows, base + plan_.dweight, base + plan_.dbias};
 }
 
+// The scratch memory is shared with other operations, whose numbers are in it when a call begins.
 void TiledConv2d::ClearImage(const Share& share) const { std::fill_n(share.image, image_floats_, 0.0f); }
 
 void TiledConv2d::SeparateChannels(const float* x, float* image) const {
@@ -177,6 +181,7 @@ void TiledConv2d::SeparateChannels(const float* x, float* image) const {
     for (int64_t h = 0; h < spec_.in_height; ++h) {
       const float* const from = x + h * spec_.in_width * spec_.in_channels + c;
       float* const to = image + (c * spec_.in_height + h) * x_row_ + spec_.padding_width;
+      // There is nothing to gather: the rows of the only channel are contiguous.
       if (spec_.in_channels == 1) {
         std::memcpy(to, from, static_cast<size_t>(spec_.in_width) * sizeof(float));
       } else {
@@ -200,6 +205,8 @@ const float* TiledConv2d::Padded(const float* x, const Share& share) const {
   return share.image;
 }
 
+// packed[c] of a tap is its weight for output channel c % out_channels: a vector that begins at any channel is one
+// load. This is done once per call; every image and thread then reads it.
 void TiledConv2d::RepeatChannels(const float* weight, const float* bias, float* packed) const {
   for (const KernelPart& part : parts_) {
     for (int64_t kh = part.kh; kh < part.kh + part.kernel_height; ++kh) {
@@ -213,6 +220,7 @@ void TiledConv2d::RepeatChannels(const float* weight, const float* bias, float* 
   for (int64_t c = 0; c < repeated_; ++c) packed[c] = bias == nullptr ? 0.0f : bias[c % spec_.out_channels];
 }
 
+// Rows above and below the image are not stored: `top` says where it begins, and the loops skip what is outside.
 RowPart TiledConv2d::PartOf(const KernelPart& part, const float* image) const {
   return {.out_height = out_height_,
           .out_width = out_width_,
@@ -228,6 +236,8 @@ RowPart TiledConv2d::PartOf(const KernelPart& part, const float* image) const {
 void TiledConv2d::ForwardChannels(const float* image, const float* packed, const float* bias, float* y) const {
   const int64_t row = width_ * spec_.in_channels;
   for (int64_t h = 0; h < out_height_; ++h) {
+    // Columns of C are output channels, rows are the output row's columns. A walks over the window row (k) and from
+    // kernel row to kernel row (inner), so the whole window is summed while its output stays in registers.
     tiles_.run({.a = image + h * spec_.stride_height * row,
                 .a_inner = row,
                 .a_row = spec_.stride_width * spec_.in_channels,
@@ -248,6 +258,7 @@ void TiledConv2d::ForwardChannels(const float* image, const float* packed, const
 void TiledConv2d::ForwardRow(const float* image, const float* packed, float* y) const {
   const float* const bias = packed + kernel_ * repeated_;
   for (const KernelPart& part : parts_) {
+    // The first part begins with the bias, the others with what is in y, and the last applies ReLU to the whole sum.
     const bool is_first = &part == &parts_.front(), is_last = &part == &parts_.back();
     RunRowForward(PartOf(part, image), {.weight = packed,
                                         .init = is_first ? bias : nullptr,
@@ -258,12 +269,14 @@ void TiledConv2d::ForwardRow(const float* image, const float* packed, float* y) 
 }
 
 void TiledConv2d::Forward(const float* x, const float* weight, const float* bias, float* y) {
+  // Packed weights are after the last share.
   float* const packed = ShareAt(context_->threads).image;
   if (lanes_ == Lanes::kChannels) {
     tiles_.transpose(weight, kernel_, spec_.out_channels, kernel_, packed, out_padded_);
   } else {
     RepeatChannels(weight, bias, packed);
   }
+  // An output is computed from one image by one thread, so the number of threads does not change its bits.
   ParallelShares(context_->threads, spec_.batch, 1, [&](int index, int64_t begin, int64_t end) {
     const Share share = ShareAt(index);
     ClearImage(share);
@@ -301,6 +314,8 @@ void TiledConv2d::WeightGradientChannels(const float* image, const float* dy, co
   }
 }
 
+// dweight and dbias of one image, added to the share's sums lane by lane. The lanes of one channel are added up once,
+// in FinishRow.
 void TiledConv2d::WeightGradientRow(const float* image, const float* y, const float* dy, const Share& share) const {
   float* sums = share.dweight;
   for (const KernelPart& part : parts_) {
@@ -311,6 +326,8 @@ void TiledConv2d::WeightGradientRow(const float* image, const float* y, const fl
   }
 }
 
+// dx of one image, row by row. This is a gather: each input row is computed from the output rows that saw it, so dx is
+// written once and not zeroed first.
 void TiledConv2d::InputGradientOf(const float* weight, const float* dy, const Share& share, float* dx) const {
   const int64_t dy_row = out_width_ * spec_.out_channels;
   const int64_t dx_row = spec_.in_width * spec_.in_channels;
@@ -340,6 +357,8 @@ void TiledConv2d::InputGradientOf(const float* weight, const float* dy, const Sh
                 .c = share.windows + kWindowMargin,
                 .c_row = window_row_ + 2 * kWindowMargin},
                out_width_, window_row_);
+    // Window row w of this input row begins step * w floats from the left, so neighbours overlap where the stride is
+    // below the kernel's width. Backward has zeroed the margins between them.
     tiles_.add_windows({.in = share.windows,
                         .windows = out_width_,
                         .width = window_row_,
@@ -350,12 +369,14 @@ void TiledConv2d::InputGradientOf(const float* weight, const float* dy, const Sh
   }
 }
 
+// Transposes (kernel, out) to the layout of the weights, (out, kernel). The padding to 16 output channels is left out.
 void TiledConv2d::FinishChannels(float* dweight, float* dbias) const {
   const Share sums = ShareAt(0);
   tiles_.transpose(sums.dweight, out_padded_, kernel_, spec_.out_channels, dweight, kernel_);
   if (dbias != nullptr) std::copy_n(sums.dbias, spec_.out_channels, dbias);
 }
 
+// Adds the lanes of each channel up. Lane l of a phase is channel (16 * phase + l) % out_channels.
 void TiledConv2d::FinishRow(float* dweight, float* dbias) const {
   const float* sums = ShareAt(0).dweight;
   std::fill_n(dweight, kernel_ * spec_.out_channels, 0.0f);
@@ -388,6 +409,7 @@ void TiledConv2d::Backward(const float* x, const float* weight, const float* y, 
   ParallelShares(context_->threads, spec_.batch, 1, [&](int index, int64_t begin, int64_t end) {
     const Share share = ShareAt(index);
     ClearImage(share);
+    // run overwrites the window rows, but never the margins between them, which add_windows reads as zeros.
     std::fill_n(share.windows, out_width_ * (window_row_ + 2 * kWindowMargin), 0.0f);
     std::fill_n(share.dweight, weight_sums_, 0.0f);
     std::fill_n(share.dbias, bias_sums_, 0.0f);
@@ -407,6 +429,7 @@ void TiledConv2d::Backward(const float* x, const float* weight, const float* y, 
       if (needs_dx) InputGradientOf(weight, dy_image, share, dx + n * x_image_);
     }
   });
+  // As many shares as ParallelShares used. The memory of a share that it did not use holds other numbers.
   const int shares = static_cast<int>(std::min<int64_t>(context_->threads, spec_.batch));
   const Share first = ShareAt(0);
   for (int s = 1; s < shares; ++s) {

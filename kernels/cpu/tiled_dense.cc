@@ -76,6 +76,8 @@ void TiledDense::Forward(const float* x, const float* weight, const float* bias,
                        .c = y_transposed + begin * batch_padded_,
                        .c_row = batch_padded_},
                       end - begin, spec_.batch);
+    // Each share transposes its own rows. Bias and ReLU follow as a pass of their own: in y^T a bias is one number for
+    // each row, and a tile can begin with a row of numbers only.
     tiles_.transpose(y_transposed + begin * batch_padded_, batch_padded_, end - begin, spec_.batch, y + begin,
                      spec_.out);
     tiles_.add_bias(bias == nullptr ? nullptr : bias + begin, spec_.activation == Activation::kRelu, spec_.batch,
@@ -145,6 +147,7 @@ void TiledDense::Backward(const float* x, const float* weight, const float* y, f
   float* const packed = reinterpret_cast<float*>(context_->scratch.data());
   float* const dy_transposed = packed + spec_.batch * RoundUp(spec_.in, tiles_.tile_columns);
   PackInput(x, packed);
+  // The product reads dy^T, so that a row of A, which has one number for each sample, is contiguous.
   tiles_.transpose(dy, spec_.out, spec_.batch, spec_.out, dy_transposed, batch_padded_);
   WeightGradient(packed, dy_transposed, dweight);
 }

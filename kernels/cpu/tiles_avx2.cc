@@ -2,19 +2,22 @@
 
 #include "kernels/cpu/tiles.h"
 
+// BestInstructionSet names AVX2 only if the CPU has FMA too.
 #define STARRING_TARGET __attribute__((target("avx2,fma")))
 
 namespace starring {
 namespace {
 
 using Vector = __m256;
+// AVX2 has no mask registers. Loads take a vector whose lanes are all ones or zeros; stores need the count.
 struct Mask {
   __m256i lanes;
   int count;
 };
 constexpr int kLanes = 8;
 constexpr int kVectorsMax = 2;
-constexpr int RowsMax(int vectors) { return vectors == 1 ? 12 : 6; }  // of 16 registers
+// A full tile has 12 sums, the vectors of one row of B and one factor: 14 or 15 of the 16 registers.
+constexpr int RowsMax(int vectors) { return vectors == 1 ? 12 : 6; }
 
 STARRING_TARGET inline Mask LanesBelow(int64_t count) {
   const int lanes = static_cast<int>(count < kLanes ? count : kLanes);
@@ -22,6 +25,8 @@ STARRING_TARGET inline Mask LanesBelow(int64_t count) {
           .count = lanes};
 }
 STARRING_TARGET inline Vector Load(const float* p) { return _mm256_loadu_ps(p); }
+// Lanes that do not exist load as 0, which MaskAndSumNarrow relies on, and are not read: a tile at the end of an array
+// touches nothing beyond it.
 STARRING_TARGET inline Vector Load(Mask mask, const float* p) { return _mm256_maskload_ps(p, mask.lanes); }
 STARRING_TARGET inline void Store(Vector v, float* p) { _mm256_storeu_ps(p, v); }
 // Piece by piece: AMD's masked stores take tens of cycles.

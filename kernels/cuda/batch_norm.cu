@@ -20,6 +20,8 @@ __device__ inline void StoreTile(const ColumnTiles& tiles, const ColumnPlace<kWi
 __device__ inline void MergeStatistics(const ColumnTiles& tiles, const BatchNormShape& shape,
                                        const BatchNormMemory& memory, const BatchNormForwardArgs& g) {
   __shared__ double buffer[kBlockThreads];
+  // There is one pass for the mean and one for the squares, which need the mean of all tiles. A channel has at most 512
+  // tiles.
   const ColumnPlace<1> at(tiles, tiles.GroupOf(blockIdx.x));
   const int64_t channels = tiles.channels, c = at.channel;
   const double rows = static_cast<double>(tiles.rows);
@@ -35,6 +37,7 @@ __device__ inline void MergeStatistics(const ColumnTiles& tiles, const BatchNorm
   if (at.has_channel) {
 #pragma unroll 2
     for (int64_t tile = at.row_lane; tile < tiles.tiles; tile += at.row_lanes) {
+      // A tile's squares are of distances from its own mean. Distances from the common mean add tile_rows * distance^2.
       const float tile_rows = static_cast<float>(tiles.RowsOfTile(tile));
       const double distance = memory.sums[tile * 2 * channels + c] / tile_rows - mean;
       squares += memory.sums[(tile * 2 + 1) * channels + c] + tile_rows * distance * distance;
@@ -45,6 +48,7 @@ __device__ inline void MergeStatistics(const ColumnTiles& tiles, const BatchNorm
   const float inverse_deviation = static_cast<float>(1.0 / sqrt(squares / rows + shape.epsilon));
   memory.mean[c] = static_cast<float>(mean);
   memory.inverse_deviation[c] = inverse_deviation;
+  // The scale is for the kernel that normalises, which follows on the stream.
   memory.scale[c] = g.gamma[c] * inverse_deviation;
   const double keep = 1.0 - shape.momentum;
   g.running_mean[c] = static_cast<float>(keep * g.running_mean[c] + shape.momentum * mean);
@@ -64,6 +68,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   using Floats = Pack<float, kWidth>;
   __shared__ Floats buffer[kBlockThreads];
   const ColumnPlace<kWidth> at(tiles, blockIdx.x);
+  // A thread without a channel or a row sums zeros: it must not leave before the barriers.
   const bool exists = at.has_channel && at.first_row < at.end_row;
   const Floats first = LoadPackIf<kWidth>(exists, g.x + at.Element(tiles, at.first_row));
   Floats sum = {}, squares = {};
@@ -75,6 +80,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     Floats values[kPacks];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
+      // `first` is taken where there is no value: its distance from `first` is 0.
       values[i] = first;
       if (at.has_channel && i < packs) values[i] = LoadPack<kWidth>(x + i * at.pitch);
     }
@@ -88,12 +94,15 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
       }
     }
   }
-  // From distances to the thread's first value to the sum of x and squared distances from the tile's mean.
+  // Turns sums of distances from the thread's first value into the sum of x and squared distances from the tile's mean.
   Floats total;
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) total.v[k] = count * first.v[k] + sum.v[k];
   total = SumOfColumn<kWidth>(total, tiles, buffer);
   const auto tile_rows = static_cast<float>(tiles.RowsOfTile(at.tile));
+  // Let d = x - first, and m be the mean of d. Squared distances from the thread's mean, first + m, sum to (the sum of
+  // d^2) - count * m^2. Those from the tile's mean are count * from_tile^2 more, where from_tile is the distance of the
+  // two means.
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) {
     const float mean = count > 0.0f ? sum.v[k] / count : 0.0f;
@@ -167,6 +176,8 @@ __device__ inline void MergeGradients(const ColumnTiles& tiles, const BatchNormM
   const double rows = static_cast<double>(tiles.rows), inverse_deviation = memory.inverse_deviation[c];
   g.dbeta[c] = static_cast<float>(sum);
   g.dgamma[c] = static_cast<float>(product * inverse_deviation);
+  // The factors of dx = scale * (gradient - shift - (x - mean) * slope). Forward's scale is gone: other operations have
+  // used the scratch memory since.
   memory.scale[c] = g.gamma[c] * memory.inverse_deviation[c];
   memory.shift[c] = static_cast<float>(sum / rows);
   memory.slope[c] = static_cast<float>(product * inverse_deviation * inverse_deviation / rows);
@@ -179,6 +190,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   using Floats = Pack<float, kWidth>;
   __shared__ Floats buffer[kBlockThreads];
   const ColumnPlace<kWidth> at(tiles, blockIdx.x);
+  // The products below are with distances from the mean: sums of gradient * x could be large and cancel.
   const Floats mean = LoadPackIf<kWidth>(at.has_channel, memory.mean + at.channel);
   Floats sum = {}, product = {};
   for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
@@ -212,6 +224,8 @@ struct InputGradientBody {
   __device__ void Run(int64_t i) const {
     const int64_t c = channels.Split(static_cast<uint32_t>(i)).remainder;
     Pack<float, kWidth> gradient = LoadPack<kWidth>(g.dy + i);
+    // The gradient is masked again, because the first kernel has not stored the masked gradient: dy is only read, and
+    // dx may be dy.
     if (kMask == Mask::kRelu) gradient = ReluGradientOf(LoadPack<kWidth>(g.y + i), gradient);
     const Pack<float, kWidth> x = LoadPack<kWidth>(g.x + i), mean = LoadPack<kWidth>(memory.mean + c);
     const Pack<float, kWidth> scale = LoadPack<kWidth>(memory.scale + c), shift = LoadPack<kWidth>(memory.shift + c);

@@ -8,9 +8,12 @@ namespace {
 // Run by the last block of a group: dbias = the sums of its tiles, in double, since there may be 512 of them.
 __device__ inline void MergeSums(const ColumnTiles& tiles, const float* sums, float* dbias) {
   __shared__ double buffer[kBlockThreads];
+  // Elements are added one by one, whatever the width of the kernel: the order of these sums is then the same on both
+  // paths.
   const ColumnPlace<1> at(tiles, tiles.GroupOf(blockIdx.x));
   double sum = 0;
   if (at.has_channel) {
+// Each thread adds every row_lanes-th tile, and a tree adds the threads: the order depends on the shape alone.
 #pragma unroll 4
     for (int64_t tile = at.row_lane; tile < tiles.tiles; tile += at.row_lanes) {
       sum += sums[tile * tiles.channels + at.channel];
@@ -30,6 +33,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   Floats sum = {};
   for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
     const int64_t step = at.Element(tiles, row);
+    // Threads beyond the last channel or row load zeros and take part: the barriers below need every thread.
     const int packs = at.has_channel ? at.PacksFrom(row) : 0;
     // All loads come before the first store: the compiler may not move a load past a store that might alias it, so each
     // would wait for the one before.
@@ -43,12 +47,15 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     }
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
+      // dy is masked in place, for the products that read dy next. With kNone dy may be another reader's too, so it is
+      // not written.
       if (kMask == Mask::kRelu && i < packs) StorePack(gradients[i], g.dy + step + i * at.pitch);
       sum += gradients[i];
     }
   }
   sum = SumOfColumn<kWidth>(sum, tiles, buffer);
   if (at.IsFirst()) StorePack(sum, sums + at.tile * tiles.channels + at.channel);
+  // The tile is stored before the counter is increased: the last block then sees the sums of all others.
   if (tiles.tiles == 1 || !IsLastBlock(g.counters + tiles.GroupOf(blockIdx.x), tiles.tiles)) return;
   MergeSums(tiles, sums, g.dbias);
 }
@@ -56,6 +63,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
 template <Mask kMask>
 cudaError_t Run(cudaStream_t stream, const BiasGradientArgs& args) {
   const ColumnTiles tiles(args.rows, args.channels);
+  // With one tile the sum is the result. `sums` counts for the alignment, because kernels store packs there.
   float* const sums = tiles.tiles > 1 ? args.partial : args.dbias;
   const float* const y = kMask == Mask::kRelu ? args.y : nullptr;
   const bool by_packs = AlignmentOfChannels(args.channels, y, args.dy, sums) == Alignment::kPacks;
@@ -72,6 +80,8 @@ struct AddBiasBody {
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     auto v = LoadPack<kWidth>(y + i);
+    // A whole pack is within one row, since packs are used only if 4 divides the channels: one division is enough for
+    // four.
     if (bias != nullptr) v += LoadPack<kWidth>(bias + channels.Split(static_cast<uint32_t>(i)).remainder);
     for (float& e : v.v) e = kMask == Mask::kRelu ? ReluOf(e) : e;
     StorePack(v, y + i);

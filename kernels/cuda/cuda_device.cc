@@ -55,6 +55,7 @@ class CudaPinnedBuffer : public PinnedBuffer {
   PinnedMemory memory_;
 };
 
+// Memory of another owner, such as an exchange, which must be unpinned before the owner unmaps it.
 class RegisteredBuffer : public PinnedBuffer {
  public:
   RegisteredBuffer(CudaWatch* watch, void* data, int64_t size_bytes)
@@ -95,6 +96,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
  public:
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Create(const CudaDeviceInfo& info,
                                                             const CudaDeviceOptions& options) {
+    // CreateCudaDevice has made the GPU current. Libraries take the current one for theirs.
     ASSIGN_OR_RETURN(auto stream, OwnedCudaStream::Create(info.ordinal, options.watch));
     auto device = absl::WrapUnique(new CudaDeviceOnCublasLt(info, std::move(stream)));
     CudaContext& context = device->context_;
@@ -121,6 +123,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
 
   ~CudaDeviceOnCublasLt() override {
     // Work that is still queued uses the handles below and the memory of the context.
+    // An error has no caller to go to.
     (void)stream_->Synchronize();
     context_.products.clear();  // before the handle that they were made with
     if (context_.cudnn_handle != nullptr) context_.cudnn.destroy(context_.cudnn_handle);
@@ -223,6 +226,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
                           .scale = g.scale,
                           .out_images = g.out_images,
                           .out_labels = g.out_labels};
+    // The epoch is used only while no step values are bound, as in an evaluation.
     args.values.epoch = g.epoch;
     context_.Keep(cuda::GatherSamples(context_.stream, args), "gather samples");
   }
@@ -261,22 +265,26 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     const CudaWatch::Call call(context_.watch, "pinning memory");
     const cudaError_t error = cudaHostRegister(memory, static_cast<size_t>(size_bytes), flags);
     if (error != cudaSuccess) cudaGetLastError();  // clears the error, which the next launch would report otherwise
+    // The caller decides what that means: memory that cannot be pinned can still be copied.
     RETURN_IF_ERROR(CudaStatus(error, "cudaHostRegister"));
     return std::make_unique<RegisteredBuffer>(context_.watch, memory, size_bytes);
   }
 
   absl::Status Fork(CudaStream* other) override {
+    // Every CudaStream is an OwnedCudaStream, since CreateStream makes them all.
     return static_cast<OwnedCudaStream*>(other)->Follow(stream_.get(), fork_.get());
   }
   absl::Status Join(CudaStream* other) override {
     auto* const branch = static_cast<OwnedCudaStream*>(other);
     RETURN_IF_ERROR(stream_->Follow(branch, join_.get()));
+    // Work that is queued on the branch from here on belongs to no graph until the next Fork.
     branch->EndBranch();
     return absl::OkStatus();
   }
 
   absl::Status BeginCapture() override { return stream_->BeginCapture(); }
   absl::StatusOr<std::unique_ptr<CudaGraph>> EndCapture() override {
+    // The captured graph is a description only. The executable one is a copy, which is what lives on.
     ASSIGN_OR_RETURN(const cudaGraph_t graph, stream_->EndCapture());
     const absl::Cleanup destroy = [graph] { cudaGraphDestroy(graph); };
     // An operation that failed is missing in the graph, which would then compute something else.
@@ -315,6 +323,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   }
 
   const CudaDeviceInfo info_;
+  // Members end in the opposite order: the context's memory first, then the events, then the stream.
   const std::unique_ptr<OwnedCudaStream> stream_;
   std::unique_ptr<CudaEvent> fork_, join_;
   absl::Status cudnn_status_ = absl::UnavailableError("cuDNN was not asked for");
@@ -329,12 +338,12 @@ const char* DriverOf(int cuda_major) {
   return cuda_major == 12 ? "525 or newer" : cuda_major == 13 ? "580 or newer" : "see its release notes";
 }
 
-// NotFound where there is no driver: --device=auto then computes on the CPU without a word. Unavailable where the
-// driver is too old: --device=auto then says why the GPU is not used.
+// NotFound where there is no driver: --device=auto then computes on the CPU and says nothing.
 absl::Status NoDriver(cudaError_t error) {
   int driver = 0, runtime = 0;
   cudaDriverGetVersion(&driver);
   cudaRuntimeGetVersion(&runtime);
+  // CUDA answers cudaErrorInsufficientDriver in both cases. A version of 0 tells them apart: there is no driver.
   if (driver == 0) {
     return absl::NotFoundError(
         absl::StrCat("there is no CUDA driver (libcuda.so.1): this build needs one of CUDA ", Version(runtime)));
@@ -350,6 +359,7 @@ absl::Status NoDriver(cudaError_t error) {
 }  // namespace
 
 absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
+  // This call initialises the driver, which may not return if a GPU hangs.
   const CudaWatch::Call call(watch, "asking for GPUs");
   int count = 0;
   const cudaError_t error = cudaGetDeviceCount(&count);
@@ -381,6 +391,7 @@ absl::Status MakeCudaDeviceCurrent(int ordinal, CudaWatch* watch) {
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions& options) {
   ASSIGN_OR_RETURN(const std::vector<CudaDeviceInfo> devices, FindCudaDevices(options.watch));
+  // Each refusal names the GPU and what is missing, before any library is loaded.
   if (options.ordinal < 0 || options.ordinal >= std::ssize(devices)) {
     return absl::InvalidArgumentError(
         absl::StrCat("GPU ", options.ordinal, " does not exist: the driver shows ", devices.size(), ", from 0"));
@@ -391,6 +402,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOpt
         absl::StrCat("GPU ", info.ordinal, " (", info.name, ") has compute capability ", info.compute_major, ".",
                      info.compute_minor, ": at least ", kComputeMajorMin, ".0 is needed"));
   }
+  // This creates the context. Everything below allocates on the current GPU.
   RETURN_IF_ERROR(MakeCudaDeviceCurrent(options.ordinal, options.watch));
   ASSIGN_OR_RETURN(auto device, CudaDeviceOnCublasLt::Create(info, options), "GPU ", info.ordinal, " (", info.name,
                    ")");

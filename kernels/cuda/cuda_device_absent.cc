@@ -12,6 +12,8 @@ absl::Status NoCuda() {
   constexpr absl::string_view kWhy =
       "this build has no CUDA: it was made without a CUDA toolkit of version 12 or newer in /usr/local/cuda or "
       "CUDA_HOME";
+  // The driver's own device file, which is there without any library of CUDA. The two codes decide whether
+  // --device=auto says why it computes on the CPU.
   const bool is_driver_here = access("/dev/nvidiactl", F_OK) == 0;
   return is_driver_here ? absl::UnavailableError(kWhy) : absl::NotFoundError(kWhy);
 }

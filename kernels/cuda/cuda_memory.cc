@@ -19,9 +19,11 @@ absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes, CudaWatch* wat
     return absl::InvalidArgumentError(absl::StrCat("a buffer of ", size_bytes, " bytes: must be at least 0"));
   }
   void* data = nullptr;
+  // cudaMalloc and cudaFree may wait for work on the GPU, so they too do not return when it hangs.
   const CudaWatch::Call call(watch, "allocating GPU memory");
   // At least one byte: cudaMalloc of none returns a null pointer, which callers would take for no memory.
   const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(std::max<int64_t>(size_bytes, 1)));
+  // This error is told apart from all others, because the way out is another: a smaller batch.
   if (error == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // clears the error, which the next launch would report otherwise
     size_t free_bytes = 0, total_bytes = 0;
@@ -54,6 +56,7 @@ absl::StatusOr<PinnedMemory> PinnedMemory::Create(int64_t size_bytes, CudaWatch*
   return memory;
 }
 
+// Blocks that were outgrown count too: they stay allocated.
 int64_t CudaScratch::size_bytes() const {
   int64_t sum = 0;
   for (const CudaMemory& block : blocks_) sum += block.size_bytes();
@@ -62,6 +65,7 @@ int64_t CudaScratch::size_bytes() const {
 
 absl::Status CudaScratch::Reserve(int64_t size_bytes) {
   const int64_t have_bytes = blocks_.empty() ? 0 : blocks_.back().size_bytes();
+  // The memory never shrinks, so every operation that has reserved finds at least the size that it asked for.
   if (size_bytes <= have_bytes) return absl::OkStatus();
   ASSIGN_OR_RETURN(CudaMemory block, CudaMemory::Create(size_bytes, watch_), "temporary memory");
   blocks_.push_back(std::move(block));
@@ -70,6 +74,7 @@ absl::Status CudaScratch::Reserve(int64_t size_bytes) {
 
 // The memset is on the stream of the operations, so it is done before the first of them.
 absl::Status CudaCounters::Reserve(cudaStream_t stream, int64_t count) {
+  // A kernel resets its counters itself (IsLastBlock), so this memset is the only one.
   constexpr int64_t kBytesMin = 4096;  // enough for most operations, so that few of them allocate
   const int64_t have_bytes = blocks_.empty() ? 0 : blocks_.back().size_bytes();
   const int64_t size_bytes = static_cast<int64_t>(sizeof(unsigned)) * count;

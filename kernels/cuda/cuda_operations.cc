@@ -16,6 +16,7 @@
 namespace starring {
 namespace {
 
+// `winners` must live from forward to backward, so it is memory of this layer's own and not scratch memory.
 class CudaMaxPool2d : public MaxPool2d {
  public:
   CudaMaxPool2d(CudaContext* context, const cuda::PatchShape& window, CudaMemory winners)
@@ -55,6 +56,7 @@ class CudaBatchNorm : public BatchNorm {
   CudaBatchNorm(CudaContext* context, const cuda::BatchNormShape& shape, CudaMemory statistics)
       : context_(context), shape_(shape), statistics_(std::move(statistics)) {}
 
+  // The scratch memory has scale, shift and slope, each of that length, and then the tiles' sums.
   static int64_t PaddedChannels(int64_t channels) { return (channels + 3) / 4 * 4; }
   static int64_t StatisticsBytes(const cuda::BatchNormShape& s) { return kFloatBytes * 2 * PaddedChannels(s.channels); }
   static int64_t ScratchBytes(const cuda::BatchNormShape& s) {
@@ -128,12 +130,14 @@ class CudaDropout : public Dropout {
   void Forward(const float* x, int64_t step, int64_t first_sample, float* y) override {
     CHECK(step >= 0 && step <= std::numeric_limits<uint32_t>::max()) << "step " << step;
     CHECK_GE(first_sample, 0);
+    // Both ways of passing the step are filled in: the kernel takes that of `bound`, if there is one, when it runs.
     args_.values.step = step;
     args_.values.first_sample = first_sample;
     args_.bound = context_->bound;
     context_->Keep(cuda::ApplyDropout(context_->stream, args_, x, y), "dropout");
   }
   void Backward(const float* dy, float* dx) override {
+    // With a binding the step is read from device memory again, where it must not have changed since Forward.
     context_->Keep(cuda::ApplyDropout(context_->stream, args_, dy, dx), "dropout backward");
   }
 
@@ -165,6 +169,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
                    "softmax cross entropy");
     // A bound result is read by the caller, without a copy and a wait in every step.
     if (bound != nullptr) return;
+    // This is an evaluation: Result reads the pinned copy when it has waited.
     context_->Keep(cudaMemcpyAsync(result_.data(), samples + spec_.batch, sizeof(cuda::LossSums),
                                    cudaMemcpyDeviceToHost, context_->stream),
                    "copying the loss");
@@ -191,6 +196,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 
 absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context, const Pool2dSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
+  // Memory is allocated when an operation is created, never when it runs: a capture forbids it.
   const cuda::PatchShape window = cuda::PatchShapeOf(s, s.channels);
   ASSIGN_OR_RETURN(CudaMemory winners, context->Allocate(cuda::WinnerBytes(window)), "max pool");
   return std::make_unique<CudaMaxPool2d>(context, window, std::move(winners));
@@ -209,6 +215,8 @@ absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* cont
                                       .activation = MaskOf(s.activation),
                                       .epsilon = s.epsilon,
                                       .momentum = s.momentum};
+  // Sums are written and read within one call, so all layers share one scratch memory; the statistics live until
+  // backward.
   RETURN_IF_ERROR(context->scratch.Reserve(CudaBatchNorm::ScratchBytes(shape)), "batch norm");
   RETURN_IF_ERROR(context->counters.Reserve(context->stream, cuda::BatchNormCounters(shape)), "batch norm");
   ASSIGN_OR_RETURN(CudaMemory statistics, context->Allocate(CudaBatchNorm::StatisticsBytes(shape)), "batch norm");
@@ -227,6 +235,7 @@ absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntro
   ASSIGN_OR_RETURN(CudaMemory sums, context->Allocate(sums_bytes), "softmax cross entropy");
   ASSIGN_OR_RETURN(PinnedMemory result, PinnedMemory::Create(sizeof(cuda::LossSums), context->watch),
                    "softmax cross entropy");
+  // The whole grid is one group of blocks, so one counter is enough.
   RETURN_IF_ERROR(context->counters.Reserve(context->stream, 1), "softmax cross entropy");
   return std::make_unique<CudaSoftmaxCrossEntropy>(context, s, std::move(sums), std::move(result));
 }

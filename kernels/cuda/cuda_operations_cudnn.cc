@@ -10,9 +10,13 @@
 namespace starring {
 namespace {
 
+// The word in run records, and in the texts that ranks compare, for a shape that our own kernels compute because cuDNN
+// has no engine.
 constexpr const char* kOwn = "own";
 
 // "64 x 28 x 28 x 1 to 32, kernel 3 x 3, stride 1 x 1, padding 0 x 0, bias, relu".
+// It is the key of the choice, so it has everything that the choice depends on: bias and ReLU decide what is fused, and
+// without an input gradient there is one product less.
 std::string ShapeText(const Conv2dSpec& s) {
   return absl::StrCat(s.batch, " x ", s.in_height, " x ", s.in_width, " x ", s.in_channels, " to ", s.out_channels,
                       ", kernel ", s.kernel_height, " x ", s.kernel_width, ", stride ", s.stride_height, " x ",
@@ -46,7 +50,10 @@ absl::StatusOr<std::shared_ptr<const CudnnProducts>> CreateProducts(CudaContext*
     return CudnnProduct::Create(context, spec, product, epilogue);
   };
   if (spec.bias == Bias::kAdded || spec.activation == Activation::kRelu) {
+    // The fused product is tried first: a kernel of its own for bias and ReLU would read and write all of y once more.
     auto fused = make(ConvolutionProduct::kForward, Epilogue::kOfTheSpec);
+    // NotFound is an answer about the shape. Memory that does not fit is none: the choice must not depend on how much
+    // is free.
     if (!fused.ok() && !absl::IsNotFound(fused.status())) return fused.status();
     products->fuses = fused.ok();
     if (fused.ok()) products->forward = *std::move(fused);
@@ -55,6 +62,7 @@ absl::StatusOr<std::shared_ptr<const CudnnProducts>> CreateProducts(CudaContext*
     ASSIGN_OR_RETURN(products->forward, make(ConvolutionProduct::kForward, Epilogue::kNone));
   }
   ASSIGN_OR_RETURN(products->weight_gradient, make(ConvolutionProduct::kWeightGradient, Epilogue::kNone));
+  // An engine that is never run must not refuse the shape.
   if (spec.input_gradient == InputGradient::kNeeded) {
     ASSIGN_OR_RETURN(products->input_gradient, make(ConvolutionProduct::kInputGradient, Epilogue::kNone));
   }
@@ -67,6 +75,7 @@ class CudnnConv2d : public Conv2d {
       : context_(context), spec_(spec), products_(std::move(products)) {}
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+    // The bias is an argument of the fused graph only. The plain graph has no such tensor.
     const bool fuses = products_->fuses, adds_bias = spec_.bias == Bias::kAdded;
     context_->Keep(products_->forward->Run(
         {.x = x, .weight = weight, .y = y, .bias = fuses && adds_bias ? bias : nullptr}, &forward_));
@@ -81,6 +90,7 @@ class CudnnConv2d : public Conv2d {
 
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override {
+    // This comes before both products, which read the masked dy.
     ActivationGradient(context_, {.rows = Rows(),
                                   .channels = spec_.out_channels,
                                   .activation = spec_.activation,
@@ -98,6 +108,7 @@ class CudnnConv2d : public Conv2d {
   CudaContext* const context_;
   const Conv2dSpec spec_;
   const std::shared_ptr<const CudnnProducts> products_;  // of all layers of this shape
+  // The arguments are this layer's own: layers of one shape have other pointers.
   CudnnProduct::Pack forward_, weight_gradient_, input_gradient_;
 };
 
@@ -105,6 +116,8 @@ class CudnnConv2d : public Conv2d {
 
 absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudnnConv2d(CudaContext* context, const Conv2dSpec& spec) {
   const std::string shape = ShapeText(spec);
+  // Products are kept as long as the device, also the answer that there is no engine: neither another layer of the
+  // shape nor a batch size that the network plans again needs a second search.
   if (!context->engines.contains(shape)) {
     absl::StatusOr<std::shared_ptr<const CudnnProducts>> products = CreateProducts(context, spec);
     if (!products.ok() && !absl::IsNotFound(products.status())) return Annotate(products.status(), "conv2d");

@@ -36,6 +36,7 @@ class CudaDense : public Dense {
 
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override {
+    // This comes first, because both products read the masked dy.
     ActivationGradient(
         context_,
         {.rows = spec_.batch, .channels = spec_.out, .activation = spec_.activation, .y = y, .dy = dy, .dbias = dbias});
@@ -55,6 +56,7 @@ cuda::PatchShape PatchesOf(const Conv2dSpec& s, int64_t images) {
   return patches;
 }
 
+// Whether x, as it is in memory, is the matrix of columns: each row one patch, nothing twice and nothing left out.
 bool ColumnsAreInput(const Conv2dSpec& s) {
   if (s.padding_height != 0 || s.padding_width != 0) return false;
   const bool pointwise = s.kernel_height == 1 && s.kernel_width == 1 && s.stride_height == 1 && s.stride_width == 1;
@@ -114,6 +116,7 @@ class CudaConv2d : public Conv2d {
                                                             int64_t chunk_images) {
     auto conv = std::make_unique<CudaConv2d>(context, s, chunk_images);
     ASSIGN_OR_RETURN(conv->chunk_, conv->CreateProducts(chunk_images));
+    // A product of cuBLASLt has one shape, so the last, smaller chunk has products of its own.
     if (const int64_t rest = s.batch % chunk_images; rest != 0) {
       ASSIGN_OR_RETURN(conv->rest_, conv->CreateProducts(rest));
     }
@@ -134,12 +137,15 @@ class CudaConv2d : public Conv2d {
     ConvolutionActivationGradient(context_, spec_, y, dy, dbias);
     ForChunks([&](DenseProducts& products, int64_t first, int64_t images) {
       const float* const chunk_dy = dy + first * OutImage();
+      // Columns and the gradient of the columns share the scratch memory: the stream keeps the calls in order, and the
+      // weight gradient has read the columns when the next product overwrites them.
       products.WeightGradient(Columns(x, first, images), chunk_dy, dweight,
                               first == 0 ? Write::kOverwrite : Write::kAdd);
       if (dx == nullptr) return;
       float* const chunk_dx = dx + first * InImage();
       if (columns_are_input_) return products.InputGradientOf(chunk_dy, weight, chunk_dx);
       float* const columns = context_->scratch.floats();
+      // This is the gradient of the columns. Patches overlap, so col2im then adds up the elements of each pixel.
       products.InputGradientOf(chunk_dy, weight, columns);
       context_->Keep(cuda::Col2im(context_->stream, PatchesOf(spec_, images), columns, chunk_dx), "col2im");
     });
@@ -164,6 +170,7 @@ class CudaConv2d : public Conv2d {
     }
   }
 
+  // Backward makes the columns again: those of forward were in scratch memory, which all layers share.
   const float* Columns(const float* x, int64_t first, int64_t images) {
     if (columns_are_input_) return x + first * InImage();
     float* const columns = context_->scratch.floats();
@@ -186,6 +193,7 @@ class CudaConv2d : public Conv2d {
 absl::StatusOr<std::unique_ptr<Dense>> CreateCudaDense(CudaContext* context, const DenseSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
   ASSIGN_OR_RETURN(DenseProducts products, DenseProducts::Create(context, s));
+  // The memory is reserved here and not in Backward, which may be captured.
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch, s.out), "dense");
   return std::make_unique<CudaDense>(context, s, std::move(products));
 }
@@ -194,6 +202,8 @@ absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, c
   RETURN_IF_ERROR(CheckShape(s));
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch * s.out_height() * s.out_width(), s.out_channels),
                   "conv2d");
+  // This is a rule over shapes: cuDNN, x itself as columns, our narrow kernels, or columns. The first that applies is
+  // taken.
   if (context->cudnn_handle != nullptr) {
     ASSIGN_OR_RETURN(std::unique_ptr<Conv2d> by_cudnn, CreateCudnnConv2d(context, s));
     if (by_cudnn != nullptr) return by_cudnn;
@@ -210,8 +220,10 @@ absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, c
   }
   // Floats, not bytes, so that the product fits in 64 bits: rows and patch are below 2^31 each.
   const int64_t image_floats = image.rows() * image.patch();
+  // A chunk has at least four images, even if their columns exceed the limit: it must be a multiple of four.
   const int64_t fitting = context->columns_bytes_max / kFloatBytes / image_floats / kImagesMultiple * kImagesMultiple;
   const int64_t images = std::min(s.batch, std::max(fitting, kImagesMultiple));
+  // Kernels number the elements of the columns in 31 bits.
   if (image_floats > kTensorElementsMax / images) {
     return absl::InvalidArgumentError(absl::StrCat("conv2d: the columns of ", images, " images have ", images, " x ",
                                                    image_floats, " elements: at most ", kTensorElementsMax,

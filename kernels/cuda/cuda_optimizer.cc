@@ -5,12 +5,14 @@
 
 namespace starring {
 
+// The host computes the factors, once for all elements of an update. Kernels need no more than step_values.h.
 CudaOptimizerScalars MakeCudaOptimizerScalars(const OptimizerConfig& config, float learning_rate, int64_t update) {
   CudaOptimizerScalars scalars = {.learning_rate = learning_rate,
                                   .momentum = static_cast<float>(config.momentum),
                                   .weight_decay = static_cast<float>(config.weight_decay)};
   if (config.kind == OptimizerKind::kSgd) return scalars;
-  // In double and rounded once, in the order of common/arithmetic/optimizer.cc, so that the factors have the same bits.
+  // They are computed in double and rounded once, in the order of common/arithmetic/optimizer.cc, so that the factors
+  // have the same bits.
   const double correction1 = 1 - IntegerPower(config.beta1, update);
   const double correction2 = 1 - IntegerPower(config.beta2, update);
   const double rate = learning_rate;

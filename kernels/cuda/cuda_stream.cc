@@ -15,6 +15,7 @@ namespace {
 class OwnedCudaEvent : public CudaEvent {
  public:
   OwnedCudaEvent(CudaWatch* watch, cudaEvent_t event) : watch_(watch), event_(event) {}
+  // CUDA allows this while a record is queued, and frees the event when the stream has passed it.
   ~OwnedCudaEvent() override { cudaEventDestroy(event_); }
   absl::Status Wait() override {
     const CudaWatch::Call call(watch_, kWaitingForEvent);
@@ -55,6 +56,7 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
     Keep(stream_->CopyToHost(device, host, size_bytes));
   }
   absl::Status Synchronize() override {
+    // This also returns errors of kernels, which CUDA reports at a later call.
     Keep(stream_->Synchronize());
     return first_error_;
   }
@@ -71,6 +73,7 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   absl::Status first_error_;
 };
 
+// The formula is chosen on the host, so that each kernel loads and stores only the states that it has.
 cuda::Update UpdateOf(const OptimizerConfig& config) {
   if (config.kind == OptimizerKind::kAdamW) return cuda::Update::kAdamW;
   if (StateVectorCount(config) == 0) return cuda::Update::kSgd;
@@ -112,6 +115,7 @@ absl::Status OwnedCudaStream::Record(CudaEvent* event) {
 
 absl::Status OwnedCudaStream::Wait(CudaEvent* event) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
+  // A plain wait in a capture is an edge from a record in the same capture. For any other event it would be an error.
   const unsigned flags = captures_ ? cudaEventWaitExternal : cudaEventWaitDefault;
   return CudaStatus(cudaStreamWaitEvent(stream_, Get(event), flags), "waiting for an event in a stream");
 }
@@ -119,6 +123,7 @@ absl::Status OwnedCudaStream::Wait(CudaEvent* event) {
 absl::Status OwnedCudaStream::Copy(const void* from, void* to, int64_t size_bytes, cudaMemcpyKind kind,
                                    const char* what) {
   if (size_bytes <= 0) return absl::OkStatus();
+  // A copy from or to memory that is not pinned may wait for the stream, whatever its name says.
   const CudaWatch::Call call(watch_, what);
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal_), "cudaSetDevice"));
   return CudaStatus(cudaMemcpyAsync(to, from, static_cast<size_t>(size_bytes), kind, stream_), what);
@@ -146,6 +151,7 @@ absl::Status OwnedCudaStream::Follow(OwnedCudaStream* other, CudaEvent* event) {
   // Not external: in a capture the event is an edge of the graph, and takes this stream into the capture.
   RETURN_IF_ERROR(CudaStatus(cudaEventRecordWithFlags(Get(event), other->stream_, cudaEventRecordDefault), "forking"));
   RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(stream_, Get(event), cudaEventWaitDefault), "forking"));
+  // From now on this stream's records and waits must be external too.
   captures_ = captures_ || other->captures_;
   return absl::OkStatus();
 }
@@ -172,6 +178,7 @@ absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal
 
 cudaError_t EnqueueUpdate(cudaStream_t stream, const OptimizerConfig& config, const UpdateArgs& args,
                           const CudaStepValues* bound, CudaStepResult* result) {
+  // The same checks as on the CPU: a span of another length would be memory out of bounds.
   ValidateUpdate(config, args);
   return cuda::ApplyUpdate(stream, {.update = UpdateOf(config),
                                     .count = std::ssize(args.gradient),

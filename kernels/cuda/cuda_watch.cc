@@ -8,6 +8,7 @@ CudaWatch::~CudaWatch() {
     is_over_ = true;
   }
   ends_.NotifyOne();
+  // No call is open: a watch outlives everything that it watches. Without a call the thread was never started.
   if (thread_.joinable()) thread_.join();
 }
 
@@ -15,12 +16,15 @@ CudaWatch::Call::Call(CudaWatch* watch, const char* name) : watch_(watch) {
   if (watch_ == nullptr) return;
   const MutexLock lock(watch_->mutex_);
   watch_->calls_.push_back({.call = this, .name = name});
+  // The thread does not start in the constructor: a process that never asks for a GPU gets no thread.
   if (!watch_->thread_.joinable()) watch_->thread_ = std::thread([watch] { watch->Look(); });
 }
 
 CudaWatch::Call::~Call() {
   if (watch_ == nullptr) return;
   const MutexLock lock(watch_->mutex_);
+  // The call is found by its address, because calls of several threads end in any order. The list is short: each thread
+  // has one call at most.
   std::erase_if(watch_->calls_, [this](const OpenCall& open) { return open.call == this; });
 }
 
@@ -30,10 +34,13 @@ void CudaWatch::Look() {
                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_over_; })) {
     const char* hanging = nullptr;  // the oldest one
     for (OpenCall& open : calls_) {
-      // One look more than kLooks, because the first one may come right after the call began.
+      // One look more than kLooks, because the first one may come right after the call began. The test is for equality,
+      // so that each call is reported once.
       if (++open.looks == kLooks + 1 && hanging == nullptr) hanging = open.name;
     }
     if (hanging == nullptr) continue;
+    // The lock is free meanwhile: `hangs` may take as long as it likes, and other threads' calls must be able to begin
+    // and end.
     mutex_.Unlock();
     options_.hangs(hanging);
     mutex_.Lock();

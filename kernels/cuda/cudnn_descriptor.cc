@@ -11,10 +11,12 @@ std::string CudnnVersion(const CudnnLibrary& library) {
 
 absl::Status CudnnStatus(const CudnnLibrary& library, cudnn::Status status, const char* what) {
   if (status == cudnn::Status::kSuccess) return absl::OkStatus();
+  // cuDNN keeps the reason of its last error, which says more than the status.
   char why[256] = {};
   library.get_last_error_string(why, sizeof(why));
   const std::string text = absl::StrCat(what, ": ", library.get_error_string(status), " (cuDNN status ",
                                         static_cast<int>(status), ")", why[0] == '\0' ? "" : ": ", why);
+  // Two codes, because a caller may try the next engine after a refusal, but not after an error of the library.
   return cudnn::IsRefusal(status) ? absl::UnimplementedError(text) : absl::InternalError(text);
 }
 
@@ -33,6 +35,7 @@ CudnnDescriptor::~CudnnDescriptor() {
 }
 
 absl::Status CudnnDescriptor::Finalize() {
+  // This is the first error of the constructor or of Set, whose callers check nothing.
   RETURN_IF_ERROR(status_);
   return CudnnStatus(*library_, library_->finalize(descriptor_), "cudnnBackendFinalize");
 }
@@ -53,6 +56,7 @@ absl::StatusOr<std::vector<CudnnDescriptor>> CudnnDescriptor::GetDescriptors(cud
                               library_->get_attribute(descriptor_, attribute, cudnn::AttributeType::kDescriptor,
                                                       count_max, &count, elements.data()),
                               "cudnnBackendGetAttribute"));
+  // `count` may also be larger than the array: it is how many cuDNN has.
   while (std::ssize(descriptors) > count) descriptors.pop_back();
   return descriptors;
 }

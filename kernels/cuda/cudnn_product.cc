@@ -17,6 +17,7 @@ using cudnn::NumericalNote;
 
 // The alignment of every pointer.
 constexpr int64_t kAlignmentBytes = 16;
+// cuDNN 9.19 has fewer of each. A note that was cut off would not be checked.
 constexpr int64_t kNotesMax = 32, kKnobsMax = 64;
 // The configurations that are read from one list of the heuristics, which begins with the best.
 constexpr int64_t kConfigurationsMax = 64;
@@ -27,6 +28,7 @@ enum TensorId : int64_t { kX = 1, kWeight, kY, kBias, kConvolved, kBiased };
 // Whether an engine with this note rounds no more than `math` allows. A note that is not listed here refuses the
 // engine, so that a newer cuDNN cannot bring in engines with properties that this build has not heard of.
 bool MayRound(NumericalNote note, CudaMath math) {
+  // Tensor cores take float32 factors in tf32. Strict propagation of NaN is what we want, and rounds nothing.
   if (note == NumericalNote::kTensorCore) return math != CudaMath::kFp32;
   return note == NumericalNote::kStrictNanPropagation;
 }
@@ -47,10 +49,11 @@ Attribute PartOf(ConvolutionProduct product, cudnn::ConvolutionPart part) {
   const Attribute first = product == ConvolutionProduct::kForward         ? Attribute::kForwardAlpha
                           : product == ConvolutionProduct::kInputGradient ? Attribute::kBackwardDataAlpha
                                                                           : Attribute::kBackwardFilterAlpha;
+  // The three convolutions have the same attributes in the same order, from different numbers on.
   return static_cast<Attribute>(static_cast<int>(first) + static_cast<int>(part));
 }
 
-// A plan that cuDNN cannot make of one configuration says nothing of the next.
+// That cuDNN can make no plan of one configuration says nothing about the next.
 absl::StatusOr<bool> FalseIfRefused(const absl::Status& status) {
   if (status.ok() || absl::IsUnimplemented(status)) return status.ok();
   return status;
@@ -107,6 +110,7 @@ absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddTensor(int64_t id, const std::
   tensor->Set<int64_t>(Attribute::kTensorDimensions, AttributeType::kInt64, {n, c, h, w});
   tensor->Set<int64_t>(Attribute::kTensorStrides, AttributeType::kInt64, {h * w * c, 1, w * c, c});
   tensor->Set<int64_t>(Attribute::kTensorUniqueId, AttributeType::kInt64, {id});
+  // Every pointer is at least so aligned; what is said here decides which engines may use wide loads.
   tensor->Set<int64_t>(Attribute::kTensorByteAlignment, AttributeType::kInt64, {kAlignmentBytes});
   if (is_virtual) tensor->Set<bool>(Attribute::kTensorIsVirtual, AttributeType::kBoolean, {true});
   RETURN_IF_ERROR(tensor->Finalize(), "a tensor");
@@ -118,6 +122,7 @@ absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddConvolution(const Conv2dSpec& 
                                                               const CudnnDescriptor& y) {
   CudnnDescriptor* const shape = Add(DescriptorType::kConvolution);
   shape->Set<cudnn::DataType>(Attribute::kConvolutionComputeType, AttributeType::kDataType, {cudnn::DataType::kFloat});
+  // Networks call this a convolution: the kernel is not mirrored.
   shape->Set<cudnn::ConvolutionMode>(Attribute::kConvolutionMode, AttributeType::kConvolutionMode,
                                      {cudnn::ConvolutionMode::kCrossCorrelation});
   const auto set = [shape](Attribute attribute, std::initializer_list<int64_t> values) {
@@ -132,6 +137,8 @@ absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddConvolution(const Conv2dSpec& 
 
   using Part = cudnn::ConvolutionPart;
   CudnnDescriptor* const operation = Add(OperationOf(product));
+  // With alpha 1 and beta 0 the output is overwritten. All three operations know x, weight and y; which of them is
+  // written follows from the operation.
   operation->Set<float>(PartOf(product, Part::kAlpha), AttributeType::kFloat, {1});
   operation->Set<float>(PartOf(product, Part::kBeta), AttributeType::kFloat, {0});
   operation->SetDescriptor(PartOf(product, Part::kDescriptor), *shape);
@@ -239,6 +246,7 @@ absl::StatusOr<bool> CudnnProduct::TryConfiguration(CudnnDescriptor configuratio
   const bool compiles = std::count(behavior.begin(), behavior.end(), cudnn::BehaviorNote::kRuntimeCompilation) > 0;
   if (!exact || compiles) return false;
 
+  // Only a finalized plan shows whether the engine can run the shape, and how much workspace it needs.
   CudnnDescriptor plan(&context_->cudnn, DescriptorType::kExecutionPlan);
   plan.Set<cudnn::Handle>(Attribute::kExecutionPlanHandle, AttributeType::kHandle, {context_->cudnn_handle});
   plan.SetDescriptor(Attribute::kExecutionPlanEngineConfig, configuration);
@@ -249,6 +257,7 @@ absl::StatusOr<bool> CudnnProduct::TryConfiguration(CudnnDescriptor configuratio
   if (workspace_bytes.size() != 1 || workspace_bytes[0] > kWorkspaceBytesMax) return false;
   ASSIGN_OR_RETURN(const std::vector<int64_t> number,
                    engine[0].Get<int64_t>(Attribute::kEngineGlobalIndex, AttributeType::kInt64, 1));
+  // Ranks compare this text, so it must say all that the choice has decided: engine and knobs.
   ASSIGN_OR_RETURN(engine_, TextOf(configuration, number.empty() ? -1 : number[0]));
   workspace_bytes_ = workspace_bytes[0];
   configuration_.emplace(std::move(configuration));
@@ -258,10 +267,12 @@ absl::StatusOr<bool> CudnnProduct::TryConfiguration(CudnnDescriptor configuratio
 
 // Allocates host memory only, so it may be called during a capture.
 absl::Status CudnnProduct::Prepare(const Tensors& tensors, Pack* pack) const {
+  // The address is asked for at every call: the scratch memory moves when another operation reserves more.
   const float* const workspace = workspace_bytes_ == 0 ? nullptr : context_->scratch.floats();
   if (pack->descriptor.has_value() && tensors == pack->tensors && workspace == pack->workspace) return absl::OkStatus();
   std::vector<int64_t> ids = {kX, kWeight, kY};
   std::vector<const void*> pointers = {tensors.x, tensors.weight, tensors.y};
+  // A tensor that the graph does not have would be refused.
   if (tensors.bias != nullptr) {
     ids.push_back(kBias);
     pointers.push_back(tensors.bias);
@@ -277,6 +288,7 @@ absl::Status CudnnProduct::Prepare(const Tensors& tensors, Pack* pack) const {
 }
 
 absl::Status CudnnProduct::Run(const Tensors& tensors, Pack* pack) const {
+  // In a capture the graph keeps the pointers. A Pack that is made again later does not change them.
   RETURN_IF_ERROR(Prepare(tensors, pack), "the arguments of a convolution");
   return CudnnStatus(context_->cudnn,
                      context_->cudnn.execute(context_->cudnn_handle, plan_->get(), pack->descriptor->get()),

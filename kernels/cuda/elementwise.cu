@@ -27,6 +27,7 @@ struct ReluBackwardBody {
   }
 };
 
+// The ReLU is part of the pass: a separate one would read and write y again.
 template <bool kRelu>
 struct AddBody {
   const float* a;
@@ -61,6 +62,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t step = g.bound != nullptr ? g.bound->step : g.values.step;
   const int64_t first_sample = g.bound != nullptr ? g.bound->first_sample : g.values.first_sample;
   const uint64_t first_word = static_cast<uint64_t>(first_sample) * static_cast<uint64_t>(g.sample_elements);
+  // A thread computes one counter, whose four words decide four elements. The counter is the CPU's: group, step,
+  // purpose and layer.
   const uint64_t group = first_word / 4 + static_cast<uint64_t>(thread);
   const PhiloxWords words = Philox({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32),
                                      static_cast<uint32_t>(step), kDropoutPurpose << 24 | g.stream}},
@@ -68,6 +71,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   // A group is four words. Where this rank's first word is in the middle of one, its first group begins before its
   // first element, and no group is a whole pack.
   const int64_t first = 4 * thread - static_cast<int64_t>(first_word % 4);
+  // The choice cannot be made on the host, as elsewhere: a bound first_sample is known only now.
   if (alignment == Alignment::kPacks && first_word % 4 == 0 && first + 4 <= g.count) {
     Pack<float, 4> v = LoadPack<4>(in + first);
 #pragma unroll
@@ -78,6 +82,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const int64_t e = first + k;
+    // A group at either end has words of elements that this rank does not have.
     if (e >= 0 && e < g.count) out[e] = words.v[k] >> 8 >= g.threshold ? in[e] * g.scale : 0.0f;
   }
 }

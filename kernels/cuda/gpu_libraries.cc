@@ -19,6 +19,8 @@ class Functions {
 
   template <typename Function>
   void Find(const char* function_name, Function* function) {
+    // POSIX lets a pointer from dlsym be cast to a function's type; for cuBLASLt the type is that of the header's
+    // declaration, for cuDNN that of our own (cudnn_interface.h).
     *function = reinterpret_cast<Function>(dlsym(library_, function_name));
     if (*function == nullptr) missing_ = function_name;
   }
@@ -36,6 +38,7 @@ class Functions {
 }  // namespace
 
 absl::StatusOr<CublasLtLibrary> CublasLtLibrary::Load(const std::vector<std::string>& folders) {
+  // The major version must be that of the headers, whose structs and enumerations are compiled into this build.
   ASSIGN_OR_RETURN(void* const library, OpenGpuLibrary(absl::StrCat("libcublasLt.so.", CUBLAS_VER_MAJOR), folders),
                    "cuBLASLt ", CUBLAS_VER_MAJOR, " cannot be loaded");
   CublasLtLibrary table;
@@ -54,11 +57,13 @@ absl::StatusOr<CublasLtLibrary> CublasLtLibrary::Load(const std::vector<std::str
   functions.Find("cublasLtMatmulPreferenceSetAttribute", &table.matmul_preference_set_attribute);
   functions.Find("cublasLtMatrixLayoutCreate", &table.matrix_layout_create);
   functions.Find("cublasLtMatrixLayoutDestroy", &table.matrix_layout_destroy);
+  // A library that is older than a function that we use is refused here, with that function's name.
   RETURN_IF_ERROR(functions.status());
   return table;
 }
 
 absl::StatusOr<CudnnLibrary> CudnnLibrary::Load(const std::vector<std::string>& folders) {
+  // The numbers of cudnn_interface.h are those of cuDNN 9.
   ASSIGN_OR_RETURN(void* const library, OpenGpuLibrary("libcudnn.so.9", folders), "cuDNN 9 cannot be loaded");
   CudnnLibrary table;
   Functions functions(library, "cuDNN");

@@ -18,6 +18,7 @@ struct Im2colBody {
     const auto [kernel_row, kernel_column] = g.kernel_width.Split(place);
     const ImagePlace window = WindowOf(g, row);
     const int32_t h = window.h + static_cast<int32_t>(kernel_row), w = window.w + static_cast<int32_t>(kernel_column);
+    // Padding is 0, and is stored: the scratch memory holds other numbers.
     Pack<float, kWidth> v = {};
     if (IsInside(g, h, w)) v = LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
     StorePack(v, columns + i);

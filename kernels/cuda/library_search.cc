@@ -21,6 +21,7 @@ void AddPython(const std::string& packages, std::vector<std::string>* folders) {
 std::vector<std::string> Glob(const std::string& pattern) {
   glob_t found = {};
   const absl::Cleanup free_found = [&found] { globfree(&found); };
+  // A folder that does not exist is the usual case, and no error.
   if (glob(pattern.c_str(), 0, nullptr, &found) != 0) return {};
   return {found.gl_pathv, found.gl_pathv + found.gl_pathc};
 }
@@ -28,6 +29,7 @@ std::vector<std::string> Glob(const std::string& pattern) {
 }  // namespace
 
 std::vector<std::string> GpuLibraryFolders(absl::FunctionRef<const char*(const char* name)> lookup) {
+  // Folders that a variable names come before those of the system: a user has chosen them.
   std::vector<std::string> folders;
   const auto value = [&](const char* name) {
     const char* const text = lookup(name);
@@ -54,7 +56,11 @@ std::vector<std::string> GpuLibraryFolders(absl::FunctionRef<const char*(const c
 }
 
 absl::StatusOr<void*> OpenGpuLibrary(const std::string& name, const std::vector<std::string>& folders) {
+  // The loader's own search comes first: the program's RPATH, which is the bundle's folder, LD_LIBRARY_PATH and the
+  // system's own folders win over our guesses. RTLD_NOW: a library with a symbol that its dependencies lack must fail
+  // here, where the next folder can be tried, and not at a call.
   if (void* const library = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+  // dlerror forgets its text when it is read and when dlopen is called again.
   std::string errors = dlerror();
   for (const std::string& folder : folders) {
     for (const std::string& path : Glob(absl::StrCat(folder, "/", name))) {

@@ -19,6 +19,7 @@ constexpr uint32_t kAlignmentBytes = 16;
 
 cublasComputeType_t ComputeType(CudaMath math) {
   switch (math) {
+    // FAST_ allows the library to round, and does not oblige it: a product in bf16 may have the bits of tf32.
     case CudaMath::kTf32:
       return CUBLAS_COMPUTE_32F_FAST_TF32;
     case CudaMath::kBf16:
@@ -44,6 +45,7 @@ std::string Text(const MatrixProductSpec& s) {
 absl::StatusOr<std::unique_ptr<MatrixProduct>> MatrixProduct::Create(CudaContext* context,
                                                                      const MatrixProductSpec& spec) {
   auto product = absl::WrapUnique(new MatrixProduct(context, spec));
+  // The shape goes in front of every error: cuBLASLt's own texts do not name it.
   RETURN_IF_ERROR(product->Prepare(), Text(spec));
   return product;
 }
@@ -77,6 +79,7 @@ absl::Status MatrixProduct::Describe() {
   const CublasLtLibrary& library = context_->cublaslt;
   RETURN_IF_ERROR(Check(library, library.matmul_desc_create(&operation_, ComputeType(context_->math), CUDA_R_32F),
                         "cublasLtMatmulDescCreate"));
+  // Describes a factor as cuBLAS sees it: row_length rows and row_count columns, which are row_length floats apart.
   const auto describe = [&](Stored stored, int64_t op_rows, int64_t op_columns,
                             cublasLtMatmulDescAttributes_t attribute, cublasLtMatrixLayout_t* layout) -> absl::Status {
     const bool plain = stored == Stored::kPlain;
@@ -90,6 +93,7 @@ absl::Status MatrixProduct::Describe() {
                                               static_cast<uint64_t>(row_count), row_length),
                  "cublasLtMatrixLayoutCreate");
   };
+  // Its first factor (TRANSA) is our b, its second (TRANSB) our a.
   RETURN_IF_ERROR(describe(spec_.b, spec_.depth, spec_.columns, CUBLASLT_MATMUL_DESC_TRANSA, &b_));
   RETURN_IF_ERROR(describe(spec_.a, spec_.rows, spec_.depth, CUBLASLT_MATMUL_DESC_TRANSB, &a_));
   return Check(library,
@@ -116,6 +120,7 @@ absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* f
     return Check(library, library.matmul_preference_set_attribute(preference, attribute, &value, sizeof(value)),
                  "cublasLtMatmulPreferenceSetAttribute");
   };
+  // The limit is the workspace's size and not what is free, or the choice would differ from run to run.
   RETURN_IF_ERROR(set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{CudaContext::kWorkspaceBytes}));
   // A sum that is split over blocks goes through the workspace, and a second kernel adds it up in order. The in-place
   // scheme adds in the order in which blocks finish, which would change the bits from run to run.
@@ -127,12 +132,15 @@ absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* f
     RETURN_IF_ERROR(set(attribute, kAlignmentBytes));
   }
 
+  // One result is asked for: the heuristics' first choice. Measuring several would make the choice, and so the bits,
+  // depend on what else the GPU does.
   cublasLtMatmulHeuristicResult_t result = {};
   int count = 0;
   const cublasStatus_t status = library.matmul_algo_get_heuristic(context_->cublaslt_handle, operation_, b_, a_, c_, c_,
                                                                   preference, 1, &result, &count);
   *found = status == CUBLAS_STATUS_SUCCESS && count == 1 && result.state == CUBLAS_STATUS_SUCCESS;
   if (*found) algorithm_ = result.algo;
+  // That there is no algorithm is an answer, which Prepare handles.
   if (status == CUBLAS_STATUS_NOT_SUPPORTED) return absl::OkStatus();
   return Check(library, status, "cublasLtMatmulAlgoGetHeuristic");
 }
@@ -142,11 +150,15 @@ void MatrixProduct::Run(const float* a, const float* b, const float* bias, float
   const bool plain = spec_.bias == Bias::kNone && spec_.activation == Activation::kNone;
   CHECK(plain || write == Write::kOverwrite);
   CHECK_EQ(bias != nullptr, spec_.bias == Bias::kAdded);
+  // The bias is an attribute of the description and not an argument of the call. The layer's parameters may be
+  // elsewhere than at the last call.
   if (bias != nullptr && has_epilogue_) {
     context_->Keep(Check(
         library, library.matmul_desc_set_attribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)),
         "cublasLtMatmulDescSetAttribute"));
   }
+  // Both are in host memory: cuBLASLt reads them when it is called, so a captured graph keeps their values. c is also
+  // the matrix that beta multiplies.
   const float alpha = 1, beta = write == Write::kAdd ? 1 : 0;
   context_->Keep(Check(library,
                        library.matmul(context_->cublaslt_handle, operation_, &alpha, b, b_, a, a_, &beta, c, c_, c, c_,
@@ -173,6 +185,7 @@ absl::StatusOr<DenseProducts> DenseProducts::Create(CudaContext* context, const 
   ASSIGN_OR_RETURN(
       products.dweight_,
       MatrixProduct::Create(context, {.rows = s.out, .columns = s.in, .depth = s.batch, .a = Stored::kTransposed}));
+  // The first layer makes no dx, and needs no algorithm for it.
   if (s.input_gradient == InputGradient::kNotNeeded) return products;
   ASSIGN_OR_RETURN(products.dx_, MatrixProduct::Create(context, {.rows = s.batch, .columns = s.in, .depth = s.out}));
   return products;

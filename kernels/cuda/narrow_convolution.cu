@@ -20,6 +20,8 @@ constexpr int32_t kNowhere = -(1 << 30);
 
 using Quad = Pack<float, kPackFloats>;
 
+// Sizes are 32-bit, because 64-bit index arithmetic takes several instructions on a GPU. They fit: CheckShape allows
+// 2^31 - 1 elements for a tensor.
 struct Geometry : PatchGeometry {
   Divisor out_channels;
   int32_t out_channels_size, rows, pixels;
@@ -106,10 +108,12 @@ struct Outputs {
     const auto [place, channel] = g.out_channels.Split(static_cast<uint32_t>(depth));
     const auto [kernel_row, kernel_column] = g.kernel_width.Split(place);
     const int32_t h = at.h - static_cast<int32_t>(kernel_row), w = at.w - static_cast<int32_t>(kernel_column);
+    // No window has this place of its kernel over the pixel. A pixel that does not exist has the place kNowhere and
+    // ends here too.
     if (h < 0 || w < 0) return {};
     const auto [row, row_rest] = g.stride_height.Split(static_cast<uint32_t>(h));
     const auto [column, column_rest] = g.stride_width.Split(static_cast<uint32_t>(w));
-    // With a stride, this place of the kernel is over the pixel in no window.
+    // With a stride, no window has this place of its kernel over the pixel.
     if (row_rest != 0 || column_rest != 0) return {};
     if (static_cast<int32_t>(row) >= g.out_height_size || static_cast<int32_t>(column) >= g.out_width_size) return {};
     const int64_t out = (int64_t{at.image} * g.out_height_size + row) * g.out_width_size + column;
@@ -176,6 +180,8 @@ struct StoreRows {
 
   __device__ void operator()(int32_t row, int32_t column, Quad sum) const {
     if (row >= rows) return;
+    // Columns are padded to the tile's width, and sums of the padding are not stored. With kPacks a pack is whole or
+    // absent, since 4 divides the columns.
     const int32_t left = columns - column;
 #pragma unroll
     for (int j = 0; j < kTileSide; ++j) {
@@ -226,12 +232,14 @@ class Gatherer {
 #pragma unroll
     for (int i = 0; i < kTileDepth; i += kLaneCount * kStep) {
       const int d = i + lane_ * kStep;
+      // With few columns there are more threads than places in the tile; the others have nothing to load.
       if (d >= kTileDepth) break;
       Pack<float, kWidth> v = {};
       if (first + d < end) v = factor_.Load(place_, first + d);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const int outer = kAlongDepth ? outer_ : outer_ + j;
+        // The tile is depth by outer whatever the factor's order in memory, so that the product reads both tiles alike.
         tile[kAlongDepth ? d + j : d][outer / kPackFloats].v[outer % kPackFloats] = v.v[j];
       }
     }
@@ -249,17 +257,25 @@ class Gatherer {
   const typename Factor::Place place_;
 };
 
+// One tile of 64 rows by kColumns, over slice_depth of the depth from blockIdx.y * slice_depth on.
+//
+// Each step fills both tiles and then multiplies them: for each depth a thread reads four numbers of each, by two
+// 16-byte loads, for 16 multiply-adds. kGroups groups of threads have the same outputs, and each takes every kGroups-th
+// depth: a block has 256 threads even where its outputs need fewer. While a block waits for a gather, other blocks of
+// the multiprocessor compute.
 template <int kColumns, typename A, typename B, typename Store>
 __global__ void __launch_bounds__(kBlockThreads)
     ProductKernel(const A a, const B b, const Store store, int32_t depth, int32_t slice_depth) {
   constexpr int kGroupThreads = kTileRows * kColumns / (kTileSide * kTileSide);
   constexpr int kGroups = kBlockThreads / kGroupThreads;
+  // a takes 8 KiB of shared memory, b 2 to 8 KiB.
   __shared__ Quad a_tile[kTileDepth][kTileRows / kPackFloats];
   __shared__ Quad b_tile[kTileDepth][kColumns / kPackFloats];
   const int thread = static_cast<int>(threadIdx.x);
   const int group = thread / kGroupThreads, in_group = thread % kGroupThreads;
   const int quad_row = in_group / (kColumns / kTileSide), quad_column = in_group % (kColumns / kTileSide);
   const int32_t row_first = static_cast<int32_t>(blockIdx.x) * kTileRows;
+  // The divisions of a thread's place are done here, once for the whole walk.
   const Gatherer<kTileRows, A> gather_a(a, row_first);
   const Gatherer<kColumns, B> gather_b(b, 0);
   const int32_t begin = static_cast<int32_t>(blockIdx.y) * slice_depth;
@@ -270,6 +286,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     gather_a.Fill(first, end, a_tile);
     gather_b.Fill(first, end, b_tile);
     __syncthreads();  // all threads have filled the tiles that all threads now read
+    // The tile beyond `end` holds zeros, but counting less is cheaper than adding them.
     const int steps = end - first < kTileDepth ? end - first : kTileDepth;
 #pragma unroll 4
     for (int d = group; d < steps; d += kGroups) {
@@ -280,6 +297,7 @@ __global__ void __launch_bounds__(kBlockThreads)
         for (int j = 0; j < kTileSide; ++j) sums[i].v[j] = fmaf(row.v[i], column.v[j], sums[i].v[j]);
       }
     }
+    // All threads have read the tiles that the next step overwrites.
     __syncthreads();
   }
 
@@ -294,6 +312,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
     __syncthreads();
   }
+  // No barrier follows, so threads may leave.
   if (group != 0) return;
 #pragma unroll
   for (int i = 0; i < kTileSide; ++i) {
@@ -310,6 +329,7 @@ struct ProductShape {
 template <typename A, typename B, typename Store>
 cudaError_t LaunchProduct(cudaStream_t stream, const ProductShape& s, const A& a, const B& b, const Store& store) {
   const LaunchShape shape = {.blocks = CeilDivide(s.rows, kTileRows), .blocks_y = s.slices};
+  // The narrowest tile that holds all columns is taken: the rest of a tile is products with zeros.
   const auto kernel = s.columns <= 16   ? ProductKernel<16, A, B, Store>
                       : s.columns <= 32 ? ProductKernel<32, A, B, Store>
                                         : ProductKernel<64, A, B, Store>;
@@ -320,6 +340,7 @@ ProductShape WeightProduct(const PatchShape& s, int64_t out_channels) {
   // The thinner the patch, the fewer blocks it fills, and the more slices it is cut into.
   const int64_t slices_max = kWeightBlocksMax / CeilDivide(s.patch(), kTileRows);
   const int64_t slices = std::min(CeilDivide(s.rows(), kSliceRowsMin), slices_max);
+  // A slice has whole steps, but for the last one. That may make fewer slices than were asked for.
   const int64_t slice_depth = CeilDivide(CeilDivide(s.rows(), slices), kTileDepth) * kTileDepth;
   return {.rows = s.patch(),
           .columns = out_channels,
@@ -338,6 +359,7 @@ int64_t SliceFloats(const PatchShape& s, int64_t out_channels) {
 
 cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& s, int64_t out_channels,
                           const NarrowForwardArgs& args) {
+  // The product is patches(x) (rows, patch) by weight^T (patch, out_channels), in one slice.
   const Geometry g(s, out_channels);
   const StoreRows store = {.rows = g.rows,
                            .columns = g.out_channels_size,
@@ -355,6 +377,8 @@ cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& s, int64_t out_
 
 cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& s, int64_t out_channels, const float* dy,
                                 const float* weight, float* dx) {
+  // Rows are the pixels of x. The depth is (kernel row, kernel column, output channel): dy has its output channels next
+  // to each other, so a pack is four of them.
   const Geometry g(s, out_channels);
   const StoreRows store = {.rows = g.pixels,
                            .columns = g.channels_size,
@@ -384,6 +408,8 @@ int64_t NarrowCounters(const PatchShape& s, int64_t out_channels) {
 
 cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64_t out_channels,
                                  const NarrowWeightGradientArgs& args) {
+  // The product is patches(x)^T (patch, rows) by dy (rows, out_channels). The result is small and the depth long, so
+  // the depth is cut into slices; without them few blocks would work.
   const Geometry g(s, out_channels);
   const ProductShape shape = WeightProduct(s, out_channels);
   const StoreSlice store = {
@@ -392,6 +418,7 @@ cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64
     return LaunchProduct(stream, shape, PatchesTransposed<kXWidth>{g, args.x}, OutputGradients<kDyWidth>{g, args.dy},
                          store);
   };
+  // x and dy take packs independently of each other.
   const auto launch_by_x = [&]<int kDyWidth>() {
     const bool by_packs = AlignmentOfChannels(s.channels, args.x) == Alignment::kPacks;
     return by_packs ? launch.template operator()<kPackFloats, kDyWidth>() : launch.template operator()<1, kDyWidth>();

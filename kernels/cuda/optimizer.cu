@@ -4,14 +4,15 @@
 namespace starring::cuda {
 namespace {
 
-// An element is read and written once, whatever the optimizer: the formula is a constant of the kernel, so that SGD
-// does not load states that it has not.
+// An element is read and written once, whatever the optimizer: the formula is a constant of the kernel, so that SGD,
+// which has no states, loads none.
 template <Update kUpdate>
 struct UpdateBody {
   OptimizerArgs g;
 
   template <int kWidth>
   __device__ void Run(int64_t i) const {
+    // Each thread reads the factors when it runs: a captured graph would repeat the factors of its capture.
     const CudaOptimizerScalars s = g.bound != nullptr ? g.bound->optimizer : g.scalars;
     const Pack<float, kWidth> gradient = LoadPack<kWidth>(g.gradient + i), in = LoadPack<kWidth>(g.parameters_in + i);
     Pack<float, kWidth> out, first = {}, second = {};
@@ -60,6 +61,7 @@ struct NonFiniteBody {
   __device__ void Run(int64_t i) const {
     const Pack<float, kWidth> in = LoadPack<kWidth>(values + i);
     for (int k = 0; k < kWidth; ++k) {
+      // No atomic: a store of 8 aligned bytes is one access, so one of the indices remains whole.
       if (!IsFinite(in.v[k])) result->non_finite_element = i + k;
     }
   }

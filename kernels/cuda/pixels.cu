@@ -5,6 +5,7 @@
 namespace starring::cuda {
 namespace {
 
+// The CPU's formula. A subtraction and then a multiplication cannot be fused, so the bits are the CPU's too.
 struct PixelBody {
   PixelArgs g;
   Divisor channels;
@@ -12,6 +13,7 @@ struct PixelBody {
   __device__ void Run(int64_t i) const {
     const Pack<uint8_t, kWidth> in = LoadPack<kWidth>(g.pixels + i);
     Pack<float, kWidth> out;
+    // One division serves a pack. Its values may belong to several pixels, because 4 need not divide the channels.
     uint32_t c = channels.Split(static_cast<uint32_t>(i)).remainder;
     for (int k = 0; k < kWidth; ++k) {
       out.v[k] = (static_cast<float>(in.v[k]) - g.offset[c]) * g.scale[c];
@@ -35,6 +37,7 @@ __device__ inline Crop DrawCrop(const GatherArgs& g, uint32_t sample) {
   const auto padding = static_cast<int32_t>(g.padding);
   const uint32_t places = 2 * static_cast<uint32_t>(padding) + 1;
   Crop crop;
+  // BelowN of common/arithmetic/philox.h: the upper word of a product is a number below `places`.
   crop.down = static_cast<int32_t>(__umulhi(words.v[0], places)) - padding;
   crop.right = static_cast<int32_t>(__umulhi(words.v[1], places)) - padding;
   crop.right_end = static_cast<int32_t>(g.width) - 1 + crop.right;
@@ -50,18 +53,22 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t first = kWidth * (int64_t{piece} * kBlockThreads + threadIdx.x);
   if (first >= image_values) return;
   const uint32_t sample = g.samples[b];
+  // One thread of the image does this. A second kernel, for one number of each image, would cost a launch.
   if (first == 0) g.out_labels[b] = g.labels[sample];
   Crop crop;
+  // Without crops the fields of Crop are zeros: the value comes from where it goes.
   if (g.padding > 0) crop = DrawCrop(g, sample);
   const uint8_t* const image = g.images + int64_t{sample} * image_values;
   const auto [pixel, channel] = channels.Split(static_cast<uint32_t>(first));
   const auto [row, column] = width.Split(pixel);
+  // This is the place of the first value; the loop steps from value to value without another division.
   int64_t y = row, x = column, c = channel;
   Pack<float, kWidth> out;
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) {
     const int64_t from_y = y + crop.down, from_x = crop.flip ? crop.right_end - x : crop.right + x;
     const bool inside = from_y >= 0 && from_y < g.height && from_x >= 0 && from_x < g.width;
+    // Outside of the image is a pixel of zeros, which is normalised like any other, as on the CPU.
     const uint8_t value = inside ? image[(from_y * g.width + from_x) * g.channels + c] : uint8_t{0};
     out.v[k] = (static_cast<float>(value) - g.offset[c]) * g.scale[c];
     if (++c < g.channels) continue;
@@ -76,6 +83,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 template <int kWidth>
 cudaError_t LaunchGather(cudaStream_t stream, const GatherArgs& args) {
   const int64_t values = args.height * args.width * args.channels;
+  // No block crosses from one image to the next, so the last block of each image may be partly idle.
   const int64_t pieces = CeilDivide(values, kWidth * kBlockThreads);
   return Launch(stream, {.blocks = args.batch * pieces}, GatherKernel<kWidth>, args, Divisor(pieces),
                 Divisor(args.channels), Divisor(args.width), values);

@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int distance = kWarpPacks; distance < kWarpThreads; distance *= 2) {
     for (float& v : sum.v) v += __shfl_xor_sync(0xffffffffu, v, distance);
   }
+  // After the shuffles all lanes of a pack have the sum; one stores it.
   if (pack >= packs || pixel_lane != 0) return;
   for (float& v : sum.v) v /= static_cast<float>(pixels);
   StorePack(sum, y + pack * kWidth);
@@ -124,6 +125,7 @@ cudaError_t AverageForward(cudaStream_t stream, const AveragePoolShape& s, const
                 Divisor(s.channels / kWidth), s.channels, s.pixels, x, y);
 }
 
+// Every pixel of an image gets the same gradient: dy is small and comes from the cache.
 struct AveragePoolBackwardBody {
   Divisor channels, image_floats;
   int64_t channels_size;
@@ -145,6 +147,8 @@ struct AveragePoolBackwardBody {
 }  // namespace
 
 int64_t WinnerBytes(const PatchShape& window) {
+  // A byte is used where it is enough: forward then writes 5 bytes for an output instead of 8, and backward reads as
+  // many.
   const int64_t bytes = window.kernel_height * window.kernel_width <= kBytePlaces ? 1 : 4;
   return bytes * window.rows() * window.channels;
 }

@@ -21,6 +21,7 @@ __device__ inline Best Better(const Best& a, const Best& b) {
   return a.index < b.index ? a : b;
 }
 
+// All lanes get the result. Better is commutative, so both partners of an exchange choose the same.
 __device__ inline Best BestOfWarp(Best best) {
   for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
     const float value = __shfl_xor_sync(kWholeWarp, best.value, distance);
@@ -58,12 +59,14 @@ __device__ inline void TreatSample(const SoftmaxCrossEntropyArgs& g, int64_t sam
   // Read before the first write: dlogits may alias logits. The __syncwarp below keeps other lanes from writing earlier.
   const float label_logit = known ? logits[label] : nan;
   if (lane == 0) {
+    // This is -log(softmax) without the softmax: a probability so small that it is 0 in float has a finite loss here.
     g.samples[sample] = {log(sum) - static_cast<double>(label_logit - best.value), best.index == label ? 1 : 0};
   }
   if (g.dlogits == nullptr) return;
   __syncwarp();
   float* const dlogits = g.dlogits + sample * g.classes;
   const float scale = g.bound != nullptr ? g.bound->loss_scale : g.loss_scale;
+  // A label that does not exist makes the whole gradient of the sample NaN, which the search for such values finds.
   const float factor = known ? static_cast<float>(scale / sum) : nan;
   for (int64_t c = lane; c < g.classes; c += kWarpThreads) {
     const float probability = expf(logits[c] - best.value) * factor;
@@ -88,6 +91,7 @@ __device__ inline void AddSamplesUp(const SoftmaxCrossEntropyArgs& g) {
       buffer[thread].correct += buffer[thread + stride].correct;
     }
   }
+  // The loop ends without a barrier: thread 0 itself has made the last sum.
   if (thread != 0) return;
   *g.total = buffer[0];
   if (g.result != nullptr) {
@@ -98,6 +102,7 @@ __device__ inline void AddSamplesUp(const SoftmaxCrossEntropyArgs& g) {
 
 __global__ void __launch_bounds__(kBlockThreads) SoftmaxCrossEntropyKernel(SoftmaxCrossEntropyArgs g) {
   const int64_t sample = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpThreads;
+  // No return for warps without a sample: IsLastBlock has barriers that every thread of the block must reach.
   if (sample < g.batch) TreatSample(g, sample);
   if (IsLastBlock(g.counter, gridDim.x)) AddSamplesUp(g);
 }

@@ -13,7 +13,7 @@ KERNELS = [
     "softmax_cross_entropy",
 ]
 
-# What kernels share.
+# Headers that kernels share.
 KERNEL_HDRS = [
     "column_tiles.h",
     "device_philox.h",
@@ -22,7 +22,7 @@ KERNEL_HDRS = [
     "patch_geometry.h",
 ]
 
-# What the host compiler compiles, each with a header of its name; but for gpu_libraries.cc, which the emulation
+# The sources for the host compiler, each with a header of its name, except gpu_libraries.cc, which the emulation
 # replaces.
 _HOST = [
     "cuda_memory",

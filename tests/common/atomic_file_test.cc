@@ -42,7 +42,7 @@ TEST(WriteFileAtomicallyTest, KeepsTheOldFileWhenTheNewOneDoesNotFit) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
 
-TEST(WriteFileAtomicallyTest, DoesNotFollowALinkThatLiesInWait) {
+TEST(WriteFileAtomicallyTest, DoesNotFollowALinkInItsWay) {
   const std::string victim = testing::TempDir() + "/victim", path = testing::TempDir() + "/watched";
   std::ofstream(victim) << "precious";
   const std::string trap = path + ".tmp." + std::to_string(getpid());

@@ -84,7 +84,6 @@ TEST(JobSpecTest, AnotherLayoutIsNamedByItsHash) {
   EXPECT_THAT(message, HasSubstr("same --model"));
 }
 
-// A model given by different names is clearer than by different hashes.
 // One worker reaches the servers as 127.0.0.1, another by a name.
 TEST(JobSpecTest, AnotherDefaultOfBucketBytesIsExplained) {
   EXPECT_THAT(Compare([](JobSpec& job) {
@@ -124,6 +123,7 @@ TEST(JobSpecTest, OtherConvolutionsAreNamedWithTheWayOut) {
               testing::EndsWith("=cudnn: give all workers the same cuDNN and GPUs of one model, or --conv=own"));
 }
 
+// Two names of models are clearer than two hashes of layouts.
 TEST(JobSpecTest, FlagsAreNamedBeforeFields) {
   EXPECT_THAT(Compare([](JobSpec& job) {
                 job.layout = Layout::Create({{.name = "v", .dims = {300, 100}}}).value();

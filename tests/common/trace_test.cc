@@ -27,7 +27,7 @@ std::string ContentOf(int number) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-TEST(TraceTest, TheNameOfTheProcessStandsBeforeTheExtension) {
+TEST(TraceTest, TheNameOfTheProcessIsBeforeTheExtension) {
   const auto path = [](const char* given, Trace::Role role) {
     return Trace::PathOf({.path = given, .role = role, .number = 3});
   };

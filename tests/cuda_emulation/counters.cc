@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kSectorBytes = 32, kWordSectors = 64;
 constexpr size_t kAlignment = 256;
-constexpr size_t kRegionBytes = size_t{1} << 36;  // of addresses; the system provides memory when it is touched
+constexpr size_t kRegionBytes = size_t{1} << 36;  // of addresses
 
 std::mutex& CountsMutex() {
   static std::mutex& mutex = *new std::mutex;
@@ -21,6 +21,7 @@ std::mutex& CountsMutex() {
 }
 WorkCounts counts;
 
+// Zeroed. The system provides a page when it is touched, so the size may exceed the machine's memory.
 void* Reserve(size_t size_bytes) {
   void* const memory =
       mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -30,7 +31,7 @@ void* Reserve(size_t size_bytes) {
 // A bit for each sector of the region.
 struct Marks {
   uint64_t* words = nullptr;
-  std::vector<size_t> touched;  // words that are not 0
+  std::vector<size_t> touched;  // words that are not 0, of many more that are
 
   void Mark(size_t sector) {
     uint64_t& word = words[sector / kWordSectors];

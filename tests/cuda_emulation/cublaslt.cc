@@ -17,7 +17,7 @@ struct CublasLtEmulatedLayout {
   int64_t rows, columns, leading_dimension;
 };
 struct CublasLtEmulatedPreference {
-  uint32_t alignment_bytes[4] = {256, 256, 256, 256};
+  uint32_t alignment_bytes[4] = {256, 256, 256, 256};  // what cuBLASLt assumes unless it is told otherwise
 };
 
 using starring::cuda_emulation::Gpu;
@@ -26,7 +26,7 @@ namespace {
 
 constexpr int64_t kFloatBytes = sizeof(float);
 
-// An element of op(m), where m is stored column by column.
+// The shape of op(m).
 struct Shape {
   int64_t rows, columns;
 };

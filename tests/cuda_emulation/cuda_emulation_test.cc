@@ -52,7 +52,8 @@ TEST(CudaEmulation, SyncthreadsMakesThreadsWaitForEachOther) {
   for (int i = 0; i < 3 * 96; ++i) EXPECT_EQ(out[i], 1000 * (i / 96) + (i % 96 + 7) % 96);
 }
 
-// A kernel without the barrier that it needs.
+// A kernel without the barrier that it needs. Threads begin in another order from launch to launch, so some launches
+// read the lower half too early, and some the upper half.
 void ReverseWithoutABarrier(int* out) {
   __shared__ int values[64];
   values[threadIdx.x] = static_cast<int>(1 + threadIdx.x);
@@ -186,7 +187,7 @@ class LateStreamsTest : public testing::Test {
   void* device_ = nullptr;
 };
 
-TEST_F(LateStreamsTest, ACopyTakesWhatPinnedMemoryHoldsWhenSomebodyWaits) {
+TEST_F(LateStreamsTest, ACopyTakesPinnedMemoryAsItIsAtTheWait) {
   Set(pinned_, 1);
   CopyToDevice(pinned_, copies_);
   Set(pinned_, 2);
@@ -203,7 +204,7 @@ TEST_F(LateStreamsTest, OtherMemoryIsTheCallersAgainAtOnce) {
   EXPECT_EQ(host, 1u);
 }
 
-TEST_F(LateStreamsTest, WhoWaitsForAnEventGetsWhatLiesBeforeItAndNoMore) {
+TEST_F(LateStreamsTest, AWaitForAnEventRunsTheWorkBeforeItAndNoMore) {
   Set(pinned_, 1);
   CopyToDevice(pinned_, copies_);
   EXPECT_EQ(cudaEventRecordWithFlags(event_, copies_, cudaEventRecordDefault), cudaSuccess);

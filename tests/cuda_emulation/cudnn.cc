@@ -141,6 +141,7 @@ bool ReadConvolution(const Descriptor& operation, Convolution* c) {
   const auto tensor = [&](P part) { return ReadTensor(Child(operation, Part(alpha, part), DescriptorType::kTensor)); };
   const auto x = tensor(P::kX), weight = tensor(P::kWeight), y = tensor(P::kY);
   if (shape == nullptr || !x.has_value() || !weight.has_value() || !y.has_value()) return false;
+  // Alpha 1 and beta 0; compute type float (0); mode cross-correlation (1); two dimensions without dilation.
   if (!Has<float>(operation, alpha, AttributeType::kFloat, {1}) ||
       !Has<float>(operation, Part(alpha, P::kBeta), AttributeType::kFloat, {0}) ||
       !Has<int>(*shape, Attribute::kConvolutionComputeType, AttributeType::kDataType, {0}) ||
@@ -174,6 +175,7 @@ bool ReadPointwise(const Descriptor& operation, Convolution* c) {
   if (y->n != x->n || y->c != x->c || y->h != x->h || y->w != x->w) return false;
   if (!Has<int>(*function, Attribute::kPointwiseMathPrecision, AttributeType::kDataType, {0})) return false;
   c->output = *y;
+  // 100: CUDNN_POINTWISE_RELU_FWD. 0, below: CUDNN_POINTWISE_ADD.
   if (Has<int>(*function, Attribute::kPointwiseMode, AttributeType::kPointwiseMode, {100})) {
     return std::exchange(c->relu, true) == false;
   }
@@ -295,6 +297,7 @@ struct Work {
   }
 
   void Run() const {
+    // Writes all of the workspace, so that AddressSanitizer sees one that is too short.
     std::fill_n(workspace, engine.workspace_bytes, static_cast<char>(0xff));
     const int64_t filter = c.weight.h * c.weight.w * c.x.c;
     const int64_t outputs = c.y.n * c.y.h * c.y.w * c.y.c, inputs = c.x.n * c.x.h * c.x.w * c.x.c;

@@ -65,8 +65,8 @@ constexpr size_t kStackBytes = 256 << 10;
   std::abort();
 }
 
-// The end from which a block's threads, a grid's blocks and the waiters of a barrier are taken: a fixed sequence
-// without a pattern. With one order only, a thread that reads its neighbour's value without a barrier would always find
+// Decides from which end a block's threads, a grid's blocks and the waiters of a barrier are taken, in a fixed sequence
+// without a pattern. With one order only, a thread that reads its neighbour's value without a barrier might always find
 // it.
 class Turns {
  public:
@@ -194,6 +194,7 @@ class Block {
     }
     Thread& me = threads_[current_];
     me = {State::kWaitsForWarp, operation, mask, value, source, 0};
+    // The last lane to arrive answers for all, so every earlier lane leaves this loop with lanes missing.
     unsigned arrived = 0;
     for (int l = 0; l < kWarpThreads && first + l < thread_count_; ++l) {
       const Thread& other = threads_[first + l];
@@ -242,12 +243,13 @@ class Block {
     ready_.push_back({fibre_of_[thread], thread});
   }
 
-  // Switches to the scheduler until this thread is released.
+  // Switches to the scheduler until this thread is released. Its own arrival may have released it, before its fibre was
+  // noted: the waiter then gets the fibre here.
   void Wait() {
     const int thread = current_, fibre = fibre_;
     fibre_of_[thread] = fibre;
     for (Waiter& waiter : ready_) {
-      if (waiter.thread == thread) waiter.fibre = fibre;  // released by its own arrival
+      if (waiter.thread == thread) waiter.fibre = fibre;
     }
     fibres_[static_cast<size_t>(fibre)]->SwitchTo(scheduler_);
   }
@@ -340,6 +342,7 @@ cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> 
     return cudaErrorInvalidConfiguration;
   }
   const auto run = [=, thread = std::move(thread)] {
+    // threadIdx and its relatives are globals, and `__shared__` variables are statics: one grid at a time.
     static std::mutex& one_grid = *new std::mutex;
     const std::lock_guard<std::mutex> lock(one_grid);
     if (Gpu().counts_bytes) BeginTraffic();

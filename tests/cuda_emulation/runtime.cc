@@ -151,6 +151,7 @@ void RunWait(const std::shared_ptr<Queue>& queue, const Point& point) {
 }
 void Run(const std::shared_ptr<Queue>& queue, Work kind, std::function<void()> work, int64_t copied_bytes) {
   Count(kind, copied_bytes);
+  // Copies run in any case: the host reads what they bring.
   if (Gpu().runs_work || kind == Work::kCopy) RunOrKeep(queue, std::move(work));
 }
 
@@ -289,7 +290,7 @@ cudaError_t cudaMalloc(void** data, size_t size_bytes) {
   } else {
     // Exactly this size, so that AddressSanitizer sees an access to the first byte after it.
     if (posix_memalign(data, starring::cuda_emulation::kAlignment, size_bytes) != 0) return cudaErrorMemoryAllocation;
-    std::memset(*data, 0xff, size_bytes);
+    std::memset(*data, 0xff, size_bytes);  // every float is NaN
   }
   memory.device[reinterpret_cast<uintptr_t>(*data)] = size_bytes;
   memory.device_bytes += static_cast<int64_t>(starring::cuda_emulation::RoundUp(size_bytes));
@@ -361,6 +362,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaM
   }
   const cudaError_t error = Enqueue(
       stream, [=] { std::memcpy(to, from, size_bytes); }, Work::kCopy, static_cast<int64_t>(size_bytes));
+  // CUDA returns from a copy to memory that is not pinned only when the copy is done.
   const bool is_needed = kind == cudaMemcpyDeviceToHost && !IsPinned(to, size_bytes);
   if (is_needed && stream != nullptr && stream->capture == nullptr) RunTo(EndOf(stream->queue));
   return error;
@@ -398,6 +400,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
   }
   if (event->capture == nullptr) {
+    // CUDA refuses a capture that depends on work outside of it.
     if (stream->capture != nullptr) return cudaErrorInvalidValue;
     RunWait(stream->queue, event->point);
     return cudaSuccess;

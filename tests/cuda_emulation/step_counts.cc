@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t kMeasuredStep = 10;  // every slot has its graph by then
 constexpr int64_t kBucketBytes = 1 << 20;
-constexpr int64_t kGpuBytes = int64_t{60} << 30;
+constexpr int64_t kGpuBytes = int64_t{60} << 30;  // fewer than counters.cc has addresses for
 
 DatasetOptions ImagesOf(const CountedStep& step) {
   DatasetOptions options{
@@ -53,6 +53,7 @@ absl::StatusOr<WorkCounts> Run(const CountedStep& step, const Dataset& images, T
   RETURN_IF_ERROR(training->Begin({.normalization = normalization, .timer = &timer, .end_step = kMeasuredStep + 2}));
   std::vector<FinishedStep> finished;
   for (int64_t s = 0; s <= kMeasuredStep; ++s) {
+    // Only the measured step runs its kernels, which take long.
     Gpu().runs_work = s == kMeasuredStep && step.counts_bytes;
     TakeCounts();
     timer.BeginStep();

@@ -37,7 +37,7 @@ get "${MNIST[@]}" --checksums="${TEST_TMPDIR}/sums" || fail "could not fetch"
 for name in "${NAMES[@]}"; do
   cmp "${MIRROR}/${name}" "${DIR}/${name}" || fail "${name} differs"
 done
-[[ ! -e ${DIR}/.partial ]] || fail "left .partial behind"
+[[ ! -e ${DIR}/.partial ]] || fail "did not remove .partial"
 
 # If all files are there, the mirror is not contacted. A damaged file is fetched again.
 get mnist --dir="${DIR}" --mirror=file:///nowhere --checksums="${TEST_TMPDIR}/sums" || fail "fetched again"

@@ -68,7 +68,9 @@ TEST(CompareDigestsTest, FailsWhereTheyDiffer) {
 }
 
 TEST(CompareDigestsTest, OtherJobsMayDiffer) {
-  for (const std::string more : {R"(, "threads": 2)", R"(, "learning_rate": 0.1)", R"(, "model": "mlp")"}) {
+  for (const std::string more :
+       {R"(, "threads": 2)", R"(, "learning_rate": 0.1)", R"(, "model": "mlp")", R"(, "isa": "avx2")",
+        R"(, "math": "tf32")", R"(, "conv": "own")", R"(, "synthetic_size": 8)", R"(, "synthetic_channels": 3)"}) {
     const absl::StatusOr<std::string> text =
         CompareDigests({Parsed(Record("star", "a")), Parsed(Record("ring", "b", more))});
     ASSERT_TRUE(text.ok()) << text.status();

@@ -57,7 +57,7 @@ class CheckTest(JobTest):
                              (rank, (rank + 1) % 3))
         self.assertIn("Open MPI 4", done.output)
 
-    def test_one_process_needs_nobody(self):
+    def test_one_process_needs_no_other(self):
         done = self.check("--sync=local")
         self.assertEqual(done.returncode, 0, done.output)
         self.assertEqual(self.last_sentence(done).partition(";")[0], "ready: one worker, which needs no other")
@@ -87,7 +87,7 @@ class CheckTest(JobTest):
         self.assertIn("not ready: w0 cannot reach s0 at %s: connected, but no server of Starring answers" % address,
                       self.last_sentence(done))
 
-    def test_a_name_that_nobody_knows(self):
+    def test_a_name_that_does_not_resolve(self):
         done = self.worker_check(["no-such-host.invalid:7077"])
         self.assertEqual(done.returncode, 3, done.output)
         self.assertIn("no-such-host.invalid", self.last_sentence(done))

@@ -96,6 +96,7 @@ class TensorboardTest(JobTest):
                 self.assertEqual(len(names), 1, names)  # only rank 0 writes a file
                 self.assertRegex(names[0], r"^events\.out\.tfevents\.\d{10}\.")
                 points = scalars(os.path.join(folder, names[0]))
+                # A point for every three of 14 steps, and one for each epoch, at its last step.
                 for tag in ("loss", "accuracy", "samples_per_second", "exposed_exchange_ms"):
                     self.assertEqual([step for step, _ in points["step/" + tag]], [2, 5, 8, 11], tag)
                     self.assertTrue(all(math.isfinite(value) for _, value in points["step/" + tag]))

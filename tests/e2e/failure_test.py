@@ -126,6 +126,7 @@ class FailureTest(JobTest):
         whole = self.digest("star", 1, 1, flags)
         server, address = self.start_server()
         port = int(address.rpartition(":")[2])
+        # An odd number of bytes, so that connections break in the middle of messages.
         proxy = CuttingProxy(("127.0.0.1", port), cut_bytes=700_001, cuts=6)
         self.addCleanup(proxy.close)
         record = self.path("cut.json")
@@ -182,7 +183,7 @@ class FailureTest(JobTest):
         worker = self.start([WORKER, "--servers=" + address, "--rank=0", "--world_size=2", *ENDLESS])
         self.wait_for_output(worker, "parameters, on")
         os.kill(worker.pid, signal.SIGINT)
-        time.sleep(1.2)
+        time.sleep(1.2)  # within a second, another signal would be the same request
         self.assertIsNone(worker.poll())
         # Sent until it works: a worker that was late to take the first signal counts one within a second as the same.
         end = time.monotonic() + 30

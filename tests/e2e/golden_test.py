@@ -1,7 +1,7 @@
 """Compares trained digests with known ones, so that any change of a bit of training is noticed.
 
-golden_digests has a line for each: device, model, workers, digest. The CPU's digests are for --isa=baseline, which
-every x86-64 has and which needs no oneDNN. The GPU's digests are the emulation's. To change the bits on purpose,
+golden_digests has a digest for each device, model and number of workers. The CPU's digests are for --isa=baseline,
+which every x86-64 has and which needs no oneDNN. The GPU's digests are the emulation's. To change the bits on purpose,
 replace the file by the output of the failing test, in a separate commit that says why.
 """
 

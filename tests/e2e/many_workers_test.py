@@ -44,7 +44,8 @@ class EightWorkersTest(JobTest):
 class SixtyFourWorkersTest(JobTest):
 
     def test_star(self):
-        # The ranks once agreed by a sum of 64 digests. With this seed the sum was rounded, and a healthy job failed.
+        # With this seed, a sum of 64 digests in floating point is rounded. Ranks that compared such sums would refuse a
+        # healthy job.
         flags = ["--model=logreg", "--dataset=synthetic", "--synthetic_train_count=4096",
                  "--synthetic_test_count=256", "--global_batch=512", "--max_steps=8", "--seed=1"]
         digest = reference_digest(64, flags)

@@ -7,7 +7,7 @@ import unittest
 
 from tests.e2e.jobs import JobTest
 
-# A cosine would end with --epochs, which the two halves of a run have not in common.
+# No cosine schedule: it would end with --epochs, in which the two halves of a run differ.
 SMALL = ["--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50", "--global_batch=33",
          "--model=lenet5", "--schedule=constant", "--progress=plain", "--checkpoint_every_epochs=1"]
 
@@ -54,6 +54,7 @@ class ResumeTest(JobTest):
             flags = [*SMALL[:4], "--progress=plain", "--model=" + model, "--epochs=2", "--checkpoint_every_epochs=100",
                      "--checkpoint_every_steps=4", "--checkpoint_dir=" + folder, "--resume"]
             whole = self.train(sync, 2, 1, flags)
+            # The newest two of 4, 8, 12 and 14, the end.
             self.assertEqual(sorted(os.listdir(folder)), [".lock", "step-000000012", "step-000000014"])
             shutil.rmtree(os.path.join(folder, "step-000000014"))
             rest = self.train(sync, 2, 1, flags)

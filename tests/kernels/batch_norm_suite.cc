@@ -76,6 +76,7 @@ class BatchNormCase {
     EXPECT_TRUE(Near(got.inferred, reference::BatchNorm(spec_, x, gamma, beta, running), tolerance)) << "infer";
     const double rows = static_cast<double>(spec_.batch * spec_.height * spec_.width);
     Values mean(mean_.size()), variance(mean_.size());
+    // The running variance is unbiased, as PyTorch's, unlike the one that normalises the batch.
     for (size_t c = 0; c < mean.size(); ++c) {
       mean[c] = (1 - double{spec_.momentum}) * mean_[c] + spec_.momentum * moments.mean[c];
       variance[c] =
@@ -89,7 +90,7 @@ class BatchNormCase {
     const Results got = Run();
     const Values x = ToDouble(x_), gamma = ToDouble(gamma_), beta = ToDouble(beta_);
     const Values dy = ThroughActivation(spec_.activation, got.y, dy_);
-    BatchNormSpec linear = spec_;
+    BatchNormSpec linear = spec_;  // dy is masked already, so the loss needs no activation
     linear.activation = Activation::kNone;
     const auto check = [&](const std::vector<float>& gradient, const Values& at, const char* name,
                            const std::function<double(const Values&)>& loss) {

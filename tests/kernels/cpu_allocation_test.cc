@@ -110,6 +110,7 @@ class CpuAllocationTest : public testing::TestWithParam<InstructionSet> {
   void ExpectOnlyArgumentMaps(const std::function<void()>& step) {
     step();
     const Allocations allocations = During(step);
+    // Far above the maps of a step's few primitives, and far below any tensor or temporary memory.
     EXPECT_LE(allocations.largest_bytes, 512);
     EXPECT_LE(allocations.count, 150);
   }

@@ -58,9 +58,7 @@ std::vector<OptimizerConfig> Optimizers() {
 }
 
 // A formula with another order of operations, or a contracted one, shows after three updates of many elements. Counts
-
 // and offsets reach the packs, the elements after them and the path without packs.
-
 TEST_P(CudaDeviceTest, OptimizersGiveTheBitsOfTheCpu) {
   for (const OptimizerConfig& config : Optimizers()) {
     for (const int64_t count : {1, 3, 4, 1027, 5000}) {
@@ -216,7 +214,6 @@ TEST_P(CudaDeviceTest, SamplesAreGatheredAsTheLoaderDoes) {
 }
 
 // A view of a tensor from its second float on: the contract allows such addresses for the flat operations.
-
 TEST_P(CudaDeviceTest, ElementwiseOperationsDoNotNeedAlignment) {
   const int64_t count = 1001;
   const std::vector<float> a_host = RandomFloats(1, count + 1), b_host = RandomFloats(2, count + 1);
@@ -228,7 +225,6 @@ TEST_P(CudaDeviceTest, ElementwiseOperationsDoNotNeedAlignment) {
 }
 
 // Channels that fill no pack, and tensors that are not aligned for one, give the same numbers as packs.
-
 TEST_P(CudaDeviceTest, DropoutDoesNotNeedAlignment) {
   const int64_t count = 3 * 40;
   const std::vector<float> x_host = RandomFloats(1, count);

@@ -273,6 +273,7 @@ TEST_F(CreateCudaDeviceTest, OperationsThatDoNotFitAreRefusedWithNumbers) {
                                                   .kernel_width = 5})
                                   .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  // Columns of 4 images: 96 x 96 places, each with a patch of 5 x 5 x 16 floats.
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("58982400 bytes"));
   const absl::Status too_many = device
                                     ->CreateConv2d({.batch = 4,

@@ -60,7 +60,7 @@ TEST_P(CudaDeviceTest, OneGraphServesEveryStepWithBoundValues) {
   ASSERT_TRUE(values.ok()) << values.status();
   device()->BindStepValues(static_cast<const CudaStepValues*>((*values)->data()));
   ASSERT_TRUE(device()->BeginCapture().ok());
-  captured.Run(device(), 0, 0, -1, -1);
+  captured.Run(device(), 0, 0, -1, -1);  // values of no step below: the graph must read the bound ones
   auto graph = device()->EndCapture();
   device()->BindStepValues(nullptr);
   ASSERT_TRUE(graph.ok()) << graph.status();
@@ -85,7 +85,7 @@ TEST_P(CudaDeviceTest, OneGraphServesEveryStepWithBoundValues) {
 TEST_P(CudaDeviceTest, NothingAllocatesInACapture) {
   ASSERT_TRUE(device()->BeginCapture().ok());
   EXPECT_FALSE(device()->Allocate(16).ok());
-  // On a GPU this ends the capture; on both, the device still works.
+  // On a GPU the refused allocation has ended the capture. The emulation has not. The device works on either.
   (void)device()->EndCapture();
   EXPECT_TRUE(device()->Allocate(16).ok());
 }
@@ -205,7 +205,7 @@ TEST_P(CudaDeviceTest, WaitingBehindALaunchWaitsForTheRecordOfThatLaunch) {
     const auto waited = Clock::now() - launched;
     for (int i = 0; i < 3; ++i) EXPECT_EQ(got[i], 2 * host[i]);
     if (device()->info().name != "emulated GPU") {
-      EXPECT_GE(waited, std::chrono::milliseconds(10)) << "nothing was shown";
+      EXPECT_GE(waited, std::chrono::milliseconds(10)) << "the kernels were too short for this test to show anything";
     }
     ASSERT_TRUE(device()->Synchronize().ok());
   }
@@ -246,7 +246,7 @@ TEST_P(CudaDeviceTest, AGraphHasABranch) {
   ASSERT_TRUE(device()->BeginCapture().ok());
   EXPECT_TRUE(device()->Fork(branch->get()).ok());
   EXPECT_TRUE((*branch)->Record(event->get()).ok());
-  EXPECT_FALSE(device()->EndCapture().ok()) << "nobody joined the branch";
+  EXPECT_FALSE(device()->EndCapture().ok()) << "the branch was not joined";
 }
 
 TEST_P(CudaDeviceTest, MemoryOfTheCallerIsPinnedForAWhile) {
@@ -260,7 +260,7 @@ TEST_P(CudaDeviceTest, MemoryOfTheCallerIsPinnedForAWhile) {
   }
   EXPECT_TRUE(device()->Pin(host.data(), 12, both).ok()) << "again, after the first has ended";
   EXPECT_FALSE(device()->Pin(nullptr, 12, both).ok());
-  EXPECT_TRUE(device()->Synchronize().ok()) << "the refusal is nobody else's error";
+  EXPECT_TRUE(device()->Synchronize().ok()) << "the refusal must not become the error of a later call";
 }
 
 TEST_P(CudaDeviceTest, MemoryThatIsMappedForReadingIsPinnedOrRefused) {
@@ -324,7 +324,7 @@ TEST_P(CudaDeviceTest, VectorMathKeepsItsFirstError) {
   const absl::Status status = math->Synchronize();
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("copying from the GPU: "));
   EXPECT_EQ(math->Synchronize(), status);
-  EXPECT_TRUE(device()->Synchronize().ok()) << "it is nobody else's";
+  EXPECT_TRUE(device()->Synchronize().ok()) << "it must not become the error of a later call";
 }
 
 TEST_P(CudaDeviceTest, TheLossGoesWhereAResultIsBound) {

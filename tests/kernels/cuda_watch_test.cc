@@ -90,8 +90,8 @@ TEST(CudaWatch, ReportsACallOnceAndTheNextOneToo) {
   EXPECT_EQ(report.call, "copying");
 }
 
-// A watch without calls has no thread.
-TEST(CudaWatch, WithoutAWatchNobodyLooks) { const CudaWatch::Call call(nullptr, "waiting"); }
+// A call may be without a watch: then no thread looks at it.
+TEST(CudaWatch, ACallNeedsNoWatch) { const CudaWatch::Call call(nullptr, "waiting"); }
 
 }  // namespace
 }  // namespace starring

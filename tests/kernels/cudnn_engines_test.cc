@@ -54,6 +54,7 @@ Status CreateDescriptor(DescriptorType type, Descriptor* descriptor) {
   return status;
 }
 
+// Without a GPU there is no handle. Finalize sets the description in its place.
 Status SetAttribute(Descriptor descriptor, Attribute attribute, AttributeType type, int64_t count, const void* data) {
   if (type == AttributeType::kHandle) return Status::kSuccess;
   return real.set_attribute(descriptor, attribute, type, count, data);

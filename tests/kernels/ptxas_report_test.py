@@ -1,4 +1,4 @@
-"""What ptxas says of every kernel, for every GPU it was compiled for: no spills, no stack, few enough registers.
+"""Reads the reports of ptxas about every kernel and GPU: no spills, no stack, and few enough registers.
 
 Without a CUDA toolkit there is no report, and the test is skipped with that reason.
 """

@@ -69,7 +69,7 @@ TEST(ShapeChecksTest, TheLargestTensorIsTakenAndOneElementMoreIsNot) {
   EXPECT_TRUE(CheckShape(spec).ok());
   ++spec.in;
   EXPECT_THAT(std::string(CheckShape(spec).message()), HasSubstr("at most 2147483647"));
-  // A product beyond 64 bits is no smaller for it.
+  // A product that overflows 64 bits must not pass for a small one.
   constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
   EXPECT_FALSE(CheckShape(DenseSpec{.batch = kHuge, .in = kHuge, .out = kHuge}).ok());
 }

@@ -1,6 +1,6 @@
-// What a job of N workers must end with, computed by one process without an exchange: N gradients, one after the other,
-// added in the order of common/arithmetic/reduction_order.h, and one update of the whole vector. Shares with a real job
-// what is below the exchange (data, network, optimizer), and nothing of ring, star or their sums.
+// Computes the parameters that a job of N workers must end with, in one process and without an exchange: N gradients,
+// one after the other, added in the order of common/arithmetic/reduction_order.h, and one update of the whole vector.
+// It shares data, network and optimizer with a real job, and nothing of ring, star or their sums.
 //
 //   reference_job N FLAG...     the number of workers, and their flags
 //
@@ -136,7 +136,7 @@ absl::Status Main(int argc, const char* const* argv) {
   if (argc < 2 || !absl::SimpleAtoi(argv[1], &world_size) || world_size < 1 || world_size > kWorldSizeMax) {
     return absl::InvalidArgumentError("usage: reference_job WORKERS FLAG...");
   }
-  // The flags behind the number, with something before them that stands for the program's name.
+  // The flags after the number. The number is in the place of the program's name.
   ASSIGN_OR_RETURN(const WorkerOptions options, ParseWorkerOptions(argc - 1, argv + 1, LauncherEnvironment{}));
   CHECK(!options.resume) << "--resume is for real jobs";
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));

@@ -51,8 +51,8 @@ TEST(CheckBoardTest, ForgetsWhoIsGone) {
   EXPECT_EQ(board.Get(0, 1), nullptr) << "another process of the same rank";
   ASSERT_TRUE(board.Greet(0, 99, kStart + kLife).ok());
   board.Forget(kStart + kLife + std::chrono::seconds(1));
-  EXPECT_EQ(board.Get(1, 1), nullptr) << "not heard for long";
-  EXPECT_EQ(board.worker_count(), 1) << "heard a second ago";
+  EXPECT_EQ(board.Get(1, 1), nullptr) << "not heard from for long";
+  EXPECT_EQ(board.worker_count(), 1) << "heard from a second ago";
 }
 
 TEST(CheckBoardTest, HasLimits) {
@@ -111,7 +111,7 @@ TEST_F(CheckServiceTest, TellsFactsAndTheTime) {
   const auto& grpc = facts.libraries(facts.libraries_size() - 1);
   EXPECT_EQ(absl::StrCat(grpc.name(), " ", grpc.version()), "gRPC 1.2.3");
   EXPECT_GT(reply->clock_us(), 0);
-  EXPECT_THAT(kept_, IsEmpty()) << "who signs no note is no worker";
+  EXPECT_THAT(kept_, IsEmpty()) << "a client that signs no note is not a worker";
 }
 
 TEST_F(CheckServiceTest, HandsNotesOn) {

@@ -162,9 +162,10 @@ TEST(ConnectionAcceptorTest, CutsTheOldestStrangerOverTheLimit) {
   EXPECT_FALSE(third.IsClosed(0));
 }
 
+// Every attempt must leave kStrangerLifeMinMs. Only the shortest has a limit above, because a busy machine delays some.
 TEST(ConnectionAcceptorTest, LeavesAStrangerTheTimeToSayHello) {
   absl::Duration shortest = absl::InfiniteDuration();
-  for (int attempt = 0; attempt < 5 && shortest > absl::Milliseconds(900); ++attempt) {  // on a busy machine
+  for (int attempt = 0; attempt < 5 && shortest > absl::Milliseconds(900); ++attempt) {
     Server server(1);
     const absl::Time begin = absl::Now();
     const Client first(server.acceptor->address());
@@ -191,7 +192,7 @@ TEST(ConnectionAcceptorTest, AStrangerWhoHasLeftKeepsItsSeatForTheSeatTime) {
   server.Await(kStrangerConnectionsMax);
 }
 
-TEST(ConnectionAcceptorTest, WhoHasGoneWhileItWaitedTakesNoSeat) {
+TEST(ConnectionAcceptorTest, AConnectionThatEndsWhileItWaitsTakesNoSeat) {
   Server server(1);
   const Client first(server.acceptor->address());
   server.Await(0);
@@ -204,7 +205,8 @@ TEST(ConnectionAcceptorTest, WhoHasGoneWhileItWaitedTakesNoSeat) {
   EXPECT_EQ(server.count(), 2);
 }
 
-TEST(ConnectionAcceptorTest, TakesNobodyWhileGrpcHoldsThoseThatWereCut) {
+// A cut connection counts until gRPC closes it. Otherwise a slow gRPC would hold ever more sockets.
+TEST(ConnectionAcceptorTest, TakesNoConnectionWhileGrpcHoldsThoseThatWereCut) {
   Server server(2 * kStrangerConnectionsMax);
   std::deque<Client> clients;
   for (int i = 0; i <= kStrangerConnectionsMax; ++i) clients.emplace_back(server.acceptor->address());
@@ -282,7 +284,8 @@ TEST(ConnectionAcceptorTest, CutsAStrangerThatSendsMuchAndNoKeptConnection) {
   server.acceptor->Keep(worker.peer());
   ASSERT_TRUE(stranger.Send(kStrangerBytesMax / 2));
   EXPECT_FALSE(stranger.IsClosed(50));
-  // No one reads, and bytes in the kernel count. So no more must be sent than the kernel takes.
+  // So far no thread has read at the server. Bytes in the kernel count, but Send would block if the kernel took no
+  // more, so from here on a thread reads.
   char bytes[1 << 16];
   std::thread reader([&, fd = server.Await(0)] {
     pollfd wait = {.fd = fd, .events = POLLIN, .revents = 0};
@@ -320,7 +323,7 @@ TEST(ConnectionAcceptorTest, AStrangerMaySendALittleMoreEverySecond) {
       }
     });
   }
-  absl::SleepFor(absl::Milliseconds(1050));
+  absl::SleepFor(absl::Milliseconds(1050));  // now each may send kStrangerBytesPerSecond more
   ASSERT_TRUE(slow.Send(kStrangerBytesMax + kStrangerBytesPerSecond));
   fast.Send(kStrangerBytesMax + 2 * kPatienceMs / 1000 * kStrangerBytesPerSecond);  // allowed only after 40 s
   EXPECT_TRUE(fast.IsClosed());

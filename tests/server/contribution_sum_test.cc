@@ -183,7 +183,7 @@ TEST(ContributionSumTest, KeepersAreDroppedOnceTheSumIsMade) {
   Contribution first = Constant(0, 0, 0, 1, 16);
   const std::weak_ptr<const void> keeper = first.keeper;
   MustContribute(sums, std::move(first));
-  EXPECT_FALSE(keeper.expired()) << "its bytes are still to be read";
+  EXPECT_FALSE(keeper.expired()) << "the sum has not read the bytes yet";
   Contribution duplicate = Constant(0, 0, 0, 1, 16);
   const std::weak_ptr<const void> of_duplicate = duplicate.keeper;
   MustContribute(sums, std::move(duplicate));
@@ -214,7 +214,7 @@ TEST(ContributionSumTest, BuffersOfReleasedSlicesAreUsedAgain) {
     previous = MustContribute(sums, Constant(0, step, 0, 1, 16)).sealed;
     buffers.insert(previous->parameters().data());
   }
-  EXPECT_LE(buffers.size(), 3u);
+  EXPECT_LE(buffers.size(), 3u);  // the newest, the reply's, and one to write to
 }
 
 TEST(ContributionSumTest, ASteadyStepAllocatesTheListOfLanesOnly) {
@@ -295,8 +295,8 @@ TEST(ContributionSumTest, KeepsNoMoreBuffersThanAllowed) {
             kSliceBuffersMax);
 }
 
-// For ThreadSanitizer: one of gRPC's threads lets go of an answer's bytes and does nothing else, no lock and no join,
-// that would order its last read before the next write to that memory. FreeBuffer's look at the reference count must.
+// For ThreadSanitizer. A gRPC thread that drops an answer's bytes takes no lock, and no thread joins it. So only
+// FreeBuffer's look at the reference count orders the thread's last read before the next write to that memory.
 TEST(ContributionSumTest, MemoryIsWrittenAgainOnlyAfterTheLastRead) {
   ContributionSum sums = MakeStarted(1);
   std::shared_ptr<const SealedSlice> initial = sums.Parameters(0);

@@ -1,5 +1,5 @@
-// How a server takes workers in, and which Joins it refuses. Its other limits: server_limits_test.cc,
-// server_lanes_test.cc.
+// How a server admits workers, and which Joins it refuses. server_limits_test.cc and server_lanes_test.cc test its
+// other limits.
 #include "server/parameter_server.h"
 
 #include <algorithm>
@@ -114,7 +114,8 @@ TEST(ParameterServerTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother
     const auto server = StartServer({.memory_bytes_max = limit});
     const grpc::Status status = PendingJoin(server->address(), HugeRequest()).Wait();
     EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << status.error_message();
-    EXPECT_THAT(status.error_message(), HasSubstr("needs 1924.1"));  // 7 times 256 GiB
+    // 7 times 256 GiB: three buffers and a shared one, two vectors of AdamW's state, and one contribution.
+    EXPECT_THAT(status.error_message(), HasSubstr("needs 1924.1"));
     if (limit > 0) {
       EXPECT_THAT(status.error_message(), HasSubstr("may use 1.000 GB"));
     }

@@ -44,7 +44,7 @@ TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
   EXPECT_EQ(rendezvous.join_deadline_ms(), 20'000);
 }
 
-// A worker that wants no report may not know the question for its progress, so no worker is asked then.
+// A worker that wants no report may not know the message that asks for its progress, so then no worker is asked.
 TEST(RendezvousTest, AStallIsReportedAfterTheShortestTimeUnlessAWorkerWantsNone) {
   const auto agreed = [](int64_t first, int64_t second) {
     Rendezvous rendezvous(0, 1, "");
@@ -94,6 +94,7 @@ TEST(RendezvousTest, RefusesASecondProcessOfARank) {
   EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(Message(taken), "another process has joined as rank 0, from 10.0.0.1:2: give every worker its own --rank");
   EXPECT_TRUE(rendezvous.Join(Request(Job(1, 2), 11)).ok());
+  // In a complete job the rank does not become free any more, so another code tells the worker not to try again.
   EXPECT_EQ(rendezvous.Join(Request(Job(0, 2), 99)).code(), absl::StatusCode::kFailedPrecondition);
 }
 
@@ -183,7 +184,7 @@ TEST(RendezvousTest, AWorkerThatLeftCanComeBackWithOtherFlags) {
   EXPECT_EQ(rendezvous.agreement().world_size, 3);
 }
 
-TEST(RendezvousTest, NobodyLeavesAJobThatHasBegun) {
+TEST(RendezvousTest, NoWorkerLeavesAJobThatHasBegun) {
   Rendezvous rendezvous(0, 1, "");
   EXPECT_TRUE(rendezvous.Join(Request(Job(0, 1), 10)).ok());
   rendezvous.Leave(0, 10);
@@ -216,7 +217,7 @@ TEST(RendezvousTest, AsksWhetherAJobIsAffordableBeforeItIsTaken) {
   request.set_lanes(3);
   EXPECT_TRUE(rendezvous.Join(request).ok());
   EXPECT_EQ(rendezvous.lanes(), 4);
-  EXPECT_EQ(asked, (std::vector<int>{1, 4, 5}));
+  EXPECT_EQ(asked, (std::vector<int>{1, 4, 5}));  // not for 3 lanes: the job has the memory for 4
 }
 
 TEST(ShardMemoryTest, CountsBuffersStateAndWhatWorkersWaitWith) {

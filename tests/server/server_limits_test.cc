@@ -75,7 +75,7 @@ TEST(ServerLimitsTest, AConnectionHasNoMoreStreamsThanAllowed) {
   EXPECT_EQ(stranger.Status().state(), v1::GetStatusReply::WAITING);
 }
 
-// An HTTP/2 frame with no flag but END_HEADERS.
+// An HTTP/2 frame. `type` 1 is HEADERS, with the flag END_HEADERS; 4 is SETTINGS.
 std::string Frame(char type, int stream, const std::string& payload) {
   const auto size = static_cast<char>(payload.size());
   const char flags = type == 1 ? 4 : 0;
@@ -88,6 +88,7 @@ TEST(ServerLimitsTest, AClientThatIgnoresTheLimitOfStreamsIsCut) {
   const auto literal = [](const std::string& name, const std::string& value) {
     return std::string{0, static_cast<char>(name.size())} + name + static_cast<char>(value.size()) + value;
   };
+  // HPACK: the static entries ":method: POST" and ":scheme: http", then literals.
   const std::string headers = "\x83\x86" + literal(":path", "/starring.v1.ParameterServer/Exchange") +
                               literal(":authority", "stranger") + literal("content-type", "application/grpc") +
                               literal("te", "trailers");
@@ -112,7 +113,7 @@ TEST(ServerLimitsTest, CompressedMessagesAreRefused) {
     context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
     context.set_compression_algorithm(algorithm);
     v1::JoinRequest request;
-    request.set_agreement(std::string(100'000, '.'));  // a thousandth of it on the wire
+    request.set_agreement(std::string(100'000, '.'));  // compressed, it is a thousandth of that on the wire
     v1::JoinReply reply;
     const grpc::Status status = stranger.stub().Join(&context, request, &reply);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::UNIMPLEMENTED) << status.error_message();

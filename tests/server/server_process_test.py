@@ -152,8 +152,11 @@ class ServerProcessTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "port")
             server = self.start("--port_file=" + path)
+            end = time.monotonic() + PATIENCE_S
             while not os.path.exists(path):
                 self.assertIsNone(server.process.poll())
+                self.assertLess(time.monotonic(), end, "the server does not write its port file")
+                time.sleep(0.01)  # a file has no event to wait for
             with open(path) as file:
                 self.assertEqual(file.read(), server.address + "\n")
 
@@ -202,7 +205,7 @@ class ServerProcessTest(unittest.TestCase):
         self.assertIn("500 workers with 2 lanes each need 2192 descriptors", errors)
         self.assertIn("may open 512", errors)
 
-    def test_nobody_comes(self):
+    def test_no_worker_comes(self):
         result = run_server("--listen=127.0.0.1:0", "--join_deadline_s=1")
         self.assertEqual(result.returncode, 3)
         self.assertIn("no worker has joined within 1s", result.stderr)

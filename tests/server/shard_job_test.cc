@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using v1::ExchangeMessage;
 
-TEST(ShardJobTest, SumsAndAnswersEverybodyOnceAllAreThere) {
+TEST(ShardJobTest, SumsAndAnswersAllRanksOnceAllAreThere) {
   Shard shard(2);
   shard.SendInitialParameters();
   EXPECT_EQ(shard.TakeAnswers().size(), static_cast<size_t>(shard.spec.buckets.bucket_count()));
@@ -92,6 +92,7 @@ TEST(ShardJobTest, AnAnswerKeepsItsBytesWhileLaterStepsGoOn) {
   shard.SendGradient({0, 0}, 0, 0);
   const Answer slow = shard.TakeAnswers().at(0);
   const std::vector<float> before = Values<float>(slow);
+  // More steps than a bucket has buffers: the one that the slow answer holds must not be written to again.
   for (int64_t step = 1; step < 6; ++step) shard.SendGradient({0, 0}, step, 0);
   EXPECT_EQ(Values<float>(slow), before);
 }
@@ -178,8 +179,9 @@ TEST(ShardJobTest, AnAbortReachesEveryWorkerAndThoseWhoComeBackLater) {
   EXPECT_TRUE(shard.answers.empty());
 }
 
-// A launcher finds the cause by the exit codes of the processes, which come from the codes of the statuses.
-TEST(ShardJobTest, ThoseLeftByARankThatMissesAPeerMissOneToo) {
+// A launcher finds the cause by the exit codes of the processes, which come from the codes of the statuses. If a rank
+// gives up because it misses a peer, the others must not look like the cause.
+TEST(ShardJobTest, TheOthersOfARankThatMissesAPeerMissOneToo) {
   using enum absl::StatusCode;
   for (const auto& [code, expected] :
        {std::pair(kUnavailable, kUnavailable), std::pair(kDeadlineExceeded, kDeadlineExceeded),

@@ -24,6 +24,7 @@ TEST(ShardJobWaitsTest, ALateContributionNamesRankBucketAndStep) {
   Shard shard(3);
   shard.SendInitialParameters();
   for (int rank = 0; rank < 3; ++rank) shard.SendGradient({rank, 0}, 0, 1);
+  // The deadline counts from the first contribution to a step, so a pause between steps must not count.
   shard.now += seconds(100);
   shard.SendGradient({0, 0}, 1, 1);
   shard.SendGradient({2, 0}, 1, 1);
@@ -60,6 +61,7 @@ TEST(ShardJobWaitsTest, AStuckJobNamesWhoDoesNotAnswerToAllOthersAndTheLog) {
   shard.Tick(milliseconds(1'900));
   EXPECT_TRUE(shard.answers.empty());
   shard.Tick(milliseconds(100));
+  // At 2 s, half of the time to a report, all workers are asked. Rank 1 does not answer, and is not asked again.
   EXPECT_THAT(TextsOf(shard.TakeAnswers(), ExchangeMessage::ASK_PROGRESS), ElementsAre("0: ", "1: ", "2: "));
   shard.SendProgress(0, WorkPhase::kExchange, 1);
   shard.SendProgress(2, WorkPhase::kExchange, 1);
@@ -86,7 +88,7 @@ TEST(ShardJobWaitsTest, TheDeadlineEndsTheJobWithTheSameSentence) {
   shard.SendInitialParameters();
   shard.SendProgress(1, WorkPhase::kCheckpoint, 4);
   shard.SendSum({0, 0}, 0, {1});
-  for (int i = 0; i < 101; ++i) {
+  for (int i = 0; i < 101; ++i) {  // 10.1 s, just over the deadline
     shard.SendProgress(0, WorkPhase::kExchange, 5);
     shard.Tick(milliseconds(100));
   }
@@ -99,7 +101,7 @@ TEST(ShardJobWaitsTest, WhileWorkersSayThatTheyGoOnNothingIsReported) {
   Shard shard(2);
   shard.SendInitialParameters();
   shard.SendSum({0, 0}, 0, {1});
-  for (int i = 0; i < 90; ++i) {
+  for (int i = 0; i < 90; ++i) {  // 9 s: twice the time to a report, but within the deadline
     shard.SendProgress(0, WorkPhase::kExchange, 5);
     shard.SendProgress(1, WorkPhase::kEvaluation, i);
     shard.Tick(milliseconds(100));
@@ -190,7 +192,8 @@ TEST(ShardJobWaitsTest, DescribesItself) {
   EXPECT_GT(reply.bytes_sent(), 0);
 }
 
-// The thread that sums answers GetStatus, too, as often as a client asks.
+// The thread that sums answers GetStatus too, as often as a client asks. The shortest of many calls counts, because a
+// busy machine only makes calls longer.
 TEST(ShardJobWaitsTest, DescribingManyBucketsTakesNoLonger) {
   const auto shortest_of = [](int64_t elements) {
     Shard shard(1, elements);
@@ -216,7 +219,7 @@ TEST(ShardJobWaitsTest, CountsTheStepsThatAreOverForEveryBucket) {
     return reply.steps_complete();
   };
   shard.SendInitialParameters();
-  for (int64_t step = 0; step < 3; ++step) EXPECT_EQ(complete_after(step, 0), 0);  // the others are behind
+  for (int64_t step = 0; step < 3; ++step) EXPECT_EQ(complete_after(step, 0), 0);  // the other buckets are older
   EXPECT_EQ(complete_after(0, 1), 0);
   EXPECT_EQ(complete_after(1, 1), 0);
   EXPECT_EQ(complete_after(0, 2), 1);
@@ -226,7 +229,7 @@ TEST(ShardJobWaitsTest, CountsTheStepsThatAreOverForEveryBucket) {
 }
 
 TEST(ShardJobWaitsTest, CountsTheBucketsThatWaitForAWorker) {
-  Shard shard(3, 3 * 3 * 32768);
+  Shard shard(3, 3 * 3 * 32768);  // three reduction blocks of three ranks
   ASSERT_EQ(shard.spec.buckets.bucket_count(), 3);
   const auto missing = [&] {
     v1::GetStatusReply reply;

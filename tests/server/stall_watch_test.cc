@@ -65,7 +65,7 @@ TEST_F(StallWatchTest, AsksInTimeAndTellsAllButTheCulprit) {
   EXPECT_EQ(log_.size(), 2u);
 }
 
-// The culprit may be another server. The workers see that, and get the time to say so.
+// The cause may be another server. The workers see that, so they get time to report it.
 TEST_F(StallWatchTest, WaitsTwiceAsLongWhereAllWorkersWait) {
   for (int i = 0; i < 79; ++i) {
     for (const int rank : {0, 1, 2}) Hear(rank, WorkPhase::kExchange);

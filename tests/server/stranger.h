@@ -63,7 +63,7 @@ class Stranger {
   }
 
  private:
-  const std::shared_ptr<grpc::Channel> channel_;  // shared, because gRPC returns channels so
+  const std::shared_ptr<grpc::Channel> channel_;  // shared: gRPC returns it as a shared_ptr
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
 };
 
@@ -80,7 +80,7 @@ class Stream {
   }
   bool Write(const v1::ExchangeMessage& message) { return stream_->Write(message); }
   bool Read(v1::ExchangeMessage* message) { return stream_->Read(message); }
-  // Waits for the server to end the stream. The status that it gives.
+  // Waits for the server to end the stream, and returns its status.
   grpc::Status End() {
     v1::ExchangeMessage message;
     while (stream_->Read(&message)) {

@@ -1,4 +1,4 @@
-"""Every header has a test of its name, or stands in a list with the reason why it has none.
+"""Every header has a test of its name, or is in a list with the reason why it has none.
 
 common/layout.h is tested by tests/common/layout_test.cc (or .py, .sh), or by a suite that several tests run,
 tests/common/<stem>_suite.cc. The test may also be in the folder above.

@@ -206,7 +206,7 @@ class Tree:
         names = re.findall(r'\bname = "([^"]+)"', build)
         # Rules made in a loop: [starring_cc_test(name = stem + "_test", ...) for stem in ["a", "b"]].
         names += ["*" + suffix for suffix in re.findall(r'\bname = \w+ \+ "([^"]+)"', build)]
-        # Rules that a rule of ours makes besides, and files that a rule makes.
+        # Further rules that a rule of ours makes, and files that a rule makes.
         names += [name + suffix for name in names for suffix in self._suffixes] + _outputs_of(build)
         return any(fnmatch.fnmatchcase(target, name.replace("%s", "*").replace("{}", "*")) for name in names)
 

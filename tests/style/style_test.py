@@ -17,7 +17,7 @@ LINE_WIDTH_MAX = 120
 CPP = (".h", ".cc", ".cu", ".cuh")
 # Text that people wrap as they like, and text that is not ours.
 FREE_WIDTH = (".md", "LICENSE", ".svg", ".json")
-# Headers that stand in for those of others, under their names.
+# Headers that replace those of others, under their names.
 FOREIGN_NAMES = ("tests/cuda_emulation/include/",)
 
 

@@ -1,4 +1,4 @@
-"""What programs are linked from: a file with every C++ library of this repository that they reach, and its archive.
+"""Lists what programs are linked from: a file with every C++ library of this repository that they reach.
 
     linked_libraries(
         name = "libraries",

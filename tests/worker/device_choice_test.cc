@@ -1,4 +1,4 @@
-// On emulated GPUs.
+// Runs on emulated GPUs.
 #include "worker/device_choice.h"
 
 #include <string>
@@ -22,7 +22,7 @@ class DeviceChoiceTest : public testing::Test {
 
   static LauncherEnvironment Mpirun(int local_rank, int local_size) {
     return {.launcher = Launcher::kOpenMpi,
-            .rank = 100 + local_rank,
+            .rank = 100 + local_rank,  // a GPU must be chosen by the local rank
             .world_size = 200,
             .local_rank = local_rank,
             .local_size = local_size};
@@ -76,8 +76,9 @@ TEST_F(DeviceChoiceTest, MoreWorkersThanGpusShareThemIfTheyMay) {
   EXPECT_EQ(choice->note, "note: 5 workers share 2 GPUs of this machine");
 }
 
-// Without Slurm's list of tasks a worker knows of those before it.
-TEST_F(DeviceChoiceTest, OfSrunTheWorkersBehindTheGpusAreRefused) {
+// Without Slurm's list of tasks, a worker knows only how many workers of its machine come before it. So srun's first
+// two workers find a GPU each, and the third must refuse.
+TEST_F(DeviceChoiceTest, UnderSrunWorkersBeyondTheGpusAreRefused) {
   LauncherEnvironment srun = Mpirun(1, 2);
   srun.launcher = Launcher::kSlurm;
   WorkerOptions options = options_;
@@ -158,6 +159,7 @@ TEST_F(DeviceChoiceTest, AutoSaysWhyADriverThatIsThereIsOfNoUse) {
   }
 }
 
+// The current GPU belongs to a thread, so each case has a new one.
 TEST_F(DeviceChoiceTest, TheGpuThatWillBeChosenIsMadeCurrentBefore) {
   for (const int local_rank : {1, 0}) {
     std::thread([&] {

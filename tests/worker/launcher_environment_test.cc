@@ -103,7 +103,7 @@ TEST(LauncherEnvironment, SrunSaysThatRanksHaveGpusOfTheirOwn) {
   EXPECT_FALSE(Read(variables).has_own_gpus) << "one task of Slurm's starts all ranks of a node";
 }
 
-TEST(LauncherEnvironment, OutputIsOursUnlessMpirunOrSrunStandsBetween) {
+TEST(LauncherEnvironment, OutputIsOursUnlessMpirunOrSrunIsBetween) {
   EXPECT_TRUE(Read({}).output_is_ours);
   EXPECT_FALSE(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).output_is_ours);
   EXPECT_TRUE(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"STARRING_CORES_PER_WORKER", "0;1"}})

@@ -16,8 +16,8 @@ struct OneFlagChanged {
   const FlagRow* row = nullptr;
   std::vector<std::string> words;
 
-  // The command line that the others differ from: one with which any other flag may have any value. It is a star, for
-  // which several workers need no launcher.
+  // The command line from which the others differ. It is that of a star, in which several workers need no launcher and
+  // every other flag may have any value.
   static std::vector<std::string> Words(const std::map<std::string, std::string>& changes = {}) {
     std::map<std::string, std::string> values = {
         {"servers", "127.0.0.1:1"}, {"world_size", "3"}, {"decay_steps", "7"}, {"bucket_bytes", "1048576"}};
@@ -27,7 +27,7 @@ struct OneFlagChanged {
     return words;
   }
 
-  // One for every flag but --sync, which follows from --servers, --resume, which needs --checkpoint_dir too, and the
+  // One for every flag except --sync, which follows from --servers, --resume, which needs --checkpoint_dir too, and the
   // flags that name files of secrets and certificates, which have to exist.
   static std::vector<OneFlagChanged> All() {
     std::vector<OneFlagChanged> all;

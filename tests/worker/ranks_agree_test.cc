@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The sums of a job whose ranks are all in this process, one after another: each rank's part is kept in the first
-// round, and in the second, when all parts are known, each rank is given the sum, in rank order as the exchanges add.
+// The sums of a job whose ranks run in this process, one after another. In the first round each rank's part is kept. In
+// the second, when all parts are known, each rank gets the sum, added in rank order as the exchanges do.
 class RecordedSums : public GradientExchange {
  public:
   absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }

@@ -62,14 +62,14 @@ TEST(StopRequestTest, TwoSignalsAtOnceAreOneWishAndALaterOneEndsTheProcess) {
     raise(SIGUSR1);
     if (!StopRequested()) _exit(2);
     fputs("asked, and not ended", stderr);
-    usleep(1'050'000);
+    usleep(1'050'000);  // within a second of the first signal, the next would be the same request
     raise(SIGINT);
     _exit(3);
   };
   EXPECT_EXIT(run(), testing::ExitedWithCode(130), "asked, and not ended");
 }
 
-TEST(StopVoteTest, OneWorkerStopsAtOnceAndAsksNobody) {
+TEST(StopVoteTest, OneWorkerStopsAtOnceWithoutAVote) {
   FakeExchange exchange(1);
   StopVote vote(1, 0, &exchange);
   EXPECT_FALSE(*vote.Agree(0, false));

@@ -35,14 +35,15 @@ TEST(StragglerWatchTest, SaysItInASentence) {
 }
 
 TEST(StragglerWatchTest, AFifthIsTheLimit) {
-  for (const auto& [seconds, is_slow] : {std::pair(1.59e-3, false), std::pair(1.61e-3, true)}) {  // of 3 ms: +0.6
+  // A step of the other ranks takes 3 ms, and one phase of it 1 ms: a fifth more is 1.6 ms in that phase.
+  for (const auto& [seconds, is_slow] : {std::pair(1.59e-3, false), std::pair(1.61e-3, true)}) {
     StragglerWatch watch(3);
     watch.Take(200, Shared(3, 0, 2, seconds));
     EXPECT_EQ(watch.Find().has_value(), is_slow) << seconds;
   }
 }
 
-TEST(StragglerWatchTest, TurnsAtBeingSlowestNameNobody) {
+TEST(StragglerWatchTest, RanksThatTakeTurnsAtBeingSlowestAreNotNamed) {
   StragglerWatch watch(3);
   for (int i = 0; i < 40; ++i) watch.Take(10, Shared(3, i % 3, 0, 9e-3));
   EXPECT_FALSE(watch.Find().has_value());
@@ -58,7 +59,7 @@ TEST(StragglerWatchTest, OfTwoSlowRanksTheSlowerIsNamed) {
   EXPECT_EQ(watch.Find()->phase, "backward");
 }
 
-TEST(StragglerWatchTest, AloneNobodyIsSlow) {
+TEST(StragglerWatchTest, ARankAloneIsNeverSlow) {
   StragglerWatch watch(1);
   watch.Take(500, Shared(1));
   EXPECT_FALSE(watch.Find().has_value());
@@ -96,7 +97,7 @@ TEST(StragglerWatchTest, SharesMediansSoThatOneSlowStepDoesNotCount) {
   EXPECT_EQ(shared[1], 2);
   EXPECT_EQ(shared[2], 4);
   watch.Share(shared);
-  EXPECT_EQ(shared[0], 0) << "of no step";
+  EXPECT_EQ(shared[0], 0) << "no step was added since";
 }
 
 }  // namespace

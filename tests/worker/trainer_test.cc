@@ -194,7 +194,7 @@ TEST_F(TrainerTest, SumsManyLossesInParts) {
 TEST_F(TrainerTest, AFailedCheckpointAfterAFailedRunIsAWarning) {
   failing_step_ = 9;
   const auto result = [&] {
-    const FullDisk disk(100);
+    const FullDisk disk(100);  // bytes: too few for any file of a checkpoint
     return Train();
   }();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);

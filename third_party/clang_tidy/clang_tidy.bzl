@@ -1,8 +1,8 @@
 """Runs clang-tidy over every source that ships, with its target's own flags: bazel build --config=tidy //...
 
-Tests and benchmarks are left out: they took two thirds of the time, and a bug there hurts no user.
+Tests and benchmarks are left out: they would take two thirds of the time, and a bug there hurts no user.
 
-An aspect, so that Bazel knows what each check depends on: a file is checked again only when it or a header changes.
+It is an aspect, so that Bazel knows the inputs of each check: a file is checked again only when it or a header changes.
 .clang-tidy lists the checks. A header is checked as part of the sources that include it.
 """
 
@@ -19,7 +19,7 @@ def _clang_tidy_impl(target, ctx):
         source
         for sources in ctx.rule.attr.srcs
         for source in sources.files.to_list()
-        # Neither protoc's output nor third_party's replacements for others' code.
+        # Skips protoc's output, and third_party's replacements for the code of others.
         if source.extension == "cc" and source.is_source and not source.path.startswith("third_party/")
     ]
     if not sources:

@@ -8,8 +8,9 @@
         hdrs = ["elementwise.h"],          # without types of CUDA but cudaStream_t and cudaError_t
     )
 
-Each .cu is compiled by nvcc for sm_80 and sm_90, and to PTX of compute_90, which a driver compiles for newer ones. What
-ptxas says of every kernel (registers, spills) becomes <stem>.ptxas, in the target NAME_ptxas, for a test to read.
+Each .cu is compiled by nvcc for sm_80 and sm_90, and to PTX of compute_90, which a driver compiles for newer GPUs. The
+report of ptxas about every kernel (registers, spills) becomes <stem>.ptxas, in the target NAME_ptxas, for a test to
+read.
 
 Without a toolkit (@cuda//:defs.bzl) the rule may not be used.
 """
@@ -19,10 +20,10 @@ load("@cuda//:defs.bzl", "CUDA_AVAILABLE", "NVCC")
 _NVCC_FLAGS = [
     "-std=c++20",
     "-O3",
-    # A multiplication and an addition stay two roundings, as everywhere in Starring: what the CPU computes by the same
-    # formula (optimizers, normalisation, batch norm's last step) has the same bits here. Our kernels wait for memory,
-    # not for arithmetic; products are cuBLAS's, or call fmaf (narrow_convolution.cu). No fast math for the same reason:
-    # divisions and square roots are IEEE's, denormals stay.
+    # A multiplication and an addition stay two roundings, as everywhere in Starring. So results that the CPU computes
+    # by the same formula (optimizers, normalisation, batch norm's last step) have the same bits here. Our kernels wait
+    # for memory, not for arithmetic, and products are cuBLAS's or call fmaf (narrow_convolution.cu). No fast math for
+    # the same reason: divisions and square roots are IEEE's, and denormals stay.
     "-fmad=false",
     "-gencode=arch=compute_80,code=sm_80",
     "-gencode=arch=compute_90,code=sm_90",
@@ -31,7 +32,7 @@ _NVCC_FLAGS = [
     "-Xptxas=-v,-warn-spills,-warn-lmem-usage",
     "-Xcompiler=-Wall,-Wextra,-Wno-missing-field-initializers,-fPIC,-ffp-contract=off",
     "-Werror=all-warnings",
-    # Bazel keeps outputs of equal inputs: no names of temporary files, no paths of the machine.
+    # Bazel caches outputs by their inputs, so an output must have no name of a temporary file and no path of a machine.
     "-I.",
 ]
 
@@ -49,7 +50,7 @@ def _nvcc_objects_impl(ctx):
         arguments.add_all(_NVCC_FLAGS)
         arguments.add_all(["-c", source, "-o", object_file])
         ctx.actions.run_shell(
-            # What nvcc prints is the report; shown only when it fails.
+            # The output of nvcc is the report. It is shown only if nvcc fails.
             command = "report=$1 && shift && (\"$@\" >\"$report\" 2>&1 || { cat \"$report\"; exit 1; })",
             arguments = [report.path, NVCC, arguments],
             inputs = depset([source], transitive = [headers]),

@@ -1,7 +1,7 @@
 """The repository @cuda: a CUDA toolkit of version 12 or newer where there is one, else an empty library.
 
-The toolkit is looked for in $CUDA_HOME, then in /usr/local/cuda. STARRING_CUDA=off leaves it out, to try on a machine
-with CUDA what is built on one without:
+The toolkit is looked for in $CUDA_HOME, then in /usr/local/cuda. STARRING_CUDA=off leaves it out. So a machine with
+CUDA can try the build of a machine without it:
 
     bazel test --config=no_cuda //...
 
@@ -25,7 +25,8 @@ cc_library(
         "include",
         "include/cccl",
     ],
-    # What the static runtime needs. It loads the driver, libcuda.so.1, when it is first used: no driver, no failure.
+    # Libraries that the static runtime needs. It loads the driver, libcuda.so.1, only when it is first used, so a
+    # program starts without a driver.
     linkopts = [
         "-ldl",
         "-lpthread",

@@ -14,7 +14,7 @@ extern "C" const char* __lsan_default_suppressions() {
       "leak:libhwloc.so\n"
       "leak:libevent\n"
       "leak:mca_\n"
-      // Open MPI's messages, which it makes by libc's asprintf, where the frame-pointer unwinder loses the caller.
+      // Open MPI makes its messages by libc's asprintf, in which the frame-pointer unwinder loses the caller.
       "leak:__vasprintf_internal\n"
       // gRPC 1.51 keeps the buffer of a TLS handshake that took several reads or failed.
       "leak:gpr_realloc\n"
@@ -22,6 +22,6 @@ extern "C" const char* __lsan_default_suppressions() {
       "leak:libgomp.so\n";
 }
 
-// MPI_Finalize unloads Open MPI's plugins before the leak check at exit, which then cannot find out whose memory it
-// found. Plugins that stay loaded match the lines above.
+// MPI_Finalize unloads Open MPI's plugins before the leak check at exit. The check then could not tell that a leak is a
+// plugin's. Plugins that stay loaded match the lines above.
 extern "C" int dlclose(void* /*handle*/) noexcept { return 0; }

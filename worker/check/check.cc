@@ -59,11 +59,13 @@ CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology top
           .uses_gpus = options.device != DeviceKind::kCpu,
           .reports = {},
           .missing = {},
+          // A check waits for workers no longer than the job would.
           .gather_deadline = std::min(kGatherDeadline, options.join_deadline),
           .bandwidth = {}};
 }
 
 CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own) {
+  // No worker is listed as missing: whether others are there is exactly what this worker cannot know.
   findings.reports = {own};
   CheckVerdict verdict = JudgeCheck(findings);
   // This worker has found nothing wrong, but a job needs all of them, and rank 0 did not say that they are there.
@@ -80,8 +82,11 @@ CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, cons
 CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::ProcessReport own, Meeting& meeting,
                       const std::function<void(v1::ProcessReport&)>& try_mpi) {
   if (parts.options->rank != 0) {
+    // This rank does not call MPI if rank 0 decides against it, nor if rank 0 is silent. The wait for the verdict below
+    // tells the two cases apart.
     if (try_mpi != nullptr && meeting.AwaitDecision()) {
       v1::ProcessReport by_mpi;
+      // The note has only the new links, which rank 0 adds to the report that it has.
       by_mpi.mutable_facts()->set_number(parts.options->rank);
       try_mpi(by_mpi);
       if (!meeting.Put(CheckStage::kMpiReport, by_mpi).ok()) return ConcludeAlone(parts, std::move(findings), own);
@@ -91,6 +96,8 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::Proce
     if (!exit_code.has_value()) return ConcludeAlone(parts, std::move(findings), own);
     return {.exit_code = *exit_code, .mpi_is_stuck = own.mpi_hangs()};
   }
+  // The rest is done by rank 0. The other ranks wait for its decision and its verdict: each way out below either
+  // announces a verdict or leaves them to their deadlines.
   Meeting::Everything everything = meeting.GatherReports(own);
   findings.reports = everything.reports;
   findings.missing = everything.missing;
@@ -103,9 +110,11 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::Proce
     if (tries) parts.print(MpiWarning(findings));
     if (!meeting.Decide(tries).ok()) return ConcludeAlone(parts, std::move(findings), own);
     if (tries) {
+      // Reports ascend by rank, so the first is rank 0's own.
       try_mpi(everything.reports.front());
       meeting.GatherMpiReports(everything);
       findings.reports = everything.reports;
+      // The verdict before was about TCP only.
       verdict = JudgeCheck(findings);
     }
   }
@@ -118,6 +127,7 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::Proce
 std::string WayOut(int error_number, CheckFindings::Topology topology) {
   const bool star = topology == CheckFindings::Topology::kStar;
   switch (error_number) {
+    // A ring's worker listens before it tells its address, so a refusal does not come from a missing process.
     case ECONNREFUSED:
       return star ? "start that server, or correct --servers" : "let TCP pass between the hosts: a firewall refuses it";
     case ETIMEDOUT:

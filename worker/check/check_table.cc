@@ -19,7 +19,9 @@ using v1::ProcessReport;
 namespace check_table {
 namespace {
 
+// A row of connections is 116 columns wide.
 constexpr size_t kColumns = 120;
+// A problem of hundreds of workers is told in one sentence, which names this many of them.
 constexpr size_t kNamesMax = 4;
 
 }  // namespace
@@ -31,6 +33,7 @@ std::string NameOf(const ProcessFacts& facts) { return NameOf(facts.role(), fact
 std::string PeerOf(const LinkReport& link) { return NameOf(link.peer_role(), link.peer()); }
 
 std::string NamesText(const std::vector<std::string>& names) {
+  // One name more is printed, because "and 1 more" would be longer than that name.
   if (names.size() <= kNamesMax + 1) return absl::StrJoin(names, ", ");
   return absl::StrCat(absl::StrJoin(names.begin(), names.begin() + kNamesMax, ", "), " and ", names.size() - kNamesMax,
                       " more");
@@ -44,6 +47,8 @@ std::string MemoryText(int64_t bytes) {
   return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
 }
 
+// Fills each line before the next one begins. A word is never cut, so a line that is one long word, such as a path, may
+// be wider than kColumns.
 std::string Wrap(absl::string_view text) {
   std::string wrapped;
   size_t column = 0;
@@ -61,11 +66,14 @@ std::string Wrap(absl::string_view text) {
   return wrapped + "\n";
 }
 
+// The pointers point into `findings`, which outlives them in every caller.
 std::vector<const ProcessFacts*> AllProcesses(const CheckFindings& findings) {
   std::vector<const ProcessFacts*> processes;
   std::map<int, const ProcessFacts*> servers;
   for (const ProcessReport& report : findings.reports) {
     processes.push_back(&report.facts());
+    // Many workers have reached the same server. The first report of each shard is taken, so that a server has one row;
+    // the map sorts the rows by shard.
     for (const ProcessFacts& server : report.servers()) servers.emplace(server.number(), &server);
   }
   for (const auto& [number, server] : servers) processes.push_back(server);
@@ -81,8 +89,10 @@ std::map<std::string, double> ClocksAhead(const CheckFindings& findings) {
     for (const ProcessReport& report : findings.reports) {
       const std::string from = NameOf(report.facts());
       for (const LinkReport& link : report.links()) {
+        // MPI's probe does not measure clocks. Its links say 0, which would pass for equal clocks.
         if (!link.error().empty() || link.means() == LinkReport::MPI) continue;
         const std::string to = PeerOf(link);
+        // A link is used in both directions. The first path to a process decides: emplace never replaces a clock.
         if (clocks.contains(from)) {
           clocks.emplace(to, clocks[from] + link.clock_ahead_s());
         } else if (clocks.contains(to)) {
@@ -107,9 +117,11 @@ using check_table::NamesText;
 using check_table::PeerOf;
 using check_table::Wrap;
 
+// Rows beyond these are only counted: a ring of 64 ranks already has some 500 connections.
 constexpr size_t kProcessRowsMax = 64;
 constexpr size_t kLinkRowsMax = 40;
 
+// Columns keep their width whatever a host or an error is called; two dots show that a text was cut.
 std::string Cut(absl::string_view text, size_t columns) {
   return std::string(text.size() <= columns ? text : absl::StrCat(text.substr(0, columns - 2), ".."));
 }
@@ -117,12 +129,14 @@ std::string Cut(absl::string_view text, size_t columns) {
 std::string MillisecondsText(double microseconds) { return absl::StrFormat("%.2f ms", microseconds / 1e3); }
 
 std::string RateText(double bytes_per_second) {
+  // A rate of 0 is a connection that was not tested: see BandwidthPlan.
   if (bytes_per_second <= 0) return "-";
   const double bits = bytes_per_second * 8;
   return bits < 1e9 ? absl::StrFormat("%.0f Mbit/s", bits / 1e6) : absl::StrFormat("%.2f Gbit/s", bits / 1e9);
 }
 
 std::string ClockText(double seconds) {
+  // A smaller difference would be printed as "+0.0 ms" or "-0.0 ms".
   if (std::abs(seconds) < 5e-5) return "0";
   if (std::abs(seconds) < 1) return absl::StrFormat("%+.1f ms", seconds * 1e3);
   return absl::StrFormat("%+.1f s", seconds);
@@ -147,13 +161,14 @@ std::string ProcessTable(const CheckFindings& findings) {
     const auto clock = clocks.find(NameOf(facts));
     absl::StrAppendFormat(&text, "%-7s %-24s %5d %10s %10d %10s  %s\n", NameOf(facts), Cut(facts.host(), 24),
                           facts.cores(), MemoryText(facts.memory_bytes()), facts.descriptors(),
+                          // No connection leads from the first worker to this process, so its clock is unknown.
                           clock == clocks.end() ? "-" : ClockText(clock->second),
                           facts.gpu().empty() ? "-" : Cut(facts.gpu(), 40));
   }
   if (processes.size() > kProcessRowsMax) {
     absl::StrAppend(&text, "and ", processes.size() - kProcessRowsMax, " more processes\n");
   }
-  // Usually all are equal, and one line says so for all processes.
+  // Usually all processes have the same versions, and one line says so. Otherwise each group of equal ones has a line.
   std::map<std::string, std::vector<std::string>> by_versions;
   for (const ProcessFacts* facts : processes) by_versions[LibrariesText(*facts)].push_back(NameOf(*facts));
   for (const auto& [versions, names] : by_versions) {
@@ -212,10 +227,12 @@ std::string LinkTable(const CheckFindings& findings, Part part) {
     }
   }
   if (links.empty()) return "";
-  // Failures first: the rows after kLinkRowsMax are only counted.
+  // Failures come first, because the rows after kLinkRowsMax are only counted. A stable sort keeps each rank's rows
+  // together.
   std::stable_sort(links.begin(), links.end(),
                    [](const auto& a, const auto& b) { return a.second->error().empty() < b.second->error().empty(); });
   std::string text;
+  // The second part has no heading. Its rows have the same columns and continue the table of the first part.
   if (part == Part::kFirst) {
     absl::StrAppendFormat(&text, "\n%-5s %-5s %-4s %-21s %-10s %-40s %11s %13s\n", "from", "to", "by", "address",
                           "interface", "answer", "round trip", "bandwidth");
@@ -251,7 +268,9 @@ std::string CheckTable(const CheckFindings& findings) {
 
 std::string CheckEnd(const CheckFindings& findings, const CheckVerdict& verdict) {
   std::string text = absl::StrCat(LinkTable(findings, Part::kMpi), "\n");
+  // Every problem but the first is printed here, because each has its own way out.
   const std::vector<check_table::Problem> problems = check_table::FindProblems(findings);
+  // The first is the worst, and the verdict's sentence has it.
   for (size_t i = 1; i < problems.size() && i <= kLinkRowsMax; ++i) {
     absl::StrAppend(&text, Wrap(absl::StrCat("also: ", problems[i].text)));
   }

@@ -28,6 +28,7 @@ using v1::ProcessReport;
 
 using Problems = std::vector<Problem>;
 
+// This is far more than the error of a measured clock, which is half a round trip.
 constexpr double kClockSecondsMax = 1;
 constexpr int64_t kMemoryBytesMin = int64_t{1} << 30;
 
@@ -50,14 +51,17 @@ std::string CommonSubnet(const CheckFindings& findings) {
   std::map<std::string, std::set<Pair>> by_subnet;
   for (const ProcessReport& report : findings.reports) {
     for (const LinkReport& link : report.links()) {
+      // Cuts the port off. An address without a colon stays whole, because substr takes npos as the end.
       const absl::string_view host = absl::string_view(link.address()).substr(0, link.address().rfind(':'));
       if (link.means() != LinkReport::TCP || absl::StartsWith(host, "127.")) continue;
       const Pair pair(NameOf(report.facts()), PeerOf(link));
+      // A pair counts even if its connection failed: a subnet that does not connect it must not be advised.
       pairs.insert(pair);
       if (link.error().empty()) by_subnet[SubnetOf(host, link.prefix_bits())].insert(pair);
     }
   }
   for (const auto& [subnet, connected] : by_subnet) {
+    // A subnet that connects only some pairs is no help: with this variable set Open MPI uses no other network.
     if (!subnet.empty() && connected == pairs) return subnet;
   }
   return "";
@@ -89,11 +93,13 @@ void AddUnreachable(const CheckFindings& findings, Problems& problems) {
   const std::set<Pair> connected = ConnectedPairs(findings);
   // Workers that fail in the same way at the same peer are one problem.
   std::map<std::pair<std::string, std::string>, std::vector<std::string>> from_by_failure;
+  // The map sorts by text. Problems are listed in the order of ranks, which `order` keeps.
   std::vector<std::pair<std::string, std::string>> order;
   for (const ProcessReport& report : findings.reports) {
     const std::string from = NameOf(report.facts());
     for (const LinkReport& link : report.links()) {
       if (link.error().empty() || link.means() == LinkReport::MPI || AnswersAsAnother(link) ||
+          // An address that does not answer is no problem if another address of the same peer does.
           connected.contains({from, PeerOf(link)})) {
         continue;
       }
@@ -112,6 +118,7 @@ void AddUnreachable(const CheckFindings& findings, Problems& problems) {
   }
 }
 
+// MPI is tried only where TCP connects all ranks, so the advice is about the networks that Open MPI chooses.
 void AddMpi(const CheckFindings& findings, Problems& problems) {
   for (const ProcessReport& report : findings.reports) {
     for (const LinkReport& link : report.links()) {
@@ -127,6 +134,7 @@ void AddDifferences(const std::vector<const ProcessFacts*>& processes, Problems&
   std::map<std::string, std::vector<std::string>> by_version;
   std::map<std::string, std::map<std::string, std::vector<std::string>>> by_library;
   for (const ProcessFacts* process : processes) {
+    // The processes are grouped by version, so that one sentence names all versions and the processes that have each.
     by_version[absl::StrCat(process->program_version(), " (wire ", process->wire_version(), ")")].push_back(
         NameOf(*process));
     for (const ProcessFacts::Library& library : process->libraries()) {
@@ -153,6 +161,7 @@ void AddDifferences(const std::vector<const ProcessFacts*>& processes, Problems&
 }
 
 void AddShards(const CheckFindings& findings, Problems& problems) {
+  // All workers have the same --servers and find the same wrong places; the set keeps each text once.
   std::set<std::string> texts;
   for (const ProcessReport& report : findings.reports) {
     for (const LinkReport& link : report.links()) {
@@ -168,14 +177,18 @@ void AddLimits(const CheckFindings& findings, const std::vector<const ProcessFac
   const bool star = findings.topology == CheckFindings::Topology::kStar;
   for (const ProcessFacts* process : processes) {
     const bool server = process->role() == ProcessFacts::SERVER;
+    // The same two functions decide how many descriptors a job's processes ask for, so a check and a job cannot
+    // disagree.
     const int64_t needed =
         server ? ServerDescriptors(int64_t{findings.world_size} * findings.lanes)
                : WorkerDescriptors(star ? int64_t{findings.shard_count} * findings.lanes : findings.world_size);
+    // A process that could not find out its limit reports 0.
     if (process->descriptors() != 0 && process->descriptors() < needed) {
       problems.push_back({kExitRefused, absl::StrCat(NameOf(*process), " can have ", process->descriptors(),
                                                      " files open, this job needs ", needed,
                                                      ": raise the limit (ulimit -n) on ", process->host())});
     }
+    // This is only a warning, because the job's need depends on model and data set, which a check does not load.
     if (process->memory_bytes() != 0 && process->memory_bytes() < kMemoryBytesMin) {
       problems.push_back(
           {kExitOk, absl::StrCat(NameOf(*process), " can get ", MemoryText(process->memory_bytes()), " of memory on ",
@@ -210,6 +223,7 @@ void AddGpus(const CheckFindings& findings, Problems& problems) {
   std::vector<std::string> with;
   std::vector<std::string> without;
   for (const ProcessReport& report : findings.reports) {
+    // With --device=auto a worker without a GPU would take its CPU, and the ranks would be refused when the job starts.
     (report.facts().gpu().empty() ? without : with).push_back(NameOf(report.facts()));
   }
   if (with.empty() || without.empty()) return;
@@ -250,6 +264,7 @@ std::string ReadyText(const CheckFindings& findings) {
 Problems check_table::FindProblems(const CheckFindings& findings) {
   const std::vector<const ProcessFacts*> processes = AllProcesses(findings);
   Problems problems;
+  // A wrong order of --servers is a cause of its own, so AddUnreachable leaves those links out.
   AddShards(findings, problems);
   AddUnreachable(findings, problems);
   AddMissing(findings, problems);
@@ -259,7 +274,7 @@ Problems check_table::FindProblems(const CheckFindings& findings) {
   AddGpus(findings, problems);
   AddClocks(findings, problems);
   AddCores(findings, problems);
-  // Stable: among problems of one kind the order above is from cause to consequence.
+  // The sort is stable, because the order above is from cause to consequence.
   std::stable_sort(problems.begin(), problems.end(), [](const Problem& a, const Problem& b) {
     return (a.exit_code == kExitOk) < (b.exit_code == kExitOk);
   });
@@ -274,6 +289,7 @@ CheckVerdict JudgeCheck(const CheckFindings& findings) {
     return verdict;
   }
   const Problem& worst = problems.front();
+  // If any problem keeps the job from running, the worst one does: FindProblems sorts warnings to the end.
   verdict.exit_code = worst.exit_code;
   verdict.sentence = worst.exit_code == kExitOk ? absl::StrCat("ready: ", ReadyText(findings), "; but ", worst.text)
                                                 : absl::StrCat("not ready: ", worst.text);
@@ -285,6 +301,9 @@ std::string MpiWarning(const CheckFindings& findings) {
   for (const ProcessReport& report : findings.reports) {
     for (const LinkReport& link : report.links()) {
       const std::string from = NameOf(report.facts());
+      // MPI is tried only if every pair is connected by some address. Open MPI chooses among all of them, also those
+      // that fail here, and ends the process when it meets one. One example is enough, since the way out is the same
+      // for all.
       if (link.error().empty() || !connected.contains({from, PeerOf(link)})) continue;
       return check_table::Wrap(absl::StrCat("not ready, if nothing follows: Open MPI has chosen an address like ",
                                             PeerOf(link), "'s ", link.address(), ", which ", from, " cannot reach (",

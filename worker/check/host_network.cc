@@ -35,16 +35,19 @@ namespace {
 
 constexpr int kBits = 32;  // in an IPv4 address
 
+// The number is in host order, where the prefix of a subnet is the high bits.
 std::optional<uint32_t> NumberOf(absl::string_view address) {
   in_addr parsed = {};
   if (inet_pton(AF_INET, std::string(address).c_str(), &parsed) != 1) return std::nullopt;
   return ntohl(parsed.s_addr);
 }
 
+// A prefix of 0 has a branch of its own, because shifting a 32-bit number by 32 is undefined.
 uint32_t MaskOf(int prefix_bits) { return prefix_bits == 0 ? 0 : ~uint32_t{0} << (kBits - prefix_bits); }
 
 // Whether `word`, the name of an interface or a subnet, includes the address.
 bool Names(absl::string_view word, const InterfaceAddress& address) {
+  // Without a slash the second part is empty, which is no number, so the word is taken for a name.
   const std::pair<absl::string_view, absl::string_view> parts = absl::StrSplit(word, absl::MaxSplits('/', 1));
   int bits = 0;
   const std::optional<uint32_t> net = NumberOf(parts.first);
@@ -80,6 +83,7 @@ struct Resolution {
   bool done = false;
 };
 
+// The last colon separates the port: an IPv6 address has others before it.
 void Resolve(const std::string& host_and_port, Resolution& resolution) {
   const size_t colon = host_and_port.rfind(':');
   std::string host = host_and_port.substr(0, colon);
@@ -87,6 +91,7 @@ void Resolve(const std::string& host_and_port, Resolution& resolution) {
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   const std::string port = colon == std::string::npos ? "" : host_and_port.substr(colon + 1);
   addrinfo hints = {};
+  // Without a type getaddrinfo returns each address once for each type of socket.
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int code = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
@@ -132,8 +137,10 @@ std::vector<Resolution> ResolveAll(std::span<const std::string> names, absl::Tim
     }).detach();
   }
   const MutexLock lock(shared->mutex);
+  // At the deadline, the names that are not resolved get an error below.
   shared->changed.WaitUntil(shared->mutex, absl::ToChronoTime(end),
                             [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared->mutex) { return shared->open == 0; });
+  // The result is a copy, because a thread that answers after the deadline still writes to the original.
   std::vector<Resolution> copy = shared->by_name;
   for (size_t i = 0; i < copy.size(); ++i) {
     if (!copy[i].done) copy[i].error = absl::StrCat(names[i], ": the name service does not answer");
@@ -148,6 +155,7 @@ struct Attempt {
   int error_number = 0;
 };
 
+// Starts one connect without waiting for it. An attempt that is not open has ended, with an error or with a socket.
 Attempt Begin(size_t name, const Place& place) {
   Attempt attempt;
   attempt.name = name;
@@ -164,10 +172,12 @@ Attempt Begin(size_t name, const Place& place) {
     attempt.error_number = errno;
     return attempt;
   }
+  // The attempt is open even if connect has succeeded at once, as on loopback: poll then reports it in the first round.
   attempt.open = true;
   return attempt;
 }
 
+// The address from which the system dials. It tells which of the interfaces leads to the peer.
 std::string LocalAddress(int fd) {
   sockaddr_storage address = {};
   socklen_t length = sizeof(address);
@@ -186,6 +196,7 @@ void Settle(Attempt& attempt, DialResult& result) {
   getsockopt(attempt.socket.fd(), SOL_SOCKET, SO_ERROR, &error_number, &length);
   attempt.open = false;
   attempt.error_number = error_number;
+  // The first address of a name that answers wins. Other connections are closed with their attempts.
   if (error_number != 0 || result.socket.fd() >= 0) return;
   result.local_address = LocalAddress(attempt.socket.fd());
   result.socket = std::move(attempt.socket);
@@ -198,12 +209,14 @@ std::vector<InterfaceAddress> ListInterfaceAddresses() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0) return addresses;
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    // An interface without any address has no ifa_addr.
     if (entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != AF_INET || entry->ifa_netmask == nullptr) continue;
     if ((entry->ifa_flags & IFF_UP) == 0) continue;
     const auto* address = reinterpret_cast<const sockaddr_in*>(entry->ifa_addr);
     const auto* mask = reinterpret_cast<const sockaddr_in*>(entry->ifa_netmask);
     addresses.push_back({.interface = entry->ifa_name,
                          .address = TextOf(address->sin_addr),
+                         // A mask's ones are contiguous, so their number is the prefix, in any byte order.
                          .prefix_bits = std::popcount(mask->sin_addr.s_addr),
                          .loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
@@ -246,6 +259,7 @@ Socket::~Socket() {
 }
 
 std::string ErrnoText(int error_number) {
+  // Both functions return null for a number that this C library does not know.
   const char* const name = strerrorname_np(error_number);
   return absl::StrCat(
       absl::AsciiStrToLower(strerrordesc_np(error_number) == nullptr ? "unknown error" : strerrordesc_np(error_number)),
@@ -253,6 +267,7 @@ std::string ErrnoText(int error_number) {
 }
 
 std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout) {
+  // Resolving and dialling share one deadline: the header promises an end after `timeout`.
   const absl::Time end = absl::Now() + timeout;
   const std::vector<Resolution> resolved = ResolveAll(addresses, end);
   std::vector<DialResult> results(addresses.size());
@@ -265,10 +280,12 @@ std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Du
   while (std::any_of(attempts.begin(), attempts.end(), is_open) && absl::Now() < end) {
     std::vector<pollfd> polled;
     for (const Attempt& attempt : attempts) {
+      // poll ignores an entry with -1, so that `polled` and `attempts` keep one index.
       polled.push_back({.fd = attempt.open ? attempt.socket.fd() : -1, .events = POLLOUT, .revents = 0});
     }
-    // At least 1 ms: with 0 the last part of a millisecond would be spent in a busy loop.
+    // The wait is at least 1 ms: with 0 the last part of a millisecond would be spent in a busy loop.
     const int64_t wait_ms = std::max<int64_t>(1, absl::ToInt64Milliseconds(end - absl::Now()));
+    // The loop's condition decides after a timeout and after a signal alike.
     if (poll(polled.data(), polled.size(), static_cast<int>(wait_ms)) <= 0) continue;
     for (size_t i = 0; i < attempts.size(); ++i) {
       if (attempts[i].open && polled[i].revents != 0) Settle(attempts[i], results[attempts[i].name]);
@@ -278,6 +295,7 @@ std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Du
     DialResult& result = results[attempt.name];
     // One address that answers is enough, and the first error describes the name well enough.
     if (result.socket.fd() >= 0 || result.error_number != 0) continue;
+    // The system itself would try for minutes. An attempt that is still open has not been answered in our time.
     result.error_number = attempt.open ? ETIMEDOUT : attempt.error_number;
     result.error = ErrnoText(result.error_number);
   }

@@ -45,10 +45,13 @@ absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start() {
   if (listening.fd() < 0) return SystemError("make a socket");
   sockaddr_in address = {};
   address.sin_family = AF_INET;
+  // The listener is at every interface, because the check finds out which of them the others can reach. The nonce keeps
+  // strangers out.
   address.sin_addr.s_addr = htonl(INADDR_ANY);
   socklen_t length = sizeof(address);
   if (bind(listening.fd(), reinterpret_cast<sockaddr*>(&address), length) != 0) return SystemError("take a port");
   if (listen(listening.fd(), kBacklog) != 0) return SystemError("listen");
+  // The system chose the port, since bind was given port 0. This call returns that port.
   if (getsockname(listening.fd(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return SystemError("listen");
   Socket waker(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (waker.fd() < 0) return SystemError("make an eventfd");
@@ -56,6 +59,7 @@ absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start() {
       new PeerListener(std::move(listening), std::move(waker), ntohs(address.sin_port), DrawNonce()));
 }
 
+// The thread is the last member, so it starts when all that it uses has been initialised.
 PeerListener::PeerListener(Socket socket, Socket waker, int port, uint64_t nonce)
     : socket_(std::move(socket)), waker_(std::move(waker)), port_(port), nonce_(nonce), thread_([this] { Run(); }) {}
 
@@ -78,8 +82,11 @@ std::optional<std::string> PeerListener::Get(int rank, int stage) const {
   return found->second;
 }
 
+// One thread serves all connections, and no step of it waits: reads take what is there, answers fit the send buffer,
+// and only poll blocks. So a peer that stops in the middle of a message cannot delay the others.
 void PeerListener::Run() {
   while (true) {
+    // The list is built anew for each round, because connections come and go.
     std::vector<pollfd> polled = {{.fd = waker_.fd(), .events = POLLIN, .revents = 0},
                                   {.fd = socket_.fd(), .events = POLLIN, .revents = 0}};
     for (const Connection& connection : connections_) {
@@ -88,17 +95,21 @@ void PeerListener::Run() {
     if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
     if (polled[0].revents != 0) return;
     const size_t count = connections_.size();
-    // From the end, because a connection that is closed is replaced by the last one.
+    // The loop runs from the end, because a connection that is closed is replaced by the last one.
     for (size_t i = count; i-- > 0;) {
       if (polled[i + 2].revents == 0 || OnReadable(connections_[i])) continue;
       std::swap(connections_[i], connections_.back());
       connections_.pop_back();
     }
+    // Accept comes after the loop, which pairs polled[i + 2] with connections_[i]: a new connection has no entry in
+    // `polled`.
     if (polled[1].revents != 0) Accept();
   }
 }
 
 void PeerListener::Accept() {
+  // One connection is accepted in a round; poll reports the socket again if others wait. A connection beyond the limit
+  // is closed by its destructor, so a stranger cannot use up this process's descriptors.
   Socket accepted(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (accepted.fd() < 0 || connections_.size() >= kConnectionsMax) return;
   const int one = 1;
@@ -110,9 +121,14 @@ void PeerListener::Accept() {
 bool PeerListener::OnReadable(Connection& connection) {
   // One buffer for all connections: only this thread reads.
   static thread_local std::string buffer(kReadBytes, '\0');
+  // Each connection is read once in a round, so that a bandwidth test does not delay the pings of other ranks to its
+  // end.
   const ssize_t count = recv(connection.socket.fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
   if (count == 0) return false;
   if (count < 0) return errno == EAGAIN || errno == EINTR;
+  // A read may end anywhere and may hold several requests. A connection is in one of three states: it skips the bytes
+  // of a kData request, or collects a head, or collects the note after a head. Each turn of the loop takes bytes for
+  // one state and moves on when that state has all of them.
   size_t begin = 0;
   const size_t end = static_cast<size_t>(count);
   while (begin < end) {
@@ -123,7 +139,8 @@ bool PeerListener::OnReadable(Connection& connection) {
       if (connection.bytes_to_skip == 0 && !Answer(connection, std::nullopt, false)) return false;
       continue;
     }
-    // The rest of a head, or of the note after it.
+    // This connection needs the rest of a head, or of the note after it. AnswerComplete has accepted a head that is
+    // still here, so its length is at most kCheckNoteBytesMax.
     Request head;
     size_t wanted = sizeof(head);
     if (connection.received.size() >= sizeof(head)) {
@@ -138,18 +155,21 @@ bool PeerListener::OnReadable(Connection& connection) {
   return true;
 }
 
-// Called when the head is complete. Refuses it, waits for the bytes that follow it, or answers.
+// Called when the head is complete. Refuses it, waits for the bytes that follow it, or answers. Closing is the only
+// refusal: a program that does not know the nonce gets no answer from which it could learn something.
 bool PeerListener::AnswerComplete(Connection& connection) {
   Request head;
   memcpy(&head, connection.received.data(), sizeof(head));
   if (head.magic != peer_protocol::kMagic || head.nonce != nonce_) return false;
   if (head.word == Word::kData) {
+    // The answer is sent after the last byte. A request without bytes would never be answered.
     if (head.length == 0 || head.length > kCheckPayloadBytesMax) return false;
     connection.bytes_to_skip = head.length;
     connection.received.clear();
     return true;
   }
   if (head.word == Word::kPut) {
+    // These bounds limit the memory of all notes: a second note of a rank for a stage replaces the first.
     if (head.length > kCheckNoteBytesMax || head.rank < 0 || head.rank >= kWorldSizeMax || head.stage < 1 ||
         head.stage > kCheckStagesMax) {
       return false;
@@ -161,12 +181,14 @@ bool PeerListener::AnswerComplete(Connection& connection) {
   }
   connection.received.clear();
   if (head.word == Word::kGet) return Answer(connection, Get(head.rank, head.stage), true);
+  // Any other word comes from another version of this program. Closing the connection tells its peer at once.
   return (head.word == Word::kPing || head.word == Word::kPut) && Answer(connection, std::nullopt, false);
 }
 
 bool PeerListener::Answer(const Connection& connection, const std::optional<std::string>& note, bool is_get) {
   peer_protocol::Answer answer;
   answer.clock_us = WallClockMicroseconds();
+  // `length` does not tell whether there is a note: a note may be empty.
   answer.found = is_get && note.has_value() ? 1 : 0;
   answer.length = note.has_value() ? static_cast<uint32_t>(note->size()) : 0;
   std::string bytes(reinterpret_cast<const char*>(&answer), sizeof(answer));

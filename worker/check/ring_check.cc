@@ -31,7 +31,7 @@ constexpr absl::Duration kMpiDeadline = absl::Seconds(15);
 // The advice if MPI's messages do not arrive and nothing is known of the other hosts.
 constexpr char kIncludeOneNetwork[] = "set OMPI_MCA_btl_tcp_if_include to a network that all hosts share";
 
-// Notes by mpirun's own connections. They arrive even if neither our TCP connections nor MPI's messages do.
+// Notes go through mpirun's own connections, which work even if neither our TCP connections nor MPI's messages do.
 class NameBoard final : public NoteBoard {
  public:
   NameBoard(MpiProbe* probe, int rank) : probe_(probe), rank_(rank) {}
@@ -113,6 +113,7 @@ class RingChecker {
     // Tests by TCP: all pairs in a small ring, only the next rank in a larger one. One more test is by MPI.
     const int tcp_tests = world_size_ <= 4 ? world_size_ - 1 : 1;
     findings_.bandwidth = PlanBandwidth(tcp_tests + 1, world_size_);
+    // Listening comes before the card, which tells the port.
     if (const absl::Status status = Listen(); !status.ok()) return GiveUp(status);
     if (const absl::Status status = MakeBoard(); !status.ok()) return GiveUp(status);
     Meeting meeting({.board = board_.get(),
@@ -120,11 +121,13 @@ class RingChecker {
                      .world_size = world_size_,
                      .begin = begin_,
                      .gather_deadline = findings_.gather_deadline,
+                     // Another rank may be measuring its messages to this one, and MPI makes progress only while this
+                     // rank is inside it.
                      .rest = [this](absl::Duration pause) { probe_.Serve(pause); }});
     if (const absl::Status status = meeting.Put(CheckStage::kCard, report_); !status.ok()) return GiveUp(status);
     DialAllTargets(targets, meeting);
     const int stride = findings_.bandwidth.rank_stride;
-    // One rank at a time, because tests that share a switch or a host would slow each other down.
+    // One rank tests at a time, because tests that share a switch or a host would slow each other down.
     if (rank_ % stride == 0) {
       meeting.AwaitTurn(stride, CheckStage::kReport);
       TestBandwidth(tcp_tests);
@@ -148,6 +151,7 @@ class RingChecker {
   CheckOutcome GiveUp(const absl::Status& status) {
     parts_.print(absl::StrCat("not ready: ", std::string(status.message()), ": ", OwnPlace(*parts_.launcher), ": ",
                               kIncludeOneNetwork, "\n"));
+    // MPI_Finalize would wait for the other ranks, which this one may not reach.
     return {.exit_code = kExitPeerMissing, .mpi_is_stuck = true};
   }
 
@@ -173,8 +177,8 @@ class RingChecker {
       board_ = std::make_unique<NameBoard>(&probe_, rank_);
       return absl::OkStatus();
     }
-    // If no address can be reached, Open MPI 4.1 ends the process in this first collective, whatever the error handler:
-    // so each host says now where it is.
+    // If no address can be reached, Open MPI 4.1 ends the process in this first collective, whatever the error handler.
+    // So each host says now where it is.
     if (parts_.launcher->host_count > 1 && parts_.launcher->local_rank == 0) {
       parts_.print(absl::StrCat(OwnPlace(*parts_.launcher), "; if no table follows, ", kIncludeOneNetwork, "\n"));
     }
@@ -194,6 +198,7 @@ class RingChecker {
     for (const ProcessFacts::Address& address : AddressesOf(report_.facts(), first.facts())) {
       places.push_back(absl::StrCat(address.address(), ":", first.facts().port()));
     }
+    // The first address that answers is enough; the others are closed with their results.
     std::string error = "it has no address";
     for (DialResult& dialled : DialAll(places, kDialDeadline)) {
       if (!dialled.error.empty()) {
@@ -209,10 +214,12 @@ class RingChecker {
   // All connections are dialled at the same time, so that any number of addresses that do not answer costs one
   // deadline.
   void DialAllTargets(const std::vector<int>& targets, Meeting& meeting) {
-    // As long as dials_, by index. A place is empty if the target has no address.
+    // Both lists have an element for each of dials_. A place is empty if the target has no address.
     std::vector<std::string> places;
     std::vector<uint64_t> nonces;
     for (const int target : targets) {
+      // The cards are awaited one after the other, but to one common end, so that all missing ranks cost one deadline
+      // together.
       const std::optional<ProcessReport> card = meeting.Await(target, CheckStage::kCard, meeting.gather_end());
       if (!card.has_value()) continue;  // rank 0 reports it as missing
       for (const ProcessFacts::Address& address : AddressesOf(report_.facts(), card->facts())) {
@@ -252,6 +259,8 @@ class RingChecker {
       dial.report.set_way_out(WayOut(dialled.error_number, CheckFindings::Topology::kRing));
       return;
     }
+    // Another program may accept a connection at this address. Only the answer to a ping, which needs the nonce, shows
+    // that it is the rank.
     dial.link.emplace(std::move(dialled.socket), nonce);
     const auto round_trip = dial.link->MeasureRoundTrip(std::min(end, absl::Now() + kAnswerDeadline));
     if (!round_trip.ok()) {
@@ -283,6 +292,7 @@ class RingChecker {
       if (rate.ok()) {
         dial->report.set_bytes_per_second(*rate);
       } else {
+        // A ping has passed on this connection before.
         dial->report.set_error("small messages pass, large ones do not");
         dial->report.set_way_out("look for a smaller MTU on the way");
         dial->link.reset();
@@ -301,6 +311,7 @@ class RingChecker {
       link.set_bytes_per_second(measured->bytes_per_second);
     } else {
       link.set_error(std::string(measured.status().message()));
+      // Messages may still be in flight. The ranks whose turn comes later see this in the report and do not test.
       report.set_mpi_hangs(true);
     }
     *report.add_links() = link;

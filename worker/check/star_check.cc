@@ -33,11 +33,13 @@ class ServerBoard final : public NoteBoard {
   explicit ServerBoard(std::vector<StarCheckClient*> servers) : servers_(std::move(servers)) {}
 
   ~ServerBoard() override {
+    // A server would otherwise keep the notes until it forgets this worker, and a second check would find them.
     for (StarCheckClient* server : servers_) server->Leave(absl::Now() + absl::Seconds(1)).IgnoreError();
   }
 
   absl::Status Put(CheckStage stage, const std::string& text) override {
     absl::Status status;
+    // The note is put if one board has it, because Get asks all of them.
     bool any = false;
     for (StarCheckClient* server : servers_) {
       const absl::Status put = server->Put(static_cast<int>(stage), text, absl::Now() + kAnswerDeadline);
@@ -50,6 +52,7 @@ class ServerBoard final : public NoteBoard {
   absl::StatusOr<std::optional<std::string>> Get(int rank, CheckStage stage) override {
     absl::Status status = absl::UnavailableError("no server answers");
     for (size_t i = 0; i < servers_.size(); ++i) {
+      // A server that has failed is asked again in its turn: it may only have been slow.
       StarCheckClient* const server = servers_[next_++ % servers_.size()];
       auto note = server->Get(rank, static_cast<int>(stage), absl::Now() + kAnswerDeadline);
       if (note.ok()) return note;  // the next call asks the next server, so that the load is shared
@@ -93,6 +96,7 @@ void AskServer(int shard, Server& server) {
          silent ? "correct --servers, or start that server again if it is stuck" : "", server);
     return;
   }
+  // The facts are kept even if the server is in the wrong place: the table shows it under its real number.
   server.facts = answer->facts;
   if (answer->facts.number() != shard) {
     Fail(absl::StrCat("answers as shard ", answer->facts.number()), "give --servers in shard order", server);
@@ -105,6 +109,7 @@ void AskServer(int shard, Server& server) {
 std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
   const std::vector<std::string>& addresses = parts.options->servers;
   const std::vector<InterfaceAddress> interfaces = ListInterfaceAddresses();
+  // TCP comes first, because errno tells a refused connection from lost packets, and gRPC reports both as unavailable.
   const std::vector<DialResult> dialled = DialAll(addresses, kDialDeadline);
   std::vector<Server> servers(addresses.size());
   for (size_t shard = 0; shard < servers.size(); ++shard) {
@@ -124,7 +129,7 @@ std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
                                                                                .rank = parts.options->rank,
                                                                                .worker_id = worker_id});
   }
-  // In parallel: a job may have many servers, and each that is stuck takes kAnswerDeadline.
+  // The servers are asked in parallel: a job may have many, and each that is stuck takes kAnswerDeadline.
   for (size_t begin = 0; begin < servers.size(); begin += kThreadsMax) {
     std::vector<std::thread> threads;
     for (size_t shard = begin; shard < std::min(servers.size(), begin + kThreadsMax); ++shard) {
@@ -154,6 +159,7 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
   const absl::Time begin = absl::Now();
   CheckFindings findings = EmptyFindings(parts, CheckFindings::Topology::kStar);
   findings.bandwidth = PlanBandwidth(static_cast<int>(options.servers.size()), options.world_size);
+  // The number tells two processes of one rank apart: a server drops the notes of the one before.
   std::vector<Server> servers = DialServers(parts, DrawNonce());
   std::vector<StarCheckClient*> board_servers;
   for (const Server& server : servers) {
@@ -173,6 +179,7 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
                    .gather_deadline = findings.gather_deadline,
                    .rest = [](absl::Duration pause) { absl::SleepFor(pause); }});
   if (!meeting.Put(CheckStage::kCard, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
+  // One worker tests at a time, as in a ring. While it waits for its turn, its questions to the board keep its notes.
   if (options.rank % findings.bandwidth.rank_stride == 0) {
     meeting.AwaitTurn(findings.bandwidth.rank_stride, CheckStage::kReport);
     for (Server& server : servers) {
@@ -187,6 +194,7 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
       board.Keep();
     }
   }
+  // The card had the links without bandwidths; the report replaces it.
   FillReport(servers, &report);
   if (!meeting.Put(CheckStage::kReport, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
   return Conclude(parts, std::move(findings), report, meeting, nullptr);

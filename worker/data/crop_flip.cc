@@ -97,6 +97,7 @@ void ReversePixelByPixel(const Rectangle& shape, int64_t channels, const uint8_t
 }
 
 void ReverseRows(const Rectangle& shape, int64_t channels, const uint8_t* in, uint8_t* out) {
+  // A pixel that is wider than a vector, or a row that is shorter than one, has no 16 bytes to load inside the row.
   if (channels > 16 || shape.row_bytes < 16) return ReversePixelByPixel(shape, channels, in, out);
   const GroupReversal reversal = MakeGroupReversal(channels);
   kReverseRows[static_cast<int>(BestInstructionSet())]({.shape = shape, .reversal = reversal, .in = in, .out = out});
@@ -104,6 +105,8 @@ void ReverseRows(const Rectangle& shape, int64_t channels, const uint8_t* in, ui
 
 }  // namespace
 
+// Each sample has a block of random words in each epoch, so the result does not depend on which thread draws it or
+// when.
 CropFlip DrawCropFlip(uint64_t seed, int64_t epoch, int64_t sample) {
   const RandomKey key{.seed = seed, .purpose = RandomPurpose::kAugment, .epoch = static_cast<uint32_t>(epoch)};
   const PhiloxWords words = key.At(static_cast<uint64_t>(sample));
@@ -121,10 +124,13 @@ void ApplyCropFlip(const CropFlip& crop, const ImageShape& shape, const uint8_t*
   const int64_t x_begin = std::max<int64_t>(0, -right);
   const int64_t x_end = std::min(shape.width, shape.width - right);
   const int64_t stride = shape.width * shape.channels;
+  // The padding is zero. Without a shift there is none: every byte of `out` is overwritten below.
   if (down != 0 || right != 0) std::memset(out, 0, static_cast<size_t>(shape.height * stride));
   if (y_begin >= y_end || x_begin >= x_end) return;
   const Rectangle visible{.rows = y_end - y_begin, .row_bytes = (x_end - x_begin) * shape.channels, .stride = stride};
   const uint8_t* source = in + (y_begin + down) * stride + (x_begin + right) * shape.channels;
+  // A flip mirrors the place as well: the visible columns begin as far from the left as they would have ended from the
+  // right.
   if (crop.flip == CropFlip::Flip::kYes) {
     ReverseRows(visible, shape.channels, source, out + y_begin * stride + (shape.width - x_end) * shape.channels);
   } else {

@@ -32,6 +32,7 @@ bool Exists(const std::string& path) {
 }
 
 std::optional<std::string> FindFile(const std::string& folder, absl::string_view stem) {
+  // The plain file is preferred, because it needs no unzipping.
   for (const absl::string_view suffix : {"", ".gz"}) {
     std::string path = absl::StrCat(folder, "/", stem, suffix);
     if (Exists(path)) return path;
@@ -58,7 +59,8 @@ absl::StatusOr<Dataset> ReadIdxSet(const DatasetOptions& options, const std::vec
                                    absl::string_view prefix, absl::string_view cure) {
   const std::string images = absl::StrCat(prefix, "-images-idx3-ubyte");
   const std::string labels = absl::StrCat(prefix, "-labels-idx1-ubyte");
-  // Both from one folder: a job would train with the images of one data set and the labels of another.
+  // Both files must come from one folder: otherwise a job could train with the images of one data set and the labels of
+  // another.
   for (const std::string& folder : folders) {
     const auto images_path = FindFile(folder, images);
     const auto labels_path = FindFile(folder, labels);
@@ -86,6 +88,7 @@ absl::StatusOr<TrainAndTest> LoadIdx(const DatasetOptions& options, const std::v
 std::vector<std::string> FindTrainingBatches(const std::string& folder) {
   std::map<int64_t, std::string> batches;
   std::error_code error;
+  // A folder that does not exist or cannot be read has no batches: the caller then tries the next one.
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     absl::string_view number = name;
@@ -95,7 +98,7 @@ std::vector<std::string> FindTrainingBatches(const std::string& folder) {
         !std::all_of(number.begin(), number.end(), absl::ascii_isdigit) || !absl::SimpleAtoi(number, &n)) {
       continue;
     }
-    // By number, not by name: data_batch_10 comes after data_batch_9, on every file system.
+    // The files are sorted by number and not by name: data_batch_10 comes after data_batch_9, on every file system.
     std::string& path = batches[n];
     if (path.empty() || !zipped) path = it->path().string();
   }
@@ -109,6 +112,7 @@ absl::StatusOr<TrainAndTest> LoadCifar10(const DatasetOptions& options) {
   for (const std::string& folder : folders) {
     const std::vector<std::string> train = FindTrainingBatches(folder);
     const auto test = FindFile(folder, "test_batch.bin");
+    // Both come from one folder, as IDX files do.
     if (train.empty() || !test) continue;
     TrainAndTest sets;
     ASSIGN_OR_RETURN(sets.train, ReadCifar10({.paths = train}));
@@ -120,6 +124,7 @@ absl::StatusOr<TrainAndTest> LoadCifar10(const DatasetOptions& options) {
 }
 
 std::string FactsOf(const Dataset& set) {
+  // The checksums tell apart files of equal size: ranks with other pixels are refused before the first step.
   return absl::StrFormat("%d images of %d x %d x %d in %d classes, CRC-32C %08x of images and %08x of labels",
                          set.count, set.height, set.width, set.channels, set.classes, set.images_crc32c,
                          set.labels_crc32c);
@@ -137,6 +142,8 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   }
   if (options.name == "fashion-mnist") {
     auto folders = Folders(options, "FashionMNIST/raw");
+    // Debian's folder is read only without --data_dir: data from there would surprise a person who has named another
+    // folder.
     if (folders.empty()) folders = {std::string(kDebianFashionMnist)};
     return LoadIdx(
         options, folders,

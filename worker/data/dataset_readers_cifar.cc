@@ -22,7 +22,7 @@ constexpr int64_t kRecordBytes = 1 + kImageBytes;
 constexpr int64_t kClasses = 10;
 constexpr int64_t kRecordsAtOnce = 256;
 
-// The kernels want all channels of a pixel together (NHWC), CIFAR's files have one plane per channel.
+// The kernels want all channels of a pixel together (NHWC); CIFAR's files have one plane for each channel.
 void Interleave(const uint8_t* planes, uint8_t* image) {
   const uint8_t* red = planes;
   const uint8_t* green = red + kPlaneBytes;
@@ -34,12 +34,14 @@ void Interleave(const uint8_t* planes, uint8_t* image) {
   }
 }
 
+// Checks the labels, interleaves the images and extends the checksums while a piece of the file is in the cache.
 absl::Status AppendRecords(const std::string& path, int64_t first_record, std::span<const uint8_t> records,
                            Dataset& dataset) {
   const size_t count = records.size() / kRecordBytes;
   const size_t first_image = dataset.images.size();
   const size_t first_label = dataset.labels.size();
   size_t image = first_image;
+  // The arrays grow, because the number of records is known only at the end: a gzipped file does not tell its length.
   dataset.images.resize(image + count * kImageBytes);
   for (size_t i = 0; i < count; ++i, image += kImageBytes) {
     const uint8_t* record = records.data() + i * kRecordBytes;
@@ -61,8 +63,8 @@ absl::Status AppendRecords(const std::string& path, int64_t first_record, std::s
 
 absl::Status AppendFile(const CifarFiles& files, const std::string& path, Dataset& dataset) {
   ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
-  // For a small file, room for one record more than it can have: then the first read comes back short, and ends the
-  // loop.
+  // For a small file the buffer has room for one record more than the file can have: then the first read is short, and
+  // ends the loop.
   std::vector<uint8_t> buffer(std::min(kRecordsAtOnce, stream->size_bytes_max() / kRecordBytes + 1) * kRecordBytes);
   int64_t record = 0;
   for (int64_t bytes = std::ssize(buffer); bytes == std::ssize(buffer);) {
@@ -83,6 +85,7 @@ absl::Status AppendFile(const CifarFiles& files, const std::string& path, Datase
     RETURN_IF_ERROR(AppendRecords(path, record, records, dataset));
     record += count;
   }
+  // The check for a whole number of records does not refuse an empty file.
   if (record == 0) {
     return absl::DataLossError(
         absl::StrFormat("%s is empty: expected at least one record of %d bytes", path, kRecordBytes));

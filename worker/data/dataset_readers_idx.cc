@@ -27,6 +27,7 @@ struct Expected {
 };
 
 struct IdxFile {
+  // Labels have one dimension. The others stay 1, so that the product is the number of bytes for both kinds of files.
   std::array<int64_t, 3> dims{1, 1, 1};
   std::vector<uint8_t> bytes;
   uint32_t crc32c = 0;  // of `bytes`
@@ -61,11 +62,12 @@ absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& f
   std::array<uint8_t, 16> header{};
   const int64_t header_bytes = expected.header_bytes();
   ASSIGN_OR_RETURN(const int64_t read, stream.Read(std::span(header).first(static_cast<size_t>(header_bytes))));
+  // IDX is big-endian.
   const auto word = [&header](int i) {
     return uint32_t{header[4 * i]} << 24 | uint32_t{header[4 * i + 1]} << 16 | uint32_t{header[4 * i + 2]} << 8 |
            header[4 * i + 3];
   };
-  // The magic number first: a file of another kind is often shorter too, and "truncated" would mislead.
+  // The magic number is checked first: a file of another kind is often shorter too, and "truncated" would mislead.
   if (read >= 4 && word(0) != expected.magic) {
     return absl::DataLossError(absl::StrFormat("%s begins with 0x%08x, expected 0x%08x (IDX %s): give the %s file",
                                                stream.path(), word(0), expected.magic, expected.what, expected.what));
@@ -81,7 +83,7 @@ absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& f
 absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& file) {
   const int64_t body_bytes = file.dims[0] * file.dims[1] * file.dims[2];
   file.bytes.resize(static_cast<size_t>(body_bytes));
-  // In pieces, so that each piece is still in the cache when its checksum is computed.
+  // The body is read in pieces, so that each piece is still in the cache when its checksum is computed.
   int64_t read = 0;
   for (bool is_over = false; !is_over && read < body_bytes;) {
     const auto piece = std::span(file.bytes).subspan(read, std::min(kPieceBytes, body_bytes - read));
@@ -117,7 +119,7 @@ absl::StatusOr<IdxFile> ReadFile(const std::string& path, const Expected& expect
 }  // namespace
 
 absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files) {
-  // The labels first: they are small, so a labels file that is missing or wrong is refused before the images are read.
+  // The labels are read first: they are small, so a wrong labels file is refused before the images are read.
   ASSIGN_OR_RETURN(IdxFile labels, ReadFile(files.labels, {.magic = kLabelsMagic, .dimensions = 1, .what = "labels"}));
   ASSIGN_OR_RETURN(IdxFile images, ReadFile(files.images, {.magic = kImagesMagic, .dimensions = 3, .what = "images"}));
   if (images.dims[0] != labels.dims[0]) {
@@ -125,6 +127,7 @@ absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files) {
         absl::StrFormat("%s holds %d images, %s holds %d labels: expected as many labels as images", files.images,
                         images.dims[0], files.labels, labels.dims[0]));
   }
+  // The loss uses a label as an index among the logits. A wrong file must be an error here and not a CHECK there.
   for (size_t i = 0; i < labels.bytes.size(); ++i) {
     if (labels.bytes[i] >= files.classes) {
       return absl::DataLossError(absl::StrFormat("%s: label of image %d is %d, expected 0 to %d", files.labels, i,

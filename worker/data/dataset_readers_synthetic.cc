@@ -37,6 +37,7 @@ absl::Status CheckOptions(const DatasetOptions& options) {
 // `count` pictures of `picture_bytes` random bytes each, every picture from blocks of its own.
 std::vector<uint8_t> RandomPictures(uint64_t seed, Stream stream, int64_t count, int64_t picture_bytes) {
   const RandomKey key{.seed = seed, .purpose = RandomPurpose::kSynthetic, .stream = stream};
+  // Each picture begins with a new block, so that a larger set begins with the pictures of a smaller one.
   const int64_t blocks = (picture_bytes + kBlockBytes - 1) / kBlockBytes;
   std::vector<uint8_t> bytes(static_cast<size_t>(count * picture_bytes));
   for (int64_t picture = 0; picture < count; ++picture) {
@@ -60,11 +61,15 @@ Dataset MakeSet(const DatasetOptions& options, const std::vector<uint8_t>& patte
   set.images = RandomPictures(options.seed, stream, count, set.image_bytes());
   set.labels.resize(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) {
+    // The classes take turns, so the numbers of their images differ by one at most.
     const int64_t label = i % set.classes;
     set.labels[static_cast<size_t>(i)] = static_cast<uint8_t>(label);
     const uint8_t* pattern = patterns.data() + label * set.image_bytes();
     uint8_t* image = set.images.data() + i * set.image_bytes();
+    // An image is one quarter of its class's pattern and three quarters of noise, so that a network can learn the
+    // class.
     for (int64_t b = 0; b < set.image_bytes(); ++b) image[b] = static_cast<uint8_t>((pattern[b] + 3 * image[b]) / 4);
+    // The checksum is extended while the image is in the cache. In the end it is that of the whole array.
     set.images_crc32c = ExtendCrc32c(set.images_crc32c, std::as_bytes(std::span(image, set.image_bytes())));
   }
   set.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(set.labels)));

@@ -26,6 +26,7 @@ constexpr int kGzipWindow = 15 + 16;  // a window of 32 KiB, and gzip's header i
 
 struct FileStream::Inflater {
   z_stream stream{};
+  // From the first byte of a member to its end mark. A file that ends there is truncated.
   bool inside_member = false;
   ~Inflater() { inflateEnd(&stream); }
 };
@@ -39,7 +40,7 @@ FileStream::FileStream(std::string path, int descriptor, int64_t file_bytes)
 FileStream::~FileStream() { close(descriptor_); }
 
 absl::StatusOr<std::unique_ptr<FileStream>> FileStream::Open(const std::string& path) {
-  // O_NONBLOCK, so that the open of a pipe without a writer returns at once, to be refused below.
+  // With O_NONBLOCK the open of a pipe without a writer returns at once, and the pipe is refused below.
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path, " cannot be opened"));
   struct stat facts {};
@@ -50,6 +51,7 @@ absl::StatusOr<std::unique_ptr<FileStream>> FileStream::Open(const std::string& 
   }
   std::unique_ptr<FileStream> stream(new FileStream(path, descriptor, facts.st_size));
   RETURN_IF_ERROR(stream->FillInput());
+  // The content decides, and not the name: a file that was unzipped under its old name is read as well.
   if (stream->input_end_ >= 2 && stream->buffer_[0] == 0x1f && stream->buffer_[1] == 0x8b) {
     stream->inflater_ = std::make_unique<Inflater>();
     if (inflateInit2(&stream->inflater_->stream, kGzipWindow) != Z_OK) {
@@ -102,18 +104,21 @@ absl::StatusOr<int64_t> FileStream::ReadGzip(std::span<uint8_t> out) {
                                               " bytes, before the end mark: copy or download it again"));
     }
     inflater_->inside_member = true;
-    // zlib counts in 32 bits, an image array may have more bytes.
+    // zlib counts in 32 bits; an image array may have more bytes.
     const auto room = static_cast<uInt>(std::min<size_t>(out.size() - written, 1u << 30));
     const auto ready = static_cast<uInt>(input_end_ - input_begin_);
     stream.next_in = buffer_.data() + input_begin_;
     stream.avail_in = ready;
     stream.next_out = out.data() + written;
     stream.avail_out = room;
+    // The call consumes input, or fills `out`, or both. Z_BUF_ERROR means that it could do neither; the next turn
+    // brings input or room.
     const int code = inflate(&stream, Z_NO_FLUSH);
     input_begin_ += ready - stream.avail_in;
     written += room - stream.avail_out;
     if (code == Z_STREAM_END) {
       inflater_->inside_member = false;
+      // Bytes after the end of a member must begin another one. If they do not, the next inflate refuses them.
       inflateReset(&stream);
     } else if (code == Z_MEM_ERROR) {
       return absl::ResourceExhaustedError(absl::StrCat(path_, ": no memory to unzip it"));

@@ -30,7 +30,7 @@ void PrefetchBytes(const uint8_t* bytes, int64_t count) {
   for (int64_t i = 0; i < count; i += kCacheLineBytes) __builtin_prefetch(bytes + i, kForReading, kSecondLevel);
 }
 
-// Bytes of a pixel's value in a batch.
+// Bytes of a pixel's value in a batch; 0 if the batch has no pixels.
 int64_t ValueBytes(Loader::Format format) {
   switch (format) {
     case Loader::Format::kNormalized:
@@ -53,7 +53,8 @@ absl::Status CheckRange(absl::string_view what, int value, int min, int max) {
 class Loader::OwnMemory final : public BatchMemory {
  public:
   absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override {
-    // Undefined, so that the filler writes to each page first and decides on which NUMA node it is.
+    // The content is undefined, so that the filler is the first to write to a page and decides on which NUMA node it
+    // is.
     blocks_.emplace_back(size_bytes, AlignedMemory::Content::kUndefined);
     if (blocks_.back().data() != nullptr) return blocks_.back().data();
     return absl::ResourceExhaustedError(absl::StrCat("no memory for ", size_bytes, " bytes"));
@@ -76,10 +77,13 @@ Loader::~Loader() = default;
 absl::Status Loader::Start() {
   BatchMemory* const memory = options_.memory == nullptr ? own_memory_.get() : options_.memory;
   for (Slot& slot : slots_) {
+    // Each slot has a track, because a track takes events from one thread at a time, and one thread at a time fills a
+    // slot.
     slot.track = AddTrack(options_.trace, {.name = absl::StrCat("loader ", &slot - slots_.data())});
     RETURN_IF_ERROR(Allocate(memory, slot), "one of ", slots_.size(),
                     " batches of the loader (give a smaller --global_batch or --prefetch_depth)");
   }
+  // The sampler keeps the permutation of an epoch, so plans must come one after the other. Filling does not touch it.
   const auto plan = [this](int slot, int64_t step) {
     slots_[static_cast<size_t>(slot)].batch.plan = sampler_.Plan(step);
   };
@@ -104,6 +108,7 @@ absl::StatusOr<const Batch*> Loader::Next() {
 
 absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
   const BatchLayout layout =
+      // A slot has room for the largest share of any step, so that no later batch needs an allocation.
       LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * ValueBytes(options_.format));
   ASSIGN_OR_RETURN(std::byte* const data, memory->Allocate(layout.size_bytes));
   slot.batch.memory = data;
@@ -114,6 +119,7 @@ absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
   slot.labels = reinterpret_cast<int32_t*>(data);
   if (options_.format == Format::kNormalized) slot.images = reinterpret_cast<float*>(data + layout.values);
   if (options_.format == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(data + layout.values);
+  // This image is never copied to a GPU, so it does not use the device's memory, which may be pinned.
   ASSIGN_OR_RETURN(std::byte* const augmented, own_memory_->Allocate(dataset_.image_bytes()));
   slot.augmented = reinterpret_cast<uint8_t*>(augmented);
   return absl::OkStatus();
@@ -122,12 +128,14 @@ absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
 void Loader::Fill(Slot& slot) const {
   const std::vector<int64_t>& samples = slot.batch.plan.samples;
   if (options_.format == Format::kSamples) {
+    // The sampler refuses data sets whose samples do not fit 32 bits.
     std::transform(samples.begin(), samples.end(), slot.samples, [](int64_t i) { return static_cast<uint32_t>(i); });
     slot.batch.samples = {slot.samples, samples.size()};
     return;
   }
   const int64_t image_bytes = dataset_.image_bytes();
   const ImageShape shape{.height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels};
+  // The spans are set for every batch, because the last one of an epoch may be smaller.
   const size_t values = samples.size() * static_cast<size_t>(image_bytes);
   slot.batch.images = {slot.images, slot.images == nullptr ? 0 : values};
   slot.batch.pixels = {slot.pixels, slot.pixels == nullptr ? 0 : values};

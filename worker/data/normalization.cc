@@ -29,6 +29,7 @@ struct AddRowsArgs {
   const auto [rows, row_count, row_bytes, sums, squares] = args;
   for (int64_t r = 0; r < row_count; ++r) {
     const uint8_t* row = rows + r * row_bytes;
+// The accumulators do not overlap the pixels, which the compiler cannot know: ivdep says so.
 #pragma GCC ivdep
     for (int64_t i = 0; i < row_bytes; ++i) {
       const uint32_t x = row[i];
@@ -80,9 +81,11 @@ std::vector<double> PixelSums(const Dataset& dataset, int64_t begin, int64_t end
     const int64_t rows = std::min(kRowsMax, left / width);
     std::vector<uint32_t> sums(static_cast<size_t>(width));
     std::vector<uint32_t> squares(static_cast<size_t>(width));
+    // The sums are integers, which are the same with every instruction set.
     kAddRows[static_cast<int>(BestInstructionSet())](
         {.rows = bytes, .row_count = rows, .row_bytes = width, .sums = sums.data(), .squares = squares.data()});
     for (int64_t i = 0; i < width; ++i) {
+      // A row begins with channel 0, because rows and images have whole pixels.
       totals[i % channels] += sums[i];
       totals[channels + i % channels] += squares[i];
     }
@@ -102,6 +105,7 @@ Normalization NormalizationFromSums(std::span<const double> sums) {
   Normalization normalization;
   for (size_t c = 0; c < channels; ++c) {
     const double mean = sums[c] / count;
+    // The variance is a difference of two sums, exact up to 2^53 each. The rounding of `mean` can make it negative.
     const double variance = std::max(0.0, (sums[channels + c] - sums[c] * mean) / count);
     // Rounding may leave a little of a variance that is zero. The smallest that is not, with one pixel of n differing
     // by 1, is (n - 1) / n^2, which is 0.5 / n or more.
@@ -126,6 +130,8 @@ PixelNormalizer::PixelNormalizer(const Normalization& normalization, Instruction
   CHECK_EQ(normalization.mean.size(), normalization.deviation.size());
   CHECK(!normalization.mean.empty());
   const PixelConstants constants = PixelConstantsOf(normalization);
+  // The constants are repeated for a row of pixels, so that value i of a row needs constant i and no channel
+  // arithmetic.
   for (int64_t pixel = 0; pixel < kNormalizeRowPixels; ++pixel) {
     offset_.insert(offset_.end(), constants.offset.begin(), constants.offset.end());
     scale_.insert(scale_.end(), constants.scale.begin(), constants.scale.end());

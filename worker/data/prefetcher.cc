@@ -35,6 +35,7 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(Options options) 
 Prefetcher::~Prefetcher() {
   {
     const MutexLock lock(mutex_);
+    // A filler that waits finds nothing left to begin; one that fills completes its batch first.
     end_ = 0;
   }
   released_.NotifyAll();
@@ -65,6 +66,7 @@ absl::StatusOr<int> Prefetcher::Next() {
   // A call that follows a missed deadline has given the slot back already.
   if (released_end_ != step) {
     released_end_ = step;
+    // One slot has become free, so one filler has work.
     released_.NotifyOne();
   }
   if (!filled_.WaitFor(mutex_, absl::ToChronoNanoseconds(options_.deadline),
@@ -98,11 +100,12 @@ void Prefetcher::RunFiller() {
     if (begun_end_ >= end_) return;
     const int64_t step = begun_end_++;
     const int slot = SlotOf(step);
-    // Under the lock, which is what gives `plan` its order.
+    // `plan` is called under the lock, which gives its calls their order.
     options_.plan(slot, step);
     mutex_.Unlock();
     options_.fill(slot, step);
     mutex_.Lock();
+    // A flag would not do: until it is filled again, a slot has the batch of an earlier step.
     slot_step_[static_cast<size_t>(slot)] = step;
     filled_.NotifyOne();
   }

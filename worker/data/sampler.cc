@@ -18,6 +18,7 @@ Sampler::Sampler(const Options& options) : options_(options) {
   CHECK_LT(options.rank, options.world_size);
 }
 
+// The last batch of an epoch may be smaller: no sample is left out.
 int64_t Sampler::steps_per_epoch() const { return (options_.sample_count - 1) / options_.global_batch + 1; }
 
 int64_t Sampler::local_batch_max() const {
@@ -41,7 +42,7 @@ BatchPlan Sampler::Plan(int64_t step) {
     std::iota(plan.samples.begin(), plan.samples.end(), first);
     return plan;
   }
-  // Kept for the epoch: a shuffle of millions of samples takes longer than a small step.
+  // The permutation is kept for the epoch: a shuffle of millions of samples takes longer than a small step.
   if (plan.epoch != epoch_) {
     permutation_ = Permutation(options_.sample_count, options_.seed, plan.epoch);
     epoch_ = plan.epoch;
@@ -50,9 +51,11 @@ BatchPlan Sampler::Plan(int64_t step) {
   return plan;
 }
 
+// Fisher and Yates's shuffle, from the end: position i takes one of the i + 1 samples that are left. O(sample_count).
 std::vector<int64_t> Sampler::Permutation(int64_t sample_count, uint64_t seed, int64_t epoch) {
   std::vector<int64_t> order(static_cast<size_t>(sample_count));
   std::iota(order.begin(), order.end(), int64_t{0});
+  // The rank is not in the key: all ranks draw one order and take their parts of it.
   const RandomKey key{.seed = seed, .purpose = RandomPurpose::kShuffle, .epoch = static_cast<uint32_t>(epoch)};
   // Philox makes four words at a time; each block serves the positions 4 * block to 4 * block + 3.
   PhiloxWords words{};

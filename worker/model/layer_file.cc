@@ -25,7 +25,7 @@ namespace {
 using google::protobuf::FieldDescriptor;
 using google::protobuf::TextFormat;
 
-// Lines and columns from 1, as editors count; protobuf counts from 0.
+// Lines and columns count from 1, as in editors; protobuf counts from 0.
 struct SourcePosition {
   int line = 1;
   int column = 1;
@@ -59,11 +59,14 @@ void AddPositions(const google::protobuf::Descriptor& type, const TextFormat::Pa
                   LayerPositions* positions) {
   for (int i = 0; i < type.field_count(); ++i) {
     const FieldDescriptor* field = type.field(i);
+    // The parser's tree numbers the values of repeated fields; -1 is a field that has one. The first value is named.
     const TextFormat::ParseLocation location = tree.GetLocation(field, field->is_repeated() ? 0 : -1);
     if (location.line >= 0) positions->emplace(field->name(), SourcePosition{location.line + 1, location.column + 1});
   }
 }
 
+// Messages do not know where they were in the text. The parser's tree does, but it ends with Parse, so the positions
+// are copied from it.
 std::vector<LayerPositions> PositionsOf(const v1::ModelDefinition& definition, const TextFormat::ParseInfoTree& tree) {
   const FieldDescriptor* layer_field = v1::ModelDefinition::descriptor()->FindFieldByName("layer");
   const google::protobuf::OneofDescriptor* kind_oneof = v1::Layer::descriptor()->FindOneofByName("kind");
@@ -78,6 +81,7 @@ std::vector<LayerPositions> PositionsOf(const v1::ModelDefinition& definition, c
     if (layer_tree == nullptr) continue;
     AddPositions(*v1::Layer::descriptor(), *layer_tree, &all[l]);
     if (kind == nullptr) continue;
+    // The kind is a field of the layer, whose position AddPositions has just added under the field's name.
     all[l]["kind"] = all[l][kind->name()];
     const TextFormat::ParseInfoTree* kind_tree = layer_tree->GetTreeForNested(kind, -1);
     if (kind_tree != nullptr) AddPositions(*kind->message_type(), *kind_tree, &all[l]);
@@ -168,6 +172,7 @@ absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_
   }
   content->positions = PositionsOf(content->definition, tree);
   LayerFile file(std::move(content));
+  // CheckLayers needs the positions, to name line and column.
   RETURN_IF_ERROR(CheckLayers(file));
   return file;
 }
@@ -175,6 +180,7 @@ absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_
 absl::Status LayerFile::LayerError(int layer, absl::string_view field, absl::string_view reason) const {
   const LayerPositions& positions = content_->positions[layer];
   auto place = positions.find(field);
+  // A field that the text leaves out has no position: the layer's kind is the nearest place to look.
   if (place == positions.end()) place = positions.find("kind");
   if (place == positions.end()) place = positions.find("layer");
   const std::string& name = definition().layer(layer).name();

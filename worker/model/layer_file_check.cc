@@ -59,11 +59,14 @@ absl::Status CheckName(const Place& place, const std::string& name, const LayerN
 absl::Status CheckInputs(const Place& place, const v1::Layer& layer, const LayerNumbers& above,
                          const LayerNumbers& all) {
   const int wanted = layer.kind_case() == v1::Layer::kAdd ? 2 : 1;
+  // A layer that names no input reads the layer above it. An add must name both inputs.
   if (layer.input_size() != wanted && (wanted == 2 || layer.input_size() > 1)) {
     return place.Error("input", absl::StrCat("has ", layer.input_size(), " inputs, ",
                                              wanted == 2 ? "add needs 2" : "this kind of layer takes 1"));
   }
   for (const std::string& input : layer.input()) {
+    // Only layers above may be read, so that every input is ready when a layer runs. The messages below tell a cycle, a
+    // wrong order and a wrong name apart.
     if (input == "input" || above.contains(input)) continue;
     if (input == layer.name()) return place.Error("input", "reads its own output, which makes a cycle");
     if (all.contains(input)) {
@@ -77,10 +80,12 @@ absl::Status CheckInputs(const Place& place, const v1::Layer& layer, const Layer
 
 constexpr Bounds kChannelBounds{1, kLayerWidthMax};
 constexpr Bounds kKernelBounds{1, kLayerKernelMax};
+// 0 is a stride that the file does not give: 1 for a convolution, the kernel for a pool.
 constexpr Bounds kStrideBounds{0, kLayerKernelMax};
 constexpr Bounds kPaddingBounds{0, kLayerKernelMax};
 
 absl::Status CheckBatchNorm(const Place& place, const v1::BatchNorm& norm) {
+  // The negation also refuses NaN, which the text format can write.
   if (!(norm.epsilon() >= 0) || std::isinf(norm.epsilon())) {
     return place.Error("epsilon", absl::StrCat("epsilon is ", norm.epsilon(), ", it must be 0 or more (0 means 1e-5)"));
   }
@@ -134,6 +139,7 @@ absl::Status CheckAllRead(const LayerFile& file, const LayerNumbers& numbers) {
       if (input != "input") read[numbers.at(input)] = true;
     }
   }
+  // The last layer's output is read by the loss.
   for (int l = 0; l + 1 < definition.layer_size(); ++l) {
     if (!read[l]) return file.LayerError(l, "name", "its output is read by no layer");
   }
@@ -150,6 +156,8 @@ absl::Status CheckLayers(const LayerFile& file) {
         absl::StrCat("the file has ", definition.layer_size(), " layers, at most ", kLayerCountMax, " are allowed"));
   }
   LayerNumbers all;
+  // All names are collected before the checks, so that a layer that comes later can be told from one that does not
+  // exist.
   for (int l = 0; l < definition.layer_size(); ++l) all.emplace(definition.layer(l).name(), l);
   LayerNumbers above;
   for (int l = 0; l < definition.layer_size(); ++l) {

@@ -27,7 +27,7 @@ int64_t EvaluationBatchMax(const NetworkOptions& options) {
 }
 
 int64_t ArenaBytes(const NetworkOptions& options, const NetworkProgram& training, const NetworkProgram& evaluation) {
-  // One arena for both: training and evaluation never run at the same time.
+  // One arena serves both, because training and evaluation never run at the same time.
   const int64_t elements = std::max(options.batch_max * training.arena_sample_elements,
                                     EvaluationBatchMax(options) * evaluation.arena_sample_elements);
   return elements * static_cast<int64_t>(sizeof(float));
@@ -45,7 +45,7 @@ class Network::Impl {
         options_(options),
         device_(device) {
     options_.evaluation_batch_max = EvaluationBatchMax(options_);
-    // Interned once, because a trace event keeps only a pointer to its name.
+    // The names are interned once, because a trace event keeps only a pointer to its name.
     for (const GraphLayer& layer : graph_.layers()) {
       if (options_.track == nullptr) break;
       forward_names_.push_back(options_.track->Intern("forward " + layer.name));
@@ -79,6 +79,7 @@ class Network::Impl {
   absl::Status Forward(const TrainStep& step, absl::FunctionRef<absl::Status(int)> before_layer) {
     CHECK_EQ(std::ssize(step.parameters), graph_.layout().element_count());
     CHECK_LE(step.input.batch, options_.batch_max);
+    // Forgets the plan before anything can fail: Result and operations must not answer for an earlier batch.
     plan_ = nullptr;
     // Operations are made for one sample or more; without samples the loss is zero.
     if (step.input.batch > 0) {
@@ -86,7 +87,7 @@ class Network::Impl {
     }
     const NetworkPlan::Pointers pointers = PointersOf(step);
     for (int l = 0; l < layer_count(); ++l) {
-      // Also without samples: the rank awaits and submits its buckets as all others do.
+      // The call is made without samples too: the rank awaits and submits its buckets as all others do.
       RETURN_IF_ERROR(before_layer(l));
       const TraceSpan span(options_.track, NameOf(forward_names_, l), {.step = step.step});
       if (plan_ != nullptr) plan_->RunForward(l, pointers);
@@ -95,6 +96,7 @@ class Network::Impl {
       const TraceSpan span(options_.track, "loss", {.step = step.step});
       if (plan_ != nullptr) plan_->RunLoss(pointers);
     }
+    // From here on the arena has the activations of this batch. Backward compares its batch with this number.
     ready_batch_ = step.input.batch;
     return absl::OkStatus();
   }
@@ -103,6 +105,7 @@ class Network::Impl {
     CHECK_EQ(std::ssize(step.gradients), graph_.layout().element_count());
     // Another Forward or an Evaluate would have overwritten the activations in the arena.
     CHECK_EQ(step.input.batch, ready_batch_) << "Backward without Forward of the same step";
+    // Backward overwrites activations, so that it cannot begin again, even after an error.
     ready_batch_ = kNoBatch;
     const NetworkPlan::Pointers pointers = PointersOf(step);
     for (int l = layer_count() - 1; l >= 0; --l) {
@@ -123,6 +126,7 @@ class Network::Impl {
     CHECK_EQ(std::ssize(parameters), graph_.layout().element_count());
     CHECK_LE(input.batch, options_.evaluation_batch_max);
     plan_ = nullptr;
+    // The evaluation overwrites the arena, and with it the activations that a Backward would need.
     ready_batch_ = kNoBatch;
     if (input.batch == 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(plan_, PlanOf(NetworkPlan::Mode::kEvaluation, input.batch));
@@ -141,6 +145,7 @@ class Network::Impl {
 
   absl::Status WriteBuffer(const NetworkBuffer& buffer, std::span<const float> values) {
     CHECK_EQ(values.size(), buffer.values.size());
+    // The wait is for the copy, which reads `values`: the caller may free them when this function returns.
     device_->CopyToDevice(values.data(), buffer.values.data(), static_cast<int64_t>(values.size_bytes()));
     return device_->Synchronize();
   }
@@ -185,6 +190,7 @@ class Network::Impl {
     for (int l = 0; l < layer_count(); ++l) {
       const GraphLayer& layer = graph_.layers()[l];
       if (layer.kind != LayerKind::kBatchNorm) continue;
+      // The places are indices and not pointers, because `initial` still grows.
       const size_t mean = append(layer.in.channels, 0);
       places.push_back({l, mean, append(layer.in.channels, 1)});
     }
@@ -206,13 +212,15 @@ class Network::Impl {
 
   // The plan for a batch size, made at its first use. plans_ is ordered by last use, the most recent last.
   absl::StatusOr<std::shared_ptr<NetworkPlan>> PlanOf(NetworkPlan::Mode mode, int64_t batch) {
+    // A linear search is enough for at most kNetworkPlansMax plans.
     const auto matches = [&](const auto& plan) { return plan->mode() == mode && plan->batch() == batch; };
     const auto found = std::find_if(plans_.begin(), plans_.end(), matches);
     if (found != plans_.end()) {
       std::rotate(found, found + 1, plans_.end());
       return plans_.back();
     }
-    // A run has few batch sizes: full batches, the last of an epoch, and those of the evaluation.
+    // A run has few batch sizes: full batches, the last of an epoch, and those of the evaluation. The memory of a
+    // plan that is dropped is freed unless a captured graph shares it: see operations().
     if (plans_.size() >= kNetworkPlansMax) plans_.erase(plans_.begin());
     ASSIGN_OR_RETURN(auto plan,
                      NetworkPlan::Create({.file = &file_,
@@ -233,7 +241,8 @@ class Network::Impl {
     const GraphLayer& l = graph_.layers()[layer];
     for (int t = l.first_tensor; t < l.first_tensor + l.tensor_count; ++t) {
       const ElementRange range = graph_.layout().tensors()[t].range;
-      // By a copy, because a device has no call that fills memory.
+      // The zeros are copied, because a device has no call that fills memory.
+      // Only the tensors are cleared, because the gaps between them are not overwritten in any step.
       if (std::ssize(zeros_) < range.size()) zeros_.resize(range.size(), 0);
       device_->CopyToDevice(zeros_.data(), gradients.data() + range.begin,
                             range.size() * static_cast<int64_t>(sizeof(float)));
@@ -267,6 +276,7 @@ absl::StatusOr<std::unique_ptr<Network>> Network::Create(const LayerFile& file, 
   return std::unique_ptr<Network>(new Network(std::move(impl)));
 }
 
+// The size follows from the graph and its programs, so a GPU's memory can be planned before a network exists.
 absl::StatusOr<NetworkSize> Network::SizeOf(const LayerFile& file, const NetworkOptions& options) {
   ASSIGN_OR_RETURN(const NetworkGraph graph, CreateGraph(file, options));
   return NetworkSize{.arena_bytes = ArenaBytes(options, BuildTrainingProgram(graph), BuildEvaluationProgram(graph)),

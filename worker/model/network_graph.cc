@@ -29,8 +29,10 @@ class GraphBuilder {
     layer.name = proto.name();
     layer.first_tensor = static_cast<int>(tensors_.size());
     Resolve(number, proto, &layer);
+    // Most kinds keep the shape. Fill changes the others.
     layer.out = layer.in;
     RETURN_IF_ERROR(Fill(number, proto, &layer));
+    // Checked before the next layer multiplies this shape, so that no product of sizes overflows.
     if (layer.out.elements() > kSampleElementsMax) {
       return file_.LayerError(number, "",
                               absl::StrCat("its output has ", layer.out.elements(), " elements a sample, at most ",
@@ -96,11 +98,13 @@ class GraphBuilder {
     layer->activation = ActivationOf(conv.relu());
     layer->bias = conv.no_bias() ? Bias::kNone : Bias::kAdded;
     RETURN_IF_ERROR(RequireImage(number, *layer));
+    // A stride that the file does not give is read as 0, and 0 stands for the default.
     RETURN_IF_ERROR(
         SlideWindow(number, {conv.kernel(), conv.stride() == 0 ? 1 : conv.stride(), conv.padding()}, layer));
     layer->out.channels = conv.out_channels();
     AddTensor({.name = layer->name + ".weight",
                .dims = {conv.out_channels(), conv.kernel(), conv.kernel(), layer->in.channels},
+               // A weight is (out, height, width, in) in memory, as images are; PyTorch has (out, in, height, width).
                .torch_axes = {0, 3, 1, 2},
                .torch_shape = {}});
     AddBias(conv.out_channels(), layer);
@@ -136,6 +140,7 @@ class GraphBuilder {
   absl::Status FillBatchNorm(int number, const v1::BatchNorm& norm, GraphLayer* layer) {
     layer->kind = LayerKind::kBatchNorm;
     layer->activation = ActivationOf(norm.relu());
+    // A number that the file does not give is read as 0. The defaults are PyTorch's.
     layer->epsilon = norm.epsilon() == 0 ? 1e-5f : norm.epsilon();
     layer->momentum = norm.momentum() == 0 ? 0.1f : norm.momentum();
     // Flattening keeps the order of the values in memory, but PyTorch would see height * width * channels features
@@ -153,6 +158,7 @@ class GraphBuilder {
     layer->kind = LayerKind::kAdd;
     layer->activation = ActivationOf(add.relu());
     const SampleShape& other = ShapeOf(layer->inputs[1]);
+    // Both shapes must be equal. PyTorch would broadcast one of them, and a model with a wrong shape would train.
     if (layer->in == other) return absl::OkStatus();
     return file_.LayerError(
         number, "input",
@@ -182,6 +188,7 @@ class GraphBuilder {
                                            window.padding > 0 ? absl::StrCat(" with padding ", window.padding) : "",
                                            ": the output would have a size below 1"));
     }
+    // The division rounds down, as PyTorch's does: a window that does not fit is left out.
     layer->out.height = (height - window.kernel) / window.stride + 1;
     layer->out.width = (width - window.kernel) / window.stride + 1;
     return absl::OkStatus();
@@ -202,6 +209,7 @@ class GraphBuilder {
 
 absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t classes) {
   const int number = file.definition().layer_size() - 1;
+  // The loss takes one number for each class.
   if (last.out.height * last.out.width != 1) {
     return file.LayerError(number, "",
                            absl::StrCat("is the last layer, its output must be ", classes, " numbers a sample, it is ",
@@ -221,6 +229,7 @@ int64_t FanIn(const GraphLayer& layer) {
 void FillUniform(const RandomKey& key, float bound, std::span<float> values) {
   PhiloxWords words{};
   for (size_t i = 0; i < values.size(); ++i) {
+    // Philox makes four words at a time.
     if (i % 4 == 0) words = key.At(i / 4);
     values[i] = (2 * UnitFloat(words[i % 4]) - 1) * bound;
   }
@@ -257,6 +266,8 @@ ElementRange NetworkGraph::LayerRange(int layer) const {
   const GraphLayer& l = layers_[layer];
   if (l.tensor_count == 0) return {};
   const std::vector<Tensor>& tensors = layout_.tensors();
+  // The range ends where the next tensor begins and not where the last one ends, so that the ranges of all layers cover
+  // the vector.
   const int next = l.first_tensor + l.tensor_count;
   return {tensors[l.first_tensor].range.begin,
           next < std::ssize(tensors) ? tensors[next].range.begin : layout_.element_count()};
@@ -264,6 +275,7 @@ ElementRange NetworkGraph::LayerRange(int layer) const {
 
 void InitializeParameters(const NetworkGraph& graph, uint64_t seed, std::span<float> parameters) {
   CHECK_EQ(std::ssize(parameters), graph.layout().element_count());
+  // The gaps between tensors must be set too, because they are part of buckets and of the digest.
   std::fill(parameters.begin(), parameters.end(), 0.0f);
   std::vector<float> in_torch_order;
   for (const GraphLayer& layer : graph.layers()) {
@@ -271,12 +283,16 @@ void InitializeParameters(const NetworkGraph& graph, uint64_t seed, std::span<fl
       const Tensor& tensor = graph.layout().tensors()[t];
       const std::span<float> values = parameters.subspan(tensor.range.begin, tensor.range.size());
       if (layer.kind == LayerKind::kBatchNorm) {
+        // Gamma is 1 and beta is 0, so that the layer only normalises at first.
         std::fill(values.begin(), values.end(), t == layer.first_tensor ? 1.0f : 0.0f);
         continue;
       }
+      // Each tensor has a stream, so that its values depend on its number and not on the sizes of those before it.
       const RandomKey key{.seed = seed, .purpose = RandomPurpose::kInit, .stream = static_cast<uint32_t>(t)};
       // Drawn in PyTorch's order and then reordered, so that the peer in bench/ddp draws the same values.
       in_torch_order.resize(values.size());
+      // PyTorch draws weights and biases of convolution and dense uniformly between -b and b, where b is 1 / sqrt(fan
+      // in).
       FillUniform(key, static_cast<float>(1 / std::sqrt(static_cast<double>(FanIn(layer)))), in_torch_order);
       FromTorchOrder(tensor.spec, in_torch_order, values);
     }

@@ -22,6 +22,7 @@ LayerTensors<T> TensorsOf(const NetworkGraph& graph, int layer, T* vector) {
   const GraphLayer& l = graph.layers()[layer];
   const std::vector<Tensor>& tensors = graph.layout().tensors();
   LayerTensors<T> found;
+  // A tensor that the layer does not have stays null.
   if (l.tensor_count > 0) found.first = vector + tensors[l.first_tensor].range.begin;
   if (l.tensor_count > 1) found.second = vector + tensors[l.first_tensor + 1].range.begin;
   return found;
@@ -40,6 +41,7 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
   CHECK_GE(batch, 1);
   std::unique_ptr<NetworkPlan> plan(new NetworkPlan(parts, batch));
   const int layer_count = static_cast<int>(parts.graph->layers().size());
+  // Everything is allocated here, so that a step allocates nothing.
   for (int l = 0; l < layer_count; ++l) {
     absl::StatusOr<LayerOperation> operation = plan->CreateOperation(l);
     // A refused shape is a mistake in the layer file and is reported at its line. Other errors, for instance too little
@@ -152,12 +154,14 @@ void NetworkPlan::RunForward(int layer, const Pointers& pointers) {
 }
 
 void NetworkPlan::RunLoss(const Pointers& pointers) {
+  // In evaluation `dlogits` is kNone and At returns null: the loss then writes no gradient.
   loss_->Run(In(parts_.program->logits, pointers), pointers.labels, pointers.loss_scale, At(parts_.program->dlogits));
 }
 
 void NetworkPlan::RunBackward(int layer, const Pointers& pointers) {
   for (const Instruction& instruction : parts_.program->backward[layer]) {
     switch (instruction.operation) {
+      // ReLU and add have no operation of their own: the device does these three in one call each.
       case Instruction::Operation::kMask:
         parts_.device->ReluBackward(At(instruction.y), At(instruction.dy), At(instruction.dx), CountOf(instruction.dy));
         break;

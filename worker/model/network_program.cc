@@ -39,6 +39,8 @@ class ProgramBuilder {
     has_one_name_.assign(layer_count, false);
     gradients_.assign(layer_count, kNone);
     needs_gradient_.assign(layer_count, false);
+    // The readers are counted before any instruction is emitted: whether a layer may overwrite its input depends on
+    // layers that come after it.
     for (const GraphLayer& layer : graph.layers()) {
       for (const int input : layer.inputs) {
         if (input != GraphLayer::kImage) ++reader_counts_[input];
@@ -71,6 +73,7 @@ class ProgramBuilder {
     return static_cast<int>(lives_.size()) - 1;
   }
 
+  // Lives only grow. The negative numbers, kNone and kImages, are not in the arena.
   void Touch(int storage) {
     if (storage >= 0) lives_[storage].last = time_;
   }
@@ -92,10 +95,12 @@ class ProgramBuilder {
 
   void BuildForward(int l) {
     const GraphLayer& layer = graph_.layers()[l];
+    // A layer above all parameters needs no gradient and gets no backward.
     needs_gradient_[l] = layer.tensor_count > 0;
     for (const int input : layer.inputs) needs_gradient_[l] = needs_gradient_[l] || NeedsGradient(input);
 
     const int x = OutputOf(layer.inputs[0]);
+    // Flattening changes only the shape: an image is contiguous in memory. Dropout does nothing in evaluation.
     const bool is_identity =
         layer.kind == LayerKind::kFlatten || (layer.kind == LayerKind::kDropout && mode_ == Mode::kEvaluation);
     const bool may_work_in_place = layer.kind == LayerKind::kRelu || layer.kind == LayerKind::kDropout;
@@ -106,6 +111,9 @@ class ProgramBuilder {
       has_one_name_[l] = IsSoleReader(l);
       return;
     }
+    // Backward must still find what it reads. ReLU reads only its output. Dropout reads neither; it changes the output
+    // of a ReLU before it, but not the mask: a kept element stays positive, and the gradient of a dropped one is 0
+    // already.
     outputs_[l] = may_work_in_place && IsSoleReader(l) ? x : NewStorage(layer.out);
     if (layer.kind == LayerKind::kAdd) {
       Emit(&program_.forward[l],
@@ -181,6 +189,7 @@ class ProgramBuilder {
     if (reads_input) instruction.x = OutputOf(input);
     if (BackwardReadsOutput(layer)) instruction.y = y;
     Emit(list, instruction);
+    // This backward was the last reader of the gradient of the layer's output.
     --holders_[dy];
     if (!needs_dx) return;
     ++holders_[dx];
@@ -207,6 +216,7 @@ class ProgramBuilder {
       sum = gradient;
       return;
     }
+    // The sum overwrites one of its parts, whichever no other tensor holds. Only if both are held does it need memory.
     int target = gradient;
     if (holders_[gradient] > 1) target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out);
     Instruction instruction{.operation = Operation::kSum, .layer = l, .x = sum, .x2 = gradient, .dx = target};
@@ -223,6 +233,7 @@ class ProgramBuilder {
     sum = target;
   }
 
+  // Offsets are multiples of 16 elements for one sample, and so for every batch: each storage begins on a cache line.
   void PlaceStorages() {
     const MemoryPlan plan = PlanMemory(lives_, Layout::kAlignmentElements);
     for (size_t s = 0; s < lives_.size(); ++s) program_.storages[s].sample_offset = plan.offsets[s];
@@ -272,6 +283,8 @@ MemoryPlan PlanMemory(std::span<const BufferLife> buffers, int64_t alignment) {
     CHECK_LE(buffers[b].first, buffers[b].last);
     const int64_t size = RoundUp(buffers[b].size, alignment);
     int64_t offset = 0;
+    // One pass from the lowest offset up. Buffers that never live together with b may overlap it, so they are passed
+    // over; the first gap between the others that is large enough is taken.
     for (const int other : placed) {
       if (!LiveTogether(buffers[b], buffers[other])) continue;
       if (plan.offsets[other] >= offset + size) break;  // the gap below `other` is large enough

@@ -14,6 +14,8 @@ WorkerMetrics::WorkerMetrics(Metrics* metrics)
       train_loss_(metrics->AddGauge("starring_train_loss", "mean loss over the last epoch, all workers")),
       test_accuracy_(metrics->AddGauge("starring_test_accuracy_ratio", "after the last epoch, all workers")),
       samples_per_second_(metrics->AddGauge("starring_samples_per_second", "in the last epoch, all workers")) {
+  // The names are in the order of StepPart. Every series exists from the start, with 0, so that a query finds it before
+  // the first step.
   constexpr std::array<const char*, kStepPartCount> kNames = {"data_wait",        "h2d",       "forward", "backward",
                                                               "exposed_exchange", "optimizer", "other"};
   for (size_t i = 0; i < kNames.size(); ++i) {
@@ -22,12 +24,14 @@ WorkerMetrics::WorkerMetrics(Metrics* metrics)
   }
 }
 
+// The trainer's thread calls this while the thread that answers HTTP reads the same metrics, which are atomic numbers.
 void WorkerMetrics::OnStep(const StepReport& report) {
   for (size_t i = 0; i < part_seconds_.size(); ++i) part_seconds_[i]->Add(report.part_seconds[i]);
   // The exchange counts from its start; the metrics show the same totals.
   const ExchangeCounters counters = report.exchange->counters();
   sent_bytes_->RaiseTo(static_cast<double>(counters.bytes_sent));
   received_bytes_->RaiseTo(static_cast<double>(counters.bytes_received));
+  // No step or several may have finished: on a GPU losses arrive some steps later. The gauges keep the newest.
   for (const FinishedStep& done : report.finished) {
     steps_->Add(1);
     samples_->Add(static_cast<double>(done.batch));

@@ -28,6 +28,7 @@ absl::string_view BytesOf(const auto& number) { return {reinterpret_cast<const c
 // TFRecord's mask: a CRC over data that itself contains CRCs would detect fewer errors.
 uint32_t MaskedCrc(absl::string_view bytes) { return std::rotr(Crc32c(bytes), 15) + 0xa282ead8; }
 
+// A TFRecord is the length, the length's checksum, the data, and the data's checksum.
 std::string Framed(absl::string_view record) {
   const uint64_t length = record.size();
   const uint32_t length_crc = MaskedCrc(BytesOf(length));
@@ -52,9 +53,11 @@ absl::StatusOr<std::unique_ptr<Tensorboard>> Tensorboard::Create(const Options& 
   std::filesystem::create_directories(options.dir, ignored);
   std::FILE* const file = std::fopen(path.c_str(), "wb");
   const int open_error = errno;
+  // The board owns the file from here on, also if the first record cannot be written.
   std::unique_ptr<Tensorboard> board(new Tensorboard(options, path, file));
   v1::TensorboardEvent first;
   first.set_wall_time(Now());
+  // TensorBoard expects this record at the beginning of every event file.
   first.set_file_version("brain.Event:2");
   if (file == nullptr || !board->WriteRecord(first.SerializeAsString())) {
     return absl::InvalidArgumentError(absl::StrCat("flag --tensorboard_dir cannot be \"", options.dir, "\": ", path,
@@ -71,6 +74,7 @@ void Tensorboard::OnStep(const StepReport& report) {
   exchange_seconds_ += exchange;
   epoch_exchange_seconds_ += exchange;
   seconds_ += std::accumulate(report.part_seconds.begin(), report.part_seconds.end(), 0.0);
+  // Loss and accuracy are this rank's; the rate counts the samples of all ranks.
   for (const FinishedStep& done : report.finished) {
     ++finished_;
     samples_ += done.batch;
@@ -78,7 +82,7 @@ void Tensorboard::OnStep(const StepReport& report) {
     loss_sum_ += done.loss.loss_sum;
     correct_ += done.loss.correct;
   }
-  // Counted by finished steps: on a GPU losses are known some steps later, and a point needs the losses of its steps.
+  // Finished steps are counted: on a GPU losses are known some steps later, and a point needs the losses of its steps.
   if (finished_ < options_.steps_per_point) return;
   const auto samples = static_cast<double>(std::max<int64_t>(1, samples_));
   Write(report.finished.empty() ? 0 : report.finished.back().step,
@@ -86,11 +90,13 @@ void Tensorboard::OnStep(const StepReport& report) {
          {"step/accuracy", static_cast<double>(correct_) / samples},
          {"step/samples_per_second", static_cast<double>(global_samples_) / seconds_},
          {"step/exposed_exchange_ms", 1e3 * exchange_seconds_ / static_cast<double>(steps_)}});
+  // The sums of an epoch go on: they have points of their own.
   steps_ = finished_ = samples_ = global_samples_ = correct_ = 0;
   loss_sum_ = seconds_ = exchange_seconds_ = 0;
 }
 
 void Tensorboard::OnEpoch(const EpochSummary& summary, int64_t next_step) {
+  // The point is at the epoch's last step, so that both kinds of curves share an axis.
   Write(next_step - 1, {{"epoch/train_loss", summary.train_loss},
                         {"epoch/test_loss", summary.test_loss},
                         {"epoch/test_accuracy", summary.test_accuracy},
@@ -120,7 +126,7 @@ void Tensorboard::Write(int64_t step, const Values& values) {
 
 bool Tensorboard::WriteRecord(const std::string& record) {
   const std::string framed = Framed(record);
-  // Flushed at once, so that TensorBoard sees the point now, and a process that is killed loses none.
+  // The record is flushed at once, so that TensorBoard sees the point now, and a process that is killed loses none.
   return std::fwrite(framed.data(), 1, framed.size(), file_) == framed.size() && std::fflush(file_) == 0;
 }
 

@@ -33,6 +33,7 @@ std::string Remaining(double seconds) {
 Progress::Progress(const Options& options) : options_(options) {}
 
 void Progress::Step(const FinishedStep& step, absl::Time now) {
+  // Called after every step, so the usual case must cost nothing: no text is made for a line that is not printed.
   if (options_.style == Style::kNone || now < next_print_) return;
   const bool live = options_.style == Style::kLive;
   next_print_ = now + (live ? kLiveInterval : kPlainInterval);
@@ -42,7 +43,7 @@ void Progress::Step(const FinishedStep& step, absl::Time now) {
     rate_step_ = step.step;
     return;
   }
-  // Smoothed, because single steps vary and an ETA that jumps cannot be read.
+  // The rate is smoothed, because single steps vary and an ETA that jumps cannot be read.
   const double seconds = absl::ToDoubleSeconds(now - rate_time_);
   if (seconds > 0) {
     const double rate = static_cast<double>(step.step - rate_step_) / seconds;
@@ -51,6 +52,7 @@ void Progress::Step(const FinishedStep& step, absl::Time now) {
   }
   rate_time_ = now;
   rate_step_ = step.step;
+  // The bar counts from the start of the epoch and not of the process: after a resume it may begin half full.
   const double in_epoch = static_cast<double>(step.step % options_.steps_per_epoch + 1);
   const double fraction = in_epoch / static_cast<double>(options_.steps_per_epoch);
   const double left =
@@ -60,6 +62,7 @@ void Progress::Step(const FinishedStep& step, absl::Time now) {
       step.step / options_.steps_per_epoch + 1, options_.epochs, Bar(fraction), 100 * fraction, step.mean_loss(),
       100 * step.accuracy(), steps_per_second_ * static_cast<double>(step.global_count), Remaining(left));
   if (live) {
+    // The last code erases the rest of the terminal's line, where the end of a longer line would stay.
     absl::FPrintF(options_.out, "\r%s%s%s\x1b[K", line, note_.empty() ? "" : "  ", note_);
     line_open_ = true;
   } else {
@@ -78,6 +81,7 @@ void Progress::EpochDone(const EpochSummary& summary) {
   std::fflush(options_.out);
 }
 
+// The live line has room for the note and shows it from now on. In a file, each note is a line.
 void Progress::Note(absl::string_view text) {
   if (options_.style == Style::kLive) note_ = std::string(text);
   if (options_.style == Style::kPlain && !text.empty()) Message(text);
@@ -89,6 +93,7 @@ void Progress::Message(absl::string_view text) {
   std::fflush(options_.out);
 }
 
+// A message must not begin in the middle of the live line, which is open until it is written again.
 void Progress::ClearLine() {
   if (!line_open_) return;
   absl::FPrintF(options_.out, "\r\x1b[K");

@@ -42,12 +42,14 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
       {"total_steps", absl::StrCat(facts.result->total_steps)},
       {"bucket_bytes", absl::StrCat(facts.result->bucket_bytes)},
   };
+  // A star's flags mean nothing without servers.
   if (options.sync == Sync::kStar) {
     config["security"] = text(SecurityName(options.security));
   } else {
     config["lanes"] = "0";
     config["same_host"] = text("");
   }
+  // Each device has flags that the other ignores.
   if (options.device == DeviceKind::kCuda) {
     config["isa"] = text("");
     config["data_on_gpu"] = text(facts.data_on_gpu ? "on" : "off");
@@ -69,6 +71,7 @@ std::string ConfigJson(const RunFacts& facts) {
   for (const FlagRow& row : WorkerFlags().rows) {
     if (row.Has(kNotRecorded)) continue;
     const auto fact = values.find(std::string(row.name));
+    // A fact replaces the flag's value and is taken out. What is left after the loop are the entries that are no flags.
     if (fact == values.end()) {
       add(row.name, FlagJson(row.resolved().json, row.resolved().print(facts.options)));
     } else {
@@ -100,6 +103,8 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
     out.set_seconds(epoch.seconds);
     out.set_samples_per_second(epoch.samples_per_second);
   }
+  // Counts are int32 and bytes double: proto3's JSON writes 64-bit integers as strings, which most readers do not
+  // expect.
   record.set_steps(static_cast<int>(result.steps));
   const StepSummary& summary = result.step_summary;
   v1::StepMilliseconds& step = *record.mutable_step_ms();
@@ -152,9 +157,11 @@ absl::StatusOr<std::string> RunRecordJson(const RunFacts& facts) {
   record.mutable_exchange()->set_gpu_transfer(facts.gpu_transfer);
   google::protobuf::util::JsonPrintOptions print;
   print.add_whitespace = true;
+  // Every record has every key, also those whose value is 0, and keys are spelled as in the proto.
   print.always_print_primitive_fields = true;
   print.preserve_proto_field_names = true;
   std::string json;
+  // The library has a status type of its own.
   const auto printed = google::protobuf::util::MessageToJsonString(record, &json, print);
   if (!printed.ok()) return absl::InternalError(absl::StrCat("run record: ", std::string(printed.message())));
   // The proto has no field for the flags: they go in front of its first field.

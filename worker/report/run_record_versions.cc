@@ -15,6 +15,7 @@ std::string KernelRelease() {
 
 }  // namespace
 
+// The versions of compiler and protobuf are those of the build; the kernel's is that of the running machine.
 std::map<std::string, std::string> LibraryVersions() {
   return {{"starring", kStarringVersion},
           {"compiler", absl::StrCat("GCC ", __VERSION__)},

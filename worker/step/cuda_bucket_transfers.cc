@@ -63,15 +63,20 @@ std::span<float> CudaBucketTransfers::Whole(DeviceBuffer& buffer) const {
 }
 
 absl::Status CudaBucketTransfers::Allocate() {
+  // The way is known only when the exchange has started, and the exchange starts with own_parameters_. So both arrays
+  // of parameters are allocated here; BeginHost and BeginDevice free the one that their way does not use.
   const int64_t bytes = element_count() * kFloatBytes;
   ASSIGN_OR_RETURN(own_device_parameters_, device_.Allocate(bytes), "parameters");
   parameters_ = Whole(*own_device_parameters_);
   ASSIGN_OR_RETURN(gradients_, device_.Allocate(bytes), "gradients");
   ASSIGN_OR_RETURN(own_parameters_, device_.AllocatePinned(bytes), "parameters");
+  // Pinned memory is not initialised.
   std::ranges::fill(initial_parameters(), 0.0f);
   ASSIGN_OR_RETURN(uploads_, device_.CreateStream());
   ASSIGN_OR_RETURN(downloads_, device_.CreateStream());
   ASSIGN_OR_RETURN(uploaded_, device_.CreateEvent());
+  // Each bucket has an event of its own: the host submits a bucket while later ones are still being written by
+  // backward.
   for (int b = 0; b < buckets_.bucket_count(); ++b) {
     ASSIGN_OR_RETURN(downloaded_.emplace_back(), device_.CreateEvent());
   }
@@ -80,12 +85,15 @@ absl::Status CudaBucketTransfers::Allocate() {
 
 absl::Status CudaBucketTransfers::Begin(StepTimer* timer) {
   timer_ = timer;
+  // With an optimizer on the GPU the exchange gets no bucket, so its memory does not matter.
   if (optimizer_ == nullptr) {
     way_ = exchange_.memory_place() == GradientExchange::MemoryPlace::kDevice ? Way::kDevice : Way::kHost;
   }
   if (way_ != Way::kNone) RETURN_IF_ERROR(AllocateFindings(), "findings");
   if (way_ == Way::kDevice) return BeginDevice();
   if (way_ == Way::kHost) RETURN_IF_ERROR(BeginHost());
+  // With kNone and kHost, the exchange has put rank 0's parameters into host memory. Forward of the first step awaits
+  // no bucket, so nothing but this copy brings them to the GPU.
   device_.CopyToDevice(host_parameters().data(), parameters_.data(), element_count() * kFloatBytes);
   return device_.Synchronize();
 }
@@ -93,6 +101,7 @@ absl::Status CudaBucketTransfers::Begin(StepTimer* timer) {
 absl::Status CudaBucketTransfers::AllocateFindings() {
   const auto count = static_cast<size_t>(buckets_.bucket_count());
   ASSIGN_OR_RETURN(findings_, device_.AllocatePinned(static_cast<int64_t>(sizeof(CudaStepResult) * count)));
+  // -1 means "all finite". It is never reset: a run ends with the first finding.
   std::uninitialized_fill_n(FindingOf(0), count, CudaStepResult{});
   return absl::OkStatus();
 }
@@ -102,9 +111,13 @@ CudaStepResult* CudaBucketTransfers::FindingOf(int bucket) const {
 }
 
 absl::Status CudaBucketTransfers::BeginHost() {
+  // The GPU copies straight from the memory that a star shares with its servers, if that memory can be pinned. This
+  // saves a copy of all parameters by the host in every step. Memory that cannot be pinned is no error: Upload then
+  // copies.
   if (const std::span<const float> memory = exchange_.parameter_memory(); !memory.empty()) {
     pinned_parameters_ = PinForReading(device_, memory);
     if (pinned_parameters_ == nullptr) {
+      // Begin uploads host_parameters(), which are own_parameters_ as long as those exist.
       std::ranges::copy(memory, initial_parameters().begin());
     } else {
       own_parameters_.reset();
@@ -112,11 +125,14 @@ absl::Status CudaBucketTransfers::BeginHost() {
   }
   const int64_t bytes = element_count() * kFloatBytes;
   if (const std::span<float> memory = exchange_.gradient_memory(); !memory.empty()) {
+    // Downloads into the exchange's own memory make Submit free of copies.
     if (auto pinned = device_.Pin(memory.data(), bytes, CudaDevice::PinFor::kReadAndWrite); pinned.ok()) {
       pinned_gradients_ = *std::move(pinned);
       host_gradients_ = memory;
     }
   }
+  // The exchange has no memory for gradients, or it cannot be pinned. Pageable memory would not do: a copy to it
+  // returns only when it is complete, so this thread would wait for each bucket.
   if (host_gradients_.empty()) {
     ASSIGN_OR_RETURN(own_gradients_, device_.AllocatePinned(bytes), "gradients");
     host_gradients_ = Whole(*own_gradients_);
@@ -130,6 +146,7 @@ absl::Status CudaBucketTransfers::BeginDevice() {
   // Ours are for the other ways. The cast is safe: only const uses of parameters_ follow for kDevice.
   own_device_parameters_.reset();
   parameters_ = {const_cast<float*>(memory.data()), memory.size()};
+  // host_parameters() are valid after Begin, as after Settle.
   device_.CopyToHost(parameters_.data(), own_parameters_->data(), element_count() * kFloatBytes);
   return device_.Synchronize();
 }
@@ -142,12 +159,15 @@ std::string CudaBucketTransfers::name() const {
 absl::Status CudaBucketTransfers::Bring(ElementRange range) {
   if (way_ == Way::kNone) return absl::OkStatus();
   bool uploads = false;
+  // Each bucket is uploaded as soon as it has arrived, while the host waits for the next one.
   RETURN_IF_ERROR(in_flight_.Await(range, *timer_, [&](int bucket) {
     if (way_ == Way::kDevice) return absl::OkStatus();
     uploads = true;
     return Upload(bucket);
   }));
   if (!uploads) return absl::OkStatus();
+  // One event serves all calls: a stream that was told to wait waits for the record of that moment, and a later record
+  // does not move it. kDevice needs none: Await returns when the exchange's own work on the GPU is done.
   RETURN_IF_ERROR(uploads_->Record(uploaded_.get()));
   return device_.stream()->Wait(uploaded_.get());
 }
@@ -160,16 +180,21 @@ absl::Status CudaBucketTransfers::Upload(int bucket) {
   if (!theirs.empty() && pinned_parameters_ == nullptr) {
     std::copy_n(theirs.begin() + range.begin, range.size(), initial_parameters().begin() + range.begin);
   }
+  // own_parameters_ is null exactly if the exchange's memory is pinned (BeginHost).
   const float* const from = own_parameters_ == nullptr ? theirs.data() : initial_parameters().data();
   return uploads_->CopyToDevice(from + range.begin, parameters_.data() + range.begin, range.size() * kFloatBytes);
 }
 
 absl::Status CudaBucketTransfers::Complete(int64_t begin) {
   if (way_ == Way::kNone) return absl::OkStatus();
+  // Backward writes the vector from its end, and buckets are numbered from the end. So a bucket is complete as soon as
+  // `begin` has reached its first element, and buckets complete in their order. One layer may complete several.
   for (; next_bucket_ < buckets_.bucket_count() && buckets_.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
     const ElementRange range = buckets_.bucket(next_bucket_);
     const float* const from = gradients_->floats() + range.begin;
+    // The search comes before the fork, so that the event for which the host waits also says that the finding is there.
     device_.FindNonFinite(from, range.size(), FindingOf(next_bucket_));
+    // The copy is a branch of the graph: backward of the next layers does not wait for the bus.
     RETURN_IF_ERROR(device_.Fork(downloads_.get()));
     if (way_ == Way::kHost) {
       RETURN_IF_ERROR(downloads_->CopyToHost(from, host_gradients_.data() + range.begin, range.size() * kFloatBytes));
@@ -184,13 +209,19 @@ absl::Status CudaBucketTransfers::FinishBackward() {
     optimizer_->Apply(gradients(), parameters_);
     return absl::OkStatus();
   }
+  // A bucket that no layer completed would never be submitted, and the other ranks would wait for it.
   CHECK_EQ(next_bucket_, buckets_.bucket_count());
   next_bucket_ = 0;
+  // A capture must not end with an open branch. Without a graph the join keeps the next step's backward from
+  // overwriting gradients that are still being copied.
   return device_.Join(downloads_.get());
 }
 
 absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {
+  // What the host waits for here is the GPU's backward. SubmitFrom counts its own time as the exchange's.
   timer_->Enter(StepPart::kBackward);
+  // The step has been enqueued, so waiting for an event waits for this step's record of it. Backward completes buckets
+  // in this order: the exchange works on the first while backward writes the last.
   const std::span<const float> values = way_ == Way::kDevice ? gradients() : host_gradients_;
   for (int b = 0; b < buckets_.bucket_count(); ++b) {
     {
@@ -204,9 +235,12 @@ absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {
 }
 
 absl::Status CudaBucketTransfers::CheckFinite(int64_t step, int bucket) const {
+  // The GPU writes findings to pinned memory. They can be read without a copy, because the host has waited for the
+  // event after the search.
   const int64_t in_bucket = FindingOf(bucket)->non_finite_element;
   if (in_bucket < 0) return absl::OkStatus();
   const int64_t element = buckets_.bucket(bucket).begin + in_bucket;
+  // With kDevice the value is on the GPU only, and the message does without it.
   if (way_ == Way::kDevice) return NonFinite(step, element);
   return in_flight_.NonFinite(step, element, absl::StrCat(host_gradients_[static_cast<size_t>(element)]));
 }
@@ -216,6 +250,8 @@ absl::Status CudaBucketTransfers::NonFinite(int64_t step, int64_t element) const
 }
 
 absl::Status CudaBucketTransfers::Settle() {
+  // With kHost, host_parameters() are complete with the last Await, since that is where the exchange writes them or
+  // Upload copies them. The other ways have them on the GPU only.
   RETURN_IF_ERROR(Bring({0, element_count()}));
   if (way_ != Way::kHost) {
     device_.CopyToHost(parameters_.data(), own_parameters_->data(), element_count() * kFloatBytes);

@@ -21,6 +21,8 @@ int64_t SamplesMax(const CudaInput::Options& options) {
 
 }  // namespace
 
+// Images and labels are bytes, as in the data set on the host. They are widened when a batch is gathered, so the whole
+// set takes a quarter of the memory that normalised images would.
 struct CudaInput::Resident {
   std::unique_ptr<DeviceBuffer> images, labels;
 };
@@ -36,6 +38,8 @@ absl::StatusOr<std::unique_ptr<CudaInput>> CudaInput::Create(const Options& opti
 }
 
 int64_t CudaInput::BatchBytes(const Options& options) {
+  // This must count what Allocate allocates, byte for byte: a training that does not fit is refused before anything is
+  // allocated, by this sum. tests/worker/step/gpu_memory_test.cc compares both.
   const Dataset& shape = options.data->train;
   const int64_t images = SamplesMax(options) * shape.image_bytes() * kFloatBytes;
   const int64_t constants = 2 * shape.channels * kFloatBytes;
@@ -47,16 +51,20 @@ int64_t CudaInput::BatchBytes(const Options& options) {
 int64_t CudaInput::DataBytes(const Options& options) {
   if (!options.data_on_gpu) return 0;
   const TrainAndTest& data = *options.data;
+  // A label is one byte.
   return (data.train.count + data.test.count) * (data.train.image_bytes() + 1);
 }
 
 absl::Status CudaInput::Allocate() {
   const int64_t image_bytes = shape_.image_bytes();
+  // One buffer for training and evaluation, which never run at the same time.
   ASSIGN_OR_RETURN(images_, device_.Allocate(SamplesMax(options_) * image_bytes * kFloatBytes), "a batch of images");
   ASSIGN_OR_RETURN(evaluation_head_, device_.Allocate(options_.evaluation_batch_max * kLabelBytes));
   ASSIGN_OR_RETURN(offset_, device_.Allocate(shape_.channels * kFloatBytes));
   ASSIGN_OR_RETURN(scale_, device_.Allocate(shape_.channels * kFloatBytes));
   if (options_.data_on_gpu) {
+    // Labels are gathered like images. Without the data set on the GPU they come with the batch, and stay where they
+    // are: in the slot, or in evaluation_head_.
     ASSIGN_OR_RETURN(labels_, device_.Allocate(SamplesMax(options_) * kLabelBytes));
     ASSIGN_OR_RETURN(train_, Upload(options_.data->train), "the training images");
     ASSIGN_OR_RETURN(test_, Upload(options_.data->test), "the test images");
@@ -70,6 +78,7 @@ absl::StatusOr<std::unique_ptr<CudaInput::Resident>> CudaInput::Upload(const Dat
   auto resident = std::make_unique<Resident>();
   ASSIGN_OR_RETURN(resident->images, device_.Allocate(std::ssize(dataset.images)));
   ASSIGN_OR_RETURN(resident->labels, device_.Allocate(std::ssize(dataset.labels)));
+  // The copy from pageable memory is slower than one from pinned memory, but it happens once.
   device_.CopyToDevice(dataset.images.data(), resident->images->data(), std::ssize(dataset.images));
   device_.CopyToDevice(dataset.labels.data(), resident->labels->data(), std::ssize(dataset.labels));
   RETURN_IF_ERROR(device_.Synchronize());
@@ -77,10 +86,14 @@ absl::StatusOr<std::unique_ptr<CudaInput::Resident>> CudaInput::Upload(const Dat
 }
 
 Loader::Format CudaInput::format() const {
+  // The format is never kNormalized: pixels are a quarter of the bytes on the bus, and the GPU normalises them with the
+  // same bits (worker/data/normalization.h).
   return train_ == nullptr ? Loader::Format::kPixels : Loader::Format::kSamples;
 }
 
 absl::Status CudaInput::Begin(const Normalization& normalization) {
+  // This is not part of Create, because the normalisation is a sum over all ranks, which needs an exchange that has
+  // started.
   const PixelConstants constants = PixelConstantsOf(normalization);
   CHECK_EQ(std::ssize(constants.offset), shape_.channels);
   device_.CopyToDevice(constants.offset.data(), offset_->data(), shape_.channels * kFloatBytes);
@@ -89,6 +102,8 @@ absl::Status CudaInput::Begin(const Normalization& normalization) {
 }
 
 NetworkInput CudaInput::Training(const CudaBatchSlots::Slot& slot) {
+  // In a capture the kernel's arguments are these addresses and this size, so a graph serves one slot and one batch
+  // size. Nothing else of the batch is read here: pixels, samples, labels and the epoch are read when the kernel runs.
   const int64_t batch = std::ssize(slot.plan().samples);
   CHECK_LE(batch, options_.batch_max);
   if (train_ == nullptr) return Normalized(slot.labels(), slot.pixels(), batch);
@@ -96,11 +111,14 @@ NetworkInput CudaInput::Training(const CudaBatchSlots::Slot& slot) {
 }
 
 NetworkInput CudaInput::Evaluation(const Batch& batch) {
+  // The copies below read the loader's own memory. The caller must synchronise before it asks the loader for the next
+  // batch; CudaTrainingStep::Evaluate does.
   const int64_t count = train_ == nullptr ? std::ssize(batch.labels) : std::ssize(batch.samples);
   CHECK_LE(count, options_.evaluation_batch_max);
   void* const head = evaluation_head_->data();
   if (train_ != nullptr) {
     device_.CopyToDevice(batch.samples.data(), head, count * kLabelBytes);
+    // Evaluation is on the test set, which is never augmented.
     return Gathered(*test_, static_cast<const uint32_t*>(head), count, Loader::Augment::kNone);
   }
   device_.CopyToDevice(batch.labels.data(), head, count * kLabelBytes);

@@ -16,6 +16,7 @@ absl::StatusOr<std::unique_ptr<CudaLocalOptimizer>> CudaLocalOptimizer::Create(C
                                                                                const OptimizerConfig& optimizer,
                                                                                int64_t element_count) {
   auto local = absl::WrapUnique(new CudaLocalOptimizer(device, optimizer));
+  // Device memory is zeroed when it is allocated, and zeros are the state of a run that begins.
   for (int i = 0; i < StateVectorCount(optimizer); ++i) {
     ASSIGN_OR_RETURN(auto buffer, device->Allocate(element_count * kFloatBytes), "optimizer state");
     local->state_.emplace_back(buffer->floats(), static_cast<size_t>(element_count));
@@ -27,6 +28,7 @@ absl::StatusOr<std::unique_ptr<CudaLocalOptimizer>> CudaLocalOptimizer::Create(C
 absl::Status CudaLocalOptimizer::Start(const JobSpec& job) {
   CHECK(job.optimizer == optimizer_);
   schedule_ = job.schedule;
+  // The job has a state only if a run is resumed; otherwise the zeros of Create remain.
   for (size_t i = 0; i < job.optimizer_state.size(); ++i) {
     CHECK_EQ(job.optimizer_state[i].size(), state_[i].size());
     device_.CopyToDevice(job.optimizer_state[i].data(), state_[i].data(),
@@ -37,10 +39,14 @@ absl::Status CudaLocalOptimizer::Start(const JobSpec& job) {
 }
 
 CudaOptimizerScalars CudaLocalOptimizer::ScalarsOf(int64_t step) const {
+  // Steps count from 0 and updates from 1, on which AdamW's corrections of its means depend. The learning rate is
+  // computed here, without libm, as every other owner computes it.
   return MakeCudaOptimizerScalars(optimizer_, LearningRateAt(schedule_, step), step + 1);
 }
 
 void CudaLocalOptimizer::Apply(std::span<const float> gradients, std::span<float> parameters) {
+  // The update is in place. The arguments have no learning rate: the kernel reads it from the bound step values, which
+  // arrive with the batch, because a captured graph would repeat the rate of its capture in every step.
   device_.ApplyOptimizer(
       optimizer_, {.gradient = gradients, .parameters_in = parameters, .parameters_out = parameters, .state = state_});
 }

@@ -43,6 +43,7 @@ CudaInput::Options InputOf(const CudaTrainingStepOptions& options) {
 }
 
 CudaBatchSlots::Options SlotsOf(const CudaTrainingStepOptions& options) {
+  // With the data set on the GPU a slot holds samples' numbers, which take no more room than labels do, and no pixels.
   return {.device = options.device,
           .count = options.batch_slots,
           .batch_max = options.batch_max,
@@ -115,6 +116,7 @@ absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
   if (options_.optimizer.has_value()) {
     ASSIGN_OR_RETURN(optimizer_, CudaLocalOptimizer::Create(&device_, *options_.optimizer, element_count()));
   }
+  // transfers_ keeps a pointer to the optimizer, so the optimizer is made first and, as the earlier member, ends last.
   ASSIGN_OR_RETURN(transfers_, CudaBucketTransfers::Create(parts, &device_, optimizer_.get()));
   ASSIGN_OR_RETURN(input_, CudaInput::Create(InputOf(options_)));
   ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create(SlotsOf(options_)));
@@ -131,6 +133,7 @@ absl::Status CudaTrainingStep::Begin(const Plan& plan) {
 absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) {
   Slot& slot = slots_->of(step);
   Slot& next = slots_->of(step + 1);
+  // This happens before the first step only: every other step finds the batch that the step before it has fed.
   if (!slot.is_full()) {
     RETURN_IF_ERROR(Finish(slot, finished));
     RETURN_IF_ERROR(Feed(step, batches, slot));
@@ -145,14 +148,18 @@ absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<Fi
   // While the GPU is busy with this step, the next one's batch goes where the oldest step's was.
   RETURN_IF_ERROR(Finish(next, finished));
   if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(step + 1, batches, next));
+  // With one worker nothing waits for this step: the next one is enqueued after it.
   if (optimizer_ != nullptr) return absl::OkStatus();
   RETURN_IF_ERROR(transfers_->SubmitAll(step));
+  // With several, the step has written its last gradient when SubmitAll returns; only its result is still on the way.
   return Finish(slot, finished);
 }
 
 // REQUIRES: no step runs on the slot.
 absl::Status CudaTrainingStep::Feed(int64_t step, Loader* batches, Slot& slot) {
   timer_->Enter(StepPart::kHostToDevice);
+  // This comes before Next, which gives the memory of the last batch back to the loader: the GPU may still be copying
+  // from it.
   RETURN_IF_ERROR(slots_->AwaitCopy());
   timer_->Enter(StepPart::kDataWait);
   ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
@@ -177,6 +184,8 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
     ASSIGN_OR_RETURN(captured, Capture(slot));
   }
   for (const Segment& segment : captured.segments) {
+    // The wait is here, between two launches, and not in the graph: only the host knows when the exchange has made a
+    // bucket. While it waits here, the GPU runs the segments before.
     RETURN_IF_ERROR(transfers_->Bring(segment.reads));
     const TraceSpan span(timer_->track(), "launch", {.step = slot.plan().step});
     RETURN_IF_ERROR(segment.graph->Launch());
@@ -186,8 +195,11 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
 
 absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   Bind(&slot);
+  // The step reads the loss scale, its number and the learning rate from the slot, as a graph does. So a run without
+  // graphs has the same bits, and its first steps the same as the later ones.
   const Network::TrainStep work = TakeInput(slot);
   RETURN_IF_ERROR(network_.Forward(work, [this](int layer) { return transfers_->Bring(network_.LayerRange(layer)); }));
+  // Backward reads parameters again and overwrites gradients of every bucket, also of those that forward did not read.
   RETURN_IF_ERROR(transfers_->Bring({0, element_count()}));
   RETURN_IF_ERROR(Backward(work, slot));
   Bind(nullptr);
@@ -200,6 +212,7 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   // The network keeps operations for few batch sizes: others may have replaced those of this size since its first step.
   RETURN_IF_ERROR(network_.PlanTraining(std::ssize(slot.plan().samples)));
   std::vector<Segment> segments(1);
+  // By bucket: whether a segment so far waits for it.
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
   const auto end_segment = [&]() -> absl::Status {
     ASSIGN_OR_RETURN(segments.back().graph, device_.EndCapture());
@@ -238,6 +251,7 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
 // Enqueues backward, the downloads or the optimizer, and the copy of the step's result.
 absl::Status CudaTrainingStep::Backward(const Network::TrainStep& work, Slot& slot) {
   RETURN_IF_ERROR(network_.Backward(work, [this](int layer) -> absl::Status {
+    // Layers without parameters complete no bucket; their range is empty and says nothing about the vector.
     const ElementRange range = network_.LayerRange(layer);
     return range.size() == 0 ? absl::OkStatus() : transfers_->Complete(range.begin);
   }));
@@ -259,6 +273,8 @@ absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* fin
   if (progress != nullptr) progress->set_step(last_step_);
   const CudaStepResult& result = *slot.result();
   const BatchPlan& plan = slot.plan();
+  // The element is set with one worker only, by the optimizer's kernel, which has made the update all the same: the
+  // parameters on the GPU are spoilt. With several workers SubmitAll finds such a gradient before it leaves.
   if (result.non_finite_element >= 0) return transfers_->NonFinite(plan.step, result.non_finite_element);
   finished->push_back({.step = plan.step,
                        .global_count = plan.global_count,
@@ -277,6 +293,7 @@ absl::Status CudaTrainingStep::Settle(std::vector<FinishedStep>* finished) {
 }
 
 absl::StatusOr<LossResult> CudaTrainingStep::Evaluate(const Batch& batch) {
+  // No step is in flight (Settle), and none is bound: the loss goes to network_.Result() and not to a slot.
   RETURN_IF_ERROR(network_.Evaluate(input_->Evaluation(batch), transfers_->parameters()));
   const LossResult loss = network_.Result();
   RETURN_IF_ERROR(device_.Synchronize());
@@ -292,6 +309,8 @@ Network::TrainStep CudaTrainingStep::TakeInput(Slot& slot) {
 }
 
 void CudaTrainingStep::Bind(Slot* slot) {
+  // A binding is part of what a capture keeps, so each slot has graphs of its own, and none may be bound while another
+  // slot's step or an evaluation is enqueued.
   device_.BindStepValues(slot == nullptr ? nullptr : slot->values());
   device_.BindStepResult(slot == nullptr ? nullptr : slot->device_result());
 }

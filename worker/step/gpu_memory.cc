@@ -10,11 +10,14 @@ namespace {
 
 constexpr double kMiB = 1 << 20, kGiB = 1 << 30;
 
+// "512.0 MiB" or "1.2 GiB".
 std::string Text(int64_t bytes) {
   const auto size = static_cast<double>(bytes);
   return size < kGiB ? absl::StrFormat("%.1f MiB", size / kMiB) : absl::StrFormat("%.1f GiB", size / kGiB);
 }
 
+// Names a part only if it exists: with several workers the exchange has the optimizer's state, and the data set is on
+// the GPU only if --data_on_gpu puts it there.
 std::string Parts(const GpuMemoryNeed& need) {
   std::string parts = absl::StrCat("activations ", Text(need.activations_bytes), ", parameters and gradients ",
                                    Text(need.parameters_bytes));
@@ -28,6 +31,7 @@ std::string Parts(const GpuMemoryNeed& need) {
 
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
                                               const CudaTrainingStepOptions& step) {
+  // Each part is computed next to the code that will allocate it, from the same options, and without a device.
   ASSIGN_OR_RETURN(const NetworkSize size, Network::SizeOf(file, network));
   return GpuMemoryNeed{.activations_bytes = size.arena_bytes,
                        .parameters_bytes = CudaParametersBytes(size.element_count),
@@ -40,6 +44,8 @@ absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const Netwo
 
 absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device) {
   ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
+  // This is no promise: another process on this GPU may allocate first, and operations take memory that is not counted.
+  // A training that passes here may still end with ResourceExhausted, but one that cannot fit is told so at once.
   if (need.total_bytes() <= free_bytes) return absl::OkStatus();
   const CudaDeviceInfo& gpu = device.info();
   return absl::InvalidArgumentError(absl::StrCat(
@@ -50,6 +56,8 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
 
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
                                             const CudaDevice& device, CudaTrainingStepOptions* step) {
+  // kOn and kAuto are computed with the data set on the GPU first. It changes more than one part: batches then hold
+  // samples' numbers instead of pixels.
   step->data_on_gpu = data_on_gpu != DataOnGpu::kOff;
   ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step));
   if (data_on_gpu == DataOnGpu::kAuto) {
@@ -57,15 +65,18 @@ absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const Network
     // The other half is for libraries and graphs, which allocate later, and for the next process on this GPU.
     const int64_t left_bytes = free_bytes - (need.total_bytes() - need.data_bytes);
     if (need.data_bytes > left_bytes / 2) {
+      // The need is computed again and not only corrected by data_bytes, since batches now hold pixels.
       step->data_on_gpu = false;
       ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step));
     }
   }
+  // kOn that does not fit is refused here, with the advice to give --data_on_gpu=off.
   RETURN_IF_ERROR(CheckGpuMemory(need, device));
   return need;
 }
 
 std::string DescribeGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device) {
+  // These bytes are known only now: workspaces depend on the algorithms that the libraries chose for each shape.
   const int64_t operations_bytes = device.operations_bytes();
   return absl::StrCat("GPU memory: ", Text(need.total_bytes() + operations_bytes), " of ",
                       Text(device.info().memory_bytes), " (", Parts(need), ", operations ", Text(operations_bytes),

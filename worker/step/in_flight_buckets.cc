@@ -21,13 +21,14 @@ absl::Status InFlightBuckets::Await(ElementRange range, StepTimer& timer,
   const BucketMap& buckets = *options_.buckets;
   // Buckets are numbered from the vector's end, in the order in which backward completes them.
   for (int b = buckets.BucketOf(range.end - 1); b <= buckets.BucketOf(range.begin); ++b) {
+    // Neighbouring layers may share a bucket: then the first of them has awaited it.
     if (submitted_step_[b] < 0) continue;
     if (timer.progress() != nullptr) timer.progress()->set_bucket(b);
     {
       const TraceSpan span(timer.track(), "wait", {.step = submitted_step_[b], .bucket = b});
       RETURN_IF_ERROR(options_.exchange->Await(submitted_step_[b], b));
     }
-    // Marked before `arrived`, which may fail: the bucket is no longer the exchange's either way.
+    // The mark changes before `arrived`, which may fail: the bucket is no longer the exchange's either way.
     submitted_step_[b] = -1;
     RETURN_IF_ERROR(arrived(b));
   }
@@ -36,6 +37,7 @@ absl::Status InFlightBuckets::Await(ElementRange range, StepTimer& timer,
 }
 
 absl::Status InFlightBuckets::Check(int64_t step, ElementRange range, std::span<const float> gradients) const {
+  // The search is one pass over memory that backward has just written. The text is made only for an error.
   const std::optional<int64_t> bad = FindNonFinite(gradients.subspan(range.begin, range.size()));
   if (!bad.has_value()) return absl::OkStatus();
   const int64_t element = range.begin + *bad;
@@ -58,9 +60,12 @@ void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const fl
     next_bucket_ = 0;
   }
   const StepPart outer = timer.Enter(options_.exchange_part);
+  // A bucket is complete when backward has reached its first element; a layer may complete several buckets or none.
   for (; next_bucket_ < buckets.bucket_count() && buckets.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
     const ElementRange range = buckets.bucket(next_bucket_);
+    // The exchange may still be reading its memory, and would send a mixture of two steps.
     CHECK_LT(submitted_step_[next_bucket_], 0) << "bucket " << next_bucket_ << " was not awaited";
+    // Submit returns at once and reports no error. The mark is what makes Await ask for the bucket, and for its error.
     submitted_step_[next_bucket_] = step;
     if (timer.progress() != nullptr) timer.progress()->set_bucket(next_bucket_);
     const TraceSpan span(timer.track(), "submit", {.step = step, .bucket = next_bucket_});

@@ -28,6 +28,7 @@ WorkPhase PhaseOf(StepPart part) {
     case StepPart::kBackward:
       return WorkPhase::kBackward;
     case StepPart::kExposedExchange:
+    // Only a single worker has this part: its exchange does nothing but apply the optimizer.
     case StepPart::kOptimizer:
       return WorkPhase::kExchange;
     case StepPart::kOther:
@@ -70,12 +71,14 @@ void StepTimer::EndStep() {
     return;
   }
   for (int i = 0; i < kStepPartCount; ++i) sums_[i] += step_parts_[i];
+  // part_begin_ is the reading of the clock with which Enter has ended the step's last part.
   step_ms_.push_back(static_cast<float>(1e3 * Seconds(part_begin_ - step_begin_)));
 }
 
 StepSummary StepTimer::Summary() const {
   StepSummary summary;
   if (step_ms_.empty()) return summary;
+  // The copy and the sort of all steps happen once, at the end of the run.
   std::vector<float> ascending = step_ms_;
   std::sort(ascending.begin(), ascending.end());
   const auto count = static_cast<double>(ascending.size());
@@ -85,6 +88,7 @@ StepSummary StepTimer::Summary() const {
   summary.p99_ms = Percentile(ascending, 0.99);
   summary.max_ms = ascending.back();
   for (int i = 0; i < kStepPartCount; ++i) {
+    // The mean is the sum of the parts and no quotient of its own, so that the two agree to the last digit.
     summary.part_ms[i] = 1e3 * sums_[i] / count;
     summary.mean_ms += summary.part_ms[i];
   }

@@ -27,6 +27,7 @@ class CpuTrainingStep final : public TrainingStep {
 
   absl::Status Allocate(Device* device) {
     const int64_t bytes = element_count() * static_cast<int64_t>(sizeof(float));
+    // Begin frees what the exchange replaces: whether it has memory of its own is known only after its Start.
     ASSIGN_OR_RETURN(parameters_, device->Allocate(bytes));
     ASSIGN_OR_RETURN(gradients_, device->Allocate(bytes));
     return absl::OkStatus();
@@ -47,14 +48,14 @@ class CpuTrainingStep final : public TrainingStep {
     timer_->Enter(StepPart::kDataWait);
     ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
     CHECK_EQ(batch->plan.step, step);
-    // The exchange's own memory if it has some: then backward writes where the exchange reads, and Submit copies
-    // nothing.
+    // The gradients are in the exchange's own memory if it has some: then backward writes where the exchange reads, and
+    // Submit copies nothing.
     const std::span<float> gradients = this->gradients();
     const Network::TrainStep work{.input = InputOf(*batch),
                                   .step = step,
                                   .first_sample = batch->plan.first_sample,
-                                  // By the global batch: contributions are then added, and no rank divides, even if
-                                  // the ranks have different numbers of samples.
+                                  // The scale is that of the global batch: contributions are then added, and no rank
+                                  // divides, even if the ranks have different numbers of samples.
                                   .loss_scale = 1.0f / static_cast<float>(batch->plan.global_count),
                                   .parameters = parameters(),
                                   .gradients = gradients};
@@ -67,7 +68,7 @@ class CpuTrainingStep final : public TrainingStep {
     RETURN_IF_ERROR(network_.Backward(work, [&](int l) -> absl::Status {
       const ElementRange layer = network_.LayerRange(l);
       if (layer.size() == 0) return absl::OkStatus();
-      // While the layer's gradients are still in the cache, and before any of them leaves.
+      // The check comes while the layer's gradients are still in the cache, and before any of them leaves.
       RETURN_IF_ERROR(in_flight_.Check(step, layer, gradients));
       in_flight_.SubmitFrom(layer.begin, step, gradients, *timer_);
       return absl::OkStatus();
@@ -77,6 +78,7 @@ class CpuTrainingStep final : public TrainingStep {
     return absl::OkStatus();
   }
 
+  // No step is added: on a CPU a step has finished when Run returns. Only its buckets may be in flight.
   absl::Status Settle(std::vector<FinishedStep>*) override { return Await({0, element_count()}); }
 
   std::span<const float> parameters() const override {
@@ -99,6 +101,7 @@ class CpuTrainingStep final : public TrainingStep {
   }
   std::span<float> gradients() { return gradients_ == nullptr ? exchange_.gradient_memory() : WholeOf(*gradients_); }
   absl::Status Await(ElementRange range) {
+    // There is nothing to do on arrival: the exchange has written the parameters where forward reads them.
     return in_flight_.Await(range, *timer_, [](int) { return absl::OkStatus(); });
   }
 

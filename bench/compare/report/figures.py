@@ -38,8 +38,8 @@ def _rows(groups: list[Entry]) -> list[Entry]:
 
 
 def _throughput(groups: list[Entry], families: view.Families, legend: list[Entry], calls_winner: bool) -> Entry:
-    caption = ("Longer is better. The bar is the median over the repeats, the whisker spans the slowest and the "
-               "fastest run: where whiskers overlap, the order means nothing. 2w+1s is 2 workers and 1 server.")
+    caption = ("Longer is better. The bar is the median over the repeats, and the whisker spans the slowest to the "
+               "fastest run. Where whiskers overlap, the order means nothing. 2w+1s is 2 workers and 1 server.")
     best = [(row["samples_per_second"]["median"], group["title"], row) for group in groups for row in group["rows"]
             if row.get("best")]
     if best and calls_winner:
@@ -50,8 +50,8 @@ def _throughput(groups: list[Entry], families: view.Families, legend: list[Entry
 
 
 def _breakdown(groups: list[Entry], families: view.Families) -> Entry:
-    caption = ("Shorter is better. Blue is computing, which every sync must do. Red is exposed exchange: time in which "
-               "the worker had nothing else to do. Rank 0, mean over all measured steps.")
+    caption = ("Shorter is better. Blue is computing, which every sync must do. Each part is rank 0's mean over all "
+               "measured steps. Red is exposed exchange: time in which the worker had nothing else to do.")
     exposed = []
     for row in _rows(groups):
         parts = view.breakdown(row["configuration"])
@@ -60,7 +60,7 @@ def _breakdown(groups: list[Entry], families: view.Families) -> Entry:
             exposed.append((parts["exposed_exchange"] / total, parts["exposed_exchange"], total, row))
     if exposed:
         share, value, total, row = max(exposed, key=lambda entry: entry[0])
-        caption += (f" The largest share is waited for by {row['label']} on {row['configuration']['model']} "
+        caption += (f" The largest share of it is that of {row['label']} on {row['configuration']['model']} "
                     f"({labels.section(row['configuration']['section'])}): {units.significant(value)} of "
                     f"{units.significant(total)} ms, {units.percent(share)}.")
     legend = [{"name": labels.PART_NAMES[part], "color": "part-" + part, "mark": ""} for part in labels.PARTS]
@@ -70,31 +70,33 @@ def _breakdown(groups: list[Entry], families: view.Families) -> Entry:
 
 def _scaling(groups: list[Entry], families: view.Families) -> Entry:
     legend: list[Entry] = []
-    caption = "The dotted line is the ideal: twice the workers, twice the samples/s. The closer to it, the better."
+    caption = ("The dotted line is the ideal: twice the workers, twice the samples/s. The closer a line is to it, the "
+               "better.")
     rows = [(row["efficiency"], row, group) for group in groups for row in group["rows"]
             if row.get("efficiency") is not None and row["configuration"]["workers"] > 1]
     if rows:
         (worst, bad, bad_group), (best, good, good_group) = (choose(rows, key=lambda entry: entry[0])
                                                              for choose in (min, max))
         legend = _sync_legend(sorted({row["sync"] for _, row, _ in rows}, key=labels.sync_order))
-        caption += f" Highest: {good['label']} with {units.percent(best)} of it ({good_group['title']})."
+        caption += f" Highest: {good['label']} with {units.percent(best)} of the ideal ({good_group['title']})."
         if worst < best:
             caption += f" Lowest: {bad['label']} with {units.percent(worst)} ({bad_group['title']})."
         if best > 1.1:
-            caption += " More than 100 % means that the runs of one worker were slowed down, or that caches grew."
+            caption += (" More than 100 % means that the runs of one worker were slowed down, or that more cores have "
+                        "more cache.")
     panels = _panels("scaling", [(labels.group(*key), members) for key, members in families], plots.scaling)
     return _family("scaling", "Scaling against ideal", caption, legend, panels)
 
 
 def _training(results: Entry, calls_winner: bool) -> Entry:
     runs = [one for one in view.training(results) if one.get("epochs")]
-    caption = ("The same number of epochs for all: a line that ends farther left trained as much in less time. "
-               "The farther left a line crosses the target, the better.")
+    caption = ("All train the same number of epochs, so a line that ends farther left took less time for the same "
+               "work. The farther left a line crosses the target, the better.")
     reached = [one for one in runs if one.get("seconds_to_target") is not None]
     if reached and calls_winner:
         first = min(reached, key=lambda one: one["seconds_to_target"])
-        caption += (f" First at {units.percent(first['target_accuracy'], 1)} is {first['sync']} on {first['model']}, "
-                    f"after {units.seconds(first['seconds_to_target'])}.")
+        caption += (f" The first to reach {units.percent(first['target_accuracy'], 1)} is {first['sync']} on "
+                    f"{first['model']}, after {units.seconds(first['seconds_to_target'])}.")
     titled = []
     for model, count in sorted({(one["model"], one["workers"]) for one in runs}):
         titled.append((f"{model}, {labels.workers(count)}",
@@ -109,15 +111,15 @@ def _training(results: Entry, calls_winner: bool) -> Entry:
 
 def _exchange(results: Entry) -> Entry:
     tables = view.exchange_rows(results)
-    caption = ("The exchange alone, not hidden by computing. Latency: lower is better; the left end is the cost of the "
-               "smallest message. Bandwidth: higher is better; the right end is what the path can carry.")
+    caption = ("This is the exchange alone, which no computing hides. Latency: lower is better; the left end is the "
+               "cost of the smallest message. Bandwidth: higher is better; the right end is what the path can carry.")
     panels = []
     for place, table in enumerate(tables):
         small, large = (choose(one["bytes"] for one in table["times"]) for choose in (min, max))
         quick = min((one for one in table["times"] if one["bytes"] == small), key=lambda one: one["latency_us"])
         wide = max((one for one in table["times"] if one["bytes"] == large), key=lambda one: one["bus_gb_per_s"])
-        caption += (f" {table['title'].capitalize()}: {quick['sync']} is quickest at {units.data(small)} "
-                    f"({units.significant(quick['latency_us'])} µs), {wide['sync']} carries most at "
+        caption += (f" {table['title'].capitalize()}: {quick['sync']} is fastest at {units.data(small)} "
+                    f"({units.significant(quick['latency_us'])} µs), {wide['sync']} has the highest bandwidth at "
                     f"{units.data(large)} ({units.significant(wide['bus_gb_per_s'])} GB/s).")
         panels += _panels(f"latency{place}-", [(f"Latency: {table['title']}", table["times"])], plots.exchange_latency)
         panels += _panels(f"bandwidth{place}-", [(f"Bandwidth: {table['title']}", table["times"])],
@@ -141,7 +143,7 @@ def _cpu(groups: list[Entry], families: view.Families, legend: list[Entry]) -> E
 
 def _gpu(families: view.Families, legend: list[Entry]) -> Entry:
     titled = [(title, [row for row in rows if row["gpu"]]) for title, rows in _row_panels(families)]
-    return _family("gpu", "GPU use and memory", "Mean use while the job ran, as the driver counts it, and the largest "
+    return _family("gpu", "GPU use and memory", "Mean use while the job ran, as the driver counts it, and the most "
                    "memory held. Low use means that the GPU waits for data, launches or the exchange.", legend,
                    _panels("gpu", [(title, rows) for title, rows in titled if rows], plots.gpu))
 

@@ -23,7 +23,7 @@ COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync for sync in SYNCS
 _COLORS = {name: f"#01{index + 1:02x}fe" for index, name in enumerate(COLOR_NAMES)}
 _NAMES = {value: name for name, value in _COLORS.items()}
 
-# A panel is as wide as a phone: on a larger page several stand side by side, and no text is ever scaled down.
+# A panel is as wide as a phone: a larger page shows several side by side, and no text is ever scaled down.
 WIDTH = 350
 FONT_SIZE = 12
 

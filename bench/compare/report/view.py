@@ -102,7 +102,7 @@ def notes(results: Entry) -> list[str]:
         found.append("PyTorch DDP is not in this comparison. It runs where a python3 has torch: on Debian, "
                      "apt-get install python3-torch libopenblas0-pthread, then --syncs=star,ring,mpi,ddp.")
     if results.get("agreement") == [] and has_peer:
-        found.append("Whether both sides train the same was not checked in this run: no losses were compared.")
+        found.append("Whether both sides train alike was not checked in this run: no losses were compared.")
     machine = results.get("machine") or {}
     if (machine.get("load_before") or 0) > QUIET_LOAD_PER_CORE * (machine.get("cores") or 1):
         found.append(f"The machine was not quiet: load average {machine['load_before']:.1f} on {machine['cores']} "

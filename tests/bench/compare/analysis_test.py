@@ -150,7 +150,7 @@ class BottleneckTest(unittest.TestCase):
         self.assertIn("81 % of a core", found["why"])
         self.assertIn("which are 90 % busy", found["why"])
 
-    def test_servers_on_idle_cores_hold_nobody_up(self):
+    def test_servers_on_idle_cores_are_no_bottleneck(self):
         star = configuration("star", [64e3], servers=2, exchange=0.9)
         star["runs"][0]["cpu_percent"] = {"worker 0": 20.0, "worker 1": 20.0, "server 0": 11.0, "server 1": 11.0}
         self.assertEqual(self.find(star, configuration("ring", [80e3]))["name"], "exchange")

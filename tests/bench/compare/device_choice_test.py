@@ -26,7 +26,7 @@ def choose(asked, gpus, *torches, wants_torch=True, error=None):
 
 
 class ChooseTest(unittest.TestCase):
-    def test_auto_without_a_driver_asks_nobody(self):
+    def test_auto_without_a_driver_runs_no_worker(self):
         with mock.patch.object(device_choice, "_try_worker", side_effect=AssertionError):
             device, torch = device_choice.choose("auto", 0, [CPU_TORCH], True)
         self.assertEqual((device, torch), (device_choice.Device(), CPU_TORCH))

@@ -222,7 +222,7 @@ class LaboratoryTest(unittest.TestCase):
         for failing in ([0, 1], [2, 3]):
             runs, failures = self.measure({"ddp": failing})
             self.assertEqual(runs, {"star": [0, 1, 2]})
-            self.assertEqual(failures[-1], "ddp ended with [1]: the second time, so it is left out")
+            self.assertEqual(failures[-1], "ddp ended with [1]: it failed twice and is left out")
 
 
 if __name__ == "__main__":

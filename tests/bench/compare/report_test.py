@@ -198,7 +198,7 @@ class ReportTest(unittest.TestCase):
                                   for workers in (5, 3, 4)]
         summary = self.write(many, self.analysis)[1]
         self.assert_shown("1.0e-03", summary)
-        self.assertFalse("1.0e-05" in summary or "1.0e-04 of" in summary)
+        self.assertFalse("1.0e-05" in summary or "steps is 1.0e-04" in summary)
         self.assert_shown("mlp agrees", summary)
 
     def test_no_winner_where_the_losses_do_not_agree(self):

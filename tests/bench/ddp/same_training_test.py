@@ -1,4 +1,4 @@
-"""Starring's worker and PyTorch must train the same: initial weights, sample order, crops, normalisation, forward,
+"""Starring's worker and PyTorch must train alike: initial weights, sample order, crops, normalisation, forward,
 backward, optimizer, schedule and evaluation agree, so their losses after some steps differ only by rounding.
 
 Rounding errors grow with every step, so the steps are few. The tolerance is far above the rounding (seen: up to 2e-5)

@@ -171,7 +171,8 @@ class TrainTest(unittest.TestCase):
             loaded = self.run_peer(folder, data="dataloader")
         self.assertEqual(one["steps"], 14)
         self.assertEqual((one["config"]["sync"], two["config"]["sync"]), ("local", "ddp"))
-        # 101 is no multiple of 16, and two ranks cannot share 5 samples equally: a mean over ranks would show here.
+        # 101 is no multiple of 16, and two ranks cannot share 5 samples equally, so a mean over ranks instead of
+        # samples would show here.
         for epoch in (0, 1):
             self.assertAlmostEqual(one["epochs"][epoch]["train_loss"], two["epochs"][epoch]["train_loss"], places=4)
             self.assertAlmostEqual(one["epochs"][epoch]["test_loss"], two["epochs"][epoch]["test_loss"], places=4)

@@ -1,4 +1,4 @@
-"""Tests a lab of several hosts: names, links, star and ring across it, and that it leaves nothing behind."""
+"""Tests a lab of several hosts: names, links, star and ring across it, and that no trace of it is left."""
 
 import json
 import os

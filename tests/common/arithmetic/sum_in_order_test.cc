@@ -53,6 +53,7 @@ TEST(SumInOrderTest, SameBitsAsThePlainLoopForAnyLengthAlignmentAndInstructionSe
   }
 }
 
+// Proves that WildNumbers tell orders apart. If they did not, the other tests would pass with any order.
 TEST(SumInOrderTest, TheOrderOfInputsShows) {
   const std::vector<std::vector<float>> inputs = {WildNumbers(1000, 1), WildNumbers(1000, 2), WildNumbers(1000, 3)};
   EXPECT_FALSE(SameBits(Plainly(inputs), Plainly({inputs[1], inputs[2], inputs[0]})));
@@ -81,6 +82,7 @@ std::vector<float> SumFrom(const std::vector<std::vector<float>>& inputs, int fi
 
 TEST(PieceSumTest, SameBitsForAnyCutAndAlignment) {
   const int64_t count = 777;
+  // In bytes: a piece may end inside a float, or be empty.
   const std::vector<std::vector<size_t>> cuts = {{1u << 20}, {4}, {1}, {3, 5}, {7, 0, 1, 64, 2}, {1000}, {1021, 3}};
   for (int world_size = 1; world_size <= 5; ++world_size) {
     std::vector<std::vector<float>> inputs;
@@ -95,6 +97,7 @@ TEST(PieceSumTest, SameBitsForAnyCutAndAlignment) {
         PieceSum sum(world_size);
         for (int rank = 0; rank < world_size; ++rank) sum.SetInput(rank, messages[rank].pieces());
         std::vector<float> result(count);
+        // The result in ranges of irregular lengths, because runs of the reduction order end anywhere.
         for (int64_t at = 0, length = 1; at < count; at += length, length = length * 3 % 101 + 1) {
           length = std::min(length, count - at);
           sum.Next(first_rank, std::span(result).subspan(at, length));

@@ -36,10 +36,11 @@ class CheckpointFoldersTest : public FolderTest {
 
 TEST_F(CheckpointFoldersTest, NewestFirstWhateverTheNumberOfDigits) {
   EXPECT_THAT(Steps(), IsEmpty());
-  for (const int64_t step : {int64_t{9}, int64_t{1234567890123}, int64_t{0}, int64_t{100}}) {
+  // The names of steps are padded to nine digits. Sorted as text, a longer one would come before 200000000.
+  for (const int64_t step : {int64_t{9}, int64_t{1234567890123}, int64_t{0}, int64_t{200000000}, int64_t{100}}) {
     ASSERT_TRUE(Publish(step, "x").ok());
   }
-  EXPECT_THAT(Steps(), ElementsAre(1234567890123, 100, 9, 0));
+  EXPECT_THAT(Steps(), ElementsAre(1234567890123, 200000000, 100, 9, 0));
 }
 
 TEST_F(CheckpointFoldersTest, OneProcessAtATimeHasTheLock) {
@@ -86,13 +87,14 @@ TEST_F(CheckpointFoldersTest, LeftoversOfACrashAreCleared) {
   ASSERT_TRUE(Publish(1, "x").ok());
   fs::create_directories(dir_ + "/.writing-step-000000002");
   fs::create_directories(dir_ + "/.replaced-step-000000001");
-  EXPECT_THAT(Steps(), ElementsAre(1, 1)) << "a replaced one counts, behind its successor";
+  EXPECT_THAT(Steps(), ElementsAre(1, 1)) << "a replaced folder counts, after its successor";
   EXPECT_EQ(ListCheckpointFolders(dir_)[0].path, dir_ + "/step-000000001");
   ASSERT_TRUE(Publish(3, "x").ok());
   EXPECT_THAT(Names(), ElementsAre("step-000000001", "step-000000003"));
 }
 
-// After a crash between the two renames of a replacement only the hidden folder is there.
+// After a crash between the two renames of a replacement, only the hidden folder is there: it is the only whole
+// checkpoint of its step.
 TEST_F(CheckpointFoldersTest, AReplacedFolderWithoutSuccessorStays) {
   ASSERT_TRUE(Publish(1, "whole").ok());
   fs::rename(dir_ + "/step-000000001", dir_ + "/.replaced-step-000000001");

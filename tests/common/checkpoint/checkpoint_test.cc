@@ -142,7 +142,7 @@ TEST_F(CheckpointTest, AnotherOptimizerOrOtherBuffersAreRefused) {
                 "tensor bn.num_batches_tracked has type and shape I64 [] in the checkpoint, the model needs F32 [1]");
 }
 
-// The file's order is PyTorch's, so another memory order of ours reads it.
+// A file has PyTorch's order, so a later program with another order in memory can read it.
 TEST_F(CheckpointTest, OurMemoryOrderMayChange) {
   const Layout layout =
       *Layout::Create({{.name = "w", .dims = {2, 3, 5}, .torch_axes = {0, 2, 1}, .torch_shape = {2, 15}}});
@@ -223,7 +223,7 @@ TEST_F(CheckpointTest, AManifestCannotNameOtherFilesOrNegativeSteps) {
               HasSubstr("bytes, expected 99999999999999"));
 }
 
-// A process that dies at any moment leaves a whole checkpoint, at least as new as the last one it has told of.
+// A process that dies at any moment leaves a whole checkpoint, at least as new as the last one that it has reported.
 TEST_F(CheckpointTest, AKilledWriterLeavesAWholeCheckpoint) {
   const Layout layout = SmallLayout();
   std::mt19937 random(1);
@@ -235,7 +235,7 @@ TEST_F(CheckpointTest, AKilledWriterLeavesAWholeCheckpoint) {
     ASSERT_GE(child, 0);
     if (child == 0) {
       for (int64_t step = told + 1;; ++step) {
-        // Each step twice: the second takes the first one's place.
+        // Each step twice, because replacing a folder takes two renames, and the kill may come between them.
         if (!WriteCheckpoint(dir_, layout, Filled(layout, step)).ok()) _exit(1);
         if (!WriteCheckpoint(dir_, layout, Filled(layout, step)).ok()) _exit(1);
         if (write(pipe_ends[1], &step, sizeof step) != sizeof step) _exit(1);
@@ -243,7 +243,7 @@ TEST_F(CheckpointTest, AKilledWriterLeavesAWholeCheckpoint) {
     }
     close(pipe_ends[1]);
     ASSERT_EQ(read(pipe_ends[0], &told, sizeof told), static_cast<ssize_t>(sizeof told)) << "the writer failed";
-    usleep(random() % 4000);  // no synchronisation: the moment of the kill is the random variable
+    usleep(random() % 4000);  // synchronises nothing: it makes the moment of the kill random
     kill(child, SIGKILL);
     ASSERT_EQ(waitpid(child, nullptr, 0), child);
     while (read(pipe_ends[0], &told, sizeof told) == sizeof told) {
@@ -257,10 +257,10 @@ TEST_F(CheckpointTest, AKilledWriterLeavesAWholeCheckpoint) {
     EXPECT_EQ((*found)->checkpoint.parameters, Filled(layout, (*found)->checkpoint.step).parameters);
   }
   ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, told + 10)).ok());
-  EXPECT_EQ(Names().size(), 2) << "what the dead left is cleared away";
+  EXPECT_EQ(Names().size(), 2) << "the leftovers of killed writers were not removed";
 }
 
-// Nothing is allocated by what a file claims.
+// No memory is allocated for a size that only the file claims.
 TEST_F(CheckpointTest, FilesOfAbsurdSizeAreDamaged) {
   const Layout layout = SmallLayout();
   for (const char* name : {"model.safetensors", "optimizer.safetensors", "manifest.json"}) {
@@ -272,7 +272,8 @@ TEST_F(CheckpointTest, FilesOfAbsurdSizeAreDamaged) {
   }
 }
 
-// In place of `name`, and the manifest says so.
+// Writes `content` to the file `name`, with a manifest that has its size and sum, so that only its content can be
+// refused.
 void ReplaceFile(const std::string& folder, const std::string& name, const std::string& content) {
   const std::string manifest_path = folder + "/manifest.json";
   std::ifstream in(manifest_path);
@@ -290,8 +291,8 @@ void ReplaceFile(const std::string& folder, const std::string& name, const std::
   std::ofstream(folder + "/" + name, std::ios::binary) << content;
 }
 
-// A header may be so long for each tensor that the model has; and whatever a model has, no longer than for a whole
-// file.
+// A header may have kTensorHeaderBytesMax for each of the model's tensors, but never more than
+// kSafetensorsHeaderBytesMax.
 TEST_F(CheckpointTest, AHeaderMayBeAsLongAsTheModelNeeds) {
   const Layout small = SmallLayout();
   ASSERT_TRUE(WriteCheckpoint(dir_, small, Filled(small, 10)).ok());
@@ -358,7 +359,8 @@ int64_t PeakMemoryBytes() {
   return -1;
 }
 
-// Three vectors of 16 MiB in 16 tensors: a file is written tensor by tensor.
+// Three vectors of 16 MiB, each in 16 tensors of 1 MiB. A file is written tensor by tensor: a writer that held a whole
+// vector would exceed the 8 MiB that are allowed.
 TEST_F(CheckpointTest, WritingTakesNoMoreMemoryThanATensor) {
 #if defined(__SANITIZE_ADDRESS__) || defined(STARRING_TSAN)
   GTEST_SKIP() << "a sanitizer takes memory of its own";
@@ -368,7 +370,7 @@ TEST_F(CheckpointTest, WritingTakesNoMoreMemoryThanATensor) {
     specs.push_back({.name = std::to_string(i), .dims = {512, 512}, .torch_axes = {1, 0}});
   }
   const Layout layout = *Layout::Create(specs);
-  const pid_t child = fork();  // the peak is a process's
+  const pid_t child = fork();  // the peak of this process includes the tests before
   ASSERT_GE(child, 0);
   if (child == 0) {
     Checkpoint checkpoint = {.step = 1, .state_names = {"exp_avg", "exp_avg_sq"}};
@@ -387,7 +389,7 @@ TEST_F(CheckpointTest, AFullDiskKeepsTheLastCompleteOneAndLeavesNothing) {
   const Layout layout = SmallLayout();
   ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 10)).ok());
   const absl::Status status = [&] {
-    const FullDisk disk(600);
+    const FullDisk disk(600);  // bytes, fewer than a file of this checkpoint has
     return WriteCheckpoint(dir_, layout, Filled(layout, 20));
   }();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
@@ -407,7 +409,7 @@ TEST_F(CheckpointTest, ARealFullDiskKeepsTheLastCompleteOneAndLeavesNothing) {
     if (unshare(CLONE_NEWNS) != 0 && unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) _exit(kNoMount);
     mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
     if (mount("tmpfs", dir_.c_str(), "tmpfs", 0, "size=320k") != 0) _exit(kNoMount);
-    // 92 KB each: two are kept while a third is written, and the fourth does not fit beside a ballast.
+    // A checkpoint takes 92 KB. Two are kept while a third is written. With the ballast, the fourth does not fit.
     for (checkpoint.step = 1; checkpoint.step <= 3; ++checkpoint.step) {
       if (!WriteCheckpoint(dir_, layout, checkpoint).ok()) _exit(1);
     }

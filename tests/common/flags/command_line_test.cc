@@ -90,7 +90,7 @@ TEST_F(ParseFlagsTest, RefusesWhatIsBeyondTheLimits) {
   }
 }
 
-// Abseil's parser took these and did nothing, or something else than they say.
+// Abseil's parser knows these flags. It would ignore them here, or do something else than their names say.
 TEST_F(ParseFlagsTest, RefusesAbseilsFlagsWithASentence) {
   for (const std::string flag : {"--fromenv=HOME", "--tryfromenv=HOME"}) {
     EXPECT_THAT(Refusal({flag}), HasSubstr("not read from the environment"));
@@ -102,6 +102,7 @@ TEST_F(ParseFlagsTest, RefusesAbseilsFlagsWithASentence) {
   EXPECT_THAT(Refusal({"--only_check_args"}), HasSubstr("is not taken here: "));
 }
 
+// An editor may write "\r\n", lines may be indented, and a value may contain "=".
 TEST_F(ParseFlagsTest, ReadsAFile) {
   const std::string path =
       File("good.flags", "# all of it\r\n\n  --test_number=9 \n\t# more\n-test_switch\n--test_text=a=b");
@@ -143,6 +144,7 @@ TEST_F(ParseFlagsTest, AnErrorInAFileNamesFileAndLine) {
   EXPECT_THAT(refusal(absl::StrCat("\n--test_text=a", std::string(1, '\0'))), HasSubstr("control character"));
 }
 
+// Neither file is nearer to the command line, so neither value may win.
 TEST_F(ParseFlagsTest, TheSameFlagInTwoFilesOfOneDepthIsRefused) {
   const std::string a = File("a.flags", "--test_number=1\n");
   const std::string b = File("b.flags", "\n--test_number=1\n");

@@ -1,4 +1,4 @@
-// What holds for the table of flags of every program.
+// Checks that hold for the table of flags of every program.
 #ifndef STARRING_TESTS_COMMON_FLAGS_FLAG_TABLE_CHECKS_H_
 #define STARRING_TESTS_COMMON_FLAGS_FLAG_TABLE_CHECKS_H_
 
@@ -18,7 +18,7 @@
 
 namespace starring {
 
-// The table has no contradiction, and --help shows every flag on some two screens of 120 columns.
+// The table has no contradiction, and --help shows every flag in at most 130 lines of 120 columns.
 inline void ExpectWholeTable(const FlagTable& table) {
   EXPECT_TRUE(CheckFlagTable(table).ok()) << CheckFlagTable(table);
   const std::string help = *HelpText(table, "");
@@ -27,8 +27,8 @@ inline void ExpectWholeTable(const FlagTable& table) {
   for (const absl::string_view line : absl::StrSplit(help, '\n')) EXPECT_LE(line.size(), 120u) << line;
 }
 
-// A command line with one more than the most, or one less than the least, of a whole number's limits is refused;
-// `parse` reads a command line of that one flag and returns the message of its status.
+// A whole number that is just above or just below its flag's limits is refused, and the message has the limits. `parse`
+// reads a command line of that one flag and returns the message of its status.
 inline void ExpectWholeNumbersEnd(const FlagTable& table, const std::function<std::string(const std::string&)>& parse) {
   for (const FlagRow& row : table.rows) {
     const FlagLimits& limits = row.limits();

@@ -60,7 +60,7 @@ TEST(PeerNameTest, CutsTheConnectionsToOnePeerOnly) {
   EXPECT_TRUE(IsShutDown(first_caller));
   EXPECT_TRUE(IsShutDown(first));
   EXPECT_FALSE(IsShutDown(second_caller));
-  CutConnectionsTo("");
+  CutConnectionsTo("");  // the name of an unknown peer, which must not match every socket without a peer
   EXPECT_FALSE(IsShutDown(second_caller));
   for (const int fd : {first, first_caller, second, second_caller}) close(fd);
 }

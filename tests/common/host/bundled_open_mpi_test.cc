@@ -1,4 +1,4 @@
-// In a bundle it is tested by tests/deploy/bundle_test.py, with real processes.
+// tests/deploy/bundle_test.py tests the same inside a bundle, with real processes.
 #include "common/host/bundled_open_mpi.h"
 
 #include <stdlib.h>

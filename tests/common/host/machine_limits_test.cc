@@ -36,7 +36,7 @@ TEST(MachineLimitsTest, TakesTheLowestOfMachineAndControlGroups) {
   const Machine machine("version2");
   EXPECT_EQ(machine.Available(), int64_t{8'000'000} * 1024);
   machine.Write("proc/self/cgroup", "0::/system.slice/job_7/step_0\n");
-  EXPECT_EQ(machine.Available(), int64_t{8'000'000} * 1024);  // the group cannot be seen from here
+  EXPECT_EQ(machine.Available(), int64_t{8'000'000} * 1024);  // the files of this group are not visible
   machine.Write("sys/fs/cgroup/system.slice/job_7/step_0/memory.max", "max\n");
   EXPECT_EQ(machine.Available(), int64_t{8'000'000} * 1024);
   machine.Write("sys/fs/cgroup/system.slice/job_7/memory.max", "2000000000\n");
@@ -49,7 +49,7 @@ TEST(MachineLimitsTest, KnowsControlGroupsOfVersion1) {
   const Machine machine("version1");
   machine.Write("proc/self/cgroup", "11:cpu,cpuacct:/slurm\n4:memory:/slurm/job_7\n0::/\n");
   machine.Write("sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "3000000000\n");
-  machine.Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
+  machine.Write("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");  // no limit
   EXPECT_EQ(machine.Available(), 3'000'000'000);
 }
 

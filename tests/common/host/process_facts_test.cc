@@ -24,7 +24,7 @@ TEST(ProcessFactsTest, AMachineHasCoresMemoryAndDescriptors) {
   EXPECT_GE(facts.libraries_size(), 1);
 }
 
-// Two processes of one machine have the same name for it; what differs by chance is not in the facts.
+// A check tells by this name whether two processes are on one machine.
 TEST(ProcessFactsTest, ReadTwiceTheyAreTheSameMachine) {
   const v1::ProcessFacts first = ReadProcessFacts(v1::ProcessFacts::WORKER, 0);
   const v1::ProcessFacts second = ReadProcessFacts(v1::ProcessFacts::WORKER, 1);

@@ -37,11 +37,12 @@ TEST(CertificatesTest, WhatIsNoPairIsRefused) {
   EXPECT_THAT(error(one->private_key), HasSubstr("no certificate"));
   EXPECT_THAT(error(one->private_key + other->certificate), HasSubstr("do not belong together"));
   std::string damaged = one->private_key;
-  damaged[60] = '*';
+  damaged[60] = '*';  // within the first line of base64, which has no such character
   EXPECT_THAT(error(damaged + one->certificate), HasSubstr("no private key"));
 }
 
-TEST(CertificatesTest, AnEncryptedKeyIsRefusedAndAsksNobody) {
+// OpenSSL would ask for the passphrase on the terminal, and the process would wait there.
+TEST(CertificatesTest, AnEncryptedKeyIsRefusedAndNoPassphraseIsAskedFor) {
   const auto pair = MakeSelfSigned("starring");
   ASSERT_TRUE(pair.ok());
   const std::string encrypted = Encrypted(pair->private_key, "passphrase");

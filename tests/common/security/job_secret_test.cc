@@ -53,6 +53,7 @@ TEST(JobSecretTest, IsReadAsItWasMade) {
   EXPECT_EQ(secret->private_key() + secret->certificate(), Content(path));
 }
 
+// Hosts have copies of the file, whose path and date may differ. Any other content is another secret.
 TEST(JobSecretTest, TheTokenIsTheFilesDigest) {
   const std::string path = PathOf("digest");
   ASSERT_TRUE(MakeJobSecret(path).ok());
@@ -90,7 +91,7 @@ TEST(JobSecretTest, WhatIsNoSecretIsRefused) {
   EXPECT_THAT(error(::testing::TempDir()), HasSubstr("is no file"));
   const std::string pipe = PathOf("pipe");
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
-  EXPECT_THAT(error(pipe), HasSubstr("is no file"));  // and is not waited for
+  EXPECT_THAT(error(pipe), HasSubstr("is no file"));  // Load does not wait for a process that writes to the pipe
 }
 
 TEST(JobSecretTest, AnExistingFileIsNeverOverwritten) {

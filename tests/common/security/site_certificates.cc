@@ -40,10 +40,11 @@ void Extend(X509* certificate, int nid, const std::string& value) {
 
 // Not signed yet.
 Certificate Fill(EVP_PKEY* key, const std::string& name, int days_valid) {
-  static int serial = 1;
+  static int serial = 1;  // an authority never gives two certificates the same number
   Certificate certificate(X509_new(), X509_free);
   X509_set_version(certificate.get(), X509_VERSION_3);
   ASN1_INTEGER_set(X509_get_serialNumber(certificate.get()), serial++);
+  // Two days ago, so that a certificate that expired yesterday was valid once.
   X509_time_adj_ex(X509_getm_notBefore(certificate.get()), -2, 0, nullptr);
   X509_time_adj_ex(X509_getm_notAfter(certificate.get()), days_valid, 0, nullptr);
   X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate.get()), "CN", MBSTRING_ASC,

@@ -1,4 +1,4 @@
-// A certificate authority as a site has one, for tests.
+// A certificate authority such as a site may have, for tests.
 #ifndef STARRING_TESTS_COMMON_SECURITY_SITE_CERTIFICATES_H_
 #define STARRING_TESTS_COMMON_SECURITY_SITE_CERTIFICATES_H_
 
@@ -31,7 +31,7 @@ class SiteCertificates {
   std::shared_ptr<x509_st> certificate_;
 };
 
-// A private key in PEM, encrypted.
+// `private_key` (PEM), encrypted with `passphrase`.
 std::string Encrypted(const std::string& private_key, const std::string& passphrase);
 
 }  // namespace starring

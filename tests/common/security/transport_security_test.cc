@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
+#include "common/limits.h"
 #include "common/security/job_secret.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -71,6 +72,11 @@ TEST(TransportSecurityTest, ASitesCertificatesReplaceTheSecrets) {
   EXPECT_THAT(Error(wrong), AllOf(HasSubstr("--tls_ca"), HasSubstr("/nowhere/ca")));
   wrong.tls_ca = Write("no_ca", "text");
   EXPECT_THAT(Error(wrong), HasSubstr("no certificate"));
+  // Reading these would fill the memory.
+  wrong.tls_ca = "/dev/zero";
+  EXPECT_THAT(Error(wrong), HasSubstr("/dev/zero is no file"));
+  wrong.tls_ca = Write("long", std::string(kCertificatesBytesMax + 1, 'x'));
+  EXPECT_THAT(Error(wrong), HasSubstr("has 1048577 bytes, keys and certificates have at most 1048576"));
 }
 
 TEST(TransportSecurityTest, FlagsThatContradictAreRefused) {

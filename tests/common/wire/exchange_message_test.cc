@@ -44,7 +44,7 @@ std::string Payload(size_t size) {
 }
 
 TEST(ExchangeMessageTest, EncodesAsProtobufDoes) {
-  for (const size_t size : {0, 1, 127, 128, 4099, 70'000}) {
+  for (const size_t size : {0, 1, 127, 128, 4099, 70'000}) {  // lengths of one, two and three bytes
     ExchangeMessage whole = Gradient();
     whole.set_payload(Payload(size));
     EXPECT_EQ(EncodeBeforePayload(Gradient(), static_cast<int64_t>(size)) + Payload(size), whole.SerializeAsString())
@@ -138,6 +138,7 @@ TEST(ExchangeMessageTest, RefusesASecondPayload) {
 
 TEST(ExchangeMessageTest, RefusesAMessageOverTheLimitBeforeItLooksInside) {
   const std::string chunk(1 << 16, '\xff');  // no legal message
+  // At the limit the content is refused; with one byte more the length is.
   std::vector<BytePiece> pieces(kMessageBytesMax / std::ssize(chunk), Bytes(chunk));
   EXPECT_THAT(std::string(DecodeMessage(pieces).status().message()), HasSubstr("malformed tag"));
   pieces.push_back(Bytes(chunk).first(1));

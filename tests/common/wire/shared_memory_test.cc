@@ -120,7 +120,8 @@ TEST(SharedMemoryTest, OtherKindsOfFilesAreRefused) {
   }
 }
 
-TEST(SharedMemoryTest, NobodyCanShrinkIt) {
+// Reading memory that another process has shrunk would end the reader by SIGBUS.
+TEST(SharedMemoryTest, CannotBeShrunk) {
   const auto memory = MustCreate(100);
   EXPECT_NE(ftruncate(memory->where().fd(), 0), 0);
 }

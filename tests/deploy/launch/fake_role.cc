@@ -33,6 +33,7 @@ std::string Variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
+// The test polls for the file, and must not read half of it.
 void WriteWhole(const std::string& path, const std::string& text) {
   std::ofstream(path + ".part") << text;
   rename((path + ".part").c_str(), path.c_str());

@@ -53,7 +53,7 @@ TEST_F(LineMergerTest, AnEndlessLineIsCut) {
   for (int i = 0; i < 100; ++i) merger_.Feed(source, piece);
   EXPECT_EQ(out_, absl::StrCat(std::string(LineMerger::kLineBytesMax, 'x'), "\n"));
   merger_.Close(source);
-  EXPECT_EQ(out_.size(), 100 * 1000 + 2);
+  EXPECT_EQ(out_.size(), 100 * 1000 + 2);  // all bytes, and two ends of lines
 }
 
 TEST_F(LineMergerTest, TheLiveRowIsDrawnAgainBelowOtherLines) {
@@ -90,6 +90,7 @@ class OutputQueueTest : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_EQ(pipe2(pipe_, O_CLOEXEC | O_NONBLOCK), 0);
+    // The queue writes to the standard output and error that it finds when it is created.
     const int before[] = {dup(STDOUT_FILENO), dup(STDERR_FILENO)};
     dup2(pipe_[1], STDOUT_FILENO);
     dup2(pipe_[1], STDERR_FILENO);
@@ -124,13 +125,14 @@ TEST_F(OutputQueueTest, KeepsNoMoreThanAllowedAndSaysHowMuchIsLeftOut) {
     queue_->Write(OutputStream::kOut, piece);
   }
   EXPECT_NE(queue_->fd(), -1);
+  queue_->Write(OutputStream::kOut, "y");  // would fit, but comes after the gap
   const std::string all = ReadAll();
   EXPECT_EQ(queue_->fd(), -1);
   const int64_t kept = std::count(all.begin(), all.end(), 'x');
   const int64_t in_pipe = fcntl(pipe_[0], F_GETPIPE_SZ);
   EXPECT_GE(kept, static_cast<int64_t>(kLaunchOutputBytesMax));
   EXPECT_LE(kept, static_cast<int64_t>(kLaunchOutputBytesMax) + in_pipe);
-  EXPECT_THAT(all, HasSubstr(std::to_string(2 * kLaunchOutputBytesMax - kept) + " bytes of output are left out"));
+  EXPECT_THAT(all, HasSubstr(std::to_string(2 * kLaunchOutputBytesMax + 1 - kept) + " bytes of output are left out"));
   // After the loss the queue works as before.
   queue_->Write(OutputStream::kOut, "more");
   EXPECT_EQ(ReadAll(), "more");

@@ -102,7 +102,7 @@ TEST_F(PeerLinkTest, TheListenerTakesNothingBeyondTheLimits) {
     head.length = static_cast<uint32_t>(kCheckPayloadBytesMax) + excess;
     ASSERT_EQ(send(fd, &head, sizeof(head), MSG_NOSIGNAL), static_cast<ssize_t>(sizeof(head)));
     pollfd wait = {.fd = fd, .events = POLLRDHUP, .revents = 0};
-    EXPECT_EQ(poll(&wait, 1, excess == 0 ? 50 : 20'000), static_cast<int>(excess)) << "is it closed";
+    EXPECT_EQ(poll(&wait, 1, excess == 0 ? 50 : 20'000), static_cast<int>(excess)) << "a longer payload ends the link";
   }
 }
 
@@ -140,7 +140,7 @@ TEST(PeerLinkLimitsTest, AnAnswerLongerThanANoteEndsTheLink) {
   EXPECT_EQ(link.Get(0, 1, absl::Now() + absl::Seconds(1)).status().code(), absl::StatusCode::kUnavailable);
 }
 
-// Even with much time: a fast link must not be filled for long.
+// Even if it has much time: a test must not fill a fast link for long.
 TEST_F(PeerLinkTest, ABandwidthTestSendsNoMoreThanAllowed) {
   const std::vector<std::string> addresses = {absl::StrCat("127.0.0.1:", listener_->port())};
   std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));

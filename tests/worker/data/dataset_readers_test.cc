@@ -91,6 +91,7 @@ TEST_F(IdxReaderTest, RefusesAnotherMagicNumber) {
       AllOf(HasSubstr("/images begins with 0x00000801, expected 0x00000803"), HasSubstr("give the images file")));
   EXPECT_THAT(Refusal(IdxImages(3, 2, 4), IdxImages(3, 2, 4)),
               HasSubstr("/labels begins with 0x00000803, expected 0x00000801"));
+  // A mirror may answer with a page and no error.
   EXPECT_THAT(Refusal("<html><body>404 Not Found</body></html>", IdxLabels(3)),
               HasSubstr("/images begins with 0x3c68746d, expected 0x00000803"));
 }
@@ -170,7 +171,7 @@ TEST_F(CifarReaderTest, InterleavesPlanesOfEveryRecordOfEveryFile) {
 }
 
 TEST_F(CifarReaderTest, AnyWholeNumberOfRecordsWillDo) {
-  for (const int64_t count : {1, 255, 256, 257, 512}) {
+  for (const int64_t count : {1, 255, 256, 257, 512}) {  // one read takes 256
     const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "batch", CifarRecords(count))}});
     ASSERT_TRUE(dataset.ok()) << dataset.status();
     EXPECT_EQ(dataset->count, count);

@@ -217,7 +217,7 @@ TEST(LoaderTest, ARankWithoutSamplesGetsAnEmptyBatch) {
   const Dataset dataset = MakeDataset(9, 1);
   Loader::Options options = MakeOptions(dataset, 4);
   options.sampler.world_size = 4;
-  options.first_step = 2;
+  options.first_step = 2;  // of one sample, which another rank has
   const auto loader = MakeLoader(options);
   const auto batch = loader->Next();
   ASSERT_TRUE(batch.ok());
@@ -226,7 +226,7 @@ TEST(LoaderTest, ARankWithoutSamplesGetsAnEmptyBatch) {
   EXPECT_EQ((*batch)->plan.global_count, 1);
 }
 
-TEST(LoaderTest, BeginsAtFirstStepAndEndsBehindTheLast) {
+TEST(LoaderTest, BeginsAtFirstStepAndEndsAfterTheLast) {
   const Dataset dataset = MakeDataset(20, 1);
   for (const int depth : {0, 3}) {
     Loader::Options options = MakeOptions(dataset, 4);
@@ -259,6 +259,7 @@ TEST(LoaderTest, ABatchStaysUntouchedUntilTheNextCall) {
   }
 }
 
+// A filler that outlived its loader would write to freed memory, which the sanitizers see.
 TEST(LoaderTest, MayBeDestroyedAtAnyMoment) {
   const Dataset dataset = MakeDataset(64, 3);
   Loader::Options options = MakeOptions(dataset, 32);
@@ -314,7 +315,7 @@ class GuardedMemory final : public BatchMemory {
   std::vector<Block> blocks_;
 };
 
-TEST(LoaderTest, BatchesLieInTheMemoryThatIsGiven) {
+TEST(LoaderTest, BatchesAreInTheMemoryThatIsGiven) {
   const Dataset dataset = MakeDataset(40, 3);
   for (const auto format : {Loader::Format::kNormalized, Loader::Format::kPixels}) {
     Loader::Options options = MakeOptions(dataset, 17);
@@ -328,7 +329,7 @@ TEST(LoaderTest, BatchesLieInTheMemoryThatIsGiven) {
       options.threads = threads;
       options.prefetch_depth = depth;
       EXPECT_EQ(AllBytes(options, 12), expected) << threads << " threads, depth " << depth;
-      EXPECT_EQ(memory.block_count(), depth + 1);
+      EXPECT_EQ(memory.block_count(), depth + 1);  // the trainer's batch, and those ahead of it
       const auto loader = MakeLoader(options);
       const BatchLayout layout = LayOutBatch(17, dataset.image_bytes() * (format == Loader::Format::kPixels ? 1 : 4));
       for (int step = 0; step < 12; ++step) {
@@ -351,7 +352,7 @@ TEST(LoaderTest, TooLittleMemoryIsRefusedWithTheWayOut) {
   const Dataset dataset = MakeDataset(40, 3);
   Loader::Options options = MakeOptions(dataset, 17);
   GuardedMemory memory;
-  memory.blocks_max = options.prefetch_depth;
+  memory.blocks_max = options.prefetch_depth;  // one too few
   options.memory = &memory;
   const auto loader = Loader::Create(options);
   EXPECT_EQ(loader.status().code(), absl::StatusCode::kResourceExhausted);

@@ -1,4 +1,4 @@
-"""The same weights, the same batches: our networks against PyTorch's, in double precision there.
+"""Compares our networks with PyTorch's, which compute in double precision, on the same weights and batches.
 
 tests/worker/model/parity_run trains each shipped model for four steps and leaves weights, batches, losses and gradients
 in safetensors files. They are read here by fifteen lines of Python, which proves the checkpoint's format too: the model
@@ -24,7 +24,8 @@ except ImportError:  # A machine without torch runs Starring; what is compared w
 import models
 from torch.nn import functional as F
 
-# Of float activations and sums, relative to the largest value of a tensor. The reference device sums in double.
+# The errors of float activations and sums, relative to the largest value of a tensor. The reference device sums in
+# double.
 TOLERANCES = {"reference": 2e-6, "cpu": 1e-5}
 
 
@@ -74,9 +75,9 @@ class TorchParityTest(unittest.TestCase):
         self.nearest_kink = min(self.nearest_kink, x.detach().abs().min().item())
         return torch.relu(x)
 
-    # Where a ReLU's input is zero up to rounding, rounding decides on a whole gradient, and with the next step the runs
-    # part: double precision with weights perturbed by 1e-6 does so too. Hence a seed with which none comes near in
-    # four steps, and but one step where there are too many of them.
+    # If a ReLU's input is zero up to rounding, rounding decides whether a whole gradient passes, and from the next step
+    # on the runs diverge. So do two runs in double precision whose weights differ by 1e-6. Hence each seed is one with
+    # which no input comes that near zero in four steps. A network with too many inputs for that makes one step only.
     def compare(self, name, height, width, channels, amplification=1, devices=("reference", "cpu"), seed=2, steps=4):
         for device in devices:
             tolerance = TOLERANCES[device]
@@ -139,7 +140,7 @@ class TorchParityTest(unittest.TestCase):
     def test_lenet5_of_coloured_images(self):
         self.compare("lenet5", 20, 24, 3)
 
-    # The reference device takes seconds for the large ones, minutes under a sanitizer.
+    # For large images the reference device takes seconds, and minutes under a sanitizer.
     def test_mnist_cnn(self):
         self.compare("mnist_cnn", 12, 14, 1)
         self.compare("mnist_cnn", 28, 28, 1, devices=["cpu"])

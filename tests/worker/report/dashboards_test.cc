@@ -23,6 +23,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// The checksum as TensorFlow's format of records masks it.
 uint32_t MaskedCrc(absl::string_view bytes) { return std::rotr(Crc32c(bytes), 15) + 0xa282ead8; }
 
 // The records of the only file in `folder`, whose lengths and checksums are right.

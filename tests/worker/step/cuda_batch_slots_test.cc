@@ -1,5 +1,5 @@
-// On an emulated GPU whose streams run as late as they may. Memory that is reused before its copy has run then brings
-// the wrong batch.
+// Runs on an emulated GPU whose streams run as late as they may. If memory is reused before its copy has run, the batch
+// is then wrong.
 #include "worker/step/cuda_batch_slots.h"
 
 #include <algorithm>

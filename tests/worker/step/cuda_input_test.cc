@@ -1,4 +1,4 @@
-// On an emulated GPU: the network reads the same input, whichever way the batch reached the GPU.
+// Runs on an emulated GPU: the network reads the same input, whichever way the batch reached the GPU.
 #include "worker/step/cuda_input.h"
 
 #include <algorithm>

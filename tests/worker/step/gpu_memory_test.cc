@@ -1,4 +1,4 @@
-// On emulated GPUs, which count the bytes that are allocated.
+// Runs on emulated GPUs, which count the bytes that are allocated.
 #include "worker/step/gpu_memory.h"
 
 #include <memory>

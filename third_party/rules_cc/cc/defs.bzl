@@ -1,4 +1,4 @@
-"""Stands in for rules_cc: Bazel 4.2.3 loads these names for its own tools, and the native rules are what they mean."""
+"""Replaces rules_cc: Bazel 4.2.3 loads these names for its own tools, and the native rules do the same."""
 
 def cc_binary(**kwargs):
     native.cc_binary(**kwargs)

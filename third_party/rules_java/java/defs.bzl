@@ -1,4 +1,4 @@
-"""Stands in for rules_java: Bazel's tools load these names even where no Java is ever built."""
+"""Replaces rules_java: Bazel's tools load these names even where no Java is ever built."""
 
 def java_binary(**kwargs):
     native.java_binary(**kwargs)

@@ -25,6 +25,7 @@ class LocalExchange final : public GradientExchange {
     }
     CHECK_EQ(parameters.size(), job.layout.element_count());
     if (updates_ == LocalUpdates::kTrainingStep) return absl::OkStatus();
+    // This worker owns every bucket as a whole.
     std::vector<std::vector<ElementRange>> slices;
     for (int b = 0; b < job.buckets.bucket_count(); ++b) slices.push_back({job.buckets.bucket(b)});
     ASSIGN_OR_RETURN(owned_, OwnedSlices::Create({.slices = std::move(slices),
@@ -32,18 +33,20 @@ class LocalExchange final : public GradientExchange {
                                                   .first_step = job.first_step,
                                                   .optimizer = job.optimizer,
                                                   .schedule = job.schedule}));
+    // Empty in a fresh run, whose state begins at zero.
     if (!job.optimizer_state.empty()) owned_->CopyStateIn(job.optimizer_state);
     buckets_ = job.buckets;
     parameters_ = parameters;
     return absl::OkStatus();
   }
 
-  // Here and not in Await: the gradient has just been written and is still in the cache.
+  // The optimizer runs here and not in Await: the gradient has just been written and is still in the cache.
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
     CHECK(owned_.has_value()) << "the training step applies the optimizer";
     const ElementRange range = buckets_.bucket(bucket);
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
     const auto start = std::chrono::steady_clock::now();
+    // The update is in place: no other process reads the old parameters, so Await has nothing to wait for.
     owned_->Apply({.step = step,
                    .bucket = bucket,
                    .range = range,
@@ -54,6 +57,8 @@ class LocalExchange final : public GradientExchange {
 
   absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
 
+  // The sum over one worker is what it has. The limit is checked all the same: a caller that exceeds it must fail in a
+  // local run, not only in the first run with more workers.
   absl::Status Sum(SumPurpose, std::span<double> values) override {
     CHECK_LE(values.size(), kSumValuesMax);
     return absl::OkStatus();

@@ -13,6 +13,8 @@ AllreduceMachine::AllreduceMachine(const Options& options)
       parameters_(options.parameters),
       transport_(*options.transport),
       track_(options.track),
+      // The sums have memory of their own: the transport wants arrays that do not overlap, the gradient is the
+      // trainer's, and the optimizer still needs the old parameters.
       sum_(options.parameters.size()),
       in_flight_(buckets_.bucket_count(), false),
       submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
@@ -23,6 +25,7 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
   const ElementRange range = buckets_.bucket(bucket);
   CHECK_EQ(gradient.size(), range.size());
   CHECK(!in_flight_[bucket]) << "bucket " << bucket << " submitted twice without Await";
+  // One rank has nothing to exchange, so its bucket is over when Submit returns and is never in flight.
   if (transport_.world_size() == 1) return Apply({.step = step, .bucket = bucket}, gradient);
   in_flight_[bucket] = true;
   submitted_.push_back({.step = step, .bucket = bucket});
@@ -32,6 +35,8 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
       2 * static_cast<int64_t>(gradient.size_bytes()) * (transport_.world_size() - 1) / transport_.world_size();
   counters_.bytes_sent += bytes;
   counters_.bytes_received += bytes;
+  // All ranks submit buckets in ascending order (GradientExchange::Submit). That keeps the rule of the transport, that
+  // all ranks post their allreduces in one order.
   transport_.PostAllreduce(gradient, std::span<float>(sum_).subspan(range.begin, range.size()),
                            {.poster = this, .operation = static_cast<uint64_t>(bucket)});
 }
@@ -50,6 +55,8 @@ void AllreduceMachine::OnCompletion(uint64_t operation) {
                  .end_ns = TraceNow(),
                  .labels = {.step = found->step, .bucket = bucket}});
   }
+  // Every rank updates every element from the same sum, so that nothing is sent afterwards. The bucket is ready only
+  // when its parameters are the new ones.
   Apply(*found, std::span<const float>(sum_).subspan(range.begin, range.size()));
   submitted_.erase(found);
   in_flight_[bucket] = false;

@@ -29,10 +29,14 @@ absl::Status WaitFor(MessagePump& pump, std::span<const Token> tokens, const Col
   const absl::Duration deadline = DeadlineOf(pump, options);
   const absl::Status status = pump.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); },
                                              DeadlineAfter(deadline), options.what);
+  // Without a message it is this wait that was too long. With one it is the failure of an earlier wait, which is only
+  // passed on.
   if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
   ASSIGN_OR_RETURN(const std::string missing, pump.FindMissing());
   const absl::Status late = absl::DeadlineExceededError(
       absl::StrCat(options.what, " did not end within ", absl::FormatDuration(deadline), ": ", missing));
+  // The peers wait in the same collective. They get this reason now, not the less precise one that they would find
+  // themselves.
   pump.Abort(late);
   return late;
 }
@@ -65,6 +69,7 @@ absl::Status GatherToRoot(MessagePump& pump, ControlTag tag, std::span<const std
   if (pump.rank() != 0) return SendToRoot(pump, tag, mine, options);
   CHECK_EQ(all.size(), mine.size() * pump.world_size());
   std::copy(mine.begin(), mine.end(), all.begin());
+  // Rank 0's own part does not travel. The order of ranks is that of `all`, whichever came first.
   const std::vector<uint64_t> sizes(pump.world_size(), mine.size());
   ASSIGN_OR_RETURN(const auto parts, ReceiveParts(pump, tag, sizes, options));
   for (size_t rank = 1; rank < parts.size(); ++rank) {
@@ -76,6 +81,8 @@ absl::Status GatherToRoot(MessagePump& pump, ControlTag tag, std::span<const std
 absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte> data,
                           const CollectiveOptions& options) {
   std::vector<Token> tokens;
+  // Rank 0 returns when its messages have left. That does not mean that the peers have taken them: Barrier is the call
+  // that shows it.
   if (pump.rank() == 0) {
     for (int peer = 1; peer < pump.world_size(); ++peer) tokens.push_back(pump.Send(peer, tag, data));
     return WaitFor(pump, tokens, options);
@@ -87,6 +94,10 @@ absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte
   return absl::OkStatus();
 }
 
+// This is a pipeline: while a rank passes one segment on, it receives the next one. With S segments and N ranks the
+// last segment arrives after S + N - 2 hops, and every link carries each segment once. (Sent by rank 0 to each rank,
+// the data would leave it N - 1 times.) Segments arrive at their final place and are sent from there, so that nothing
+// is copied.
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options) {
   const int from = pump.rank() - 1;
   const int to = pump.rank() + 1;
@@ -105,6 +116,7 @@ absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, con
     sent[i % 2] = pump.SendFrom(to, ControlTag::kBroadcast, segment);
     is_sent[i % 2] = true;
   }
+  // The caller may change `data` when this call returns, so the last two segments must have left.
   for (int i = 0; i < 2; ++i) {
     if (is_sent[i]) RETURN_IF_ERROR(WaitFor(pump, {&sent[i], 1}, options));
   }
@@ -115,6 +127,7 @@ absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std
                                                           const CollectiveOptions& options) {
   const uint64_t size = mine.size();
   std::vector<uint64_t> sizes(pump.world_size());
+  // The sizes go first, because a receive must be as long as its message (transport.h).
   RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kAgreementSize, std::as_bytes(std::span(&size, 1)),
                                std::as_writable_bytes(std::span(sizes)), options));
   std::vector<std::string> texts;
@@ -131,6 +144,7 @@ absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std
 }
 
 absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const CollectiveOptions& options) {
+  // As above, the size goes first. An empty text is sent like any other: "no error" is one.
   uint64_t size = text.size();
   RETURN_IF_ERROR(SendFromRoot(pump, ControlTag::kVerdictSize, std::as_writable_bytes(std::span(&size, 1)), options));
   text.resize(size);
@@ -155,6 +169,8 @@ absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data,
 absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options) {
   std::byte mine{1};
   std::vector<std::byte> all(pump.rank() == 0 ? pump.world_size() : 0);
+  // Rank 0 sends the second message when it has the first one of every rank, so no rank leaves before the last one
+  // came.
   RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kBarrier, {&mine, 1}, all, options));
   return SendFromRoot(pump, ControlTag::kBarrierDone, {&mine, 1}, options);
 }

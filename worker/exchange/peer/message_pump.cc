@@ -87,6 +87,8 @@ MessagePump::Token MessagePump::BeginOperation() {
 }
 
 void MessagePump::OnCompletion(uint64_t operation) {
+  // A token is in some of these and not in others, and erasing what is not there has no effect. The buffer of a Receive
+  // stays until Take.
   pending_.erase(operation);
   sent_.erase(operation);
   notices_.erase(operation);
@@ -118,6 +120,7 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
   Clock::time_point idle_since;
   while (!done()) {
     ASSIGN_OR_RETURN(const Progress progress, Pump());
+    // Something came: the next message is probably near, so polling begins again without a pause.
     if (progress == Progress::kSome) {
       if (is_watched && polls >= kHardPolls) watch_.EndWait();
       polls = 0;
@@ -130,6 +133,8 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
       idle_since = now;
       if (is_watched) watch_.BeginWait(now);
     }
+    // The deadline is looked at only in a pause. A wait in which messages keep arriving goes on: the ranks are slow,
+    // but not stuck.
     if (now >= deadline) return absl::DeadlineExceededError("");
     if (is_watched) watch_.Look(what, now);
     if (now - idle_since < kYieldingFor) {
@@ -186,6 +191,7 @@ absl::StatusOr<std::string> MessagePump::FindMissing() {
 
 void MessagePump::Abort(const absl::Status& why) {
   CHECK(!why.ok());
+  // An earlier failure is the cause, and this one a consequence.
   if (failure_.ok()) failure_ = why;
   if (std::exchange(peers_know_, true)) return;
   // Only these notices are awaited. Older operations may never complete now.

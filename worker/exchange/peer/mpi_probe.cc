@@ -24,6 +24,7 @@ namespace {
 constexpr int kRequestTag = 1;
 constexpr int kAnswerTag = 2;
 constexpr int kPings = 10;
+// Several messages keep the link busy while an answer is on its way.
 constexpr int kMessagesInFlight = 4;
 // What one published name can hold, less its terminating zero and the count of parts with which the first one begins.
 constexpr size_t kNameBytesMax = MPI_MAX_PORT_NAME - 16;
@@ -58,12 +59,16 @@ struct MpiProbe::State {
   }
   absl::Status Send(size_t size, int peer, int tag) {
     Message& message = Add(size, peer);
+    // At least one byte, so that buffer.data() is not null. The list keeps the message until MPI_Test says that it has
+    // left.
     const int code = MPI_Isend(message.buffer.data(), static_cast<int>(message.buffer.size()), MPI_BYTE, peer, tag,
                                MPI_COMM_WORLD, &message.request);
     return code == MPI_SUCCESS ? absl::OkStatus() : MpiError("MPI_Isend", code);
   }
   // Receives messages that have arrived and ends operations that have completed.
   absl::Status Progress() {
+    // No receive is posted in advance: who will measure, and how long its messages are, is not known. One thread is in
+    // MPI, so the message that was probed is the one that MPI_Irecv matches.
     for (const int tag : {kRequestTag, kAnswerTag}) {
       int there = 0;
       MPI_Status status;
@@ -88,6 +93,8 @@ struct MpiProbe::State {
       const bool answer = current->is_request;
       const int peer = current->peer;
       messages.erase(current);
+      // The answer leaves only now, when all bytes of the request are here: the peer times them by it. One byte answers
+      // for any length.
       if (answer) RETURN_IF_ERROR(Send(1, peer, kAnswerTag));
     }
     return absl::OkStatus();
@@ -96,6 +103,7 @@ struct MpiProbe::State {
     while (!is_done()) {
       RETURN_IF_ERROR(Progress());
       if (is_done()) break;
+      // The clock is looked at after a round without success, so that a late answer which is here counts.
       const absl::Time now = absl::Now();
       if (now >= end) return absl::DeadlineExceededError("a message does not arrive");
       Rest(now);
@@ -113,6 +121,7 @@ struct MpiProbe::State {
 
 MpiProbe::MpiProbe(MpiRuntime* runtime) : state_(std::make_unique<State>()) {
   state_->runtime = runtime;
+  // A check reports what does not work, and must survive it. By default MPI would end the process.
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
 }
 
@@ -141,6 +150,7 @@ absl::StatusOr<std::optional<std::string>> MpiProbe::Lookup(const std::string& n
     const int code = MPI_Lookup_name(PartName(name, static_cast<size_t>(part)).c_str(), MPI_INFO_NULL, value);
     int kind = MPI_SUCCESS;
     MPI_Error_class(code, &kind);
+    // That rank has not published yet, which is no error: the caller asks again.
     if (kind == MPI_ERR_NAME) return std::optional<std::string>();
     if (code != MPI_SUCCESS) return MpiError("MPI_Lookup_name", code);
     if (part > 0) {
@@ -157,7 +167,8 @@ absl::StatusOr<std::optional<std::string>> MpiProbe::Lookup(const std::string& n
 }
 
 absl::StatusOr<std::vector<std::string>> MpiProbe::Gather(const std::string& text, absl::Time end) {
-  // A fixed size, so that one collective is enough. Not on the stack: MPI may still write to it after a failure.
+  // All texts have one size, so that one collective is enough. The buffers are not on the stack: MPI may still write to
+  // them after a failure.
   const size_t size = static_cast<size_t>(kCheckCardBytesMax);
   if (text.size() >= size) return absl::InternalError("the text is too long to be gathered");
   const size_t world_size = static_cast<size_t>(state_->runtime->world_size());
@@ -167,6 +178,7 @@ absl::StatusOr<std::vector<std::string>> MpiProbe::Gather(const std::string& tex
   int code = MPI_Iallgather(own.buffer.data(), static_cast<int>(size), MPI_BYTE, all.buffer.data(),
                             static_cast<int>(size), MPI_BYTE, MPI_COMM_WORLD, &all.request);
   if (code != MPI_SUCCESS) return MpiError("MPI_Iallgather", code);
+  // MPI_Allgather would not do: in it, a rank that never comes keeps all others for ever.
   for (int done = 0; done == 0;) {
     code = MPI_Test(&all.request, &done, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS) return MpiError("MPI_Iallgather", code);
@@ -202,6 +214,8 @@ absl::StatusOr<MpiProbe::Measurement> MpiProbe::Measure(int peer, double seconds
     result.round_trip_us = std::min(result.round_trip_us, absl::ToDoubleMicroseconds(SteadyNow() - start));
   }
   state.answers = 0;
+  // Up to kMessagesInFlight requests are unanswered at a time. The time ends with the last answer: bytes that wait in
+  // buffers have not arrived.
   int sent = 0;
   const absl::Time start = SteadyNow();
   while (sent == 0 ||

@@ -33,6 +33,8 @@ class Watchdog {
                                [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; })) {
             return;
           }
+          // _exit runs no destructors, which would wait for the thread that is stuck in MPI; so output is flushed by
+          // hand.
           std::fflush(stdout);
           std::fprintf(stderr, "error: %s\n", text.c_str());
           std::fflush(stderr);
@@ -61,6 +63,7 @@ void AvoidForbiddenSingleCopy() {
   int to = 0;
   const iovec local = {&to, sizeof(to)};
   const iovec remote = {&from, sizeof(from)};
+  // This is tried on this process itself, so no peer is needed. What the user has set stays (replace 0).
   if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == sizeof(to)) return;
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*replace=*/0);
 }
@@ -87,6 +90,8 @@ absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher)
 
 absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvironment& launcher,
                                                               absl::Duration join_deadline, const std::string& note) {
+  // Open MPI reads these variables in MPI_Init. No other thread runs yet that could read the environment meanwhile
+  // (worker/main.cc).
   AvoidForbiddenSingleCopy();
   SendChunksEagerly();
   // The bundle's mpirun has set these variables for its ranks already; srun has not.
@@ -97,7 +102,7 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
                       absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " waited ",
                                    absl::FormatDuration(join_deadline), " in MPI_Init: another rank did not start",
                                    note.empty() ? "" : ": ", note));
-    // Not MPI_THREAD_MULTIPLE: with it every call would take Open MPI's own locks.
+    // MPI_THREAD_MULTIPLE is not asked for: with it every call would take Open MPI's own locks.
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS) {
       return absl::InternalError("MPI_Init_thread failed");
     }
@@ -116,6 +121,7 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
 MpiRuntime::~MpiRuntime() {
   Watchdog watchdog(kFinalizeDeadline, absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(kFinalizeDeadline),
                                                     " in MPI_Finalize: another rank did not get there"));
+  // All ranks wait here for each other. One that is stuck after its last step would keep the others for ever.
   MPI_Finalize();
 }
 

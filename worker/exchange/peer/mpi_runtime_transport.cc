@@ -23,6 +23,7 @@ absl::Status MpiError(const char* call, int code) {
 
 namespace {
 
+// MPI counts in an int. Every message is shorter: a chunk, a segment, or a bucket (limits.h).
 int CountOf(size_t size) {
   CHECK_LE(size, INT_MAX);
   return static_cast<int>(size);
@@ -40,8 +41,12 @@ bool IsCudaAware() {
 class MpiTransport final : public Transport {
  public:
   explicit MpiTransport(const MpiRuntime& runtime) : rank_(runtime.rank()), world_size_(runtime.world_size()) {
+    // The transport has a communicator of its own. MPI matches messages by communicator and tag, so no message of
+    // another part of this process (MpiProbe) can take the place of one of ours.
     MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
+    // By default MPI ends the process at the first error, and no rank would be told why.
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+    // The library has a pointer to its limit. Without one, the limit is the least that the standard allows.
     int* tag_max = nullptr;
     int is_set = 0;
     MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &tag_max, &is_set);
@@ -49,6 +54,8 @@ class MpiTransport final : public Transport {
   }
 
   ~MpiTransport() override {
+    // Freeing is collective, and after an error the peers do not take part. Then the communicator stays, and the
+    // process leaves without MPI_Finalize.
     if (requests_.empty() && error_.ok()) MPI_Comm_free(&communicator_);
   }
 
@@ -79,6 +86,8 @@ class MpiTransport final : public Transport {
   void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) override {
     CHECK_EQ(contribution.size(), sum.size());
     MPI_Request request = MPI_REQUEST_NULL;
+    // MPI matches collective operations by the order of the calls alone, which is why all ranks must post them in one
+    // order.
     const int code = MPI_Iallreduce(contribution.data(), sum.data(), CountOf(sum.size()), MPI_FLOAT, MPI_SUM,
                                     communicator_, &request);
     Keep("MPI_Iallreduce", code, request, token);
@@ -86,16 +95,21 @@ class MpiTransport final : public Transport {
 
   absl::Status Poll(std::vector<Token>& completed) override {
     if (!error_.ok()) return error_;
+    // OnCompletion may post the next operation, so a poster is never called from within a post. Operations that were
+    // complete when they were posted are therefore handed on here.
     completed.insert(completed.end(), sent_.begin(), sent_.end());
     sent_.clear();
     if (requests_.empty()) return absl::OkStatus();
     indices_.resize(requests_.size());
     int count = 0;
+    // One call makes progress on everything and tests every request. Its cost grows with the operations in flight,
+    // which the ring bounds (kRingOperationsInFlightMax).
     const int code =
         MPI_Testsome(CountOf(requests_.size()), requests_.data(), &count, indices_.data(), MPI_STATUSES_IGNORE);
     // MPI guarantees nothing after an error, not even which receives it may still write to.
     if (code != MPI_SUCCESS) return error_ = MpiError("MPI_Testsome", code);
     if (count == MPI_UNDEFINED || count == 0) return absl::OkStatus();
+    // The order matters: the indices name places in the two arrays as they were before DropCompleted moves the rest up.
     for (int i = 0; i < count; ++i) completed.push_back(tokens_[indices_[i]]);
     DropCompleted();
     return absl::OkStatus();
@@ -105,6 +119,8 @@ class MpiTransport final : public Transport {
     int is_there = 0;
     MPI_Message message = MPI_MESSAGE_NULL;
     MPI_Status status;
+    // A notice has no receive that waits for it: such a receive would be in flight for the whole run, and the
+    // communicator could not be freed at the end.
     if (MPI_Improbe(MPI_ANY_SOURCE, tag, communicator_, &is_there, &message, &status) != MPI_SUCCESS) {
       return std::nullopt;
     }
@@ -120,6 +136,8 @@ class MpiTransport final : public Transport {
  private:
   void Keep(const char* call, int code, MPI_Request request, Token token) {
     if (code != MPI_SUCCESS) {
+      // A post returns nothing, so the next Poll reports its error. The first error stays: those that follow are mostly
+      // its consequences.
       if (error_.ok()) error_ = MpiError(call, code);
       return;
     }
@@ -127,6 +145,8 @@ class MpiTransport final : public Transport {
     tokens_.push_back(token);
   }
 
+  // MPI_Testsome sets the requests that have completed to null. The others move up in their order, in one pass, and
+  // both arrays keep their memory.
   void DropCompleted() {
     size_t kept = 0;
     for (size_t i = 0; i < requests_.size(); ++i) {

@@ -42,6 +42,9 @@ static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
 class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
  public:
   explicit TrainerDrives(PeerExchange& exchange) ABSL_EXCLUSIVE_LOCK_FUNCTION(exchange.mutex_) : exchange_(exchange) {
+    // The flag is set before the lock is asked for: a background thread whose pause ends now sleeps on, and does not
+    // take the mutex first. The flag only saves time, so relaxed order is enough; the mutex alone keeps one thread
+    // inside MPI.
     exchange_.trainer_drives_.store(true, std::memory_order_relaxed);
     exchange_.mutex_.Lock();
   }
@@ -58,6 +61,8 @@ PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options
     : algorithm_(options.algorithm),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
+      // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
+      // not change.
       pump_(transport.get(), std::move(options.stall)),
       transport_(std::move(transport)) {}
 
@@ -67,6 +72,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
+  // The caller's optimizer state need not outlive Start: job_ has the spans only while ShareStart reads them.
   job_ = job;
   job_.optimizer_state.clear();
   parameters_ = parameters;
@@ -75,6 +81,8 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
         "--rank=", job.rank, " --world_size=", job.world_size, ", but the launcher started this process as rank ",
         pump_.rank(), " of ", pump_.world_size(), ": leave both flags out")));
   }
+  // Agreement comes first. The messages that follow have lengths that each rank computes from its own flags and layout,
+  // and MPI says nothing of a message that is shorter than its receive.
   RETURN_IF_ERROR(Agree());
   RETURN_IF_ERROR(CreateOwner());
   job_.optimizer_state = job.optimizer_state;
@@ -96,6 +104,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
                                                                             .track = track_});
   }
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
+  // The thread drives machine_, so it begins last. One rank alone never has anything in flight.
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
   return absl::OkStatus();
 }
@@ -105,6 +114,7 @@ absl::Status PeerExchange::Agree() {
   const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
   const std::string mine = SerializeAgreement(job_);
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
+  // Only rank 0 compares, and all ranks return its verdict. So they fail with one sentence, and no notice is needed.
   std::string verdict;
   for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
     verdict = std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message());
@@ -125,6 +135,7 @@ absl::Status PeerExchange::CreateOwner() {
     ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, *transport_, device_, options, join));
   }
   if (owner_ == nullptr) {
+    // It may fail on this rank alone, so the peers are told.
     absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(std::move(options));
     if (!owned.ok()) return Fail(owned.status());
     owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
@@ -142,11 +153,13 @@ absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
   owner_->CopyParametersIn(parameters_);
+  // Only rank 0 has loaded a checkpoint. The other ranks learn from it whether vectors of state follow.
   std::byte has_state{!job_.optimizer_state.empty()};
   RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
   const int vector_count = StateVectorCount(job_.optimizer);
   if (has_state == std::byte{0} || vector_count == 0) return absl::OkStatus();
   const size_t count = parameters_.size();
+  // It is a member, not a local array: after an error MPI may still write into it, and members outlive the transport.
   scratch_.resize(count * vector_count);
   std::vector<std::span<const float>> state;
   for (int i = 0; i < vector_count; ++i) {
@@ -159,6 +172,7 @@ absl::Status PeerExchange::ShareStart() {
     state.push_back(vector);
   }
   owner_->CopyStateIn(state);
+  // It is as long as all state vectors together, and is not needed again before the first checkpoint.
   scratch_ = {};
   return absl::OkStatus();
 }
@@ -199,8 +213,11 @@ absl::Status PeerExchange::Drain() {
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
   const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
+  // An error of the GPU comes first: a deadline that has passed as well is its consequence.
   if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
+  // Something is in flight, or `done` would be true. The roll call takes up to a second, and names the rank that keeps
+  // the others waiting, which need not be a neighbour.
   const BucketMachine::InFlight oldest = machine_->Oldest();
   ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
   return Fail(absl::DeadlineExceededError(
@@ -222,6 +239,8 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.world_size() : 0);
   RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(std::span(&head, 1)),
                                std::as_writable_bytes(std::span(heads)), options));
+  // `heads` is empty on the other ranks, which get their result from rank 0 below. Rank 0 alone knows that two ranks
+  // differ, and tells the others by failing.
   for (size_t rank = 1; rank < heads.size(); ++rank) {
     const SumKind other{.purpose = static_cast<SumPurpose>(heads[rank].purpose),
                         .value_count = heads[rank].value_count};
@@ -249,6 +268,7 @@ absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>
     CHECK_EQ(state.size(), vector_count);
     owner_->CopyStateOut(state);
   }
+  // Every rank owns everything, so rank 0 has the whole state already.
   if (algorithm_ == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
   for (int i = 0; i < vector_count; ++i) {
     RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? state[i] : std::span<float>()));
@@ -256,7 +276,8 @@ absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>
   return absl::OkStatus();
 }
 
-// One rank after the other, one message for each bucket's slice. It is slow, but checkpoints are rare.
+// One rank after the other, and one bucket's slice after the other, so that rank 0 holds one slice besides the vectors
+// that it fills. It is slow, but checkpoints are rare.
 absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole) {
   const CollectiveOptions options = {.what = "gathering the optimizer's state", .deadline = job_.exchange_deadline};
   for (int rank = 1; rank < pump_.world_size(); ++rank) {
@@ -265,6 +286,7 @@ absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole)
       const std::vector<ElementRange> ranges = OwnedRanges(b, rank);
       int64_t count = 0;
       for (const ElementRange& range : ranges) count += range.size();
+      // The Transfer before has ended, so its buffer may be used again.
       scratch_.resize(count);
       if (pump_.rank() == rank) owner_->CopyState(b, vector, scratch_);
       RETURN_IF_ERROR(Transfer(pump_, {.from = rank, .to = 0}, std::as_writable_bytes(std::span(scratch_)), options));

@@ -86,6 +86,7 @@ void PeerWatch::TellProgress(Time now) {
   const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
   if (news == last_told_) return;
   last_told_ = news;
+  // It is a set, because with two ranks both neighbours are one rank.
   for (const int peer : std::set<int>{Neighbour(-1), Neighbour(1)}) {
     options_.send(peer, NoticeKind::kProgress, EncodeWork(work, work.age));
   }
@@ -93,6 +94,7 @@ void PeerWatch::TellProgress(Time now) {
 
 std::string PeerWatch::DescribeMe(Time now) const {
   const WorkState mine = MyWork(now);
+  // What the neighbours last said goes along: if one of them is stopped, the caller learns where it was.
   std::string text = absl::StrCat(call_count_, " ", EncodeWork(mine, mine.age));
   for (const int peer : std::set<int>{Neighbour(-1), Neighbour(1)}) {
     const auto& heard = roll_.heard(peer);
@@ -124,6 +126,7 @@ void PeerWatch::OnNotice(int peer, NoticeKind kind, std::string_view text, Time 
 void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
   const std::vector<int64_t> numbers = Numbers(text);
   std::span<const int64_t> rest(numbers);
+  // A text that does not parse is ignored. The rank then counts as silent, which ends in a message, not in a crash.
   if (rest.size() < 1 + kWorkNumbers) return;
   const auto work = DecodeWork(rest.subspan(1, kWorkNumbers));
   if (!work.has_value() || rest[0] < 0) return;
@@ -132,7 +135,10 @@ void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
   for (rest = rest.subspan(1 + kWorkNumbers); rest.size() >= 1 + kWorkNumbers; rest = rest.subspan(1 + kWorkNumbers)) {
     const int64_t rank = rest[0];
     auto hearsay = DecodeWork(rest.subspan(1, kWorkNumbers));
+    // Hearsay about this rank itself is older than what it knows.
     if (rank < 0 || rank >= options_.world_size || rank == options_.rank || !hearsay.has_value()) continue;
+    // Ages travel instead of times, because the clocks of two hosts do not agree. The age says here how old the hearsay
+    // is.
     const milliseconds ago = std::exchange(hearsay->age, milliseconds(0));
     roll_.OnHearsay(static_cast<int>(rank), *hearsay, now - ago);
   }
@@ -140,6 +146,7 @@ void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
 
 void PeerWatch::EndWait() {
   waiting_since_.reset();
+  // The clock is read only if a stall was reported: this is called at the end of every longer wait.
   if (report_.IsOpen(0)) report_.Close(0, std::chrono::steady_clock::now());
 }
 
@@ -149,6 +156,7 @@ void PeerWatch::Look(const std::string& what, Time now) {
   const auto waited = now - *waiting_since_;
   if (waited < times.ask_after() || now < next_look_) return;
   next_look_ = now + kLookInterval;
+  // This rank takes part in its own roll, as one that waits: it needs no question to itself.
   roll_.OnHeard(options_.rank, MyWork(now), now);
   for (const int peer : roll_.TakeRanksToAsk(now)) options_.send(peer, NoticeKind::kRollCall, "");
   if (waited < times.report_after || report_.IsOpen(0)) return;
@@ -177,6 +185,8 @@ std::string PeerWatch::DescribeMissing(Time now) const {
   }
   if (silent.size() == 1) return roll_.DescribeSilent(silent[0], now);
   if (!silent.empty()) return absl::StrCat(Ranks(silent), " do not answer");
+  // All ranks answer. They make the same calls in the same order, so those that have made the fewest are the ones for
+  // which the others wait.
   const int64_t fewest = *std::min_element(calls_.begin(), calls_.end());
   if (fewest == call_count_) return "all ranks answer, and wait too";
   std::vector<int> behind;

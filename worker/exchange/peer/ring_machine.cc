@@ -19,6 +19,7 @@ constexpr uint64_t kHopMask = (uint64_t{1} << kPhaseShift) - 1;
 // At least two blocks, which keep both directions of a link busy, however many ranks there are.
 int BlocksInFlightMax(int blocks_in_flight_max, int world_size) {
   if (blocks_in_flight_max > 0) return blocks_in_flight_max;
+  // A block has N - 1 hops to reduce and as many to gather, each a send and a receive.
   const int operations_per_block = 4 * std::max(1, world_size - 1);
   return std::max(2, kRingOperationsInFlightMax / operations_per_block);
 }
@@ -40,6 +41,8 @@ RingMachine::RingMachine(const Options& options)
   CHECK_EQ(buckets_.world_size(), world_size_);
   CHECK_EQ(buckets_.element_count(), parameters_.size());
   for (Active& active : active_) {
+    // The owned chunk's sum arrives here: its place in the parameter vector still has the parameters that the optimizer
+    // updates.
     active.sum = owner_.Allocate(kChunkElements);
     if (track_ != nullptr) active.posted_ns.resize(4 * std::max(0, world_size_ - 1));
   }
@@ -53,6 +56,7 @@ void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradie
   if (world_size_ == 1) return Apply(step, bucket, {.owned = range, .sum = gradient, .last = {}});
   const int64_t block_elements = ReductionBlockElements(world_size_);
   unready_blocks_[bucket] = (range.size() + block_elements - 1) / block_elements;
+  // The trainer does not wait for a slot. What cannot start now starts when a block has ended (OnCompletion).
   queue_.push_back({.step = step, .bucket = bucket, .gradient = gradient, .next_begin = range.begin});
   StartBlocks();
 }
@@ -61,6 +65,8 @@ void RingMachine::StartBlocks() {
   while (!queue_.empty()) {
     Submitted& head = queue_.front();
     Active* const active = FreeSlotFor(head.next_begin);
+    // No later block overtakes this one, not even one of another bucket: all ranks start blocks in one order, which is
+    // what the argument against deadlock in ring_machine.h needs.
     if (active == nullptr) return;
     const ElementRange range = buckets_.bucket(head.bucket);
     active->used = true;
@@ -77,6 +83,7 @@ void RingMachine::StartBlocks() {
 }
 
 RingMachine::Active* RingMachine::FreeSlotFor(int64_t begin) {
+  // The loop looks at all slots even when a free one is found: the block's last step may be in any of them.
   Active* free = nullptr;
   for (Active& active : active_) {
     if (!active.used) {
@@ -135,6 +142,7 @@ void RingMachine::OnCompletion(uint64_t operation) {
       break;
   }
   if (counts_for_ready && --active.before_ready == 0) CountReady(active);
+  // Nothing is done with `active` after this: StartBlocks may use the slot for another block at once.
   if (active.before_free == 0) {
     active.used = false;
     --active_count_;
@@ -165,11 +173,14 @@ void RingMachine::TraceOperation(Active& active, Phase phase, int hop) {
 void RingMachine::OnReduceReceived(Active& active, int hop) {
   const int hops = world_size_ - 1;
   const ElementRange range = Chunk(active, Left(2 + hop));
+  // After N - 1 hops the chunk is this rank's own, since Left(N) is the rank itself.
   if (hop < hops - 1) {
     {
       const TraceSpan span(track_, "sum", {.step = active.step, .bucket = active.bucket});
       owner_.Add(Gradient(active, range), Parameters(range));
     }
+    // Add has ended when it returns, so MPI may read the sum from its place. Nothing is received there until this send
+    // has completed (OnCompletion).
     Send(active, Phase::kReduceSend, hop + 1, Parameters(range));
     return;
   }
@@ -185,6 +196,8 @@ void RingMachine::OnGatherReceived(Active& active, int hop) {
 }
 
 void RingMachine::Apply(int64_t step, int bucket, const Update& update) {
+  // In a last block of fewer elements than there are ranks, some chunks are empty. Their messages travel all the same,
+  // without bytes: every rank counts the same operations.
   if (update.owned.size() == 0) return;
   const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
@@ -202,6 +215,7 @@ BucketMachine::InFlight RingMachine::Oldest() const {
   for (const Active& active : active_) {
     if (active.used && (oldest == nullptr || active.sequence < oldest->sequence)) oldest = &active;
   }
+  // If buckets are queued, a block is in flight: StartBlocks stops only for want of a slot.
   CHECK(oldest != nullptr);
   return {.step = oldest->step, .bucket = oldest->bucket};
 }
@@ -220,6 +234,8 @@ std::span<const float> RingMachine::Gradient(const Active& active, ElementRange 
 
 void RingMachine::Send(Active& active, Phase phase, int hop, std::span<const float> data) {
   if (track_ != nullptr) PostedNs(active, phase, hop) = TraceNow();
+  // Tags of gather hops follow those of reduce hops. Both sides of a message count hops alike: this rank's hop h is the
+  // right neighbour's hop h.
   const int gather = phase == Phase::kGatherSend ? world_size_ - 1 : 0;
   counters_.bytes_sent += data.size_bytes();
   transport_.PostSend((rank_ + 1) % world_size_, Tag(active, gather + hop), std::as_bytes(data),

@@ -8,9 +8,11 @@
 
 namespace starring {
 
+// The vector may move its elements when it grows, but not the memory that they own: the spans stay valid.
 std::span<float> HostSliceOwner::Allocate(int64_t count) { return allocated_.emplace_back(count).span(); }
 
 void HostSliceOwner::Add(std::span<const float> own, std::span<float> sum) {
+  // The sum is the first input, which is the one that SumInOrder may overwrite.
   const std::byte* const inputs[] = {std::as_bytes(sum).data(), std::as_bytes(own).data()};
   SumInOrder(inputs, sum);
 }

@@ -17,10 +17,13 @@
 namespace starring {
 namespace {
 
+// The shortest of several round trips is reported: the others contain waits for a busy processor.
 constexpr int kPings = 10;
 // Several, so that the link is busy while an answer is on its way.
 constexpr int kCallsInFlight = 4;
 
+// The channel has the settings of a worker's lanes, but gRPC's own pauses between attempts to connect: here a call
+// fails with the first attempt that fails, so that no pause matters.
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security) {
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
@@ -36,11 +39,15 @@ class StarCheckClient::Calls {
       : options_(std::move(options)),
         stub_(v1::ParameterServer::NewStub(OpenChannel(options_.address, options_.security))) {}
 
+  // This is for facts, pings and payloads. Without a worker's number the server does not touch its board, so that it
+  // does not count this worker among those that meet there.
   v1::CheckRequest Unsigned() const {
     v1::CheckRequest request;
     request.set_token(options_.security.token);
     return request;
   }
+  // This is for notes. After a signed request the server also exempts the connection from the limit on what strangers
+  // may send.
   v1::CheckRequest Signed() const {
     v1::CheckRequest request = Unsigned();
     request.set_rank(options_.rank);
@@ -49,6 +56,8 @@ class StarCheckClient::Calls {
   }
 
   absl::Status ToStatus(const grpc::Status& status) const {
+    // The worker has just reached this address by TCP (worker/check/star_check.cc). So an error here has another cause
+    // than the network's, and the messages begin with what has worked.
     switch (status.error_code()) {
       case grpc::StatusCode::OK:
         return absl::OkStatus();
@@ -73,6 +82,8 @@ class StarCheckClient::Calls {
     return reply;
   }
 
+  // A call of the bandwidth test. gRPC writes to context, reply and status until the call's event has come out of the
+  // queue. So the flight itself is the tag of that event, and lives until then.
   struct Flight {
     grpc::ClientContext context;
     v1::CheckReply reply;
@@ -89,6 +100,8 @@ class StarCheckClient::Calls {
   absl::Status Next(grpc::CompletionQueue* queue) const {
     void* tag = nullptr;
     bool ok = false;
+    // `ok` says nothing here: it is always true for the Finish of a unary call at the client, whose outcome is
+    // `status`.
     if (!queue->Next(&tag, &ok)) return absl::InternalError("gRPC's queue has ended");
     const std::unique_ptr<Flight> flight(static_cast<Flight*>(tag));
     return ToStatus(flight->status);
@@ -106,6 +119,7 @@ StarCheckClient::~StarCheckClient() = default;
 absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
   v1::CheckRequest request = calls_->Unsigned();
   request.set_facts(true);
+  // This call also makes the connection, so that no ping below contains a handshake.
   ASSIGN_OR_RETURN(const v1::CheckReply first, calls_->Call(request, end));
   Answer answer;
   if (!answer.facts.ParseFromString(first.facts())) return absl::DataLossError("its answer cannot be read");
@@ -117,6 +131,8 @@ absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
     const double microseconds = absl::ToDoubleMicroseconds(SteadyNow() - start);
     if (microseconds >= answer.round_trip_us) continue;
     answer.round_trip_us = microseconds;
+    // The server read its clock at an unknown moment of the round trip. Its middle is wrong by half the round trip at
+    // most, so the shortest round trip gives the best answer.
     answer.clock_ahead_s = (static_cast<double>(reply.clock_us() - clock) - microseconds / 2) / 1e6;
   }
   return answer;
@@ -130,10 +146,13 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
   int64_t bytes = 0;
   int in_flight = 0;
   absl::Status status;
+  // At least one message is sent, even if `seconds` is over at once. None is sent after an error.
   const auto wants_more = [&] {
     return status.ok() &&
            (bytes == 0 || (bytes < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds)));
   };
+  // Keeps kCallsInFlight calls under way. When the time is up, the loop goes on until the last of them has ended: an
+  // event that stayed in the queue would leak its flight.
   while (in_flight > 0 || wants_more()) {
     if (in_flight < kCallsInFlight && wants_more()) {
       calls_->Begin(request, end, &queue);
@@ -144,6 +163,7 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
     status.Update(calls_->Next(&queue));
     --in_flight;
   }
+  // gRPC requires that a queue is shut down and empty before it is destroyed.
   const double measured_seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   queue.Shutdown();
   RETURN_IF_ERROR(status);

@@ -45,6 +45,7 @@ ExchangeMessage::Kind AnswerKind(ExchangeMessage::Kind request) {
 }
 
 bool Answers(const ExchangeMessage& answer, const ExchangeMessage& request) {
+  // Answers come in the order in which steps complete, not in that of the requests, so the fields tell which is which.
   return answer.kind() == AnswerKind(request.kind()) && answer.step() == request.step() &&
          answer.bucket() == request.bucket() && answer.vector() == request.vector();
 }
@@ -93,6 +94,7 @@ const StarRequest* Lane::oldest() const {
 
 void Lane::Open() {
   state_ = State::kStarting;
+  // The new stream knows nothing of the old one: HELLO, an abort and the parts of a request are written again.
   hello_sent_ = abort_sent_ = writes_done_ = false;
   next_part_ = 0;
   context_ = std::make_unique<grpc::ClientContext>();
@@ -101,6 +103,7 @@ void Lane::Open() {
 }
 
 void Lane::OnStart(bool ok) {
+  // The server is not there yet, or the lane was closed meanwhile. OnFinish decides whether to try again.
   if (state_ != State::kStarting || !ok) {
     EndCall();
     return;
@@ -203,7 +206,7 @@ void Lane::OnWrite(bool ok) {
     EndCall();
     return;
   }
-  // Otherwise a server that receives a long slice over a slow link would be called silent.
+  // Long writes count, or a server that receives a long slice over a slow link would be called silent.
   if (writing_much_) ++signs_of_life_;
   if (abort_sent_) abort_.reset();
   WriteNext();
@@ -223,9 +226,10 @@ void Lane::OnRead(bool ok) {
     incoming_.Clear();
     TakeAnswer(*message);
   } else {
+    // A server that sends what does not parse is broken, and a new stream would not mend it.
     options_.on_failure(message.status());
   }
-  // Also after a failure: the read that follows notices the end of the stream.
+  // The lane reads after a failure, too: that read notices the end of the stream.
   reading_ = true;
   stream_->Read(&incoming_, &read_tag_);
 }
@@ -308,7 +312,7 @@ TraceLabels Lane::LabelsOf(const StarRequest& request) const {
 
 std::vector<std::unique_ptr<StarRequest>> Lane::TakeRequests() {
   std::vector<std::unique_ptr<StarRequest>> requests;
-  // Oldest first.
+  // The oldest come first: they were sent before those that wait.
   for (auto* queue : {&sent_, &waiting_}) {
     requests.insert(requests.end(), std::make_move_iterator(queue->begin()), std::make_move_iterator(queue->end()));
     queue->clear();
@@ -319,6 +323,7 @@ std::vector<std::unique_ptr<StarRequest>> Lane::TakeRequests() {
 
 void Lane::Close(Urgency urgency) {
   closing_ = true;
+  // Without a stream there is no event that could finish the closing.
   if (state_ == State::kDown) {
     state_ = State::kClosed;
   } else if (urgency == Urgency::kNow) {
@@ -341,6 +346,7 @@ void Lane::EndCall() {
 
 void Lane::OnFinish() {
   finishing_ = false;
+  // The stream goes before the context to which it refers.
   stream_.reset();
   context_.reset();
   incoming_.Clear();

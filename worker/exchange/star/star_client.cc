@@ -70,11 +70,13 @@ StarClient::StarClient(const JobSpec& job, Options options)
           .fill_progress = [this](v1::Progress* progress) { SetProgress(MyWork(Clock::now()), progress); },
           .on_note =
               [this, s](const v1::ExchangeMessage& note) {
+                // HERE needs nothing more: the lane has counted it as a sign of life.
                 if (note.kind() != v1::ExchangeMessage::STALL) return;
                 const auto now = Clock::now();
                 if (note.text().empty()) {
                   report_.Close(static_cast<int>(s), now);
                 } else {
+                  // The server reports a stall when it has lasted this long.
                   report_.Open(static_cast<int>(s), now - options_.stall.times.report_after, note.text());
                 }
               },
@@ -86,6 +88,7 @@ StarClient::StarClient(const JobSpec& job, Options options)
               }}));
     }
   }
+  // This comes last, because the thread uses every member.
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -100,6 +103,7 @@ StarClient::~StarClient() {
 
 void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
   const MutexLock lock(mutex_);
+  // The requests to all shards take one lock and one wake-up.
   for (std::unique_ptr<StarRequest>& request : requests) {
     ++Pending(request->group);
     inbox_.push_back(std::move(request));
@@ -111,6 +115,8 @@ absl::Status StarClient::Wait(int group) {
   const MutexLock lock(mutex_);
   if (Pending(group) == 0) return status_;
   awaited_ = group;
+  // This is for the stall report only. The exchange thread infers nothing about other memory from it, so relaxed order
+  // is enough.
   waiting_since_ns_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
   changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Pending(group) == 0 || !status_.ok(); });
   waiting_since_ns_.store(0, std::memory_order_relaxed);
@@ -133,12 +139,14 @@ void StarClient::Close() {
 }
 
 void StarClient::Wake() {
+  // One alarm is enough for all that is in the inbox when it fires.
   if (std::exchange(wake_set_, true)) return;
-  // A time in the past: gRPC would round "now" up to the next millisecond and wait for it.
+  // The time is in the past: gRPC would round "now" up to the next millisecond and wait for it.
   alarm_.Set(&queue_, std::chrono::system_clock::time_point(), &wake_tag_);
 }
 
 void StarClient::Run() {
+  // This opens the lanes at once.
   Tick(Clock::now());
   Clock::time_point next_tick = Clock::now() + kTick;
   while (true) {
@@ -149,6 +157,7 @@ void StarClient::Run() {
     const auto event = queue_.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + wait);
     if (event == grpc::CompletionQueue::SHUTDOWN) return;
     if (event == grpc::CompletionQueue::GOT_EVENT) static_cast<CompletionTag*>(tag)->Run(ok);
+    // The clock is looked at after every event, and not only when there is none: deadlines count on a busy thread, too.
     const Clock::time_point now = Clock::now();
     EndDrained();
     if (now >= next_tick) {
@@ -165,6 +174,8 @@ void StarClient::Run() {
 }
 
 void StarClient::TakeInbox() {
+  // The inbox is emptied first: a lane's Post calls gRPC, and the trainer must not wait for that when it posts the next
+  // bucket.
   std::vector<std::unique_ptr<StarRequest>> requests;
   std::optional<absl::Status> abort;
   bool close;
@@ -229,11 +240,14 @@ void StarClient::TellProgress(Clock::time_point now) {
   // A worker whose progress has not changed sends nothing: messages to a stopped process would pile up.
   const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
   if (std::exchange(last_told_, news) == news) return;
+  // Every shard finds the root of a stall by itself, so each is told. One lane of it is enough.
   for (const auto& shard : lanes_) shard[0]->PostProgress(Lane::Asks::kNothing);
 }
 
 void StarClient::WatchServers(Clock::time_point now) {
   for (int s = 0; s < static_cast<int>(lanes_.size()); ++s) {
+    // A shard is judged by all its lanes together: one may wait for another worker's gradient while the others carry
+    // answers.
     ServerWatch::Seen seen;
     const StarRequest* oldest = nullptr;
     for (const auto& lane : lanes_[s]) {
@@ -250,6 +264,7 @@ void StarClient::WatchServers(Clock::time_point now) {
         lanes_[s][0]->PostProgress(Lane::Asks::kServer);
         break;
       case ServerWatch::Action::kSilent:
+        // `oldest` is set: a server is called silent only while a request waits for it.
         report_.Open(source, watches_[s].quiet_since(),
                      StallSentence(now - watches_[s].quiet_since(), DescribeRequest(oldest->fields),
                                    DescribeSilence(s, *oldest, now)));
@@ -280,6 +295,7 @@ void StarClient::CheckDeadlines(Clock::time_point now) {
       const std::string server =
           absl::StrCat("server ", options_.shards[request->shard].address, " (shard ", request->shard, ")");
       const std::string deadline = absl::StrCat(exchange_deadline_.count() / 1000.0, " s");
+      // Without a connection no verdict can come from the server, so there is no grace.
       if (!lane->connection().ok() && age > exchange_deadline_) {
         Fail(absl::UnavailableError(absl::StrCat(server, " cannot be reached for ", deadline, ", ",
                                                  DescribeRequest(request->fields), " of rank ", rank_,
@@ -303,9 +319,12 @@ void StarClient::Fail(const absl::Status& why, Tell tell) {
   failed_at_ = Clock::now();
   for (const auto& shard : lanes_) {
     for (const auto& lane : shard) {
+      // First the requests are taken back: from here on no lane writes to the trainer's memory or repeats a payload.
       for (std::unique_ptr<StarRequest>& request : lane->TakeRequests()) draining_.push_back(std::move(request));
     }
     if (tell == Tell::kNobody) continue;
+    // Each shard gets one message, and tells all workers (ShardJob::Fail). On a lane without a connection it would be
+    // late.
     const auto open = std::find_if(shard.begin(), shard.end(), [](const auto& lane) { return lane->open(); });
     if (open != shard.end()) (*open)->PostAbort(why);
   }

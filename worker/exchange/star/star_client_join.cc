@@ -75,6 +75,7 @@ JoinWatch::~JoinWatch() {
     over_ = true;
   }
   changed_.NotifyOne();
+  // This ends the question if it is being asked, and refuses it if it has not begun.
   context_.TryCancel();
   thread_.join();
   report_.Close(0, std::chrono::steady_clock::now());
@@ -88,6 +89,7 @@ void JoinWatch::Run() {
       return;
     }
   }
+  // The question is asked without the mutex, which the destructor needs before it can cancel the question.
   const std::string missing = WhoIsMissing();
   const MutexLock lock(mutex_);
   if (!over_) report_.Open(0, since_, StallSentence(std::chrono::steady_clock::now() - since_, "joining", missing));
@@ -98,6 +100,7 @@ std::string JoinWatch::WhoIsMissing() {
   v1::GetStatusRequest request;
   request.set_token(token_);
   v1::GetStatusReply reply;
+  // The question takes the connection of the Join that waits: what keeps the one from arriving keeps the other, too.
   const grpc::Status status = v1::ParameterServer::NewStub(channel_)->GetStatus(&context_, request, &reply);
   if (status.ok() && !reply.message().empty()) return absl::StrCat(server_, ": ", reply.message());
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
@@ -114,6 +117,8 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
   const auto stub = v1::ParameterServer::NewStub(target.lanes[0]);
   int taken_count = 0;
   while (true) {
+    // This is what is left of the deadline. So the server, which knows the missing ranks, gives up before this side
+    // does.
     request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - SteadyNow())));
     grpc::ClientContext context;
     // gRPC's deadlines are of the wall clock; ours is of the steady one.
@@ -121,6 +126,7 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
     v1::JoinReply reply;
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
+    // A worker that replaces one whose machine has died meets its predecessor's rank until the server notices.
     const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
     if (const absl::Duration left = deadline - SteadyNow(); is_taken && kTakenPause < left) {
       if (++taken_count == kTakenCountSaid && say != nullptr) {
@@ -131,6 +137,7 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
       absl::SleepFor(kTakenPause);
       continue;
     }
+    // Only a server that cannot be reached is tried again. Any other answer is a decision, such as flags that differ.
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message()));
     }
@@ -164,6 +171,8 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
   request.set_agreement(SerializeAgreement(job));
   request.set_exchange_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(job.exchange_deadline)));
   request.set_stall_report_ms(options.stall.times.report_after.count());
+  // The shards are asked one after the other, with one deadline for all. Join at shard 0 returns when all workers are
+  // there, so the other shards answer soon.
   for (size_t s = 0; s < options.shards.size(); ++s) {
     Shard& shard = options.shards[s];
     request.set_shard(static_cast<int>(s));

@@ -26,6 +26,8 @@ using v1::ExchangeMessage;
 std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security) {
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
+  // Workers and servers start together, and a lane that lost its connection should soon have the next one. gRPC's own
+  // first pause is a second.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   // In spite of its name, this is how long one attempt to connect may take. A TLS handshake needs several round trips,
   // and a lost packet of TCP's own handshake costs a second.
@@ -64,6 +66,8 @@ class StarExchange final : public GradientExchange {
   void ForEachSlice(int bucket, Visit visit) const {
     for (int shard = 0; shard < shard_count(); ++shard) {
       const ElementRange slice = job_.buckets.ShardSlice(bucket, shard, shard_count());
+      // A short bucket may have nothing for some shards. They get no request, and the server does not wait for any
+      // (ContributionSum::CountStep).
       if (slice.size() > 0) visit(shard, slice);
     }
   }
@@ -116,7 +120,8 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
     }
   }
   ASSIGN_OR_RETURN(client_, StarClient::Join(job, std::move(client)));
-  if (options_.same_host == StarOptions::SameHost::kSharedMemory) RETURN_IF_ERROR(ShareMemory());
+  // This comes before the parameters are distributed: each request says whether its answer is to be in shared memory.
+  if (options_.same_host == SameHost::kSharedMemory) RETURN_IF_ERROR(ShareMemory());
   const absl::Status status = DistributeParameters();
   job_.optimizer_state.clear();  // the caller's spans need not outlive Start
   return status;
@@ -135,6 +140,8 @@ absl::Status StarExchange::ShareMemory() {
   if (!parameters.ok()) return absl::OkStatus();
   *fields.mutable_parameter_memory() = first[0];
   ASSIGN_OR_RETURN(const std::vector<v1::SharedMemory> others, AskToShare(1, shard_count(), fields));
+  // A shard that cannot map the memory answers without it; the number is 0 then. One such shard is enough for the
+  // socket: gradients and parameters are one array each, which all shards share or none.
   const auto agrees = [&](const v1::SharedMemory& other) { return other.nonce() == first[0].nonce(); };
   if (!std::ranges::all_of(others, agrees)) return absl::OkStatus();
   gradient_memory_ = *std::move(gradients);
@@ -144,6 +151,8 @@ absl::Status StarExchange::ShareMemory() {
 
 absl::StatusOr<std::vector<v1::SharedMemory>> StarExchange::AskToShare(int begin, int end,
                                                                        const ExchangeMessage& fields) {
+  // The vector has its full length from the start, because each request points to its element. Wait returns an error
+  // only when no request is left, so nothing is written here after that.
   std::vector<v1::SharedMemory> answers(end - begin);
   std::vector<std::unique_ptr<StarRequest>> requests;
   for (int shard = begin; shard < end; ++shard) {
@@ -195,11 +204,14 @@ void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   CHECK_EQ(static_cast<int64_t>(gradient.size()), range.size());
   if (const std::span<float> memory = gradient_memory(); !memory.empty()) {
     const std::span<float> place = memory.subspan(range.begin, range.size());
+    // The trainer has written elsewhere. The copy goes past the caches, as the servers read it on other cores, and is
+    // complete before any server is told of it.
     if (gradient.data() != place.data()) StreamCopy(gradient, place);
   }
   std::vector<std::unique_ptr<StarRequest>> requests;
   ForEachSlice(bucket, [&](int shard, ElementRange slice) {
     requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, step, bucket));
+    // With shared memory the payload does not travel. Lane::WriteNext only counts it.
     requests.back()->payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
     ExpectParameters(slice, requests.back().get());
     requests.back()->group = bucket;
@@ -212,8 +224,10 @@ absl::Status StarExchange::Await(int64_t, int bucket) { return client_->Wait(buc
 
 absl::Status StarExchange::Sum(SumPurpose purpose, std::span<double> values) {
   CHECK_LE(static_cast<int64_t>(values.size()), kSumValuesMax);
+  // `values` takes the answer while gRPC may still hold the payload, so the payload is a copy.
   const std::vector<double> mine(values.begin(), values.end());
   std::vector<std::unique_ptr<StarRequest>> requests;
+  // All sums go to shard 0. The number of the sum tells the shard a repeat from the next one.
   requests.push_back(MakeRequest(ExchangeMessage::SUM, 0, next_sum_++, 0));
   requests.back()->fields.set_sum_purpose(static_cast<int>(purpose));
   requests.back()->payload = std::as_bytes(std::span(mine));
@@ -238,6 +252,7 @@ absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>
       });
     }
   }
+  // The other ranks ask for nothing, and their Wait returns at once.
   client_->Post(std::move(requests));
   return client_->Wait(StarRequest::kNoBucket);
 }
@@ -261,6 +276,7 @@ absl::Status StarExchange::Finish() {
   }
   client_->Post(std::move(requests));
   RETURN_IF_ERROR(client_->Wait(StarRequest::kNoBucket));
+  // All shards have answered: from here on there is nothing to abort, even if closing the lanes takes long.
   over_ = true;
   client_->Close();
   return absl::OkStatus();

@@ -20,6 +20,7 @@
 #include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/stall_report.h"
+#include "worker/exchange/star/same_host.h"
 
 namespace starring {
 
@@ -29,7 +30,6 @@ struct StarOptions {
   std::string run_id;                  // equal on all workers of a run; may be empty
   TransportSecurity security = {};     // as the servers have it
   // How arrays travel if all servers are on this machine. Otherwise, and if memory cannot be shared, they go by socket.
-  enum class SameHost { kSharedMemory, kSocket };
   SameHost same_host = SameHost::kSharedMemory;
   Trace* trace = nullptr;  // outlives the exchange; null: there is none
   StallOptions stall;      // how this worker reports that it is stuck; lines are said by a thread of the exchange

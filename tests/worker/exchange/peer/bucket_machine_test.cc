@@ -1,4 +1,4 @@
-// The control's machine; ring_machine_test.cc has the ring's.
+// Tests the machine of the control, mpi; ring_machine_test.cc tests the ring's.
 #include "worker/exchange/peer/bucket_machine.h"
 
 #include <memory>

@@ -18,7 +18,7 @@ class InMemoryNetwork::RankTransport final : public Transport {
 
   int rank() const override { return rank_; }
   int world_size() const override { return network_.world_size_; }
-  int tag_max() const override { return 32767; }
+  int tag_max() const override { return 32767; }  // the least that the MPI standard allows
   bool moves_device_memory() const override { return network_.moves_device_memory_[rank_]; }
 
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
@@ -51,6 +51,7 @@ class InMemoryNetwork::RankTransport final : public Transport {
     std::lock_guard lock(network_.mutex_);
     network_.Match();
     network_.MatchAllreduces();
+    // Tells of completions in any order, and of some only in a later poll: a caller must not rely on either.
     std::vector<Token>& ready = network_.complete_[rank_];
     std::shuffle(ready.begin(), ready.end(), network_.random_);
     size_t kept = 0;
@@ -148,6 +149,7 @@ void InMemoryNetwork::Match() {
   }
 }
 
+// As in MPI, the first allreduces of all ranks are one sum, then the second ones. A sum is over for all ranks at once.
 void InMemoryNetwork::MatchAllreduces() {
   const auto is_empty = [](const std::deque<Allreduce>& queue) { return queue.empty(); };
   while (std::none_of(allreduces_.begin(), allreduces_.end(), is_empty)) {

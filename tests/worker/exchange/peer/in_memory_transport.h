@@ -1,5 +1,5 @@
-// A network of ranks inside one process, for the ring's tests: messages are late and complete in random order, as long
-// as the contract of transport.h allows it.
+// A network of ranks inside one process, for the ring's tests. Messages are late, and complete in any order that the
+// contract of transport.h allows, at random.
 //
 // Every Poll completes a random part of the operations that can complete. At random a send is either *eager*, which
 // means that it is copied at once and completes before the receiver has looked, or it completes only when its receive

@@ -72,7 +72,7 @@ TEST(MessagePump, CopiesAndMovesMessages) {
   });
 }
 
-// Both posters number their operations from 0.
+// Both posters number their operations from 0, so a completion that reached the wrong one would pass for its own.
 TEST(MessagePump, ACompletionGoesToThePosterOfTheOperation) {
   RunRanks(2, 2, [](int rank, Rank& it) {
     Notes notes;
@@ -107,7 +107,7 @@ TEST(MessagePump, ADeadlineHasNoMessage) {
 }
 
 TEST(MessagePump, AnAbortReachesThePeerAndNothingWorksAfterIt) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {  // in some of them the operation completes while Abort waits
+  for (uint64_t seed = 1; seed <= 20; ++seed) {  // with some, the operation completes while Abort waits
     RunRanks(2, seed, [](int rank, Rank& it) {
       Notes notes;
       std::byte data{1};

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Real processes under mpirun: ring and mpi give the reference's bits for 1 to 4 ranks.
+# Runs real processes under mpirun: ring and mpi must give the reference's bits for 1 to 4 ranks.
 #   mpi_exchange_test.sh MPI_RANK
 set -uo pipefail
 mpi_rank=$1
 
 # Open MPI names its files after process ids, which repeat from sandbox to sandbox: a folder of our own keeps tests that
-# run at the same time apart. (Sockets in it: the path must be short.)
+# run at the same time apart. Its path must be short, because it has sockets.
 scratch=$(mktemp -d /tmp/starring_mpi.XXXXXX)
 trap 'rm -rf "$scratch"' EXIT
 export TMPDIR=$scratch OMPI_MCA_btl_vader_backing_directory=$scratch

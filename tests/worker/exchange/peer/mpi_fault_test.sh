@@ -1,12 +1,12 @@
 #!/bin/bash
-# Real processes under mpirun, one of which misbehaves. The others end soon after the deadline, at least one of them
-# names the culprit (mpirun ends all ranks as soon as one has left), and no process keeps running.
+# Runs real processes under mpirun, one of which misbehaves. The others must end soon after the deadline, and at least
+# one of them must name the culprit (mpirun ends all ranks as soon as one has left). No process may keep running.
 #   mpi_fault_test.sh MPI_RANK
 set -uo pipefail
 mpi_rank=$1
 
 # Open MPI names its files after process ids, which repeat from sandbox to sandbox: a folder of our own keeps tests that
-# run at the same time apart. (Sockets in it: the path must be short.)
+# run at the same time apart. Its path must be short, because it has sockets.
 scratch=$(mktemp -d /tmp/starring_mpi.XXXXXX)
 trap 'rm -rf "$scratch"' EXIT
 export TMPDIR=$scratch OMPI_MCA_btl_vader_backing_directory=$scratch
@@ -30,7 +30,7 @@ expect() {
   [[ $status == "$expected_status" ]] || fail "$name: exit code $status, expected $expected_status: $output"
   grep -q -- "$pattern" <<<"$output" || fail "$name: no line like '$pattern' in: $output"
   [[ $seconds -le $seconds_max ]] || fail "$name: took $seconds s, at most $seconds_max are allowed"
-  # mpirun has returned; what it killed may need a moment to disappear.
+  # mpirun has returned; the processes that it killed may need a moment to disappear.
   for _ in $(seq 50); do
     pgrep -f "$marker" >/dev/null || break
     read -rt 0.1 <> <(:)
@@ -56,13 +56,14 @@ for sync in ring mpi; do
 done
 rank=("$mpi_rank" --deadline_ms=3000 --marker="$marker")
 expect 'never joins' 3 30 'rank [02]: .*joining did not end within 3s: rank 1 does not answer' "${rank[@]}" --fault=late
-# By default mpirun ends all ranks when one dies of a signal. With --enable-recovery the ranks must find out themselves.
+# By default mpirun ends all ranks when one dies of a signal.
+# With --enable-recovery the ranks must notice it themselves.
 expect 'killed' 137 30 'rank 1 .* exited on signal 9' "${rank[@]}" --fault=die
-# (mpirun then returns 0.)
+# mpirun then returns 0.
 expect 'killed, mpirun does not care' 0 30 'rank [02]: .*rank 1 does not answer' \
   --enable-recovery "${rank[@]}" --fault=die
 
-# Ranks that do not find each other, as srun starts them without PMI.
+# srun without PMI starts ranks that do not find each other.
 output=$(SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=3 timeout 60 "${rank[@]}" 2>&1)
 status=$?
 [[ $status == 2 ]] || fail "singleton: exit code $status: $output"

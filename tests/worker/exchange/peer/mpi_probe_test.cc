@@ -68,7 +68,7 @@ TEST_F(MpiProbeTest, GathersTextsThatAreNotTooLong) {
   EXPECT_FALSE(probe_.Gather(longest + "x", Soon()).ok());
 }
 
-// Even if it may take long: a fast link must not be busy for as long as a slow one.
+// Even if it has much time: a test must not fill a fast link for long.
 TEST_F(MpiProbeTest, ABandwidthTestSendsNoMoreThanAllowed) {
   sent_bytes.clear();
   const auto measured = probe_.Measure(0, 15, Soon());

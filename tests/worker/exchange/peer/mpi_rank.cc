@@ -20,10 +20,10 @@
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::string, sync, "ring", "ring or mpi");
-ABSL_FLAG(std::string, fault, "", "of --faulty_rank: seed, abort, die, stop, slow, late");
-ABSL_FLAG(int, faulty_rank, 1, "who misbehaves");
-ABSL_FLAG(int64_t, steps, 5, "how many steps");
-ABSL_FLAG(std::string, marker, "", "not used: what a test finds the process by");
+ABSL_FLAG(std::string, fault, "", "the fault of --faulty_rank: seed, abort, die, stop, slow, late");
+ABSL_FLAG(int, faulty_rank, 1, "the rank that misbehaves");
+ABSL_FLAG(int64_t, steps, 5, "number of steps");
+ABSL_FLAG(std::string, marker, "", "unused: a test finds the process by this word");
 ABSL_FLAG(int, deadline_ms, 20'000, "for joining and for any one bucket");
 
 namespace starring {

@@ -55,7 +55,7 @@ absl::Status RunRank(const Training& training, GradientExchange& exchange, int r
     if (rank == 0) spec.optimizer_state.push_back(vector);
   }
   training.change_spec(rank, spec);
-  outcome.parameters.assign(job.element_count, -7.0f);
+  outcome.parameters.assign(job.element_count, -7.0f);  // Start must replace them by rank 0's
   if (rank == 0) outcome.parameters = training.start.empty() ? job.InitialParameters() : training.start;
   RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
   for (int64_t step = training.first_step; step < training.first_step + training.step_count; ++step) {
@@ -214,6 +214,7 @@ TEST(PeerExchange, LocalIsARingOfOne) {
   EXPECT_EQ(local.state, ring[0].state);
 }
 
+// A ring moves 2 (N - 1) / N of the vector in a step: all of it for two ranks.
 TEST(PeerExchange, CountsGradientsAndParametersOnly) {
   const Training training = {.job = {.element_count = 16'384, .bucket_bytes = 1, .world_size = 2}, .step_count = 3};
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
@@ -345,8 +346,8 @@ TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
   }
 }
 
-// One rank is busy for a while. The others print its number and phase, later that the job goes on; the result does not
-// change.
+// One rank is busy for a while. The others print its number and phase, and later that the job goes on. The result does
+// not change.
 class PeerExchangeStall : public testing::TestWithParam<Algorithm> {};
 
 INSTANTIATE_TEST_SUITE_P(Algorithms, PeerExchangeStall, testing::Values(Algorithm::kRing, Algorithm::kAllreduce));

@@ -62,6 +62,8 @@ class Ranks {
     std::string text;
   };
 
+  // Delivers the notices that are waiting, and those that the deliveries cause, until only notices to stopped ranks
+  // are left.
   void Deliver() {
     for (size_t i = notices_.size(); i > 0 || Deliverable(); i = i == 0 ? 0 : i - 1) {
       if (notices_.empty()) return;
@@ -108,7 +110,7 @@ TEST(PeerWatchTest, AllNameTheRankThatDoesNotAnswerAndWhereItWas) {
     EXPECT_THAT(ranks.lines[rank][0], HasSubstr("it was in forward of step 7"));
   }
   ranks.Run(seconds(30));
-  EXPECT_EQ(ranks.lines[0].size(), 1u) << "once a stall";
+  EXPECT_EQ(ranks.lines[0].size(), 1u) << "one line for each stall";
   EXPECT_LE(ranks.notices_waiting(), 10u) << "messages to a stopped process must not pile up";
   ranks.Continue(2);
   ranks.Run(milliseconds(100));
@@ -160,7 +162,7 @@ TEST(PeerWatchTest, TellsNeighboursAFewTimesASecondWhateverTheyDo) {
     progress.Enter(WorkPhase::kForward, now);
     watch.TellProgress(now);
   }
-  EXPECT_EQ(sent, 2 * 4);
+  EXPECT_EQ(sent, 2 * 4);  // in a second of 1000 phases: four notices to each neighbour
 }
 
 TEST(PeerWatchTest, WhatCannotBeReadIsIgnored) {

@@ -58,7 +58,7 @@ class Ring {
   const std::vector<float>& parameters(int rank) const { return parameters_[rank]; }
   InMemoryNetwork& network() { return network_; }
 
-  void PollSomebody() { Poll(static_cast<int>(random_() % machines_.size())); }
+  void PollAnyRank() { Poll(static_cast<int>(random_() % machines_.size())); }
 
   void Poll(int rank) {
     std::vector<Transport::Token> completed;
@@ -78,7 +78,7 @@ class Ring {
     size_t finished = 0;
     int64_t rounds = 0;
     while (finished < trainers.size()) {
-      CHECK_LT(++rounds, 10'000'000) << "the ring does not get on";
+      CHECK_LT(++rounds, 10'000'000) << "the ring makes no progress";
       const int rank = static_cast<int>(random_() % machines_.size());
       Trainer& trainer = trainers[rank];
       Poll(rank);
@@ -100,6 +100,7 @@ class Ring {
       trainer.submitted = 0;
       if (++trainer.step == step_count) ++finished;
     }
+    // A rank that has all its results may still have to pass on chunks to others.
     for (bool idle = false; !idle;) {
       idle = true;
       for (size_t rank = 0; rank < machines_.size(); ++rank) {
@@ -133,6 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RingMachineSizes, testing::Values(1, 2, 3, 4, 5)
 TEST_P(RingMachineSizes, GivesTheBitsOfTheReductionOrder) {
   const int world_size = GetParam();
   const int64_t block = ReductionBlockElements(world_size);
+  // Fewer elements than ranks, so that some chunks are empty; a block and one more; several blocks, the last one short.
   for (const int64_t element_count : {int64_t{1}, int64_t{3}, int64_t{4}, int64_t{5}, int64_t{16}, int64_t{1023}, block,
                                       block + 1, 3 * block / 2 + 1233}) {
     for (uint64_t seed = 1; seed <= (element_count < block ? 3 : 1); ++seed) {
@@ -211,7 +213,8 @@ TEST(RingMachine, TellsTheOldestBucketInFlight) {
     const ElementRange range = job.Buckets().bucket(b);
     ring.machine(0).Submit(0, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
   }
-  for (int i = 0; i < 1000; ++i) ring.PollSomebody();
+  // The other ranks have submitted nothing, so rank 0's buckets stay in flight however often all ranks poll.
+  for (int i = 0; i < 1000; ++i) ring.PollAnyRank();
   EXPECT_FALSE(ring.machine(0).IsIdle());
   EXPECT_FALSE(ring.machine(0).IsReady(0));
   EXPECT_EQ(ring.machine(0).Oldest().step, 0);

@@ -46,7 +46,7 @@ class CountingServer : public v1::ParameterServer::Service {
   std::unique_ptr<grpc::Server> server_;
 };
 
-// Even if it may take long: a fast link must not be busy for as long as a slow one.
+// Even if it has much time: a test must not fill a fast link for long.
 TEST(CheckClientTest, ABandwidthTestSendsNoMoreThanAllowed) {
   CountingServer server;
   StarCheckClient client({.address = server.address});

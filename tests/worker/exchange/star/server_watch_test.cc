@@ -24,7 +24,7 @@ TEST(ServerWatchTest, FindsAServerSilentThatDoesNotAnswer) {
   EXPECT_EQ(watch.Look(seen, kStart + milliseconds(3'999)), Action::kNone);
   EXPECT_EQ(watch.Look(seen, kStart + seconds(4)), Action::kSilent);
   EXPECT_EQ(watch.quiet_since(), kStart);
-  EXPECT_EQ(watch.Look(seen, kStart + seconds(5)), Action::kNone) << "once a stall";
+  EXPECT_EQ(watch.Look(seen, kStart + seconds(5)), Action::kNone) << "one report for each stall";
   EXPECT_EQ(watch.Look({.signs_of_life = 6, .waiting_since = kStart}, kStart + seconds(7)), Action::kAnswers);
   EXPECT_EQ(watch.Look({.signs_of_life = 6, .waiting_since = kStart}, kStart + seconds(8)), Action::kNone);
 }

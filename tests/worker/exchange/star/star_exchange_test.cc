@@ -75,7 +75,7 @@ TEST(StarExchangeTest, SomeWorkersShareMemoryAndOthersDoNot) {
   }
 }
 
-TEST(StarExchangeTest, AGradientMayLieOutsideTheSharedMemory) {
+TEST(StarExchangeTest, AGradientMayBeOutsideTheSharedMemory) {
   Servers servers(2);
   const JobSpec job = MakeJob(0, 1, 50'000, 32 << 10);
   std::vector<float> parameters = InitialParameters(job.layout.element_count());
@@ -178,7 +178,7 @@ TEST(StarExchangeTest, OptimizerStateTravelsThroughACheckpoint) {
       if (rank == 0) {
         for (const std::vector<float>& vector : state) job.optimizer_state.emplace_back(vector);
       } else {
-        std::fill(saved.begin(), saved.end(), 0.0f);
+        std::fill(saved.begin(), saved.end(), 0.0f);  // Start must replace them by rank 0's
       }
       auto exchange = MakeStar(servers.addresses);
       const absl::Status started = exchange->Start(job, saved);

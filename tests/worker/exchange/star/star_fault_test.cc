@@ -78,7 +78,8 @@ TEST_P(CutTest, TheResultIsTheSameWhenConnectionsBreakInTheMiddleOfMessages) {
   for (int rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(parameters[rank], expected) << "rank " << rank;
 }
 
-// Odd sizes: while joining, in a header, in a payload of the initial parameters, of gradients, of answers.
+// Odd sizes, so that connections break while workers join, in a header, and in a payload: of the initial parameters, of
+// gradients, of answers.
 INSTANTIATE_TEST_SUITE_P(Socket, CutTest,
                          ::testing::Combine(::testing::Values(100, 9'973, 50'021, 250'007),
                                             ::testing::Values(SameHost::kSocket)));
@@ -358,6 +359,7 @@ TEST(StarFaultTest, AServerThatDiesIsNamedWithinTheDeadline) {
   Servers servers(2);
   RunJob(servers.addresses, 2, absl::Seconds(1), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
     ASSERT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
+    // After this sum no worker waits for an answer to step 0 any more.
     std::vector<double> sum = {1};
     ASSERT_TRUE(exchange->Sum(SumPurpose::kStopVote, sum).ok());
     if (rank == 0) servers.servers[1].reset();
@@ -403,8 +405,8 @@ void ShrinkSendBuffers(const std::string& peer) {
 TEST(StarFaultTest, AServerThatHangsInTheMiddleOfASliceIsNamedWithinTheDeadlineToo) {
   Servers servers(1);
   TcpProxy proxy(servers.addresses[0], 128 << 10);
-  // Whether gRPC has more of a slice to write than its window and the kernel take is left to chance on each connection:
-  // without the cut about half of them wait.
+  // On each connection, chance decides whether gRPC still has a part of a slice to write when its window and the
+  // kernel's buffers are full. Without the cut, about half of the connections wait.
   constexpr int kLanes = 8;
   constexpr int64_t kSteps = 4;
   JobSpec job = MakeJob(0, 1, kLanes << 20, 4 << 20);
@@ -423,7 +425,8 @@ TEST(StarFaultTest, AServerThatHangsInTheMiddleOfASliceIsNamedWithinTheDeadlineT
   }
   const absl::Status status = exchange->Await(kSteps, 0);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
-  // The deadline of 2 s, 2 s for the server's verdict, 1 s to tell it; 20 s more if the kernel has to give up.
+  // The deadline takes 2 s, the server's verdict 2 s, and telling it 1 s. It would take 20 s more if the kernel had to
+  // give up the connection.
   EXPECT_LT(absl::Now() - begin, absl::Seconds(14));
 }
 

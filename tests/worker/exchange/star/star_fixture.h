@@ -44,8 +44,6 @@ inline void RunWorkers(int world_size, const std::function<void(int rank)>& work
   for (std::thread& thread : threads) thread.join();
 }
 
-using SameHost = StarOptions::SameHost;
-
 inline std::unique_ptr<GradientExchange> MakeStar(const std::vector<std::string>& addresses, int lanes = 2,
                                                   SameHost same_host = SameHost::kSharedMemory) {
   auto exchange = CreateStarExchange({.addresses = addresses, .lanes = lanes, .run_id = "", .same_host = same_host});

@@ -22,8 +22,8 @@ class TcpProxy {
 
   const std::string& address() const { return address_; }
 
-  // Resets the next connections, as many as given, each after so many bytes in either direction, which is usually in
-  // the middle of a message.
+  // Resets the next `times` connections, each after `bytes` bytes in either direction, which is usually in the middle
+  // of a message.
   void CutEvery(int64_t bytes, int times);
   int cuts() const { return cuts_; }
 

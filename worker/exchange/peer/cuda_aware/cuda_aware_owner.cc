@@ -23,6 +23,8 @@ constexpr ElementRange kMessages[] = {{1, 3}, {3, kTestElements}};
 // Every rank leaves with kDevice if all came with it.
 absl::StatusOr<Path> Agree(MessagePump& pump, Path mine, const CollectiveOptions& options) {
   std::vector<Path> all(pump.rank() == 0 ? static_cast<size_t>(pump.world_size()) : 0);
+  // Each rank's answer goes to rank 0, and the verdict comes back. Both may have one tag: they travel in opposite
+  // directions.
   RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kCudaAware, std::as_bytes(std::span(&mine, 1)),
                                std::as_writable_bytes(std::span(all)), options));
   const bool can_all = std::all_of(all.begin(), all.end(), [](Path p) { return p == Path::kDevice; });
@@ -45,6 +47,8 @@ struct Buffers {
   std::span<float> from, to;
 };
 
+// Sends `from` to the right neighbour and receives the left one's in `to`. As in the ring, all operations are posted
+// before the first wait, receives before sends.
 absl::Status SendRight(MessagePump& pump, const Buffers& memory, const CollectiveOptions& options) {
   const int right = (pump.rank() + 1) % pump.world_size();
   const int left = (pump.rank() + pump.world_size() - 1) % pump.world_size();
@@ -68,12 +72,16 @@ absl::StatusOr<Path> Test(MessagePump& pump, CudaSliceOwner& owner, const Buffer
   const std::vector<float> mine = PatternOf(pump.rank());
   const std::vector<float> lefts = PatternOf((pump.rank() + pump.world_size() - 1) % pump.world_size());
   std::vector<float> got(mine.size(), std::numeric_limits<float>::quiet_NaN());
+  // The order is the test. The copies have ended before the first message leaves, and the kernel starts as soon as MPI
+  // says that the message is here: a library that completes a receive before its data are visible to the GPU is found
+  // out.
   owner.CopyToDevice(mine, memory.from);
   owner.CopyToDevice(got, memory.to);
   RETURN_IF_ERROR(SendRight(pump, memory, options));
   owner.Add(memory.from, memory.to);
   owner.CopyToHost(memory.to, got);
   RETURN_IF_ERROR(owner.status());
+  // Element 0 is not sent: it only moves the messages off a 16-byte boundary.
   for (size_t i = 1; i < got.size(); ++i) {
     if (got[i] != mine[i] + lefts[i]) return Path::kHost;
   }
@@ -94,14 +102,17 @@ absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pu
   }
   Path claim = Path::kHost;
   Buffers memory;
+  // Without the library's claim nothing is posted: device memory would make it crash.
   if (candidate != nullptr && transport.moves_device_memory()) {
     memory = {.from = candidate->Allocate(kTestElements), .to = candidate->Allocate(kTestElements)};
     if (candidate->status().ok()) claim = Path::kDevice;
   }
-  // Agreed before the test as well: a rank that cannot take part would leave its neighbours waiting.
+  // The ranks agree before the test as well: a rank that cannot take part would leave its neighbours waiting.
   ASSIGN_OR_RETURN(const Path claimed, Agree(pump, claim, collective));
   if (claimed == Path::kHost) return nullptr;
   const absl::StatusOr<Path> tested = Test(pump, *candidate, memory, collective);
+  // This is an error, not a wrong value. Operations on device memory may be in flight, so the ring cannot go on by way
+  // of host memory on this transport.
   if (!tested.ok()) {
     const absl::Status why(tested.status().code(),
                            absl::StrCat("the self-test of CUDA-aware MPI: ", std::string(tested.status().message()),
@@ -109,6 +120,7 @@ absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pu
     pump.Abort(why);
     return why;
   }
+  // A library may work between two ranks and not between two others, for instance across hosts.
   ASSIGN_OR_RETURN(const Path agreed, Agree(pump, *tested, collective));
   if (agreed == Path::kHost) return nullptr;
   return candidate;

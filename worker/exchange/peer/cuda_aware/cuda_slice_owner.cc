@@ -23,7 +23,10 @@ std::span<float> Part(std::span<float> whole, ElementRange range) {
 absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(CudaDevice* device,
                                                                        const OwnedSlices::Options& options) {
   auto owner = absl::WrapUnique(new CudaSliceOwner(device, options));
+  // Allocate keeps the first error in status_, so the result is looked at once. The object that does arithmetic comes
+  // last: it is not needed if there is too little memory.
   owner->parameters_ = owner->Allocate(options.element_count);
+  // A ring adds the last contribution to at most one chunk at a time (Apply).
   owner->sum_ = owner->Allocate(kChunkElements);
   for (int i = 0; i < StateVectorCount(options.optimizer); ++i) {
     owner->state_.push_back(owner->Allocate(options.element_count));
@@ -38,9 +41,12 @@ std::span<float> CudaSliceOwner::Allocate(int64_t count) {
   status_.Update(buffer.status());
   if (!buffer.ok()) return {};
   buffers_.push_back(*std::move(buffer));
+  // The buffer is freed with the owner, as SliceOwner promises: MPI may refer to it until the transport is gone.
   return {buffers_.back()->floats(), static_cast<size_t>(count)};
 }
 
+// Copies run on the stream of math_ and have ended when these functions return. The caller's host memory may then go
+// away.
 void CudaSliceOwner::CopyToDevice(std::span<const float> host, std::span<float> device) {
   CHECK_EQ(host.size(), device.size());
   math_->CopyToDevice(host.data(), device.data(), BytesOf(host));
@@ -69,9 +75,12 @@ void CudaSliceOwner::Apply(const ApplyArgs& args) {
     math_->Add(args.sum.data(), args.last.data(), sum_.data(), std::ssize(args.sum));
     gradient = sum_.first(args.sum.size());
   }
+  // No optimizer has more than two state vectors. It is an array, because this runs for each block of each step and
+  // must not allocate.
   std::array<std::span<float>, 2> state;
   CHECK_LE(state_.size(), state.size());
   for (size_t i = 0; i < state_.size(); ++i) state[i] = Part(state_[i], args.range);
+  // Each owner computes the learning rate by itself. Updates count from 1, steps from 0.
   math_->ApplyOptimizer(options_.optimizer, {.learning_rate = LearningRateAt(options_.schedule, args.step),
                                              .update = args.step + 1,
                                              .gradient = gradient,
@@ -82,6 +91,7 @@ void CudaSliceOwner::Apply(const ApplyArgs& args) {
 }
 
 void CudaSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {
+  // All copies are queued on one stream, and one wait at the end is enough for them.
   float* to = out.data();
   for (const ElementRange& range : options_.slices[static_cast<size_t>(bucket)]) {
     const std::span<float> part = Part(state_[static_cast<size_t>(vector)], range);
@@ -95,6 +105,7 @@ void CudaSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {
 void CudaSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
   CHECK_EQ(whole.size(), state_.size());
   for (size_t i = 0; i < state_.size(); ++i) {
+    // This copies only what this rank owns. The other elements of `whole` come from their owners.
     for (const std::vector<ElementRange>& slice : options_.slices) {
       for (const ElementRange& range : slice) {
         const std::span<float> part = Part(state_[i], range);
@@ -107,6 +118,7 @@ void CudaSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
 
 void CudaSliceOwner::CopyStateIn(std::span<const std::span<const float>> whole) {
   CHECK_LE(whole.size(), state_.size());
+  // Whole vectors are copied. The parts that other ranks own are never read.
   for (size_t i = 0; i < whole.size(); ++i) CopyToDevice(whole[i], state_[i]);
 }
 

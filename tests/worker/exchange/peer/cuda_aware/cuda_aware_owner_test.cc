@@ -191,7 +191,7 @@ class PollWatchingTransport final : public Transport {
 // UCX takes the polling thread's current GPU for the one whose memory it moves.
 TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
   Training training = TrainingOf(2);
-  training.step_count = 20;
+  training.step_count = 20;  // enough for the background thread to poll as well
   InMemoryNetwork network(2, 7);
   network.set_moves_device_memory({true, true});
   std::vector<std::set<int>> gpus(2);
