@@ -31,7 +31,7 @@ namespace starring {
 namespace {
 
 constexpr int kCalls = 20, kRounds = 10;
-constexpr double kFloatBytes = sizeof(float);
+constexpr double kElementBytes = sizeof(float);
 
 struct Work {
   double bytes = 0, flops = 0;
@@ -126,11 +126,11 @@ void RunConv2d(Bench& bench, const char* name, const Conv2dSpec& s) {
   const double flops = 2.0 * static_cast<double>(out) * static_cast<double>(patch);
   // Weights are small next to the tensors and not counted. Backward reads x, y and dy, and writes dx and the dy that it
   // has masked; its two products have the operations of forward each.
-  const double tensors = kFloatBytes * static_cast<double>(in + out);
+  const double tensors = kElementBytes * static_cast<double>(in + out);
   bench.Report(absl::StrCat("conv ", name, " forward"), {.bytes = tensors, .flops = flops},
                [&] { (*conv)->Forward(x, w, b, y); });
   bench.Report(absl::StrCat("conv ", name, " backward"),
-               {.bytes = 2 * tensors + kFloatBytes * static_cast<double>(out), .flops = 2 * flops},
+               {.bytes = 2 * tensors + kElementBytes * static_cast<double>(out), .flops = 2 * flops},
                [&] { (*conv)->Backward(x, w, y, dy, dx, dw, db); });
   bench.Clear();
 }
@@ -143,7 +143,7 @@ void RunDense(Bench& bench, const DenseSpec& s) {
   float *y = bench.Floats(s.batch * s.out), *dy = bench.Floats(s.batch * s.out);
   const double flops = 2.0 * static_cast<double>(s.batch * s.in) * static_cast<double>(s.out);
   // Here the weights count: with a batch of 64 they are most of a large layer's bytes.
-  const double bytes = kFloatBytes * static_cast<double>(s.batch * (s.in + s.out) + s.in * s.out);
+  const double bytes = kElementBytes * static_cast<double>(s.batch * (s.in + s.out) + s.in * s.out);
   const std::string name = absl::StrCat("dense ", s.in, " -> ", s.out);
   bench.Report(name + " forward", {.bytes = bytes, .flops = flops}, [&] { (*dense)->Forward(x, w, b, y); });
   bench.Report(name + " backward", {.bytes = 2 * bytes, .flops = 2 * flops},
@@ -158,7 +158,7 @@ void RunBatchNorm(Bench& bench, const BatchNormSpec& s) {
   float *x = bench.Floats(count), *y = bench.Floats(count), *dy = bench.Floats(count), *dx = bench.Floats(count);
   float* c[6];
   for (float*& vector : c) vector = bench.Floats(s.channels);
-  const double bytes = kFloatBytes * static_cast<double>(count);
+  const double bytes = kElementBytes * static_cast<double>(count);
   const std::string name = absl::StrCat("batch norm + relu ", s.height, "x", s.width, "x", s.channels);
   // Forward: x and y. Backward: x, y, dy and dx.
   bench.Report(name + " forward", {.bytes = 2 * bytes}, [&] { (*norm)->Forward(x, c[0], c[1], c[2], c[3], y); });
@@ -173,13 +173,13 @@ void RunPools(Bench& bench, int64_t batch) {
   const int64_t in = batch * 28 * 28 * 6, out = in / 4;
   float *x = bench.Floats(in), *y = bench.Floats(out);
   // The extra byte of an output says which input of its window was the largest.
-  const double bytes = kFloatBytes * static_cast<double>(in) + (kFloatBytes + 1) * static_cast<double>(out);
+  const double bytes = kElementBytes * static_cast<double>(in) + (kElementBytes + 1) * static_cast<double>(out);
   bench.Report("max pool 28x28x6 forward", {.bytes = bytes}, [&] { (*pool)->Forward(x, y); });
   bench.Report("max pool 28x28x6 backward", {.bytes = bytes}, [&] { (*pool)->Backward(y, x); });
   auto average = bench.device()->CreateGlobalAveragePool({.batch = batch, .height = 8, .width = 8, .channels = 64});
   CHECK_OK(average);
   float *wide = bench.Floats(batch * 4096), *mean = bench.Floats(batch * 64);
-  const Work work = {.bytes = kFloatBytes * static_cast<double>(batch * (4096 + 64))};
+  const Work work = {.bytes = kElementBytes * static_cast<double>(batch * (4096 + 64))};
   bench.Report("global average pool 8x8x64 forward", work, [&] { (*average)->Forward(wide, mean); });
   bench.Report("global average pool 8x8x64 backward", work, [&] { (*average)->Backward(mean, wide); });
   bench.Clear();
@@ -188,7 +188,7 @@ void RunPools(Bench& bench, int64_t batch) {
 void RunFlat(Bench& bench, int64_t batch) {
   CudaDevice* const device = bench.device();
   const int64_t count = batch * 32 * 32 * 16;
-  const double bytes = kFloatBytes * static_cast<double>(count);
+  const double bytes = kElementBytes * static_cast<double>(count);
   float *a = bench.Floats(count), *b = bench.Floats(count), *y = bench.Floats(count);
   bench.Report("add + relu 32x32x16", {.bytes = 3 * bytes}, [&] { device->Add(a, b, Activation::kRelu, y, count); });
   bench.Report("relu backward 32x32x16", {.bytes = 3 * bytes}, [&] { device->ReluBackward(a, b, y, count); });
@@ -201,13 +201,13 @@ void RunFlat(Bench& bench, int64_t batch) {
   auto loss = device->CreateSoftmaxCrossEntropy({.batch = batch, .classes = 10});
   CHECK_OK(loss);
   const auto* const labels = static_cast<const int32_t*>(bench.Zeros(batch * 4));
-  bench.Report("softmax cross entropy of 10", {.bytes = 2 * kFloatBytes * static_cast<double>(batch) * 10},
+  bench.Report("softmax cross entropy of 10", {.bytes = 2 * kElementBytes * static_cast<double>(batch) * 10},
                [&] { (*loss)->Run(a, labels, 1, b); });
   const auto* const pixels = static_cast<const uint8_t*>(bench.Zeros(batch * 32 * 32 * 3));
   float *offset = bench.Floats(3), *scale = bench.Floats(3);
   const CudaDevice::Pixels images = {
       .pixels = pixels, .count = batch * 32 * 32 * 3, .channels = 3, .offset = offset, .scale = scale, .out = y};
-  bench.Report("normalize pixels 32x32x3", {.bytes = (1 + kFloatBytes) * static_cast<double>(images.count)},
+  bench.Report("normalize pixels 32x32x3", {.bytes = (1 + kElementBytes) * static_cast<double>(images.count)},
                [&] { device->NormalizePixels(images); });
   const CudaDevice::SampleGather gather = {.batch = batch,
                                            .height = 32,
@@ -221,7 +221,7 @@ void RunFlat(Bench& bench, int64_t batch) {
                                            .scale = scale,
                                            .out_images = y,
                                            .out_labels = static_cast<int32_t*>(bench.Zeros(batch * 4))};
-  bench.Report("gather and crop 32x32x3", {.bytes = (1 + kFloatBytes) * static_cast<double>(images.count)},
+  bench.Report("gather and crop 32x32x3", {.bytes = (1 + kElementBytes) * static_cast<double>(images.count)},
                [&] { device->GatherSamples(gather); });
   bench.Clear();
 }
@@ -230,7 +230,7 @@ void RunOptimizers(Bench& bench) {
   const int64_t count = 1'199'882;  // mnist_cnn
   const auto span = [&] { return std::span<float>(bench.Floats(count), static_cast<size_t>(count)); };
   const std::span<float> parameters = span(), gradient = span(), states[] = {span(), span()};
-  const double bytes = kFloatBytes * static_cast<double>(count);
+  const double bytes = kElementBytes * static_cast<double>(count);
   const auto run = [&](const char* name, const OptimizerConfig& config, double accesses) {
     const auto state_count = static_cast<size_t>(StateVectorCount(config));
     bench.Report(absl::StrCat("optimizer ", name, " of ", count), {.bytes = accesses * bytes}, [&] {

@@ -24,6 +24,7 @@ LAUNCH = os.path.abspath("deploy/launch")
 SERVER = os.path.abspath("server/server")
 REFERENCE_JOB = os.path.abspath("tests/reference_job/reference_job")
 JOB_SECONDS_MAX = 900
+IDLE_SERVER_SECONDS_MAX = 60
 # Hundreds of processes share a few cores, so every step takes long.
 PATIENT = ["--progress=none", "--join_deadline_s=600", "--exchange_deadline_s=300"]
 
@@ -72,14 +73,20 @@ def descriptors(pid: int) -> int:
 
 def idle_server_kib() -> int:
     """What a server that waits has in memory."""
-    process = subprocess.Popen([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1"],
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        time.sleep(2)
-        return status_kib(process.pid, "VmRSS")
-    finally:
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        port_file = os.path.join(folder, "port")
+        process = subprocess.Popen([SERVER, "--listen=127.0.0.1:0", "--shard=0", "--shard_count=1",
+                                    "--port_file=" + port_file], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            end = time.monotonic() + IDLE_SERVER_SECONDS_MAX
+            while not os.path.exists(port_file):  # the server makes it when it listens
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RuntimeError("the server does not listen")
+                time.sleep(0.02)  # a file has no event to wait for
+            return status_kib(process.pid, "VmRSS")
+        finally:
+            process.kill()
+            process.wait()
 
 
 class Job:

@@ -1,12 +1,10 @@
 #include "common/trace.h"
 
 #include <time.h>
-#include <unistd.h>
-
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
+#include "common/host/host_identity.h"
 
 namespace starring {
 namespace {
@@ -16,18 +14,6 @@ namespace {
 constexpr int kServersFrom = 10000;  // process ids of servers; workers count from 1
 
 const char* RoleName(Trace::Role role) { return role == Trace::Role::kWorker ? "worker" : "server"; }
-
-std::string BootId() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
-  return id;
-}
-
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
-}
 
 int64_t WallMinusMonotonicMicroseconds() {
   timespec wall;

@@ -25,6 +25,8 @@
 
 namespace starring {
 
+inline constexpr int64_t kFloatBytes = sizeof(float);  // every tensor's element but labels and pixels
+
 enum class Activation { kNone, kRelu };
 enum class InputGradient { kNeeded, kNotNeeded };  // the first layer needs none
 enum class Bias { kNone, kAdded };

@@ -187,11 +187,6 @@ void ConnectionAcceptor::SetLimit(int connections_max) {
   }
 }
 
-int ConnectionAcceptor::open_count() const {
-  const MutexLock lock(mutex_);
-  return open_count_;
-}
-
 void ConnectionAcceptor::Run() {
   while (true) {
     std::array<epoll_event, 64> events;

@@ -74,8 +74,6 @@ class ConnectionAcceptor {
   };
   Unheard unheard() const;
 
-  int open_count() const;
-
  private:
   using Clock = std::chrono::steady_clock;
   struct Connection {

@@ -1,5 +1,5 @@
-// One Exchange stream at the server. Messages are read as gRPC's own slices, and written answers refer to our memory,
-// so that no array is copied.
+// One Exchange stream at the server; worker/exchange/star/lane.h is the other end. Messages are read as gRPC's own
+// slices, and written answers refer to our memory, so that no array is copied.
 //
 // Life: Accept asks gRPC for the next stream; on_accepted when a worker opened it; on_message for each message;
 // on_gone when the stream is over and has no tag left in the completion queue. It may be destroyed only then.
@@ -87,7 +87,7 @@ class ExchangeLane {
     TraceLabels labels;  // with a step if the answer is traced
   };
   // Takes the next message of an answer that waits. True if it was the answer's last.
-  static bool TakePart(Outgoing* outgoing, grpc::ByteBuffer* message);
+  [[nodiscard]] static bool TakePart(Outgoing* outgoing, grpc::ByteBuffer* message);
   std::deque<Outgoing> outgoing_;
   TraceEvent write_;  // the message that is being written; has a name if it is traced
   std::optional<std::chrono::steady_clock::time_point> accepted_at_;

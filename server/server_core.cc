@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <utility>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "common/host/address.h"
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
+#include "common/nonce.h"
 #include "common/status.h"
 
 namespace starring {
@@ -21,12 +21,6 @@ constexpr std::chrono::milliseconds kTick(100);
 // How long a server whose job is over waits for workers that have not taken their last answers: a worker that is gone
 // never takes them.
 constexpr std::chrono::seconds kLinger(5);
-
-// Tells this server process from another one at the same address. It is no seed: no result depends on it.
-uint64_t DrawId() {
-  std::random_device device;
-  return static_cast<uint64_t>(device()) << 32 | device();
-}
 
 // `text` as one short line of printable characters. Refusals quote strangers, who could send a terminal's commands.
 std::string LogLine(absl::string_view text) {
@@ -55,7 +49,7 @@ ParameterServer::Core::Core(Options options)
       admission_(options_.security.token),
       rendezvous_(options_.shard, options_.shard_count, options_.run_id,
                   [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); }),
-      job_id_(DrawId()),
+      job_id_(DrawNonce()),
       refusals_([this](const std::string& line) { Log(line); }) {}
 
 ParameterServer::Core::~Core() {

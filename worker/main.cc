@@ -104,7 +104,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
                                                                  StallOptions stall) {
   switch (options.sync) {
     case Sync::kLocal:
-      return CreateLocalExchange(tracing.compute);
+      return CreateLocalExchange(tracing.compute,
+                                 cuda == nullptr ? LocalUpdates::kExchange : LocalUpdates::kTrainingStep);
     case Sync::kStar:
       return CreateStarExchange({.addresses = options.servers,
                                  .lanes = options.lanes,

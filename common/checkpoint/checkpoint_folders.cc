@@ -18,6 +18,7 @@
 #include "common/check.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -168,12 +169,12 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Durati
   FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
   if (lock.file_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   // The kernel may need a moment to release the lock of a job that was killed.
-  for (const absl::Time end = absl::Now() + patience;;) {
+  for (const absl::Time end = SteadyNow() + patience;;) {
     if (flock(lock.file_, LOCK_EX | LOCK_NB) == 0) return lock;
     if (errno == EINTR) continue;
     // The file system has no locks. Refusing would make such file systems useless, so the user must keep jobs apart.
     if (errno != EWOULDBLOCK) return lock;
-    if (absl::Now() >= end) break;
+    if (SteadyNow() >= end) break;
     absl::SleepFor(absl::Milliseconds(50));
   }
   return absl::FailedPreconditionError(

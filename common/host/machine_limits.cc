@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "common/limits.h"
 
 namespace starring {
@@ -29,14 +30,41 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-// The lowest limit of the group at `path` below `mount` and of all groups above it: the kernel enforces each of them. A
-// group that cannot be seen from here, as in a container, counts as unlimited, and so does "max".
-int64_t LowestLimit(const std::string& mount, std::string path, const char* file) {
-  int64_t lowest = std::numeric_limits<int64_t>::max();
+// The files of a control group that say how much memory it may have and has. `cache` is a line of memory.stat: file
+// pages that the kernel drops when memory is short, which count as used.
+struct GroupFiles {
+  const char* limit;
+  const char* used;
+  const char* cache;
+};
+constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file"};
+
+// The number in the line "NAME NUMBER" of a file; 0 if there is none.
+int64_t NumberIn(const std::string& path, absl::string_view name) {
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const std::vector<std::string> words = absl::StrSplit(line, ' ');
+    int64_t number;
+    if (words.size() == 2 && words[0] == name && absl::SimpleAtoi(words[1], &number)) return number;
+  }
+  return 0;
+}
+
+// The least that the group at `path` below `mount`, or a group above it, still grants: the kernel enforces the limit of
+// each of them. A group that cannot be seen from here, as in a container, counts as unlimited, and so does "max".
+int64_t LeastLeft(const std::string& mount, std::string path, const GroupFiles& files) {
+  int64_t least = std::numeric_limits<int64_t>::max();
   while (true) {
+    const std::string folder = absl::StrCat(mount, path, "/");
     int64_t limit;
-    if (absl::SimpleAtoi(FirstLine(absl::StrCat(mount, path, "/", file)), &limit)) lowest = std::min(lowest, limit);
-    if (path.empty()) return lowest;
+    if (absl::SimpleAtoi(FirstLine(folder + files.limit), &limit)) {
+      int64_t used;
+      if (!absl::SimpleAtoi(FirstLine(folder + files.used), &used)) used = 0;
+      used = std::max<int64_t>(0, used - NumberIn(folder + "memory.stat", files.cache));
+      least = std::min(least, std::max<int64_t>(0, limit - used));
+    }
+    if (path.empty()) return least;
     path.resize(path.rfind('/'));
   }
 }
@@ -58,12 +86,12 @@ absl::StatusOr<int64_t> AvailableMemoryBytes(const std::string& root) {
   for (std::string line; std::getline(groups, line);) {  // "0::/user.slice" (version 2), "9:memory:/job_7" (version 1)
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
-    // LowestLimit ends at an empty path, the root group.
+    // LeastLeft ends at an empty path, the root group.
     const std::string path = parts[2] == "/" ? "" : parts[2];
     if (parts[0] == "0") {
-      available = std::min(*available, LowestLimit(root + "/sys/fs/cgroup", path, "memory.max"));
+      available = std::min(*available, LeastLeft(root + "/sys/fs/cgroup", path, kVersion2));
     } else if (parts[1] == "memory") {
-      available = std::min(*available, LowestLimit(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes"));
+      available = std::min(*available, LeastLeft(root + "/sys/fs/cgroup/memory", path, kVersion1));
     }
   }
   return *available;

@@ -9,8 +9,8 @@
 
 namespace starring {
 
-// The smallest of the memory that the kernel can still give (MemAvailable) and the limits of this process's control
-// group and of the groups above it. `root` is a folder with proc and sys, for tests. NotFound without /proc/meminfo.
+// The least of the memory that the kernel can still give (MemAvailable) and what this process's control group, and each
+// group above it, still grants. `root` is a folder with proc and sys, for tests. NotFound without /proc/meminfo.
 absl::StatusOr<int64_t> AvailableMemoryBytes(const std::string& root = "");
 
 // Number of processes on this machine that run the same file as this one, itself included. Processes that this user may

@@ -102,8 +102,9 @@ absl::Status MakeJobSecret(const std::string& path) {
   // O_EXCL: a job that runs may still read the file of that name, so it is never overwritten.
   const FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (file.get() < 0) {
-    const absl::Status error = SystemError(path, errno);
-    return errno == EEXIST ? Annotate(error, "a secret is never overwritten") : error;
+    const int error = errno;
+    const absl::Status status = SystemError(path, error);
+    return error == EEXIST ? Annotate(status, "a secret is never overwritten") : status;
   }
   // The umask may have taken bits from the mode that open was given.
   absl::Status status = fchmod(file.get(), 0600) == 0 ? absl::OkStatus() : SystemError(path, errno);

@@ -7,12 +7,12 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <random>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/nonce.h"
 #include "common/status.h"
 
 namespace starring {
@@ -27,12 +27,6 @@ int64_t FileBytes(int64_t element_count) { return kHeaderBytes + element_count *
 
 absl::Status SystemError(const std::string& what) {
   return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
-
-// Tells this memory from any other. It has no influence on results, so it needs no seed.
-uint64_t DrawNonce() {
-  std::random_device device;
-  return static_cast<uint64_t>(device()) << 32 | device();
 }
 
 // Whether a mapping of the file stays valid whatever its maker does, and has the right length.

@@ -16,8 +16,6 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
-
 // `winners` must live from forward to backward, so it is memory of this layer's own and not scratch memory.
 class CudaMaxPool2d : public MaxPool2d {
  public:

@@ -23,7 +23,6 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kImagesMultiple = 4;  // of a chunk: four floats are 16 bytes
 
 class CudaDense : public Dense {

@@ -32,11 +32,11 @@ void CudaWatch::Look() {
   const MutexLock lock(mutex_);
   while (!ends_.WaitFor(mutex_, options_.deadline / kLooks,
                         [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_over_; })) {
-    const char* hanging = nullptr;
+    const char* hanging = nullptr;  // the oldest one
     for (OpenCall& open : calls_) {
       // One look more than kLooks, because the first one may come right after the call began. The test is for equality,
       // so that each call is reported once.
-      if (++open.looks == kLooks + 1) hanging = open.name;
+      if (++open.looks == kLooks + 1 && hanging == nullptr) hanging = open.name;
     }
     if (hanging == nullptr) continue;
     // The lock is free meanwhile: `hangs` may take as long as it likes, and other threads' calls must be able to begin

@@ -1,8 +1,6 @@
 #include "common/atomic_file.h"
 
 #include <fcntl.h>
-#include <signal.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +11,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/common/full_disk.h"
 
 namespace starring {
 namespace {
@@ -34,14 +33,10 @@ TEST(WriteFileAtomicallyTest, KeepsTheOldFileWhenTheNewOneDoesNotFit) {
   std::filesystem::create_directory(folder);
   const std::string path = folder + "/file";
   ASSERT_TRUE(WriteFileAtomically(path, "old").ok());
-  signal(SIGXFSZ, SIG_IGN);  // the limit then shows as EFBIG, as a full disk does as ENOSPC
-  rlimit before;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit small = before;
-  small.rlim_cur = 1000;
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const absl::Status status = WriteFileAtomically(path, std::string(5000, 'x'));
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  const absl::Status status = [&] {
+    const FullDisk disk(1000);
+    return WriteFileAtomically(path, std::string(5000, 'x'));
+  }();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_EQ(Read(path), "old");
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);

@@ -12,7 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// The tests that sleep would pass by chance with a shorter time.
+// A wait that ends early would pass by chance with a shorter time.
 constexpr milliseconds kLong(20);
 
 struct Shared {

@@ -86,7 +86,8 @@ absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
   const OptimizerConfig optimizer = {.momentum = 0.9, .weight_decay = 1e-4};
 
   const bool is_local = step.exchange == CountedStep::Exchange::kLocal;
-  const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
+  const std::unique_ptr<GradientExchange> exchange =
+      CreateLocalExchange(nullptr, is_local ? LocalUpdates::kTrainingStep : LocalUpdates::kExchange);
   ASSIGN_OR_RETURN(const auto training,
                    CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets},
                                           {.device = device.get(),

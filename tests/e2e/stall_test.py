@@ -7,7 +7,7 @@ import signal
 import time
 import unittest
 
-from tests.e2e.jobs import JobTest, SERVER, WORKER
+from tests.e2e.jobs import JobTest, WORKER
 
 STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
 
@@ -39,16 +39,8 @@ class StallTest(JobTest):
             time.sleep(0.02)  # there is no event to wait for
 
     def start_servers(self, count):
-        processes, addresses = [], []
-        for shard in range(count):
-            port_file = self.path("port.%d" % len(self.processes))
-            process = self.start([SERVER, "--listen=127.0.0.1:0", "--shard=%d" % shard, "--shard_count=%d" % count,
-                                  "--port_file=" + port_file])
-            self.wait_until(lambda path=port_file: os.path.exists(path), "listening", process)
-            processes.append(process)
-            with open(port_file) as file:
-                addresses.append(file.read().strip())
-        return processes, addresses
+        servers = [self.start_server(shard=shard, shard_count=count) for shard in range(count)]
+        return [process for process, _ in servers], [address for _, address in servers]
 
     def star(self, worker, record, stops=""):
         servers, addresses = self.start_servers(2)

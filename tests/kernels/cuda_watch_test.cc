@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_watch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -16,13 +17,15 @@ using Clock = std::chrono::steady_clock;
 
 struct Report {
   std::atomic<int> count = 0;
-  std::string call;
+  std::string call;  // of the first report
   Clock::time_point at;
 
   CudaWatch::Options After(milliseconds deadline) {
     return {.deadline = deadline, .hangs = [this](const char* name) {
-              call = name;
-              at = Clock::now();
+              if (count == 0) {
+                call = name;
+                at = Clock::now();
+              }
               ++count;
             }};
   }
@@ -48,11 +51,17 @@ TEST(CudaWatch, CallsThatReturnMayFollowEachOtherForLongerThanTheDeadline) {
   Report report;
   CudaWatch watch(report.After(milliseconds(40)));
   const Clock::time_point begin = Clock::now();
+  Clock::duration longest{0};
   while (Clock::now() - begin < milliseconds(120)) {
-    const CudaWatch::Call call(&watch, "waiting");
-    std::this_thread::sleep_for(milliseconds(1));
+    const Clock::time_point call_begin = Clock::now();
+    {
+      const CudaWatch::Call call(&watch, "waiting");
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    longest = std::max(longest, Clock::now() - call_begin);
   }
-  EXPECT_EQ(report.count, 0);
+  // On a busy machine one call may last for the deadline, and is reported rightly.
+  EXPECT_TRUE(report.count == 0 || longest >= milliseconds(40)) << report.count << " reports";
 }
 
 TEST(CudaWatch, OneThreadsCallsDoNotHideAnothers) {

@@ -132,15 +132,20 @@ TEST(ConnectionAcceptorTest, HandsOverSocketsThatDoNotBlock) {
   const int fd = server.Await(0);
   EXPECT_NE(fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
   EXPECT_NE(fcntl(fd, F_GETFD) & FD_CLOEXEC, 0);
-  EXPECT_EQ(server.acceptor->open_count(), 1);
 }
 
 TEST(ConnectionAcceptorTest, ForgetsAConnectionThatItsOwnerCloses) {
-  Server server(10);
+  Server server(1);
   const Client client(server.acceptor->address());
-  shutdown(server.Await(0), SHUT_RDWR);
+  server.Await(0);
+  server.acceptor->Keep(client.peer());  // never cut: the only place becomes free only when it ends
+  server.Close(0);
   EXPECT_TRUE(client.IsClosed());
-  EXPECT_TRUE(Eventually([&] { return server.acceptor->open_count() == 0; }));
+  std::deque<Client> next;  // refused until the acceptor has seen the end
+  EXPECT_TRUE(Eventually([&] {
+    next.emplace_back(server.acceptor->address());
+    return server.count() >= 2;
+  }));
 }
 
 TEST(ConnectionAcceptorTest, CutsTheOldestStrangerOverTheLimit) {
@@ -155,7 +160,6 @@ TEST(ConnectionAcceptorTest, CutsTheOldestStrangerOverTheLimit) {
   server.Await(2);
   EXPECT_FALSE(second.IsClosed(0));
   EXPECT_FALSE(third.IsClosed(0));
-  EXPECT_EQ(server.acceptor->open_count(), 2);
 }
 
 // Every attempt must leave kStrangerLifeMinMs. Only the shortest has a limit above, because a busy machine delays some.
@@ -213,7 +217,6 @@ TEST(ConnectionAcceptorTest, TakesNoConnectionWhileGrpcHoldsThoseThatWereCut) {
   server.Close(0);
   server.Await(kStrangerConnectionsMax);
   for (size_t i = 1; i < clients.size(); ++i) EXPECT_FALSE(clients[i].IsClosed(0)) << i;
-  EXPECT_EQ(server.acceptor->open_count(), kStrangerConnectionsMax);
 }
 
 TEST(ConnectionAcceptorTest, TakesWhatWaitedOnceAStrangerIsKept) {
@@ -322,7 +325,7 @@ TEST(ConnectionAcceptorTest, AStrangerMaySendALittleMoreEverySecond) {
   }
   absl::SleepFor(absl::Milliseconds(1050));  // now each may send kStrangerBytesPerSecond more
   ASSERT_TRUE(slow.Send(kStrangerBytesMax + kStrangerBytesPerSecond));
-  fast.Send(kStrangerBytesMax + 3 * kStrangerBytesPerSecond);
+  fast.Send(kStrangerBytesMax + 2 * kPatienceMs / 1000 * kStrangerBytesPerSecond);  // allowed only after 40 s
   EXPECT_TRUE(fast.IsClosed());
   EXPECT_FALSE(slow.IsClosed(50));
   for (const size_t index : {0, 1}) shutdown(server.Await(index), SHUT_RDWR);  // ends the readers
@@ -330,9 +333,10 @@ TEST(ConnectionAcceptorTest, AStrangerMaySendALittleMoreEverySecond) {
 }
 
 TEST(ConnectionAcceptorTest, AnUnknownPeerIsNoError) {
-  Server server(2);
+  Server server(1);
   for (const char* peer : {"", "unix:", "ipv4:127.0.0.1:1", "nonsense"}) server.acceptor->Keep(peer);
-  EXPECT_EQ(server.acceptor->open_count(), 0);
+  const Client client(server.acceptor->address());
+  server.Await(0);  // the only place is still free
 }
 
 TEST(ConnectionAcceptorTest, RefusesWhatItCannotListenOn) {

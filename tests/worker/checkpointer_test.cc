@@ -138,8 +138,7 @@ TEST_F(CheckpointerTest, APeriodicCheckpointIsSkippedWhileTheDiskIsSlow) {
 TEST_F(CheckpointerTest, AllRanksWaitForTheLastOneLongerThanForAnyExchange) {
   exchange_deadline_ = absl::Seconds(3);
   write_ = [](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
-    // A disk so slow that two deadlines of the exchange pass.
-    std::this_thread::sleep_for(std::chrono::milliseconds(6500));
+    std::this_thread::sleep_for(std::chrono::milliseconds(3500));  // a slow disk: longer than any exchange may take
     return WriteCheckpoint(dir, layout, checkpoint);
   };
   RunRanks([&](Rank* rank) {

@@ -1,9 +1,6 @@
 #include "worker/trainer.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
-#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -19,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
+#include "tests/common/full_disk.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/model/layer_file.h"
 #include "worker/step/training_step.h"
@@ -195,14 +193,10 @@ TEST_F(TrainerTest, SumsManyLossesInParts) {
 // The disk is full, and another rank dies before that is reported.
 TEST_F(TrainerTest, AFailedCheckpointAfterAFailedRunIsAWarning) {
   failing_step_ = 9;
-  signal(SIGXFSZ, SIG_IGN);
-  rlimit before;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit small = before;
-  small.rlim_cur = 100;  // bytes: too few for any file of a checkpoint
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const auto result = Train();
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto result = [&] {
+    const FullDisk disk(100);  // bytes: too few for any file of a checkpoint
+    return Train();
+  }();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("rank 1 is gone"));
   EXPECT_THAT(SavedSteps(), ElementsAre());

@@ -2,7 +2,6 @@
 
 #include <dnnl.h>
 #include <errno.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/flags/command_line.h"
+#include "common/host/host_identity.h"
 #include "common/host/process_facts.h"
 #include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
@@ -143,12 +143,9 @@ std::string WayOut(int error_number, CheckFindings::Topology topology) {
 }
 
 std::string OwnPlace(const LauncherEnvironment& launcher) {
-  char host[256] = "";
-  // The last byte stays zero: gethostname does not end a name that it has to cut.
-  gethostname(host, sizeof(host) - 1);
   const std::string& include = launcher.mpi_interfaces_included;
   const std::string& exclude = launcher.mpi_interfaces_excluded;
-  return absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " is on ", host, ", interfaces ",
+  return absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " is on ", HostName(), ", interfaces ",
                       AddressesText(ListInterfaceAddresses()),
                       ", btl_tcp_if_include=", include.empty() ? "(not set)" : include,
                       exclude.empty() ? "" : absl::StrCat(", btl_tcp_if_exclude=", exclude));

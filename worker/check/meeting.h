@@ -89,7 +89,7 @@ class Meeting {
   // For rank 0: tells the others whether MPI is tried next.
   absl::Status Decide(bool tries_mpi);
   // For the others: what rank 0 has decided; false if it does not say so in time.
-  bool AwaitDecision();
+  [[nodiscard]] bool AwaitDecision();
   // For rank 0: tells the others the verdict, and waits a moment until they have read it.
   void Announce(int exit_code);
   // For the others. Empty if rank 0 says nothing in time.

@@ -12,6 +12,7 @@
 #include "common/host/process_facts.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -98,9 +99,9 @@ absl::StatusOr<RoundTrip> PeerLink::MeasureRoundTrip(absl::Time end) {
   RoundTrip best{.microseconds = std::numeric_limits<double>::max()};
   for (int i = 0; i < kPings; ++i) {
     const int64_t clock = WallClockMicroseconds();
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     ASSIGN_OR_RETURN(const Answer answer, Ask({.word = Word::kPing}, "", end));
-    const double microseconds = absl::ToDoubleMicroseconds(absl::Now() - start);
+    const double microseconds = absl::ToDoubleMicroseconds(SteadyNow() - start);
     if (microseconds >= best.microseconds) continue;
     best.microseconds = microseconds;
     // The answer was sent half a round trip ago; the quickest ping has the smallest error.
@@ -115,12 +116,12 @@ absl::StatusOr<double> PeerLink::MeasureBandwidth(double seconds, absl::Time end
   head.nonce = nonce_;
   head.length = static_cast<uint32_t>(payload.size());
   // All answers are awaited at the end, so that the link is never idle between two messages.
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   int64_t bytes = 0;
   int answers = 0;
   // One message is sent in any case, since a rate of 0 means that nothing was measured. The answers that are not read
   // yet fit the socket's buffer: at most 16 of 24 bytes.
-  while (bytes == 0 || (bytes < kCheckBandwidthBytesMax && absl::Now() - start < absl::Seconds(seconds))) {
+  while (bytes == 0 || (bytes < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds))) {
     RETURN_IF_ERROR(Send(&head, sizeof(head), end));
     RETURN_IF_ERROR(Send(payload.data(), payload.size(), end));
     bytes += static_cast<int64_t>(payload.size());
@@ -131,7 +132,7 @@ absl::StatusOr<double> PeerLink::MeasureBandwidth(double seconds, absl::Time end
     Answer answer;
     RETURN_IF_ERROR(Receive(&answer, sizeof(answer), end));
   }
-  return static_cast<double>(bytes) / absl::ToDoubleSeconds(absl::Now() - start);
+  return static_cast<double>(bytes) / absl::ToDoubleSeconds(SteadyNow() - start);
 }
 
 absl::Status PeerLink::Put(int rank, int stage, const std::string& text, absl::Time end) {

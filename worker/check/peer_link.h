@@ -117,9 +117,9 @@ class PeerListener {
   void Run();
   void Accept();
   // These return false if the connection must be closed.
-  bool OnReadable(Connection& connection);
-  bool AnswerComplete(Connection& connection);
-  bool Answer(const Connection& connection, const std::optional<std::string>& note, bool is_get);
+  [[nodiscard]] bool OnReadable(Connection& connection);
+  [[nodiscard]] bool AnswerComplete(Connection& connection);
+  [[nodiscard]] bool Answer(const Connection& connection, const std::optional<std::string>& note, bool is_get);
 
   const Socket socket_;
   const Socket waker_;  // an eventfd: readable when the thread must end

@@ -8,11 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <random>
 
 #include "absl/strings/str_cat.h"
 #include "common/host/process_facts.h"
 #include "common/limits.h"
+#include "common/nonce.h"
 #include "worker/check/peer_link.h"
 
 namespace starring {
@@ -26,11 +26,6 @@ constexpr int kBacklog = 128;
 constexpr size_t kConnectionsMax = 2 * kWorldSizeMax + 64;
 constexpr size_t kReadBytes = 256 << 10;
 
-uint64_t DrawNonce() {
-  std::random_device device;
-  return static_cast<uint64_t>(device()) << 32 | device();
-}
-
 absl::Status SystemError(const char* what) {
   return absl::InternalError(absl::StrCat("cannot ", what, ": ", ErrnoText(errno)));
 }
@@ -39,7 +34,7 @@ absl::Status SystemError(const char* what) {
 // connection is closed: the listener's only thread must not wait for one peer.
 constexpr int kSendBufferBytes = 2 * static_cast<int>(kCheckNoteBytesMax);
 
-bool SendAll(int fd, const std::string& bytes) {
+[[nodiscard]] bool SendAll(int fd, const std::string& bytes) {
   return send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes.size());
 }
 

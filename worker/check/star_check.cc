@@ -1,13 +1,13 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/nonce.h"
 #include "common/status.h"
 #include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
@@ -26,12 +26,6 @@ constexpr size_t kThreadsMax = 16;
 constexpr absl::Duration kKeepPause = absl::Seconds(1);
 // The facts of more servers would make a note too long.
 constexpr int kServersInNoteMax = 32;
-
-// A random number tells two processes of one rank apart: a server drops the notes of the one before.
-uint64_t DrawWorkerId() {
-  std::random_device device;
-  return (static_cast<uint64_t>(device()) << 32 | device()) | 1;  // not 0
-}
 
 // The boards of the first servers that this worker reaches, used as one: a note is put on all of them and found on any.
 class ServerBoard final : public NoteBoard {
@@ -165,7 +159,8 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
   const absl::Time begin = absl::Now();
   CheckFindings findings = EmptyFindings(parts, CheckFindings::Topology::kStar);
   findings.bandwidth = PlanBandwidth(static_cast<int>(options.servers.size()), options.world_size);
-  std::vector<Server> servers = DialServers(parts, DrawWorkerId());
+  // The number tells two processes of one rank apart: a server drops the notes of the one before.
+  std::vector<Server> servers = DialServers(parts, DrawNonce());
   std::vector<StarCheckClient*> board_servers;
   for (const Server& server : servers) {
     if (server.link.error().empty() && board_servers.size() < kBoardServersMax) {

@@ -68,7 +68,7 @@ class Tensorboard final : public RunObserver {
 
   Tensorboard(Options options, std::string path, std::FILE* file);
   void Write(int64_t step, const Values& values);
-  bool WriteRecord(const std::string& record);
+  [[nodiscard]] bool WriteRecord(const std::string& record);
 
   const Options options_;
   const std::string path_;

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "common/checkpoint/crc32c.h"
+#include "common/host/host_identity.h"
 #include "proto/starring/v1/tensorboard_event.pb.h"
 #include "worker/report/dashboards.h"
 
@@ -45,14 +46,13 @@ Tensorboard::~Tensorboard() {
 }
 
 absl::StatusOr<std::unique_ptr<Tensorboard>> Tensorboard::Create(const Options& options) {
-  char host[256] = {};
-  (void)gethostname(host, sizeof(host) - 1);  // on an error the name is empty, which does no harm
   // TensorBoard takes the files with "tfevents" in their names, in the order of their names.
   const std::string path = absl::StrFormat("%s/events.out.tfevents.%010d.%s.%d", options.dir,
-                                           absl::ToUnixSeconds(absl::Now()), host, getpid());
+                                           absl::ToUnixSeconds(absl::Now()), HostName(), getpid());
   std::error_code ignored;  // the open reports it
   std::filesystem::create_directories(options.dir, ignored);
   std::FILE* const file = std::fopen(path.c_str(), "wb");
+  const int open_error = errno;
   // The board owns the file from here on, also if the first record cannot be written.
   std::unique_ptr<Tensorboard> board(new Tensorboard(options, path, file));
   v1::TensorboardEvent first;
@@ -61,7 +61,8 @@ absl::StatusOr<std::unique_ptr<Tensorboard>> Tensorboard::Create(const Options& 
   first.set_file_version("brain.Event:2");
   if (file == nullptr || !board->WriteRecord(first.SerializeAsString())) {
     return absl::InvalidArgumentError(absl::StrCat("flag --tensorboard_dir cannot be \"", options.dir, "\": ", path,
-                                                   ": ", strerror(errno), ": name a folder that can be written to"));
+                                                   ": ", strerror(file == nullptr ? open_error : errno),
+                                                   ": name a folder that can be written to"));
   }
   return board;
 }

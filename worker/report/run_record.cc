@@ -1,7 +1,5 @@
 #include "worker/report/run_record.h"
 
-#include <unistd.h>
-
 #include <fstream>
 #include <map>
 #include <vector>
@@ -14,6 +12,7 @@
 #include "common/atomic_file.h"
 #include "common/check.h"
 #include "common/flags/flag_table.h"
+#include "common/host/host_identity.h"
 #include "common/status.h"
 #include "google/protobuf/util/json_util.h"
 #include "proto/starring/v1/run_record.pb.h"
@@ -28,11 +27,6 @@ std::string ProcessorName() {
     return std::string(absl::StripAsciiWhitespace(absl::string_view(line).substr(line.find(':') + 1)));
   }
   return "unknown";
-}
-
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
 }
 
 // The record's entries that are no flags, or that replace a flag's value, as JSON: a value that meant nothing in this

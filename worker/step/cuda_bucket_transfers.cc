@@ -13,8 +13,6 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
-
 // The exchange may have mapped its memory for reading only. Whether such memory can be pinned depends on the machine: a
 // GPU without the host's page tables requires the read-only flag of cudaHostRegister, and a GPU that cannot keep that
 // promise (cudaDevAttrHostRegisterReadOnlySupported) refuses the flag. So both are tried.

@@ -11,7 +11,6 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
 constexpr int64_t kLabelBytes = sizeof(int32_t);  // and those of a sample's number
 static_assert(sizeof(uint32_t) == kLabelBytes);
 

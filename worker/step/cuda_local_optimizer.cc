@@ -7,11 +7,6 @@
 #include "common/status.h"
 
 namespace starring {
-namespace {
-
-constexpr int64_t kFloatBytes = sizeof(float);
-
-}  // namespace
 
 int64_t CudaLocalOptimizer::StateBytes(const OptimizerConfig& optimizer, int64_t element_count) {
   return StateVectorCount(optimizer) * element_count * kFloatBytes;

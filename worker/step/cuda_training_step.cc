@@ -12,8 +12,6 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
-
 using Slot = CudaBatchSlots::Slot;
 
 struct Segment {

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -7,6 +6,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/checkpoint/folder_fixture.h"
 
 namespace starring {
 namespace {
@@ -15,13 +15,8 @@ namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class CheckpointFoldersTest : public testing::Test {
+class CheckpointFoldersTest : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(dir_);
-  }
-
   absl::Status Publish(int64_t step, const std::string& content) {
     return PublishFolder(dir_, step, [&](const std::string& folder) {
       std::ofstream(folder + "/content") << content;
@@ -37,14 +32,6 @@ class CheckpointFoldersTest : public testing::Test {
     for (const CheckpointFolder& folder : ListCheckpointFolders(dir_)) steps.push_back(folder.step);
     return steps;
   }
-  std::vector<std::string> Names() {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  std::string dir_;
 };
 
 TEST_F(CheckpointFoldersTest, NewestFirstWhateverTheNumberOfDigits) {

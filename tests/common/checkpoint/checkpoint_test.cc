@@ -3,7 +3,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <zlib.h>
@@ -26,6 +25,8 @@
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/checkpoint.pb.h"
+#include "tests/common/checkpoint/folder_fixture.h"
+#include "tests/common/full_disk.h"
 
 namespace starring {
 namespace {
@@ -56,25 +57,11 @@ Checkpoint Filled(const Layout& layout, int64_t step) {
   return checkpoint;
 }
 
-class CheckpointTest : public testing::Test {
+class CheckpointTest : public FolderTest {
  protected:
-  void SetUp() override {
-    dir_ = testing::TempDir() + "/" + testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(dir_);
-  }
-
   absl::StatusOr<std::optional<FoundCheckpoint>> Read(const Layout& layout) {
     return ReadNewestCheckpoint(dir_, layout, {"momentum_buffer"}, {{"bn.running_mean", 2}});
   }
-
-  std::vector<std::string> Names() {
-    std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(dir_)) names.push_back(entry.path().filename());
-    std::sort(names.begin(), names.end());
-    return names;
-  }
-
-  std::string dir_;
 };
 
 TEST_F(CheckpointTest, WhatIsWrittenIsRead) {
@@ -401,14 +388,10 @@ TEST_F(CheckpointTest, WritingTakesNoMoreMemoryThanATensor) {
 TEST_F(CheckpointTest, AFullDiskKeepsTheLastCompleteOneAndLeavesNothing) {
   const Layout layout = SmallLayout();
   ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 10)).ok());
-  signal(SIGXFSZ, SIG_IGN);  // the limit then shows as EFBIG, as a full disk does as ENOSPC
-  rlimit before;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  rlimit small = before;
-  small.rlim_cur = 600;  // bytes, fewer than a file of this checkpoint has
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  const absl::Status status = WriteCheckpoint(dir_, layout, Filled(layout, 20));
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  const absl::Status status = [&] {
+    const FullDisk disk(600);  // bytes, fewer than a file of this checkpoint has
+    return WriteCheckpoint(dir_, layout, Filled(layout, 20));
+  }();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(Names(), testing::ElementsAre("step-000000010"));
   EXPECT_EQ((*Read(layout))->checkpoint.step, 10);

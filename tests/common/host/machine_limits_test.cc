@@ -53,6 +53,28 @@ TEST(MachineLimitsTest, KnowsControlGroupsOfVersion1) {
   EXPECT_EQ(machine.Available(), 3'000'000'000);
 }
 
+TEST(MachineLimitsTest, WhatAGroupUsesIsNotFreeButItsFileCacheIs) {
+  const Machine machine("used");
+  machine.Write("proc/self/cgroup", "0::/job\n");
+  machine.Write("sys/fs/cgroup/job/memory.max", "4000000000\n");
+  machine.Write("sys/fs/cgroup/job/memory.current", "3000000000\n");
+  EXPECT_EQ(machine.Available(), 1'000'000'000);
+  machine.Write("sys/fs/cgroup/job/memory.stat", "anon 1000000000\ninactive_file 1500000000\n");
+  EXPECT_EQ(machine.Available(), 2'500'000'000);
+  machine.Write("sys/fs/cgroup/job/memory.current", "9000000000\n");  // for a moment a group may be above its limit
+  EXPECT_EQ(machine.Available(), 0);
+}
+
+TEST(MachineLimitsTest, WhatAGroupOfVersion1UsesIsNotFreeButItsFileCacheIs) {
+  const Machine machine("used1");
+  machine.Write("proc/self/cgroup", "4:memory:/job\n");
+  machine.Write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4000000000\n");
+  machine.Write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "3000000000\n");
+  EXPECT_EQ(machine.Available(), 1'000'000'000);
+  machine.Write("sys/fs/cgroup/memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 1500000000\n");
+  EXPECT_EQ(machine.Available(), 2'500'000'000);
+}
+
 TEST(MachineLimitsTest, AMachineThatSaysNothingIsAnError) {
   EXPECT_EQ(AvailableMemoryBytes(absl::StrCat(std::getenv("TEST_TMPDIR"), "/nothing")).status().code(),
             absl::StatusCode::kNotFound);

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 import unittest
 
@@ -66,10 +67,28 @@ class LaunchTest(unittest.TestCase):
         return facts, [line for line in lines if line.startswith("--")]
 
     def await_started(self, *names):
+        self.await_notes(*(f"{name}.start" for name in names))
+
+    def await_notes(self, *files):
         deadline = time.monotonic() + DEADLINE_S
-        while not all(os.path.exists(f"{self.notes}/{name}.start") for name in names):
-            self.assertLess(time.monotonic(), deadline, f"{names} never started")
-            time.sleep(0.01)
+        while not all(os.path.exists(f"{self.notes}/{file}") for file in files):
+            self.assertLess(time.monotonic(), deadline, f"{files} were never written")
+            time.sleep(0.01)  # a file has no event to wait for
+
+    def await_error_line(self, process, text):
+        """Reads what the launcher prints on standard error up to a line with `text`. Returns that line, or the last."""
+        guard = threading.Timer(DEADLINE_S, process.kill)
+        guard.start()
+        line = ""
+        for line in process.stderr:
+            if text in line:
+                break
+        guard.cancel()
+        return line
+
+    def clear_notes(self):
+        for name in os.listdir(self.notes):
+            os.unlink(f"{self.notes}/{name}")
 
     def assert_nothing_left(self, wait_s=0):
         """Fails if a child of the job still runs, or a file of the launcher is left."""
@@ -239,8 +258,7 @@ class StarTest(LaunchTest):
         process = self.start(["--workers=2"], ["--wait", "--stubborn=w0"])
         self.await_started("w0", "w1")
         process.send_signal(signal.SIGINT)
-        while not os.path.exists(f"{self.notes}/w1.saved"):
-            time.sleep(0.01)
+        self.await_notes("w1.saved")
         process.send_signal(signal.SIGINT)
         self.assertEqual(self.finish(process)[0], 130)
 
@@ -333,15 +351,11 @@ class StarTest(LaunchTest):
 
     def test_a_stop_between_two_attempts_ends_the_launcher(self):
         process = self.start(["--workers=1", "--restarts=100"], ["--exit=w0:9", "--checkpoint_dir=x"])
-        self.await_started("w0")
-        time.sleep(2)  # by now it has paused for 0, 0.25, 0.5 and 1 s
+        seen = self.await_error_line(process, "restart 5 of 100")  # printed right before a pause of 2 s
         process.terminate()
         _, _, err = self.finish(process)
+        self.assertIn("restart 5 of 100", seen)
         self.assertNotIn("restart 7 of 100", err)
-
-    def clear_notes(self):
-        for name in os.listdir(self.notes):
-            os.unlink(f"{self.notes}/{name}")
 
 
 @unittest.skipUnless(HAS_MPIRUN, "no mpirun on PATH")
@@ -363,8 +377,7 @@ class RingTest(LaunchTest):
         for code in (7, -9):
             got, _, err = self.launch(["--sync=mpi", "--workers=2"], ["--wait", f"--exit=w1:{code}", "--everybody=w0"])
             self.assertEqual(got, 137 if code == -9 else code, err)
-            for name in os.listdir(self.notes):
-                os.unlink(f"{self.notes}/{name}")
+            self.clear_notes()
 
     def test_the_first_signal_asks_and_waits(self):
         process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--save_ms=3000"])
@@ -379,8 +392,7 @@ class RingTest(LaunchTest):
         process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--stubborn=w0"])
         self.await_started("w0", "w1")
         process.send_signal(signal.SIGTERM)
-        while not os.path.exists(f"{self.notes}/w1.saved"):
-            time.sleep(0.01)
+        self.await_notes("w1.saved")
         started = time.monotonic()
         process.send_signal(signal.SIGTERM)
         self.assertEqual(self.finish(process)[0], 143)

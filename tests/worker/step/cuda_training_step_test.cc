@@ -77,7 +77,7 @@ class CudaTrainingStepTest : public testing::Test {
     buckets_ = BucketMap::Create({.element_count = layout.element_count(), .bucket_bytes = 1, .world_size = 1}).value();
     JobSpec job{.world_size = 1, .optimizer = {.momentum = 0.9}, .layout = layout, .buckets = buckets_};
     job.schedule.base = learning_rate;
-    exchange_ = CreateLocalExchange();
+    exchange_ = CreateLocalExchange(nullptr, LocalUpdates::kTrainingStep);
     step_ = CreateCudaTrainingStep({.network = network_.get(),
                                     .exchange = exchange_.get(),
                                     .buckets = &buckets_,

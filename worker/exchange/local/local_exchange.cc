@@ -16,7 +16,7 @@ namespace {
 
 class LocalExchange final : public GradientExchange {
  public:
-  explicit LocalExchange(TraceTrack* track) : track_(track) {}
+  LocalExchange(TraceTrack* track, LocalUpdates updates) : track_(track), updates_(updates) {}
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
     if (job.world_size != 1 || job.rank != 0) {
@@ -24,6 +24,7 @@ class LocalExchange final : public GradientExchange {
                                                      job.world_size, ": use --sync=star or --sync=ring"));
     }
     CHECK_EQ(parameters.size(), job.layout.element_count());
+    if (updates_ == LocalUpdates::kTrainingStep) return absl::OkStatus();
     // This worker owns every bucket as a whole.
     std::vector<std::vector<ElementRange>> slices;
     for (int b = 0; b < job.buckets.bucket_count(); ++b) slices.push_back({job.buckets.bucket(b)});
@@ -41,6 +42,7 @@ class LocalExchange final : public GradientExchange {
 
   // The optimizer runs here and not in Await: the gradient has just been written and is still in the cache.
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
+    CHECK(owned_.has_value()) << "the training step applies the optimizer";
     const ElementRange range = buckets_.bucket(bucket);
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
     const auto start = std::chrono::steady_clock::now();
@@ -63,6 +65,7 @@ class LocalExchange final : public GradientExchange {
   }
 
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
+    CHECK(owned_.has_value()) << "the training step has the optimizer's state";
     owned_->CopyStateOut(state);
     return absl::OkStatus();
   }
@@ -73,16 +76,17 @@ class LocalExchange final : public GradientExchange {
 
  private:
   TraceTrack* const track_;
+  const LocalUpdates updates_;
   BucketMap buckets_;
   std::span<float> parameters_;
-  std::optional<OwnedSlices> owned_;  // from Start on
+  std::optional<OwnedSlices> owned_;  // from Start on, with kExchange
   ExchangeCounters counters_;
 };
 
 }  // namespace
 
-std::unique_ptr<GradientExchange> CreateLocalExchange(TraceTrack* track) {
-  return std::make_unique<LocalExchange>(track);
+std::unique_ptr<GradientExchange> CreateLocalExchange(TraceTrack* track, LocalUpdates updates) {
+  return std::make_unique<LocalExchange>(track, updates);
 }
 
 }  // namespace starring

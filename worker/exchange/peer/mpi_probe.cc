@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -31,13 +32,6 @@ constexpr size_t kNameBytesMax = MPI_MAX_PORT_NAME - 16;
 // after a message.
 constexpr absl::Duration kAwake = absl::Milliseconds(3);
 constexpr absl::Duration kPause = absl::Microseconds(200);
-
-absl::Status MpiError(const char* call, int code) {
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return absl::InternalError(absl::StrCat(call, ": ", std::string(text, length)));
-}
 
 std::string PartName(const std::string& name, size_t part) { return absl::StrCat("starring-check:", name, ":", part); }
 
@@ -165,7 +159,7 @@ absl::StatusOr<std::optional<std::string>> MpiProbe::Lookup(const std::string& n
     }
     const std::pair<std::string, std::string> first = absl::StrSplit(value, absl::MaxSplits(' ', 1));
     if (!absl::SimpleAtoi(first.first, &parts) || parts < 1) {
-      return absl::InternalError("MPI_Lookup_name returns what nobody published");
+      return absl::InternalError("MPI_Lookup_name returns a text that no rank published");
     }
     text = first.second;
   }
@@ -214,25 +208,25 @@ absl::StatusOr<MpiProbe::Measurement> MpiProbe::Measure(int peer, double seconds
   state.answers = 0;
   // The first ping makes the connection. Its time counts as well, but the smallest one is taken.
   for (int ping = 0; ping <= kPings; ++ping) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     RETURN_IF_ERROR(state.Send(1, peer, kRequestTag));
     RETURN_IF_ERROR(state.ProgressUntil([&] { return state.answers == ping + 1; }, end));
-    result.round_trip_us = std::min(result.round_trip_us, absl::ToDoubleMicroseconds(absl::Now() - start));
+    result.round_trip_us = std::min(result.round_trip_us, absl::ToDoubleMicroseconds(SteadyNow() - start));
   }
   state.answers = 0;
   // Up to kMessagesInFlight requests are unanswered at a time. The time ends with the last answer: bytes that wait in
   // buffers have not arrived.
   int sent = 0;
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   while (sent == 0 ||
-         (sent * kCheckPayloadBytesMax < kCheckBandwidthBytesMax && absl::Now() - start < absl::Seconds(seconds))) {
+         (sent * kCheckPayloadBytesMax < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds))) {
     RETURN_IF_ERROR(state.Send(kCheckPayloadBytesMax, peer, kRequestTag));
     ++sent;
     RETURN_IF_ERROR(state.ProgressUntil([&] { return sent - state.answers < kMessagesInFlight; }, end));
   }
   RETURN_IF_ERROR(state.ProgressUntil([&] { return state.answers == sent; }, end));
   result.bytes_per_second =
-      static_cast<double>(sent * kCheckPayloadBytesMax) / absl::ToDoubleSeconds(absl::Now() - start);
+      static_cast<double>(sent * kCheckPayloadBytesMax) / absl::ToDoubleSeconds(SteadyNow() - start);
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "worker/exchange/peer/transport.h"
@@ -45,6 +46,9 @@ class MpiRuntime {
   int rank_ = 0;
   int world_size_ = 1;
 };
+
+// Internal, with MPI's own text for `code`, which `call` returned.
+absl::Status MpiError(const char* call, int code);
 
 // A transport over MPI_Isend, MPI_Irecv and MPI_Iallreduce on a communicator of its own, completed by MPI_Testsome.
 //

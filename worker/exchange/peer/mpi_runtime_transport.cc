@@ -13,7 +13,6 @@
 #include "worker/exchange/peer/mpi_runtime.h"
 
 namespace starring {
-namespace {
 
 absl::Status MpiError(const char* call, int code) {
   char text[MPI_MAX_ERROR_STRING] = "";
@@ -21,6 +20,8 @@ absl::Status MpiError(const char* call, int code) {
   MPI_Error_string(code, text, &length);
   return absl::InternalError(absl::StrCat(call, ": ", std::string(text, length)));
 }
+
+namespace {
 
 // MPI counts in an int. Every message is shorter: a chunk, a segment, or a bucket (limits.h).
 int CountOf(size_t size) {

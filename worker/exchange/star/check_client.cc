@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/host/process_facts.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
@@ -126,9 +126,9 @@ absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
   answer.round_trip_us = std::numeric_limits<double>::max();
   for (int i = 0; i < kPings; ++i) {
     const int64_t clock = WallClockMicroseconds();
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(calls_->Unsigned(), end));
-    const double microseconds = absl::ToDoubleMicroseconds(absl::Now() - start);
+    const double microseconds = absl::ToDoubleMicroseconds(SteadyNow() - start);
     if (microseconds >= answer.round_trip_us) continue;
     answer.round_trip_us = microseconds;
     // The server read its clock at an unknown moment of the round trip. Its middle is wrong by half the round trip at
@@ -142,14 +142,14 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
   v1::CheckRequest request = calls_->Unsigned();
   request.set_payload(std::string(kCheckPayloadBytesMax, '\0'));
   grpc::CompletionQueue queue;
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   int64_t bytes = 0;
   int in_flight = 0;
   absl::Status status;
   // At least one message is sent, even if `seconds` is over at once. None is sent after an error.
   const auto wants_more = [&] {
     return status.ok() &&
-           (bytes == 0 || (bytes < kCheckBandwidthBytesMax && absl::Now() - start < absl::Seconds(seconds)));
+           (bytes == 0 || (bytes < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds)));
   };
   // Keeps kCallsInFlight calls under way. When the time is up, the loop goes on until the last of them has ended: an
   // event that stayed in the queue would leak its flight.
@@ -163,8 +163,8 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
     status.Update(calls_->Next(&queue));
     --in_flight;
   }
-  const double measured_seconds = absl::ToDoubleSeconds(absl::Now() - start);
   // gRPC requires that a queue is shut down and empty before it is destroyed.
+  const double measured_seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   queue.Shutdown();
   RETURN_IF_ERROR(status);
   return static_cast<double>(bytes) / measured_seconds;

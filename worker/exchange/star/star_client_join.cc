@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <random>
 #include <thread>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/mutex.h"
+#include "common/nonce.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "common/wire/exchange_message.h"
@@ -31,12 +31,6 @@ constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
 constexpr int kTakenCountSaid = 3;
 // The server names the missing ranks when the deadline has passed, so its answer arrives a little later than that.
 constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
-
-// Tells this process from another one with the same rank. No result depends on it.
-uint64_t DrawWorkerId() {
-  std::random_device device;
-  return static_cast<uint64_t>(device()) << 32 | device();
-}
 
 // Says why a Join takes long: which ranks have not joined, or that the server does not answer. It watches one Join,
 // from its construction to its destruction. Both happen on one thread; a thread of the watch does the rest.
@@ -125,15 +119,16 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
   while (true) {
     // This is what is left of the deadline. So the server, which knows the missing ranks, gives up before this side
     // does.
-    request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - absl::Now())));
+    request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - SteadyNow())));
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline + kAnswerGrace));
+    // gRPC's deadlines are of the wall clock; ours is of the steady one.
+    context.set_deadline(absl::ToChronoTime(absl::Now() + (deadline - SteadyNow()) + kAnswerGrace));
     v1::JoinReply reply;
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
     // A worker that replaces one whose machine has died meets its predecessor's rank until the server notices.
     const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
-    if (const absl::Duration left = deadline - absl::Now(); is_taken && kTakenPause < left) {
+    if (const absl::Duration left = deadline - SteadyNow(); is_taken && kTakenPause < left) {
       if (++taken_count == kTakenCountSaid && say != nullptr) {
         say(absl::StrCat(server, ": ", status.error_message(), "; trying for ",
                          absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))),
@@ -150,7 +145,7 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
     if (!absl::IsUnavailable(reason)) {
       return absl::Status(reason.code(), absl::StrCat(server, ": ", std::string(reason.message())));
     }
-    if (absl::Now() + kRetryPause >= deadline) {
+    if (SteadyNow() + kRetryPause >= deadline) {
       return absl::UnavailableError(absl::StrCat(server, " cannot be reached within ",
                                                  absl::FormatDuration(join_deadline), ": ",
                                                  std::string(reason.message())));
@@ -158,20 +153,20 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
     absl::SleepFor(kRetryPause);
     // gRPC 1.51 drives a handshake only while a call waits for it. The call above fails at once while there is no
     // connection, so without this wait a TLS handshake would never end. Returns as soon as there is a connection.
-    target.lanes[0]->WaitForConnected(absl::ToChronoTime(std::min(deadline, absl::Now() + kConnectWait)));
+    target.lanes[0]->WaitForConnected(absl::ToChronoTime(absl::Now() + std::min(deadline - SteadyNow(), kConnectWait)));
   }
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job, Options options) {
-  const absl::Time deadline = absl::Now() + job.join_deadline;
+  const absl::Time deadline = SteadyNow() + job.join_deadline;
   v1::JoinRequest request;
   request.set_run_id(options.run_id);
   request.set_wire_version(kWireVersion);
   request.set_token(options.security.token);
   request.set_rank(job.rank);
-  request.set_worker_id(DrawWorkerId());
+  request.set_worker_id(DrawNonce());
   request.set_shard_count(static_cast<int>(options.shards.size()));
   request.set_agreement(SerializeAgreement(job));
   request.set_exchange_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(job.exchange_deadline)));

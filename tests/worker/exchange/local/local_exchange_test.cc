@@ -57,5 +57,14 @@ TEST(LocalExchange, RefusesSeveralWorkers) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("this is rank 1 of 2"));
 }
 
+TEST(LocalExchange, KeepsNoStateForAStepThatAppliesTheOptimizer) {
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1};
+  std::vector<float> parameters = job.InitialParameters();
+  const auto exchange = CreateLocalExchange(nullptr, LocalUpdates::kTrainingStep);
+  ASSERT_TRUE(exchange->Start(job.Spec(0), parameters).ok());
+  EXPECT_DEATH(exchange->Submit(0, 0, parameters), "the training step applies the optimizer");
+  EXPECT_TRUE(exchange->Finish().ok());
+}
+
 }  // namespace
 }  // namespace starring

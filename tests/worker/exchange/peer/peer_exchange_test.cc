@@ -1,6 +1,8 @@
 #include "worker/exchange/peer/peer_exchange.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -24,9 +26,10 @@ using Algorithm = PeerExchange::Algorithm;
 using testing::AllOf;
 using testing::HasSubstr;
 
-// The result of one rank.
+// The result of one rank. Outlives the rank's exchange: after an error its memory belongs to the transport.
 struct Outcome {
   absl::Status status;
+  std::vector<float> gradient;  // of the last step
   std::vector<float> parameters;
   std::vector<std::vector<float>> state;  // rank 0
   ExchangeCounters counters;
@@ -44,8 +47,7 @@ struct Training {
   std::function<absl::Status(int rank, int64_t step)> before_step = [](int, int64_t) { return absl::OkStatus(); };
 };
 
-absl::Status RunRank(const Training& training, GradientExchange& exchange, int rank, Outcome& outcome,
-                     std::vector<float>& gradient) {
+absl::Status RunRank(const Training& training, GradientExchange& exchange, int rank, Outcome& outcome) {
   const ExampleJob& job = training.job;
   JobSpec spec = job.Spec(rank);
   spec.first_step = training.first_step;
@@ -61,10 +63,10 @@ absl::Status RunRank(const Training& training, GradientExchange& exchange, int r
       exchange.Abort(status);
       return status;
     }
-    gradient = job.Gradient(rank, step);
+    outcome.gradient = job.Gradient(rank, step);
     for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
       const ElementRange range = spec.buckets.bucket(b);
-      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+      exchange.Submit(step, b, std::span<const float>(outcome.gradient).subspan(range.begin, range.size()));
     }
     std::vector<double> values = {1.0, static_cast<double>(rank)};
     RETURN_IF_ERROR(exchange.Sum(SumPurpose::kStopVote, values));  // buckets are in flight
@@ -80,24 +82,34 @@ absl::Status RunRank(const Training& training, GradientExchange& exchange, int r
   return absl::OkStatus();
 }
 
+using Exchanges = std::vector<std::unique_ptr<PeerExchange>>;  // by rank
+
+Exchanges MakeExchanges(InMemoryNetwork& network, int world_size, const PeerExchange::Options& options = {}) {
+  Exchanges exchanges;
+  for (int rank = 0; rank < world_size; ++rank) {
+    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), options));
+  }
+  return exchanges;
+}
+
+// Runs every rank on a thread of its own. REQUIRES: an outcome for each.
+void RunRanks(const Training& training, const Exchanges& exchanges, std::vector<Outcome>& outcomes) {
+  CHECK_EQ(outcomes.size(), exchanges.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < exchanges.size(); ++rank) {
+    threads.emplace_back([&, rank] {
+      outcomes[rank].status = RunRank(training, *exchanges[rank], static_cast<int>(rank), outcomes[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
 std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint64_t seed) {
   const int world_size = training.job.world_size;
   InMemoryNetwork network(world_size, seed);
   std::vector<Outcome> outcomes(world_size);
-  // Outlives the exchanges, because after an error it belongs to the transport.
-  std::vector<std::vector<float>> gradients(world_size);
-  std::vector<std::unique_ptr<PeerExchange>> exchanges;
-  for (int rank = 0; rank < world_size; ++rank) {
-    exchanges.push_back(
-        std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{.algorithm = algorithm}));
-  }
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  const Exchanges exchanges = MakeExchanges(network, world_size, {.algorithm = algorithm});
+  RunRanks(training, exchanges, outcomes);
   return outcomes;
 }
 
@@ -197,8 +209,7 @@ TEST(PeerExchange, LocalIsARingOfOne) {
   ASSERT_EQ(ring[0].status, absl::OkStatus());
   const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
   Outcome local;
-  std::vector<float> gradient;
-  ASSERT_EQ(RunRank(training, *exchange, 0, local, gradient), absl::OkStatus());
+  ASSERT_EQ(RunRank(training, *exchange, 0, local), absl::OkStatus());
   EXPECT_EQ(local.parameters, ring[0].parameters);
   EXPECT_EQ(local.state, ring[0].state);
 }
@@ -268,18 +279,8 @@ TEST(PeerExchange, LetsGoOfMemoryAfterAnOrderlyEndOnly) {
     };
     InMemoryNetwork network(2, 6);
     std::vector<Outcome> outcomes(2);
-    std::vector<std::vector<float>> gradients(2);
-    std::vector<std::unique_ptr<PeerExchange>> exchanges;
-    for (int rank = 0; rank < 2; ++rank) {
-      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
-    }
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < 2; ++rank) {
-      threads.emplace_back([&, rank] {
-        outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    const Exchanges exchanges = MakeExchanges(network, 2);
+    RunRanks(training, exchanges, outcomes);
     for (int rank = 0; rank < 2; ++rank) {
       EXPECT_EQ(outcomes[rank].status.ok(), !fails) << outcomes[rank].status;
       EXPECT_EQ(exchanges[rank]->Release(), !fails) << rank;
@@ -302,10 +303,7 @@ TEST(PeerExchange, RefusesASumOfDifferentThings) {
     Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3}};
     InMemoryNetwork network(3, 5);
     std::vector<std::vector<float>> parameters(3, std::vector<float>(64));
-    std::vector<std::unique_ptr<PeerExchange>> exchanges;
-    for (int rank = 0; rank < 3; ++rank) {
-      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
-    }
+    const Exchanges exchanges = MakeExchanges(network, 3);
     std::vector<absl::Status> status(3);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank) {
@@ -331,23 +329,13 @@ TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
     training.change_spec = [](int, JobSpec& spec) { spec.exchange_deadline = absl::Milliseconds(500); };
     InMemoryNetwork network(3, 4);
     std::vector<Outcome> outcomes(3);
-    std::vector<std::vector<float>> gradients(3);
-    std::vector<std::unique_ptr<PeerExchange>> exchanges;
-    for (int rank = 0; rank < 3; ++rank) {
-      exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
-    }
+    const Exchanges exchanges = MakeExchanges(network, 3);
     training.before_step = [&](int rank, int64_t step) {
       if (rank != silent || step != 2) return absl::OkStatus();
       network.Disconnect(silent);
       return absl::CancelledError("gone");
     };
-    std::vector<std::thread> threads;
-    for (int rank = 0; rank < 3; ++rank) {
-      threads.emplace_back([&, rank] {
-        outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    RunRanks(training, exchanges, outcomes);
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == silent) continue;
       EXPECT_TRUE(absl::IsDeadlineExceeded(outcomes[rank].status) || absl::IsUnavailable(outcomes[rank].status))
@@ -370,32 +358,31 @@ TEST_P(PeerExchangeStall, NamesTheRankAndItsPhaseAndThenGoesOn) {
   InMemoryNetwork network(3, 9);
   std::vector<ProgressState> progress(3);
   std::vector<std::vector<std::string>> lines(3);
+  std::atomic<int> reports = 0;  // ranks that have said something
   std::vector<Outcome> outcomes(3);
-  std::vector<std::vector<float>> gradients(3);
-  std::vector<std::unique_ptr<PeerExchange>> exchanges;
+  Exchanges exchanges;
   for (int rank = 0; rank < 3; ++rank) {
     exchanges.push_back(std::make_unique<PeerExchange>(
         network.CreateTransport(rank),
-        PeerExchange::Options{
-            .algorithm = GetParam(),
-            .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
-                      .progress = &progress[rank],
-                      .say = [&lines, rank](const std::string& line) { lines[rank].push_back(line); }}}));
+        PeerExchange::Options{.algorithm = GetParam(),
+                              .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
+                                        .progress = &progress[rank],
+                                        .say = [&lines, &reports, rank](const std::string& line) {
+                                          lines[rank].push_back(line);
+                                          if (lines[rank].size() == 1) ++reports;
+                                        }}}));
   }
   training.before_step = [&](int rank, int64_t step) {
     progress[rank].set_step(step);
     progress[rank].Enter(WorkPhase::kForward, std::chrono::steady_clock::now());
-    // Longer than the time to a report.
-    if (rank == 1 && step == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    // Busy until both others have said so.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (rank == 1 && step == 1 && reports < 2 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
     return absl::OkStatus();
   };
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < 3; ++rank) {
-    threads.emplace_back([&, rank] {
-      outcomes[rank].status = RunRank(training, *exchanges[rank], rank, outcomes[rank], gradients[rank]);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunRanks(training, exchanges, outcomes);
   const std::vector<float> expected = training.job.Reference(training.step_count);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_EQ(outcomes[rank].status, absl::OkStatus());
@@ -412,10 +399,7 @@ TEST(PeerExchange, ARankThatNeverStartsIsNamedAtTheJoinDeadline) {
   InMemoryNetwork network(3, 1);
   const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3};
   std::vector<absl::Status> statuses(3);
-  std::vector<std::unique_ptr<PeerExchange>> exchanges;
-  for (int rank = 0; rank < 3; ++rank) {
-    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), PeerExchange::Options{}));
-  }
+  const Exchanges exchanges = MakeExchanges(network, 3);
   std::vector<std::vector<float>> parameters(3, job.InitialParameters());
   std::vector<std::thread> threads;
   for (const int rank : {0, 2}) {
