@@ -93,14 +93,17 @@ void ShardJob::CheckDeadlines(Time now) {
 void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done) {
   if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
   // A late worker without a connection has probably died, which tells the reader more than that it is late.
-  std::string gone;
+  std::vector<int> gone;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) {
-      absl::StrAppend(&gone, ", rank ", rank, " has no connection to shard ", options_.shard, " any more");
-    }
+    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) gone.push_back(rank);
+  }
+  std::string also;
+  if (!gone.empty()) {
+    also = absl::StrCat(", ", NameRanks(gone), gone.size() == 1 ? " has" : " have", " no connection to shard ",
+                        options_.shard, " any more");
   }
   Fail(absl::DeadlineExceededError(
-      absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), gone, stall_.DescribeRoot(now))));
+      absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), also, stall_.DescribeRoot(now))));
 }
 
 std::string ShardJob::Deadline() const { return absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s"); }

@@ -165,6 +165,14 @@ TEST(PeerWatchTest, TellsNeighboursAFewTimesASecondWhateverTheyDo) {
   EXPECT_EQ(sent, 2 * 4);  // in a second of 1000 phases: four notices to each neighbour
 }
 
+TEST(PeerWatchTest, NamesAFewOfManyRanksThatDoNotAnswer) {
+  PeerWatch watch({.rank = 0, .world_size = 1000, .stall = {}, .send = [](int, NoticeKind, const std::string&) {}});
+  const PeerWatch::Time now{seconds(10)};
+  watch.CallRoll(now);
+  EXPECT_THAT(watch.DescribeMissing(now), HasSubstr("ranks 1, 2, 3,"));
+  EXPECT_THAT(watch.DescribeMissing(now), HasSubstr(", 16 and 983 more do not answer"));
+}
+
 TEST(PeerWatchTest, WhatCannotBeReadIsIgnored) {
   PeerWatch watch({.rank = 0, .world_size = 2, .stall = {}, .send = [](int, NoticeKind, const std::string&) {}});
   const PeerWatch::Time now{seconds(10)};
