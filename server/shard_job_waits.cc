@@ -9,6 +9,13 @@ namespace starring {
 
 using v1::ExchangeMessage;
 
+namespace {
+
+// "60 s", "0.5 s".
+std::string TextOf(std::chrono::milliseconds duration) { return absl::StrCat(duration.count() / 1000.0, " s"); }
+
+}  // namespace
+
 // StallWatch counts the question even if there is no lane to send it on. So a worker without a connection becomes
 // silent like one that does not answer.
 void ShardJob::AskProgress(int rank) {
@@ -85,8 +92,14 @@ void ShardJob::CheckDeadlines(Time now) {
     // Before its first lane, a worker's alone_since is in the future: it may still be joining at the other shards,
     // which the join deadline bounds.
     if (!worker.lanes_open.empty() || now <= worker.alone_since + options_.exchange_deadline) continue;
-    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it has had no connection to shard ",
-                                             options_.shard, " for ", Deadline())));
+    // A worker that has never connected was given both deadlines, one after the other.
+    const std::string waited =
+        worker.has_connected
+            ? absl::StrCat("it has had no connection to shard ", options_.shard, " for ", Deadline())
+            : absl::StrCat("it has opened no connection to shard ", options_.shard, " within ",
+                           TextOf(options_.join_deadline + options_.exchange_deadline), ", the join deadline of ",
+                           TextOf(options_.join_deadline), " and the exchange deadline of ", Deadline());
+    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: ", waited)));
   }
 }
 
@@ -106,7 +119,7 @@ void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRe
       absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), also, stall_.DescribeRoot(now))));
 }
 
-std::string ShardJob::Deadline() const { return absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s"); }
+std::string ShardJob::Deadline() const { return TextOf(options_.exchange_deadline); }
 
 void ShardJob::Describe(v1::GetStatusReply* reply) const {
   reply->set_state(state_ == State::kRunning    ? v1::GetStatusReply::RUNNING

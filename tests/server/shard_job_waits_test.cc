@@ -183,6 +183,18 @@ TEST(ShardJobWaitsTest, AWorkerThatDoesNotComeBackIsNamed) {
             absl::UnavailableError("rank 1 is gone: it has had no connection to shard 0 for 10 s"));
 }
 
+TEST(ShardJobWaitsTest, AWorkerThatNeverConnectsHasBothDeadlines) {
+  Shard shard(2);
+  shard.job = shard.CreateJob();
+  shard.job->OnLaneOpen({0, 0});
+  shard.job->CheckDeadlines(shard.now + seconds(15));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.job->CheckDeadlines(shard.now + milliseconds(15'001));
+  EXPECT_EQ(shard.job->status(),
+            absl::UnavailableError("rank 1 is gone: it has opened no connection to shard 0 within 15 s, the join "
+                                   "deadline of 5 s and the exchange deadline of 10 s"));
+}
+
 TEST(ShardJobWaitsTest, DescribesItself) {
   Shard shard(2);
   shard.SendInitialParameters();
