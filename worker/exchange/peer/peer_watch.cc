@@ -139,10 +139,9 @@ void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
   }
 }
 
-void PeerWatch::EndWait() {
+void PeerWatch::EndWait(Time now) {
   waiting_since_.reset();
-  // The clock is read only if a stall was reported: this is called at the end of every longer wait.
-  if (report_.IsOpen(0)) report_.Close(0, std::chrono::steady_clock::now());
+  report_.Close(0, now);
 }
 
 void PeerWatch::Look(const std::string& what, Time now) {

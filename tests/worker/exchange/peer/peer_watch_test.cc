@@ -114,9 +114,9 @@ TEST(PeerWatchTest, AllNameTheRankThatDoesNotAnswerAndWhereItWas) {
   EXPECT_LE(ranks.notices_waiting(), 10u) << "messages to a stopped process must not pile up";
   ranks.Continue(2);
   ranks.Run(milliseconds(100));
-  ranks[0].EndWait();
+  ranks[0].EndWait(ranks.now);
   ASSERT_EQ(ranks.lines[0].size(), 2u);
-  EXPECT_THAT(ranks.lines[0][1], HasSubstr("the job goes on after"));
+  EXPECT_THAT(ranks.lines[0][1], HasSubstr("the job goes on after 34."));
 }
 
 TEST(PeerWatchTest, ARankThatLivesAndWorksIsNamedWithItsPhase) {
