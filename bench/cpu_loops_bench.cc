@@ -83,7 +83,7 @@ class OnednnDense : public Dense {
     }
     // All operations share the scratch memory, as they run one after another. It grows to the largest need.
     for (const OnednnPrimitive* p : {&forward_, &backward_weights_, &backward_data_}) {
-      context->scratch.Reserve(p->scratch_bytes());
+      CHECK_OK(context->scratch.Reserve(p->scratch_bytes()));
     }
   }
 
@@ -138,7 +138,7 @@ class OnednnBatchNorm : public BatchNorm {
                                  {DNNL_ARG_SCALE_SHIFT, factors},
                                  {DNNL_ARG_DIFF_SRC, data},
                                  {DNNL_ARG_DIFF_SCALE_SHIFT, factors}});
-    context->scratch.Reserve(std::max(forward_.scratch_bytes(), backward_.scratch_bytes()));
+    CHECK_OK(context->scratch.Reserve(std::max(forward_.scratch_bytes(), backward_.scratch_bytes())));
   }
 
   void Forward(const float* x, const float* gamma, const float* beta, float* running_mean, float* running_variance,

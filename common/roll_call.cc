@@ -1,18 +1,31 @@
 #include "common/roll_call.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/limits.h"
 
 namespace starring {
 namespace {
 
-// No person reads a sentence that names more ranks.
-constexpr size_t kRanksNamedMax = 4;
+// Each rank takes half a line here. No person reads more of them.
+constexpr size_t kRanksDescribedMax = 4;
 
 }  // namespace
 
 std::string SecondsText(std::chrono::nanoseconds duration) {
   return absl::StrFormat("%.1f s", std::chrono::duration<double>(duration).count());
+}
+
+std::string NameRanks(const std::vector<int>& ranks) {
+  const auto end = ranks.begin() + std::min(std::ssize(ranks), std::ptrdiff_t{kRanksNamedMax});
+  std::string text = absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks.begin(), end, ", "));
+  if (end != ranks.end()) absl::StrAppend(&text, " and ", ranks.end() - end, " more");
+  return text;
 }
 
 std::string StallSentence(std::chrono::nanoseconds waited, const std::string& waits_for, const std::string& root) {
@@ -76,11 +89,12 @@ std::string RollCall::DescribeBusy(int rank, Time now) const {
 template <typename Describe>
 std::string RollCall::DescribeAll(const std::vector<int>& ranks, Describe describe) const {
   std::string all;
-  for (size_t i = 0; i < ranks.size() && i < kRanksNamedMax; ++i) {
+  for (size_t i = 0; i < ranks.size() && i < kRanksDescribedMax; ++i) {
     absl::StrAppend(&all, i == 0 ? "" : "; ", describe(ranks[i]));
   }
-  if (ranks.size() > kRanksNamedMax)
-    absl::StrAppend(&all, "; and so for ", ranks.size() - kRanksNamedMax, " more ranks");
+  if (ranks.size() > kRanksDescribedMax) {
+    absl::StrAppend(&all, "; and so for ", ranks.size() - kRanksDescribedMax, " more ranks");
+  }
   return all;
 }
 

@@ -85,6 +85,9 @@ class RollCall {
 
 // "4.2 s".
 std::string SecondsText(std::chrono::nanoseconds duration);
+// "rank 1", "ranks 1, 3", or the first kRanksNamedMax of limits.h: "ranks 1, 2, 3 and 983 more". A status must fit into
+// a line, and into the trailers of a gRPC call. REQUIRES: `ranks` is not empty.
+std::string NameRanks(const std::vector<int>& ranks);
 // "stuck for 4.2 s (step 12, bucket 3): rank 1 does not answer: ..."
 std::string StallSentence(std::chrono::nanoseconds waited, const std::string& waits_for, const std::string& root);
 // "the job goes on after 7.3 s"

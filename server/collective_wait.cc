@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/limits.h"
+#include "common/roll_call.h"
 #include "common/status.h"
 
 namespace starring {
@@ -26,8 +26,7 @@ std::string CollectiveWait::DescribeMissing() const {
   for (int rank = 0; rank < static_cast<int>(lanes_.size()); ++rank) {
     if (!Has(rank)) missing.push_back(rank);
   }
-  const bool is_one = missing.size() == 1;
-  return absl::StrCat(is_one ? "rank " : "ranks ", absl::StrJoin(missing, ", "), is_one ? " has" : " have");
+  return absl::StrCat(NameRanks(missing), missing.size() == 1 ? " has" : " have");
 }
 
 std::vector<LaneId> CollectiveWait::Waiting() const {

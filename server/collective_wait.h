@@ -42,7 +42,7 @@ class CollectiveWait {
   bool complete() const { return count_ == static_cast<int>(lanes_.size()); }
   // When the first part came. REQUIRES: !empty().
   Time since() const { return since_; }
-  // "rank 1 has" or "ranks 1, 3 have".
+  // "rank 1 has", "ranks 1, 3 have" or "ranks 1, 2, 3 and 983 more have" (NameRanks of common/roll_call.h).
   std::string DescribeMissing() const;
 
   // The lanes of all workers that wait, by rank.

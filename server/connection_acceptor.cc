@@ -31,8 +31,9 @@ namespace {
 constexpr uint64_t kDescriptorBit = uint64_t{1} << 63;
 // Connections that wait in the kernel to be accepted. The kernel lowers the number to net.core.somaxconn.
 constexpr int kBacklog = 1024;
-// Without descriptors nothing can be accepted, yet the listener stays readable. Without a pause the thread would spin.
-constexpr std::chrono::milliseconds kDescriptorPause(10);
+// Without descriptors or kernel memory nothing can be accepted, yet the listener stays readable. Without a pause the
+// thread would spin.
+constexpr std::chrono::milliseconds kResourcePause(10);
 // How often strangers are looked at: while one of them sends, and while none does.
 constexpr std::chrono::milliseconds kBusyPeriod(5);
 constexpr std::chrono::milliseconds kIdlePeriod(100);
@@ -236,7 +237,7 @@ bool ConnectionAcceptor::CheckStranger(uint64_t id) {
 void ConnectionAcceptor::Accept(int listener) {
   const int fd = accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   if (fd < 0) {
-    if (errno == EMFILE || errno == ENFILE) CutForDescriptors();
+    if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) CutForResources();
     return;  // other errors: the peer is gone already
   }
   // While this connection waits for a seat, no other is accepted. The others wait in the kernel, which bounds their
@@ -245,12 +246,12 @@ void ConnectionAcceptor::Accept(int listener) {
   for (const int one : listeners_) Watch(one, EPOLL_CTL_MOD, 0);
 }
 
-void ConnectionAcceptor::CutForDescriptors() {
+void ConnectionAcceptor::CutForResources() {
   {
     const MutexLock lock(mutex_);
     CutOldestStranger();
   }
-  std::this_thread::sleep_for(kDescriptorPause);
+  std::this_thread::sleep_for(kResourcePause);
 }
 
 void ConnectionAcceptor::ServeWaiting() {

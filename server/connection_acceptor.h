@@ -101,8 +101,8 @@ class ConnectionAcceptor {
   void Watch(int fd, int operation, uint32_t events) const;
   void Run();
   void Accept(int listener);
-  // The process has no descriptor left, so nothing can be accepted: cuts a stranger to get one.
-  void CutForDescriptors();
+  // No descriptor or no kernel memory is left, so nothing can be accepted: cuts a stranger to get some, and pauses.
+  void CutForResources();
   // Hands waiting_fd_ over if there is a seat, else tries to get one.
   void ServeWaiting();
   void OnConnectionEvent(uint64_t id, uint32_t events);

@@ -83,6 +83,7 @@ ShardJob::ShardJob(Options options, ContributionSum sums)
 void ShardJob::OnLaneOpen(LaneId lane) {
   CHECK(lane.rank >= 0 && lane.rank < world_size()) << lane.rank;
   workers_[lane.rank].lanes_open.insert(lane.lane);
+  workers_[lane.rank].has_connected = true;
   workers_[lane.rank].parts.erase(lane.lane);  // the stream before ended inside a slice
   // This worker had no lane open when the job failed, so it has not been told yet.
   if (state_ == State::kFailed) SendError(lane);

@@ -95,7 +95,8 @@ class ShardJob {
  private:
   struct Worker {
     std::set<int> lanes_open;
-    Time alone_since;  // when its last lane closed; meaningful while none is open
+    Time alone_since;            // when its last lane closed; meaningful while none is open
+    bool has_connected = false;  // a lane has been open
     int64_t contributions = 0;
     std::map<int, PartAssembler> parts;  // by lane: of a slice that has not arrived completely
   };

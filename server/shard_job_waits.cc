@@ -9,6 +9,13 @@ namespace starring {
 
 using v1::ExchangeMessage;
 
+namespace {
+
+// "60 s", "0.5 s".
+std::string TextOf(std::chrono::milliseconds duration) { return absl::StrCat(duration.count() / 1000.0, " s"); }
+
+}  // namespace
+
 // StallWatch counts the question even if there is no lane to send it on. So a worker without a connection becomes
 // silent like one that does not answer.
 void ShardJob::AskProgress(int rank) {
@@ -85,25 +92,34 @@ void ShardJob::CheckDeadlines(Time now) {
     // Before its first lane, a worker's alone_since is in the future: it may still be joining at the other shards,
     // which the join deadline bounds.
     if (!worker.lanes_open.empty() || now <= worker.alone_since + options_.exchange_deadline) continue;
-    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: it has had no connection to shard ",
-                                             options_.shard, " for ", Deadline())));
+    // A worker that has never connected was given both deadlines, one after the other.
+    const std::string waited =
+        worker.has_connected
+            ? absl::StrCat("it has had no connection to shard ", options_.shard, " for ", Deadline())
+            : absl::StrCat("it has opened no connection to shard ", options_.shard, " within ",
+                           TextOf(options_.join_deadline + options_.exchange_deadline), ", the join deadline of ",
+                           TextOf(options_.join_deadline), " and the exchange deadline of ", Deadline());
+    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: ", waited)));
   }
 }
 
 void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done) {
   if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
   // A late worker without a connection has probably died, which tells the reader more than that it is late.
-  std::string gone;
+  std::vector<int> gone;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) {
-      absl::StrAppend(&gone, ", rank ", rank, " has no connection to shard ", options_.shard, " any more");
-    }
+    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) gone.push_back(rank);
+  }
+  std::string also;
+  if (!gone.empty()) {
+    also = absl::StrCat(", ", NameRanks(gone), gone.size() == 1 ? " has" : " have", " no connection to shard ",
+                        options_.shard, " any more");
   }
   Fail(absl::DeadlineExceededError(
-      absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), gone, stall_.DescribeRoot(now))));
+      absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), also, stall_.DescribeRoot(now))));
 }
 
-std::string ShardJob::Deadline() const { return absl::StrCat(options_.exchange_deadline.count() / 1000.0, " s"); }
+std::string ShardJob::Deadline() const { return TextOf(options_.exchange_deadline); }
 
 void ShardJob::Describe(v1::GetStatusReply* reply) const {
   reply->set_state(state_ == State::kRunning    ? v1::GetStatusReply::RUNNING

@@ -11,9 +11,11 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <type_traits>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/arithmetic/instruction_set.h"
 #include "common/memory.h"
 #include "common/status.h"
@@ -309,7 +311,13 @@ class CpuBatchNorm : public BatchNorm {
 
 absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCpuBatchNorm(CpuContext* context, const BatchNormSpec& spec) {
   RETURN_IF_ERROR(CheckShape(spec));
-  return std::make_unique<CpuBatchNorm>(context, spec);
+  try {
+    return std::make_unique<CpuBatchNorm>(context, spec);
+  } catch (const std::bad_alloc&) {  // by a vector; no exception may leave this target
+    return absl::ResourceExhaustedError(absl::StrCat("batch norm: no memory for the statistics of ", spec.batch, " x ",
+                                                     spec.height, " x ", spec.width, " x ", spec.channels,
+                                                     " elements"));
+  }
 }
 
 }  // namespace starring

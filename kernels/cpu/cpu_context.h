@@ -10,7 +10,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "common/arithmetic/instruction_set.h"
 #include "common/memory.h"
 #include "dnnl.hpp"
@@ -22,10 +25,17 @@ namespace starring {
 // Thread safety: one thread.
 class Scratch {
  public:
-  // For the constructor of an operation: from now on there are at least `size_bytes`. This may move the memory, so an
-  // operation asks for data() anew in every run.
-  void Reserve(int64_t size_bytes) {
-    if (size_bytes > memory_.size_bytes()) memory_ = AlignedMemory(size_bytes);
+  // For the factory of an operation: from now on there are at least `size_bytes`. This may move the memory, so an
+  // operation asks for data() anew in every run. ResourceExhausted if the system has no memory left; then operations
+  // that were made before keep theirs.
+  absl::Status Reserve(int64_t size_bytes) {
+    if (size_bytes <= memory_.size_bytes()) return absl::OkStatus();
+    AlignedMemory memory(size_bytes);
+    if (memory.data() == nullptr) {
+      return absl::ResourceExhaustedError(absl::StrCat("no memory for ", size_bytes, " bytes"));
+    }
+    memory_ = std::move(memory);
+    return absl::OkStatus();
   }
   std::byte* data() { return memory_.data(); }
 

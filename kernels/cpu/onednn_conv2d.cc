@@ -1,7 +1,12 @@
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/onednn_primitive.h"
@@ -77,6 +82,9 @@ class OnednnConv2d : public Conv2d {
   // Throws dnnl::error when `convolution` cannot do this shape on this CPU.
   OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorithm convolution, Tag activations);
 
+  // What the largest of the three calls needs: they never overlap.
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
   void Forward(const float* x, const float* weight, const float* bias, float* y) override;
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override;
@@ -96,6 +104,7 @@ class OnednnConv2d : public Conv2d {
   Operand weights_x_, weights_dy_, weights_dweight_;
   Operand data_dy_, data_weight_, data_dx_;
   int64_t forward_scratch_ = 0, weights_scratch_ = 0, data_scratch_ = 0;  // offsets
+  int64_t scratch_bytes_ = 0;
 };
 
 OnednnConv2d::OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorithm convolution, Tag activations)
@@ -141,8 +150,7 @@ OnednnConv2d::OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorith
 }
 
 void OnednnConv2d::PlanForward(const dnnl::convolution_forward::primitive_desc& forward) {
-  // Each of the three Plan functions plans a call that has the whole scratch memory: calls never overlap, so the memory
-  // is as large as the largest plan.
+  // Each of the three Plan functions plans a call that has the whole scratch memory.
   std::vector<OnednnPrimitive::Argument> arguments = {{DNNL_ARG_SRC, forward.src_desc()},
                                                       {DNNL_ARG_WEIGHTS, forward.weights_desc()},
                                                       {DNNL_ARG_DST, forward.dst_desc()}};
@@ -153,7 +161,7 @@ void OnednnConv2d::PlanForward(const dnnl::convolution_forward::primitive_desc& 
   forward_weight_ = Operand(context_, weight_ours_, forward.weights_desc(), Operand::Use::kInput, &plan);
   forward_y_ = Operand(context_, y_ours_, forward.dst_desc(), Operand::Use::kOutput, &plan);
   forward_scratch_ = plan.Add(forward_.scratch_bytes());
-  context_->scratch.Reserve(plan.bytes());
+  scratch_bytes_ = std::max(scratch_bytes_, plan.bytes());
 }
 
 void OnednnConv2d::PlanBackwardWeights(const dnnl::convolution_backward_weights::primitive_desc& backward) {
@@ -167,7 +175,7 @@ void OnednnConv2d::PlanBackwardWeights(const dnnl::convolution_backward_weights:
   weights_x_ = Operand(context_, x_ours_, backward.src_desc(), Operand::Use::kInput, &plan);
   weights_dweight_ = Operand(context_, weight_ours_, backward.diff_weights_desc(), Operand::Use::kOutput, &plan);
   weights_scratch_ = plan.Add(backward_weights_.scratch_bytes());
-  context_->scratch.Reserve(plan.bytes());
+  scratch_bytes_ = std::max(scratch_bytes_, plan.bytes());
 }
 
 void OnednnConv2d::PlanBackwardData(const dnnl::convolution_backward_data::primitive_desc& backward) {
@@ -180,7 +188,7 @@ void OnednnConv2d::PlanBackwardData(const dnnl::convolution_backward_data::primi
   data_weight_ = Operand(context_, weight_ours_, backward.weights_desc(), Operand::Use::kInput, &plan);
   data_dx_ = Operand(context_, x_ours_, backward.diff_src_desc(), Operand::Use::kOutput, &plan);
   data_scratch_ = plan.Add(backward_data_.scratch_bytes());
-  context_->scratch.Reserve(plan.bytes());
+  scratch_bytes_ = std::max(scratch_bytes_, plan.bytes());
 }
 
 void OnednnConv2d::Forward(const float* x, const float* weight, const float* bias, float* y) {
@@ -223,25 +231,36 @@ void OnednnConv2d::Backward(const float* x, const float* weight, const float* y,
   data_dx_.Finish(dx, scratch);
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Conv2d>> CreateOnednnConv2d(CpuContext* context, const Conv2dSpec& spec) {
-  // oneDNN chooses an implementation for the number of threads that it finds here, and Run executes with the same
-  // number.
-  const ThreadCountScope threads(context->threads);
-  if (WinogradPays(spec)) {
+absl::StatusOr<std::unique_ptr<OnednnConv2d>> PlanConv2d(CpuContext* context, const Conv2dSpec& s) {
+  if (WinogradPays(s)) {
     try {
-      return std::make_unique<OnednnConv2d>(context, spec, algorithm::convolution_winograd, Tag::any);
+      return std::make_unique<OnednnConv2d>(context, s, algorithm::convolution_winograd, Tag::any);
     } catch (const dnnl::error&) {
       // oneDNN has no Winograd on this CPU (it needs AVX-512) or for this shape. The direct algorithm takes every
       // shape.
     }
   }
   try {
-    return std::make_unique<OnednnConv2d>(context, spec, algorithm::convolution_direct, Tag::nhwc);
+    return std::make_unique<OnednnConv2d>(context, s, algorithm::convolution_direct, Tag::nhwc);
   } catch (const dnnl::error& error) {
-    return absl::InternalError(absl::StrCat("oneDNN makes no convolution of this shape: ", error.what()));
+    const std::string message =
+        absl::StrCat("oneDNN makes no convolution of ", s.batch, " x ", s.in_height, " x ", s.in_width, " x ",
+                     s.in_channels, " elements with ", s.out_channels, " kernels of ", s.kernel_height, " x ",
+                     s.kernel_width, ", stride ", s.stride_height, " x ", s.stride_width, ", padding ",
+                     s.padding_height, " x ", s.padding_width, ": ", error.what());
+    return error.status == dnnl_out_of_memory ? absl::ResourceExhaustedError(message) : absl::InternalError(message);
   }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Conv2d>> CreateOnednnConv2d(CpuContext* context, const Conv2dSpec& spec) {
+  // oneDNN chooses an implementation for the number of threads that it finds here, and Run executes with the same
+  // number.
+  const ThreadCountScope threads(context->threads);
+  ASSIGN_OR_RETURN(auto conv, PlanConv2d(context, spec), "conv2d");
+  RETURN_IF_ERROR(context->scratch.Reserve(conv->scratch_bytes()), "conv2d");
+  return conv;
 }
 
 }  // namespace starring

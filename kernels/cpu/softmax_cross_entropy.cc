@@ -1,6 +1,8 @@
 #include <cmath>
+#include <new>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status.h"
 #include "kernels/cpu/cpu_context.h"
@@ -79,7 +81,12 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCpuSoftmaxCrossEntropy(CpuContext* context,
                                                                                   const SoftmaxCrossEntropySpec& spec) {
   RETURN_IF_ERROR(CheckShape(spec));
-  return std::make_unique<CpuSoftmaxCrossEntropy>(context, spec);
+  try {
+    return std::make_unique<CpuSoftmaxCrossEntropy>(context, spec);
+  } catch (const std::bad_alloc&) {  // by the vector; no exception may leave this target
+    return absl::ResourceExhaustedError(
+        absl::StrCat("softmax cross entropy: no memory for the losses of ", spec.batch, " samples"));
+  }
 }
 
 }  // namespace starring

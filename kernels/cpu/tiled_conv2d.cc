@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "common/memory.h"
+#include "common/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/row_lanes_avx512.h"
@@ -80,6 +81,8 @@ class TiledConv2d : public Conv2d {
  public:
   TiledConv2d(CpuContext* context, const Conv2dSpec& spec);
 
+  int64_t scratch_bytes() const { return scratch_bytes_; }
+
   void Forward(const float* x, const float* weight, const float* bias, float* y) override;
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override;
@@ -132,6 +135,7 @@ class TiledConv2d : public Conv2d {
   const std::vector<KernelPart> parts_;
   const int64_t weight_sums_, bias_sums_;  // floats of a share's dweight and dbias
   Plan plan_;
+  int64_t scratch_bytes_ = 0;
 };
 
 TiledConv2d::TiledConv2d(CpuContext* context, const Conv2dSpec& spec)
@@ -165,7 +169,7 @@ TiledConv2d::TiledConv2d(CpuContext* context, const Conv2dSpec& spec)
   plan_.floats = regions.floats();
   // After the shares: packed weights.
   const int64_t packed = lanes_ == Lanes::kRow ? (kernel_ + 1) * repeated_ : kernel_ * out_padded_;
-  context->scratch.Reserve(static_cast<int64_t>(sizeof(float)) * (plan_.floats * context->threads + packed));
+  scratch_bytes_ = static_cast<int64_t>(sizeof(float)) * (plan_.floats * context->threads + packed);
 }
 
 TiledConv2d::Share TiledConv2d::ShareAt(int share) const {
@@ -447,7 +451,9 @@ void TiledConv2d::Backward(const float* x, const float* weight, const float* y, 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Conv2d>> CreateTiledConv2d(CpuContext* context, const Conv2dSpec& spec) {
-  return std::make_unique<TiledConv2d>(context, spec);
+  auto conv = std::make_unique<TiledConv2d>(context, spec);
+  RETURN_IF_ERROR(context->scratch.Reserve(conv->scratch_bytes()), "conv2d");
+  return conv;
 }
 
 }  // namespace starring

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "common/memory.h"
+#include "common/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/tiles.h"
@@ -29,10 +30,12 @@ class TiledDense : public Dense {
         tiles_(TilesOf(context->instruction_set)),
         spec_(spec),
         batch_padded_(RoundUp(spec.batch, 16)),
-        batch_panel_(std::min(tiles_.tile_columns, batch_padded_)) {
-    context->scratch.Reserve(static_cast<int64_t>(sizeof(float)) *
-                             std::max(spec.in * RoundUp(spec.batch, batch_panel_) + spec.out * batch_padded_,
-                                      spec.batch * RoundUp(spec.in, tiles_.tile_columns) + spec.out * batch_padded_));
+        batch_panel_(std::min(tiles_.tile_columns, batch_padded_)) {}
+
+  int64_t scratch_bytes() const {
+    return static_cast<int64_t>(sizeof(float)) *
+           std::max(spec_.in * RoundUp(spec_.batch, batch_panel_) + spec_.out * batch_padded_,
+                    spec_.batch * RoundUp(spec_.in, tiles_.tile_columns) + spec_.out * batch_padded_);
   }
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override;
@@ -155,7 +158,9 @@ void TiledDense::Backward(const float* x, const float* weight, const float* y, f
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Dense>> CreateTiledDense(CpuContext* context, const DenseSpec& spec) {
-  return std::make_unique<TiledDense>(context, spec);
+  auto dense = std::make_unique<TiledDense>(context, spec);
+  RETURN_IF_ERROR(context->scratch.Reserve(dense->scratch_bytes()), "dense");
+  return dense;
 }
 
 }  // namespace starring

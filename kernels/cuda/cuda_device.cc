@@ -384,9 +384,19 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
 
 absl::Status MakeCudaDeviceCurrent(int ordinal, CudaWatch* watch) {
   const CudaWatch::Call call(watch, "making a GPU current");
-  RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"), "GPU ", ordinal);
+  cudaError_t error = cudaSetDevice(ordinal);
   // cudaSetDevice creates no context before CUDA 12; cudaFree does.
-  return CudaStatus(cudaFree(nullptr), "making a GPU current");
+  if (error == cudaSuccess) error = cudaFree(nullptr);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // clears the error, which the next launch would report otherwise
+    cudaDeviceProp properties = {};
+    cudaGetDeviceProperties(&properties, ordinal);
+    // Without a context, CUDA does not say how much of the memory is free.
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "GPU ", ordinal, ": of its ", properties.totalGlobalMem,
+        " bytes too few are free for a context of this process: nvidia-smi shows which processes have them"));
+  }
+  return Annotate(CudaStatus(error, "making a GPU current"), absl::StrCat("GPU ", ordinal));
 }
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOptions& options) {

@@ -127,7 +127,8 @@ class CudaDevice : public Device {
  public:
   virtual const CudaDeviceInfo& info() const = 0;
   virtual CudaStream* stream() = 0;  // where operations run
-  // The GPU's memory that no process has allocated; the memory of operations and of the libraries' workspaces.
+  // The GPU's memory that no process has allocated; the memory of operations and of the libraries' workspaces, without
+  // the operations' counters, which are a few KiB.
   virtual absl::StatusOr<int64_t> FreeBytes() const = 0;
   virtual int64_t operations_bytes() const = 0;
 
@@ -216,6 +217,7 @@ CudaOptimizerScalars MakeCudaOptimizerScalars(const OptimizerConfig& config, flo
 [[nodiscard]] absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch = nullptr);
 
 // Makes a GPU the calling thread's current one, with a context, for a library that asks CUDA for the current GPU.
+// ResourceExhausted where its memory is too full for the context.
 absl::Status MakeCudaDeviceCurrent(int ordinal, CudaWatch* watch = nullptr);
 
 // As FindCudaDevices; and InvalidArgument for an ordinal that does not exist, FailedPrecondition for a GPU older than

@@ -1,5 +1,10 @@
 #include "common/roll_call.h"
 
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -28,6 +33,17 @@ TEST(StallTimesTest, AskingLeavesTimeForTheAnswers) {
   EXPECT_EQ(kTimes.patience(), seconds(1));
   EXPECT_EQ(StallTimes{.report_after = milliseconds(200)}.patience(), milliseconds(300));
   EXPECT_FALSE(StallTimes{}.enabled());
+}
+
+TEST(NameRanksTest, NamesAFewOfMany) {
+  EXPECT_EQ(NameRanks({3}), "rank 3");
+  EXPECT_EQ(NameRanks({0, 2}), "ranks 0, 2");
+  std::vector<int> ranks(kRanksNamedMax);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const std::string named = "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15";
+  EXPECT_EQ(NameRanks(ranks), named);
+  ranks.push_back(99);
+  EXPECT_EQ(NameRanks(ranks), named + " and 1 more");
 }
 
 TEST(RollCallTest, AsksOnceUntilTheAnswerComes) {

@@ -15,6 +15,7 @@ struct EmulatedGpu {
   int count = 2;
   int compute_major = 9;
   int64_t memory_bytes = int64_t{2} << 30;
+  bool fits_context = true;   // otherwise other processes have so much of the memory that no context fits
   bool has_epilogues = true;  // cuBLASLt adds biases and applies ReLUs
   int cudnn_version = 0;      // as cudnnGetVersion returns it, 91900; 0: there is no cuDNN
   bool cudnn_starts = true;   // otherwise cudnnCreate fails

@@ -299,7 +299,7 @@ cudaError_t cudaMalloc(void** data, size_t size_bytes) {
 
 cudaError_t cudaFree(void* data) {
   ReturnIfAlive();
-  if (data == nullptr) return cudaSuccess;
+  if (data == nullptr) return Gpu().fits_context ? cudaSuccess : cudaErrorMemoryAllocation;
   if (captures > 0) return cudaErrorStreamCaptureUnsupported;
   auto& memory = TheMemory();
   const std::lock_guard<std::mutex> lock(memory.mutex);

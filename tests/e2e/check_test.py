@@ -45,6 +45,14 @@ class CheckTest(JobTest):
                              r"(?m)^%s +grpc +127.0.0.1:\d+ +lo +reachable +[\d.]+ ms +[\d.]+ .bit/s" % pair)
         self.assertRegex(done.output, r"s0, s1: starring [\d.]+, .*protobuf [\d.]+, gRPC [\d.]+")
 
+    def test_a_server_without_notes_measures_bandwidth_too(self):
+        # Notes are put on the first four servers. The fifth must not cut the payloads as a stranger's.
+        done = self.check("--sync=star", "--workers=2", "--servers=5")
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertRegex(self.last_sentence(done), "^ready: 2 workers reach all 5 servers")
+        for rank in range(2):
+            self.assertRegex(done.output, r"(?m)^w%d +s4 +grpc .*reachable +[\d.]+ ms +[\d.]+ .bit/s" % rank)
+
     @unittest.skipUnless(HAS_MPIRUN, "no mpirun")
     def test_ring_is_ready(self):
         done = self.check("--sync=ring", "--workers=3")

@@ -1,5 +1,5 @@
 // Forward and backward allocate nothing, not even inside oneDNN: this program replaces malloc and its relatives by
-// functions that count.
+// functions that count. They can also refuse, to test what happens when memory runs out.
 //
 // There is one exception. Every run of a oneDNN primitive fills a small hash map of its arguments (oneDNN 2.6,
 // exec_args_t), which no setting avoids. So operations on oneDNN may make small allocations, whose number and size are
@@ -9,10 +9,14 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/arithmetic/instruction_set.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/kernels/instruction_sets.h"
@@ -33,11 +37,16 @@ namespace {
 
 std::atomic<int64_t> allocation_count{0};
 std::atomic<int64_t> largest_bytes{0};
+std::atomic<int64_t> granted_bytes_max{std::numeric_limits<int64_t>::max()};  // a longer allocation fails
 
 #ifdef STARRING_COUNTS_ALLOCATIONS
-void Count(size_t size) {
+// Whether the allocation is granted.
+bool Count(size_t size) {
   ++allocation_count;
   if (static_cast<int64_t>(size) > largest_bytes) largest_bytes = static_cast<int64_t>(size);
+  if (static_cast<int64_t>(size) <= granted_bytes_max) return true;
+  errno = ENOMEM;
+  return false;
 }
 #endif
 
@@ -45,29 +54,13 @@ void Count(size_t size) {
 
 #ifdef STARRING_COUNTS_ALLOCATIONS
 extern "C" {
-void* malloc(size_t size) {
-  Count(size);
-  return __libc_malloc(size);
-}
-void* calloc(size_t count, size_t size) {
-  Count(count * size);
-  return __libc_calloc(count, size);
-}
-void* realloc(void* memory, size_t size) {
-  Count(size);
-  return __libc_realloc(memory, size);
-}
-void* memalign(size_t alignment, size_t size) {
-  Count(size);
-  return __libc_memalign(alignment, size);
-}
-void* aligned_alloc(size_t alignment, size_t size) {
-  Count(size);
-  return __libc_memalign(alignment, size);
-}
+void* malloc(size_t size) { return Count(size) ? __libc_malloc(size) : nullptr; }
+void* calloc(size_t count, size_t size) { return Count(count * size) ? __libc_calloc(count, size) : nullptr; }
+void* realloc(void* memory, size_t size) { return Count(size) ? __libc_realloc(memory, size) : nullptr; }
+void* memalign(size_t alignment, size_t size) { return Count(size) ? __libc_memalign(alignment, size) : nullptr; }
+void* aligned_alloc(size_t alignment, size_t size) { return Count(size) ? __libc_memalign(alignment, size) : nullptr; }
 int posix_memalign(void** memory, size_t alignment, size_t size) {
-  Count(size);
-  *memory = __libc_memalign(alignment, size);
+  *memory = Count(size) ? __libc_memalign(alignment, size) : nullptr;
   return *memory == nullptr ? ENOMEM : 0;
 }
 }
@@ -207,6 +200,32 @@ TEST_P(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNot
     device_->Add(x, y, Activation::kRelu, y, count);
     device_->AddReluBackward(y, dy, x, dx, count);
   });
+}
+
+// An operation that cannot run is refused when it is created. Those that were created before go on.
+TEST_P(CpuAllocationTest, WithoutMemoryOperationsAreRefusedAndOthersGoOn) {
+  float *x = Floats(64 * 84), *weight = Floats(84 * 10), *bias = Floats(10), *y = Floats(64 * 10);
+  const auto dense = device_->CreateDense({.batch = 64, .in = 84, .out = 10}).value();
+  std::vector<absl::Status> refused;
+  granted_bytes_max = 4 << 20;
+  // By oneDNN, if it is not the baseline, and by our own code.
+  refused.push_back(
+      device_
+          ->CreateConv2d(
+              SpecOf({.batch = 1, .side = 8, .in_channels = 512, .out_channels = 512, .kernel = 3, .padding = 1}))
+          .status());
+  refused.push_back(
+      device_->CreateConv2d(SpecOf({.batch = 1, .side = 8, .in_channels = 8, .out_channels = 1 << 15, .kernel = 3}))
+          .status());
+  refused.push_back(device_->CreateDense({.batch = 64, .in = 1 << 15, .out = 16}).status());
+  refused.push_back(device_->CreateBatchNorm({.batch = 1, .height = 32, .width = 32, .channels = 4096}).status());
+  refused.push_back(device_->CreateSoftmaxCrossEntropy({.batch = 1 << 20, .classes = 10}).status());
+  granted_bytes_max = std::numeric_limits<int64_t>::max();
+  for (const absl::Status& status : refused) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("no memory for ")) << status;
+  }
+  dense->Forward(x, weight, bias, y);
 }
 
 }  // namespace

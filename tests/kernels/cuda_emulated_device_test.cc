@@ -79,6 +79,8 @@ TEST_F(CreateCudaDeviceTest, SaysWhatTheMachineLacksWithNumbers) {
           "compute capability 7.0: at least 8.0 is needed");
   Refuses({.memory_bytes = 1 << 20}, 0, absl::StatusCode::kResourceExhausted,
           "no GPU memory for a buffer of 33554432 bytes: 1048576 of 1048576 are free");
+  Refuses({.fits_context = false}, 1, absl::StatusCode::kResourceExhausted,
+          "GPU 1: of its 2147483648 bytes too few are free for a context of this process: nvidia-smi shows");
 }
 
 TEST_F(CreateCudaDeviceTest, FindsEveryGpu) {

@@ -11,6 +11,7 @@ namespace starring {
 namespace {
 
 using std::chrono::seconds;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -57,6 +58,12 @@ TEST(CollectiveWaitTest, NamesWhoIsMissing) {
   wait.Add({.rank = 0, .lane = 0}, kStart);
   wait.Add({.rank = 3, .lane = 0}, kStart);
   EXPECT_EQ(wait.DescribeMissing(), "rank 1 has");
+}
+
+TEST(CollectiveWaitTest, NamesAFewOfManyWhoAreMissing) {
+  CollectiveWait wait(1000);
+  wait.Add({.rank = 0, .lane = 0}, kStart);
+  EXPECT_THAT(wait.DescribeMissing(), AllOf(HasSubstr("ranks 1, 2, 3,"), HasSubstr(", 16 and 983 more have")));
 }
 
 // Takes a rank's part of sum `number`. The message is freed after the call.

@@ -5,9 +5,12 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -20,6 +23,21 @@
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+namespace {
+std::atomic<int> accept_error = 0;  // not 0: accept4 fails with it, and takes no connection
+std::atomic<int> accept_count = 0;
+}  // namespace
+
+// Replaces libc's function.
+extern "C" int accept4(int listener, sockaddr* address, socklen_t* length, int flags) {
+  ++accept_count;
+  if (const int error = accept_error; error != 0) {
+    errno = error;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_accept4, listener, address, length, flags));
+}
 
 namespace starring {
 namespace {
@@ -330,6 +348,24 @@ TEST(ConnectionAcceptorTest, AStrangerMaySendALittleMoreEverySecond) {
   EXPECT_FALSE(slow.IsClosed(50));
   for (const size_t index : {0, 1}) shutdown(server.Await(index), SHUT_RDWR);  // ends the readers
   for (std::thread& reader : readers) reader.join();
+}
+
+// The connection stays in the kernel, which therefore reports the listener as readable at once.
+TEST(ConnectionAcceptorTest, DoesNotSpinWhileNothingCanBeAccepted) {
+  for (const int error : {EMFILE, ENFILE, ENOBUFS, ENOMEM}) {
+    Server server(10);
+    accept_count = 0;
+    accept_error = error;
+    const absl::Time begin = absl::Now();
+    const Client client(server.acceptor->address());
+    EXPECT_TRUE(Eventually([] { return accept_count > 0; })) << error;
+    absl::SleepFor(absl::Milliseconds(100));
+    const int count = accept_count;
+    const absl::Duration waited = absl::Now() - begin;
+    accept_error = 0;
+    server.Await(0);
+    EXPECT_LE(count, waited / absl::Milliseconds(10) + 1) << error;
+  }
 }
 
 TEST(ConnectionAcceptorTest, AnUnknownPeerIsNoError) {

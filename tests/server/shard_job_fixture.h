@@ -21,6 +21,12 @@ class Shard {
  public:
   explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1) {
     spec = MakeJob(0, world_size, elements, bucket_bytes);
+    job = CreateJob();
+    for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
+  }
+
+  // A job without a lane.
+  std::unique_ptr<ShardJob> CreateJob() {
     auto agreement = ParseAgreement(SerializeAgreement(spec));
     CHECK_OK(agreement);
     auto created = ShardJob::Create({.agreement = *std::move(agreement),
@@ -33,8 +39,7 @@ class Shard {
                                      .stall_times = {.report_after = std::chrono::seconds(4)},
                                      .log = [this](const std::string& line) { log.push_back(line); }});
     CHECK_OK(created);
-    job = *std::move(created);
-    for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
+    return *std::move(created);
   }
 
   // Makes the payload at once, as the lane would part by part.

@@ -137,6 +137,17 @@ TEST(ShardJobWaitsTest, ALateContributionOfAWorkerThatIsGoneSaysSo) {
   EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("rank 1 has no connection to shard 0 any more"));
 }
 
+TEST(ShardJobWaitsTest, ManyLateWorkersThatAreGoneFitIntoALine) {
+  Shard shard(40);
+  shard.SendSum({0, 0}, 0, {1});
+  for (int rank = 1; rank < 40; ++rank) shard.job->OnLaneClosed({rank, 0}, shard.now);
+  shard.job->CheckDeadlines(shard.now + milliseconds(10'001));
+  const std::string named = "ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 and 23 more have";
+  EXPECT_EQ(shard.job->status(),
+            absl::DeadlineExceededError(absl::StrCat(named, " not joined in sum 0 within 10 s, ", named,
+                                                     " no connection to shard 0 any more")));
+}
+
 TEST(ShardJobWaitsTest, ALateSumInitialParameterOrEndNamesTheRank) {
   Shard sum(2);
   sum.SendSum({0, 0}, 0, {1});
@@ -170,6 +181,18 @@ TEST(ShardJobWaitsTest, AWorkerThatDoesNotComeBackIsNamed) {
   shard.job->CheckDeadlines(shard.now + milliseconds(10'001));
   EXPECT_EQ(shard.job->status(),
             absl::UnavailableError("rank 1 is gone: it has had no connection to shard 0 for 10 s"));
+}
+
+TEST(ShardJobWaitsTest, AWorkerThatNeverConnectsHasBothDeadlines) {
+  Shard shard(2);
+  shard.job = shard.CreateJob();
+  shard.job->OnLaneOpen({0, 0});
+  shard.job->CheckDeadlines(shard.now + seconds(15));
+  EXPECT_EQ(shard.job->state(), ShardJob::State::kRunning);
+  shard.job->CheckDeadlines(shard.now + milliseconds(15'001));
+  EXPECT_EQ(shard.job->status(),
+            absl::UnavailableError("rank 1 is gone: it has opened no connection to shard 0 within 15 s, the join "
+                                   "deadline of 5 s and the exchange deadline of 10 s"));
 }
 
 TEST(ShardJobWaitsTest, DescribesItself) {

@@ -31,7 +31,8 @@ class GradientExchange {
 
   // Brings all workers together and gives them rank 0's parameters and optimizer state: the initial ones, or those of a
   // checkpoint, which rank 0 has loaded into `parameters` and job.optimizer_state. `parameters` stays valid until
-  // Release; the exchange writes new parameters there. The spans in job.optimizer_state may end when Start returns.
+  // Release; the exchange writes new parameters there. If parameter_memory() is not empty, the caller may free
+  // `parameters` when Start has returned OK. The spans in job.optimizer_state may end when Start returns.
   //
   // InvalidArgument, naming the rank that differs, if layouts, hyperparameters, flags or world sizes disagree;
   // DeadlineExceeded, naming the missing ranks, if not all workers join within job.join_deadline.

@@ -122,7 +122,7 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
     ASSIGN_OR_RETURN(const Progress progress, Pump());
     // Something came: the next message is probably near, so polling begins again without a pause.
     if (progress == Progress::kSome) {
-      if (is_watched && polls >= kHardPolls) watch_.EndWait();
+      if (is_watched && polls >= kHardPolls) watch_.EndWait(Clock::now());
       polls = 0;
       continue;
     }
@@ -143,7 +143,7 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
       std::this_thread::sleep_for(kSleep);
     }
   }
-  if (is_watched && polls >= kHardPolls) watch_.EndWait();
+  if (is_watched && polls >= kHardPolls) watch_.EndWait(Clock::now());
   return absl::OkStatus();
 }
 

@@ -159,7 +159,7 @@ absl::StatusOr<std::optional<std::string>> MpiProbe::Lookup(const std::string& n
     }
     const std::pair<std::string, std::string> first = absl::StrSplit(value, absl::MaxSplits(' ', 1));
     if (!absl::SimpleAtoi(first.first, &parts) || parts < 1) {
-      return absl::InternalError("MPI_Lookup_name returns a text that no rank published");
+      return absl::InternalError("MPI_Lookup_name returns a text that no rank has published");
     }
     text = first.second;
   }

@@ -121,28 +121,36 @@ class MpiTransport final : public Transport {
     MPI_Status status;
     // A notice has no receive that waits for it: such a receive would be in flight for the whole run, and the
     // communicator could not be freed at the end.
-    if (MPI_Improbe(MPI_ANY_SOURCE, tag, communicator_, &is_there, &message, &status) != MPI_SUCCESS) {
-      return std::nullopt;
-    }
-    if (is_there == 0) return std::nullopt;
+    int code = MPI_Improbe(MPI_ANY_SOURCE, tag, communicator_, &is_there, &message, &status);
+    if (code != MPI_SUCCESS) KeepError("MPI_Improbe", code);
+    if (code != MPI_SUCCESS || is_there == 0) return std::nullopt;
     int bytes = 0;
     MPI_Get_count(&status, MPI_BYTE, &bytes);
     CHECK_LE(bytes, data.size());
     // A notice is so short that the whole of it has arrived with its announcement: this does not wait.
-    MPI_Mrecv(data.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+    code = MPI_Mrecv(data.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE);
+    if (code != MPI_SUCCESS) {
+      // `data` holds no message, and must not be read as one.
+      KeepError("MPI_Mrecv", code);
+      return std::nullopt;
+    }
     return Received{.peer = status.MPI_SOURCE, .bytes = bytes};
   }
 
  private:
   void Keep(const char* call, int code, MPI_Request request, Token token) {
     if (code != MPI_SUCCESS) {
-      // A post returns nothing, so the next Poll reports its error. The first error stays: those that follow are mostly
-      // its consequences.
-      if (error_.ok()) error_ = MpiError(call, code);
+      KeepError(call, code);
       return;
     }
     requests_.push_back(request);
     tokens_.push_back(token);
+  }
+
+  // A post and TryReceive return no status, so the next Poll reports their error. The first error stays: those that
+  // follow are mostly its consequences.
+  void KeepError(const char* call, int code) {
+    if (error_.ok()) error_ = MpiError(call, code);
   }
 
   // MPI_Testsome sets the requests that have completed to null. The others move up in their order, in one pass, and

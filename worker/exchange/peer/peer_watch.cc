@@ -6,7 +6,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 
 namespace starring {
@@ -54,10 +53,6 @@ std::vector<int64_t> Numbers(std::string_view text) {
     numbers.push_back(number);
   }
   return numbers;
-}
-
-std::string Ranks(const std::vector<int>& ranks) {
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(ranks, ", "));
 }
 
 }  // namespace
@@ -144,10 +139,9 @@ void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
   }
 }
 
-void PeerWatch::EndWait() {
+void PeerWatch::EndWait(Time now) {
   waiting_since_.reset();
-  // The clock is read only if a stall was reported: this is called at the end of every longer wait.
-  if (report_.IsOpen(0)) report_.Close(0, std::chrono::steady_clock::now());
+  report_.Close(0, now);
 }
 
 void PeerWatch::Look(const std::string& what, Time now) {
@@ -184,7 +178,7 @@ std::string PeerWatch::DescribeMissing(Time now) const {
     if (calls_[peer] == kSilent) silent.push_back(peer);
   }
   if (silent.size() == 1) return roll_.DescribeSilent(silent[0], now);
-  if (!silent.empty()) return absl::StrCat(Ranks(silent), " do not answer");
+  if (!silent.empty()) return absl::StrCat(NameRanks(silent), " do not answer");
   // All ranks answer. They make the same calls in the same order, so those that have made the fewest are the ones for
   // which the others wait.
   const int64_t fewest = *std::min_element(calls_.begin(), calls_.end());
@@ -195,7 +189,7 @@ std::string PeerWatch::DescribeMissing(Time now) const {
   }
   std::string work;
   if (behind.size() == 1) work = absl::StrCat(" (", roll_.DescribeBusy(behind[0], now), ")");
-  return absl::StrCat(Ranks(behind), behind.size() == 1 ? " lives but is " : " live but are ", call_count_ - fewest,
+  return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", call_count_ - fewest,
                       " calls behind", work, ": raise the deadline if it computes that long");
 }
 

@@ -49,7 +49,7 @@ class PeerWatch {
 
   // This rank waits, and nothing has arrived since `since`. EndWait: something has arrived, or the wait is over.
   void BeginWait(Time since) { waiting_since_ = since; }
-  void EndWait();
+  void EndWait(Time now);
   // To be called again and again while this rank waits for `what`: asks other ranks, and reports the stall once its
   // root is known. Cheap when there is nothing to do.
   void Look(const std::string& what, Time now);

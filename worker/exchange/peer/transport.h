@@ -60,7 +60,7 @@ class Transport {
   virtual absl::Status Poll(std::vector<Token>& completed) = 0;
 
   // Takes a message of any rank with `tag` if one has arrived, without a receive posted for it: at most data.size()
-  // bytes.
+  // bytes. If the library fails, the next Poll returns its error.
   struct Received {
     int peer = 0;
     int64_t bytes = 0;

@@ -39,7 +39,8 @@ class StarCheckClient {
   // Each call fails with DeadlineExceeded at `end`, or earlier with the reason why the server cannot be reached or
   // refuses.
   absl::StatusOr<Answer> Ask(absl::Time end);
-  // Bytes per second to the server, measured for `seconds` or kCheckBandwidthBytesMax of limits.h.
+  // Bytes per second to the server, measured for `seconds` or kCheckBandwidthBytesMax of limits.h. The server then
+  // knows this worker, as after Put and Get.
   absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);
   // The server's board of notes: server/check_service.h.
   absl::Status Put(int stage, const std::string& text, absl::Time end);

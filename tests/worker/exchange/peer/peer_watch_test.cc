@@ -114,9 +114,9 @@ TEST(PeerWatchTest, AllNameTheRankThatDoesNotAnswerAndWhereItWas) {
   EXPECT_LE(ranks.notices_waiting(), 10u) << "messages to a stopped process must not pile up";
   ranks.Continue(2);
   ranks.Run(milliseconds(100));
-  ranks[0].EndWait();
+  ranks[0].EndWait(ranks.now);
   ASSERT_EQ(ranks.lines[0].size(), 2u);
-  EXPECT_THAT(ranks.lines[0][1], HasSubstr("the job goes on after"));
+  EXPECT_THAT(ranks.lines[0][1], HasSubstr("the job goes on after 34."));
 }
 
 TEST(PeerWatchTest, ARankThatLivesAndWorksIsNamedWithItsPhase) {
@@ -163,6 +163,14 @@ TEST(PeerWatchTest, TellsNeighboursAFewTimesASecondWhateverTheyDo) {
     watch.TellProgress(now);
   }
   EXPECT_EQ(sent, 2 * 4);  // in a second of 1000 phases: four notices to each neighbour
+}
+
+TEST(PeerWatchTest, NamesAFewOfManyRanksThatDoNotAnswer) {
+  PeerWatch watch({.rank = 0, .world_size = 1000, .stall = {}, .send = [](int, NoticeKind, const std::string&) {}});
+  const PeerWatch::Time now{seconds(10)};
+  watch.CallRoll(now);
+  EXPECT_THAT(watch.DescribeMissing(now), HasSubstr("ranks 1, 2, 3,"));
+  EXPECT_THAT(watch.DescribeMissing(now), HasSubstr(", 16 and 983 more do not answer"));
 }
 
 TEST(PeerWatchTest, WhatCannotBeReadIsIgnored) {

@@ -32,6 +32,8 @@ class CountingServer : public v1::ParameterServer::Service {
   grpc::Status Check(grpc::ServerContext*, const v1::CheckRequest* request, v1::CheckReply*) override {
     const std::lock_guard lock(mutex_);
     const auto bytes = static_cast<int64_t>(request->payload().size());
+    if (request->worker_id() != 0) knows_worker_ = true;
+    if (!knows_worker_) stranger_bytes += bytes;
     all_bytes += bytes;
     largest_bytes = std::max(largest_bytes, bytes);
     return grpc::Status::OK;
@@ -40,8 +42,10 @@ class CountingServer : public v1::ParameterServer::Service {
   std::string address;
   int64_t all_bytes = 0;  // read when no call is in flight
   int64_t largest_bytes = 0;
+  int64_t stranger_bytes = 0;  // before the first request that has a worker's number
 
  private:
+  bool knows_worker_ = false;
   std::mutex mutex_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -54,6 +58,16 @@ TEST(CheckClientTest, ABandwidthTestSendsNoMoreThanAllowed) {
   ASSERT_TRUE(rate.ok()) << rate.status();
   EXPECT_EQ(server.largest_bytes, kCheckPayloadBytesMax);
   EXPECT_EQ(server.all_bytes, kCheckBandwidthBytesMax);
+}
+
+// A server cuts a stranger's connection at kStrangerBytesMax, and a worker puts its notes on a few servers only.
+TEST(CheckClientTest, TheServerKnowsTheWorkerBeforeTheFirstPayload) {
+  CountingServer server;
+  StarCheckClient client({.address = server.address, .worker_id = 7});
+  const auto rate = client.MeasureBandwidth(0, absl::Now() + absl::Seconds(20));
+  ASSERT_TRUE(rate.ok()) << rate.status();
+  EXPECT_EQ(server.all_bytes, kCheckPayloadBytesMax);
+  EXPECT_EQ(server.stranger_bytes, 0);
 }
 
 }  // namespace

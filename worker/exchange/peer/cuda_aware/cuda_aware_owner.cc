@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/status.h"
 #include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
@@ -62,7 +64,12 @@ absl::Status SendRight(MessagePump& pump, const Buffers& memory, const Collectiv
   const auto done = [&] {
     return std::all_of(tokens.begin(), tokens.end(), [&](MessagePump::Token token) { return pump.IsComplete(token); });
   };
-  return pump.PumpUntil(done, DeadlineAfter(options.deadline), options.what);
+  const absl::Status status = pump.PumpUntil(done, DeadlineAfter(options.deadline), options.what);
+  // Without a message it is this wait that was too long, and the ranks for which it waited are named.
+  if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
+  ASSIGN_OR_RETURN(const std::string missing, pump.FindMissing());
+  return absl::DeadlineExceededError(absl::StrCat("messages of GPU memory did not arrive within ",
+                                                  absl::FormatDuration(options.deadline), ": ", missing));
 }
 
 // kDevice if the left neighbour's pattern has arrived and a kernel of this rank sees it. NaNs are in the buffer before:

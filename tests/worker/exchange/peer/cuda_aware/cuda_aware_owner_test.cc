@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
 #include "common/status.h"
@@ -18,6 +19,7 @@
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/peer_exchange.h"
 
 namespace starring {
@@ -37,6 +39,7 @@ struct Training {
   int64_t first_step = 0, step_count = 3;
   std::vector<float> start;               // rank 0's parameters; empty: the job's
   std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
+  absl::Duration join_deadline = absl::Seconds(60);
 };
 
 // One rank's training, with gradients and parameters in the memory that the exchange asks for.
@@ -47,6 +50,7 @@ absl::Status RunRank(const Training& training, std::unique_ptr<Transport> transp
   PeerExchange exchange(std::move(transport), {.device = device.get()});
   JobSpec spec = job.Spec(rank);
   spec.first_step = training.first_step;
+  spec.join_deadline = training.join_deadline;
   for (const std::vector<float>& vector : training.state) {
     if (rank == 0) spec.optimizer_state.push_back(vector);
   }
@@ -156,11 +160,9 @@ TEST(CudaRing, ALibraryThatPromisesAndCorruptsIsNotUsed) {
   }
 }
 
-// Notes the current GPU in every poll by another thread than the one that created the transport.
-class PollWatchingTransport final : public Transport {
+class ForwardingTransport : public Transport {
  public:
-  PollWatchingTransport(std::unique_ptr<Transport> inner, std::set<int>* gpus)
-      : inner_(std::move(inner)), gpus_(gpus) {}
+  explicit ForwardingTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   int tag_max() const override { return inner_->tag_max(); }
@@ -174,19 +176,71 @@ class PollWatchingTransport final : public Transport {
   void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) override {
     inner_->PostAllreduce(contribution, sum, token);
   }
-  absl::Status Poll(std::vector<Token>& completed) override {
-    if (std::this_thread::get_id() != creator_) gpus_->insert(cuda_emulation::CurrentGpu());
-    return inner_->Poll(completed);
-  }
+  absl::Status Poll(std::vector<Token>& completed) override { return inner_->Poll(completed); }
   std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
     return inner_->TryReceive(tag, data);
   }
 
  private:
   const std::unique_ptr<Transport> inner_;
+};
+
+// Notes the current GPU in every poll by another thread than the one that created the transport.
+class PollWatchingTransport final : public ForwardingTransport {
+ public:
+  PollWatchingTransport(std::unique_ptr<Transport> inner, std::set<int>* gpus)
+      : ForwardingTransport(std::move(inner)), gpus_(gpus) {}
+  absl::Status Poll(std::vector<Token>& completed) override {
+    if (std::this_thread::get_id() != creator_) gpus_->insert(cuda_emulation::CurrentGpu());
+    return ForwardingTransport::Poll(completed);
+  }
+
+ private:
   std::set<int>* const gpus_;
   const std::thread::id creator_ = std::this_thread::get_id();
 };
+
+// A library that hangs in the first message of GPU memory: from then on nothing leaves this rank, and nothing arrives.
+class HangingTransport final : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
+    if (!Hangs(tag)) ForwardingTransport::PostSend(peer, tag, data, token);
+  }
+  void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
+    if (!Hangs(tag)) ForwardingTransport::PostReceive(peer, tag, data, token);
+  }
+  std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
+    return Hangs(tag) ? std::nullopt : ForwardingTransport::TryReceive(tag, data);
+  }
+
+ private:
+  bool Hangs(int tag) { return hangs_ = hangs_ || tag == static_cast<int>(ControlTag::kCudaAwareData); }
+
+  bool hangs_ = false;
+};
+
+// The message said neither how long the self-test waited nor for which rank.
+TEST(CudaRing, ARankThatHangsInTheSelfTestIsNamed) {
+  Training training = TrainingOf(2);
+  training.join_deadline = absl::Seconds(4);
+  InMemoryNetwork network(2, 8);
+  network.set_moves_device_memory({true, true});
+  std::vector<absl::Status> status(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Outcome outcome;
+      std::unique_ptr<Transport> transport = network.CreateTransport(rank);
+      if (rank == 1) transport = std::make_unique<HangingTransport>(std::move(transport));
+      status[rank] = RunRank(training, std::move(transport), rank, outcome);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(status[0].code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(status[0].message()),
+              testing::HasSubstr("messages of GPU memory did not arrive within 4s: rank 1 does not answer"));
+}
 
 // UCX takes the polling thread's current GPU for the one whose memory it moves.
 TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
