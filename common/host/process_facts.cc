@@ -1,7 +1,6 @@
 #include "common/host/process_facts.h"
 
 #include <google/protobuf/stubs/common.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
+#include "common/host/own_cores.h"
 
 namespace starring {
 namespace {
@@ -74,12 +74,6 @@ std::string Machine() {
   return absl::StrCat(FirstLine("/proc/sys/kernel/random/boot_id"), " ", space);
 }
 
-int CoreCount() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
-}
-
 }  // namespace
 
 v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
@@ -94,7 +88,7 @@ v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
   v1::ProcessFacts::Library* protobuf = facts.add_libraries();
   protobuf->set_name("protobuf");
   protobuf->set_version(google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION));
-  facts.set_cores(CoreCount());
+  facts.set_cores(static_cast<int>(OwnCores().size()));
   facts.set_memory_bytes(AvailableMemory());
   rlimit descriptors = {};
   if (getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {
