@@ -254,7 +254,8 @@ inline constexpr FlagRow kRows[] = {
     {"loader_threads", "processor", "threads that fill a batch; the batch does not depend on it",
      WholeAt<&W::loader_threads>(1, kLoaderThreadsMax)},
     {"prefetch_depth", "processor",
-     "batches filled ahead of the trainer; 0: by the trainer itself; -1: 0 on one core, else 3",
+     "batches filled ahead of the trainer; 0: by the trainer itself; -1: 3 if there are more cores than --threads, "
+     "else 0",
      WholeAt<&W::asked, &Asked::prefetch_depth>(-1, kPrefetchDepthMax), 0,
      WholeAt<&W::prefetch_depth>(0, kPrefetchDepthMax)},
     {"device", "processor", "auto: cuda where the driver shows a GPU, else cpu", OneOfAt<kDevices, &W::device>(),
