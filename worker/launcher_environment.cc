@@ -1,7 +1,5 @@
 #include "worker/launcher_environment.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <initializer_list>
 #include <vector>
@@ -9,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/host/own_cores.h"
 #include "kernels/cuda/library_search.h"
 
 namespace starring {
@@ -25,17 +24,6 @@ int ReadNumber(EnvironmentLookup lookup, std::initializer_list<const char*> name
     if (text != nullptr && absl::SimpleAtoi(text, &value) && value >= 0) return value;
   }
   return kNotSet;
-}
-
-std::vector<int> OwnCores() {
-  std::vector<int> cores;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cores;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (CPU_ISSET(core, &set)) cores.push_back(core);
-  }
-  return cores;
 }
 
 std::string ReadText(EnvironmentLookup lookup, const char* name) {

@@ -330,20 +330,21 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
 }
 
 // This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.
-std::string GpusText(const WorkerOptions& options) {
+std::string GpusText(const WorkerOptions& options, CudaWatch* watch) {
   if (options.device == DeviceKind::kCpu) return "";
-  const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices();
+  const absl::StatusOr<std::vector<CudaDeviceInfo>> gpus = FindCudaDevices(watch);
   if (!gpus.ok() || gpus->empty()) return "";
   return absl::StrCat(gpus->size(), " x ", gpus->front().name);
 }
 
-int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std::unique_ptr<MpiRuntime> mpi) {
+int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std::unique_ptr<MpiRuntime> mpi,
+          CudaWatch* watch) {
   // A signal may end the process at once: there is no step to finish and nothing to save.
   for (const int signal_number : {SIGINT, SIGTERM, SIGUSR1}) signal(signal_number, SIG_DFL);
   const CheckOutcome outcome = RunCheck({.options = &options,
                                          .launcher = &launcher,
                                          .mpi = mpi.get(),
-                                         .gpu = GpusText(options),
+                                         .gpu = GpusText(options, watch),
                                          .print = [](const std::string& text) {
                                            std::fputs(text.c_str(), stdout);
                                            std::fflush(stdout);
@@ -376,7 +377,7 @@ int Main(int argc, char** argv) {
     status = started.status();
     if (status.ok()) mpi = *std::move(started);
   }
-  if (status.ok() && options->check) return Check(*options, launcher, std::move(mpi));
+  if (status.ok() && options->check) return Check(*options, launcher, std::move(mpi), gpu_hang_watch->watch());
   Instruments instruments;
   if (status.ok()) {
     absl::StatusOr<Instruments> created = CreateInstruments(*options);

@@ -92,6 +92,7 @@ class Trainer {
   absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status SaveCheckpoint();
   absl::Status AverageBuffers();
+  absl::Status SumInParts(SumPurpose purpose, std::span<double> values);
   absl::Status SumLosses();
   absl::Status FinishRun();
   absl::Status CheckParameters();
@@ -344,7 +345,7 @@ absl::Status Trainer::AverageBuffers() {
     RETURN_IF_ERROR(network_.ReadBuffer(buffer, mine));
     // The sum is in double and in the order of ranks, so that every rank gets the same bits.
     std::vector<double> values(mine.begin(), mine.end());
-    RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kRunningStatistics, values));
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kRunningStatistics, values));
     for (size_t i = 0; i < values.size(); ++i) mine[i] = static_cast<float>(values[i] / worker_.world_size);
     RETURN_IF_ERROR(network_.WriteBuffer(buffer, mine));
   }
@@ -428,16 +429,22 @@ absl::Status Trainer::SaveCheckpoint() {
 // Turns the losses of the last steps from sums over this rank's samples into sums over all ranks' samples. Each value
 // is divided by the global batch already, so the sum is the mean.
 absl::Status Trainer::SumLosses() {
-  std::vector<StepLoss>& losses = result_.losses;
-  while (losses_summed_ < losses.size()) {
-    // An epoch may have more steps than one message of the exchange can carry values.
-    const size_t count = std::min<size_t>(losses.size() - losses_summed_, kSumValuesMax);
-    const std::span<StepLoss> part = std::span(losses).subspan(losses_summed_, count);
-    std::vector<double> values(count);
-    for (size_t i = 0; i < count; ++i) values[i] = part[i].loss;
-    RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kLosses, values));
-    for (size_t i = 0; i < count; ++i) part[i].loss = values[i];
-    losses_summed_ += count;
+  const std::span<StepLoss> losses = std::span(result_.losses).subspan(losses_summed_);
+  std::vector<double> values(losses.size());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = losses[i].loss;
+  RETURN_IF_ERROR(SumInParts(SumPurpose::kLosses, values));
+  for (size_t i = 0; i < values.size(); ++i) losses[i].loss = values[i];
+  losses_summed_ = result_.losses.size();
+  return absl::OkStatus();
+}
+
+// Sums any number of values. An epoch may have more steps, and a layer more channels, than one message of the exchange
+// can carry values. All ranks have the same number, so they cut it into the same parts.
+absl::Status Trainer::SumInParts(SumPurpose purpose, std::span<double> values) {
+  while (!values.empty()) {
+    const std::span<double> part = values.first(std::min<size_t>(values.size(), kSumValuesMax));
+    RETURN_IF_ERROR(exchange_.Sum(purpose, part));
+    values = values.subspan(part.size());
   }
   return absl::OkStatus();
 }

@@ -1,7 +1,6 @@
 #include "common/host/process_facts.h"
 
 #include <google/protobuf/stubs/common.h>
-#include <sched.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,6 +14,7 @@
 #include "common/flags/command_line.h"
 #include "common/host/host_identity.h"
 #include "common/host/machine_limits.h"
+#include "common/host/own_cores.h"
 
 namespace starring {
 namespace {
@@ -25,14 +25,6 @@ std::string Machine() {
   char space[128] = "";
   if (readlink("/proc/self/ns/net", space, sizeof(space) - 1) < 0) space[0] = '\0';
   return absl::StrCat(BootId(), " ", space);
-}
-
-// The cores that this process may run on, which a launcher may have restricted. 0: unknown, as on a machine with more
-// cores than a cpu_set_t holds.
-int CoreCount() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 0;
 }
 
 }  // namespace
@@ -47,7 +39,7 @@ v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
   v1::ProcessFacts::Library* protobuf = facts.add_libraries();
   protobuf->set_name("protobuf");
   protobuf->set_version(google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION));
-  facts.set_cores(CoreCount());
+  facts.set_cores(static_cast<int>(OwnCores().size()));
   facts.set_memory_bytes(AvailableMemoryBytes().value_or(0));
   rlimit descriptors = {};
   if (getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {

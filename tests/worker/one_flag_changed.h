@@ -50,7 +50,7 @@ struct OneFlagChanged {
         if (row.name == "world_size") return "4";
         if (row.name == "bucket_bytes") return "2097152";
         if (row.name == "rank") return "1";
-        if (row.name == "prefetch_depth") return "2";  // 0 is what -1 becomes on one core
+        if (row.name == "prefetch_depth") return "2";  // -1 becomes 0 without a core to spare
         int64_t number = 0;
         static_cast<void>(absl::SimpleAtoi(value, &number));
         return absl::StrCat(number + 1);

@@ -4,9 +4,11 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/check.h"
@@ -17,7 +19,9 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/common/full_disk.h"
+#include "tests/worker/exchange/peer/in_memory_transport.h"
 #include "worker/exchange/local/local_exchange.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/model/layer_file.h"
 #include "worker/step/training_step.h"
 
@@ -109,6 +113,43 @@ class TrainerTest : public testing::Test {
                             }});
   }
 
+  // Trains `model` as one of the two ranks of `ring`. Returns the network's buffers afterwards.
+  std::vector<std::vector<float>> TrainInRing(const LayerFile& model, const TrainAndTest& data, int rank,
+                                              InMemoryNetwork* ring) {
+    WorkerOptions options = options_;
+    options.sync = Sync::kRing;
+    options.rank = rank;
+    options.world_size = 2;
+    const auto device = CreateCpuDevice({.threads = 1}).value();
+    const NetworkOptions shape{
+        .height = 4, .width = 4, .channels = 1, .classes = 10, .batch_max = options.global_batch / 2};
+    const auto network = Network::Create(model, shape, device.get()).value();
+    const BucketMap buckets =
+        BucketMap::Create(
+            {.element_count = network->layout().element_count(), .bucket_bytes = options.bucket_bytes, .world_size = 2})
+            .value();
+    PeerExchange exchange(ring->CreateTransport(rank), PeerExchange::Options{});
+    const auto step =
+        CreateCpuTrainingStep({.network = network.get(), .exchange = &exchange, .buckets = &buckets, .rank = rank},
+                              device.get())
+            .value();
+    const auto result = starring::Train({.worker = &options,
+                                         .data = &data,
+                                         .network = network.get(),
+                                         .exchange = &exchange,
+                                         .buckets = &buckets,
+                                         .step = step.get(),
+                                         .stop_requested = [] { return false; }});
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(exchange.Release());
+    std::vector<std::vector<float>> values;
+    for (const NetworkBuffer& buffer : network->buffers()) {
+      values.emplace_back(buffer.values.size());
+      CHECK_OK(network->ReadBuffer(buffer, values.back()));
+    }
+    return values;
+  }
+
   // Waits until a checkpoint is on the disk. Steps are faster than writing one: the next periodic checkpoint would be
   // skipped because this one is still being written.
   void AwaitSaved(int64_t step) {
@@ -188,6 +229,27 @@ TEST_F(TrainerTest, SumsManyLossesInParts) {
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(std::ssize(result->losses), kSumValuesMax + 1);
   EXPECT_EQ(static_cast<int64_t>(longest_sum_), kSumValuesMax);
+}
+
+// More channels than one sum of the exchange may have values: the ranks' statistics differ until they are averaged.
+TEST_F(TrainerTest, AveragesTheStatisticsOfManyChannelsInParts) {
+  constexpr int64_t kChannels = kSumValuesMax + 1;
+  const std::string text =
+      absl::StrCat("layer { name: \"fc1\" dense { units: ", kChannels, " } }\n",
+                   "layer { name: \"bn1\" batch_norm {} }\n", "layer { name: \"fc2\" dense { units: 10 } }\n");
+  const LayerFile model = LayerFile::Parse(text, "wide.textproto").value();
+  options_.max_steps = 1;
+  options_.checkpoint_dir = "";
+  const TrainAndTest data = LoadDataset(options_.dataset).value();
+  InMemoryNetwork ring(2, /*seed=*/1);
+  std::vector<std::vector<float>> first, second;
+  std::thread other([&] { second = TrainInRing(model, data, 1, &ring); });
+  first = TrainInRing(model, data, 0, &ring);
+  other.join();
+  ASSERT_EQ(first.size(), 2u);
+  ASSERT_EQ(std::ssize(first[0]), kChannels);
+  EXPECT_NE(first[0].back(), 0) << "the mean has moved";
+  EXPECT_EQ(first, second);
 }
 
 // The disk is full, and another rank dies before that is reported.

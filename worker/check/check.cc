@@ -47,6 +47,19 @@ v1::ProcessReport OwnReport(const CheckParts& parts) {
   return report;
 }
 
+// Why a worker that has found nothing wrong has only its own findings, and the way out.
+std::string AloneText(int rank, CheckFindings::Topology topology) {
+  if (rank != 0) {
+    return absl::StrCat("rank 0 did not answer to w", rank,
+                        ", whose own findings these are: see what rank 0 says, and whether both reach a common server");
+  }
+  // Rank 0 decides and waits for no decision: it is alone only if its own notes do not reach the board.
+  return absl::StrCat(
+      "w0 cannot leave notes for the other workers, and these are its own findings: see whether ",
+      topology == CheckFindings::Topology::kStar ? "the servers still run" : "mpirun still runs on all hosts",
+      ", and check again");
+}
+
 }  // namespace
 
 CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology topology) {
@@ -68,12 +81,10 @@ CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, cons
   // No worker is listed as missing: whether others are there is exactly what this worker cannot know.
   findings.reports = {own};
   CheckVerdict verdict = JudgeCheck(findings);
-  // This worker has found nothing wrong, but a job needs all of them, and rank 0 did not say that they are there.
+  // This worker has found nothing wrong, but a job needs all of them, and it does not know whether they are there.
   if (verdict.exit_code == kExitOk && findings.world_size > 1) {
     verdict.exit_code = kExitPeerMissing;
-    verdict.sentence =
-        absl::StrCat("not ready: rank 0 did not answer to w", parts.options->rank,
-                     ", whose own findings these are: see what rank 0 says, and whether both reach a common server");
+    verdict.sentence = absl::StrCat("not ready: ", AloneText(parts.options->rank, findings.topology));
   }
   parts.print(absl::StrCat(CheckTable(findings), CheckEnd(findings, verdict)));
   return {.exit_code = verdict.exit_code, .mpi_is_stuck = own.mpi_hangs()};
@@ -89,8 +100,10 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::Proce
       // The note has only the new links, which rank 0 adds to the report that it has.
       by_mpi.mutable_facts()->set_number(parts.options->rank);
       try_mpi(by_mpi);
-      if (!meeting.Put(CheckStage::kMpiReport, by_mpi).ok()) return ConcludeAlone(parts, std::move(findings), own);
+      // The merge comes before Put, which may fail: a process whose MPI hangs must end without MPI_Finalize, even if
+      // rank 0 does not learn that it hangs.
       own.MergeFrom(by_mpi);
+      if (!meeting.Put(CheckStage::kMpiReport, by_mpi).ok()) return ConcludeAlone(parts, std::move(findings), own);
     }
     const std::optional<int> exit_code = meeting.AwaitVerdict();
     if (!exit_code.has_value()) return ConcludeAlone(parts, std::move(findings), own);

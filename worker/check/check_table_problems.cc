@@ -203,7 +203,9 @@ void AddCores(const CheckFindings& findings, Problems& problems) {
   std::vector<std::string> few;
   for (const ProcessReport& report : findings.reports) {
     const ProcessFacts& facts = report.facts();
-    if (facts.cores() != 0 && facts.cores() < findings.threads) {
+    // A process that could not find out its cores reports 0.
+    if (facts.cores() == 0) continue;
+    if (facts.cores() < findings.threads) {
       problems.push_back({kExitOk, absl::StrCat(NameOf(facts), " may run on ", facts.cores(), " of ", facts.host(),
                                                 "'s cores and has --threads=", findings.threads,
                                                 ": give it more cores, or all workers fewer threads")});

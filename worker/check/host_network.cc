@@ -267,9 +267,12 @@ std::string ErrnoText(int error_number) {
 }
 
 std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout) {
-  // Resolving and dialling share one deadline: the header promises an end after `timeout`.
-  const absl::Time end = absl::Now() + timeout;
-  const std::vector<Resolution> resolved = ResolveAll(addresses, end);
+  // Resolving and dialling share one deadline: the header promises an end after `timeout`. Resolving may use only half
+  // of the time. One name that the name service does not answer would otherwise use all of it, and every other address
+  // would be reported as silent, with advice about firewalls.
+  const absl::Time begin = absl::Now();
+  const absl::Time end = begin + timeout;
+  const std::vector<Resolution> resolved = ResolveAll(addresses, begin + timeout / 2);
   std::vector<DialResult> results(addresses.size());
   std::vector<Attempt> attempts;
   for (size_t i = 0; i < addresses.size(); ++i) {

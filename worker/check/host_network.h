@@ -64,7 +64,8 @@ struct DialResult {
 };
 
 // Dials all of `addresses` (host:port) at the same time. A name with several addresses is reachable by any of them.
-// Returns after `timeout` at the latest, with ETIMEDOUT for the addresses that have not answered by then.
+// Returns after `timeout` at the latest, with ETIMEDOUT for the addresses that have not answered by then. A name that
+// is not resolved after half of `timeout` is not dialled.
 std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout);
 
 // "connection refused (ECONNREFUSED)"

@@ -65,7 +65,7 @@ PeerListener::PeerListener(Socket socket, Socket waker, int port, uint64_t nonce
 
 PeerListener::~PeerListener() {
   const uint64_t one = 1;
-  // If the eventfd fails, a listening socket that is shut down wakes poll too.
+  // If the eventfd fails, a listening socket that is shut down wakes poll too, and Run sees that it hangs up.
   if (write(waker_.fd(), &one, sizeof(one)) < 0) shutdown(socket_.fd(), SHUT_RDWR);
   thread_.join();
 }
@@ -93,7 +93,8 @@ void PeerListener::Run() {
       polled.push_back({.fd = connection.socket.fd(), .events = POLLIN, .revents = 0});
     }
     if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
-    if (polled[0].revents != 0) return;
+    // A listening socket hangs up only after the destructor has shut it down.
+    if (polled[0].revents != 0 || (polled[1].revents & POLLHUP) != 0) return;
     const size_t count = connections_.size();
     // The loop runs from the end, because a connection that is closed is replaced by the last one.
     for (size_t i = count; i-- > 0;) {

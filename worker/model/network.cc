@@ -236,14 +236,23 @@ class Network::Impl {
     return plans_.back();
   }
 
+  // The number of elements of the largest tensor.
+  int64_t LargestTensor() const {
+    int64_t largest = 0;
+    for (const auto& tensor : graph_.layout().tensors()) largest = std::max(largest, tensor.range.size());
+    return largest;
+  }
+
   // For a batch without samples: its gradients join the sum of all ranks, so they must be zero, not the last step's.
   void ClearGradients(int layer, std::span<float> gradients) {
+    // The zeros of the largest tensor are made at once: if they grew later, they would leave the memory from which
+    // copies in flight still read.
+    if (zeros_.empty()) zeros_.resize(LargestTensor(), 0);
     const GraphLayer& l = graph_.layers()[layer];
     for (int t = l.first_tensor; t < l.first_tensor + l.tensor_count; ++t) {
       const ElementRange range = graph_.layout().tensors()[t].range;
       // The zeros are copied, because a device has no call that fills memory.
       // Only the tensors are cleared, because the gaps between them are not overwritten in any step.
-      if (std::ssize(zeros_) < range.size()) zeros_.resize(range.size(), 0);
       device_->CopyToDevice(zeros_.data(), gradients.data() + range.begin,
                             range.size() * static_cast<int64_t>(sizeof(float)));
     }

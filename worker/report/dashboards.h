@@ -54,7 +54,7 @@ class Tensorboard final : public RunObserver {
  public:
   struct Options {
     std::string dir;               // created if it does not exist; each run writes a new file
-    int64_t steps_per_point = 20;  // for step/...
+    int64_t steps_per_point = 20;  // for step/...; at least 1
   };
   // InvalidArgument if no file can be written there.
   static absl::StatusOr<std::unique_ptr<Tensorboard>> Create(const Options& options);

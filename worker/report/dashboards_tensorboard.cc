@@ -85,7 +85,8 @@ void Tensorboard::OnStep(const StepReport& report) {
   // Finished steps are counted: on a GPU losses are known some steps later, and a point needs the losses of its steps.
   if (finished_ < options_.steps_per_point) return;
   const auto samples = static_cast<double>(std::max<int64_t>(1, samples_));
-  Write(report.finished.empty() ? 0 : report.finished.back().step,
+  // Only finished steps bring the count to its limit, so this call has some.
+  Write(report.finished.back().step,
         {{"step/loss", loss_sum_ / samples},
          {"step/accuracy", static_cast<double>(correct_) / samples},
          {"step/samples_per_second", static_cast<double>(global_samples_) / seconds_},

@@ -166,6 +166,13 @@ TEST(CheckTableTest, DifferencesThatAJobBears) {
   EXPECT_THAT(TableOf(findings), HasSubstr("also: w1 has half of the cores of others or fewer (8)"));
 }
 
+TEST(CheckTableTest, AWorkerThatDoesNotKnowItsCoresMayHaveEnough) {
+  CheckFindings findings = Star();
+  findings.threads = 4;
+  findings.reports[1].mutable_facts()->set_cores(0);
+  EXPECT_EQ(JudgeCheck(findings).sentence, "ready: 2 workers reach all 2 servers");
+}
+
 TEST(CheckTableTest, MpiThatHangsIsToldOfTheNetworkThatWorks) {
   CheckFindings findings = Ring(2);
   for (v1::ProcessReport& report : findings.reports) {

@@ -1,15 +1,21 @@
 #include "worker/check/peer_link.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/tcp.h>  // not netinet/tcp.h, whose tcp_info ends before tcpi_bytes_acked
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +23,23 @@
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
 #include "worker/check/host_network.h"
+
+static std::atomic<bool> writes_fail = false;
+static std::atomic<bool> slow_name_may_end = false;
+
+// These replace libc's functions. The name service is silent about one name until the test lets it answer.
+extern "C" ssize_t write(int fd, const void* data, size_t size) {
+  if (!writes_fail) return syscall(SYS_write, fd, data, size);
+  errno = EAGAIN;
+  return -1;
+}
+extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* hints, addrinfo** found) {
+  using Function = int(const char*, const char*, const addrinfo*, addrinfo**);
+  static Function* const original = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  if (host == nullptr || std::string_view(host) != "slow.invalid") return original(host, port, hints, found);
+  slow_name_may_end.wait(false);
+  return EAI_AGAIN;
+}
 
 namespace starring {
 namespace {
@@ -128,6 +151,13 @@ TEST_F(PeerLinkTest, TheListenerHasSoManyConnectionsAtATime) {
   EXPECT_TRUE(link_is_served());
 }
 
+// Otherwise the destructor waits for the listener's thread until this test is ended from outside.
+TEST_F(PeerLinkTest, TheListenerEndsAlsoIfItsEventCannotBeWritten) {
+  writes_fail = true;
+  listener_.reset();
+  writes_fail = false;
+}
+
 TEST(PeerLinkLimitsTest, AnAnswerLongerThanANoteEndsTheLink) {
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
@@ -166,7 +196,8 @@ TEST(TcpDialTest, SaysWhatIsWrong) {
   const SilentPort silent(/*listens=*/true);
   const std::vector<std::string> addresses = {closed.address(), silent.address(), "no-such-host.invalid:1",
                                               "255.255.255.255:1"};
-  std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));
+  // Half of the time is for the name.
+  std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(40));
   EXPECT_EQ(dialled[0].error_number, ECONNREFUSED);
   EXPECT_EQ(dialled[0].error, "connection refused (ECONNREFUSED)");
   EXPECT_EQ(dialled[1].error, "");
@@ -178,6 +209,18 @@ TEST(TcpDialTest, SaysWhatIsWrong) {
   const auto answer = link.MeasureRoundTrip(start + absl::Milliseconds(200));
   EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded) << answer.status();
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+}
+
+// The others are dialled while the name service is still silent.
+TEST(TcpDialTest, ASlowNameDoesNotTakeTheTimeOfOtherAddresses) {
+  const SilentPort silent(/*listens=*/true);
+  const std::vector<std::string> addresses = {"slow.invalid:1", silent.address()};
+  const std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(2));
+  slow_name_may_end = true;
+  slow_name_may_end.notify_all();
+  EXPECT_EQ(dialled[0].error, "slow.invalid:1: the name service does not answer");
+  EXPECT_EQ(dialled[0].error_number, 0);
+  EXPECT_EQ(dialled[1].error, "");
 }
 
 TEST(TcpDialTest, GivesUpInTime) {

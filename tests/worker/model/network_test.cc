@@ -358,6 +358,32 @@ TEST(NetworkMemoryTest, AllocatesNothingOnceABatchSizeIsKnown) {
   }
 }
 
+// Notes from where each copy to the device reads.
+class SourceDevice final : public IdleDevice {
+ public:
+  void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
+    sources.push_back(host);
+    IdleDevice::CopyToDevice(host, device, size_bytes);
+  }
+  std::vector<const void*> sources;
+};
+
+// A GPU may read the zeros of every tensor after the last copy has been enqueued.
+TEST(NetworkMemoryTest, ZerosStayInTheirPlaceWhileCopiesAreInFlight) {
+  SourceDevice device;
+  const std::string text =
+      "layer { name: \"large\" dense { units: 8 } }\n"
+      "layer { name: \"small\" dense { units: 3 } }\n";
+  const std::unique_ptr<Network> network = MakeNetwork(&device, text);
+  std::vector<float> parameters(network->layout().element_count()), gradients(parameters);
+  const Network::TrainStep step = {.parameters = parameters, .gradients = gradients};
+  ASSERT_TRUE(network->Forward(step, Nothing).ok());
+  device.sources.clear();
+  ASSERT_TRUE(network->Backward(step, Nothing).ok());
+  ASSERT_EQ(device.sources.size(), 4u) << "weight and bias of both layers";
+  EXPECT_THAT(device.sources, Each(device.sources[0]));
+}
+
 TEST(NetworkMemoryTest, ShippedModels) {
   ReferenceDevice device;
   const NetworkOptions mnist = {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = 64};
