@@ -174,9 +174,9 @@ class OnednnBatchNorm : public BatchNorm {
   OnednnPrimitive forward_, backward_;
 };
 
-// The kind of operation that is computed by its alternative: kRowLanes, kMaxPool and kDropout by the loops of the next
-// narrower instruction set, kVectors (every plain loop) without AVX, the others by oneDNN.
-enum class Replaced { kNothing, kConvolution, kRowLanes, kDense, kMaxPool, kDropout, kBatchNorm, kVectors };
+// The kind of operation that is computed by its alternative: kRowLanes and kMaxPool by the loops of the next narrower
+// instruction set, kVectors (every plain loop) without AVX, the others by oneDNN.
+enum class Replaced { kNothing, kConvolution, kRowLanes, kDense, kMaxPool, kBatchNorm, kVectors };
 
 // A CpuDevice, but for the replaced kind. Operations that are made here, and not by `ours_`, point to one of the two
 // contexts, which therefore live as long as the device.
@@ -222,8 +222,6 @@ class ComparedDevice : public Device {
     return ours_->CreateBatchNorm(spec);
   }
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override {
-    if (replaced_ == Replaced::kDropout) return CreateCpuDropout(&narrower_, spec);
-    if (replaced_ == Replaced::kVectors) return CreateCpuDropout(&onednn_, spec);
     return ours_->CreateDropout(spec);
   }
   absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
@@ -381,7 +379,6 @@ int Main() {
     }
     pairs.push_back({"lenet5", Replaced::kMaxPool, "pool's own vectors: the loop over channels"});
     pairs.push_back({"mnist_cnn", Replaced::kMaxPool, "pool's own vectors: the loop over channels"});
-    pairs.push_back({"mnist_cnn", Replaced::kDropout, "dropout's own vectors: AVX2 loop"});
   }
   for (const char* const model : {"logreg", "mlp", "lenet5", "mnist_cnn", "resnet20"}) {
     pairs.push_back({model, Replaced::kVectors, "plain loops: without AVX"});

@@ -1,7 +1,3 @@
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -76,41 +72,6 @@ constexpr int kPhiloxLanes = 16;
   }
 }
 
-#if defined(__x86_64__)
-// The same bits as MaskLoop, with AVX-512's multiplication of 32-bit words, which the compiler does not find in it. A
-// 64-bit lane holds one group's word in its lower half. The upper half holds remains of the arithmetic: the
-// multiplication and the last conversion read the lower half only.
-__attribute__((target("avx512f"))) void MaskAvx512(const MaskArgs& g) {
-  const __m512i multiplier0 = _mm512_set1_epi64(0xD2511F53u), multiplier1 = _mm512_set1_epi64(0xCD9E8D57u);
-  const __m512i threshold = _mm512_set1_epi32(static_cast<int32_t>(g.threshold << 8));
-  for (int64_t begin = 0; begin < g.count; begin += 8) {
-    const __m512i group = _mm512_add_epi64(_mm512_set1_epi64(static_cast<int64_t>(g.first_group) + begin),
-                                           _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0));
-    __m512i c0 = group, c1 = _mm512_srli_epi64(group, 32), c2 = _mm512_set1_epi64(g.key.epoch);
-    __m512i c3 = _mm512_set1_epi64(static_cast<uint32_t>(g.key.purpose) << 24 | g.key.stream);
-    uint32_t key0 = static_cast<uint32_t>(g.key.seed), key1 = static_cast<uint32_t>(g.key.seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const __m512i product0 = _mm512_mul_epu32(multiplier0, c0), product1 = _mm512_mul_epu32(multiplier1, c2);
-      const __m512i high0 = _mm512_srli_epi64(product0, 32), high1 = _mm512_srli_epi64(product1, 32);
-      c0 = _mm512_xor_si512(_mm512_xor_si512(high1, c1), _mm512_set1_epi64(key0));
-      c1 = product1;
-      c2 = _mm512_xor_si512(_mm512_xor_si512(high0, c3), _mm512_set1_epi64(key1));
-      c3 = product0;
-      key0 += 0x9E3779B9u;
-      key1 += 0xBB67AE85u;
-    }
-    // word >> 8 >= threshold, as word >= threshold << 8: the threshold is below 2^24.
-    const auto keeps = [&](__m512i words, int32_t byte) __attribute__((target("avx512f"), always_inline)) {
-      return _mm512_maskz_set1_epi32(_mm512_cmpge_epu32_mask(words, threshold), byte);
-    };
-    const __m512i keep = _mm512_or_si512(_mm512_or_si512(keeps(c0, 1), keeps(c1, 1 << 8)),
-                                         _mm512_or_si512(keeps(c2, 1 << 16), keeps(c3, 1 << 24)));
-    const auto lanes = static_cast<__mmask8>(g.count - begin >= 8 ? 0xff : 0xff >> (8 - (g.count - begin)));
-    _mm512_mask_cvtepi64_storeu_epi32(g.keep + begin, lanes, keep);
-  }
-}
-#endif
-
 struct ApplyArgs {
   const float* in;
   const uint8_t* keep;
@@ -158,10 +119,7 @@ class CpuDropout : public Dropout {
                            .purpose = RandomPurpose::kDropout,
                            .stream = spec_.stream,
                            .epoch = static_cast<uint32_t>(step)};
-    auto mask = kMask[static_cast<int>(context_->instruction_set)];
-#if defined(__x86_64__)
-    if (context_->instruction_set == InstructionSet::kAvx512) mask = MaskAvx512;
-#endif
+    const auto mask = kMask[static_cast<int>(context_->instruction_set)];
     auto* const keep = reinterpret_cast<uint32_t*>(keep_.data());
     ParallelRanges(context_->threads, (offset_ + Count() + 3) / 4, kGrainGroups, [&](int64_t begin, int64_t end) {
       mask({key, threshold_, first_group + static_cast<uint64_t>(begin), end - begin, keep + begin});
