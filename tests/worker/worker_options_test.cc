@@ -66,7 +66,7 @@ std::string FlagsSection(const char* path) {
 }
 
 // Each `--name` and `--name=value` of the page is a flag, and the value one that it takes. In the first column of a
-// table the value is the default.
+// table, and at the beginning of a point of a list, the value is the default.
 void ExpectFlagsOfTheTable(const std::string& page) {
   for (const absl::string_view line : absl::StrSplit(page, '\n')) {
     const std::vector<absl::string_view> pieces = absl::StrSplit(line, '`');
@@ -79,7 +79,7 @@ void ExpectFlagsOfTheTable(const std::string& page) {
       ASSERT_NE(row, nullptr) << "no flag --" << parts[0] << " in worker --help: " << line;
       if (parts.size() == 1) continue;
       EXPECT_TRUE(row->limits().Allow(parts[1])) << line;
-      if (i == 1 && absl::StartsWith(line, "| `--")) {
+      if (i == 1 && (absl::StartsWith(line, "| `--") || absl::StartsWith(line, "- `--"))) {
         EXPECT_EQ(row->slot.print(WorkerFlags().defaults), parts[1]) << line;
       }
     }
