@@ -32,13 +32,15 @@ print(count * 8 / (time.monotonic() - start))
 """
 SEND = "import socket, sys; socket.create_connection((sys.argv[1], 9000)).sendall(bytes(int(sys.argv[2])))"
 
-# Prints the processes of the lab, then keeps running.
+# Prints the processes of the lab, then keeps running. It waits for the sleeper's line: a process that has not entered the
+# lab yet when its owner dies is not known to be one of the lab's.
 OWNER = """
 import json, signal, sys
 from netlab import Netlab
 with Netlab(hosts=2) as lab:
     import subprocess
-    sleeper = subprocess.Popen(lab.command(1, ["sleep", "1000"]))
+    sleeper = subprocess.Popen(lab.command(1, ["sh", "-c", "echo; exec sleep 1000"]), stdout=subprocess.PIPE)
+    sleeper.stdout.readline()
     print(json.dumps([lab.folder, sleeper.pid, lab._keeper.pid, *lab._processes]), flush=True)
     signal.pause()
 """
