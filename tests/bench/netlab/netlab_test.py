@@ -32,8 +32,8 @@ print(count * 8 / (time.monotonic() - start))
 """
 SEND = "import socket, sys; socket.create_connection((sys.argv[1], 9000)).sendall(bytes(int(sys.argv[2])))"
 
-# Prints the processes of the lab, then keeps running. It waits for the sleeper's line: a process that has not entered the
-# lab yet when its owner dies is not known to be one of the lab's.
+# Prints the processes of the lab, then keeps running. It waits for the sleeper's line: a process that has not yet
+# entered the lab when its owner dies is not known to be one of the lab's.
 OWNER = """
 import json, signal, sys
 from netlab import Netlab
