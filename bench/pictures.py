@@ -21,7 +21,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 # The page at the width of a laptop, down to the end of its first plots.
-REPORT_WIDTH, REPORT_HEIGHT = 1100, 820
+REPORT_WIDTH, REPORT_HEIGHT = 1280, 1260
 REPORT_COLORS = 64
 
 WIDTH, LEFT, RIGHT, TOP = 960, 220, 22, 34

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TYPE_CHECKING, cast
 
 import machine
 import programs
 import results as schema
+import sync_cells as cells
 
 if TYPE_CHECKING:  # bench/netlab is imported only for a comparison between hosts
     from netlab import Netlab
 
 BYTES = (4096, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 BENCH_SECONDS_MAX = 900
+OWN_HOSTS = "star-own-hosts"  # in place of `star`, where its servers have hosts of their own
+# Libraries whose allreduce Python calls under mpirun: the modules that are needed, and how to get them.
+LIBRARIES = {
+    "mpi4py": (("numpy", "mpi4py"), "apt-get install python3-mpi4py"),
+    "horovod": (("horovod.torch",), "bench/README.md has the commands"),
+}
+
+
+class NotHereError(programs.ProgramError):
+    """What is to be measured is not on this machine, which is no failure. The message says how to get it."""
 
 
 def rows(text: str) -> list[dict[str, Any]]:
@@ -30,36 +42,107 @@ def _exchange(row: dict[str, Any], servers: int, section: str) -> schema.Exchang
             "latency_us": row["latency_us"], "bus_gb_per_s": row["bus_gb_per_s"], "section": section}
 
 
-def exchanges(syncs: list[str], workers: int, servers: int, torch: programs.Torch | None, sizes: Sequence[int] = BYTES,
-              lab: Netlab | None = None) -> list[schema.ExchangeTime]:
-    """Entries of `exchanges` for this number of workers; in a lab, one worker on each host."""
-    section = "machine" if lab is None else f"netlab:{lab.hosts},{lab.rate}"
-    size_flag = "--bytes=" + ",".join(map(str, sizes))
-    found = []
-    if "star" in syncs:
-        bench = [programs.binary("bench/star_bench"), f"--workers={workers}", "--format=json"]
-        if lab is None:
-            text = programs.run([*bench, f"--servers={servers}", size_flag], seconds_max=BENCH_SECONDS_MAX)
+class _Alone:
+    """Measures the exchange alone in one section: on this machine, or with one worker on each host of a lab."""
+
+    def __init__(self, workers: int, servers: int, torch: programs.Torch | None, sizes: Sequence[int],
+                 lab: Netlab | None) -> None:
+        self.workers, self.servers, self.torch, self.sizes, self.lab = workers, servers, torch, sizes, lab
+        self.size_flag = "--bytes=" + ",".join(map(str, sizes))
+
+    def star(self) -> list[dict[str, Any]]:
+        bench = [programs.binary("bench/star_bench"), f"--workers={self.workers}", "--format=json"]
+        servers = self.servers or self.workers
+        if self.lab is None:
+            found = rows(programs.run([*bench, f"--servers={servers}", self.size_flag], seconds_max=BENCH_SECONDS_MAX))
         else:
-            text = "".join(_star_between_hosts(lab, bench, workers, size) for size in sizes)
-        found += [_exchange(row, servers, section) for row in rows(text)]
-    if {"ring", "mpi"} & set(syncs):
-        bench = [programs.binary("bench/ring_bench"), "--format=json", size_flag]
-        argv = lab.mpirun(bench, workers) if lab else ["mpirun", "-np", str(workers), *_binding(workers), *bench]
+            found = self._star_between_hosts(self.lab, bench, servers, own_hosts=False)
+        found = [{**row, "servers": servers} for row in found]
+        if self.lab is not None and self.lab.server_hosts:
+            servers = self.servers or self.lab.server_hosts
+            found += [{**row, "sync": OWN_HOSTS, "servers": servers}
+                      for row in self._star_between_hosts(self.lab, bench, servers, own_hosts=True)]
+        return found
+
+    def _star_between_hosts(self, lab: Netlab, bench: list[str], servers: int, own_hosts: bool) -> list[dict[str, Any]]:
+        return rows("".join(_star_between_hosts(lab, bench, self.workers, size, servers, own_hosts)
+                            for size in self.sizes))
+
+    def _mpirun(self, argv: list[str], more: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+        lab = self.lab
+        argv = lab.mpirun(argv, self.workers) if lab else ["mpirun", "-np", str(self.workers), *_binding(self.workers),
+                                                           *argv]
         environment = lab.environment() if lab else {"OMPI_ALLOW_RUN_AS_ROOT": "1",
                                                      "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                                                      "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-        found += [_exchange(row, 0, section) for row in rows(programs.run(argv, environment, BENCH_SECONDS_MAX))
-                  if row["sync"] in syncs]
-    if torch is not None and any(sync.startswith("ddp") for sync in syncs):
-        argv = [torch.python, programs.peer("exchange"), f"--world_size={workers}", size_flag]
-        if lab is None:
-            text = programs.run(argv, programs.ONE_THREAD, BENCH_SECONDS_MAX)
-        else:
-            places = {**programs.ONE_THREAD, **lab.torch_environment(workers)}
-            text = _run_on_hosts(lab, [(argv, {**places, "RANK": str(rank)}) for rank in range(workers)])
-        found += [_exchange(row, 0, section) for row in rows(text)]
-    return found
+        return rows(programs.run(argv, {**environment, **(more or {})}, BENCH_SECONDS_MAX))
+
+    def between_ranks(self, syncs: Sequence[str]) -> list[dict[str, Any]]:
+        """Those whose owners are the ranks, and mpi: one program measures them in turns, over TCP only if asked to."""
+        bench = [programs.binary("bench/ring_bench"), "--format=json", self.size_flag]
+        if set(syncs) & set(cells.BY_RENDEZVOUS):
+            host = self.lab.addresses[0] if self.lab else "127.0.0.1"
+            bench += ["--syncs=" + ",".join(syncs), f"--rendezvous={host}:0"]
+        return self._mpirun(bench)
+
+    def of_library(self, name: str) -> list[dict[str, Any]]:
+        modules, how_to_get = LIBRARIES[name]
+        python = programs.find_python(modules)
+        if python is None:
+            raise NotHereError(f"no python3 here has {name}: {how_to_get}")
+        return self._mpirun([python, programs.peer("exchange_by_mpirun"), "--library=" + name, self.size_flag],
+                            programs.ONE_THREAD)
+
+    def gloo(self) -> list[dict[str, Any]]:
+        if self.torch is None:
+            raise NotHereError(f"no python3 here has PyTorch: {programs.HOW_TO_GET_TORCH}")
+        argv = [self.torch.python, programs.peer("exchange"), f"--world_size={self.workers}", self.size_flag]
+        if self.lab is None:
+            return rows(programs.run(argv, programs.ONE_THREAD, BENCH_SECONDS_MAX))
+        places = {**programs.ONE_THREAD, **self.lab.torch_environment(self.workers)}
+        return rows(_run_on_hosts(self.lab, [(argv, {**places, "RANK": str(rank)}) for rank in range(self.workers)]))
+
+
+def _not_by_itself(sync: str) -> list[dict[str, Any]]:
+    raise NotHereError(f"no benchmark starts the exchange of {sync} alone")
+
+
+def exchanges(syncs: Sequence[str], workers: int, servers: int, torch: programs.Torch | None,
+              sizes: Sequence[int] = BYTES,
+              lab: Netlab | None = None
+              ) -> tuple[list[schema.ExchangeTime], list[schema.Missing], list[programs.ProgramError]]:
+    """Entries of `exchanges` and of `missing_exchanges` for this number of workers, and the failures, which are among
+    the latter. `servers` of 0: as many as workers, or as the lab has hosts for them.
+
+    mpi brings mpi4py, MPI's allreduce as Python calls it; ddp brings Gloo's allreduce, which DDP calls, and Horovod's.
+    """
+    section = "machine" if lab is None else lab.section
+    alone = _Alone(workers, servers, torch, sizes, lab)
+    of_ranks = [sync for sync in syncs if sync in cells.WITHOUT_SERVERS]
+    parts: list[tuple[list[str], Callable[[], list[dict[str, Any]]]]] = []
+    if "star" in syncs:
+        parts.append((["star"] + [OWN_HOSTS] * bool(lab and lab.server_hosts), alone.star))
+    if "star-servers-tcp" in syncs:
+        parts.append((["star-servers-tcp"], functools.partial(_not_by_itself, "star-servers-tcp")))
+    if of_ranks:
+        parts.append((of_ranks, functools.partial(alone.between_ranks, of_ranks)))
+    if "mpi" in syncs:
+        parts.append((["mpi4py"], functools.partial(alone.of_library, "mpi4py")))
+    if any(sync.startswith("ddp") for sync in syncs):
+        parts.append((["gloo"], alone.gloo))
+        parts.append((["horovod"], functools.partial(alone.of_library, "horovod")))
+    found: list[schema.ExchangeTime] = []
+    missing: list[schema.Missing] = []
+    failures = []
+    for names, measure in parts:
+        try:
+            found += [_exchange(row, row.get("servers", 0), section) for row in measure() if row["sync"] in names]
+        except programs.ProgramError as error:
+            reason = str(error).splitlines()[0]
+            missing += [{"sync": name, "workers": workers, "section": section, "reason": reason} for name in names]
+            if not isinstance(error, NotHereError):
+                failures.append(error)
+    return found, missing, failures
 
 
 def _run_on_hosts(lab: Netlab, commands: list[tuple[list[str], dict[str, str]]]) -> str:
@@ -76,16 +159,16 @@ def _run_on_hosts(lab: Netlab, commands: list[tuple[list[str], dict[str, str]]])
     raise ValueError("no command was given")
 
 
-def _star_between_hosts(lab: Netlab, bench: list[str], workers: int, size: int) -> str:
-    """Runs a server and a worker on each host, for one size: a server serves one job and then ends."""
+def _star_between_hosts(lab: Netlab, bench: list[str], workers: int, size: int, servers: int, own_hosts: bool) -> str:
+    """Runs the servers, and a worker on each host, for one size: a server serves one job and then ends."""
     secret = lab.make_secret(programs.binary("deploy/launch"))
-    servers, _ = lab.star_commands([programs.binary("server/server")], [], secret, workers, workers)
-    addresses = ",".join(word.partition("=")[2] for argv in servers for word in argv if word.startswith("--listen="))
+    starts, _ = lab.star_commands([programs.binary("server/server")], [], secret, servers, workers, own_hosts)
+    addresses = ",".join(word.partition("=")[2] for argv in starts for word in argv if word.startswith("--listen="))
     argv = [*bench, "--addresses=" + addresses, f"--bytes={size}", "--shared_memory=false", "--pin=false",
             "--job_secret=" + secret]
     with contextlib.ExitStack() as running:
-        for server in servers:
-            process = subprocess.Popen(server, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        for start in starts:
+            process = subprocess.Popen(start, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                                        stderr=subprocess.DEVNULL)
             running.callback(process.wait, timeout=10)
             running.callback(process.kill)

@@ -1,21 +1,23 @@
-"""Derives medians, ties, efficiency, bottlenecks and the verdict from the results, by pure functions.
+"""Derives medians, ratios, ties, efficiency, bottlenecks and the verdict from the results, by pure functions.
 
-Words. The *spread* of a configuration is (largest - smallest) / median of its runs. Two configurations *tie* if their
-medians differ by less than the wider of their two ranges, largest - smallest. The *efficiency* of N workers is their
-rate divided by N times the rate of one worker, which is the same code in one process (`local` for star, ring and mpi).
-For a star with the accounting equal-cores, N includes the servers.
+Words. The *spread* of a configuration is (largest - smallest) / median of its runs. Configurations are compared by the
+paired ratios of ratios.py, which also says what a *tie* is. A group calls a winner if its fastest configuration has
+enough pairs with each other one. The *efficiency* of N workers is their rate divided by N times the rate of one worker,
+which is the same code in one process (`local` for ours). For a star with the accounting equal-cores, N includes the
+servers.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TypedDict
 
 import bottleneck
+import ratios
 import results as schema
+import sync_cells as cells
 import verdict
-
-REPEATS_MIN = 2  # a single run has no spread, so any difference would look real
 
 
 class Rates(TypedDict):
@@ -33,11 +35,29 @@ class Row(TypedDict):
     accounting: str
     samples_per_second: Rates
     step_ms_p50: float
-    ratio_to_best: float
+    to_best: ratios.Ratio | None  # None without a common repeat
     tie_with: list[str]  # ids
+    undecided: bool  # too few repeats to tell it from the best
     best: bool
     bottleneck: dict[str, str]  # name, why
     efficiency: float | None
+
+
+class Step(TypedDict):
+    """One cell after another: how many times as fast `second` is as `first`."""
+    first: str  # ids
+    second: str
+    changes: list[str]  # "transport: mpi to tcp"
+    differences: int  # more than one if the cells between were not measured
+    ratio: ratios.Ratio
+    outcome: str  # faster, slower, tie, undecided: of the second
+
+
+class CellSteps(TypedDict):
+    """The cells of a group side by side."""
+    path: list[Step]  # from the first ring to the last star; the product of their ratios is the total's
+    total: Step | None
+    others: list[Step]  # all other pairs of cells that differ in one thing
 
 
 class Group(TypedDict):
@@ -48,10 +68,11 @@ class Group(TypedDict):
     section: str
     calls_winner: bool
     rows: list[Row]
+    steps: CellSteps
 
 
 class Analysis(TypedDict):
-    verdict: list[str]  # three sentences
+    verdict: list[str]  # three sentences, and a fourth where something was planned
     calls_winner: bool
     groups: list[Group]
 
@@ -75,8 +96,41 @@ def rates(configuration: schema.Configuration) -> Rates | None:
     return {"median": median, "min": min(values), "max": max(values), "spread": (max(values) - min(values)) / median}
 
 
-def tie(one: Rates, other: Rates) -> bool:
-    return abs(one["median"] - other["median"]) < max(one["max"] - one["min"], other["max"] - other["min"])
+def _speed(configuration: schema.Configuration) -> float:
+    """The geometric mean of its rates: in this order no paired ratio to the first one is above 1."""
+    return math.exp(statistics.fmean(math.log(run["samples_per_second"]) for run in configuration["runs"]))
+
+
+def _paired(one: schema.Configuration, other: schema.Configuration) -> ratios.Ratio | None:
+    return ratios.paired(ratios.rates_by_repeat(one), ratios.rates_by_repeat(other))
+
+
+def cell_steps(configurations: list[schema.Configuration]) -> CellSteps:
+    """The cells among configurations that took turns."""
+    by_place = {place: one for one in configurations if one["runs"] and (place := cells.place_of(one))}
+    rates_of = {place: ratios.rates_by_repeat(one) for place, one in by_place.items()}
+
+    def steps(pairs: list[tuple[cells.Cell, cells.Cell]], repeats: set[int]) -> list[Step]:
+        made: list[Step] = []
+        for first, second in pairs:
+            of_first, of_second = ({repeat: rate for repeat, rate in rates_of[place].items() if repeat in repeats}
+                                   for place in (first, second))
+            ratio = ratios.paired(of_second, of_first)
+            if ratio is not None:
+                made.append({"first": by_place[first]["id"], "second": by_place[second]["id"],
+                             "changes": cells.changes(first, second), "differences": cells.differences(first, second),
+                             "ratio": ratio, "outcome": ratios.outcome(ratio)})
+        return made
+
+    way = cells.path(by_place)
+    on_way = list(zip(way, way[1:]))
+    # All steps of the way are on the same repeats: otherwise their product would not be the total.
+    common = set.intersection(*(set(rates_of[place]) for place in way)) if way else set()
+    every = {repeat for rates_by_repeat in rates_of.values() for repeat in rates_by_repeat}
+    path = steps(on_way, common)
+    total = steps([(way[0], way[-1])], common) if len(path) > 1 else []
+    others = steps([pair for pair in cells.single_steps(list(by_place)) if pair not in on_way], every)
+    return {"path": path, "total": total[0] if total else None, "others": others}
 
 
 def disagreements(results: schema.Results, model: str | None = None) -> list[schema.Agreement]:
@@ -116,23 +170,25 @@ def _group(results: schema.Results, key: tuple[str, str, int, str],
            configurations: list[schema.Configuration]) -> Group:
     section, model, workers, scaling = key
     measured = [(configuration, rate) for configuration in configurations if (rate := rates(configuration))]
-    measured.sort(key=lambda pair: -pair[1]["median"])
-    best_rate = measured[0][1]
-    calls_winner = (not disagreements(results, model) and len(measured) > 1 and
-                    all(len(configuration["runs"]) >= REPEATS_MIN for configuration in configurations))
+    measured.sort(key=lambda pair: -_speed(pair[0]))
     peers = [configuration for configuration, _ in measured]
+    best = peers[0]
+    calls_winner = (not disagreements(results, model) and len(measured) > 1 and
+                    all(ratios.decided(_paired(configuration, best)) for configuration in peers))
     rows: list[Row] = []
     for configuration, rate in measured:
-        ties = [other["id"] for other, other_rate in measured if other is not configuration and tie(rate, other_rate)]
+        ties = [other["id"] for other in peers if other is not configuration and
+                ratios.tie(_paired(configuration, other))]
+        to_best = _paired(configuration, best)
         rows.append({
             "id": configuration["id"], "sync": configuration["sync"], "accounting": configuration["accounting"],
             "samples_per_second": rate,
             "step_ms_p50": statistics.median(run["step_ms"]["p50"] for run in configuration["runs"]),
-            "ratio_to_best": rate["median"] / best_rate["median"], "tie_with": ties,
-            "best": calls_winner and rate is best_rate, "bottleneck": bottleneck.find(configuration, peers),
+            "to_best": to_best, "tie_with": ties, "undecided": not ratios.decided(to_best),
+            "best": calls_winner and configuration is best, "bottleneck": bottleneck.find(configuration, peers),
             "efficiency": _efficiency(results, configuration, rate)})
     return {"model": model, "workers": workers, "scaling": scaling, "section": section, "calls_winner": calls_winner,
-            "rows": rows}
+            "rows": rows, "steps": cell_steps(configurations)}
 
 
 def analyse(results: schema.Results) -> Analysis:

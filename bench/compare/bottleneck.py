@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import results as schema
+import sync_cells as cells
 
 STRAGGLER_RATIO = 1.15  # slowest worker's compute time / the median worker's
 SERVER_BUSY_PERCENT = 85.0  # for a server that has a core to itself
@@ -68,7 +69,7 @@ def _server(configuration: schema.Configuration, share: dict[str, float],
         return None
     taken = sum(percents) / (100 * len(_cores(configuration, "worker")))
     others = [shares(other)["compute"] for other in group
-              if other["sync"] in ("ring", "mpi") and other["workers"] == configuration["workers"]]
+              if other["sync"] in cells.WITHOUT_SERVERS and other["workers"] == configuration["workers"]]
     slowed = share["compute"] / min(others) if others else 1.0
     if taken < SERVER_SHARE_MIN or (waits < SHARE_MIN and slowed < SLOWED_MIN):
         return None

@@ -2,7 +2,8 @@
 
 Words. The *budget* of a group is the number of workers of the jobs in it. A star with the accounting equal-workers has
 as many workers as the others, and servers in addition. A star with equal-cores has fewer workers, so that its workers
-and servers together have as many cores as the others' workers.
+and servers together have as many cores as the others' workers. A star with own-hosts has as many workers as the others,
+and its servers are on hosts of their own, of which the others have none.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import device_choice
 import machine
 import programs
 import results as schema
+import sync_cells as cells
 
 if TYPE_CHECKING:  # bench/netlab is imported only for a comparison between hosts
     from netlab import Netlab
 
-OURS = ("local", "star", "ring", "mpi")
+OURS = (*cells.SYNCS, *cells.CONTROLS)
 PEERS = ("ddp", "ddp-tuned")
 CPU = device_choice.Device()
 
@@ -83,7 +85,7 @@ class Job:
 
     def _launch(self) -> list[str]:
         configuration = self.configuration
-        argv = [programs.binary("deploy/launch"), "--sync=" + configuration["sync"],
+        argv = [programs.binary("deploy/launch"), *sync_flags(configuration["sync"]),
                 f"--workers={configuration['workers']}", f"--cores_per_worker={self.threads}"]
         if configuration["servers"]:
             argv += [f"--servers={configuration['servers']}", "--cores_per_server=1"]
@@ -95,10 +97,14 @@ class Job:
         if sync == "star":
             secret = lab.make_secret(programs.binary("deploy/launch"))
             servers, ranks = lab.star_commands([programs.binary("server/server")], worker, secret,
-                                               self.configuration["servers"], workers)
+                                               self.configuration["servers"], workers,
+                                               self.configuration["accounting"] == cells.ACCOUNTING_OWN_HOSTS)
             return [Command(argv) for argv in [*servers, *ranks]]
-        if sync in ("ring", "mpi"):
-            return [Command(lab.mpirun([*worker, "--sync=" + sync], workers), lab.environment())]
+        if sync in cells.BY_MPIRUN:
+            return [Command(lab.mpirun([*worker, *sync_flags(sync)], workers), lab.environment())]
+        if sync in cells.BY_RENDEZVOUS:
+            secret = lab.make_secret(programs.binary("deploy/launch"))
+            return [Command(argv) for argv in lab.rank_commands([*worker, *sync_flags(sync)], secret, workers)]
         places = {"MASTER_ADDR": lab.addresses[0], "MASTER_PORT": "7078", "WORLD_SIZE": str(workers),
                   "GLOO_SOCKET_IFNAME": "eth0", **programs.ONE_THREAD}
         return [Command(lab.command(rank, self._peer([*flags, "--pin=false"])), {**places, "RANK": str(rank)})
@@ -106,6 +112,13 @@ class Job:
 
 
 OURS_ONLY = ("--progress=none",)
+# The syncs with servers whose processes a lab can start.
+BETWEEN_HOSTS = ("star",)
+
+
+def sync_flags(sync: str) -> list[str]:
+    """The flags of worker and launcher for a sync of ours: a cell, or a control."""
+    return cells.BY_SYNC[sync].flags if sync in cells.BY_SYNC else ["--sync=" + sync]
 
 
 def expand(text: str) -> str:
@@ -153,7 +166,7 @@ class Matrix:
     def job(self, model: str, sync: str, workers: int, scaling: str, servers: int = 0,
             accounting: str = "equal-workers", budget: int | None = None, lab: Netlab | None = None) -> Job:
         options = self.options
-        section = "machine" if lab is None else f"netlab:{lab.hosts},{lab.rate}"
+        section = "machine" if lab is None else lab.section
         batch = options.batch_per_worker * workers if scaling == "weak" else options.global_batch
         busy = workers * options.threads + servers
         everywhere = ",".join(map(str, self.cores))
@@ -178,19 +191,32 @@ class Matrix:
         options = self.options
         jobs = []
         if workers == 1:
-            # One worker has no peer to exchange with, so one process represents star, ring and mpi.
+            # One worker has no peer to exchange with, so one process represents all of ours.
             if any(sync in OURS for sync in options.syncs):
                 jobs.append(self.job(model, "local", 1, scaling, lab=lab))
         else:
             for sync in options.syncs:
                 if sync in OURS and sync != "local":
-                    servers = (options.servers or workers) if sync == "star" else 0
-                    jobs.append(self.job(model, sync, workers, scaling, servers, lab=lab))
-            if "star" in options.syncs and scaling == "weak" and lab is None:
+                    jobs += self._with_its_servers(model, sync, workers, scaling, lab)
+            if scaling == "weak" and lab is None:
                 servers = max(1, workers // 4)
-                jobs.append(self.job(model, "star", workers - servers, scaling, servers, "equal-cores", workers))
+                jobs += [self.job(model, sync, workers - servers, scaling, servers, "equal-cores", workers)
+                         for sync in options.syncs if sync in cells.BY_SYNC and cells.BY_SYNC[sync].has_servers]
         if self.torch is not None:
             jobs += [self.job(model, sync, workers, scaling, lab=lab) for sync in options.syncs if sync in PEERS]
+        return jobs
+
+    def _with_its_servers(self, model: str, sync: str, workers: int, scaling: str, lab: Netlab | None) -> list[Job]:
+        """The jobs of a sync of ours: one, or two where a lab has hosts for the servers alone."""
+        if sync not in cells.BY_SYNC or not cells.BY_SYNC[sync].has_servers:
+            return [self.job(model, sync, workers, scaling, lab=lab)]
+        if lab is not None and sync not in BETWEEN_HOSTS:
+            return []
+        servers = self.options.servers or workers
+        jobs = [self.job(model, sync, workers, scaling, servers, lab=lab)]
+        if lab is not None and lab.server_hosts:
+            jobs.append(self.job(model, sync, workers, scaling, self.options.servers or lab.server_hosts,
+                                 cells.ACCOUNTING_OWN_HOSTS, lab=lab))
         return jobs
 
     def groups(self) -> list[list[Job]]:

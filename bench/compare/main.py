@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares star, ring, mpi and PyTorch DDP side by side and writes a report.
 
-    bazel run //bench:compare -- --syncs=star,ring,mpi,ddp --workers=1,2 --model=lenet5 --repeats=5 --out=report
+    bazel run //bench:compare -- --syncs=star,star-mpi,ring,mpi,ddp --workers=1,2 --model=lenet5 --out=report
 
 Writes index.html, summary.md, results.json and runs.csv to the folder --out. Exit status 0: the report is complete,
 1: a part failed (the report says which), 2: the command line was refused.
@@ -27,6 +27,7 @@ sys.path[:0] = [_HERE, os.path.join(os.path.dirname(_HERE), "netlab")]
 import agreement
 import alone
 import analysis
+import buckets
 import device_choice
 import jobs
 import machine
@@ -34,8 +35,10 @@ import measure
 import netlab
 import options as command_line
 import peer_settings
+import predictions
 import programs
 import results as schema
+import sync_cells as cells
 import timeline
 import training
 
@@ -136,7 +139,10 @@ class Comparison:
             self.note("no section of several hosts: the emulated hosts share this machine's GPUs; for that section "
                       "give --device=cpu")
         elif options.hosts:
-            self.part("hosts: netlab:%d,%s" % options.hosts, lambda: self._hosts(matrix))
+            self.part("hosts: netlab:%d+%d,%s" % options.hosts, lambda: self._hosts(matrix))
+        if self.torch is not None and max(options.workers) > 1:
+            for model in options.models:
+                self.part(f"buckets: {model}", functools.partial(self._buckets, groups, model))
         if options.trace:
             self.part("timeline", lambda: self._trace(groups))
         return self._finish()
@@ -180,25 +186,41 @@ class Comparison:
 
     def _exchanges(self, workers: int, lab: netlab.Netlab | None = None) -> None:
         sizes = self.options.exchange_bytes or alone.BYTES
-        self.results["exchanges"] += alone.exchanges(self.options.syncs, workers, self.options.servers or workers,
-                                                     self.torch, sizes, lab)
+        times, missing, failures = alone.exchanges(self.options.syncs, workers, self.options.servers, self.torch, sizes,
+                                                   lab)
+        self.results["exchanges"] += times
+        self.results["missing_exchanges"] += missing
+        if failures:
+            raise failures[0]
 
     def _hosts(self, matrix: jobs.Matrix) -> None:
-        hosts, rate = self.options.hosts
+        hosts = self.options.hosts
+        for sync in self.options.syncs:
+            if sync in cells.BY_SYNC and cells.BY_SYNC[sync].has_servers and sync not in jobs.BETWEEN_HOSTS:
+                self.note(f"{sync} is not in the section of several hosts: compare cannot start its servers there")
         try:
-            with netlab.Netlab(hosts=hosts, rate=rate) as lab:
+            with netlab.Netlab(hosts=hosts.workers, rate=hosts.rate, server_hosts=hosts.servers) as lab:
                 for model in self.options.hosts_models:
-                    group = matrix.of_group(model, hosts, "weak", lab)
+                    group = matrix.of_group(model, hosts.workers, "weak", lab)
                     self.part(f"measuring {model} between hosts", functools.partial(self._measure, group))
-                self.part("exchange alone between hosts", lambda: self._exchanges(hosts, lab))
+                self.part("exchange alone between hosts", lambda: self._exchanges(hosts.workers, lab))
         except netlab.NetlabError as error:
             self.note(f"no section of several hosts: {error}")
 
+    def _buckets(self, groups: list[list[jobs.Job]], model: str) -> None:
+        """Asks one of our cells and DDP for the same buckets, and keeps those that they make."""
+        ran = [job for group in groups for job in group if job.configuration["runs"] and
+               job.configuration["model"] == model and job.configuration["workers"] == max(self.options.workers)]
+        wanted = next((job for job in ran if job.configuration["sync"] in cells.SYNCS), None)
+        peer = next((job for job in ran if job.configuration["sync"] == "ddp"), None)
+        if wanted is not None and peer is not None:
+            self.results["buckets"] += buckets.ask(wanted, peer, self.gpus)
+
     def _trace(self, groups: list[list[jobs.Job]]) -> None:
-        """Runs star and ring briefly with a timeline. Tracing costs time, so the timed runs have none."""
+        """Runs each cell briefly with a timeline. Tracing costs time, so the timed runs have none."""
         workers = max(self.options.workers)
-        traced = [job for group in groups for job in group
-                  if job.configuration["sync"] in ("star", "ring") and job.configuration["workers"] == workers and
+        traced = [job for group in groups for job in group if job.configuration["runs"] and
+                  job.configuration["sync"] in cells.SYNCS and job.configuration["workers"] == workers and
                   job.configuration["model"] == self.options.models[0] and job.configuration["scaling"] == "weak"]
         for job in traced:
             configuration = job.configuration
@@ -249,8 +271,10 @@ def main() -> int:
     options = command_line.parse()
     note = use_python_with(PAGE_MODULES)
     try:
+        planned = [one for path in options.plans for one in predictions.read(path)]
         comparison = Comparison(options, [note] if note else [])
-    except programs.ProgramError as error:
+        comparison.results["predictions"] += planned
+    except (programs.ProgramError, predictions.PredictionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return comparison.run()

@@ -24,8 +24,10 @@ JOB_SECONDS_MAX = 1800
 SAMPLE_SECONDS = 0.05  # a server's CPU time after its last sample is lost
 LOOKS_BETWEEN_SEARCHES = 10  # samples of CPU time between two looks at new processes, the clock and the GPUs
 CALIBRATION_STEPS = 30
+SAID_MAX = 240  # characters of a failed program's last line, for the report's notes
 STEPS_MIN = 60
-OF_ONE_JOB = ("backend", "cuda_graph")  # versions in a record of the peer that differ from job to job
+# Versions in a record of the peer that differ from job to job.
+OF_ONE_JOB = ("backend", "cuda_graph", "buckets", "parameter_bytes")
 SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take this many times the wanted seconds
 
 Record = dict[str, Any]  # a run record: proto/starring/v1/run_record.proto as JSON
@@ -183,6 +185,15 @@ def slowest_worker_ratio(record: Record) -> float | None:
     return max(computed) / middle if len(computed) > 1 and middle > 0 else None
 
 
+def turns(jobs: Sequence[Job], repeat: int) -> list[Job]:
+    """The order of one repeat: every second one is reversed.
+
+    In an order that is always the same, whatever grows from run to run would favour the same job in every repeat, and
+    no interval of paired ratios would show that.
+    """
+    return list(jobs) if repeat % 2 == 0 else list(reversed(jobs))
+
+
 class Laboratory:
     """Runs the jobs of a group in turns, so that any other load on the machine affects all of them alike."""
 
@@ -200,7 +211,7 @@ class Laboratory:
         steps, jobs = self._steps(jobs)
         ratios: dict[int, list[float | None]] = {id(job): [] for job in jobs}
         for repeat in range(self.options.repeats):
-            for job in list(jobs):
+            for job in turns(jobs, repeat):
                 load = machine.load()
                 try:
                     record, sampler = self._run(job, steps)
@@ -229,7 +240,9 @@ class Laboratory:
 
     def _note_failure(self, what: str, error: programs.ProgramError) -> None:
         self.say(str(error))
-        self.failures.append(f"{str(error).splitlines()[0].rstrip(':')}: {what}")
+        first, *output = [line for line in str(error).splitlines() if line.strip()]
+        said = f" ({output[-1].strip()[:SAID_MAX]})" if output else ""  # a refusal is a program's last line
+        self.failures.append(f"{first.rstrip(':')}: {what}{said}")
 
     def _note_peer(self, job: Job, versions: dict[str, str]) -> None:
         """Notes facts that the peer knows only when it runs: its backend, and why it has no CUDA graph."""

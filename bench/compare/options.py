@@ -8,9 +8,12 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
+import ratios
+import sync_cells as cells
+
+SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned")
 MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
 MATHS = ("fp32", "tf32", "bf16")
 QUICK: dict[str, Any] = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False,
@@ -50,11 +53,28 @@ def _models(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _hosts(text: str) -> tuple[int, str]:
-    match = re.fullmatch(r"netlab:(\d+),(\w+)", text)
+class Hosts(NamedTuple):
+    """The hosts of --hosts."""
+    workers: int
+    servers: int  # hosts that only servers use
+    rate: str
+
+
+def _hosts(text: str) -> Hosts:
+    match = re.fullmatch(r"netlab:(\d+)(?:\+(\d+))?,(\w+)", text)
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like netlab:4,1gbit")
-    return int(match[1]), match[2]
+        raise argparse.ArgumentTypeError(f"{text!r} is not like netlab:4,1gbit or, with 4 more hosts for servers, "
+                                         "netlab:4+4,1gbit")
+    return Hosts(int(match[1]), int(match[2] or 0), match[3])
+
+
+def _path(text: str) -> str:
+    """`bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it."""
+    return os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."), text))
+
+
+def _paths(text: str) -> list[str]:
+    return [_path(name) for name in text.split(",") if name]
 
 
 def _switch(text: str) -> bool:
@@ -64,8 +84,10 @@ def _switch(text: str) -> bool:
 
 
 def _add_matrix(add: Callable[..., argparse.Action]) -> None:
-    add("--syncs", type=_names(SYNCS), default=["star", "ring", "mpi", "ddp"],
-        help="what to compare; ddp adds ddp-tuned")
+    known = "; ".join(f"{cell.sync}: {cell.topology} over {cell.transport}, owners {cell.placement}"
+                      for cell in cells.CELLS)
+    add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp"],
+        help=f"what to compare: the cells ({known}) and the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned")
     add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],
         help="one or several, separated by commas")
@@ -75,7 +97,8 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     add("--scaling", type=_names(("weak", "strong")), default=["weak", "strong"])
     add("--batch_per_worker", type=_positive, default=64, help="for weak scaling")
     add("--global_batch", type=_positive, default=64, help="for strong scaling")
-    add("--servers", type=int, default=0, help="servers of a star; 0: as many as workers")
+    add("--servers", type=int, default=0,
+        help="servers of a star; 0: as many as workers, or as --hosts has hosts for them")
     add("--device", default="auto", choices=["auto", "cpu", "cuda"],
         help="device of all jobs; auto: GPUs if worker and PyTorch can use them")
     add("--threads", type=_positive, default=1, help="compute threads per worker")
@@ -84,16 +107,21 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
 
 
 def _add_measuring(add: Callable[..., argparse.Action]) -> None:
-    add("--repeats", type=_positive, default=5, help="runs of each job, in turns")
+    add("--repeats", type=_positive, default=ratios.REPEATS_MIN,
+        help=f"runs of each job, in turns; with fewer than {ratios.REPEATS_MIN} no winner is called")
     add("--seconds", type=float, default=2.0, help="about how long the fastest job of a group runs")
     add("--steps", type=int, default=0, help="steps of each run; 0: chosen by --seconds")
     add("--train_epochs", type=int, default=3, help="epochs of the runs for accuracy over time; 0: no such runs")
     add("--target_accuracy", type=float, default=0.0, help="0: the accuracy that all reach in --train_epochs")
-    add("--hosts", type=_hosts, default=None, help="netlab:4,1gbit: also compare 4 emulated hosts with 1 Gbit/s links")
+    add("--hosts", type=_hosts, default=None,
+        help="netlab:4,1gbit: also compare 4 emulated hosts with 1 Gbit/s links; netlab:4+4,1gbit: with 4 more hosts, "
+             "for servers alone")
     add("--hosts_models", type=_models, default=None, help="models for --hosts; default: those of --models")
     add("--sweep", type=_switch, default=True, help="search for the best settings of ddp-tuned")
     add("--loaders", type=_switch, default=True, help="measure the loaders alone")
     add("--exchange_bytes", type=_numbers, default=None, help="sizes for the exchange alone; default: 4 KB to 64 MB")
+    add("--plans", type=_paths, default=[],
+        help="files of bench:plan --json, separated by commas: the verdict also says what they predict")
     add("--trace", type=_switch, default=True, help="one more short run of star and ring, with a timeline")
     add("--quick", action="store_true", help="one model, few steps: a smoke test whose timings are meaningless")
     add("--out", default="report", help="the report's folder")
@@ -121,7 +149,5 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--math={options.math} of --train_flags is not one of {', '.join(MATHS)}")
     options.hosts_models = options.hosts_models or options.models
     if options.data_dir:
-        # `bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it.
-        options.data_dir = os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."),
-                                                        options.data_dir))
+        options.data_dir = _path(options.data_dir)
     return options

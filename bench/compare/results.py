@@ -64,13 +64,13 @@ class _OptionalConfiguration(TypedDict, total=False):
 class Configuration(_OptionalConfiguration):
     """One job of the matrix, and its runs."""
     id: str  # "lenet5/star/2w/equal-workers/weak"; outside the section "machine" followed by "@section"
-    sync: str  # local, star, ring, mpi, ddp, ddp-tuned
+    sync: str  # a cell of sync_cells.py, local, mpi, ddp, ddp-tuned
     model: str
     dataset: str
-    section: str  # "machine", or "netlab:4,1gbit"
+    section: str  # "machine", or "netlab:4,1gbit"; "netlab:4+4,1gbit" has 4 more hosts, for servers alone
     workers: int
     servers: int
-    accounting: str  # equal-workers: as many workers as the others; equal-cores: servers count as well (jobs.py)
+    accounting: str  # equal-workers: as many workers as the others; equal-cores, own-hosts: see jobs.py
     scaling: str  # strong: the global batch is fixed; weak: the batch per worker is fixed
     global_batch: int
     cores: dict[str, list[str]]  # by "worker", "server": the list of cores of each process, "0,1"
@@ -133,13 +133,30 @@ class LoaderRate(TypedDict):
 
 class ExchangeTime(TypedDict):
     """One exchange of a parameter vector of this number of bytes, and nothing else."""
-    sync: str  # star, ring, mpi, gloo
+    sync: str  # a cell of sync_cells.py, mpi, mpi4py, gloo, horovod; star-own-hosts: with servers on hosts of their own
     workers: int
     servers: int
     bytes: int
     latency_us: float  # median
     bus_gb_per_s: float  # 2 (N - 1) / N * bytes / time
     section: str  # as in configurations
+
+
+class Missing(TypedDict):
+    """A row of the exchange alone that could not be measured."""
+    sync: str
+    workers: int
+    section: str
+    reason: str  # for people, with the way to get it
+
+
+class Buckets(TypedDict):
+    """The buckets in which one model's gradients leave, as a short run reported them."""
+    sync: str
+    model: str
+    workers: int
+    asked_bytes: int
+    sizes: list[int]  # bytes, in the order in which backward finishes them
 
 
 class Results(TypedDict):
@@ -156,6 +173,9 @@ class Results(TypedDict):
     agreement: list[Agreement]
     loaders: list[LoaderRate]
     exchanges: list[ExchangeTime]
+    missing_exchanges: list[Missing]
+    buckets: list[Buckets]
+    predictions: list[Any]  # of bench:plan, as predictions.py describes them
     trace: str | None
 
 
@@ -166,7 +186,7 @@ class ResultsError(Exception):
 def empty(command: list[str], started_at: str, machine: Machine) -> Results:
     return Results(schema=SCHEMA, command=list(command), started_at=started_at, seconds=0.0, machine=machine,
                    versions={}, notes=[], peer_notes=[], configurations=[], training=[], agreement=[], loaders=[],
-                   exchanges=[], trace=None)
+                   exchanges=[], missing_exchanges=[], buckets=[], predictions=[], trace=None)
 
 
 def write(path: str, results: Results) -> None:
@@ -187,7 +207,8 @@ def read(path: str) -> Results:
     if not isinstance(results, dict) or results.get("schema") != SCHEMA:
         found = results.get("schema") if isinstance(results, dict) else "no object"
         raise ResultsError("%s: expected schema %d, found %s" % (path, SCHEMA, found))
-    for name in ("notes", "peer_notes", "configurations", "training", "agreement", "loaders", "exchanges", "command"):
+    for name in ("notes", "peer_notes", "configurations", "training", "agreement", "loaders", "exchanges",
+                 "missing_exchanges", "buckets", "predictions", "command"):
         results.setdefault(name, [])
     for name in ("versions", "machine"):
         results.setdefault(name, {})

@@ -1,4 +1,4 @@
-"""Writes the verdict in three sentences: what to run, why, and when that changes."""
+"""Writes the verdict: what to run, why, and where what wins; and, if something was planned, what is expected where."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import statistics
 from typing import TYPE_CHECKING
 
 import bottleneck
+import ratios
+import regimes
 import results as schema
+import sync_cells as cells
 from report import labels
 
 if TYPE_CHECKING:  # analysis imports this module
     from analysis import Group, Row
 
-NAMES = {"star": "the star", "ring": "the ring", "mpi": "MPI_Allreduce (mpi)", "local": "one process",
+NAMES = {**{cell.sync: cell.name for cell in cells.CELLS}, "mpi": "MPI_Allreduce (mpi)", "local": "one process",
          "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP"}
 BOTTLENECKS = {"data": "data", "compute": "compute", "exchange": "the exchange", "straggler": "the slowest worker",
                "server CPU": "the servers' CPU time"}
@@ -59,35 +62,38 @@ def _choice(groups: list[Group]) -> str:
             row = _row(group, sync)
             if row is not None:
                 wins += row is group["rows"][0] or group["rows"][0]["id"] in row["tie_with"]
-                logs.append(math.log(row["ratio_to_best"]))
+                logs.append(math.log(row["to_best"]["value"]) if row["to_best"] else -math.inf)
         return wins, sync != "mpi", statistics.mean(logs) if logs else -math.inf
 
     return max(sorted(syncs), key=merit)
 
 
-def _against(group: Group, chosen: str) -> str:
-    """Compares `chosen` with the others of a group: "1.16 times as fast as the star, 4.33 times as fast as ..."."""
+def _against(results: schema.Results, group: Group, chosen: str) -> str:
+    """Compares `chosen` with the others of a group: "1.16 (1.12 to 1.20) times as fast as the star"."""
     mine = _known_row(group, chosen)
     texts = []
     for other in group["rows"]:
         if other["sync"] == chosen or other is not _row(group, other["sync"]):
             continue
+        ratio = ratios.paired(*(ratios.rates_by_repeat(_configuration(results, row)) for row in (mine, other)))
         if other["id"] in mine["tie_with"]:
             texts.append(f"a tie with {NAMES[other['sync']]} at {_rate(other)}")
-        else:
-            ratio = mine["samples_per_second"]["median"] / other["samples_per_second"]["median"]
-            texts.append(f"{ratio:.2f} times as fast as {NAMES[other['sync']]}")
+        elif ratio is not None:
+            texts.append(f"{ratios.text(ratio)} times as fast as {NAMES[other['sync']]}")
     return ", ".join(texts)
 
 
-def _first(groups: list[Group], chosen: str) -> str:
-    models = [f"{group['model']} at {_rate(_known_row(group, chosen))} ({_against(group, chosen)})"
+def _first(results: schema.Results, groups: list[Group], chosen: str) -> str:
+    models = [f"{group['model']} at {_rate(_known_row(group, chosen))} ({_against(results, group, chosen)})"
               for group in groups if _row(group, chosen)]
     workers = groups[0]["workers"]
     trains = f"with {workers} worker{'s' if workers > 1 else ''} it trains " + "; ".join(models) + "."
     if all(group["calls_winner"] for group in groups):
-        return f"Run {NAMES[chosen]} here: {trains}"
-    return f"No winner is called, because some jobs ran only once. The fastest was {NAMES[chosen]}: {trains}"
+        return f"Run {NAMES[chosen]} here: {trains} Brackets hold the 95 % interval of the ratios within each repeat."
+    fewest = min((row["to_best"]["pairs"] if row["to_best"] else 0) for group in groups for row in group["rows"])
+    times = {0: "not in one repeat", 1: "only once"}.get(fewest, f"only {fewest} times")
+    return (f"No winner is called, because that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in "
+            f"turns. The fastest was {NAMES[chosen]}: {trains}")
 
 
 def _configuration(results: schema.Results, row: Row) -> schema.Configuration:
@@ -121,28 +127,41 @@ def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:
 
 
 def _same_bits(results: schema.Results) -> bool | None:
-    """Whether star and ring ended with the same parameters in all jobs that both ran. None if there is no such job."""
+    """Whether stars and ring ended with the same parameters in all jobs that two of them ran; None if there is none."""
     digests: dict[tuple[str, int, int, str], dict[str, set[tuple[int, str]]]] = {}
     for configuration in results["configurations"]:
-        if configuration["sync"] in ("star", "ring") and configuration["runs"]:
+        if configuration["sync"] in cells.BY_SYNC and configuration["runs"]:
             key = (configuration["model"], configuration["workers"], configuration["global_batch"],
                    configuration["section"])
             digests.setdefault(key, {})[configuration["sync"]] = {
                 (run["steps_measured"], run["parameter_sha256"]) for run in configuration["runs"]}
-    both = [found for found in digests.values() if len(found) == 2]
-    return all(found["star"] == found["ring"] for found in both) if both else None
+    several = [list(found.values()) for found in digests.values() if len(found) > 1]
+    return all(each == found[0] for found in several for each in found) if several else None
 
 
-def _third(results: schema.Results, groups: list[Group], chosen: str) -> str:
+def _regimes(results: schema.Results, groups: list[Group]) -> list[str]:
+    """Where star and ring win: what was measured, then what was planned, if either is there."""
+    return regimes.sentences(regimes.measured(results, groups), regimes.planned(results["predictions"]))
+
+
+def _faster_than_cells(results: schema.Results, groups: list[Group]) -> list[str]:
+    """The labs in which a control is the fastest, which the regimes of star and ring do not tell."""
     parts = []
-    labs = sorted({group["section"] for group in groups if group["section"] != "machine"})
-    for section in labs:
+    for section in sorted({group["section"] for group in groups if group["section"] != "machine"}):
         for group in _main_groups(groups, section):
-            ranked = ", ".join(f"{NAMES[row['sync']]} {_rate(row)}" for row in group["rows"])
-            ties = [NAMES[row["sync"]] for row in group["rows"][1:] if group["rows"][0]["id"] in row["tie_with"]]
-            tied = f" (a tie with {', '.join(ties)})" if ties else ""
-            parts.append(f"on {labels.section(section)}, {NAMES[group['rows'][0]['sync']]} trains {group['model']} "
-                         f"fastest{tied}: {ranked}")
+            best = group["rows"][0]
+            ours = next((row for row in group["rows"] if row["sync"] in cells.BY_SYNC), None)
+            if ours is None or ours is best or ours["undecided"] or best["id"] in ours["tie_with"]:
+                continue
+            ratio = ratios.paired(*(ratios.rates_by_repeat(_configuration(results, row)) for row in (best, ours)))
+            if ratio is not None:
+                parts.append(f"on {labels.section(section)}, {NAMES[best['sync']]} trains {group['model']} fastest, "
+                             f"{ratios.text(ratio)} times as fast as {NAMES[ours['sync']]}")
+    return parts
+
+
+def _third(results: schema.Results, groups: list[Group], measured: list[str]) -> str:
+    parts = [*measured, *_faster_than_cells(results, groups)]
     same = _same_bits(results)
     if same:
         parts.append("star and ring end with the same parameters, bit for bit, so speed alone decides")
@@ -153,10 +172,9 @@ def _third(results: schema.Results, groups: list[Group], chosen: str) -> str:
     if crowded:
         parts.append(f"{', '.join(NAMES[sync] for sync in crowded)} ran with more processes than cores or GPUs: "
                      "measure again where there are enough of them")
-    if not parts:
+    if not measured:
         parts.append("other models, more workers or a slower network can change this: measure those as well")
-    text = "; ".join(parts) + "."
-    return text[0].upper() + text[1:]
+    return ". ".join(part[0].upper() + part[1:] for part in parts) + "."
 
 
 def _no_winner(results: schema.Results, groups: list[Group], disagreements: list[schema.Agreement]) -> list[str]:
@@ -181,4 +199,7 @@ def sentences(results: schema.Results, groups: list[Group], disagreements: list[
                 "The tables show those that ran.",
                 "Give --syncs at least two names, and choose those whose programs this machine has."]
     chosen = _choice(main)
-    return [_first(main, chosen), _second(results, main, chosen), _third(results, groups, chosen)]
+    where = _regimes(results, groups)
+    planned = [f"{sentence}." for sentence in where if sentence.startswith(regimes.PLANNED)]
+    measured = [sentence for sentence in where if sentence.startswith(regimes.MEASURED)]
+    return [_first(results, main, chosen), _second(results, main, chosen), _third(results, groups, measured), *planned]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
+
+from ratios import REPEATS_MIN
+from ratios import text as ratio_text
 
 from . import labels, plots, svg, units, view
 from .view import Entry
 
 
 def _sync_legend(names: list[str]) -> list[Entry]:
-    return [{"name": "gloo (exchange of DDP)" if name == "gloo" else name, "color": svg.sync_color_name(name),
-             "mark": labels.marker(name)[1]} for name in names]
+    explained = {"gloo": "gloo (exchange of DDP)", "mpi4py": "mpi4py (sums only)", "horovod": "horovod (sums only)",
+                 "star-own-hosts": "star, servers on hosts of their own"}
+    return [{"name": explained.get(name, name), "color": svg.sync_color_name(name), "mark": labels.marker(name)[1]}
+            for name in names]
 
 
 def _family(identifier: str, title: str, caption: str, legend: list[Entry], panels: list[Entry],
@@ -21,11 +27,30 @@ def _family(identifier: str, title: str, caption: str, legend: list[Entry], pane
             "arrangement": arrangement}
 
 
-def _panels(identifier: str, titled: list[tuple[str, Any]], draw: Callable[[str, Any], str | None]) -> list[Entry]:
-    """Draws each (title, data). A plot without data is left out."""
-    drawn = [{"title": title, "svg": draw(f"{identifier}{index}", what)}
+def columns_of(panels: int) -> list[int]:
+    """How many panels share each panel's row on a page of full width: three, but fewer in the last rows, so that every
+    row is full."""
+    if panels < 3:
+        return [panels] * panels
+    halves = {0: 0, 1: 4, 2: 2}[panels % 3]
+    return [3] * (panels - halves) + [2] * halves
+
+
+def _panels(identifier: str, titled: list[tuple[str, Any]], draw: Callable[[str, Any], str | None],
+            columns: int | None = None) -> list[Entry]:
+    """Draws each (title, data), for a phone, and for a page of full width if its column there is wider. A plot without
+    data is left out. `columns` is for all of them, in place of columns_of."""
+    drawn = [(title, f"{identifier}{index}", what, draw(f"{identifier}{index}", what))
              for index, (title, what) in enumerate(titled)]
-    return [panel for panel in drawn if panel["svg"]]
+    drawn = [panel for panel in drawn if panel[3]]
+    panels: list[Entry] = []
+    for (title, key, what, narrow), own_columns in zip(drawn, columns_of(len(drawn))):
+        panels.append({"title": title, "svg": narrow, "wide": None, "columns": columns or own_columns})
+        width = svg.WIDTHS.get(panels[-1]["columns"])
+        if width:
+            with svg.style(width):
+                panels[-1]["wide"] = draw(f"{key}-wide", what)
+    return panels
 
 
 def _row_panels(families: view.Families) -> list[tuple[str, list[Entry]]]:
@@ -39,7 +64,8 @@ def _rows(groups: list[Entry]) -> list[Entry]:
 
 def _throughput(groups: list[Entry], families: view.Families, legend: list[Entry], calls_winner: bool) -> Entry:
     caption = ("Longer is better. The bar is the median over the repeats, and the whisker spans the slowest to the "
-               "fastest run. Where whiskers overlap, the order means nothing. 2w+1s is 2 workers and 1 server.")
+               "fastest run. Whiskers may overlap where one is always the faster of a repeat: what differs is decided "
+               "by the ratios within each repeat. 2w+1s is 2 workers and 1 server.")
     best = [(row["samples_per_second"]["median"], group["title"], row) for group in groups for row in group["rows"]
             if row.get("best")]
     if best and calls_winner:
@@ -47,6 +73,24 @@ def _throughput(groups: list[Entry], families: view.Families, legend: list[Entry
         caption += f" The longest bar is {row['label']} with {units.count(rate)} samples/s ({title})."
     return _family("throughput", "Samples per second", caption, legend,
                    _panels("throughput", _row_panels(families), plots.throughput))
+
+
+def _steps(groups: list[Entry]) -> Entry:
+    caption = ("How many times as fast the second cell is as the first in the same repeat: right of 1 it is faster. "
+               "The bar is the 95 % interval from the pairs of runs; where it contains 1, the two tie. A row changes "
+               "one thing, unless a cell between the two was not measured. The diamond is the whole way from ring to "
+               "star, and the product of the rows above it.")
+    titled = [(group["title"], steps) for group in groups if (steps := view.steps(group)["path"])]
+    rows = [step for _, steps in titled for step in steps]
+    apart = [step for step in rows if step["outcome"] in ("faster", "slower") and step["differences"] == 1]
+    if apart:
+        largest = max(apart, key=lambda step: abs(math.log(step["ratio"]["value"])))
+        caption += (f" The largest single difference: {largest['label']}, {ratio_text(largest['ratio'])} times as "
+                    "fast.")
+    elif all(step["outcome"] == "undecided" for step in rows):
+        caption += f" With fewer than {REPEATS_MIN} repeats nothing is decided."
+    return _family("steps", "From ring to star, one difference at a time", caption, [],
+                   _panels("steps", titled, plots.ratios))
 
 
 def _breakdown(groups: list[Entry], families: view.Families) -> Entry:
@@ -103,8 +147,8 @@ def _training(results: Entry, calls_winner: bool) -> Entry:
                        [one for one in runs if (one["model"], one["workers"]) == (model, count)]))
     panels = []
     for place, (title, members) in enumerate(titled):
-        panels += _panels(f"loss{place}-", [(f"Loss: {title}", members)], plots.loss)
-        panels += _panels(f"accuracy{place}-", [(f"Accuracy: {title}", members)], plots.accuracy)
+        panels += _panels(f"loss{place}-", [(f"Loss: {title}", members)], plots.loss, 2)
+        panels += _panels(f"accuracy{place}-", [(f"Accuracy: {title}", members)], plots.accuracy, 2)
     names = sorted({one["sync"] for one in runs}, key=labels.sync_order)
     return _family("training", "Loss and accuracy against time", caption, _sync_legend(names), panels, "pairs")
 
@@ -114,17 +158,18 @@ def _exchange(results: Entry) -> Entry:
     caption = ("This is the exchange alone, which no computing hides. Latency: lower is better; the left end is the "
                "cost of the smallest message. Bandwidth: higher is better; the right end is what the path can carry.")
     panels = []
-    for place, table in enumerate(tables):
+    for place, table in enumerate(table for table in tables if table["times"]):
         small, large = (choose(one["bytes"] for one in table["times"]) for choose in (min, max))
         quick = min((one for one in table["times"] if one["bytes"] == small), key=lambda one: one["latency_us"])
         wide = max((one for one in table["times"] if one["bytes"] == large), key=lambda one: one["bus_gb_per_s"])
         caption += (f" {table['title'].capitalize()}: {quick['sync']} is fastest at {units.data(small)} "
                     f"({units.significant(quick['latency_us'])} µs), {wide['sync']} has the highest bandwidth at "
                     f"{units.data(large)} ({units.significant(wide['bus_gb_per_s'])} GB/s).")
-        panels += _panels(f"latency{place}-", [(f"Latency: {table['title']}", table["times"])], plots.exchange_latency)
+        panels += _panels(f"latency{place}-", [(f"Latency: {table['title']}", table["times"])], plots.exchange_latency,
+                          2)
         panels += _panels(f"bandwidth{place}-", [(f"Bandwidth: {table['title']}", table["times"])],
-                          plots.exchange_bandwidth)
-    names = sorted({sync for table in tables for sync in table["columns"]}, key=labels.sync_order)
+                          plots.exchange_bandwidth, 2)
+    names = sorted({one["sync"] for table in tables for one in table["times"]}, key=labels.sync_order)
     return _family("exchange", "The exchange alone", caption, _sync_legend(names), panels, "pairs")
 
 
@@ -154,7 +199,7 @@ def draw(results: Entry, groups: list[Entry], calls_winner: bool) -> list[Entry]
     names = sorted({row["sync"] for row in _rows(groups)}, key=labels.sync_order)
     legend = _sync_legend(names)
     with svg.style():
-        made = [_throughput(groups, families, legend, calls_winner), _breakdown(groups, families),
+        made = [_throughput(groups, families, legend, calls_winner), _steps(groups), _breakdown(groups, families),
                 _scaling(groups, families), _training(results, calls_winner), _exchange(results),
                 _cpu(groups, families, legend), _gpu(families, legend)]
     return [family for family in made if family["panels"]]

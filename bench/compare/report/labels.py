@@ -6,18 +6,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import sync_cells as cells
+
 from . import units
 
-SYNCS = ("local", "star", "ring", "mpi", "ddp", "ddp-tuned")
+SYNCS = ("local", *cells.SYNCS, "mpi", "ddp", "ddp-tuned")
+# What is measured alone only. Its colour is that of the sync whose exchange it is.
+ALONE = {"star-own-hosts": "star", "mpi4py": "mpi", "gloo": "ddp", "horovod": "ddp-tuned"}
 PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")
 PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "backward": "backward",
               "exposed_exchange": "exposed exchange", "optimizer": "optimizer", "other": "other"}
 # Markers keep lines apart where colours cannot be told apart.
-MARKERS = {"local": ("v", "▼"), "star": ("o", "●"), "ring": ("s", "■"), "mpi": ("^", "▲"), "ddp": ("D", "◆"),
-           "gloo": ("D", "◆"), "ddp-tuned": ("P", "✚")}
-# Syncs whose lines often coincide with another's.
-DASHED = ("mpi", "ddp-tuned")
-UNKNOWN_MARKER = ("X", "✖")
+MARKERS = {**{cell.sync: cell.marker for cell in cells.CELLS}, "local": ("v", "▼"), "mpi": ("^", "▲"),
+           "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "star-own-hosts": (">", "▶"), "mpi4py": ("<", "◀"),
+           "gloo": ("D", "◆"), "horovod": ("X", "✖")}
+# Syncs whose lines often coincide with another's, or have another's colour.
+DASHED = ("mpi", "mpi4py", "ddp-tuned", "star-own-hosts", "horovod")
+UNKNOWN_MARKER = ("x", "×")
 SHORT_MAX = 30
 
 
@@ -26,7 +31,7 @@ def marker(sync: str) -> tuple[str, str]:
 
 
 def sync_order(sync: str) -> tuple[int, str]:
-    order = [*SYNCS, "gloo"]
+    order = [*SYNCS, *ALONE]
     return (order.index(sync), "") if sync in order else (len(order), sync)
 
 
@@ -35,11 +40,16 @@ def workers(count: int) -> str:
 
 
 def configuration(one: Mapping[str, Any]) -> str:
-    """ring 2w, star 2w+1s, with the accounting if it is equal-cores."""
+    """ring 2w, star 2w+1s, with the accounting if it is another than that of most."""
     text = f"{one['sync']} {one['workers']}w"
     if one.get("servers"):
         text += f"+{one['servers']}s"
-    return text + (", equal cores" if one.get("accounting") == "equal-cores" else "")
+    return text + {"equal-cores": ", equal cores", "own-hosts": ", own hosts"}.get(str(one.get("accounting")), "")
+
+
+def cell(one: Mapping[str, Any]) -> str:
+    """ring, star, star on own hosts: a cell among others with the same number of workers."""
+    return one["sync"] + (" on own hosts" if one.get("accounting") == cells.ACCOUNTING_OWN_HOSTS else "")
 
 
 def short(text: str) -> str:
@@ -57,7 +67,8 @@ def section(name: str | None) -> str:
     number = re.fullmatch(r"(\d+)([kmg])bit", rate)
     if number:
         rate = number[1] + units.NBSP + {"k": "k", "m": "M", "g": "G"}[number[2]] + "bit/s"
-    return f"{hosts} hosts at {rate}"
+    hosts, _, of_servers = hosts.partition("+")
+    return f"{hosts} hosts{f' and {of_servers} for servers' if of_servers else ''} at {rate}"
 
 
 def scaling(name: str) -> str:

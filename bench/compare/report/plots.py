@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from ratios import text as ratio_text
+from ratios import value_text
 
 from . import labels, svg, units, view
 from .view import Entry
@@ -17,6 +19,7 @@ from .view import Entry
 _ROW_HEIGHT = 24
 _BAR_MARGIN = 48  # the axis below the bars and its label
 _LINES_HEIGHT = 240
+_RATIO_MARGIN = 0.12  # of the shown range, on both sides of it
 _POINTS_MAX = 150
 _TICK_STEPS = (1, 2, 5, 10)
 _REFERENCE = (0, (1, 1.6))  # dots, for an ideal or a target
@@ -119,6 +122,28 @@ def scaling(key: str, members: list[Entry]) -> str | None:
     axes.set_ylabel("speed-up over 1 worker")
     return svg.inline(figure, key, "Lines of speed-up over workers, the ideal dotted: " + "; ".join(
         f"{sync} {max(points)[1]:.2f} with {labels.workers(max(points)[0])}" for sync, points in lines.items()))
+
+
+def ratios(key: str, steps: list[Entry]) -> str:
+    """A dot for each ratio and a bar for its interval; the dotted line is 1."""
+    figure, axes = _bars(len(steps))
+    axes.set_yticks(range(len(steps)), [labels.short(step["label"]) for step in steps])
+    ends = [1.0]
+    for place, step in enumerate(steps):
+        ratio = step["ratio"]
+        low, high = (ratio["value"] if ratio[end] is None else ratio[end] for end in ("low", "high"))
+        ends += [low, high]
+        color = svg.color("ink" if step["is_total"] else svg.sync_color_name(step["sync"]))
+        axes.plot([low, high], [place, place], color=color, linewidth=5, alpha=0.45, solid_capstyle="butt")
+        axes.plot([ratio["value"]], [place], color=color, marker="D" if step["is_total"] else "o", markersize=7)
+        axes.annotate(value_text(ratio), (high, place), xytext=(6, 0), textcoords="offset points",
+                      va="center", size=svg.FONT_SIZE - 1)
+    axes.axvline(1, color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
+    room = _RATIO_MARGIN * ((max(ends) - min(ends)) or 0.1)
+    axes.set_xlim(max(0, min(ends) - room), max(ends) + 3 * room)  # the text is right of the bar
+    axes.set_xlabel("times as fast as the first of the two")
+    return svg.inline(figure, key, "Ratios of neighbouring cells with their 95 % intervals: " + "; ".join(
+        f"{step['label']} {ratio_text(step['ratio'])}" for step in steps))
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, ...]]:

@@ -15,7 +15,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .labels import PARTS, SYNCS
+from .labels import ALONE, PARTS, SYNCS
 
 COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync for sync in SYNCS) + ("sync-unknown",)
                + tuple("part-" + part for part in PARTS))
@@ -23,8 +23,12 @@ COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync for sync in SYNCS
 _COLORS = {name: f"#01{index + 1:02x}fe" for index, name in enumerate(COLOR_NAMES)}
 _NAMES = {value: name for name, value in _COLORS.items()}
 
-# A panel is as wide as a phone: a larger page shows several side by side, and no text is ever scaled down.
+# A panel is as wide as a phone, so that no text is scaled down there. A larger page shows three in a row. A family of
+# fewer panels is drawn once more for it, as wide as the page or half of it; style.css shows one of the two.
 WIDTH = 350
+PAGE_WIDTH = 1152  # of style.css: the body's largest width without its padding
+GAP = 26  # between columns
+WIDTHS = {1: PAGE_WIDTH, 2: (PAGE_WIDTH - GAP) // 2}  # by the number of columns
 FONT_SIZE = 12
 
 _XLINK = "{http://www.w3.org/1999/xlink}href"
@@ -36,12 +40,12 @@ def color(name: str) -> str:
 
 def sync_color_name(sync: str) -> str:
     """Gloo, measured alone, has the colour of DDP, whose exchange it is."""
-    name = "sync-" + {"gloo": "ddp"}.get(sync, sync)
+    name = "sync-" + ALONE.get(sync, sync)
     return name if name in _COLORS else "sync-unknown"
 
 
-def style() -> AbstractContextManager[None]:
-    """A context in which figures must be created and drawn."""
+def style(width: float = WIDTH) -> AbstractContextManager[None]:
+    """A context in which figures must be created and drawn, `width` CSS pixels wide."""
     ink, muted, rule = color("ink"), color("muted"), color("rule")
     return matplotlib.rc_context({
         "svg.fonttype": "none", "font.family": "sans-serif", "font.sans-serif": ["DejaVu Sans"], "font.size": FONT_SIZE,
@@ -51,13 +55,14 @@ def style() -> AbstractContextManager[None]:
         "grid.linewidth": 0.8, "xtick.color": muted, "ytick.color": muted, "xtick.labelcolor": ink,
         "ytick.labelcolor": ink, "xtick.labelsize": FONT_SIZE - 1, "ytick.labelsize": FONT_SIZE - 1,
         "lines.linewidth": 2, "lines.markersize": 5.5, "figure.constrained_layout.use": True,
+        "figure.figsize": (width / 72, width / 72),
         "figure.constrained_layout.h_pad": 0.03, "figure.constrained_layout.w_pad": 0.03,
     })
 
 
 def panel(height: float) -> tuple[Figure, Axes]:
-    """A figure of one plot, WIDTH wide and `height` high, in CSS pixels."""
-    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)
+    """A figure of one plot, as wide as its style and `height` high, in CSS pixels."""
+    figure = Figure(figsize=(matplotlib.rcParams["figure.figsize"][0], height / 72), dpi=72)
     return figure, figure.add_subplot()
 
 

@@ -5,9 +5,12 @@ dictionaries that may lack keys, so that a page can be made of an incomplete res
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable
 from typing import Any
+
+import sync_cells as cells
 
 from . import labels
 
@@ -32,10 +35,11 @@ def _bytes_per_step(configuration: Entry, direction: str) -> float | None:
     return _median((run.get("exchange_bytes_per_step") or {}).get(direction) for run in configuration["runs"])
 
 
-def _row(row: Entry, configuration: Entry, name_of: dict[str, str], best: str | None) -> Entry:
+def _row(row: Entry, configuration: Entry, name_of: dict[str, str], first: str, best: str | None) -> Entry:
     runs = configuration.get("runs") or []
     return {
         **row, "configuration": configuration, "label": labels.configuration(configuration),
+        "is_first": row.get("id") == first,
         "step_ms": {quantile: _median((run.get("step_ms") or {}).get(quantile) for run in runs)
                     for quantile in ("p50", "p95", "p99")},
         "bytes_sent": _bytes_per_step(configuration, "sent"),
@@ -54,13 +58,44 @@ def groups(results: Entry, analysis: Entry) -> list[Entry]:
     made = []
     for group in analysis.get("groups") or []:
         best = next((row["id"] for row in group.get("rows") or [] if row.get("best")), None)
-        rows = [_row(row, by_id[row["id"]], name_of, best) for row in group.get("rows") or [] if row["id"] in by_id]
+        first = next((row["id"] for row in group.get("rows") or []), "")  # the analysis has the fastest first
+        rows = [_row(row, by_id[row["id"]], name_of, first, best) for row in group.get("rows") or []
+                if row["id"] in by_id]
         rows.sort(key=lambda row: (labels.sync_order(row["sync"]), row["label"]))
         if rows:
             made.append({**group, "rows": rows,
                          "title": f"{labels.group(group['model'], group['scaling'], group['section'])}, "
                                   f"{labels.workers(group['workers'])}"})
     return sorted(made, key=lambda group: group["section"] != "machine")
+
+
+def _shown_step(step: Entry, label_of: dict[str, str], sync_of: dict[str, str], is_total: bool) -> Entry:
+    first, second = label_of[step["first"]], label_of[step["second"]]
+    return {**step, "label": f"{first} → {second}", "from": first, "to": second, "sync": sync_of[step["second"]],
+            "is_total": is_total}
+
+
+def steps(group: Entry) -> dict[str, list[Entry]]:
+    """The steps of a group's cells: `path`, whose last entry is the total if there are several, and `others`."""
+    found = group.get("steps") or {}
+    label_of = {row["id"]: labels.cell(row["configuration"]) for row in group["rows"]}
+    sync_of = {row["id"]: row["sync"] for row in group["rows"]}
+    total = [found["total"]] if found.get("total") else []
+    return {"path": [_shown_step(step, label_of, sync_of, step in total)
+                     for step in [*(found.get("path") or []), *total]],
+            "others": [_shown_step(step, label_of, sync_of, False) for step in found.get("others") or []]}
+
+
+def grid(group: Entry) -> Entry:
+    """The cells of a group side by side: a row for topology and placement, a column for each transport."""
+    placed = [(place, row) for row in group["rows"] if (place := cells.place_of(row["configuration"]))]
+    columns = [name for name in ("grpc", "mpi", "tcp") if any(place.transport == name for place, _ in placed)]
+    kinds = list(dict.fromkeys((place.topology, place.placement) for place, _ in sorted(
+        placed, key=lambda pair: (pair[0].topology, cells.PLACEMENTS.index(pair[0].placement)))))
+    at = {(place.topology, place.placement, place.transport): row for place, row in placed}
+    return {"columns": columns, "rows": [
+        {"name": f"{topology}, owners {placement}", "cells": [at.get((topology, placement, name)) for name in columns]}
+        for topology, placement in kinds]}
 
 
 def by_model(view_groups: list[Entry]) -> Families:
@@ -121,19 +156,33 @@ def training(results: Entry) -> list[Entry]:
 
 
 def exchange_rows(results: Entry) -> list[Entry]:
-    """One table per section and number of workers, with a row per size and a column per sync."""
+    """One table per section and number of workers, with a row per sync and a column per size. A row of what could not
+    be measured has the reason instead of times."""
+    def key_of(one: Entry) -> tuple[str, int]:
+        return one.get("section") or "machine", one["workers"]
+
     tables = []
-    times = results.get("exchanges") or []
-    for key in sorted({(one.get("section") or "machine", one["workers"]) for one in times},
-                      key=lambda key: (key[0] != "machine", key)):
-        here = [one for one in times if (one.get("section") or "machine", one["workers"]) == key]
-        columns = sorted({one["sync"] for one in here}, key=labels.sync_order)
-        cells = {(one["bytes"], one["sync"]): one for one in here}
+    times, missing = results.get("exchanges") or [], results.get("missing_exchanges") or []
+    for key in sorted({key_of(one) for one in [*times, *missing]}, key=lambda key: (key[0] != "machine", key)):
+        here = [one for one in times if key_of(one) == key]
+        reasons = {one["sync"]: one["reason"] for one in missing if key_of(one) == key}
+        sizes = sorted({one["bytes"] for one in here})
+        known = {(one["bytes"], one["sync"]): one for one in here}
         tables.append({
-            "title": f"{labels.workers(key[1])}, {labels.section(key[0])}", "columns": columns, "times": here,
-            "rows": [{"bytes": size, "cells": [cells.get((size, sync)) for sync in columns]}
-                     for size in sorted({one["bytes"] for one in here})]})
+            "title": f"{labels.workers(key[1])}, {labels.section(key[0])}", "sizes": sizes, "times": here,
+            "rows": [{"sync": sync, "cells": [known.get((size, sync)) for size in sizes], "reason": reasons.get(sync)}
+                     for sync in sorted({one["sync"] for one in here} | set(reasons), key=labels.sync_order)]})
     return tables
+
+
+def bucket_rows(results: Entry) -> list[Entry]:
+    """The buckets that ours and DDP made when they were asked for the same."""
+    rows = []
+    for one in results.get("buckets") or []:
+        runs = [(size, len(list(same))) for size, same in itertools.groupby(one["sizes"])]
+        rows.append({**one, "count": len(one["sizes"]), "first": one["sizes"][0] if one["sizes"] else None,
+                     "runs": runs})
+    return rows
 
 
 def processes(configuration: Entry) -> list[tuple[str, str | None, float | None]]:

@@ -16,12 +16,15 @@ from typing import Any
 import jinja2
 import markupsafe
 
+from ratios import REPEATS_MIN, interval_text, value_text
+
 from . import figures, labels, svg, units, view
 from .view import Entry
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SUMMARY_ROWS_MAX = 32  # so that the summary stays one page
 _SUMMARY_NOTES_MAX = 4
+_SUMMARY_STEPS_MAX = 6
 
 
 def _scientific(value: float | None) -> str:
@@ -57,7 +60,8 @@ def _environment(autoescape: bool) -> jinja2.Environment:
         seconds=_or_dash(units.seconds), percent=_or_dash(units.percent), ratio=_or_dash(units.ratio),
         data=_or_dash(units.data), traffic=_or_dash(units.traffic), scientific=_or_dash(_scientific),
         shell=lambda command: shlex.join(command or []),
-        md=_markdown, moment=_moment, file_link=_file_link, section=labels.section, processes=view.processes,
+        interval=interval_text, times=value_text, md=_markdown, moment=_moment, file_link=_file_link,
+        section=labels.section, processes=view.processes,
         sync_color=svg.sync_color_name, mark=lambda sync: labels.marker(sync)[1])
     return environment
 
@@ -95,7 +99,11 @@ def _context(results: Entry, analysis: Entry) -> dict[str, Any]:
         "exchanges": view.exchange_rows(results), "traces": sorted({trace for trace in traces if trace}),
         "agreement": view.agreement(results),
         "double_precision": any(one.get("peer_precision") == "double" for one in results.get("agreement") or []),
+        "stepped": [{**group, "grid": view.grid(group), "shown_steps": view.steps(group)} for group in groups
+                    if view.steps(group)["path"] or view.steps(group)["others"]],
+        "buckets": view.bucket_rows(results), "repeats_min": REPEATS_MIN,
         "rows": rows, "rows_left_out": left_out, "notes_max": _SUMMARY_NOTES_MAX,
+        "steps_max": _SUMMARY_STEPS_MAX,
     }
 
 
@@ -105,7 +113,8 @@ def _page(context: dict[str, Any], groups: list[Entry]) -> str:
     drawn = figures.draw(context["results"], groups, context["calls_winner"])
     for figure in drawn:
         for panel in figure["panels"]:
-            panel["svg"] = markupsafe.Markup(panel["svg"])  # ElementTree has escaped its texts
+            for name in ("svg", "wide"):
+                panel[name] = panel[name] and markupsafe.Markup(panel[name])  # ElementTree has escaped its texts
     return _environment(True).get_template("page.html.j2").render(context, css=css, figures=drawn).lstrip()
 
 

@@ -11,10 +11,14 @@ import alone
 import jobs
 import machine
 import measure
+import netlab
 import options
 import programs
+import ratios
 import results as schema
+import sync_cells as cells
 import training
+from made_results import host_of, make_lab
 
 CORES = [0, 1]
 
@@ -130,9 +134,95 @@ class MatrixTest(unittest.TestCase):
         self.assertEqual(groups[1][0].configuration["global_batch"], 128)
         self.assertEqual(groups[2][0].configuration["global_batch"], 64)
 
+    def test_a_star_without_servers_is_a_sync_of_its_own(self):
+        found = matrix("--syncs=star-mpi,ring", torch=False).of_group("lenet5", 2, "weak")
+        self.assertEqual([job.configuration["id"] for job in found],
+                         ["lenet5/star-mpi/2w/equal-workers/weak", "lenet5/ring/2w/equal-workers/weak"])
+        command = found[0].configuration["command"]
+        self.assertEqual(command[1:3], ["--sync=star", "--transport=mpi"])
+        self.assertFalse([word for word in command if word.startswith("--servers")])
+
+    def test_every_cell_has_its_flags(self):
+        found = matrix("--syncs=" + ",".join(cells.SYNCS), torch=False).of_group("lenet5", 2, "weak")
+        flags = {job.configuration["sync"]: job.configuration["command"][1:job.configuration["command"].index("--")]
+                 for job in found if job.configuration["accounting"] == "equal-workers"}
+        self.assertEqual(set(flags), set(cells.SYNCS))
+        for cell in cells.CELLS:
+            self.assertEqual(flags[cell.sync][:2], [f"--sync={cell.topology}", f"--transport={cell.transport}"])
+            self.assertEqual("--servers=2" in flags[cell.sync], cell.has_servers, cell.sync)
+        # One worker and one server have as many cores as two workers.
+        self.assertEqual([job.configuration["id"] for job in found if job.configuration["workers"] == 1],
+                         ["lenet5/star-servers-tcp/1w/equal-cores/weak", "lenet5/star/1w/equal-cores/weak"])
+
     def test_without_torch_there_is_no_column_of_it(self):
         found = matrix("--syncs=ring,mpi,ddp", torch=False).of_group("lenet5", 2, "weak")
         self.assertEqual([job.configuration["sync"] for job in found], ["ring", "mpi"])
+
+
+@unittest.mock.patch.object(machine, "cores", lambda: CORES)
+@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
+class HostsTest(unittest.TestCase):
+    def jobs(self, syncs, where):
+        return {job.configuration["id"].partition("@")[0]: job
+                for job in matrix("--syncs=" + syncs).of_group("mlp", where.hosts, "weak", where)}
+
+    def test_servers_on_hosts_of_their_own(self):
+        found = self.jobs("star,ring,ddp", make_lab(4, 2))
+        self.assertEqual(list(found), ["mlp/star/4w/equal-workers/weak", "mlp/star/4w/own-hosts/weak",
+                                       "mlp/ring/4w/equal-workers/weak", "mlp/ddp/4w/equal-workers/weak",
+                                       "mlp/ddp-tuned/4w/equal-workers/weak"])
+        self.assertEqual({job.configuration["section"] for job in found.values()}, {"netlab:4+2,1gbit"})
+        self.assertEqual({job.group for job in found.values()}, {("netlab:4+2,1gbit", "mlp", 4, "weak")})
+        placed = {}
+        for name, servers in (("equal-workers", 4), ("own-hosts", 2)):
+            job = found[f"mlp/star/4w/{name}/weak"]
+            self.assertEqual(job.configuration["servers"], servers)
+            commands = [command.argv for command in job.commands("RECORD", 10)]
+            placed[name] = [host_of(argv) for argv in commands]
+            listening = [word for argv in commands for word in argv if word.startswith("--listen=")]
+            addresses = next(word for word in commands[-1] if word.startswith("--servers="))
+            self.assertEqual(addresses, "--servers=" + ",".join(word.partition("=")[2] for word in listening))
+        self.assertEqual(placed, {"equal-workers": [0, 1, 2, 3, 0, 1, 2, 3], "own-hosts": [4, 5, 0, 1, 2, 3]})
+
+    def test_all_others_stay_on_the_workers_hosts(self):
+        found = self.jobs("star-mpi,ring,mpi,ddp,ring-tcp", make_lab(3, 2))
+        for job in found.values():
+            self.assertEqual(job.configuration["servers"], 0)
+            for command in job.commands("RECORD", 10):
+                self.assertLess(host_of(command.argv), 3)
+        ring = found["mlp/ring/3w/equal-workers/weak"].commands("RECORD", 10)[0].argv
+        self.assertEqual(ring[ring.index("--host") + 1], "host0:1,host1:1,host2:1")
+        more = make_lab(3, 2).mpirun(["worker"], ranks=5)
+        self.assertEqual(more[more.index("--host") + 1], "host0:2,host1:2,host2:1")
+
+    def test_without_further_hosts_there_is_one_star(self):
+        where = make_lab(4)
+        found = self.jobs("star", where)
+        self.assertEqual(list(found), ["mlp/star/4w/equal-workers/weak"])
+        self.assertEqual(where.section, "netlab:4,1gbit")
+        with self.assertRaises(netlab.NetlabError):
+            where.star_commands([], [], "SECRET", own_hosts=True)
+
+    def test_more_servers_than_hosts_share_them(self):
+        starts, _ = make_lab(2, 2).star_commands(["server"], ["worker"], "SECRET", servers=5, own_hosts=True)
+        self.assertEqual([host_of(argv) for argv in starts], [2, 3, 2, 3, 2])
+        listening = [word for argv in starts for word in argv if word.startswith("--listen=")]
+        self.assertEqual(len(set(listening)), 5)
+        self.assertEqual(listening[2], "--listen=10.77.0.3:7078")
+
+    def test_ranks_without_mpirun(self):
+        job = self.jobs("ring-tcp,star-tcp", make_lab(3))["mlp/star-tcp/3w/equal-workers/weak"]
+        for rank, command in enumerate(job.commands("RECORD", 10)):
+            self.assertEqual(host_of(command.argv), rank)
+            for flag in ("--sync=star", "--transport=tcp", "--rendezvous=10.77.0.1:7079", f"--rank={rank}",
+                         "--world_size=3", "--job_secret=SECRET"):
+                self.assertIn(flag, command.argv)
+
+    def test_a_lab_has_at_most_200_hosts(self):
+        for hosts, server_hosts in ((0, 4), (150, 51), (4, -1)):
+            with self.assertRaises(netlab.NetlabError):
+                netlab.Netlab(hosts, "1gbit", server_hosts)
+        self.assertEqual(len(netlab.Netlab(150, "1gbit", 50).addresses), 200)
 
 
 class OptionsTest(unittest.TestCase):
@@ -141,14 +231,20 @@ class OptionsTest(unittest.TestCase):
 
     def test_several_models_and_hosts(self):
         found = parse("--model=mlp,lenet5", "--hosts=netlab:4,1gbit")
-        self.assertEqual((found.models, found.hosts), (["mlp", "lenet5"], (4, "1gbit")))
+        self.assertEqual((found.models, found.hosts), (["mlp", "lenet5"], (4, 0, "1gbit")))
+        self.assertEqual(parse("--hosts=netlab:4+2,200mbit").hosts, options.Hosts(4, 2, "200mbit"))
+
+    def test_the_repeats_are_enough_for_a_verdict(self):
+        self.assertEqual(parse().repeats, ratios.REPEATS_MIN)
+        self.assertLess(options.QUICK["repeats"], ratios.REPEATS_MIN)
 
     def test_quick_yields_to_what_is_given(self):
         found = parse("--quick", "--repeats=3")
         self.assertEqual((found.repeats, found.steps), (3, options.QUICK["steps"]))
 
     def test_refuses_nonsense(self):
-        for flag in ("--syncs=moon", "--workers=0", "--workers=x", "--model=vgg", "--hosts=four", "--mod=lenet5"):
+        for flag in ("--syncs=moon", "--workers=0", "--workers=x", "--model=vgg", "--hosts=four",
+                     "--hosts=netlab:4+,1gbit", "--hosts=netlab:+4,1gbit", "--mod=lenet5"):
             with self.assertRaises(SystemExit) as refused, unittest.mock.patch("sys.stderr"):
                 parse(flag)
             self.assertEqual(refused.exception.code, 2, flag)
@@ -213,16 +309,31 @@ class LaboratoryTest(unittest.TestCase):
     def test_all_well(self):
         self.assertEqual(self.measure({}), ({"star": [0, 1, 2], "ddp": [0, 1, 2]}, []))
 
+    def test_jobs_take_turns_and_every_second_repeat_is_reversed(self):
+        ran = []
+
+        def run_job(job, _steps, _gpus):
+            ran.append(job.configuration["id"])
+            return ({**record(), "host": {"versions": {}, "device": "cpu"}},
+                    unittest.mock.Mock(server_seconds={}, gpu_samples=[], clocks=[]))
+
+        group = [unittest.mock.Mock(configuration={"id": name, "runs": []}) for name in "abc"]
+        with unittest.mock.patch.object(measure, "run_job", run_job):
+            measure.Laboratory(parse("--repeats=4", "--steps=10"), None, lambda _: None).measure(group)
+        self.assertEqual("".join(ran), "abc" + "abc" + "cba" + "abc" + "cba")  # the first three calibrate
+        for job in group:
+            self.assertEqual([run["repeat"] for run in job.configuration["runs"]], [0, 1, 2, 3])
+
     def test_one_failure_is_noted_and_the_run_repeated(self):
         runs, failures = self.measure({"ddp": [0, 3]})
         self.assertEqual(runs, {"star": [0, 1, 2], "ddp": [0, 1, 2]})
-        self.assertEqual(failures, ["ddp ended with [1]: it was run again"] * 2)
+        self.assertEqual(failures, ["ddp ended with [1]: it was run again (details)"] * 2)
 
     def test_a_job_that_fails_twice_takes_no_other_with_it(self):
         for failing in ([0, 1], [2, 3]):
             runs, failures = self.measure({"ddp": failing})
             self.assertEqual(runs, {"star": [0, 1, 2]})
-            self.assertEqual(failures[-1], "ddp ended with [1]: it failed twice and is left out")
+            self.assertEqual(failures[-1], "ddp ended with [1]: it failed twice and is left out (details)")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,9 @@ except ImportError as error:
     sys.exit(0)
 
 import analysis
+import ratios
 import results as schema
-from report import svg
+from report import figures, svg
 from report.write import write_report
 
 SAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sample_results.json")
@@ -101,7 +102,13 @@ class ReportTest(unittest.TestCase):
     def few(self, *wanted):
         """A page with only some configurations, because one with all panels takes seconds."""
         return self.changed(configurations=[one for one in copy.deepcopy(self.results["configurations"])
-                                            if one["id"] in wanted], training=[], exchanges=[])
+                                            if one["id"] in wanted], training=[], exchanges=[], buckets=[],
+                            missing_exchanges=[], predictions=[])
+
+    def summary_of(self, results, found):
+        """The summary alone, without the time that plots take."""
+        with mock.patch.object(figures, "draw", return_value=[]):
+            return self.write(results, found)[1]
 
     def test_is_well_formed(self):
         self.assertEqual(self.page.problems, [])
@@ -142,7 +149,7 @@ class ReportTest(unittest.TestCase):
         self.assertFalse('id="banner"' in self.html)
 
     def test_every_plot_says_what_it_is(self):
-        for family in ("throughput", "breakdown", "scaling", "training", "exchange", "cpu"):
+        for family in ("throughput", "steps", "breakdown", "scaling", "training", "exchange", "cpu"):
             self.assertIn(family, self.page.ids)
             self.assertIn(f"{family}-caption", self.page.ids)
         plots = re.findall(r"<svg ([^>]*)>", self.html)
@@ -150,8 +157,80 @@ class ReportTest(unittest.TestCase):
         for attributes in plots:
             self.assertRegex(attributes, r'role="img" aria-label="[^"]{20,}"')
         for unit in ("samples/s", "ms per step", "seconds of training", "latency, µs", "bus bandwidth, GB/s",
-                     "CPU use, % of one core", "test accuracy, %"):
+                     "CPU use, % of one core", "test accuracy, %", "times as fast as the first of the two"):
             self.assert_shown(unit, self.page.words)
+
+    def test_plots_fill_the_page(self):
+        css = self.html[self.html.index("<style>"):self.html.index("</style>")]
+        rem = float(re.search(r"body \{[^}]*max-width: ([\d.]+)rem; padding: \S+ clamp\([^)]*2rem\)", css)[1]) - 4
+        self.assertEqual(rem * 16, svg.PAGE_WIDTH)
+        families = re.findall(r'<div class="panels (\w+)">(.*?)</figure>\n</div>', self.html, re.S)
+        self.assertEqual(len(families), len(set(re.findall(r'id="(\w+)-caption"', self.html))))
+        for _, family in families:
+            figures_of = re.findall(r'<figure class="of-(\d)"(.*?)(?=<figure|$)', family, re.S)
+            free = 6  # tracks of the row
+            for columns, body in figures_of:
+                free -= 6 // int(columns)
+                self.assertGreaterEqual(free, 0, "a panel does not fit in its row")
+                free = free or 6
+                widths = [int(width) for width in re.findall(r'<svg viewBox="0 0 (\d+) ', body)]
+                wide = svg.WIDTHS.get(int(columns))
+                self.assertEqual(widths, [svg.WIDTH, wide] if wide else [svg.WIDTH])
+                self.assertLessEqual(int(columns) * (wide or svg.WIDTH) + (int(columns) - 1) * svg.GAP, svg.PAGE_WIDTH)
+            self.assertEqual(free, 6, "the last row is not full")
+
+    def test_rows_of_panels_are_full(self):
+        for count in range(1, 40):
+            columns = figures.columns_of(count)
+            self.assertEqual(len(columns), count)
+            self.assertEqual(sum(6 // one for one in columns) % 6, 0, columns)
+        self.assertEqual(figures.columns_of(0), [])
+        self.assertEqual(figures.columns_of(5), [3, 3, 3, 2, 2])
+
+    def test_cells_side_by_side_and_step_by_step(self):
+        group = next(group for group in self.analysis["groups"] if group["section"] == "netlab:4+4,1gbit")
+        words = self.page.words
+        for step in [*group["steps"]["path"], group["steps"]["total"]]:
+            self.assert_shown(ratios.text(step["ratio"]), words)
+        for change in ("topology: ring to star", "placement: in the ranks to in servers; transport: mpi to grpc "
+                       "2 differences", "placement: in servers to in servers on hosts of their own",
+                       "star, owners in servers on hosts of their own"):
+            self.assert_shown(change, words)
+        product = " × ".join(ratios.value_text(step["ratio"]) for step in group["steps"]["path"])
+        self.assert_shown("total: " + product, words)
+        self.assertIn("steps", self.page.ids)
+        total = group["steps"]["total"]["ratio"]
+        self.assert_shown(f"ring → star on own hosts {ratios.value_text(total)} \\[", self.summary)
+
+    def test_no_steps_without_two_cells(self):
+        page = Page(self.write(*self.analysed(self.few("lenet5/ring/2w/equal-workers/weak",
+                                                       "lenet5/ddp/2w/equal-workers/weak")))[0])
+        self.assertNotIn("steps", page.ids)
+        self.assertFalse("cell by cell" in page.words)
+
+    def test_says_that_few_repeats_decide_nothing(self):
+        few = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/star/2w/equal-workers/weak")
+        for one in few["configurations"]:
+            del one["runs"][6:]
+        page = Page(self.write(*self.analysed(few))[0])
+        self.assert_shown("undecided 6 of 7 repeats", page.words)
+        self.assert_shown("With fewer than 7 repeats nothing is decided", page.words)
+        self.assertFalse("undecided" in self.page.words)
+
+    def test_what_was_not_measured_has_its_reason(self):
+        self.assert_shown("mpi4py not measured: no python3 here has mpi4py: apt-get install python3-mpi4py",
+                          self.page.words)
+        only = dict(self.few(), missing_exchanges=self.results["missing_exchanges"])
+        self.assert_shown("mpi4py not measured", Page(self.write(*self.analysed(only))[0]).words)
+
+    def test_shows_whose_buckets_are_larger_than_asked(self):
+        self.assert_shown("mlp, 2w ■ ring 256 KB 29 112 KB 112 KB, 28 × 256 KB", self.page.words)
+        self.assert_shown("mlp, 2w ◆ ddp 256 KB 2 4.04 MB 4.04 MB, 3.07 MB", self.page.words)
+        self.assertFalse("Buckets: DDP" in Page(self.write(*self.analysed(self.few()))[0]).words)
+
+    def test_what_is_planned_is_named_as_such(self):
+        self.assert_shown("Planned by bench:plan and not measured", self.page.words)
+        self.assert_shown("Planned by bench:plan and not measured", self.summary)
 
     def test_every_colour_of_a_plot_is_one_of_the_style(self):
         defined = set(re.findall(r"(--[\w-]+):", self.html[:self.html.index("</style>")]))
@@ -171,7 +250,7 @@ class ReportTest(unittest.TestCase):
         self.assertFalse("NO WINNER" in self.summary)
         many = self.changed(notes=[f"note {number}" for number in range(40)])
         found = dict(self.analysis, groups=self.analysis["groups"] * 3)
-        self.assertLessEqual(len(self.write(dict(many, training=[], exchanges=[]), found)[1].splitlines()),
+        self.assertLessEqual(len(self.summary_of(dict(many, training=[], exchanges=[]), found).splitlines()),
                              SUMMARY_LINES_MAX)
 
     def test_summary_marks_ties_with_the_best_alone(self):
@@ -180,7 +259,7 @@ class ReportTest(unittest.TestCase):
         rows[0]["best"] = True
         rows[1]["tie_with"], rows[2]["tie_with"] = [rows[2]["id"]], [rows[1]["id"]]
         for ties in (0, 1):
-            summary = self.write(self.results, dict(self.analysis, groups=[dict(group, rows=rows)]))[1]
+            summary = self.summary_of(self.results, dict(self.analysis, groups=[dict(group, rows=rows)]))
             self.assertEqual(summary.count("(tie)"), ties)
             rows[1]["tie_with"] = [rows[0]["id"]]
 
@@ -196,7 +275,7 @@ class ReportTest(unittest.TestCase):
         first = many["agreement"][0]
         many["agreement"][1:1] = [dict(first, workers=workers, worst_relative_difference=10**-workers)
                                   for workers in (5, 3, 4)]
-        summary = self.write(many, self.analysis)[1]
+        summary = self.summary_of(many, self.analysis)
         self.assert_shown("1.0e-03", summary)
         self.assertFalse("1.0e-05" in summary or "steps is 1.0e-04" in summary)
         self.assert_shown("mlp agrees", summary)
@@ -225,7 +304,7 @@ class ReportTest(unittest.TestCase):
                                                            "lenet5/star/2w/equal-workers/weak")))
         for text in (page, summary):
             self.assert_shown("apt-get install python3-torch", text)
-        self.assertFalse("apt-get install" in self.html)
+        self.assertFalse("apt-get install python3-torch" in self.html)
 
     @staticmethod
     def analysed(results):

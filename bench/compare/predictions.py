@@ -1,0 +1,74 @@
+"""Reads plans: what bench:plan --json has written of one model on one cluster becomes predictions for the verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import sync_cells as cells
+
+
+class Prediction(TypedDict):
+    """One cell with one number of workers."""
+    sync: str  # of sync_cells.py
+    accounting: str  # equal-workers, or own-hosts: servers on hosts of their own
+    model: str
+    section: str  # the cluster, in words
+    workers: int
+    step_ms: float
+    step_ms_low: float  # the band of the plan
+    step_ms_high: float
+    extrapolated: bool  # more workers than any measurement that the plan was computed from
+
+
+class PredictionError(Exception):
+    """The file is no plan; the message says why."""
+
+
+def plan_name(cell: cells.Cell) -> str:
+    """The cell's name in a plan: star/grpc, co-located/mpi, ring/tcp."""
+    kind = "star" if cell.has_servers else "co-located" if cell.topology == "star" else cell.topology
+    return f"{kind}/{cell.transport}"
+
+
+_SYNC_OF = {plan_name(cell): cell.sync for cell in cells.CELLS}
+
+
+def cluster_text(cluster: Mapping[str, Any]) -> str:
+    """One host with 2 cores; hosts with 2 cores and 0.957 Gbit/s. A plan goes beyond the hosts that there are."""
+    cores = f"{cluster['cores']} core{'s' * (cluster['cores'] > 1)}"
+    if cluster["hosts"] == 1:
+        return f"one host with {cores}"
+    return f"hosts with {cores} and {8e-9 * cluster['bytes_per_second']:.3g} Gbit/s of payload"
+
+
+def of_plan(plan: Mapping[str, Any]) -> list[Prediction]:
+    """The predictions of a plan. Lines of cells that are not compared here are left out."""
+    found: list[Prediction] = []
+    batch = plan["workload"]["batch"]
+    for line in plan["lines"]:
+        sync = _SYNC_OF.get(line["name"].split(" ")[0])
+        if sync is None:
+            continue
+        for place, workers in enumerate(plan["workers"]):
+            def step_ms(rate: str, line: Mapping[str, Any] = line, place: int = place, workers: int = workers) -> float:
+                return 1e3 * workers * batch / float(line[rate][place])
+
+            found.append({
+                "sync": sync, "accounting": cells.ACCOUNTING_OWN_HOSTS if line["own_hosts"] else "equal-workers",
+                "model": plan["workload"]["name"], "section": cluster_text(plan["cluster"]), "workers": workers,
+                "step_ms": float(line["step_ms"][place]), "step_ms_low": step_ms("samples_per_second_high"),
+                "step_ms_high": step_ms("samples_per_second_low"), "extrapolated": workers > plan["measured_until"]})
+    return found
+
+
+def read(path: str) -> list[Prediction]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return of_plan(json.load(file))
+    except OSError as error:
+        raise PredictionError(f"{path}: {error.strerror}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise PredictionError(f"{path} is no plan ({type(error).__name__}: {error}): make one by "
+                              "bazel run //bench:plan -- --json=FILE") from error
