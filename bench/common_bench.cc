@@ -12,6 +12,7 @@
 
 #include "benchmark/benchmark.h"
 #include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/arithmetic/sum_in_order.h"
 #include "common/check.h"
 #include "common/memory.h"
@@ -104,13 +105,13 @@ BENCHMARK(AdamW)->ArgNames({"", "set"})->ArgsProduct({{kSmall, kLarge}, {0, 1, 2
 
 // A whole step of a server: it takes contributions, sums and updates in one pass, and seals the slice.
 // range(1): workers, range(2): bytes of a piece of a message (gRPC's slices), range(3): shift.
-void FusedShardStep(benchmark::State& state, const OptimizerConfig& config) {
+void FusedShardStep(benchmark::State& state, const OptimizerConfig& config, SumOrder order = SumOrder::kChain) {
   const int64_t count = state.range(0);
   const int world_size = static_cast<int>(state.range(1));
   ContributionSum sums =
       ContributionSum::Create(
           {.slices = {{{0, count}}}, .element_count = count, .optimizer = config, .schedule = {.base = 1e-6}},
-          world_size)
+          {.order = order, .world_size = world_size})
           .value();
   std::vector<AlignedFloats> gradients;
   for (int w = 0; w < world_size; ++w) gradients.push_back(Filled(count + 16, 1e-3f));
@@ -141,6 +142,17 @@ BENCHMARK(ShardMomentum)
     ->ArgsProduct({{kSmall, kLarge}, {2, 4}, {1 << 20}, {5}})
     // Pieces of 8191 bytes cut elements in two.
     ->Args({kLarge, 2, 8191, 5});
+// Both orders of sums, in turns with --benchmark_enable_random_interleaving.
+void ShardChain(benchmark::State& state) { FusedShardStep(state, kMomentum, SumOrder::kChain); }
+void ShardTree(benchmark::State& state) { FusedShardStep(state, kMomentum, SumOrder::kTree); }
+BENCHMARK(ShardChain)
+    ->ArgNames({"", "workers", "piece", "shift"})
+    ->ArgsProduct({{kSmall}, {2, 8, 64}, {1 << 20}, {5}})
+    ->ArgsProduct({{kLarge}, {2, 8}, {1 << 20}, {5}});
+BENCHMARK(ShardTree)
+    ->ArgNames({"", "workers", "piece", "shift"})
+    ->ArgsProduct({{kSmall}, {2, 8, 64}, {1 << 20}, {5}})
+    ->ArgsProduct({{kLarge}, {2, 8}, {1 << 20}, {5}});
 BENCHMARK(ShardAdamW)->ArgNames({"", "workers", "piece", "shift"})->Args({kLarge, 2, 1 << 20, 5});
 
 }  // namespace

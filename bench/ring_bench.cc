@@ -1,8 +1,11 @@
-// Latency and bus bandwidth of one exchange, from the Submit to the Await of all buckets, for ring and mpi, and for a
-// bare MPI_Allreduce as the base line, which applies no optimizer:
+// Latency and bus bandwidth of one exchange, from the Submit to the Await of all buckets, for the ring, the star
+// without servers (star-mpi) and mpi, and for a bare MPI_Allreduce as the base line, which applies no optimizer:
 //
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --compute_us=2000     a trainer that computes meanwhile
+//   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --syncs=ring,ring-tcp,star-mpi,star-tcp
+//
+// mpirun starts the ranks of the cells over TCP as well, and MPI keeps them in step between their exchanges.
 //
 // Bus bandwidth is 2 (N - 1) / N * bytes / time: every link must carry at least these bytes, whatever the algorithm.
 // With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it.
@@ -14,21 +17,30 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "bench/computation.h"
 #include "bench/exchange_job.h"
 #include "common/check.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
+#include "worker/exchange/peer/tcp_listener.h"
+#include "worker/exchange/peer/tcp_rendezvous.h"
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,
           std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),
           "sizes of the parameter vector");
+ABSL_FLAG(std::vector<std::string>, syncs, std::vector<std::string>({"library", "ring", "star-mpi", "mpi"}),
+          "what to measure: library, the bare MPI_Allreduce, ring, ring-tcp, star-mpi, star-tcp, mpi");
+ABSL_FLAG(std::string, rendezvous, "127.0.0.1:0",
+          "for the cells over TCP, which use no secret: an address of rank 0's host that all ranks reach, and a port");
 ABSL_FLAG(int64_t, bucket_bytes, 1 << 30, "as --bucket_bytes of the worker; default: one bucket");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step computes between its Submits and its Awaits");
+ABSL_FLAG(int64_t, steps_max, 2000, "measured steps of a size, where its bytes do not ask for fewer");
 ABSL_FLAG(double, momentum, 0.9, "of SGD");
 ABSL_FLAG(std::string, format, "table", "table, or json: an object a line, as bench/compare reads it");
 
@@ -41,37 +53,15 @@ double MicrosecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
 }
 
-// Computes for a given time, as a trainer would, and without system calls, so that time which the exchange takes from
-// the core lengthens it.
-class Computation {
- public:
-  // Calibrates: finds how many rounds take one microsecond while nothing else runs.
-  Computation() {
-    double best = 0;
-    for (int i = 0; i < 5; ++i) {
-      const Clock::time_point start = Clock::now();
-      Rounds(200'000);
-      best = std::max(best, 200'000 / MicrosecondsSince(start));
-    }
-    rounds_per_us_ = best;
-  }
-  void Run(double us) { Rounds(static_cast<int64_t>(us * rounds_per_us_)); }
-
- private:
-  void Rounds(int64_t count) {
-    // volatile, or the compiler would leave out a loop whose result nothing uses.
-    volatile double sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum = sum + 1.0;
-  }
-  double rounds_per_us_ = 1;
-};
-
 struct Result {
   double p50_us = 0;
   double p95_us = 0;
 };
 
-int RepetitionsFor(int64_t bytes) { return static_cast<int>(std::clamp<int64_t>((256 << 20) / bytes, 10, 2000)); }
+int RepetitionsFor(int64_t bytes) {
+  const int64_t count = std::clamp<int64_t>((256 << 20) / bytes, 10, 2000);
+  return static_cast<int>(std::min(count, std::max<int64_t>(1, absl::GetFlag(FLAGS_steps_max))));
+}
 
 // Runs `step` between barriers; the first fifth of the runs is warm-up. A step's time is that of its slowest rank.
 template <typename Step>
@@ -91,9 +81,46 @@ Result Measure(int64_t bytes, Step step) {
   return {.p50_us = times[times.size() / 2], .p95_us = times[times.size() * 95 / 100]};
 }
 
-Result MeasureExchange(PeerExchange::Algorithm algorithm, int64_t bytes, const MpiRuntime& mpi,
-                       Computation& computation) {
-  PeerExchange exchange(CreateMpiTransport(mpi), {.algorithm = algorithm});
+// Connects the ranks at a port of rank 0, of which MPI tells the others.
+std::unique_ptr<Transport> ConnectOverTcp(const MpiRuntime& mpi) {
+  TcpRendezvousOptions options;
+  options.rank = mpi.rank();
+  options.world_size = mpi.world_size();
+  options.insecure = true;
+  char address[256] = {};
+  if (mpi.rank() == 0) {
+    auto listener = TcpListener::Listen(absl::GetFlag(FLAGS_rendezvous));
+    CHECK_OK(listener);
+    CHECK_LT(listener->address().size(), sizeof(address));
+    listener->address().copy(address, sizeof(address) - 1);
+    options.listener = *std::move(listener);
+  }
+  MPI_Bcast(address, sizeof(address), MPI_CHAR, 0, MPI_COMM_WORLD);
+  if (mpi.rank() != 0) options.rendezvous = address;
+  auto transport = ConnectFullMesh(std::move(options));
+  CHECK_OK(transport);
+  return *std::move(transport);
+}
+
+std::unique_ptr<PeerExchange> CreateExchange(const std::string& sync, const MpiRuntime& mpi) {
+  PeerExchange::Options options;
+  if (sync == "ring" || sync == "ring-tcp") {
+    options.algorithm = PeerExchange::Algorithm::kRing;
+  } else if (sync == "star-mpi" || sync == "star-tcp") {
+    options.algorithm = PeerExchange::Algorithm::kDirect;
+  } else {
+    CHECK(sync == "mpi") << "--syncs=" << sync << ": it can be library, ring, ring-tcp, star-mpi, star-tcp and mpi";
+    options.algorithm = PeerExchange::Algorithm::kAllreduce;
+  }
+  if (sync == "ring-tcp" || sync == "star-tcp") return std::make_unique<PeerExchange>(ConnectOverTcp(mpi), options);
+  std::unique_ptr<MpiTransport> transport = CreateMpiTransport(mpi);
+  options.mpi = transport.get();
+  return std::make_unique<PeerExchange>(std::move(transport), options);
+}
+
+Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime& mpi, Computation& computation) {
+  const std::unique_ptr<PeerExchange> created = CreateExchange(sync, mpi);
+  PeerExchange& exchange = *created;
   const JobSpec job = MakeExchangeJob({.rank = mpi.rank(),
                                        .world_size = mpi.world_size(),
                                        .element_count = bytes / 4,
@@ -157,13 +184,11 @@ int Main() {
   }
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     const int64_t bytes = std::stoll(text);
-    const Result library = MeasureLibrary(bytes, computation);
-    const Result ring = MeasureExchange(PeerExchange::Algorithm::kRing, bytes, mpi, computation);
-    const Result control = MeasureExchange(PeerExchange::Algorithm::kAllreduce, bytes, mpi, computation);
-    if (mpi.rank() != 0) continue;
-    Print("library", bytes, mpi.world_size(), library);
-    Print("ring", bytes, mpi.world_size(), ring);
-    Print("mpi", bytes, mpi.world_size(), control);
+    for (const std::string& sync : absl::GetFlag(FLAGS_syncs)) {
+      const Result result =
+          sync == "library" ? MeasureLibrary(bytes, computation) : MeasureExchange(sync, bytes, mpi, computation);
+      if (mpi.rank() == 0) Print(sync.c_str(), bytes, mpi.world_size(), result);
+    }
   }
   return 0;
 }

@@ -228,6 +228,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   proto.set_first_step(job.first_step);
   *proto.mutable_optimizer() = ToProto(job.optimizer);
   *proto.mutable_schedule() = ToProto(job.schedule);
+  proto.set_sum_order(job.sum_order == SumOrder::kTree ? v1::JobAgreement::TREE : v1::JobAgreement::CHAIN);
   for (const auto& [flag, value] : job.agreed_flags) {
     v1::FlagValue* pair = proto.add_flags();
     pair->set_flag(flag);
@@ -270,6 +271,16 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
   }
   ASSIGN_OR_RETURN(agreement.optimizer, FromProto(proto.optimizer()));
   ASSIGN_OR_RETURN(agreement.schedule, FromProto(proto.schedule()));
+  switch (proto.sum_order()) {
+    case v1::JobAgreement::CHAIN:
+      agreement.sum_order = SumOrder::kChain;
+      break;
+    case v1::JobAgreement::TREE:
+      agreement.sum_order = SumOrder::kTree;
+      break;
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("sum_order is ", proto.sum_order(), ", this build knows 0 and 1"));
+  }
   ASSIGN_OR_RETURN(agreement.buckets, BucketMap::Create({.element_count = proto.element_count(),
                                                          .bucket_bytes = proto.bucket_bytes(),
                                                          .world_size = proto.world_size()}));

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/bucket_map.h"
 #include "common/layout.h"
 
@@ -27,6 +28,7 @@ struct JobSpec {
   int64_t first_step = 0;  // 0, or the step a checkpoint continues with
   OptimizerConfig optimizer;
   LearningRateSchedule schedule;
+  SumOrder sum_order = SumOrder::kChain;
   Layout layout;
   BucketMap buckets;
 
@@ -58,6 +60,7 @@ struct Agreement {
   std::string layout_hash;
   OptimizerConfig optimizer;
   LearningRateSchedule schedule;
+  SumOrder sum_order = SumOrder::kChain;
   BucketMap buckets;
   std::vector<std::pair<std::string, std::string>> agreed_flags;
 };

@@ -233,6 +233,84 @@ inline constexpr int kRestartCountMax = 1000;
 inline constexpr int kDeadlineSecondsMax = 7 * 24 * 3600;  // a week: longer than a machine's maintenance
 inline constexpr int kStartSecondsMax = 3600;              // for processes of this machine to start or to save
 
+// Blocks that the ring, or the co-located star, has in flight at a time: at least two, which keep both directions of a
+// link busy, however many ranks there are.
+constexpr int RingBlocksInFlightMax(int world_size) {
+  // A block has N - 1 rounds to reduce and as many to gather, each a send and a receive.
+  const int operations_per_block = 4 * (world_size > 1 ? world_size - 1 : 1);
+  const int blocks = kRingOperationsInFlightMax / operations_per_block;
+  return blocks > 2 ? blocks : 2;
+}
+
+// The co-located star (worker/exchange/peer/direct_machine.h): messages of one block that a rank has on their way to
+// others, and contributions that it takes from others, at a time, as many as have these bytes together. Two chunks of
+// 128 KiB keep a link busy while the owner adds; more would only queue in the network, where those of several ranks
+// meet at one owner. Small chunks are not held back: their cost is in the messages, not in the bytes. All blocks in
+// flight then have 6 chunks of scratch memory (768 KiB), which fit a core's L2 cache, and with two blocks 4 chunks on
+// their way to others.
+inline constexpr int64_t kDirectWindowBytes = 256 << 10;
+
+// Segments of a long control message (a broadcast, a rank's optimizer state) that a sender may have sent before the
+// receiver has taken them: one travels while the one before it is taken. A transport may have to keep them.
+inline constexpr int kSegmentsInFlightMax = 2;
+
+// One text of a collective: a rank's agreement, its report of a check, or rank 0's verdict. They have some KiB. The
+// length comes from another process, and is looked at before memory is taken.
+inline constexpr int64_t kCollectiveTextBytesMax = 1 << 20;
+
+// TCP between ranks (worker/exchange/peer/tcp_*).
+
+// What one Poll reads at most, and as much that it sends: some 150 us of copying, for which a Submit of the trainer may
+// have to wait. All streams that one Poll serves share it equally.
+inline constexpr int64_t kTcpPollBytesMax = 1 << 20;
+inline constexpr int kTcpStreamsPerPollMax = 16;
+
+// The control messages that a correct rank may send before they are received: segments, a sum's values, and a text.
+inline constexpr int64_t kTcpControlBytesMax =
+    kSegmentsInFlightMax *
+        (kBroadcastSegmentBytes > kTransferSegmentBytes ? kBroadcastSegmentBytes : kTransferSegmentBytes) +
+    2 * kSumValuesMax * static_cast<int64_t>(sizeof(double)) + kCollectiveTextBytesMax;
+
+// What a message that is kept counts in addition to its bytes: about what its bookkeeping takes, so that empty messages
+// are bounded too.
+inline constexpr int64_t kTcpKeptMessageBytes = 128;
+
+// Notices of one rank that wait to be taken. A rank takes one in each round, so only a process that was stopped finds
+// so many; further ones wait in the kernel.
+inline constexpr int kTcpNoticesKeptMax = 64;
+
+// Notices that wait to be sent to one rank, which takes none: it is stopped, or does nothing but ask. Further ones are
+// dropped. A job's own are few: the progress four times a second, and an answer to each question.
+inline constexpr size_t kTcpNoticesUnsentMax = 256;
+
+// How long the loss of a connection waits for what the lost rank said before: the other connection to that rank may
+// still carry its reason, and is closed at the same time if the process has ended. And how long at most until that
+// notice has been taken.
+inline constexpr int kTcpLossGraceMs = 250;
+inline constexpr int kTcpLastNoticeMs = 1000;
+
+// A connection without traffic is probed after this time and then as often.
+inline constexpr int kTcpKeepaliveSeconds = 5;
+
+// How long a host may acknowledge nothing, or its process read nothing while data waits for it, before the connection
+// is lost. The deadline of an exchange decides; these are the least and the most.
+inline constexpr int kTcpSilenceMsMin = 20'000;
+inline constexpr int kTcpSilenceMsMax = 15 * 60 * 1000;
+
+// How often a rank dials a rendezvous at which rank 0 does not listen yet, and how long one attempt may take: a host
+// that drops packets must be reported before rank 0 reports all ranks that wait for it.
+inline constexpr int kTcpRedialMs = 100;
+inline constexpr int kTcpDialMs = 10'000;
+
+// The longest message before a connection is authenticated: the hello of the rank that dials (tcp_handshake.h).
+// Afterwards, rank 0's table has an address for each rank.
+inline constexpr size_t kTcpHelloBytesMax = 512;
+inline constexpr size_t kTcpAddressBytesMax = 95;
+inline constexpr size_t kTcpTableBytesMax = kWorldSizeMax * (kTcpAddressBytesMax + 1);
+
+// How long ranks other than 0 wait beyond the deadline: rank 0 can tell which rank is missing, another rank cannot.
+inline constexpr int kTcpVerdictGraceMs = 2000;
+
 }  // namespace starring
 
 #endif  // STARRING_COMMON_LIMITS_H_

@@ -2,6 +2,8 @@
 #ifndef STARRING_COMMON_SYNC_H_
 #define STARRING_COMMON_SYNC_H_
 
+#include <optional>
+
 #include "common/flags/flag_table.h"
 
 namespace starring {
@@ -12,6 +14,20 @@ inline constexpr Choice<Sync> kResolvedSyncs[] = {
     {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
 
 inline const char* SyncName(Sync sync) { return NameOf(kResolvedSyncs, sync); }
+
+// What carries gradients and parameters. kGrpc: to the servers of a star. kMpi, kTcp: between the ranks of a ring, or
+// of a star whose ranks own the parameters. kNone: nothing is exchanged.
+enum class TransportKind { kNone, kGrpc, kMpi, kTcp };
+
+inline constexpr Choice<TransportKind> kResolvedTransports[] = {{"none", TransportKind::kNone},
+                                                                {"grpc", TransportKind::kGrpc},
+                                                                {"mpi", TransportKind::kMpi},
+                                                                {"tcp", TransportKind::kTcp}};
+// What a flag may be. An empty optional is "auto".
+inline constexpr Choice<std::optional<TransportKind>> kTransports[] = {
+    {"auto", std::nullopt}, {"grpc", TransportKind::kGrpc}, {"mpi", TransportKind::kMpi}, {"tcp", TransportKind::kTcp}};
+
+inline const char* TransportName(TransportKind transport) { return NameOf(kResolvedTransports, transport); }
 
 }  // namespace starring
 

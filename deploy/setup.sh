@@ -20,9 +20,10 @@ PACKAGES=(
   curl ca-certificates                                       # deploy/get_data.sh
   dataset-fashion-mnist                                      # the images that //worker trains on by default
 )
-# Only the comparison needs these: PyTorch as the peer, the others for the report's page. PyTorch uses the BLAS that is
-# installed. With the reference BLAS the peer would be unfairly slow: 6 GFLOP/s instead of 90 with OpenBLAS.
-OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-matplotlib python3-jinja2)
+# Only the comparison needs these: PyTorch as the peer, mpi4py for its exchange alone, the others for the report's page.
+# PyTorch uses the BLAS that is installed. With the reference BLAS the peer would be unfairly slow: 6 GFLOP/s instead of
+# 90 with OpenBLAS.
+OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-mpi4py python3-matplotlib python3-jinja2)
 TEST_PACKAGES=(clang libclang-rt-14-dev slurm-wlm munge iproute2)
 # The test of this file sets SYSTEMD.
 if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=(clang libclang-rt-14-dev); fi

@@ -25,24 +25,25 @@ int64_t SliceBytes(const OwnedSlices& owned, int bucket) {
 
 }  // namespace
 
-absl::StatusOr<ContributionSum> ContributionSum::Create(OwnedSlices::Options owned, int world_size) {
+absl::StatusOr<ContributionSum> ContributionSum::Create(OwnedSlices::Options owned, ReductionOrder reduction) {
+  const int world_size = reduction.world_size;
   if (world_size < 1 || world_size > kWorldSizeMax) {
     return absl::InvalidArgumentError(absl::StrCat("world_size is ", world_size, ", it must be 1 to ", kWorldSizeMax));
   }
   ASSIGN_OR_RETURN(OwnedSlices slices, OwnedSlices::Create(std::move(owned)));
-  return ContributionSum(std::move(slices), world_size);
+  return ContributionSum(std::move(slices), reduction);
 }
 
-ContributionSum::ContributionSum(OwnedSlices owned, int world_size)
+ContributionSum::ContributionSum(OwnedSlices owned, ReductionOrder reduction)
     : owned_(std::move(owned)),
-      world_size_(world_size),
+      reduction_(reduction),
       buckets_(owned_.bucket_count()),
-      sum_(world_size),
-      contributed_count_(world_size),
+      sum_(reduction),
+      contributed_count_(reduction.world_size),
       steps_complete_(owned_.first_step()) {
   for (int b = 0; b < owned_.bucket_count(); ++b) {
-    buckets_[b].wait = CollectiveWait(world_size);
-    buckets_[b].contributions.resize(world_size);
+    buckets_[b].wait = CollectiveWait(reduction.world_size);
+    buckets_[b].contributions.resize(reduction.world_size);
     buckets_behind_ += owned_.slice_element_count(b) > 0;
   }
 }
@@ -80,7 +81,7 @@ absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contri
   const LaneId from = contribution.from;
   const int64_t step = contribution.step;
   const int bucket = contribution.bucket;
-  CHECK(0 <= from.rank && from.rank < world_size_) << from.rank;
+  CHECK(0 <= from.rank && from.rank < reduction_.world_size) << from.rank;
   // All checks come first, so that a refused message changes nothing.
   const int64_t expected_bytes = SliceBytes(owned_, bucket);
   if (const int64_t sent = ByteCount(contribution.pieces); sent != expected_bytes) {
@@ -151,7 +152,7 @@ void ContributionSum::SumAndUpdate(int bucket) {
   Bucket& b = buckets_[bucket];
   const int64_t step = b.sealed->step() + 1;
   // Each contribution is read from front to back, in the pieces in which it arrived.
-  for (int rank = 0; rank < world_size_; ++rank) sum_.SetInput(rank, b.contributions[rank].pieces);
+  for (int rank = 0; rank < reduction_.world_size; ++rank) sum_.SetInput(rank, b.contributions[rank].pieces);
   const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
   const std::span<const float> before = b.sealed->parameters();
   const std::span<float> after = buffer->values_;
@@ -161,7 +162,7 @@ void ContributionSum::SumAndUpdate(int bucket) {
   alignas(64) float updated[OwnedSlices::kPassElements];
   int64_t offset = 0;
   for (const ElementRange& range : owned_.ranges(bucket)) {
-    ForEachRun(range, owned_.element_count(), world_size_, [&](ElementRange run, int first_rank) {
+    ForEachRun(range, owned_.element_count(), reduction_, [&](ElementRange run, int first_rank) {
       for (int64_t begin = run.begin; begin < run.end; begin += OwnedSlices::kPassElements) {
         const std::span<float> part(sum, std::min(OwnedSlices::kPassElements, run.end - begin));
         sum_.Next(first_rank, part);

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/arithmetic/sum_in_order.h"
 #include "common/memory.h"
 #include "common/owned_slices.h"
@@ -81,8 +82,8 @@ class ContributionSum {
  public:
   using Time = CollectiveWait::Time;
 
-  // InvalidArgument as OwnedSlices::Create, or if `world_size` is out of bounds.
-  static absl::StatusOr<ContributionSum> Create(OwnedSlices::Options owned, int world_size);
+  // InvalidArgument as OwnedSlices::Create, or if the world size is out of bounds.
+  static absl::StatusOr<ContributionSum> Create(OwnedSlices::Options owned, ReductionOrder reduction);
 
   // Of all methods that take one: REQUIRES: 0 <= bucket < owned().bucket_count().
 
@@ -130,7 +131,7 @@ class ContributionSum {
     std::shared_ptr<SealedSlice> in_place;              // if not null, it is sealed, and there are no buffers
   };
 
-  ContributionSum(OwnedSlices owned, int world_size);
+  ContributionSum(OwnedSlices owned, ReductionOrder reduction);
   const Bucket& BucketAt(int bucket) const;
   absl::Status CheckBytes(int bucket, std::span<const BytePiece> pieces, const char* what) const;
   std::shared_ptr<SealedSlice> FreeBuffer(int bucket);
@@ -138,7 +139,7 @@ class ContributionSum {
   void CountStep(int bucket);
 
   OwnedSlices owned_;
-  int world_size_;
+  ReductionOrder reduction_;
   std::vector<Bucket> buckets_;
   PieceSum sum_;
   int started_count_ = 0;               // buckets whose step in progress has a contribution

@@ -55,7 +55,9 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
                              .optimizer = agreement.optimizer,
                              .schedule = agreement.schedule};
   for (const ElementRange slice : OwnedRanges(options)) owned.slices.push_back({slice});
-  ASSIGN_OR_RETURN(ContributionSum sums, ContributionSum::Create(std::move(owned), agreement.world_size));
+  ASSIGN_OR_RETURN(
+      ContributionSum sums,
+      ContributionSum::Create(std::move(owned), {.order = agreement.sum_order, .world_size = agreement.world_size}));
   return std::unique_ptr<ShardJob>(new ShardJob(std::move(options), std::move(sums)));
 }
 

@@ -14,7 +14,7 @@
         name = "layout_test",
         size = "small",                    # every test has one
         srcs = ["layout_test.cc"],
-        tags = ["tsan"],                   # runs under ThreadSanitizer too: for tests without gRPC and MPI
+        tags = ["tsan"],                   # runs under ThreadSanitizer too: has threads, and neither gRPC nor MPI
         deps = ["//common:layout"],        # gtest, gmock and a main are added
     )
 

@@ -96,16 +96,18 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
 std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
   const WorkerOptions& worker = *options_.worker;
   const BucketMap& buckets = *options_.buckets;
-  const bool star = worker.sync == Sync::kStar;
-  const bool ring = worker.sync == Sync::kRing;
-  const int owner_count = star ? static_cast<int>(worker.servers.size()) : ring ? worker.world_size : 1;
+  const int shard_count = static_cast<int>(worker.servers.size());
+  const int owner_count = worker.RanksAreOwners() ? worker.world_size : std::max(1, shard_count);
   std::vector<std::vector<ElementRange>> owners(owner_count);
   for (int owner = 0; owner < owner_count; ++owner) {
     // Bucket 0 is the end of the vector, so this order is ascending, and adjacent slices meet.
     for (int b = buckets.bucket_count() - 1; b >= 0; --b) {
       std::vector<ElementRange> slice = {buckets.bucket(b)};
-      if (star) slice = {buckets.ShardSlice(b, owner, owner_count)};
-      if (ring) slice = buckets.RingSlice(b, owner);
+      if (worker.RanksAreOwners()) {
+        slice = buckets.RingSlice(b, owner);
+      } else if (shard_count > 0) {
+        slice = {buckets.ShardSlice(b, owner, shard_count)};
+      }
       for (const ElementRange& range : slice) {
         if (range.size() == 0) continue;
         if (!owners[owner].empty() && owners[owner].back().end == range.begin) {
@@ -137,13 +139,15 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   // Newer folders were damaged and passed over: the run goes back further than a person expects.
   for (const std::string& warning : found->warnings) options_.warn(warning);
   Checkpoint& checkpoint = found->checkpoint;
-  // The flags are compared before anything is overwritten. A flag that the checkpoint's version did not have is passed
-  // over.
+  // The flags are compared before anything is overwritten. A version that did not have a flag did what is the flag's
+  // default now.
+  const auto usual = ResumedFlags(WorkerFlags(), WorkerFlags().defaults);
+  std::map<std::string, std::string> written(usual.begin(), usual.end());
+  for (const auto& [flag, value] : checkpoint.config) written.insert_or_assign(flag, value);
   for (const auto& [flag, value] : ResumedFlags(WorkerFlags(), options_.worker)) {
-    const auto written = checkpoint.config.find(flag);
-    if (written != checkpoint.config.end() && written->second != value) {
+    if (written[flag] != value) {
       return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " is ", value, ", ", found->folder,
-                                                     " was written with ", written->second,
+                                                     " was written with ", written[flag],
                                                      ": give the same value, or train without --resume"));
     }
   }

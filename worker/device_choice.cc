@@ -31,7 +31,7 @@ WorkersHere FindWorkersHere(const LauncherEnvironment& launcher, const WorkerOpt
             launcher.launcher == Launcher::kSlurm ? Is::kAtLeast : Is::kExact};
   }
   // Without a launcher the rank is taken for the number on this machine, which is right if all workers are here.
-  const bool all_here = launcher.by_deploy_launch || options.ServersAreHere();
+  const bool all_here = launcher.by_deploy_launch || options.JobIsHere();
   return {options.rank, options.world_size, all_here ? Is::kExact : Is::kAtMost};
 }
 

@@ -29,6 +29,7 @@
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
+#include "worker/exchange/peer/tcp_rendezvous.h"
 #include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/star_exchange.h"
 #include "worker/launcher_environment.h"
@@ -99,34 +100,81 @@ StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState*
           }};
 }
 
+// How the ranks of --transport=tcp find each other.
+TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
+  return {.rank = options.rank,
+          .world_size = options.world_size,
+          .rendezvous = options.rendezvous,
+          .listener = std::nullopt,
+          .run_id = options.run_id,
+          .token = options.security.token,
+          .insecure = options.insecure,
+          .join_deadline = options.join_deadline,
+          .exchange_deadline = options.exchange_deadline,
+          .say = [rank = options.rank](const std::string& line) {
+            std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
+          }};
+}
+
+// What carries the messages between ranks.
+struct PeerTransport {
+  std::unique_ptr<Transport> transport;
+  MpiTransport* mpi = nullptr;  // the transport itself, if it is MPI's
+};
+
+// The one place that chooses it. Over TCP it returns when all ranks are connected.
+absl::StatusOr<PeerTransport> CreateTransport(const WorkerOptions& options, const MpiRuntime* mpi) {
+  PeerTransport peers;
+  if (options.UsesMpi()) {
+    std::unique_ptr<MpiTransport> transport = CreateMpiTransport(*mpi);
+    peers.mpi = transport.get();
+    peers.transport = std::move(transport);
+  } else {
+    ASSIGN_OR_RETURN(peers.transport, ConnectFullMesh(MakeRendezvousOptions(options)));
+  }
+  return peers;
+}
+
+PeerExchange::Algorithm AlgorithmOf(Sync sync) {
+  switch (sync) {
+    case Sync::kRing:
+      return PeerExchange::Algorithm::kRing;
+    case Sync::kStar:
+      return PeerExchange::Algorithm::kDirect;
+    default:
+      return PeerExchange::Algorithm::kAllreduce;
+  }
+}
+
+absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStar(const WorkerOptions& options, const Tracing& tracing,
+                                                             StallOptions stall) {
+  return CreateStarExchange({.addresses = options.servers,
+                             .lanes = options.lanes,
+                             .run_id = options.run_id,
+                             .security = options.security,
+                             .same_host = options.same_host,
+                             .trace = tracing.trace,
+                             .stall = std::move(stall)});
+}
+
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, CudaDevice* cuda,
                                                                  MpiRuntime* mpi, const Tracing& tracing,
                                                                  StallOptions stall) {
-  switch (options.sync) {
-    case Sync::kLocal:
-      return CreateLocalExchange(tracing.compute,
-                                 cuda == nullptr ? LocalUpdates::kExchange : LocalUpdates::kTrainingStep);
-    case Sync::kStar:
-      return CreateStarExchange({.addresses = options.servers,
-                                 .lanes = options.lanes,
-                                 .run_id = options.run_id,
-                                 .security = options.security,
-                                 .same_host = options.same_host,
-                                 .trace = tracing.trace,
-                                 .stall = std::move(stall)});
-    case Sync::kRing:
-    case Sync::kMpi:
-      // Both go over MPI by the same transport, and differ in the algorithm of the sums. Without a device the exchange
-      // takes and gives host memory.
-      return std::make_unique<PeerExchange>(
-          CreateMpiTransport(*mpi),
-          PeerExchange::Options{.algorithm = options.sync == Sync::kRing ? PeerExchange::Algorithm::kRing
-                                                                         : PeerExchange::Algorithm::kAllreduce,
-                                .trace = tracing.trace,
-                                .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
-                                .stall = std::move(stall)});
+  if (options.sync == Sync::kLocal) {
+    return CreateLocalExchange(tracing.compute,
+                               cuda == nullptr ? LocalUpdates::kExchange : LocalUpdates::kTrainingStep);
   }
-  return absl::InternalError("no such exchange");
+  if (options.transport == TransportKind::kGrpc) return CreateStar(options, tracing, std::move(stall));
+  // All others go over one transport, and differ in the way of the messages. Without a device the exchange takes and
+  // gives host memory.
+  ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, mpi));
+  return std::make_unique<PeerExchange>(
+      std::move(peers.transport),
+      PeerExchange::Options{.algorithm = AlgorithmOf(options.sync),
+                            .mpi = peers.mpi,
+                            .trace = tracing.trace,
+                            .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
+                            .stall = std::move(stall)});
 }
 
 // Too little memory of the GPU is refused as a wrong flag is: a restart with the same flags cannot help.
@@ -228,10 +276,12 @@ class GpuHangWatch {
 
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
-  std::printf("%s, %lld parameters, on %s (%lld training images), %s with %d worker%s, on %s\n", options.model.c_str(),
-              static_cast<long long>(network.layout().parameter_count()), options.dataset.name.c_str(),
-              static_cast<long long>(data.train.count), SyncName(options.sync), options.world_size,
-              options.world_size == 1 ? "" : "s", choice.device()->name().c_str());
+  const char* const co_located = options.sync == Sync::kStar && options.servers.empty() ? "co-located " : "";
+  std::printf("%s, %lld parameters, on %s (%lld training images), %s%s with %d worker%s, on %s\n",
+              options.model.c_str(), static_cast<long long>(network.layout().parameter_count()),
+              options.dataset.name.c_str(), static_cast<long long>(data.train.count), co_located,
+              SyncName(options.sync), options.world_size, options.world_size == 1 ? "" : "s",
+              choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
   if (choice.cuda != nullptr) std::printf("%s\n", DescribeGpuMemory(gpu_memory, *choice.cuda).c_str());
   std::fflush(stdout);
@@ -290,11 +340,11 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                                                                .bucket_bytes = options.bucket_bytes,
                                                                .world_size = options.world_size}));
   const Progress::Style style = ChooseStyle(options, launcher);
+  // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
+  if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   ASSIGN_OR_RETURN(const ExchangeAndStep work,
                    CreateExchangeAndStep(options, cuda_step, choice, buckets, mpi, tracing,
                                          MakeStallOptions(options, gpu_hang_watch->state(), style), network.get()));
-  // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
-  if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   ASSIGN_OR_RETURN(const TrainResult result, Train({.worker = &options,
                                                     .data = &data,
                                                     .network = network.get(),
@@ -339,11 +389,13 @@ std::string GpusText(const WorkerOptions& options, CudaWatch* watch) {
 
 int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std::unique_ptr<MpiRuntime> mpi,
           CudaWatch* watch) {
+  TcpRendezvousOptions rendezvous = MakeRendezvousOptions(options);
   // A signal may end the process at once: there is no step to finish and nothing to save.
   for (const int signal_number : {SIGINT, SIGTERM, SIGUSR1}) signal(signal_number, SIG_DFL);
   const CheckOutcome outcome = RunCheck({.options = &options,
                                          .launcher = &launcher,
                                          .mpi = mpi.get(),
+                                         .rendezvous = &rendezvous,
                                          .gpu = GpusText(options, watch),
                                          .print = [](const std::string& text) {
                                            std::fputs(text.c_str(), stdout);
@@ -369,13 +421,17 @@ int Main(int argc, char** argv) {
   std::optional<GpuHangWatch> gpu_hang_watch;
   if (status.ok()) gpu_hang_watch.emplace(*options);
   std::unique_ptr<MpiRuntime> mpi;
-  if (status.ok() && (options->sync == Sync::kRing || options->sync == Sync::kMpi)) {
+  if (status.ok() && options->UsesMpi()) {
     // An MPI library that knows CUDA takes the GPU that is current in MPI_Init. A check sends nothing from a GPU.
     if (!options->check) MakeGpuCurrent(launcher, *options, gpu_hang_watch->watch());
     absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(
         launcher, options->check ? kGatherDeadline : options->join_deadline, options->check ? OwnPlace(launcher) : "");
     status = started.status();
     if (status.ok()) mpi = *std::move(started);
+  }
+  // Before the data is read, which may take a while.
+  if (status.ok() && options->transport == TransportKind::kTcp) {
+    status = CheckRendezvousOptions(MakeRendezvousOptions(*options));
   }
   if (status.ok() && options->check) return Check(*options, launcher, std::move(mpi), gpu_hang_watch->watch());
   Instruments instruments;

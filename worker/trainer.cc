@@ -178,6 +178,7 @@ absl::Status Trainer::StartExchange() {
               .world_size = worker_.world_size,
               .optimizer = worker_.optimizer,
               .schedule = worker_.schedule,
+              .sum_order = worker_.sum_order,
               .layout = layout(),
               .buckets = *options_.buckets,
               .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),

@@ -14,7 +14,7 @@
 namespace starring {
 namespace {
 
-// CheckServers has parsed every address, so each has a port after its last colon.
+// CheckServers or CheckRendezvous has parsed the address, so it has a port after its last colon.
 bool IsLoopback(const std::string& address) { return IsLoopbackHost(address.substr(0, address.rfind(':'))); }
 
 absl::Status ResolveOptimizer(OptimizerConfig& optimizer) {
@@ -33,8 +33,6 @@ absl::Status ResolveOptimizer(OptimizerConfig& optimizer) {
 }
 
 absl::Status CheckServers(const std::vector<std::string>& servers) {
-  if (servers.empty())
-    return RefuseFlag("sync", "star", "it needs --servers=host:port,... (deploy/launch starts them)");
   if (servers.size() > kShardCountMax) {
     return RefuseFlag("servers", absl::StrCat(servers.size(), " addresses"),
                       absl::StrCat("at most ", kShardCountMax, " servers"));
@@ -47,10 +45,92 @@ absl::Status CheckServers(const std::vector<std::string>& servers) {
   return absl::OkStatus();
 }
 
+// Over TCP the ranks find each other by these flags alone. A job in which each worker took itself for the only one
+// would train that many models.
+absl::Status CheckRendezvous(const LauncherEnvironment& launcher, const WorkerOptions& options) {
+  if (options.rendezvous.empty()) {
+    return RefuseFlag("transport", "tcp",
+                      "it needs --rendezvous=host:port, where rank 0 listens (deploy/launch gives it)");
+  }
+  RETURN_IF_ERROR(ParseHostPort(options.rendezvous).status(), "--rendezvous");
+  if (launcher.launcher != Launcher::kNone) return absl::OkStatus();
+  constexpr absl::string_view kNoLauncher = "no launcher says which of how many workers this one is: over tcp ";
+  if (options.asked.world_size == 0) {
+    return RefuseFlag("world_size", "0", absl::StrCat(kNoLauncher, "give every worker the number of all"));
+  }
+  if (options.asked.rank < 0 && options.world_size > 1) {
+    return RefuseFlag("rank", "-1",
+                      absl::StrCat(kNoLauncher, "give each worker a number, from 0 to ", options.world_size - 1));
+  }
+  return absl::OkStatus();
+}
+
+// Whether --transport, --servers and --rendezvous go together, and with the resolved --sync.
+absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOptions& options) {
+  const char* const transport = TransportName(options.transport);
+  const std::string servers = absl::StrJoin(options.servers, ",");
+  if (!options.servers.empty() && options.sync != Sync::kStar) {
+    return RefuseFlag("servers", servers,
+                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  }
+  if (!options.rendezvous.empty() && options.transport != TransportKind::kTcp) {
+    return RefuseFlag("rendezvous", options.rendezvous,
+                      absl::StrCat("--transport=", transport, " has no rendezvous: drop it, or give --transport=tcp"));
+  }
+  switch (options.transport) {
+    case TransportKind::kNone:
+      break;
+    case TransportKind::kGrpc:
+      if (options.sync != Sync::kStar) {
+        return RefuseFlag("transport", transport,
+                          absl::StrCat("it goes to the servers of a star, and --sync=", SyncName(options.sync),
+                                       " has none: choose mpi or tcp"));
+      }
+      if (options.servers.empty()) {
+        return RefuseFlag("transport", transport, "it needs --servers=host:port,... (deploy/launch starts them)");
+      }
+      break;
+    case TransportKind::kMpi:
+      if (!options.servers.empty()) {
+        return RefuseFlag("servers", servers, "over --transport=mpi the ranks own the parameters: drop one of the two");
+      }
+      break;
+    case TransportKind::kTcp:
+      if (options.sync == Sync::kMpi) {
+        return RefuseFlag("transport", transport, "--sync=mpi is MPI's own allreduce: drop it, or choose ring or star");
+      }
+      return CheckRendezvous(launcher, options);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions& options) {
+  const std::optional<TransportKind> asked = options.asked.transport;
+  if (options.sync == Sync::kLocal) {
+    constexpr absl::string_view kExchangesNothing = "--sync=local exchanges nothing: drop it";
+    if (asked.has_value()) return RefuseFlag("transport", NameOf(kTransports, asked), kExchangesNothing);
+    if (!options.rendezvous.empty()) return RefuseFlag("rendezvous", options.rendezvous, kExchangesNothing);
+    return CheckTransport(launcher, options);
+  }
+  const TransportKind usual = !options.servers.empty()      ? TransportKind::kGrpc
+                              : !options.rendezvous.empty() ? TransportKind::kTcp
+                                                            : TransportKind::kMpi;
+  options.transport = asked.value_or(usual);
+  // A process that no launcher has started would be a star of one, which is hardly meant.
+  if (options.sync == Sync::kStar && options.UsesMpi() && !asked.has_value() && launcher.launcher == Launcher::kNone) {
+    return RefuseFlag("sync", "star",
+                      "it needs --servers=host:port,... (deploy/launch starts them), or mpirun or --rendezvous for a "
+                      "star whose ranks own the parameters");
+  }
+  return CheckTransport(launcher, options);
+}
+
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
-  const Sync usual = !options.servers.empty() ? Sync::kStar : launcher.world_size > 1 ? Sync::kRing : Sync::kLocal;
+  const bool has_servers = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
+  const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
+  const Sync usual = has_servers ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
   options.sync = asked.sync.value_or(usual);
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
@@ -62,38 +142,48 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
     return RefuseFlag("rank", absl::StrCat(options.rank),
                       absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
   }
-  if (options.sync == Sync::kStar) return CheckServers(options.servers);
-  const char* const sync = NameOf(kSyncs, asked.sync);
-  if (!options.servers.empty()) {
-    return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
-                      absl::StrCat("--sync=", sync, " has no servers: drop one of the two"));
+  if (options.sum_order == SumOrder::kTree && (options.sync == Sync::kRing || options.sync == Sync::kMpi)) {
+    return RefuseFlag(
+        "sum_order", "tree",
+        absl::StrCat("--sync=", SyncName(options.sync),
+                     options.sync == Sync::kRing ? " passes partial sums from rank to rank, which is a chain"
+                                                 : " leaves the order to MPI",
+                     ": give --sync=star, or --sum_order=chain"));
   }
+  RETURN_IF_ERROR(ResolveTransport(launcher, options));
+  if (!options.servers.empty()) return CheckServers(options.servers);
   if (options.sync == Sync::kLocal && options.world_size > 1) {
-    return RefuseFlag("sync", sync,
+    return RefuseFlag("sync", NameOf(kSyncs, asked.sync),
                       absl::StrCat("one process cannot be one of ", options.world_size,
-                                   " workers: give --servers, or start with mpirun for the ring"));
+                                   " workers: give --servers or --rendezvous, or start with mpirun for the ring"));
   }
   // MPI numbers the processes itself. The exchange would refuse another number too, but only after the data has been
   // read.
-  if ((options.sync == Sync::kRing || options.sync == Sync::kMpi) &&
-      (options.rank != launcher.rank || options.world_size != launcher.world_size)) {
+  if (options.UsesMpi() && (options.rank != launcher.rank || options.world_size != launcher.world_size)) {
     return RefuseFlag("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
                       absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
-                                   ": in a ring mpirun numbers the workers, drop --rank and --world_size"));
+                                   ": over MPI mpirun numbers the workers, drop --rank and --world_size"));
   }
   return absl::OkStatus();
 }
 
-// What protects the connections to the servers.
+// What protects the connections to the servers, or between the ranks.
 absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
   if (options.run_id.empty()) options.run_id = launcher.run_id;
   if (options.run_id.size() > kRunIdBytesMax) {
     return RefuseFlag("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
   }
-  if (options.sync != Sync::kStar) {
+  if (options.transport != TransportKind::kGrpc && options.transport != TransportKind::kTcp) {
     // The flags are refused and not ignored, because a person who gives them expects protected connections.
-    RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files, SyncName(options.sync)));
+    const bool is_local = options.transport == TransportKind::kNone;
+    RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files,
+                                        absl::StrCat("--sync=", SyncName(options.sync), is_local ? "" : " --transport=",
+                                                     is_local ? "" : TransportName(options.transport))));
   }
+  if (options.insecure && options.transport != TransportKind::kTcp) {
+    return RefuseFlag("insecure", "true", "only --transport=tcp has a --rendezvous that strangers may reach: drop it");
+  }
+  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseTls(options.security_files));
   ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
   return absl::OkStatus();
 }
@@ -124,7 +214,11 @@ absl::Status CheckDevice(const WorkerOptions& options) {
 const char* InstructionSetName(std::optional<InstructionSet> isa) { return NameOf(kInstructionSets, isa); }
 
 bool WorkerOptions::ServersAreHere() const {
-  return sync == Sync::kStar && std::all_of(servers.begin(), servers.end(), IsLoopback);
+  return !servers.empty() && std::all_of(servers.begin(), servers.end(), IsLoopback);
+}
+
+bool WorkerOptions::JobIsHere() const {
+  return ServersAreHere() || (transport == TransportKind::kTcp && IsLoopback(rendezvous));
 }
 
 const FlagTable& WorkerFlags() {

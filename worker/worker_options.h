@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "common/arithmetic/instruction_set.h"
 #include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/flags/flag_table.h"
 #include "common/limits.h"
 #include "common/security/security_flags.h"
@@ -31,7 +32,7 @@
 namespace starring {
 
 enum class DeviceKind { kAuto, kCpu, kCuda };
-// Whether a ring of GPUs may send from their memory: kAuto where MPI can.
+// Whether ranks with GPUs may send from their memory: kAuto where MPI can.
 enum class CudaAwareMpi { kOff, kAuto };
 // How rank 0 tells a person about the run: a line that each step rewrites, a line now and then, or nothing.
 enum class ProgressStyle { kLive, kPlain, kNone };
@@ -57,6 +58,7 @@ inline constexpr Choice<CudaConvolutions> kConvolutions[] = {
     {"auto", CudaConvolutions::kAuto}, {"cudnn", CudaConvolutions::kCudnn}, {"own", CudaConvolutions::kOwn}};
 inline constexpr Choice<DataOnGpu> kDataOnGpus[] = {
     {"auto", DataOnGpu::kAuto}, {"on", DataOnGpu::kOn}, {"off", DataOnGpu::kOff}};
+inline constexpr Choice<SumOrder> kSumOrders[] = {{"chain", SumOrder::kChain}, {"tree", SumOrder::kTree}};
 inline constexpr Choice<CudaAwareMpi> kCudaAwareMpis[] = {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}};
 inline constexpr Choice<std::optional<ProgressStyle>> kProgressStyles[] = {{"auto", std::nullopt},
                                                                            {"live", ProgressStyle::kLive},
@@ -72,6 +74,7 @@ struct WorkerOptions {
   // What the command line says where the worker may choose for itself.
   struct Asked {
     std::optional<Sync> sync;
+    std::optional<TransportKind> transport;
     int rank = -1;
     int world_size = 0;
     int64_t bucket_bytes = 0;
@@ -80,9 +83,11 @@ struct WorkerOptions {
   Asked asked;
 
   Sync sync = Sync::kLocal;
+  TransportKind transport = TransportKind::kNone;  // kNone with kLocal only
   int rank = 0;
   int world_size = 1;
-  std::vector<std::string> servers;  // star: one address per shard, in shard order
+  std::vector<std::string> servers;  // star: one address per shard, in shard order; empty: the ranks are the owners
+  std::string rendezvous;            // tcp: where rank 0 listens for the others
   std::string run_id;                // which attempt of which job this is; equal on all workers
   bool check = false;                // dial all peers and end, instead of training
   absl::Duration join_deadline = absl::Seconds(60);
@@ -90,6 +95,7 @@ struct WorkerOptions {
   int lanes = 2;
   SameHost same_host = SameHost::kSharedMemory;
   int64_t bucket_bytes = 1 << 20;
+  SumOrder sum_order = SumOrder::kChain;
   absl::Duration exchange_deadline = absl::Seconds(60);
   absl::Duration stall_report = absl::Seconds(4);
 
@@ -133,11 +139,17 @@ struct WorkerOptions {
   std::string metrics_address = "127.0.0.1";
   std::optional<ProgressStyle> progress;  // without a value: as stdout is
 
+  bool insecure = false;  // tcp: strangers may join
   SecurityFiles security_files;
-  TransportSecurity security;  // star: what the files above hold
+  TransportSecurity security;  // grpc, tcp: what the files above hold
 
+  // Rank r owns chunk r of every reduction block: a ring, or a star without servers.
+  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && servers.empty()); }
+  bool UsesMpi() const { return transport == TransportKind::kMpi; }
   // A star whose servers have loopback addresses: the whole job is on this machine.
   bool ServersAreHere() const;
+  // That, or ranks that meet at a loopback address.
+  bool JobIsHere() const;
 };
 
 namespace worker_flags {
@@ -152,17 +164,26 @@ inline constexpr double kLearningRateMax = 1e38;
 
 inline constexpr FlagRow kRows[] = {
     {"sync", "job",
-     "how gradients are synchronised; auto: star with --servers, ring under mpirun or srun, else local; mpi: plain "
-     "MPI_Allreduce, as a control",
-     OneOfAt<kSyncs, &W::asked, &Asked::sync>(), 0, OneOfAt<kResolvedSyncs, &W::sync>()},
-    {"rank", "job", "number of this worker, from 0; -1: as mpirun or srun says, else 0",
+     "how gradients are synchronised; star: by --servers, or without them by the ranks themselves; auto: star with "
+     "--servers, ring with --rendezvous or under mpirun or srun, else local; mpi: plain MPI_Allreduce, as a control",
+     OneOfAt<kSyncs, &W::asked, &Asked::sync>(), kSameOnAllRanks, OneOfAt<kResolvedSyncs, &W::sync>()},
+    {"transport", "job",
+     "what carries gradients and parameters; auto: grpc with --servers, tcp with --rendezvous, else mpi, which needs "
+     "mpirun or srun; does not change the bits",
+     OneOfAt<kTransports, &W::asked, &Asked::transport>(), kSameOnAllRanks,
+     OneOfAt<kResolvedTransports, &W::transport>()},
+    {"rank", "job", "number of this worker, from 0; -1: as mpirun or srun says, else 0, which tcp refuses",
      WholeAt<&W::asked, &Asked::rank>(-1, kWorldSizeMax - 1), kNotRecorded},
-    {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1",
+    {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1, which tcp refuses",
      WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
     {"servers", "job", "star: address of every server shard, in shard order", TextAt<&W::servers>("host:port,...")},
+    {"rendezvous", "job",
+     "tcp: where rank 0 listens, and the other ranks find it: an address of rank 0's host that they reach, and a free "
+     "port",
+     TextAt<&W::rendezvous>("host:port")},
     {"run_id", "job",
-     "star: name of the run, the same on every worker; a server refuses the workers of another run; empty: the number "
-     "of the Slurm job, if there is one",
+     "name of the run, the same on every worker; a server, and rank 0 over tcp, refuses the workers of another run; "
+     "empty: the number of the Slurm job, if there is one",
      TextAt<&W::run_id>("name")},
     {"check", "job",
      "instead of training: dials every process that this job would talk to; rank 0 prints one table, and says that the "
@@ -179,6 +200,10 @@ inline constexpr FlagRow kRows[] = {
      "servers have loopback addresses and share memory, else 1 MiB",
      WholeAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
+    {"sum_order", "exchange",
+     "in which order the workers' gradients are added, part of what decides the bits: chain: as a ring passes them on; "
+     "tree: in pairs, with star and local only",
+     OneOfAt<kSumOrders, &W::sum_order>(), kInJobSpec | kSameWhenResumed},
     {"exchange_deadline_s", "exchange", "seconds for any one bucket to be exchanged, or for a GPU to answer",
      SecondsAt<&W::exchange_deadline>(1, kDeadlineSecondsMax)},
     {"stall_report_s", "exchange",
@@ -273,7 +298,7 @@ inline constexpr FlagRow kRows[] = {
      "half of the free memory; does not change the bits",
      OneOfAt<kDataOnGpus, &W::data_on_gpu>()},
     {"cuda_aware_mpi", "processor",
-     "cuda in a ring; auto: MPI sends from GPU to GPU if the library says that it can and passes a test at the start; "
+     "cuda over mpi; auto: MPI sends from GPU to GPU if the library says that it can and passes a test at the start; "
      "off: through pinned host memory; does not change the bits",
      OneOfAt<kCudaAwareMpis, &W::cuda_aware_mpi>(), kSameOnAllRanks},
 
@@ -309,6 +334,10 @@ inline constexpr FlagRow kRows[] = {
      TextAt<&W::metrics_address>("address")},
     {"progress", "output", "progress lines of rank 0; auto: live on a terminal, else plain",
      OneOfAt<kProgressStyles, &W::progress>()},
+
+    {"insecure", "security",
+     "tcp: without --job_secret, also meet at an address other than loopback: any process that reaches it can join",
+     SwitchAt<&W::insecure>(), kNotRecorded},
 };
 inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&W::security_files>);
 

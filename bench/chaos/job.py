@@ -123,8 +123,9 @@ class Job:
     def start(self) -> None:
         """Starts the launcher, also again after it was killed."""
         setup = self._plan.setup
-        command = [self._plan.launch, "--sync=" + setup.topology, "--workers=%d" % setup.workers,
-                   "--restarts=%d" % RESTARTS, "--metrics_port=0"]
+        sync, _, transport = setup.topology.partition("-")
+        command = [self._plan.launch, "--sync=" + sync, *(["--transport=" + transport] if transport else []),
+                   "--workers=%d" % setup.workers, "--restarts=%d" % RESTARTS, "--metrics_port=0"]
         if self._proxies:
             command += ["--servers=%d" % setup.servers,
                         "--through_proxy=" + ",".join(proxy.address for proxy in self._proxies)]

@@ -18,10 +18,13 @@ import time
 
 from bench.chaos.job import Done, Job, JobFailed, JobPlan, Outcome
 from bench.chaos.log import Log, summary
-from bench.chaos.schedule import Event, Setup, job_seed, make_schedule
+from bench.chaos.schedule import KINDS, Event, Setup, job_seed, make_schedule
 
 # Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, so most of the time goes into restarts.
-STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000}
+STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logreg"): 30000,
+         ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
+         ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
+         ("ring-tcp", "lenet5"): 12000}
 MODELS = ("logreg", "lenet5")
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_train_count=1024", "--synthetic_test_count=64", "--global_batch=32",
              "--seed=1", "--device=cpu", "--learning_rate=0.01")
@@ -31,7 +34,8 @@ EVENTS_PER_JOB_MAX = 60
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--topologies", default="star,ring", help="star, ring or both (default: %(default)s)")
+    parser.add_argument("--topologies", default="star,ring",
+                        help="some of %s (default: %%(default)s)" % ", ".join(KINDS))
     parser.add_argument("--events", type=int, default=150, help="events of each topology (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=None, help="end after this time, with fewer events")
     parser.add_argument("--seed", type=int, default=1, help="seed of all schedules (default: %(default)s)")
@@ -53,8 +57,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.log and os.path.exists(options.log) and not options.goes_on:
         parser.error("%s exists: add --continue to continue it, or name another --log" % options.log)
     for topology in options.topologies.split(","):
-        if topology not in ("star", "ring"):
-            parser.error("--topologies has %r: it can be star, ring or star,ring" % topology)
+        if topology not in KINDS:
+            parser.error("--topologies has %r: each must be one of %s" % (topology, ", ".join(KINDS)))
     return options
 
 

@@ -260,7 +260,17 @@ class Trainer:
 
     def _versions(self) -> dict[str, str]:
         refused = {"cuda_graph": "none: " + self.no_graph} if self.flags.cuda_graph and self.no_graph else {}
-        return {**self.device.versions(), **refused}
+        return {**self.device.versions(), **refused, **self._buckets()}
+
+    def _buckets(self) -> dict[str, str]:
+        """The bytes of DDP's buckets in the order of backward, and of the whole vector. Empty if DDP does not tell."""
+        replica = getattr(self.replica, "_orig_mod", self.replica)  # of torch.compile
+        if self.world_size == 1 or not hasattr(replica, "_get_ddp_logging_data"):
+            return {}
+        told = replica._get_ddp_logging_data()
+        sizes = told.get("rebuilt_bucket_sizes") or told.get("bucket_sizes", "")
+        return {"buckets": sizes.replace(" ", ""),
+                "parameter_bytes": str(run_record.parameter_vector(self.model).nbytes)}
 
     def _step_losses(self) -> list[dict[str, float]]:
         losses = self.device.sum_over_ranks([loss for _, _, loss in self.losses]) if self.losses else []

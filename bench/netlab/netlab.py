@@ -14,6 +14,8 @@ As a module (bench/compare):
         lab.command(2, [worker, ...])        # argv that runs the worker on host2, when started outside of the lab
         lab.mpirun([worker, ...], ranks=4)   # argv that starts one rank on each host
 
+`server_hosts` are more hosts, after the others, which only servers use: star_commands(..., own_hosts=True).
+
 `Netlab.why_not()` is None, or the reason why there can be no lab, for a note in the report. Processes that still run in
 the lab are ended with it. An interrupted or killed owner leaves nothing behind (see keeper.py).
 
@@ -25,6 +27,7 @@ To fill the section `netlab:4,1gbit` of a comparison, model mlp and 4 workers, o
                 the worker would notice that all hosts share a kernel, and exchange arrays through shared memory. Ports
                 are fixed, since each host has all ports to itself.
     ring, mpi   lab.mpirun([worker, "--sync=ring", ...])
+    ring-tcp    lab.rank_commands([worker, "--sync=ring", "--transport=tcp", ...], secret), without mpirun
     ddp         lab.command(h, [python, "bench/ddp/train.py", ...]) with lab.torch_environment(4) and RANK=h in the
                 environment, which `command` passes on
 
@@ -48,6 +51,7 @@ TOOLS = ("ip", "tc", "nsenter", "unshare")
 # Debian keeps ip and tc in sbin, which is not on every user's PATH.
 TOOL_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 STAR_PORT = 7077
+RENDEZVOUS_PORT = 7079  # rank 0 listens there; PyTorch's processes use 7078
 INTERFACE = "eth0"  # the one of every host
 BUILD_SECONDS_MAX = 60
 
@@ -59,17 +63,25 @@ class NetlabError(Exception):
 class Netlab:
     """A lab of hosts, which exists between __enter__ and __exit__."""
 
-    def __init__(self, hosts: int = 4, rate: str = "1gbit") -> None:
-        if not 1 <= hosts <= 200:
-            raise NetlabError("%d hosts: between 1 and 200 are possible" % hosts)
-        self.hosts = hosts
+    def __init__(self, hosts: int = 4, rate: str = "1gbit", server_hosts: int = 0) -> None:
+        total = hosts + server_hosts
+        if hosts < 1 or server_hosts < 0 or total > 200:
+            raise NetlabError("%d hosts: between 1 and 200 are possible" % (total if total > 200 else hosts))
+        self.hosts = hosts  # all that workers and ranks use
+        self.server_hosts = server_hosts
         self.rate = rate
-        self.addresses = ["10.77.0.%d" % (host + 1) for host in range(hosts)]
-        self.names = ["host%d" % host for host in range(hosts)]
+        self.addresses = ["10.77.0.%d" % (host + 1) for host in range(total)]
+        self.names = ["host%d" % host for host in range(total)]
         self.folder = ""
         self._keeper: subprocess.Popen[str] | None = None
         self._processes: list[int] = []
         self._secrets = 0
+
+    @property
+    def section(self) -> str:
+        """The section of a comparison's results that this lab fills."""
+        own = "+%d" % self.server_hosts if self.server_hosts else ""
+        return "netlab:%d%s,%s" % (self.hosts, own, self.rate)
 
     @staticmethod
     def why_not() -> str | None:
@@ -89,7 +101,7 @@ class Netlab:
             raise NetlabError(reason)
         self.folder = tempfile.mkdtemp(prefix="starring-netlab-")
         self._keeper = subprocess.Popen(
-            [sys.executable, KEEPER, "--hosts=%d" % self.hosts, "--rate=" + self.rate, "--folder=" + self.folder],
+            [sys.executable, KEEPER, "--hosts=%d" % len(self.names), "--rate=" + self.rate, "--folder=" + self.folder],
             env={**os.environ, "PATH": TOOL_PATH}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True)
         try:
@@ -137,7 +149,7 @@ class Netlab:
         ranks = ranks or self.hosts
         settings = [word for name, value in self.mpi_settings().items() for word in ("--mca", name, value)]
         hosts = ",".join("%s:%d" % (name, (ranks - host + self.hosts - 1) // self.hosts)
-                         for host, name in enumerate(self.names) if host < ranks)
+                         for host, name in enumerate(self.names[:self.hosts]) if host < ranks)
         return self.command(0, ["mpirun", "--allow-run-as-root", *settings, "--map-by", "node", "--host", hosts, "-np",
                                 str(ranks), *flags, *argv])
 
@@ -154,23 +166,35 @@ class Netlab:
         return path
 
     def star_commands(self, server: list[str], worker: list[str], secret: str, servers: int | None = None,
-                      workers: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
+                      workers: int | None = None, own_hosts: bool = False) -> tuple[list[list[str]], list[list[str]]]:
         """The servers' commands and the workers' commands: shard s on host s and rank r on host r, modulo the hosts.
 
-        `server` and `worker` are the beginnings of their command lines; `secret` is the file from make_secret.
+        With `own_hosts` shard s is on the host s of those for servers. `server` and `worker` are the beginnings of
+        their command lines; `secret` is the file from make_secret.
         """
         server, worker = [*server, "--job_secret=" + secret], [*worker, "--job_secret=" + secret]
-        servers, workers = servers or self.hosts, workers or self.hosts
-        places = ["%s:%d" % (self.addresses[shard % self.hosts], STAR_PORT + shard // self.hosts)
+        first, hosts = (self.hosts, self.server_hosts) if own_hosts else (0, self.hosts)
+        if hosts < 1:
+            raise NetlabError("the lab has no hosts for servers: give server_hosts")
+        servers, workers = servers or hosts, workers or self.hosts
+        places = ["%s:%d" % (self.addresses[first + shard % hosts], STAR_PORT + shard // hosts)
                   for shard in range(servers)]
-        starts = [self.command(shard % self.hosts, [*server, "--listen=" + place, "--shard=%d" % shard,
-                                                    "--shard_count=%d" % servers])
+        starts = [self.command(first + shard % hosts, [*server, "--listen=" + place, "--shard=%d" % shard,
+                                                       "--shard_count=%d" % servers])
                   for shard, place in enumerate(places)]
         trains = [self.command(rank % self.hosts, [*worker, "--sync=star", "--servers=" + ",".join(places),
                                                    "--same_host=socket", "--rank=%d" % rank,
                                                    "--world_size=%d" % workers])
                   for rank in range(workers)]
         return starts, trains
+
+    def rank_commands(self, worker: list[str], secret: str, workers: int | None = None) -> list[list[str]]:
+        """The commands of ranks that find each other at rank 0, without mpirun: rank r on host r, modulo the hosts."""
+        workers = workers or self.hosts
+        meet = "--rendezvous=%s:%d" % (self.addresses[0], RENDEZVOUS_PORT)
+        return [self.command(rank % self.hosts, [*worker, meet, "--job_secret=" + secret, "--rank=%d" % rank,
+                                                 "--world_size=%d" % workers])
+                for rank in range(workers)]
 
 
 def main() -> int:

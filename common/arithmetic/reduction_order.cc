@@ -1,6 +1,7 @@
 #include "common/arithmetic/reduction_order.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "common/check.h"
 
@@ -14,13 +15,19 @@ ElementRange RingChunk(ElementRange block, int chunk, int world_size) {
   return {first_of(chunk), first_of(chunk + 1)};
 }
 
-void ForEachRun(ElementRange range, int64_t element_count, int world_size,
+int TreeMiddle(RankRange workers) {
+  CHECK_GE(workers.end - workers.begin, 2);
+  return workers.begin + static_cast<int>(std::bit_floor(static_cast<unsigned>(workers.end - workers.begin - 1)));
+}
+
+void ForEachRun(ElementRange range, int64_t element_count, ReductionOrder reduction,
                 absl::FunctionRef<void(ElementRange run, int first_rank)> visit) {
+  const int world_size = reduction.world_size;
   CHECK_GE(world_size, 1);
   CHECK(0 <= range.begin && range.begin <= range.end && range.end <= element_count)
       << "range [" << range.begin << ", " << range.end << ") of " << element_count << " elements";
   if (range.begin == range.end) return;
-  if (world_size == 1) return visit(range, 0);
+  if (world_size == 1 || reduction.order == SumOrder::kTree) return visit(range, 0);
   // With two ranks or more, neighbouring runs never share a first rank: the last chunk of a block starts at rank 0, the
   // first of the next one at rank 1.
   const int64_t block_elements = ReductionBlockElements(world_size);

@@ -1,10 +1,16 @@
-// The order in which the contributions of all workers are added, stated once for star and ring.
+// The order in which the contributions of all N workers are added, stated once for all exchanges. There are two; a job
+// has one of them, on which all its processes agree.
 //
-// Words. The parameter vector is cut, from its start, in *reduction blocks* of world_size * kChunkElements elements;
-// the last one is shorter. A block of length L is cut in world_size *ring chunks*: its element e lies in chunk c =
-// floor(e * N / L), N the world size. The contributions to an element of chunk c are added left to right starting from
-// rank (c + 1) mod N: the order in which a ring's reduce-scatter meets them, which ends at rank c, the chunk's owner in
-// a ring.
+// *Chain*: what a ring can do. The parameter vector is cut, from its start, in *reduction blocks* of N * kChunkElements
+// elements; the last one is shorter. A block of length L is cut in N *ring chunks*: its element e is in chunk c =
+// floor(e * N / L). The contributions to an element of chunk c are added left to right starting from rank (c + 1) mod
+// N: the order in which a ring's reduce-scatter meets them, which ends at rank c, the chunk's owner in a ring.
+//
+// *Tree*: the workers are the leaves, in the order of their ranks. The sum of the workers [a, b) is the sum of [a, m)
+// plus the sum of [m, b), where m - a is the largest power of two below b - a. The order is the same for every element.
+// A sum of n terms has a chain of at most log2(n) + 1 roundings instead of n - 1. A ring cannot add in this order: its
+// partial sums pass through the ranks one by one. With two workers both orders give the same bits, because a + b =
+// b + a.
 //
 // A bucket is a whole number of blocks, so neither the size of a bucket nor the number of server shards changes the
 // order of a sum, and with it no bit of the result. In a bucket of many blocks every rank owns the same share.
@@ -21,6 +27,23 @@
 
 namespace starring {
 
+enum class SumOrder { kChain, kTree };
+
+struct ReductionOrder {
+  SumOrder order = SumOrder::kChain;
+  int world_size = 1;
+};
+
+// The workers [begin, end).
+struct RankRange {
+  int begin = 0;
+  int end = 0;
+  friend bool operator==(const RankRange&, const RankRange&) = default;
+};
+
+// In a tree, the first worker of the right half of the sum of `workers`. REQUIRES: there are two of them or more.
+int TreeMiddle(RankRange workers);
+
 // 128 KiB: the ring's message. A message costs some 4 us of either core beside its bytes (two handshakes and a system
 // call), so smaller ones cost more; larger ones gain nothing measurable, leave less to overlap, and make the smallest
 // bucket of many ranks longer.
@@ -35,8 +58,9 @@ ElementRange RingChunk(ElementRange block, int chunk, int world_size);
 inline int FirstRank(int chunk, int world_size) { return (chunk + 1) % world_size; }
 
 // Calls `visit(run, first_rank)` for the maximal runs of `range` that share a first rank, in ascending order; the runs
-// cover `range`, which may begin and end anywhere inside the vector of `element_count` elements.
-void ForEachRun(ElementRange range, int64_t element_count, int world_size,
+// cover `range`, which may begin and end anywhere inside the vector of `element_count` elements. A tree has one run,
+// whose first rank is 0.
+void ForEachRun(ElementRange range, int64_t element_count, ReductionOrder reduction,
                 absl::FunctionRef<void(ElementRange run, int first_rank)> visit);
 
 }  // namespace starring

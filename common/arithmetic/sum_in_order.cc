@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "common/limits.h"
 
 namespace starring {
 namespace {
@@ -45,6 +46,30 @@ struct SumArgs {
   for (int64_t i = 0; i < count; ++i) sum[i] = ((a[i] + b[i]) + c[i]) + d[i];
 }
 
+// Whole trees of four and eight leaves, so that most partial sums never leave the registers.
+struct TreeArgs {
+  const AnywhereFloat* in[8];
+  float* sum;
+  int64_t count;
+};
+[[gnu::always_inline]] inline void Tree4Loop(const TreeArgs& args) {
+  const AnywhereFloat *a = args.in[0], *b = args.in[1], *c = args.in[2], *d = args.in[3];
+  float* const sum = args.sum;
+  const int64_t count = args.count;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) sum[i] = (a[i] + b[i]) + (c[i] + d[i]);
+}
+[[gnu::always_inline]] inline void Tree8Loop(const TreeArgs& args) {
+  const AnywhereFloat *a = args.in[0], *b = args.in[1], *c = args.in[2], *d = args.in[3];
+  const AnywhereFloat *e = args.in[4], *f = args.in[5], *g = args.in[6], *h = args.in[7];
+  float* const sum = args.sum;
+  const int64_t count = args.count;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) sum[i] = ((a[i] + b[i]) + (c[i] + d[i])) + ((e[i] + f[i]) + (g[i] + h[i]));
+}
+
+STARRING_DEFINE_CLONES(kTree4, Tree4Loop, TreeArgs);
+STARRING_DEFINE_CLONES(kTree8, Tree8Loop, TreeArgs);
 STARRING_DEFINE_CLONES(kSum2, Sum2Loop, SumArgs);
 STARRING_DEFINE_CLONES(kSum3, Sum3Loop, SumArgs);
 STARRING_DEFINE_CLONES(kSum4, Sum4Loop, SumArgs);
@@ -53,7 +78,96 @@ STARRING_DEFINE_CLONES(kSum4, Sum4Loop, SumArgs);
 // to the next, so that memory is still read once and written once.
 constexpr int64_t kBlockElements = 2048;
 
+// A tree is added block by block, too. It keeps a partial sum for every complete subtree that waits for its sibling: at
+// most one of each power of two. The first is kept in `sum`, the others in 20 KiB of the stack, which fit the L1 cache
+// together with what is read.
+constexpr int64_t kTreeBlockElements = 512;
+constexpr int kPartialSumsMax = 11;
+static_assert(kWorldSizeMax < 1 << kPartialSumsMax);
+
+// Adds one block as a binary counter adds ones: the next complete subtree of up to eight inputs is pushed on a stack,
+// and while the two subtrees on top have the same number of leaves, they become one. The subtrees left at the end are
+// powers of two in descending order, as the tree's right spine has them, and are added from the right.
+class BlockTree {
+ public:
+  BlockTree(std::span<const std::byte* const> inputs, int clone) : inputs_(inputs), clone_(clone) {}
+
+  // Elements [begin, begin + count) of the inputs, into sum[0, count). REQUIRES: count <= kTreeBlockElements.
+  void Add(int64_t begin, int64_t count, float* sum) {
+    begin_ = begin;
+    count_ = count;
+    sum_ = sum;
+    depth_ = 0;
+    for (size_t next = 0; next < inputs_.size();) {
+      next += PushSubtree(next);
+      while (depth_ >= 2 && stack_[depth_ - 2].leaves == top().leaves) AddTopTwo();
+    }
+    while (depth_ >= 2) AddTopTwo();
+  }
+
+ private:
+  struct Subtree {
+    const AnywhereFloat* values = nullptr;
+    size_t leaves = 0;
+  };
+  Subtree& top() { return stack_[depth_ - 1]; }
+  const AnywhereFloat* Input(size_t input) const { return Floats(inputs_[input] + begin_ * sizeof(float)); }
+
+  // The place of the partial sum at `depth` of the stack. The bottom one is where the whole sum ends.
+  float* Place(int depth) { return depth == 0 ? sum_ : scratch_[depth - 1]; }
+
+  // Pushes the sum of eight, four, two or one inputs from `next` on, the most that are there, and returns their number.
+  size_t PushSubtree(size_t next) {
+    const size_t left = inputs_.size() - next;
+    const size_t leaves = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    float* const place = Place(depth_);
+    if (leaves >= 4) {
+      TreeArgs args = {.in = {}, .sum = place, .count = count_};
+      for (size_t i = 0; i < leaves; ++i) args.in[i] = Input(next + i);
+      (leaves == 8 ? kTree8 : kTree4)[clone_](args);
+    } else if (leaves == 2) {
+      AddPair(Input(next), Input(next + 1), place);
+    }
+    // One input is its own sum: it is read where it is.
+    stack_[depth_++] = {.values = leaves == 1 ? Input(next) : Floats(reinterpret_cast<std::byte*>(place)),
+                        .leaves = leaves};
+    return leaves;
+  }
+
+  void AddTopTwo() {
+    const Subtree right = stack_[--depth_];
+    float* const place = Place(depth_ - 1);
+    AddPair(top().values, right.values, place);
+    top() = {.values = Floats(reinterpret_cast<std::byte*>(place)), .leaves = top().leaves + right.leaves};
+  }
+
+  void AddPair(const AnywhereFloat* a, const AnywhereFloat* b, float* sum) {
+    kSum2[clone_]({.a = a, .b = b, .c = nullptr, .d = nullptr, .sum = sum, .count = count_});
+  }
+
+  const std::span<const std::byte* const> inputs_;
+  const int clone_;
+  int64_t begin_ = 0;
+  int64_t count_ = 0;
+  float* sum_ = nullptr;
+  int depth_ = 0;
+  Subtree stack_[kPartialSumsMax];
+  alignas(64) float scratch_[kPartialSumsMax - 1][kTreeBlockElements];  // not initialised: 20 KiB a call
+};
+
 }  // namespace
+
+void SumAsTree(std::span<const std::byte* const> inputs, std::span<float> sum, InstructionSet set) {
+  CHECK(!inputs.empty());
+  CHECK_LE(inputs.size(), kWorldSizeMax);
+  // Up to three inputs both orders are one, and the chain needs no blocks.
+  if (inputs.size() <= 3) return SumInOrder(inputs, sum, set);
+  BlockTree tree(inputs, static_cast<int>(set));
+  const int64_t count = std::ssize(sum);
+  for (int64_t begin = 0; begin < count; begin += kTreeBlockElements) {
+    tree.Add(begin, std::min(kTreeBlockElements, count - begin), sum.data() + begin);
+  }
+}
 
 void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum, InstructionSet set) {
   CHECK(!inputs.empty());
@@ -97,10 +211,11 @@ void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum, 
   }
 }
 
-PieceSum::PieceSum(int input_count) {
-  CHECK_GE(input_count, 1);
-  inputs_.resize(input_count);
-  in_order_.resize(input_count);
+PieceSum::PieceSum(ReductionOrder reduction) : order_(reduction.order) {
+  CHECK_GE(reduction.world_size, 1);
+  inputs_.resize(reduction.world_size);
+  in_order_.resize(reduction.world_size);
+  straddling_.resize(reduction.world_size);
 }
 
 void PieceSum::SetInput(int rank, Pieces pieces) { inputs_[rank] = {.rest = pieces, .current = {}}; }
@@ -110,6 +225,7 @@ void PieceSum::SetInput(int rank, Pieces pieces) { inputs_[rank] = {.rest = piec
 void PieceSum::Next(int first_rank, std::span<float> sum) {
   const size_t input_count = inputs_.size();
   CHECK_LT(first_rank, input_count);
+  CHECK(order_ == SumOrder::kChain || first_rank == 0) << first_rank;
   while (!sum.empty()) {
     // Inputs have their pieces cut in different places. `run` becomes the longest stretch in which no input reaches the
     // end of its piece.
@@ -124,23 +240,24 @@ void PieceSum::Next(int first_rank, std::span<float> sum) {
       }
       run = std::min(run, input.current.size() / sizeof(float));
     }
-    if (run == 0) {     // some input's next element straddles two pieces: this one is put together byte by byte
-      float total = 0;  // not added to: 0 + -0 would change the sign of a sum of one input
-      for (size_t k = 0; k < input_count; ++k) {
-        const float value = ReadOne(inputs_[(first_rank + k) % input_count]);
-        total = k == 0 ? value : total + value;
-      }
-      sum[0] = total;
-      sum = sum.subspan(1);
-      continue;
-    }
+    const bool straddles = run == 0;  // some input's next element is in two pieces: it is put together byte by byte
     for (size_t k = 0; k < input_count; ++k) {
       Input& input = inputs_[(first_rank + k) % input_count];
-      in_order_[k] = input.current.data();
-      input.current = input.current.subspan(run * sizeof(float));
+      if (straddles) {
+        straddling_[k] = ReadOne(input);
+        in_order_[k] = reinterpret_cast<const std::byte*>(&straddling_[k]);
+      } else {
+        in_order_[k] = input.current.data();
+        input.current = input.current.subspan(run * sizeof(float));
+      }
     }
-    // Nothing is copied: the pointers go into the pieces as the transport delivered them.
-    SumInOrder(in_order_, sum.first(run));
+    run = std::max<size_t>(run, 1);
+    // Nothing else is copied: the pointers go into the pieces as the transport delivered them.
+    if (order_ == SumOrder::kChain) {
+      SumInOrder(in_order_, sum.first(run));
+    } else {
+      SumAsTree(in_order_, sum.first(run));
+    }
     sum = sum.subspan(run);
   }
 }

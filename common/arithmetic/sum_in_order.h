@@ -1,8 +1,8 @@
-// sum = ((inputs[0] + inputs[1]) + inputs[2]) + ...: element by element, strictly left to right, so that the order of
-// the inputs alone decides the bits of a sum.
+// Sums of the workers' contributions, element by element, in an order that the inputs' order alone decides, and with it
+// every bit: left to right (SumInOrder), or as a tree (SumAsTree).
 //
-// SumInOrder adds arrays that are contiguous. PieceSum adds messages as the transport delivered them, in pieces,
-// without copying them into one array first.
+// Both add arrays that are contiguous. PieceSum adds messages as the transport delivered them, in pieces, without
+// copying them into one array first.
 #ifndef STARRING_COMMON_ARITHMETIC_SUM_IN_ORDER_H_
 #define STARRING_COMMON_ARITHMETIC_SUM_IN_ORDER_H_
 
@@ -11,9 +11,11 @@
 #include <vector>
 
 #include "common/arithmetic/instruction_set.h"
+#include "common/arithmetic/reduction_order.h"
 
 namespace starring {
 
+// sum = ((inputs[0] + inputs[1]) + inputs[2]) + ...
 // Shapes:      every input: 4 * sum.size() bytes of little-endian float32, on any byte boundary (a received message
 //              starts anywhere); sum: (count) float32.
 // Writes:      sum is overwritten (=). It may be inputs[0], and otherwise overlaps no input.
@@ -23,6 +25,11 @@ namespace starring {
 void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum,
                 InstructionSet set = BestInstructionSet());
 
+// The same sum as a tree over the inputs, as SumOrder::kTree says: the contract is that of SumInOrder.
+// Cost:        as SumInOrder, and the partial sums of a block, which stay in the L1 cache.
+void SumAsTree(std::span<const std::byte* const> inputs, std::span<float> sum,
+               InstructionSet set = BestInstructionSet());
+
 // Adds the contributions of all workers, each a list of byte pieces of any length and alignment. An element may even
 // straddle two pieces. Allocates in the constructor only.
 //
@@ -31,14 +38,15 @@ class PieceSum {
  public:
   using Pieces = std::span<const std::span<const std::byte>>;
 
-  // REQUIRES: input_count >= 1.
-  explicit PieceSum(int input_count);
+  // An input for each worker. REQUIRES: reduction.world_size >= 1.
+  explicit PieceSum(ReductionOrder reduction);
 
   // Input `rank` begins at the first byte of `pieces`, which stay alive and unchanged until the last Next.
   void SetInput(int rank, Pieces pieces);
 
-  // Writes the sum of the next sum.size() elements of all inputs, added left to right from `first_rank` on:
-  // first_rank, first_rank + 1, ..., wrapping at input_count. REQUIRES: every input was set and has that many left.
+  // Writes the sum of the next sum.size() elements of all inputs. Chain: added left to right from `first_rank` on:
+  // first_rank, first_rank + 1, ..., wrapping at the last rank. Tree: REQUIRES: first_rank == 0.
+  // REQUIRES: every input was set and has that many elements left.
   void Next(int first_rank, std::span<float> sum);
 
  private:
@@ -48,8 +56,10 @@ class PieceSum {
   };
   static float ReadOne(Input& input);
 
+  SumOrder order_;
   std::vector<Input> inputs_;               // by rank
   std::vector<const std::byte*> in_order_;  // of one run of Next
+  std::vector<float> straddling_;           // the elements of one run of length 1, in order
 };
 
 }  // namespace starring

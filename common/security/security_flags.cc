@@ -15,11 +15,21 @@ std::vector<std::string> SecurityFlagWords(const SecurityFiles& files) {
   return words;
 }
 
-absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view sync) {
+absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view job) {
   const std::vector<std::string> words = SecurityFlagWords(files);
   if (words.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "flag ", words.front(), " protects the connections of a star, and --sync=", sync, " has none: drop it"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("flag ", words.front(), " protects connections by gRPC or TCP, and ", job, " has none: drop it"));
+}
+
+absl::Status RefuseTls(const SecurityFiles& files) {
+  SecurityFiles tls = files;
+  tls.job_secret.clear();
+  const std::vector<std::string> words = SecurityFlagWords(tls);
+  if (words.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("flag ", words.front(),
+                                                 " encrypts connections by gRPC, and --transport=tcp has none: drop "
+                                                 "it, or choose --sync=star --transport=grpc"));
 }
 
 }  // namespace starring

@@ -17,11 +17,11 @@ namespace starring {
 template <auto... kPath>
 inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
     {"job_secret", "security",
-     "star: the file with the job's secret, the same for servers and workers, mode 0600; a process without it cannot "
-     "join; deploy/launch --make_secret=FILE writes one",
+     "grpc, tcp: the file with the job's secret, the same for servers and workers, mode 0600; a process without it "
+     "cannot join; deploy/launch --make_secret=FILE writes one",
      TextAt<kPath..., &SecurityFiles::job_secret>("file"), kNotRecorded},
     {"tls", "security",
-     "star: connections are encrypted, and the certificate in --job_secret authenticates both sides; give this flag to "
+     "grpc: connections are encrypted, and the certificate in --job_secret authenticates both sides; give this flag to "
      "all servers and workers or to none",
      SwitchAt<kPath..., &SecurityFiles::tls>(), kNotRecorded},
     {"tls_ca", "security",
@@ -37,8 +37,13 @@ inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
 // The words of a command line that give another process the same values.
 std::vector<std::string> SecurityFlagWords(const SecurityFiles& files);
 
-// InvalidArgument, naming the first of these flags that is given: a job of this --sync has no connections to protect.
-absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view sync);
+// InvalidArgument, naming the first of these flags that is given: `job`, such as "--sync=ring", has no connections that
+// they could protect.
+absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view job);
+
+// InvalidArgument, naming the first of the flags for TLS that is given: connections between ranks over TCP are
+// authenticated by the job's secret and not encrypted.
+absl::Status RefuseTls(const SecurityFiles& files);
 
 }  // namespace starring
 

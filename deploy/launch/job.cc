@@ -1,7 +1,11 @@
 #include "deploy/launch/job.h"
 
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -53,6 +57,30 @@ std::string EndText(const Child& child) {
   return absl::StrCat(child.name, " failed with exit code ", child.exit_code);
 }
 
+// A free port of the loopback interface for --rendezvous. As long as `holder` is open, the system gives the port to no
+// process that asks for any port. Rank 0 can take it all the same: it allows reuse (SO_REUSEADDR), as the holder does,
+// and the holder does not listen.
+struct ReservedPort {
+  UniqueFd holder;
+  int port = 0;
+};
+
+absl::StatusOr<ReservedPort> ReservePort() {
+  ReservedPort reserved{.holder = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  const int fd = reserved.holder.get(), yes = 1;
+  if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 || bind(fd, any, length) != 0 ||
+      getsockname(fd, any, &length) != 0) {
+    return absl::ErrnoToStatus(errno, "cannot find a free port for --rendezvous");
+  }
+  reserved.port = ntohs(address.sin_port);
+  return reserved;
+}
+
 }  // namespace
 
 Job::Job(const Context& context)
@@ -97,24 +125,28 @@ absl::StatusOr<JobOutcome> Job::Run() {
 }
 
 absl::Status Job::Start() {
-  switch (options_.sync) {
-    case Sync::kStar: {
+  switch (options_.transport) {
+    case TransportKind::kGrpc: {
       RETURN_IF_ERROR(StartServers());
-      ASSIGN_OR_RETURN(const std::vector<std::string> addresses, AwaitServerAddresses());
-      if (options_.proxies.empty()) return StartWorkers(addresses);
-      for (size_t shard = 0; shard < addresses.size(); ++shard) {
+      ASSIGN_OR_RETURN(std::vector<std::string> addresses, AwaitServerAddresses());
+      for (size_t shard = 0; shard < options_.proxies.size(); ++shard) {
         context_.merger->Print(absl::StrCat("launch: ", NameOf('s', static_cast<int>(shard)), " listens at ",
                                             addresses[shard], ", the workers dial ", options_.proxies[shard]));
+        addresses[shard] = options_.proxies[shard];
       }
-      return StartWorkers(options_.proxies);
+      return StartWorkers({absl::StrCat("--servers=", absl::StrJoin(addresses, ","))});
     }
-    case Sync::kRing:
-    case Sync::kMpi:
+    case TransportKind::kTcp: {
+      ASSIGN_OR_RETURN(ReservedPort reserved, ReservePort());
+      held_open_.push_back(std::move(reserved.holder));
+      return StartWorkers({absl::StrCat("--rendezvous=127.0.0.1:", reserved.port)});
+    }
+    case TransportKind::kMpi:
       return StartMpirun();
-    case Sync::kLocal:
+    case TransportKind::kNone:
       return StartWorkers({});
   }
-  return absl::InternalError("no such sync");
+  return absl::InternalError("no such transport");
 }
 
 absl::Status Job::StartServers() {
@@ -127,7 +159,7 @@ absl::Status Job::StartServers() {
     spec.argv = {options_.server_binary, "--listen=127.0.0.1:0", absl::StrCat("--shard=", shard),
                  absl::StrCat("--shard_count=", options_.server_count),
                  absl::StrCat("--port_file=", context_.folder, "/", name, ".port")};
-    spec.argv.insert(spec.argv.end(), context_.star_flags.begin(), context_.star_flags.end());
+    spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
     AppendWatching(options_.worker_count, &spec.argv);
     spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
     RETURN_IF_ERROR(StartChild(name, Role::kServer, std::move(spec)));
@@ -168,16 +200,16 @@ absl::StatusOr<std::vector<std::string>> Job::AwaitServerAddresses() {
                                                   " s (--start_deadline_s)"));
 }
 
-absl::Status Job::StartWorkers(const std::vector<std::string>& addresses) {
+absl::Status Job::StartWorkers(const std::vector<std::string>& meeting) {
   for (int rank = 0; rank < options_.worker_count; ++rank) {
     ChildSpec spec;
     spec.program = options_.worker_binary;
     spec.argv = WorkerCommand();
-    if (options_.sync == Sync::kStar) {
-      spec.argv.push_back(absl::StrCat("--servers=", absl::StrJoin(addresses, ",")));
+    if (!meeting.empty()) {
+      spec.argv.insert(spec.argv.end(), meeting.begin(), meeting.end());
       spec.argv.push_back(absl::StrCat("--rank=", rank));
       spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
-      spec.argv.insert(spec.argv.end(), context_.star_flags.begin(), context_.star_flags.end());
+      spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
     }
     spec.cores = context_.cores->workers[static_cast<size_t>(rank)];
     RETURN_IF_ERROR(StartChild(NameOf('w', rank), Role::kWorker, std::move(spec)));
@@ -249,6 +281,9 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 
 std::vector<std::string> Job::WorkerCommand() const {
   std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", SyncName(options_.sync))};
+  if (options_.transport != TransportKind::kNone) {
+    command.push_back(absl::StrCat("--transport=", TransportName(options_.transport)));
+  }
   if (options_.check) command.emplace_back("--check");
   AppendWatching(0, &command);
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());

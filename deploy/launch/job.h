@@ -38,7 +38,7 @@ class Job {
     OutputQueue* output = nullptr;  // where the merger writes
     std::string folder;
     std::vector<std::string> worker_flags;
-    std::vector<std::string> star_flags;  // for the servers and, in a star, for the workers
+    std::vector<std::string> admission_flags;  // for all processes that connect by gRPC or TCP
   };
   explicit Job(const Context& context);
 
@@ -50,7 +50,8 @@ class Job {
   absl::Status Start();
   absl::Status StartServers();
   absl::StatusOr<std::vector<std::string>> AwaitServerAddresses();
-  absl::Status StartWorkers(const std::vector<std::string>& addresses);
+  // `meeting`: the flags by which the workers find their servers or each other; empty for a worker alone.
+  absl::Status StartWorkers(const std::vector<std::string>& meeting);
   absl::Status StartMpirun();
   // Gives the child its environment and outputs. Lines get a prefix, except those of worker 0's standard output.
   absl::Status StartChild(const std::string& name, Role role, ChildSpec spec);

@@ -76,7 +76,7 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
                        shared == "run_id" ? "drop it, the launcher sets it for both" : "give it before --"));
     }
   }
-  for (const absl::string_view ours : {"sync", "rank", "world_size", "servers"}) {
+  for (const absl::string_view ours : {"sync", "transport", "rendezvous", "rank", "world_size", "servers"}) {
     if (HasFlag(worker_flags, ours)) {
       return absl::InvalidArgumentError(
           absl::StrCat("flag --", ours, " is after --, but the launcher sets it for each worker: drop it there"));
@@ -96,9 +96,42 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   return absl::OkStatus();
 }
 
+// "--sync=star --transport=mpi", as far as it was given.
+std::string JobName(const LaunchOptions& options) {
+  const std::string sync = absl::StrCat("--sync=", SyncName(options.sync));
+  if (!options.transport_asked.has_value()) return sync;
+  return absl::StrCat(sync, " --transport=", NameOf(kTransports, options.transport_asked));
+}
+
+absl::Status ResolveTransport(LaunchOptions& options) {
+  const std::optional<TransportKind> asked = options.transport_asked;
+  const auto refuse = [&](absl::string_view why) { return RefuseFlag("transport", NameOf(kTransports, asked), why); };
+  switch (options.sync) {
+    case Sync::kLocal:
+      if (asked.has_value()) return refuse("--sync=local exchanges nothing: drop it");
+      options.transport = TransportKind::kNone;
+      break;
+    case Sync::kStar:
+      options.transport = asked.value_or(TransportKind::kGrpc);
+      break;
+    case Sync::kRing:
+      options.transport = asked.value_or(TransportKind::kMpi);
+      if (options.transport == TransportKind::kGrpc) return refuse("only a star has it: choose mpi or tcp");
+      break;
+    case Sync::kMpi:
+      options.transport = asked.value_or(TransportKind::kMpi);
+      if (options.transport != TransportKind::kMpi) return refuse("--sync=mpi is MPI's own allreduce: drop it");
+      break;
+  }
+  return absl::OkStatus();
+}
+
 // Loads the files that the processes will load, so that an unfit file is refused before any process starts.
 absl::Status ReadSecurity(LaunchOptions& options) {
-  if (options.sync != Sync::kStar) RETURN_IF_ERROR(RefuseSecurityFlags(options.security, SyncName(options.sync)));
+  if (options.transport != TransportKind::kGrpc && options.transport != TransportKind::kTcp) {
+    RETURN_IF_ERROR(RefuseSecurityFlags(options.security, JobName(options)));
+  }
+  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseTls(options.security));
   SecurityFiles files = options.security;
   // The launcher will make the job's secret, from which TLS takes its key and certificate. Until then --tls alone would
   // be refused for want of them.
@@ -109,17 +142,17 @@ absl::Status ReadSecurity(LaunchOptions& options) {
 }
 
 absl::Status ReadServers(LaunchOptions& options) {
-  const char* const sync = SyncName(options.sync);
-  if (options.sync == Sync::kStar) {
+  if (options.transport == TransportKind::kGrpc) {
     options.server_count = std::max(1, options.servers_asked);
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
   } else if (options.servers_asked > 0) {
-    return RefuseFlag("servers", absl::StrCat(options.servers_asked), absl::StrCat("--sync=", sync, " has no servers"));
+    return RefuseFlag("servers", absl::StrCat(options.servers_asked),
+                      absl::StrCat(JobName(options), " has no servers"));
   }
   if (options.proxies.empty()) return absl::OkStatus();
   const std::string proxies = absl::StrJoin(options.proxies, ",");
-  if (options.sync != Sync::kStar) {
-    return RefuseFlag("through_proxy", proxies, absl::StrCat("--sync=", sync, " has no servers"));
+  if (options.transport != TransportKind::kGrpc) {
+    return RefuseFlag("through_proxy", proxies, absl::StrCat(JobName(options), " has no servers"));
   }
   if (static_cast<int>(options.proxies.size()) != options.server_count) {
     return RefuseFlag("through_proxy", proxies,
@@ -167,6 +200,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   if (options.sync == Sync::kLocal && options.worker_count > 1) {
     return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
+  RETURN_IF_ERROR(ResolveTransport(options));
   RETURN_IF_ERROR(ReadServers(options));
   RETURN_IF_ERROR(ReadSecurity(options));
   ASSIGN_OR_RETURN(options.worker_binary, FindProgram("worker", "worker_binary", options.worker_binary));

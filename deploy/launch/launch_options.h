@@ -3,6 +3,7 @@
 #ifndef STARRING_DEPLOY_LAUNCH_LAUNCH_OPTIONS_H_
 #define STARRING_DEPLOY_LAUNCH_LAUNCH_OPTIONS_H_
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,11 @@ namespace starring {
 
 struct LaunchOptions {
   Sync sync = Sync::kStar;
+  std::optional<TransportKind> transport_asked;    // as given
+  TransportKind transport = TransportKind::kNone;  // kNone for kLocal only
   int worker_count = 1;
   int servers_asked = 0;             // as given
-  int server_count = 0;              // 0 unless star
+  int server_count = 0;              // 0 unless a star over gRPC
   std::vector<std::string> proxies;  // star: what the workers dial instead of each server; empty: the servers
   int restart_count = 0;
   bool check = false;                                 // the workers dial all processes that they will talk to, and end
@@ -31,9 +34,9 @@ struct LaunchOptions {
   std::string trace;      // --trace of every process; empty: none
   int metrics_port = -1;  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
   std::string worker_binary;
-  std::string server_binary;              // star only
+  std::string server_binary;              // grpc only
   std::string make_secret;                // if not empty: write a secret there and end
-  SecurityFiles security;                 // star: of servers and workers; without job_secret the launcher makes one
+  SecurityFiles security;                 // grpc, tcp: of all processes; without job_secret the launcher makes one
   std::vector<std::string> worker_flags;  // the words after "--"
 };
 
@@ -43,8 +46,12 @@ using L = LaunchOptions;
 
 inline constexpr FlagRow kRows[] = {
     {"sync", "job", "how gradients are synchronised", OneOfAt<kResolvedSyncs, &L::sync>()},
+    {"transport", "job",
+     "what carries gradients and parameters; auto: grpc for a star, mpi for a ring; a star over mpi or tcp has no "
+     "servers, its workers own the parameters",
+     OneOfAt<kTransports, &L::transport_asked>()},
     {"workers", "job", "worker processes", WholeAt<&L::worker_count>(1, kWorldSizeMax)},
-    {"servers", "job", "star: server processes; 0 means 1", WholeAt<&L::servers_asked>(0, kShardCountMax)},
+    {"servers", "job", "star over grpc: server processes; 0 means 1", WholeAt<&L::servers_asked>(0, kShardCountMax)},
     {"through_proxy", "job",
      "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints where "
      "the servers listen, so that the proxies can forward to them",

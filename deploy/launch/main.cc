@@ -53,7 +53,8 @@ class TemporaryFolder {
 };
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
-  std::string text = absl::StrCat("launch: ", SyncName(options.sync), ", cores:");
+  const bool co_located = options.sync == Sync::kStar && options.server_count == 0;
+  std::string text = absl::StrCat("launch: ", co_located ? "co-located " : "", SyncName(options.sync), ", cores:");
   for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
     absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
   }
@@ -63,11 +64,12 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   return text;
 }
 
-// The flags that admit only this attempt's processes to its star: the secret (a fresh one if the user gave none), and a
-// run id, by which servers refuse workers of an earlier attempt.
-absl::StatusOr<std::vector<std::string>> StarFlags(const LaunchOptions& options, const std::string& folder,
-                                                   const std::string& run_id) {
-  if (options.sync != Sync::kStar) return std::vector<std::string>();
+// The flags that admit only this attempt's processes to its connections: the secret (a fresh one if the user gave
+// none), and a run id, by which servers refuse workers of an earlier attempt.
+absl::StatusOr<std::vector<std::string>> AdmissionFlags(const LaunchOptions& options, const std::string& folder,
+                                                        const std::string& run_id) {
+  const TransportKind transport = options.transport;
+  if (transport != TransportKind::kGrpc && transport != TransportKind::kTcp) return std::vector<std::string>();
   SecurityFiles files = options.security;
   if (files.job_secret.empty()) {
     files.job_secret = absl::StrCat(folder, "/secret");
@@ -108,7 +110,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
                        .output = &output,
                        .folder = "",
                        .worker_flags = options.worker_flags,
-                       .star_flags = {}};
+                       .admission_flags = {}};
   const std::string job_name = DrawJobName();
   RestartPause restart_pause;
   for (int restart = 0;; ++restart) {
@@ -116,7 +118,8 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
     // pass for the new ones.
     ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
     context.folder = folder.path();
-    ASSIGN_OR_RETURN(context.star_flags, StarFlags(options, folder.path(), absl::StrCat(job_name, "-", restart)));
+    ASSIGN_OR_RETURN(context.admission_flags,
+                     AdmissionFlags(options, folder.path(), absl::StrCat(job_name, "-", restart)));
     const RestartPause::Clock::time_point begin = RestartPause::Clock::now();
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());

@@ -27,6 +27,21 @@ node_address() {
   scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+'
 }
 
+# rendezvous: prints host:port for the ranks of a job to meet: rank 0 runs on this node, the first one. The port is
+# below those that a system gives to processes that ask for any, and nothing listens there now.
+rendezvous() {
+  local address port try
+  address=$(node_address "${SLURMD_NODENAME}") || fail "Slurm does not know the address of node ${SLURMD_NODENAME}"
+  for ((try = 0; try < 20; ++try)); do
+    port=$((20000 + RANDOM % 12000))
+    if ! (exec 3<>"/dev/tcp/${address}/${port}") 2>/dev/null; then
+      echo "${address}:${port}"
+      return
+    fi
+  done
+  fail "found no free port at ${address}: set RENDEZVOUS to host:port"
+}
+
 # job_secret: prints the path of the job's secret, a file that all nodes see and only the user may read. JOB_SECRET may
 # name an existing one. Otherwise this makes one in the folder where the job was submitted; the caller removes it.
 job_secret() {

@@ -108,7 +108,7 @@ TEST(BucketMapTest, RingSlicesAreTheRanksChunksOfEveryBlock) {
       }
     }
     // The order of a sum ends at its owner.
-    ForEachRun({0, element_count}, element_count, world_size, [&](ElementRange run, int first_rank) {
+    ForEachRun({0, element_count}, element_count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
       for (int64_t e = run.begin; e < run.end; ++e) ASSERT_EQ((owner[e] + 1) % world_size, first_rank);
     });
   }

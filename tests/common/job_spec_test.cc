@@ -62,6 +62,8 @@ TEST(JobSpecTest, ADifferenceIsNamedWithBothValuesAndTheWayOut) {
               HasSubstr("optimizer.nesterov=true, rank 0 has optimizer.nesterov=false"));
   EXPECT_THAT(Compare([](JobSpec& job) { job.schedule.warmup_steps = 6; }),
               HasSubstr("schedule.warmup_steps=6, rank 0 has schedule.warmup_steps=5"));
+  EXPECT_THAT(Compare([](JobSpec& job) { job.sum_order = SumOrder::kTree; }),
+              HasSubstr("rank 1 has sum_order=TREE, rank 0 has sum_order=CHAIN"));
   EXPECT_THAT(Compare([](JobSpec& job) { job.agreed_flags.pop_back(); }),
               HasSubstr("rank 1 has --seed=(no such flag), rank 0 has --seed=1"));
   EXPECT_THAT(Compare([](JobSpec& job) {
@@ -145,7 +147,8 @@ TEST(JobSpecTest, AFieldFromAnotherBuildIsADifference) {
 }
 
 TEST(JobSpecTest, AServerLearnsTheJobFromAnAgreement) {
-  const JobSpec job = MakeJob();
+  JobSpec job = MakeJob();
+  job.sum_order = SumOrder::kTree;
   const absl::StatusOr<Agreement> agreement = ParseAgreement(SerializeAgreement(job));
   ASSERT_TRUE(agreement.ok()) << agreement.status();
   EXPECT_EQ(agreement->world_size, 2);
@@ -153,6 +156,7 @@ TEST(JobSpecTest, AServerLearnsTheJobFromAnAgreement) {
   EXPECT_EQ(agreement->layout_hash, job.layout.hash());
   EXPECT_EQ(agreement->optimizer, job.optimizer);
   EXPECT_EQ(agreement->schedule, job.schedule);
+  EXPECT_EQ(agreement->sum_order, SumOrder::kTree);
   EXPECT_EQ(agreement->agreed_flags, job.agreed_flags);
   ASSERT_EQ(agreement->buckets.bucket_count(), job.buckets.bucket_count());
   for (int b = 0; b < job.buckets.bucket_count(); ++b) EXPECT_EQ(agreement->buckets.bucket(b), job.buckets.bucket(b));
@@ -181,6 +185,8 @@ TEST(JobSpecTest, AServerRefusesValuesOutOfBounds) {
   EXPECT_THAT(
       message([](auto& proto) { proto.mutable_schedule()->set_kind(static_cast<v1::LearningRateSchedule::Kind>(5)); }),
       HasSubstr("schedule.kind is 5"));
+  EXPECT_THAT(message([](auto& proto) { proto.set_sum_order(static_cast<v1::JobAgreement::SumOrder>(2)); }),
+              HasSubstr("sum_order is 2"));
   EXPECT_EQ(ParseAgreement("\x08").status().code(), absl::StatusCode::kInvalidArgument);
 }
 

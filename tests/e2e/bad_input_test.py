@@ -33,6 +33,14 @@ class BadInputTest(JobTest):
         self.assert_refused(["--epochs=0"], "--epochs", '"0"', "from 1 to")
         self.assert_refused(["--sync=star"], "--servers")
         self.assert_refused(["--sync=ring", "--servers=127.0.0.1:1"], "--servers", "ring")
+        self.assert_refused(["--transport=mpi", "--servers=127.0.0.1:1"], "--servers", "drop one of the two")
+        self.assert_refused(["--sync=star", "--rendezvous=127.0.0.1:1"], "--world_size", "over tcp")
+        tcp = ["--sync=ring", "--rank=0", "--world_size=2", *SMALL_JOB]
+        self.assert_refused([*tcp, "--transport=tcp"], "--transport", "--rendezvous=host:port")
+        # Before the data is read: this address is nobody's.
+        self.assert_refused([*tcp, "--rendezvous=192.0.2.1:7077"], "192.0.2.1", "--job_secret=FILE", "--insecure")
+        self.assert_refused([*tcp, "--rendezvous=127.0.0.1:0"], "127.0.0.1:0", "has no port")
+        self.assert_refused([*tcp, "--rendezvous=192.0.2.1:7077", "--insecure"], "cannot listen on 192.0.2.1:7077")
         self.assert_refused(["--optimizer=adam"], '"adam"', "sgd, adamw")
         self.assert_refused(["--resume"], "--checkpoint_dir")
         self.assert_refused(["--rank=2", "--world_size=2", "--servers=127.0.0.1:1"], "rank", '"2"')
@@ -155,6 +163,7 @@ class BadPeerTest(JobTest):
 
     def test_ring_workers_with_different_flags(self):
         for flag, difference in (("--seed=2", "rank 1 has --seed=2, rank 0 has --seed=1"),
+                                 ("--sync=star", "rank 1 has --sync=star, rank 0 has --sync=ring"),
                                  ("--synthetic_test_count=40", "rank 1 has data.test=40 images")):
             others = [f for f in SMALL_JOB if not f.startswith(flag.partition("=")[0])]
             command = ["mpirun", "--oversubscribe", "-np", "1", WORKER, *SMALL_JOB,
@@ -162,6 +171,47 @@ class BadPeerTest(JobTest):
             done = self.run_to_end(command, deadline_s=90)
             self.assertNotEqual(done.returncode, 0)
             self.assertIn(difference, done.output)
+
+    def tcp_worker(self, address, rank, *flags, join_deadline_s=5):
+        return self.start([WORKER, "--sync=star", "--rendezvous=" + address, "--rank=%d" % rank, "--world_size=2",
+                           "--join_deadline_s=%d" % join_deadline_s, *SMALL_JOB, *flags])
+
+    def test_ranks_over_tcp_with_different_flags(self):
+        address = self.free_address()
+        workers = [self.tcp_worker(address, 0, join_deadline_s=30),
+                   self.tcp_worker(address, 1, "--seed=2", join_deadline_s=30)]
+        for worker in workers:
+            done = self.finish(worker, deadline_s=60)
+            self.assertEqual(done.returncode, REFUSED, done.output)
+            self.assertIn("rank 1 has --seed=2, rank 0 has --seed=1", done.output)
+
+    def test_a_rank_over_tcp_with_another_secret_or_run(self):
+        secrets = [self.path("secret.%d" % number) for number in range(2)]
+        for secret in secrets:
+            self.assertEqual(self.run_to_end([LAUNCH, "--make_secret=" + secret], deadline_s=60).returncode, 0)
+        for first, second, said, code in (
+                (["--job_secret=" + secrets[0]], ["--job_secret=" + secrets[1]], "another job secret", REFUSED),
+                (["--job_secret=" + secrets[0]], [], "job_secret", REFUSED),
+                ([], ["--job_secret=" + secrets[0]], "job_secret", REFUSED),
+                (["--run_id=tuesday"], ["--run_id=monday"],
+                 'rank 1 belongs to run "monday", rank 0 to run "tuesday"', 1)):
+            address = self.free_address()
+            workers = [self.tcp_worker(address, 0, *first), self.tcp_worker(address, 1, *second)]
+            refused = self.finish(workers[1], deadline_s=60)
+            self.assertEqual(refused.returncode, code, refused.output)  # as in a star
+            self.assertIn(said, refused.output)
+            # The other one hears of it, and waits for a rank 1 that belongs to the job.
+            waiting = self.finish(workers[0], deadline_s=60)
+            self.assertEqual(waiting.returncode, PEER_MISSING, waiting.output)
+            self.assertIn("rank 1 of 2 has not joined at " + address, waiting.output)
+
+    def test_a_rank_over_tcp_that_never_comes_is_named(self):
+        for rank, said in ((0, "rank 1 of 2 has not joined at %s"),
+                           (1, "rank 1 did not find rank 0 at --rendezvous=%s")):
+            address = self.free_address()
+            done = self.finish(self.tcp_worker(address, rank), deadline_s=60)
+            self.assertEqual(done.returncode, PEER_MISSING, done.output)
+            self.assertIn(said % address, done.output)
 
 
 if __name__ == "__main__":

@@ -65,6 +65,23 @@ class CheckTest(JobTest):
                              (rank, (rank + 1) % 3))
         self.assertIn("Open MPI 4", done.output)
 
+    @unittest.skipUnless(HAS_MPIRUN, "no mpirun")
+    def test_star_without_servers_is_ready(self):
+        done = self.check("--sync=star", "--transport=mpi", "--workers=2")
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertRegex(self.last_sentence(done), "^ready: 2 workers reach each other")
+        self.assertRegex(done.output, r"(?m)^w0 +w1 +mpi .*reachable ")
+
+    def test_ranks_over_tcp_are_ready(self):
+        for sync in ("ring", "star"):
+            done = self.check("--sync=" + sync, "--transport=tcp", "--workers=3")
+            self.assertEqual(done.returncode, 0, done.output)
+            self.assertRegex(self.last_sentence(done), "^ready: 3 workers reach each other")
+            for rank in range(3):
+                self.assertRegex(done.output, r"(?m)^w%d +w%d +tcp .*reachable +[\d.]+ ms +[\d.]+ .bit/s" %
+                                 (rank, (rank + 1) % 3))
+            self.assertNotIn("Open MPI", done.output)
+
     def test_one_process_needs_no_other(self):
         done = self.check("--sync=local")
         self.assertEqual(done.returncode, 0, done.output)

@@ -16,11 +16,13 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
     epochs = 2  # an emulated GPU is some hundred times slower than a real one
 
     def test_cuda_aware_mpi_gives_the_same_bits(self):
-        for model, variants in (([*cuda_jobs.MLP, "--epochs=2"], ([], ["--nocuda_graph"])), (self.everything(), ([],))):
+        for model, variants in (([*cuda_jobs.MLP, "--epochs=2"],
+                                 (("ring", []), ("ring", ["--nocuda_graph"]), ("star/mpi", []))),
+                                (self.everything(), (("ring", []),))):
             staged = self.cuda("ring", 2, flags=model)
             self.assertEqual(staged["config"]["cuda_aware_mpi"], "off")
-            for more in variants:
-                straight = self.cuda("ring", 2, flags=[*model, *more, "--cuda_aware_mpi=auto"])
+            for sync, more in variants:
+                straight = self.cuda(sync, 2, flags=[*model, *more, "--cuda_aware_mpi=auto"])
                 self.assertEqual(straight["config"]["cuda_aware_mpi"], "auto")
                 self.assertEqual(straight["exchange"]["gpu_transfer"], "cuda-aware")
                 self.assertEqual(straight["parameter_sha256"], staged["parameter_sha256"])

@@ -73,6 +73,25 @@ class FailureTest(JobTest):
     def test_a_worker_killed_in_a_ring_ends_the_job(self):
         self.killed_worker("ring")
 
+    def test_a_rank_killed_in_a_star_without_servers_ends_the_job(self):
+        self.killed_worker("star/mpi")
+
+    def test_a_rank_killed_over_tcp_ends_the_job(self):
+        for sync in ("ring/tcp", "star/tcp"):
+            self.killed_worker(sync)
+
+    def test_survivors_over_tcp_name_the_dead_rank(self):
+        for sync in ("ring", "star"):
+            address = self.free_address()
+            workers = [self.start([WORKER, "--sync=" + sync, "--rendezvous=" + address, "--rank=%d" % rank,
+                                   "--world_size=3", *ENDLESS]) for rank in range(3)]
+            self.wait_for_output(workers[0], "epoch 1/100000")
+            os.kill(workers[2].pid, signal.SIGKILL)
+            for survivor in workers[:2]:
+                done = self.finish(survivor, deadline_s=60)
+                self.assertEqual(done.returncode, 3, done.output)
+                self.assertIn("rank 2", done.output)
+
     def killed_worker(self, sync):
         job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, "--checkpoint_dir=" + self.path("none")]))
         self.wait_for_output(job, "epoch 1/100000")

@@ -33,9 +33,9 @@ def read_golden():
 
 class GoldenTest(JobTest):
 
-    def run_job(self, device, model, workers):
+    def run_job(self, device, model, workers, sync="ring"):
         flags, worker = ON[device]
-        return self.train("ring" if workers > 1 else "local", workers,
+        return self.train(sync if workers > 1 else "local", workers,
                           flags=[*JOB, *IMAGES.get(model, SMALL_IMAGES), "--model=" + model, *flags],
                           launch_flags=["--worker_binary=" + worker])["parameter_sha256"]
 
@@ -48,6 +48,11 @@ class GoldenTest(JobTest):
 
     def test_on_the_cpu(self):
         self.check("cpu")
+
+    def test_every_cell_has_the_rings_digest(self):
+        golden = {row[1:3]: row[3] for row in read_golden() if row[0] == "cpu"}
+        for sync in ("star", "star/mpi", "star/tcp", "ring/tcp"):
+            self.assertEqual(self.run_job("cpu", "lenet5", 3, sync), golden["lenet5", 3], sync)
 
     def test_on_an_emulated_gpu(self):
         self.check("emulated")

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -112,10 +113,22 @@ class JobTest(unittest.TestCase):
         with open(port_file) as file:
             return process, "127.0.0.1:" + file.read().strip().rpartition(":")[2]
 
+    def free_address(self) -> str:
+        """An address for --rendezvous. Its port stays this process's own, and rank 0 may listen there all the same."""
+        holder = socket.socket()
+        self.addCleanup(holder.close)
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        return "127.0.0.1:%d" % holder.getsockname()[1]
+
     def job_command(self, sync: str, workers: int = 1, servers: int = 1, flags: Sequence[str] = (),
                     launch_flags: Sequence[str] = ()) -> list[str]:
+        """`sync` may name the transport as well: "star/mpi" is the star whose workers own the parameters."""
+        sync, _, transport = sync.partition("/")
         command = [LAUNCH, "--sync=" + sync, "--workers=%d" % workers, *launch_flags]
-        if sync == "star":
+        if transport:
+            command.append("--transport=" + transport)
+        elif sync == "star":
             command.append("--servers=%d" % servers)
         # The machine may have one GPU.
         share = [] if "--share_gpus" in flags or "--noshare_gpus" in flags else ["--share_gpus"]

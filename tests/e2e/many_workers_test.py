@@ -32,13 +32,31 @@ class EightWorkersTest(JobTest):
     def test_ring(self):
         self.assertEqual(self.digest("ring", workers=8, flags=[*JOB, *PATIENT]), reference_digest(8, JOB))
 
+    def test_star_that_adds_as_a_tree(self):
+        flags = [*JOB, "--sum_order=tree"]
+        digest = reference_digest(8, flags)
+        self.assertEqual(self.digest("star", workers=8, servers=3, flags=[*flags, *PATIENT]), digest)
+        for sync in ("star/mpi", "star/tcp"):
+            self.assertEqual(self.digest(sync, workers=8, flags=[*flags, *PATIENT]), digest, sync)
+        self.assertNotEqual(digest, reference_digest(8, JOB))  # the order shows, so the test can fail
+        # With two workers a + b = b + a.
+        self.assertEqual(reference_digest(2, flags), reference_digest(2, JOB))
+
+    def test_star_without_servers(self):
+        for sync in ("star/mpi", "star/tcp"):
+            self.assertEqual(self.digest(sync, workers=8, flags=[*JOB, *PATIENT]), reference_digest(8, JOB), sync)
+
+    def test_ring_over_tcp(self):
+        self.assertEqual(self.digest("ring/tcp", workers=8, flags=[*JOB, *PATIENT]), reference_digest(8, JOB))
+
     def test_several_blocks_and_adamw(self):
         # 1.9 million parameters: eight reduction blocks, the last of which is shorter.
         flags = [*JOB, "--model=mlp", "--max_steps=2", "--optimizer=adamw", "--learning_rate=0.001"]
         for duplicate in ("--model=logreg", "--max_steps=8"):
             flags.remove(duplicate)
-        self.assertEqual(self.digest("star", workers=8, servers=2, flags=[*flags, *PATIENT]),
-                         reference_digest(8, flags))
+        digest = reference_digest(8, flags)
+        self.assertEqual(self.digest("star", workers=8, servers=2, flags=[*flags, *PATIENT]), digest)
+        self.assertEqual(self.digest("star/mpi", workers=8, flags=[*flags, *PATIENT]), digest)
 
 
 class SixtyFourWorkersTest(JobTest):

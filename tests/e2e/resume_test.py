@@ -35,6 +35,15 @@ class ResumeTest(JobTest):
     def test_saved_by_star_resumed_by_ring(self):
         self.assertEqual(self.halves(("star", 2, 3), ("ring", 2, 0)), self.whole())
 
+    def test_saved_by_a_star_without_servers_resumed_by_star(self):
+        self.assertEqual(self.halves(("star/mpi", 2, 0), ("star", 2, 1)), self.whole())
+
+    def test_saved_by_ring_resumed_by_a_star_without_servers(self):
+        self.assertEqual(self.halves(("ring", 2, 0), ("star/mpi", 2, 0)), self.whole())
+
+    def test_saved_over_tcp_resumed_over_tcp(self):
+        self.assertEqual(self.halves(("ring/tcp", 2, 0), ("star/tcp", 2, 0)), self.whole())
+
     def test_saved_by_ring_resumed_by_star_with_adamw(self):
         adamw = ["--optimizer=adamw", "--learning_rate=0.001"]
         self.assertEqual(self.halves(("ring", 2, 0), ("star", 2, 2), *adamw), self.whole(*adamw))

@@ -1,4 +1,4 @@
-"""Star, ring and local must give the same bits, for any number of shards and any size of a bucket."""
+"""Stars, ring and local must give the same bits, for any number of shards and any size of a bucket."""
 
 import unittest
 
@@ -12,16 +12,20 @@ class SameBitsTest(JobTest):
 
     def test_two_workers(self):
         ring = self.digest("ring", workers=2, flags=MLP)
+        self.assertEqual(self.digest("star/mpi", workers=2, flags=MLP), ring)
         for servers in (1, 2, 3):
             self.assertEqual(self.digest("star", workers=2, servers=servers, flags=MLP), ring)
 
     def test_three_workers(self):
         ring = self.digest("ring", workers=3, flags=MLP)
+        for sync in ("star/mpi", "star/tcp", "ring/tcp"):
+            self.assertEqual(self.digest(sync, workers=3, flags=MLP), ring, sync)
         for servers in (1, 2, 3):
             self.assertEqual(self.digest("star", workers=3, servers=servers, flags=MLP), ring)
 
     def test_four_workers(self):
         ring = self.digest("ring", workers=4, flags=MLP)
+        self.assertEqual(self.digest("star/mpi", workers=4, flags=MLP), ring)
         for servers in (1, 2, 3):
             self.assertEqual(self.digest("star", workers=4, servers=servers, flags=MLP), ring)
 
@@ -44,13 +48,16 @@ class SameBitsTest(JobTest):
         flags = [*SMALL_JOB, "--model=lenet5"]
         local = self.digest("local", flags=flags)
         self.assertEqual(self.digest("ring", workers=1, flags=flags), local)
+        for sync in ("star/mpi", "star/tcp", "ring/tcp"):
+            self.assertEqual(self.digest(sync, workers=1, flags=flags), local, sync)
         self.assertEqual(self.digest("star", workers=1, servers=1, flags=flags), local)
 
     def test_the_size_of_a_bucket_and_the_lanes_change_nothing(self):
         flags = [*SMALL_JOB, "--model=mlp", "--epochs=1"]
         flags.remove("--epochs=2")
         one = self.digest("ring", workers=3, flags=[*flags, "--bucket_bytes=100000000"])
-        self.assertEqual(self.digest("ring", workers=3, flags=[*flags, "--bucket_bytes=1"]), one)
+        for sync in ("ring", "star/mpi"):
+            self.assertEqual(self.digest(sync, workers=3, flags=[*flags, "--bucket_bytes=1"]), one)
         for more in (["--bucket_bytes=800000", "--lanes=1"], ["--bucket_bytes=1", "--lanes=3"]):
             self.assertEqual(self.digest("star", workers=3, servers=2, flags=[*flags, *more]), one)
 
@@ -70,8 +77,9 @@ class SameBitsTest(JobTest):
                  "--synthetic_train_count=40", "--synthetic_test_count=12", "--global_batch=16", "--epochs=1",
                  "--optimizer=adamw", "--learning_rate=0.001", "--weight_decay=0.01", "--augment=crop_flip",
                  "--schedule=cosine", "--warmup_steps=1"]
-        self.assertEqual(self.digest("star", workers=2, servers=2, flags=flags),
-                         self.digest("ring", workers=2, flags=flags))
+        ring = self.digest("ring", workers=2, flags=flags)
+        self.assertEqual(self.digest("star", workers=2, servers=2, flags=flags), ring)
+        self.assertEqual(self.digest("star/mpi", workers=2, flags=flags), ring)
 
 
 if __name__ == "__main__":

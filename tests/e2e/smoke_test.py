@@ -1,4 +1,5 @@
-"""One whole star and one whole ring, for sanitizers: the other tests of this folder run only without them."""
+"""A star, and a star without servers and a ring over MPI and TCP, for sanitizers: most tests of this folder run only
+without them."""
 
 import unittest
 
@@ -9,9 +10,11 @@ FLAGS = [*SMALL_JOB, "--model=lenet5", "--checkpoint_every_epochs=1"]
 
 class SmokeTest(JobTest):
 
-    def test_star_and_ring(self):
+    def test_stars_and_ring(self):
         star = self.digest("star", workers=2, servers=2, flags=[*FLAGS, "--checkpoint_dir=" + self.path("star")])
-        self.assertEqual(self.digest("ring", workers=2, flags=[*FLAGS, "--checkpoint_dir=" + self.path("ring")]), star)
+        for sync in ("ring", "star/mpi", "ring/tcp", "star/tcp"):
+            folder = self.path(sync.replace("/", "."))
+            self.assertEqual(self.digest(sync, workers=2, flags=[*FLAGS, "--checkpoint_dir=" + folder]), star)
 
 
 if __name__ == "__main__":

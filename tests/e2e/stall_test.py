@@ -50,18 +50,25 @@ class StallTest(JobTest):
         second = self.start([worker, *flags, "--rank=1"], env=environment)
         return servers, addresses, first, second
 
-    def ring(self, worker, record, stops=""):
-        flags = [*JOB, "--checkpoint_dir=" + record + ".d"]
+    def ranks(self, sync, worker, record, stops):
+        flags = [*JOB, "--sync=" + sync, "--checkpoint_dir=" + record + ".d"]
         return self.start(["mpirun", "-np", "1", WORKER, *flags, "--record=" + record, ":",
                            "-np", "1", "-x", "STARRING_TEST_STOPS=" + stops, worker, *flags])
+
+    def ranks_over_tcp(self, sync, worker, record, stops):
+        flags = [*JOB, "--sync=" + sync, "--rendezvous=" + self.free_address(), "--world_size=2",
+                 "--checkpoint_dir=" + record + ".d"]
+        environment = {**os.environ, "STARRING_TEST_STOPS": stops}
+        return (self.start([WORKER, *flags, "--rank=0", "--record=" + record]),
+                self.start([worker, *flags, "--rank=1"], env=environment))
 
     def digest(self, record):
         with open(record) as file:
             return json.load(file)["parameter_sha256"]
 
-    def check_stops(self, first, stopped_in):
+    def check_stops(self, first, stopped_in, stops=STOPS):
         """For each stop: waits for the line that names it, continues the process, waits for the line that says so."""
-        for number, (stop, words) in enumerate(STOPS):
+        for number, (stop, words) in enumerate(stops):
             self.wait_until(lambda text="stops in %s\n" % stop: text in self.output_of(stopped_in), stop, stopped_in)
             pid = self.stopped_pid(stopped_in)
             begin = time.monotonic()
@@ -76,8 +83,8 @@ class StallTest(JobTest):
                             "going on", first)
         done = self.finish(first)
         self.assertEqual(done.returncode, 0, done.output)
-        self.assertEqual(len(LINE.findall(done.output)), len(STOPS), done.output)
-        self.assertEqual(done.output.count("worker 0: the job goes on after"), len(STOPS), done.output)
+        self.assertEqual(len(LINE.findall(done.output)), len(stops), done.output)
+        self.assertEqual(done.output.count("worker 0: the job goes on after"), len(stops), done.output)
         self.assertNotIn("worker 1: stuck", done.output)
 
     def stopped_pid(self, process):
@@ -106,9 +113,24 @@ class StallTest(JobTest):
         self.assertEqual(self.digest(self.path("stopped")), self.undisturbed_digest())
 
     def test_a_ring_names_a_stopped_worker_and_its_phase(self):
-        job = self.ring(STOPPING_WORKER, self.path("stopped"), ",".join(stop for stop, _ in STOPS))
+        job = self.ranks("ring", STOPPING_WORKER, self.path("stopped"), ",".join(stop for stop, _ in STOPS))
         self.check_stops(job, job)
         self.assertEqual(self.digest(self.path("stopped")), self.undisturbed_digest())
+
+    def test_a_star_without_servers_names_a_stopped_worker_and_its_phase(self):
+        stops = [STOPS[1], STOPS[-1]]
+        job = self.ranks("star", STOPPING_WORKER, self.path("stopped"), ",".join(stop for stop, _ in stops))
+        self.check_stops(job, job, stops)
+
+    def test_ranks_over_tcp_name_a_stopped_worker_and_its_phase(self):
+        digests = set()
+        for sync, stops in (("ring", [STOPS[1], STOPS[-1]]), ("star", [STOPS[2], STOPS[-1]])):
+            first, second = self.ranks_over_tcp(sync, STOPPING_WORKER, self.path("stopped." + sync),
+                                                ",".join(stop for stop, _ in stops))
+            self.check_stops(first, second, stops)
+            self.assertEqual(self.finish(second).returncode, 0)
+            digests.add(self.digest(self.path("stopped." + sync)))
+        self.assertEqual(len(digests), 1)
 
     def undisturbed_digest(self):
         """The digest of the same job without stops, which is the same for star and ring."""

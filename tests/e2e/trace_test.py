@@ -142,7 +142,12 @@ class TraceTest(JobTest):
         self.check_star(self.trace("star", processes, servers=2))
 
     def test_ring(self):
-        seen = self.trace("ring", ["worker 0", "worker 1"])
+        self.check_ranks(self.trace("ring", ["worker 0", "worker 1"]))
+
+    def test_star_without_servers(self):
+        self.check_ranks(self.trace("star/mpi", ["worker 0", "worker 1"]))
+
+    def check_ranks(self, seen):
         for rank in (0, 1):
             worker = f"worker {rank}"
             for bucket in self.check_worker(seen, worker):

@@ -107,15 +107,29 @@ class ReferenceJob {
     return network_.Backward(work, [](int) { return absl::OkStatus(); });
   }
 
+  // Written as the definition is (common/arithmetic/reduction_order.h), without the tricks of SumAsTree.
+  float TreeSum(int64_t element, int begin, int end) const {
+    if (end - begin == 1) return gradients_[begin]->floats()[element];
+    int left = 1;
+    while (2 * left < end - begin) left *= 2;
+    return TreeSum(element, begin, begin + left) + TreeSum(element, begin + left, end);
+  }
+
   Floats SumInReductionOrder() {
     Floats sum(element_count());
-    ForEachRun({0, element_count()}, element_count(), world_size_, [&](ElementRange run, int first_rank) {
-      for (int64_t e = run.begin; e < run.end; ++e) {
-        float value = gradients_[first_rank]->floats()[e];
-        for (int i = 1; i < world_size_; ++i) value += gradients_[(first_rank + i) % world_size_]->floats()[e];
-        sum[e] = value;
-      }
-    });
+    if (options_.sum_order == SumOrder::kTree) {
+      for (int64_t e = 0; e < element_count(); ++e) sum[e] = TreeSum(e, 0, world_size_);
+      return sum;
+    }
+    ForEachRun({0, element_count()}, element_count(), {.world_size = world_size_},
+               [&](ElementRange run, int first_rank) {
+                 for (int64_t e = run.begin; e < run.end; ++e) {
+                   float value = gradients_[first_rank]->floats()[e];
+                   for (int i = 1; i < world_size_; ++i)
+                     value += gradients_[(first_rank + i) % world_size_]->floats()[e];
+                   sum[e] = value;
+                 }
+               });
     return sum;
   }
 

@@ -19,6 +19,7 @@ struct Job {
   int world_size = 1;
   int64_t element_count = 0;
   OptimizerConfig optimizer;
+  SumOrder sum_order = SumOrder::kChain;
   LearningRateSchedule schedule = {.kind = ScheduleKind::kCosine, .base = 0.1, .warmup_steps = 2, .total_steps = 9};
 };
 
@@ -43,14 +44,27 @@ std::vector<float> Gradient(const Job& job, int rank, int64_t step) {
   return WildNumbers(job.element_count, static_cast<uint32_t>(1000 * step + rank));
 }
 
+// Element `e` of the sum of the workers [begin, end), as the definition says.
+float TreeSum(const std::vector<std::vector<float>>& gradients, int64_t e, int begin, int end) {
+  if (end - begin == 1) return gradients[begin][e];
+  int left = 1;
+  while (2 * left < end - begin) left *= 2;
+  return TreeSum(gradients, e, begin, begin + left) + TreeSum(gradients, e, begin + left, end);
+}
+
 // The reference: whole vectors, and a scalar loop for the sum.
 Model RunPlainly(const Job& job, Model model, int64_t step_count) {
   for (const int64_t end = model.step + step_count; model.step < end; ++model.step) {
     std::vector<std::vector<float>> gradients;
     for (int rank = 0; rank < job.world_size; ++rank) gradients.push_back(Gradient(job, rank, model.step));
     std::vector<float> sum(job.element_count);
-    ForEachRun({0, job.element_count}, job.element_count, job.world_size, [&](ElementRange run, int first_rank) {
+    const ReductionOrder reduction = {.order = job.sum_order, .world_size = job.world_size};
+    ForEachRun({0, job.element_count}, job.element_count, reduction, [&](ElementRange run, int first_rank) {
       for (int64_t e = run.begin; e < run.end; ++e) {
+        if (job.sum_order == SumOrder::kTree) {
+          sum[e] = TreeSum(gradients, e, 0, job.world_size);
+          continue;
+        }
         sum[e] = gradients[first_rank][e];
         for (int k = 1; k < job.world_size; ++k) sum[e] += gradients[(first_rank + k) % job.world_size][e];
       }
@@ -88,7 +102,8 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
     OwnedSlices::Options options = OptionsOf(job, model);
     for (int b = 0; b < buckets.bucket_count(); ++b)
       options.slices.push_back({buckets.ShardSlice(b, s, cut.shard_count)});
-    ContributionSum sums = ContributionSum::Create(options, job.world_size).value();
+    ContributionSum sums =
+        ContributionSum::Create(options, {.order = job.sum_order, .world_size = job.world_size}).value();
     for (int b = 0; b < buckets.bucket_count(); ++b) {
       const ElementRange slice = options.slices[b][0];
       const auto message_of = [&](const std::vector<float>& whole) {
@@ -185,6 +200,22 @@ TEST(ContributionSumBitsTest, BucketsShardsAndPiecesDoNotShow) {
           Cut{.bucket_bytes = 1 << 30, .shard_count = 2, .piece_lengths = {1021}},
           Cut{.bucket_bytes = 1, .shard_count = 5, .piece_lengths = {4096, 3, 1, 777}}}) {
       EXPECT_TRUE(RunStar(job, cut, Start(job), 4) == expected)
+          << job.world_size << " workers, " << job.element_count << " elements, " << cut.shard_count << " shards";
+    }
+  }
+}
+
+TEST(ContributionSumBitsTest, AddsAsATreeWhateverTheCut) {
+  for (Job job : Jobs()) {
+    const Model chain = RunPlainly(job, Start(job), 3);
+    job.sum_order = SumOrder::kTree;
+    const Model expected = RunPlainly(job, Start(job), 3);
+    if (job.world_size == 2) {
+      EXPECT_TRUE(expected == chain) << "a + b is b + a";
+    }
+    for (const Cut& cut : {Cut{.bucket_bytes = 1 << 30}, Cut{.bucket_bytes = 1, .shard_count = 3},
+                           Cut{.bucket_bytes = 1, .shard_count = 2, .piece_lengths = {4096, 3, 1, 777}}}) {
+      EXPECT_TRUE(RunStar(job, cut, Start(job), 3) == expected)
           << job.world_size << " workers, " << job.element_count << " elements, " << cut.shard_count << " shards";
     }
   }

@@ -35,7 +35,7 @@ absl::Status SetParameters(ContributionSum& sums, int bucket, const std::vector<
 }
 
 ContributionSum MakeStarted(int world_size, OwnedSlices::Options options = SgdOptions()) {
-  ContributionSum sums = ContributionSum::Create(std::move(options), world_size).value();
+  ContributionSum sums = ContributionSum::Create(std::move(options), {.world_size = world_size}).value();
   for (int b = 0; b < sums.owned().bucket_count(); ++b) {
     EXPECT_TRUE(SetParameters(sums, b, std::vector<float>(sums.owned().slice_element_count(b))).ok());
   }
@@ -146,14 +146,14 @@ TEST(ContributionSumTest, AResumedShardHasNoStepBeforeItsFirst) {
 }
 
 TEST(ContributionSumTest, ContributionsBeforeTheParametersAreRefused) {
-  ContributionSum sums = ContributionSum::Create(SgdOptions(), 1).value();
+  ContributionSum sums = ContributionSum::Create(SgdOptions(), {.world_size = 1}).value();
   EXPECT_EQ(sums.Parameters(0), nullptr);
   EXPECT_THAT(Refusal(absl::StatusCode::kFailedPrecondition, sums.Contribute(Constant(0, 0, 0, 1, 16), {}).status()),
               HasSubstr("bucket 0 at step 0, which has no parameters yet"));
 }
 
 TEST(ContributionSumTest, AWrongNumberOfBytesIsRefusedWithBothValues) {
-  ContributionSum sums = ContributionSum::Create(SgdOptions(), 2).value();
+  ContributionSum sums = ContributionSum::Create(SgdOptions(), {.world_size = 2}).value();
   const auto invalid = absl::StatusCode::kInvalidArgument;
   EXPECT_THAT(Refusal(invalid, SetParameters(sums, 0, std::vector<float>(17))),
               HasSubstr("given 68 bytes of parameters, its slice has 64"));
@@ -167,7 +167,7 @@ TEST(ContributionSumTest, AWrongNumberOfBytesIsRefusedWithBothValues) {
 TEST(ContributionSumTest, StateIsSetBeforeTheParameters) {
   OwnedSlices::Options options = SgdOptions();
   options.optimizer = {.momentum = 0.9};
-  ContributionSum sums = ContributionSum::Create(std::move(options), 1).value();
+  ContributionSum sums = ContributionSum::Create(std::move(options), {.world_size = 1}).value();
   const std::vector<float> state = WildNumbers(16, 1);
   const CutMessage message(state, {5}, 3);
   ASSERT_TRUE(sums.SetState(0, 0, message.pieces()).ok());
@@ -276,7 +276,8 @@ TEST(ContributionSumTest, CountsTheBucketsThatWaitForARank) {
 
 TEST(ContributionSumTest, AWorldSizeOutOfBoundsIsRefused) {
   for (const int world_size : {0, kWorldSizeMax + 1}) {
-    EXPECT_THAT(Refusal(absl::StatusCode::kInvalidArgument, ContributionSum::Create(SgdOptions(), world_size).status()),
+    EXPECT_THAT(Refusal(absl::StatusCode::kInvalidArgument,
+                        ContributionSum::Create(SgdOptions(), {.world_size = world_size}).status()),
                 HasSubstr(absl::StrCat("world_size is ", world_size)));
   }
 }

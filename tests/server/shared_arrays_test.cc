@@ -74,7 +74,9 @@ class SharedArraysTest : public testing::Test {
 
   const std::vector<ElementRange> slices_ = {{.begin = 2, .end = 5}};
   ContributionSum sums_ =
-      ContributionSum::Create({.slices = {slices_}, .element_count = kElements, .schedule = {.base = 1}}, 2).value();
+      ContributionSum::Create({.slices = {slices_}, .element_count = kElements, .schedule = {.base = 1}},
+                              {.world_size = 2})
+          .value();
   std::unique_ptr<SharedArrays> arrays_;
 };
 

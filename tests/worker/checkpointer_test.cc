@@ -220,5 +220,29 @@ TEST_F(CheckpointerTest, RankZeroAloneReadsTheOptimizersState) {
   });
 }
 
+// Before there was --sum_order, contributions were added as a chain.
+TEST_F(CheckpointerTest, ACheckpointWithoutAFlagWasWrittenWithItsDefault) {
+  write_ = [](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
+    Checkpoint older = checkpoint;
+    EXPECT_EQ(older.config.erase("sum_order"), 1u);
+    return WriteCheckpoint(dir, layout, older);
+  };
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+  });
+  resume_ = true;
+  RunRanks([&](Rank* rank) {
+    std::vector<std::vector<float>> state;
+    rank->options.sum_order = SumOrder::kTree;
+    const absl::Status refused = rank->checkpointer->Restore(rank->parameters, &state).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("flag --sum_order is tree, " + dir_));
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("was written with chain: give the same value"));
+    rank->options.sum_order = SumOrder::kChain;
+    EXPECT_EQ(rank->checkpointer->Restore(rank->parameters, &state).value(), 10);
+    rank->warnings.clear();
+  });
+}
+
 }  // namespace
 }  // namespace starring

@@ -117,6 +117,18 @@ TEST_F(DeviceChoiceTest, AStarOfDeployLaunchIsHereAsAWhole) {
   EXPECT_THAT(Refusal(options_, {.by_deploy_launch = true}), HasSubstr("3 workers on this machine"));
 }
 
+TEST_F(DeviceChoiceTest, RanksThatMeetAtLoopbackAreOnOneMachine) {
+  options_.transport = TransportKind::kTcp;
+  options_.rendezvous = "127.0.0.1:4000";
+  options_.rank = 2;
+  options_.world_size = 3;
+  EXPECT_THAT(Refusal(options_), HasSubstr("3 workers on this machine"));
+  options_.rendezvous = "10.0.0.7:4000";
+  const auto choice = ChooseDevice({}, &options_);
+  ASSERT_TRUE(choice.ok()) << choice.status();
+  EXPECT_THAT(choice->note, HasSubstr("up to 3 workers"));
+}
+
 TEST_F(DeviceChoiceTest, OfAStarOverSeveralMachinesNobodyKnowsWhoIsHere) {
   cuda_emulation::Gpu() = {.count = 1};
   options_.sync = Sync::kStar;

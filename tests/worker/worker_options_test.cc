@@ -141,6 +141,108 @@ TEST(WorkerOptionsTest, AutoChoosesTheTopology) {
   EXPECT_EQ(Parse({"--sync=mpi"}, MpirunOf(1, 2))->sync, Sync::kMpi);
 }
 
+TEST(WorkerOptionsTest, AutoChoosesTheTransport) {
+  const auto transport = [](std::vector<const char*> words, const LauncherEnvironment& launcher = {}) {
+    const auto options = Parse(std::move(words), launcher);
+    EXPECT_TRUE(options.ok()) << options.status();
+    return options->transport;
+  };
+  EXPECT_EQ(transport({}), TransportKind::kNone);
+  EXPECT_EQ(transport({"--servers=a:1"}), TransportKind::kGrpc);
+  EXPECT_EQ(transport({"--servers=a:1"}, MpirunOf(1, 2)), TransportKind::kGrpc);
+  EXPECT_EQ(transport({}, MpirunOf(0, 2)), TransportKind::kMpi);
+  EXPECT_EQ(transport({"--sync=star"}, MpirunOf(0, 2)), TransportKind::kMpi);
+  EXPECT_EQ(transport({"--sync=mpi"}, MpirunOf(0, 2)), TransportKind::kMpi);
+  EXPECT_EQ(transport({"--sync=star", "--transport=mpi"}), TransportKind::kMpi);  // a star of one rank
+  EXPECT_EQ(transport({"--transport=mpi"}), TransportKind::kMpi);
+  for (const char* const sync : {"--sync=star", "--sync=ring"}) {
+    EXPECT_EQ(transport({sync, "--rendezvous=a:1", "--rank=1", "--world_size=2"}), TransportKind::kTcp);
+    EXPECT_EQ(transport({sync, "--rendezvous=a:1"}, MpirunOf(1, 2)), TransportKind::kTcp);
+    EXPECT_EQ(transport({sync, "--rendezvous=a:1", "--transport=tcp", "--world_size=1"}), TransportKind::kTcp);
+  }
+  EXPECT_EQ(Parse({"--rendezvous=a:1", "--rank=1", "--world_size=2"})->sync, Sync::kRing);
+}
+
+TEST(WorkerOptionsTest, WhoOwnsTheParameters) {
+  EXPECT_TRUE(Parse({"--sync=star"}, MpirunOf(0, 2))->RanksAreOwners());
+  EXPECT_TRUE(Parse({"--sync=ring"}, MpirunOf(0, 2))->RanksAreOwners());
+  EXPECT_FALSE(Parse({"--sync=mpi"}, MpirunOf(0, 2))->RanksAreOwners());
+  EXPECT_FALSE(Parse({"--servers=a:1"})->RanksAreOwners());
+  EXPECT_FALSE(Parse({})->RanksAreOwners());
+  EXPECT_FALSE(Parse({"--sync=star"}, MpirunOf(0, 2))->ServersAreHere());
+}
+
+TEST(WorkerOptionsTest, RefusesTransportsThatDoNotFit) {
+  EXPECT_THAT(Refusal({"--transport=pigeon"}), HasSubstr("auto, grpc, mpi, tcp"));
+  EXPECT_THAT(Refusal({"--servers=a:1", "--transport=mpi"}),
+              HasSubstr("over --transport=mpi the ranks own the parameters: drop one of the two"));
+  EXPECT_THAT(Refusal({"--sync=star", "--transport=grpc"}), HasSubstr("it needs --servers=host:port"));
+  EXPECT_THAT(Refusal({"--sync=ring", "--transport=grpc"}, MpirunOf(0, 2)), HasSubstr("choose mpi or tcp"));
+  EXPECT_THAT(Refusal({"--sync=mpi", "--transport=tcp", "--rendezvous=a:1"}), HasSubstr("MPI's own allreduce"));
+  EXPECT_THAT(Refusal({"--sync=mpi", "--rendezvous=a:1"}), HasSubstr("MPI's own allreduce"));
+  EXPECT_THAT(Refusal({"--sync=ring", "--transport=tcp"}), HasSubstr("it needs --rendezvous=host:port"));
+  EXPECT_THAT(Refusal({"--sync=ring", "--transport=mpi", "--rendezvous=a:1"}), HasSubstr("has no rendezvous"));
+  EXPECT_THAT(Refusal({"--servers=a:1", "--rendezvous=a:1"}), HasSubstr("has no rendezvous"));
+  EXPECT_THAT(Refusal({"--sync=ring", "--rendezvous=nowhere"}), HasSubstr("--rendezvous"));
+  EXPECT_THAT(Refusal({"--sync=local", "--transport=mpi"}), HasSubstr("--sync=local exchanges nothing"));
+  EXPECT_THAT(Refusal({"--sync=local", "--rendezvous=a:1"}), HasSubstr("--sync=local exchanges nothing"));
+  EXPECT_THAT(Refusal({"--transport=grpc"}), HasSubstr("it needs --servers=host:port"));
+  EXPECT_THAT(Refusal({"--sync=star", "--rank=1"}, MpirunOf(0, 2)), HasSubstr("the launcher says rank 0 of 2"));
+  EXPECT_THAT(Refusal({"--sync=star", "--job_secret=/nowhere"}, MpirunOf(0, 2)),
+              HasSubstr("--sync=star --transport=mpi has none: drop it"));
+}
+
+TEST(WorkerOptionsTest, OverTcpEachWorkerIsToldItsNumber) {
+  const auto second = Parse({"--sync=star", "--rendezvous=a:1", "--rank=1", "--world_size=2", "--run_id=r"});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->rank, 1);
+  EXPECT_EQ(second->world_size, 2);
+  EXPECT_TRUE(second->RanksAreOwners());
+  EXPECT_FALSE(second->UsesMpi());
+  const auto by_launcher = Parse({"--rendezvous=a:1"}, MpirunOf(1, 3));
+  ASSERT_TRUE(by_launcher.ok()) << by_launcher.status();
+  EXPECT_EQ(by_launcher->rank, 1);
+  EXPECT_EQ(by_launcher->world_size, 3);
+  EXPECT_TRUE(Parse({"--rendezvous=a:1", "--world_size=1"}).ok());
+  for (const char* const sync : {"--sync=star", "--sync=ring"}) {
+    EXPECT_THAT(Refusal({sync, "--rendezvous=a:1"}),
+                HasSubstr("flag --world_size cannot be \"0\": no launcher says which of how many workers this one is"));
+    EXPECT_THAT(
+        Refusal({sync, "--rendezvous=a:1", "--world_size=3"}),
+        HasSubstr("flag --rank cannot be \"-1\": no launcher says which of how many workers this one is: over tcp "
+                  "give each worker a number, from 0 to 2"));
+  }
+}
+
+TEST(WorkerOptionsTest, OverTcpTheSecretAdmitsAndNothingEncrypts) {
+  const auto refusal = [](const char* more) {
+    return Refusal({"--rendezvous=a:1", "--rank=0", "--world_size=2", more});
+  };
+  for (const char* const tls : {"--tls", "--tls_ca=f", "--tls_certificate=f", "--tls_key=f"}) {
+    EXPECT_THAT(refusal(tls), HasSubstr("encrypts connections by gRPC, and --transport=tcp has none: drop it"));
+  }
+  EXPECT_EQ(Parse({"--rendezvous=a:1", "--rank=0", "--world_size=2", "--job_secret=/nowhere"}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_TRUE(Parse({"--rendezvous=a:1", "--rank=0", "--world_size=2", "--insecure"})->insecure);
+  EXPECT_THAT(Refusal({"--insecure"}), HasSubstr("only --transport=tcp has a --rendezvous"));
+  EXPECT_THAT(Refusal({"--insecure", "--servers=a:1"}), HasSubstr("only --transport=tcp has a --rendezvous"));
+  EXPECT_THAT(Refusal({"--insecure"}, MpirunOf(0, 2)), HasSubstr("only --transport=tcp has a --rendezvous"));
+}
+
+TEST(WorkerOptionsTest, AStarAddsInEitherOrder) {
+  for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
+    const char* const flag = order == SumOrder::kTree ? "--sum_order=tree" : "--sum_order=chain";
+    EXPECT_EQ(Parse({flag})->sum_order, order);
+    EXPECT_EQ(Parse({"--servers=a:1", flag})->sum_order, order);
+    EXPECT_EQ(Parse({"--sync=star", flag}, MpirunOf(0, 2))->sum_order, order);
+    EXPECT_EQ(Parse({"--sync=star", "--rendezvous=a:1", "--rank=0", "--world_size=2", flag})->sum_order, order);
+  }
+  EXPECT_EQ(Parse({})->sum_order, SumOrder::kChain);
+  EXPECT_THAT(Refusal({"--sync=ring", "--sum_order=tree"}), HasSubstr("which is a chain: give --sync=star"));
+  EXPECT_THAT(Refusal({"--sum_order=tree"}, MpirunOf(0, 2)), HasSubstr("which is a chain: give --sync=star"));
+  EXPECT_THAT(Refusal({"--sync=mpi", "--sum_order=tree"}), HasSubstr("leaves the order to MPI: give --sync=star"));
+}
+
 TEST(WorkerOptionsTest, SameHost) {
   EXPECT_EQ(Parse({"--servers=a:1"})->same_host, SameHost::kSharedMemory);
   EXPECT_EQ(Parse({"--servers=a:1", "--same_host=socket"})->same_host, SameHost::kSocket);
@@ -202,6 +304,7 @@ std::string AgreementOf(const WorkerOptions& options) {
   const JobSpec job{.world_size = options.world_size,
                     .optimizer = options.optimizer,
                     .schedule = options.schedule,
+                    .sum_order = options.sum_order,
                     .buckets = BucketMap::Create({.element_count = int64_t{1} << 22,
                                                   .bucket_bytes = options.bucket_bytes,
                                                   .world_size = options.world_size})
@@ -232,12 +335,13 @@ TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
   const auto options =
       Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp", "--math=bf16", "--conv=own"});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_THAT(AgreedFlags(WorkerFlags(), &*options),
-              IsSupersetOf({Pair("seed", "7"), Pair("threads", "2"), Pair("augment", "crop_flip"), Pair("model", "mlp"),
-                            Pair("math", "bf16"), Pair("conv", "own")}));
+  EXPECT_THAT(
+      AgreedFlags(WorkerFlags(), &*options),
+      IsSupersetOf({Pair("sync", "local"), Pair("transport", "none"), Pair("seed", "7"), Pair("threads", "2"),
+                    Pair("augment", "crop_flip"), Pair("model", "mlp"), Pair("math", "bf16"), Pair("conv", "own")}));
   EXPECT_THAT(ResumedFlags(WorkerFlags(), &*options),
               UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"),
-                                   Pair("global_batch", "64"), Pair("seed", "7")));
+                                   Pair("global_batch", "64"), Pair("seed", "7"), Pair("sum_order", "chain")));
 }
 
 }  // namespace

@@ -166,13 +166,14 @@ std::string OwnPlace(const LauncherEnvironment& launcher) {
 
 CheckOutcome RunCheck(const CheckParts& parts) {
   v1::ProcessReport report = OwnReport(parts);
-  switch (parts.options->sync) {
-    case Sync::kStar:
+  switch (parts.options->transport) {
+    case TransportKind::kGrpc:
       return CheckStar(parts, std::move(report));
-    case Sync::kRing:
-    case Sync::kMpi:
+    case TransportKind::kMpi:
       return CheckRing(parts, std::move(report));
-    case Sync::kLocal:
+    case TransportKind::kTcp:
+      return CheckMesh(parts, std::move(report));
+    case TransportKind::kNone:
       break;
   }
   return ConcludeAlone(parts, EmptyFindings(parts, CheckFindings::Topology::kAlone), report);

@@ -1,9 +1,10 @@
 // worker --check: without any training, every worker dials every process that it would talk to, and rank 0 prints one
 // table and one sentence: ready, or what to mend.
 //
-// A star's workers dial the servers, by TCP and by a call of the real protocol, and meet at the servers. A ring's ranks
-// dial each other by TCP, at the interfaces that Open MPI would use, and then by MPI; they meet through mpirun, or
-// where srun has started them, through MPI itself and then rank 0.
+// The workers of a star with servers dial these, by TCP and by a call of the real protocol, and meet there. Ranks that
+// exchange over MPI, be it in a ring or a star, dial each other by TCP, at the interfaces that Open MPI would use, and
+// then by MPI; they meet through mpirun, or where srun has started them, through MPI itself and then rank 0. Ranks that
+// exchange over TCP meet as in the job, at --rendezvous, and test the connections of the job itself.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_CHECK_CHECK_H_
@@ -14,6 +15,7 @@
 
 #include "proto/starring/v1/check.pb.h"
 #include "worker/exchange/peer/mpi_runtime.h"
+#include "worker/exchange/peer/tcp_rendezvous.h"
 #include "worker/launcher_environment.h"
 #include "worker/worker_options.h"
 
@@ -22,7 +24,8 @@ namespace starring {
 struct CheckParts {
   const WorkerOptions* options = nullptr;
   const LauncherEnvironment* launcher = nullptr;
-  MpiRuntime* mpi = nullptr;                      // null unless ring or mpi
+  MpiRuntime* mpi = nullptr;                      // null unless --transport=mpi
+  TcpRendezvousOptions* rendezvous = nullptr;     // for --transport=tcp; the check takes its content
   std::string gpu;                                // this worker's GPUs, as the table names them; empty: none
   std::function<void(const std::string&)> print;  // for the table, or a line; the text ends with a newline
 };

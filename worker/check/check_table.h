@@ -17,7 +17,8 @@
 namespace starring {
 
 struct CheckFindings {
-  enum class Topology { kAlone, kStar, kRing };
+  // kRing: ranks that exchange over MPI. kMesh: ranks that are connected over TCP, each with every other one.
+  enum class Topology { kAlone, kStar, kRing, kMesh };
   Topology topology = Topology::kAlone;
   int world_size = 1;
   int shard_count = 0;                     // 0 unless this is a star

@@ -256,6 +256,7 @@ std::string ReadyText(const CheckFindings& findings) {
           workers, findings.world_size == 1 ? " reaches " : " reach ",
           findings.shard_count == 1 ? "the server" : absl::StrCat("all ", findings.shard_count, " servers"));
     case CheckFindings::Topology::kRing:
+    case CheckFindings::Topology::kMesh:
       return findings.world_size == 1 ? "one worker, which needs no other" : absl::StrCat(workers, " reach each other");
   }
   return workers;

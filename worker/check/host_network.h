@@ -1,5 +1,4 @@
-// The network as this host sees it: its interfaces, which of them Open MPI may use, and TCP connections with a
-// deadline.
+// The network as this host sees it: its interfaces, and which of them Open MPI may use.
 //
 // Thread safety: free functions; any thread may call them.
 #ifndef STARRING_WORKER_CHECK_HOST_NETWORK_H_
@@ -7,11 +6,9 @@
 
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "absl/time/time.h"
 
 namespace starring {
 
@@ -39,37 +36,6 @@ std::string InterfaceWith(std::span<const InterfaceAddress> all, absl::string_vi
 
 // "eth0 10.77.0.1/24, lo 127.0.0.1/8"
 std::string AddressesText(std::span<const InterfaceAddress> addresses);
-
-// Owns a socket, and closes it in the destructor. -1: none.
-class Socket {
- public:
-  explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Socket& operator=(Socket&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Socket();
-  int fd() const { return fd_; }
-
- private:
-  int fd_;
-};
-
-struct DialResult {
-  Socket socket;              // connected and non-blocking; none after an error
-  std::string local_address;  // numeric, without a port
-  int error_number = 0;       // errno; 0 if a name did not resolve
-  std::string error;          // empty: connected
-};
-
-// Dials all of `addresses` (host:port) at the same time. A name with several addresses is reachable by any of them.
-// Returns after `timeout` at the latest, with ETIMEDOUT for the addresses that have not answered by then. A name that
-// is not resolved after half of `timeout` is not dialled.
-std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout);
-
-// "connection refused (ECONNREFUSED)"
-std::string ErrnoText(int error_number);
 
 }  // namespace starring
 

@@ -19,8 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/host/dial.h"
 #include "common/mutex.h"
-#include "worker/check/host_network.h"
 
 namespace starring {
 

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/flags/command_line.h"
+#include "common/host/dial.h"
 #include "common/status.h"
 #include "worker/check/host_network.h"
 #include "worker/check/peer_link.h"

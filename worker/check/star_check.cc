@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/host/dial.h"
 #include "common/nonce.h"
 #include "common/status.h"
 #include "worker/check/host_network.h"

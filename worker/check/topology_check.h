@@ -1,4 +1,5 @@
-// The check of a star and that of a ring, which check.cc chooses from, and what both need. Internal to worker/check.
+// The check of a star, of a ring and of ranks over TCP, which check.cc chooses from, and what both need. Internal to
+// worker/check.
 #ifndef STARRING_WORKER_CHECK_TOPOLOGY_CHECK_H_
 #define STARRING_WORKER_CHECK_TOPOLOGY_CHECK_H_
 
@@ -15,6 +16,7 @@ namespace starring {
 
 CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report);
 CheckOutcome CheckRing(const CheckParts& parts, v1::ProcessReport report);
+CheckOutcome CheckMesh(const CheckParts& parts, v1::ProcessReport report);
 
 // The findings before any report.
 CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology topology);

@@ -42,18 +42,18 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
       {"total_steps", absl::StrCat(facts.result->total_steps)},
       {"bucket_bytes", absl::StrCat(facts.result->bucket_bytes)},
   };
-  // A star's flags mean nothing without servers.
-  if (options.sync == Sync::kStar) {
-    config["security"] = text(SecurityName(options.security));
-  } else {
+  // Each transport, and each device below, has flags that the others ignore.
+  const bool is_grpc = options.transport == TransportKind::kGrpc;
+  if (is_grpc || options.transport == TransportKind::kTcp) config["security"] = text(SecurityName(options.security));
+  if (!is_grpc) {
     config["lanes"] = "0";
     config["same_host"] = text("");
   }
-  // Each device has flags that the other ignores.
+  if (options.transport == TransportKind::kNone) config["transport"] = text("");
   if (options.device == DeviceKind::kCuda) {
     config["isa"] = text("");
     config["data_on_gpu"] = text(facts.data_on_gpu ? "on" : "off");
-    if (options.sync != Sync::kRing) config["cuda_aware_mpi"] = text("");
+    if (!options.RanksAreOwners() || !options.UsesMpi()) config["cuda_aware_mpi"] = text("");
   } else {
     config["cuda_graph"] = config["share_gpus"] = "false";
     config["conv"] = config["cuda_aware_mpi"] = config["data_on_gpu"] = text("");

@@ -32,6 +32,8 @@ class ScheduleTest(unittest.TestCase):
 
     def test_every_kind_and_victim_comes(self):
         for topology, roles in (("star", {"worker", "server", "launch", "proxy"}),
+                                ("star-mpi", {"worker", "mpirun", "launch"}),
+                                ("star-tcp", {"worker", "launch"}), ("ring-tcp", {"worker", "launch"}),
                                 ("ring", {"worker", "mpirun", "launch"})):
             events = make_schedule(1, setup(topology), 1000)
             self.assertEqual({event.kind for event in events}, set(KINDS[topology]))

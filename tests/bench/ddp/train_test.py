@@ -183,6 +183,22 @@ class TrainTest(unittest.TestCase):
             self.assertAlmostEqual(sum(record["breakdown_ms"].values()), record["step_ms"]["mean"], places=6)
         self.assert_schema(one)
         self.assert_schema(two)
+        self.assertNotIn("buckets", one["host"]["versions"])
+        # All of lenet5 fits in DDP's first bucket, of up to 1 MiB, so one bucket holds all but the gaps of the vector.
+        told = two["host"]["versions"]
+        self.assertLessEqual(int(told["buckets"]), int(told["parameter_bytes"]))
+        self.assertGreater(int(told["buckets"]), 0.99 * int(told["parameter_bytes"]))
+
+    def test_ddps_first_bucket_is_larger_than_asked(self):
+        if not hasattr(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data"):
+            self.skipTest("this PyTorch tells nothing of its buckets")
+        with tempfile.TemporaryDirectory() as folder:
+            write_mnist(folder)
+            record = self.run_peer(folder, world_size=2, model="mlp", bucket_cap_mb=0.25, max_steps=14)
+        sizes = [int(word) for word in record["host"]["versions"]["buckets"].split(",")]
+        # The last layer has 41 KB. A first bucket of up to 1 MiB also takes the 4 MiB of the layer before it.
+        self.assertGreater(sizes[0], 4 << 20)
+        self.assertEqual(record["config"]["bucket_bytes"], 1 << 18)
 
     def test_nothing_holds_the_process_group_at_the_end(self):
         # Otherwise its threads sometimes outlive the interpreter, which ends the process by SIGABRT.

@@ -127,6 +127,21 @@ class NetlabTest(unittest.TestCase):
         for record in (star, ring):
             self.assertGreater(record["step_ms"]["p50"], 25, record)
 
+    def test_a_server_on_a_host_of_its_own(self):
+        with Netlab(hosts=2, server_hosts=1) as lab:
+            self.assertEqual(lab.section, "netlab:2+1,1gbit")
+            servers, workers = lab.star_commands([SERVER], [WORKER, "--record=" + self.record("own"), *JOB],
+                                                 lab.make_secret(LAUNCH), own_hosts=True)
+            self.assertEqual((len(servers), len(workers)), (1, 2))
+            self.assertEqual(self.run_to_end(lab.command(2, ["hostname"])).strip(), "host2")
+            processes = [subprocess.Popen(command) for command in servers + workers]
+            self.assertEqual([process.wait(timeout=SECONDS_MAX) for process in processes], [0] * 3)
+            ranks = self.run_to_end(lab.mpirun(["hostname"])).split()
+            self.assertEqual(sorted(ranks), ["host0", "host1"], "a rank ran on a server's host")
+        # The server's link carries the 7.4 MB of both workers each way: 119 ms at 1 Gbit/s. On a worker's host it would
+        # carry those of one.
+        self.assertGreater(self.read_record("own")["step_ms"]["p50"], 100)
+
     def test_nothing_is_left_of_an_owner_who_was_killed(self):
         for signal_number in (signal.SIGINT, signal.SIGKILL):
             owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

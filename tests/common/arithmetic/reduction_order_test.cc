@@ -55,7 +55,7 @@ TEST(ReductionOrderTest, RunsFollowTheRuleForAnyRange) {
           if (end < begin) continue;
           int64_t at = begin;
           int previous = -1;
-          ForEachRun({begin, end}, element_count, world_size, [&](ElementRange run, int first_rank) {
+          ForEachRun({begin, end}, element_count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
             ASSERT_EQ(run.begin, at);
             ASSERT_GT(run.size(), 0);
             ASSERT_NE(first_rank, previous) << "runs are maximal";
@@ -74,15 +74,36 @@ TEST(ReductionOrderTest, RunsFollowTheRuleForAnyRange) {
 
 TEST(ReductionOrderTest, ABlockShorterThanTheWorldHasEmptyChunks) {
   std::vector<std::pair<int64_t, int>> runs;
-  ForEachRun({0, 2}, 2, 5, [&](ElementRange run, int first_rank) { runs.emplace_back(run.begin, first_rank); });
+  ForEachRun({0, 2}, 2, {.world_size = 5},
+             [&](ElementRange run, int first_rank) { runs.emplace_back(run.begin, first_rank); });
   // Element 0 is in chunk 0, element 1 in chunk floor(5 / 2) = 2.
   EXPECT_EQ(runs, (std::vector<std::pair<int64_t, int>>{{0, 1}, {1, 3}}));
 }
 
-TEST(ReductionOrderDeathTest, ARangeOutsideTheVectorIsAProgrammersError) {
+TEST(ReductionOrderTest, ATreeHasOneRun) {
+  int runs = 0;
+  ForEachRun({10, 1'000'000}, 2'000'000, {.order = SumOrder::kTree, .world_size = 5}, [&](ElementRange run, int first) {
+    EXPECT_EQ(run, (ElementRange{10, 1'000'000}));
+    EXPECT_EQ(first, 0);
+    ++runs;
+  });
+  EXPECT_EQ(runs, 1);
+}
+
+TEST(ReductionOrderTest, TheLeftHalfOfATreeIsAPowerOfTwo) {
+  for (int count = 2; count <= 1024; ++count) {
+    int left = 1;
+    while (2 * left < count) left *= 2;
+    ASSERT_EQ(TreeMiddle({0, count}), left) << count;
+    ASSERT_EQ(TreeMiddle({512, 512 + count}), 512 + left) << count;
+  }
+}
+
+TEST(ReductionOrderDeathTest, WrongRangesAreAProgrammersError) {
   const auto ignore = [](ElementRange, int) {};
-  EXPECT_DEATH(ForEachRun({0, 11}, 10, 2, ignore), "range \\[0, 11\\) of 10");
-  EXPECT_DEATH(ForEachRun({5, 4}, 10, 2, ignore), "CHECK failed");
+  EXPECT_DEATH(ForEachRun({0, 11}, 10, {.world_size = 2}, ignore), "range \\[0, 11\\) of 10");
+  EXPECT_DEATH(ForEachRun({5, 4}, 10, {.world_size = 2}, ignore), "CHECK failed");
+  EXPECT_DEATH(TreeMiddle({3, 4}), "CHECK failed");
 }
 
 }  // namespace

@@ -71,6 +71,63 @@ TEST(SumInOrderTest, TheSumMayBeTheFirstInput) {
   }
 }
 
+// As the definition says, by recursion over whole arrays.
+std::vector<float> TreeSum(const std::vector<std::vector<float>>& inputs, size_t begin, size_t end) {
+  if (end - begin == 1) return inputs[begin];
+  size_t left = 1;
+  while (2 * left < end - begin) left *= 2;
+  std::vector<float> sum = TreeSum(inputs, begin, begin + left);
+  const std::vector<float> right = TreeSum(inputs, begin + left, end);
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] + right[i];
+  return sum;
+}
+
+TEST(SumAsTreeTest, SameBitsAsTheDefinitionForAnyNumberOfInputsLengthAlignmentAndInstructionSet) {
+  std::vector<int> input_counts = {63, 64, 65, 100, 1023, 1024};
+  for (int input_count = 1; input_count <= 33; ++input_count) input_counts.push_back(input_count);
+  for (const int input_count : input_counts) {
+    // Around the length of a block, and of a vector of 16.
+    for (const int64_t count : {0, 1, 15, 511, 512, 513, 1100}) {
+      if (input_count > 100 && count > 513) continue;
+      std::vector<std::vector<float>> inputs;
+      std::vector<Shifted> shifted;
+      std::vector<const std::byte*> pointers;
+      for (int k = 0; k < input_count; ++k) {
+        inputs.push_back(WildNumbers(count, 100 * input_count + k));
+        shifted.emplace_back(inputs.back(), (k * 7) % 13);
+      }
+      for (const Shifted& input : shifted) pointers.push_back(input.data());
+      const std::vector<float> expected = TreeSum(inputs, 0, inputs.size());
+      for (int set = 0; set <= static_cast<int>(BestInstructionSet()); ++set) {
+        std::vector<float> sum(count + 2, -77.0f);
+        SumAsTree(pointers, std::span(sum).subspan(1, count), static_cast<InstructionSet>(set));
+        EXPECT_TRUE(SameBits(std::span(sum).subspan(1, count), expected)) << input_count << " inputs, " << count;
+        EXPECT_EQ(sum.front(), -77.0f);
+        EXPECT_EQ(sum.back(), -77.0f);
+      }
+    }
+  }
+}
+
+TEST(SumAsTreeTest, IsTheChainForThreeInputsAndNotForFour) {
+  std::vector<std::vector<float>> inputs = {WildNumbers(1000, 1), WildNumbers(1000, 2), WildNumbers(1000, 3)};
+  EXPECT_TRUE(SameBits(TreeSum(inputs, 0, 3), Plainly(inputs)));
+  inputs.push_back(WildNumbers(1000, 4));
+  EXPECT_FALSE(SameBits(TreeSum(inputs, 0, 4), Plainly(inputs)));
+}
+
+TEST(SumAsTreeTest, TheSumMayBeTheFirstInput) {
+  for (int input_count = 1; input_count <= 17; ++input_count) {
+    std::vector<std::vector<float>> inputs;
+    for (int k = 0; k < input_count; ++k) inputs.push_back(WildNumbers(1100, k));
+    const std::vector<float> expected = TreeSum(inputs, 0, inputs.size());
+    std::vector<const std::byte*> pointers;
+    for (const auto& input : inputs) pointers.push_back(reinterpret_cast<const std::byte*>(input.data()));
+    SumAsTree(pointers, inputs[0]);
+    EXPECT_TRUE(SameBits(inputs[0], expected)) << input_count;
+  }
+}
+
 std::vector<float> SumFrom(const std::vector<std::vector<float>>& inputs, int first_rank) {
   const int count = static_cast<int>(inputs.size());
   std::vector<float> sum = inputs[first_rank];
@@ -94,7 +151,7 @@ TEST(PieceSumTest, SameBitsForAnyCutAndAlignment) {
         for (int rank = 0; rank < world_size; ++rank) {
           messages.emplace_back(inputs[rank], cuts[(c + rank) % cuts.size()], (c + rank) % 5);
         }
-        PieceSum sum(world_size);
+        PieceSum sum({.world_size = world_size});
         for (int rank = 0; rank < world_size; ++rank) sum.SetInput(rank, messages[rank].pieces());
         std::vector<float> result(count);
         // The result in ranges of irregular lengths, because runs of the reduction order end anywhere.
@@ -108,8 +165,26 @@ TEST(PieceSumTest, SameBitsForAnyCutAndAlignment) {
   }
 }
 
+TEST(PieceSumTest, AddsAsATreeForAnyCut) {
+  const int64_t count = 777;
+  for (const int world_size : {1, 2, 3, 4, 5, 8, 13}) {
+    std::vector<std::vector<float>> inputs;
+    std::vector<CutMessage> messages;
+    for (int rank = 0; rank < world_size; ++rank) inputs.push_back(WildNumbers(count, rank));
+    for (int rank = 0; rank < world_size; ++rank) {
+      messages.emplace_back(inputs[rank], rank % 2 == 0 ? std::vector<size_t>{1021, 3} : std::vector<size_t>{7, 0, 64},
+                            rank % 5);
+    }
+    PieceSum sum({.order = SumOrder::kTree, .world_size = world_size});
+    for (int rank = 0; rank < world_size; ++rank) sum.SetInput(rank, messages[rank].pieces());
+    std::vector<float> result(count);
+    sum.Next(0, result);
+    EXPECT_TRUE(SameBits(result, TreeSum(inputs, 0, inputs.size()))) << world_size;
+  }
+}
+
 TEST(PieceSumTest, IsUsedAgainForTheNextMessages) {
-  PieceSum sum(2);
+  PieceSum sum({.world_size = 2});
   for (int round = 0; round < 3; ++round) {
     const std::vector<std::vector<float>> inputs = {WildNumbers(50, 2 * round), WildNumbers(50, 2 * round + 1)};
     const CutMessage a(inputs[0], {6}, 1), b(inputs[1], {10}, 2);
@@ -145,11 +220,11 @@ TEST(PieceSumTest, SameBitsAsTheAdditionsOfARing) {
       }
 
       std::vector<CutMessage> messages;
-      PieceSum sum(world_size);
+      PieceSum sum({.world_size = world_size});
       for (int rank = 0; rank < world_size; ++rank) messages.emplace_back(inputs[rank], std::vector<size_t>{1001}, 1);
       for (int rank = 0; rank < world_size; ++rank) sum.SetInput(rank, messages[rank].pieces());
       std::vector<float> star(count);
-      ForEachRun({0, count}, count, world_size, [&](ElementRange run, int first_rank) {
+      ForEachRun({0, count}, count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
         sum.Next(first_rank, std::span(star).subspan(run.begin, run.size()));
       });
       EXPECT_TRUE(SameBits(star, ring)) << world_size << ", " << count;
@@ -160,7 +235,7 @@ TEST(PieceSumTest, SameBitsAsTheAdditionsOfARing) {
 TEST(PieceSumDeathTest, AnInputThatEndsEarlyIsAProgrammersError) {
   const std::vector<float> ten(10);
   const CutMessage whole(ten, {9}, 0);
-  PieceSum sum(1);
+  PieceSum sum({.world_size = 1});
   sum.SetInput(0, whole.pieces());
   std::vector<float> eleven(11);
   EXPECT_DEATH(sum.Next(0, eleven), "input 0 ends 1 elements early");

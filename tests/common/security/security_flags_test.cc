@@ -68,6 +68,18 @@ TEST(SecurityFlagWordsTest, EveryRowHasAWord) {
   }
 }
 
+TEST(RefuseTlsTest, RefusesEveryRowButTheSecret) {
+  for (size_t i = 0; i < kRows.size(); ++i) {
+    const absl::Status status = RefuseTls(OptionsOf(1u << i).files);
+    if (kRows[i].name == "job_secret") {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(absl::StrCat("flag --", kRows[i].name)));
+  }
+}
+
 TEST(SecurityFlagWordsTest, NothingGivenMakesNoWords) {
   EXPECT_THAT(SecurityFlagWords(SecurityFiles()), testing::IsEmpty());
 }

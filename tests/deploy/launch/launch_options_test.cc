@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flags/flag_table_checks.h"
@@ -51,6 +52,41 @@ TEST(LaunchOptionsTest, KnowsTheWorkersFlagsInTheirFiles) {
   EXPECT_THAT(Refusal({"--", "--flagfile=" + File("rank.flags", "--rank=1\n")}), HasSubstr("--rank is after --"));
   EXPECT_THAT(Refusal({"--flagfile=" + File("both.flags", "--\n--sync=star\n")}), HasSubstr("--sync is after --"));
   EXPECT_EQ(Parse({"--", "--flagfile=/nowhere"}).status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST(LaunchOptionsTest, OnlyAStarOverGrpcHasServers) {
+  const auto star = Parse({"--sync=star"});
+  ASSERT_TRUE(star.ok()) << star.status();
+  EXPECT_EQ(star->transport, TransportKind::kGrpc);
+  EXPECT_EQ(star->server_count, 1);
+  EXPECT_EQ(Parse({"--sync=ring"})->transport, TransportKind::kMpi);
+  EXPECT_EQ(Parse({"--sync=mpi"})->transport, TransportKind::kMpi);
+  EXPECT_EQ(Parse({"--sync=local"})->transport, TransportKind::kNone);
+  for (const char* const sync : {"--sync=star", "--sync=ring"}) {
+    EXPECT_EQ(Parse({sync, "--transport=mpi"})->transport, TransportKind::kMpi);
+    EXPECT_EQ(Parse({sync, "--transport=tcp"})->transport, TransportKind::kTcp);
+    for (const char* const transport : {"--transport=mpi", "--transport=tcp"}) {
+      EXPECT_EQ(Parse({sync, transport})->server_count, 0);
+      const std::string job = absl::StrCat(sync, " ", transport);
+      EXPECT_THAT(Refusal({sync, transport, "--servers=2"}), HasSubstr(job + " has no servers"));
+      EXPECT_THAT(Refusal({sync, transport, "--through_proxy=h:1"}), HasSubstr(job + " has no servers"));
+    }
+  }
+}
+
+TEST(LaunchOptionsTest, RefusesTransportsThatASyncHasNot) {
+  EXPECT_THAT(Refusal({"--sync=ring", "--transport=grpc"}), HasSubstr("only a star has it: choose mpi or tcp"));
+  EXPECT_THAT(Refusal({"--sync=mpi", "--transport=tcp"}), HasSubstr("--sync=mpi is MPI's own allreduce"));
+  EXPECT_THAT(Refusal({"--sync=mpi", "--transport=grpc"}), HasSubstr("--sync=mpi is MPI's own allreduce"));
+  EXPECT_THAT(Refusal({"--sync=local", "--transport=mpi"}), HasSubstr("--sync=local exchanges nothing"));
+  EXPECT_THAT(Refusal({"--transport=pigeon"}), HasSubstr("auto, grpc, mpi, tcp"));
+  EXPECT_THAT(Refusal({"--", "--transport=mpi"}), HasSubstr("--transport is after --"));
+  EXPECT_THAT(Refusal({"--", "--rendezvous=h:1"}), HasSubstr("--rendezvous is after --"));
+  EXPECT_THAT(Refusal({"--transport=mpi", "--tls"}),
+              HasSubstr("--tls protects connections by gRPC or TCP, and --sync=star --transport=mpi has none"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--tls"}),
+              HasSubstr("--tls encrypts connections by gRPC, and --transport=tcp has none"));
+  EXPECT_EQ(Parse({"--transport=tcp", "--job_secret=/nowhere"}).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(LaunchOptionsTest, RefusesWhatIsBeyondTheLimits) {

@@ -8,6 +8,7 @@ import pty
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -373,6 +374,18 @@ class RingTest(LaunchTest):
             self.assertEqual(flags[0], "--sync=ring")
             self.assertFalse([flag for flag in flags if flag.startswith("--rank")])
 
+    def test_a_star_over_mpi_has_ranks_and_no_servers(self):
+        code, _, err = self.launch(["--sync=star", "--transport=mpi", "--workers=2"])
+        self.assertEqual(code, 0, err)
+        self.assertIn("launch: co-located star, cores: w0=", err)
+        for rank in (0, 1):
+            facts, flags = self.note(f"w{rank}")
+            self.assertEqual(facts["OMPI_COMM_WORLD_SIZE"], "2")
+            self.assertEqual(flags[:2], ["--sync=star", "--transport=mpi"])
+            for flag in flags:
+                self.assertNotRegex(flag, "^--(servers|rank|rendezvous|job_secret)")
+        self.assertFalse(os.path.exists(f"{self.notes}/s0.start"))
+
     def test_a_failing_rank_ends_the_job(self):
         for code in (7, -9):
             got, _, err = self.launch(["--sync=mpi", "--workers=2"], ["--wait", f"--exit=w1:{code}", "--everybody=w0"])
@@ -431,6 +444,47 @@ class RingTest(LaunchTest):
                                    ["--exit=w1:3", "--resumed_exit=0", "--checkpoint_dir=x"])
         self.assertEqual(code, 0, err)
         self.assertIn("--resume=true", self.note("w0")[1])
+
+
+class TcpTest(LaunchTest):
+    def test_workers_meet_at_rank_0_with_a_secret(self):
+        for sync in ("star", "ring"):
+            code, _, err = self.launch([f"--sync={sync}", "--transport=tcp", "--workers=2"])
+            self.assertEqual(code, 0, err)
+            meetings = set()
+            for rank in (0, 1):
+                _, flags = self.note(f"w{rank}")
+                for expected in (f"--sync={sync}", "--transport=tcp", f"--rank={rank}", "--world_size=2"):
+                    self.assertIn(expected, flags)
+                meetings |= {flag for flag in flags if flag.startswith(("--rendezvous=", "--job_secret=", "--run_id="))}
+            self.assertEqual(len(meetings), 3, meetings)
+            self.assertRegex(" ".join(sorted(meetings)), r"--rendezvous=127\.0\.0\.1:[1-9][0-9]*")
+            self.assertFalse(os.path.exists(f"{self.notes}/s0.start"))
+
+    def test_no_other_process_gets_rank_0s_port(self):
+        process = self.start(["--sync=ring", "--transport=tcp", "--workers=2"], ["--wait"])
+        self.await_started("w0", "w1")
+        [address] = [flag for flag in self.note("w1")[1] if flag.startswith("--rendezvous=")]
+        port = int(address.rpartition(":")[2])
+        with socket.socket() as other:
+            self.assertRaises(OSError, other.bind, ("127.0.0.1", port))
+        with socket.socket() as rank_0:  # as TcpListener does
+            rank_0.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            rank_0.bind(("127.0.0.1", port))
+            rank_0.listen()
+            socket.create_connection(("127.0.0.1", port)).close()
+        process.terminate()
+        self.finish(process)
+
+    def test_restarts_with_resume(self):
+        code, _, err = self.launch(["--sync=star", "--transport=tcp", "--workers=2", "--restarts=1"],
+                                   ["--exit=w1:3", "--resumed_exit=0", "--checkpoint_dir=x"])
+        self.assertEqual(code, 0, err)
+        self.assertIn("launch: restart 1 of 1", err)
+        for rank in (0, 1):
+            flags = self.note(f"w{rank}")[1]
+            self.assertIn("--resume=true", flags)
+            self.assertRegex(" ".join(flags), r"--run_id=\S+-1( |$)")
 
 
 class RefusalTest(LaunchTest):

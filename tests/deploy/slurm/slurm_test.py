@@ -83,7 +83,8 @@ class SlurmTest(unittest.TestCase):
     def test_star_and_ring_agree(self):
         jobs = {"star": self.submit("star.sbatch", SHORT, "star", TLS="1"),
                 "ring": self.submit("ring.sbatch", SHORT, "ring"),
-                "mpirun": self.submit("ring.sbatch", SHORT, "mpirun", START="mpirun")}
+                "mpirun": self.submit("ring.sbatch", SHORT, "mpirun", START="mpirun"),
+                "tcp": self.submit("ring.sbatch", SHORT, "tcp", START="tcp")}
         digests = {self.digest_of(job, name) for name, job in jobs.items()}
         self.assertEqual(len(digests), 1, digests)
         for name in jobs:
@@ -91,8 +92,11 @@ class SlurmTest(unittest.TestCase):
             self.assertEqual((config["sync"], config["world_size"]), ("star" if name == "star" else "ring", 2))
         config = self.record("star")["config"]
         self.assertEqual((config["server_count"], config["security"]), (2, "tls"))
-        secrets = [name for name in os.listdir(self.folder) if jobs["star"] in name and "secret" in name]
-        self.assertEqual(secrets, [])  # the job has removed its secret
+        config = self.record("tcp")["config"]
+        self.assertEqual((config["transport"], config["security"]), ("tcp", "token"))
+        secrets = [name for name in os.listdir(self.folder)
+                   if "secret" in name and (jobs["star"] in name or jobs["tcp"] in name)]
+        self.assertEqual(secrets, [])  # the jobs have removed their secrets
         # Servers and workers are on different nodes.
         found = re.search(r"servers (host\d):\d+,(host\d):\d+, workers on host\[(\d)-(\d)\]", self.output("star"))
         self.assertTrue(found and found[1] == found[2] and found[1][-1] not in found.groups()[2:], self.output("star"))
@@ -100,7 +104,8 @@ class SlurmTest(unittest.TestCase):
     def test_a_check_trains_nothing(self):
         jobs = {"check-star": self.submit("star.sbatch", SHORT, "check-star", CHECK="1"),
                 "check-ring": self.submit("ring.sbatch", [*SHORT, "--check"], "check-ring"),
-                "check-mpirun": self.submit("ring.sbatch", SHORT, "check-mpirun", START="mpirun", CHECK="1")}
+                "check-mpirun": self.submit("ring.sbatch", SHORT, "check-mpirun", START="mpirun", CHECK="1"),
+                "check-tcp": self.submit("ring.sbatch", SHORT, "check-tcp", START="tcp", CHECK="1")}
         for name, job in jobs.items():
             self.assertEqual(self.finish(job, name), ("COMPLETED", 0), self.output(name))
             self.assertIn("ready: 2 workers reach %s" % ("all 2 servers" if name == "check-star" else "each other"),
@@ -140,6 +145,9 @@ class SlurmTest(unittest.TestCase):
         self.assertIn("the launcher says rank 0 of 1", self.output("alone"))
         state = self.finish(self.submit("ring.sbatch", SHORT, "pigeon", START="pigeon"), "pigeon")
         self.assertEqual(state, ("FAILED", 2), self.output("pigeon"))
+        state = self.finish(self.submit("ring.sbatch", SHORT, "interface", START="tcp", INTERFACE="eth0"), "interface")
+        self.assertEqual(state, ("FAILED", 2), self.output("interface"))
+        self.assertIn("set RENDEZVOUS", self.output("interface"))
 
     def test_a_comparison_runs_in_a_job(self):
         flags = ["--quick", "--syncs=star,ring", "--workers=2", "--model=logreg", "--dataset=synthetic",

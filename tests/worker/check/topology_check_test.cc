@@ -5,15 +5,24 @@
 
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/check.h"
 #include "common/flags/command_line.h"
 #include "worker/check/meeting.h"
+#include "worker/exchange/peer/tcp_listener.h"
+#include "worker/exchange/peer/tcp_rendezvous.h"
 
 namespace starring {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 // Rank 0 has decided that MPI is tried, and cannot be told afterwards what came of it.
@@ -65,6 +74,85 @@ TEST_F(TopologyCheckTest, RankZeroAloneDoesNotBlameItself) {
     EXPECT_THAT(printed_, HasSubstr("not ready: w0 cannot leave notes for the other workers"));
     EXPECT_THAT(printed_, Not(HasSubstr("did not answer")));
   }
+}
+
+// One rank of a job over TCP, as `worker --check` runs it.
+struct TcpRank {
+  WorkerOptions options;
+  TcpRendezvousOptions rendezvous;
+  CheckOutcome outcome;
+  std::string printed;
+
+  void Check() {
+    v1::ProcessReport report;
+    report.mutable_facts()->set_role(v1::ProcessFacts::WORKER);
+    report.mutable_facts()->set_number(options.rank);
+    report.mutable_facts()->set_host("here");
+    const CheckParts parts = {
+        .options = &options, .rendezvous = &rendezvous, .print = [this](const std::string& text) { printed += text; }};
+    outcome = CheckMesh(parts, std::move(report));
+  }
+};
+
+// Rank 0 listens at a free port.
+std::vector<TcpRank> TcpRanks(int world_size) {
+  absl::StatusOr<TcpListener> listener = TcpListener::Listen("127.0.0.1:0");
+  CHECK_OK(listener);
+  std::vector<TcpRank> ranks(world_size);
+  for (int rank = 0; rank < world_size; ++rank) {
+    ranks[rank].options.rank = ranks[rank].rendezvous.rank = rank;
+    ranks[rank].options.world_size = ranks[rank].rendezvous.world_size = world_size;
+    ranks[rank].rendezvous.rendezvous = listener->address();
+  }
+  ranks[0].rendezvous.listener = *std::move(listener);
+  return ranks;
+}
+
+TEST(TcpCheck, RankZeroPrintsTheConnectionsOfAllRanks) {
+  for (const int world_size : {2, 3}) {
+    std::vector<TcpRank> ranks = TcpRanks(world_size);
+    std::vector<std::thread> threads;
+    for (TcpRank& rank : ranks) threads.emplace_back([&rank] { rank.Check(); });
+    for (std::thread& thread : threads) thread.join();
+    for (const TcpRank& rank : ranks) EXPECT_EQ(rank.outcome.exit_code, kExitOk) << rank.printed;
+    EXPECT_THAT(ranks[0].printed, HasSubstr(absl::StrCat("ready: ", world_size, " workers reach each other")));
+    for (int rank = 0; rank < world_size; ++rank) {
+      EXPECT_THAT(ranks[0].printed, ContainsRegex(absl::StrCat("w", rank, " +w", (rank + 1) % world_size,
+                                                               " +tcp +here .*reachable .* ms .*bit/s")));
+    }
+    for (int rank = 1; rank < world_size; ++rank) {
+      EXPECT_THAT(ranks[rank].printed, IsEmpty());
+    }
+  }
+}
+
+TEST(TcpCheck, NamesARankThatIsMissing) {
+  std::vector<TcpRank> ranks = TcpRanks(2);
+  ranks[0].options.join_deadline = absl::Milliseconds(200);
+  ranks[0].Check();
+  EXPECT_EQ(ranks[0].outcome.exit_code, kExitPeerMissing);
+  EXPECT_THAT(ranks[0].printed, HasSubstr("not ready: rank 1 of 2 has not joined"));
+}
+
+TEST(TcpCheck, TellsBothOfAnotherSecret) {
+  std::vector<TcpRank> ranks = TcpRanks(2);
+  ranks[0].options.join_deadline = absl::Seconds(3);  // for rank 1 to come, on a busy machine
+  ranks[0].rendezvous.token = std::string(32, 'a');
+  ranks[1].rendezvous.token = std::string(32, 'b');
+  std::thread other([&] { ranks[1].Check(); });
+  ranks[0].Check();
+  other.join();
+  EXPECT_EQ(ranks[1].outcome.exit_code, kExitRefused);
+  EXPECT_THAT(ranks[1].printed, HasSubstr("another job secret"));
+  EXPECT_EQ(ranks[0].outcome.exit_code, kExitPeerMissing);
+  EXPECT_THAT(ranks[0].printed, HasSubstr("the last connection that was refused"));
+}
+
+TEST(TcpCheck, OneRankNeedsNoOther) {
+  std::vector<TcpRank> ranks = TcpRanks(1);
+  ranks[0].Check();
+  EXPECT_EQ(ranks[0].outcome.exit_code, kExitOk);
+  EXPECT_THAT(ranks[0].printed, HasSubstr("ready: one worker, which needs no other"));
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ TEST(RunRecordTest, AFlagThatMeansNothingInTheRunIsEmpty) {
   EXPECT_EQ(on_cpu.at("isa").string_value(), "auto");
   EXPECT_EQ(on_cpu.at("lanes").number_value(), 0);
   EXPECT_FALSE(on_cpu.at("cuda_graph").bool_value());
-  for (const char* const name : {"conv", "data_on_gpu", "cuda_aware_mpi", "same_host", "security"}) {
+  for (const char* const name : {"conv", "data_on_gpu", "cuda_aware_mpi", "same_host", "security", "transport"}) {
     EXPECT_EQ(on_cpu.at(name).string_value(), "") << name;
   }
   const auto on_gpu = Config(Record({"--servers=a:1,b:2", "--conv=own"}, DeviceKind::kCuda)).fields();
@@ -73,6 +73,20 @@ TEST(RunRecordTest, AFlagThatMeansNothingInTheRunIsEmpty) {
   EXPECT_EQ(on_gpu.at("servers").list_value().values(1).string_value(), "b:2");
   EXPECT_EQ(on_gpu.at("security").string_value(), "none");
   EXPECT_EQ(on_gpu.at("data_on_gpu").string_value(), "off");
+  EXPECT_EQ(on_gpu.at("transport").string_value(), "grpc");
+  EXPECT_EQ(on_gpu.at("cuda_aware_mpi").string_value(), "");
+  const auto co_located = Config(Record({"--sync=star", "--transport=mpi"}, DeviceKind::kCuda)).fields();
+  EXPECT_EQ(co_located.at("transport").string_value(), "mpi");
+  EXPECT_EQ(co_located.at("cuda_aware_mpi").string_value(), "off");
+  EXPECT_EQ(co_located.at("server_count").number_value(), 0);
+  EXPECT_EQ(co_located.at("lanes").number_value(), 0);
+  EXPECT_EQ(co_located.at("security").string_value(), "");
+  const auto tcp =
+      Config(Record({"--rendezvous=127.0.0.1:1", "--rank=0", "--world_size=2"}, DeviceKind::kCuda)).fields();
+  EXPECT_EQ(tcp.at("sync").string_value(), "ring");
+  EXPECT_EQ(tcp.at("transport").string_value(), "tcp");
+  EXPECT_EQ(tcp.at("security").string_value(), "none");
+  EXPECT_EQ(tcp.at("cuda_aware_mpi").string_value(), "");
 }
 
 // Each flag in turn gets another value: the record has it if and only if the flag's row says so.

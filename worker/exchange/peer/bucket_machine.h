@@ -1,6 +1,7 @@
 // A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
-// completions. There are two: the ring's own reduce-scatter and allgather (ring_machine.h), and the control (below),
-// which leaves the sum to the library's allreduce.
+// completions. There are three: the ring (ring_machine.h) and the co-located star (direct_machine.h), which have
+// reduction blocks and much else in common (block_machine.h), and the control (below), which leaves the sum to the
+// library's allreduce.
 //
 // A machine never waits, starts no thread and reads no clock but for traces. Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
@@ -14,6 +15,7 @@
 #include "common/bucket_map.h"
 #include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
+#include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
 #include "worker/exchange/peer/transport.h"
 
@@ -28,7 +30,7 @@ class BucketMachine : public Transport::Poster {
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
 
   // True when the trainer may write the gradient of `bucket` and read its parameters: nothing of the bucket is in
-  // flight but parameters on their way to a neighbour.
+  // flight but parameters on their way to other ranks.
   virtual bool IsReady(int bucket) const = 0;
 
   // True when nothing is in flight.
@@ -53,7 +55,7 @@ class AllreduceMachine final : public BucketMachine {
     const BucketMap* buckets = nullptr;
     SliceOwner* owner = nullptr;  // owns every bucket as a whole, in host memory
     std::span<float> parameters;  // the parameter vector
-    Transport* transport = nullptr;
+    MpiTransport* transport = nullptr;
     TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
   };
   // All pointers outlive the machine.
@@ -73,7 +75,7 @@ class AllreduceMachine final : public BucketMachine {
   const BucketMap& buckets_;
   SliceOwner& owner_;
   const std::span<float> parameters_;
-  Transport& transport_;
+  MpiTransport& transport_;
   TraceTrack* const track_;
   std::vector<float> sum_;             // as long as the parameter vector
   std::vector<bool> in_flight_;        // by bucket

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -56,11 +57,72 @@ absl::StatusOr<std::vector<std::vector<std::byte>>> ReceiveParts(MessagePump& pu
   return parts;
 }
 
+// Refuses a length that no rank of this build announces, on all ranks.
+absl::Status CheckTextBytes(MessagePump& pump, int rank, uint64_t bytes) {
+  if (bytes <= static_cast<uint64_t>(kCollectiveTextBytesMax)) return absl::OkStatus();
+  const absl::Status why =
+      absl::InternalError(absl::StrCat("rank ", rank, " announces a text of ", bytes, " bytes, at most ",
+                                       kCollectiveTextBytesMax, " are allowed: all ranks must run the same build"));
+  pump.Abort(why);
+  return why;
+}
+
 absl::Status SendToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> data,
                         const CollectiveOptions& options) {
   const Token token = pump.Send(0, tag, data);
   return WaitFor(pump, {&token, 1}, options);
 }
+
+// Moves much data in one direction between two ranks, segment by segment. A transport may take a segment long before
+// its receiver wants it, and then has to keep it. So the receiver acknowledges each, and few are on their way.
+class SegmentStream {
+ public:
+  enum class Direction { kSend, kReceive };
+  SegmentStream(MessagePump& pump, int peer, ControlTag tag, Direction direction, const CollectiveOptions& options)
+      : pump_(pump), peer_(peer), tag_(tag), direction_(direction), options_(options) {}
+
+  // `segment` belongs to the stream until Finish.
+  absl::Status Push(std::span<std::byte> segment) {
+    if (in_flight_.size() == kSegmentsInFlightMax) RETURN_IF_ERROR(AwaitOldest());
+    if (direction_ == Direction::kSend) {
+      in_flight_.push_back(
+          {.data = pump_.SendFrom(peer_, tag_, segment), .taken = pump_.Receive(peer_, ControlTag::kSegmentTaken, 1)});
+    } else {
+      in_flight_.push_back({.data = pump_.ReceiveInto(peer_, tag_, segment)});
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Finish() {
+    while (!in_flight_.empty()) RETURN_IF_ERROR(AwaitOldest());
+    return absl::OkStatus();
+  }
+
+ private:
+  struct Segment {
+    Token data = 0;
+    Token taken = 0;  // of a sender
+  };
+
+  absl::Status AwaitOldest() {
+    Segment segment = in_flight_.front();
+    in_flight_.pop_front();
+    RETURN_IF_ERROR(WaitFor(pump_, {&segment.data, 1}, options_));
+    if (direction_ == Direction::kReceive) {
+      const std::byte one{1};
+      segment.taken = pump_.Send(peer_, ControlTag::kSegmentTaken, {&one, 1});
+    }
+    RETURN_IF_ERROR(WaitFor(pump_, {&segment.taken, 1}, options_));
+    if (direction_ == Direction::kSend) (void)pump_.Take(segment.taken);
+    return absl::OkStatus();
+  }
+
+  MessagePump& pump_;
+  const int peer_;
+  const ControlTag tag_;
+  const Direction direction_;
+  const CollectiveOptions& options_;
+  std::deque<Segment> in_flight_;
+};
 
 }  // namespace
 
@@ -99,28 +161,22 @@ absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte
 // the data would leave it N - 1 times.) Segments arrive at their final place and are sent from there, so that nothing
 // is copied.
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options) {
+  using Direction = SegmentStream::Direction;
   const int from = pump.rank() - 1;
   const int to = pump.rank() + 1;
-  // Two segments may be leaving: one leaves while the next arrives, and memory in flight stays bounded.
-  Token sent[2] = {};
-  bool is_sent[2] = {false, false};
-  for (size_t begin = 0, i = 0; begin < data.size(); begin += kBroadcastSegmentBytes, ++i) {
+  SegmentStream arriving(pump, from, ControlTag::kBroadcast, Direction::kReceive, options);
+  SegmentStream leaving(pump, to, ControlTag::kBroadcast, Direction::kSend, options);
+  for (size_t begin = 0; begin < data.size(); begin += kBroadcastSegmentBytes) {
     const std::span<std::byte> segment =
         data.subspan(begin, std::min<size_t>(kBroadcastSegmentBytes, data.size() - begin));
     if (from >= 0) {
-      const Token token = pump.ReceiveInto(from, ControlTag::kBroadcast, segment);
-      RETURN_IF_ERROR(WaitFor(pump, {&token, 1}, options));
+      RETURN_IF_ERROR(arriving.Push(segment));
+      RETURN_IF_ERROR(arriving.Finish());
     }
-    if (to == pump.world_size()) continue;
-    if (is_sent[i % 2]) RETURN_IF_ERROR(WaitFor(pump, {&sent[i % 2], 1}, options));
-    sent[i % 2] = pump.SendFrom(to, ControlTag::kBroadcast, segment);
-    is_sent[i % 2] = true;
+    if (to < pump.world_size()) RETURN_IF_ERROR(leaving.Push(segment));
   }
-  // The caller may change `data` when this call returns, so the last two segments must have left.
-  for (int i = 0; i < 2; ++i) {
-    if (is_sent[i]) RETURN_IF_ERROR(WaitFor(pump, {&sent[i], 1}, options));
-  }
-  return absl::OkStatus();
+  // The caller may change `data` when this call returns, so the last segments must have been taken.
+  return leaving.Finish();
 }
 
 absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std::string_view mine,
@@ -135,6 +191,7 @@ absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std
     RETURN_IF_ERROR(SendToRoot(pump, ControlTag::kAgreement, std::as_bytes(std::span(mine)), options));
     return texts;
   }
+  for (int rank = 1; rank < pump.world_size(); ++rank) RETURN_IF_ERROR(CheckTextBytes(pump, rank, sizes[rank]));
   ASSIGN_OR_RETURN(const auto parts, ReceiveParts(pump, ControlTag::kAgreement, sizes, options));
   texts.emplace_back(mine);
   for (size_t rank = 1; rank < parts.size(); ++rank) {
@@ -147,23 +204,20 @@ absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const Collec
   // As above, the size goes first. An empty text is sent like any other: "no error" is one.
   uint64_t size = text.size();
   RETURN_IF_ERROR(SendFromRoot(pump, ControlTag::kVerdictSize, std::as_writable_bytes(std::span(&size, 1)), options));
+  RETURN_IF_ERROR(CheckTextBytes(pump, 0, size));
   text.resize(size);
   return SendFromRoot(pump, ControlTag::kVerdict, std::as_writable_bytes(std::span(text)), options);
 }
 
 absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data, const CollectiveOptions& options) {
+  using Direction = SegmentStream::Direction;
   const bool sends = pump.rank() == route.from;
-  const int peer = sends ? route.to : route.from;
-  std::vector<Token> tokens;  // by segment
+  SegmentStream segments(pump, sends ? route.to : route.from, ControlTag::kState,
+                         sends ? Direction::kSend : Direction::kReceive, options);
   for (size_t begin = 0; begin < data.size(); begin += kTransferSegmentBytes) {
-    const std::span<std::byte> segment =
-        data.subspan(begin, std::min<size_t>(kTransferSegmentBytes, data.size() - begin));
-    // Two segments may be in flight: one leaves while the one before it ends.
-    if (tokens.size() > 1) RETURN_IF_ERROR(WaitFor(pump, {&tokens[tokens.size() - 2], 1}, options));
-    tokens.push_back(sends ? pump.SendFrom(peer, ControlTag::kState, segment)
-                           : pump.ReceiveInto(peer, ControlTag::kState, segment));
+    RETURN_IF_ERROR(segments.Push(data.subspan(begin, std::min<size_t>(kTransferSegmentBytes, data.size() - begin))));
   }
-  return WaitFor(pump, tokens, options);
+  return segments.Finish();
 }
 
 absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options) {

@@ -41,7 +41,7 @@ absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte
 // error `data` belongs to the pump until the pump is destroyed, as in Transfer.
 absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, const CollectiveOptions& options);
 
-// GatherToRoot and SendFromRoot for texts, whose lengths may differ.
+// GatherToRoot and SendFromRoot for texts, whose lengths may differ, up to kCollectiveTextBytesMax.
 absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std::string_view mine,
                                                           const CollectiveOptions& options);
 absl::Status SendTextFromRoot(MessagePump& pump, std::string& text, const CollectiveOptions& options);

@@ -17,17 +17,20 @@ namespace starring {
 namespace {
 
 // A wait first polls without a pause, because a message between two cores takes a few microseconds. Then it yields
-// between polls, because a rank that shares this core may be the one for which it waits. After a while it sleeps: a
-// long wait is for a slow network or a stuck rank, and must not cost a core.
+// between polls, because a rank that shares this core may be the one for which it waits. When it has polled for as long
+// as a wake-up costs, it sleeps: a longer wait is for a slow network or a stuck rank, and must not cost a core.
 constexpr int kHardPolls = 64;
-constexpr std::chrono::milliseconds kYieldingFor{20};
-constexpr std::chrono::microseconds kSleep{50};
+constexpr std::chrono::microseconds kYieldingFor{50};
+
+// How long a wait sleeps at most: PeerWatch::Look is to be called this often. A message ends the sleep earlier.
+constexpr std::chrono::milliseconds kSleepMax{20};
 
 // Looking for a notice costs as much as a poll (MPI_Improbe), and notices are rare: only one round in so many looks.
 constexpr int kRoundsPerListening = 64;
 
 // How long Abort waits for its notices to leave: a peer that is stuck takes none, and must not keep this rank.
 constexpr std::chrono::seconds kAbortNoticeDeadline{2};
+constexpr std::chrono::microseconds kAbortPause{200};
 
 }  // namespace
 
@@ -118,8 +121,10 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
   const bool is_watched = !what.empty();
   int polls = 0;  // since something arrived
   Clock::time_point idle_since;
+  // A message may have ended the last sleep, and a notice would otherwise wait for many more sleeps.
+  Listening listening = Listening::kNowAndThen;
   while (!done()) {
-    ASSIGN_OR_RETURN(const Progress progress, Pump());
+    ASSIGN_OR_RETURN(const Progress progress, Pump(std::exchange(listening, Listening::kNowAndThen)));
     // Something came: the next message is probably near, so polling begins again without a pause.
     if (progress == Progress::kSome) {
       if (is_watched && polls >= kHardPolls) watch_.EndWait(Clock::now());
@@ -140,7 +145,9 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
     if (now - idle_since < kYieldingFor) {
       sched_yield();
     } else {
-      std::this_thread::sleep_for(kSleep);
+      transport_.Wait(
+          std::chrono::ceil<std::chrono::microseconds>(std::min<Clock::duration>(kSleepMax, deadline - now)));
+      listening = Listening::kAlways;
     }
   }
   if (is_watched && polls >= kHardPolls) watch_.EndWait(Clock::now());
@@ -160,8 +167,9 @@ absl::Status MessagePump::Listen() {
   std::array<std::byte, kAbortNoticeBytesMax> notice;
   const auto received = transport_.TryReceive(static_cast<int>(ControlTag::kNotice), notice);
   if (!received.has_value()) return absl::OkStatus();
-  CHECK_GE(received->bytes, 1);
   rounds_until_listening_ = 0;  // there may be more: look again in the next round
+  // It is not ours, and is ignored, as any notice is that cannot be read.
+  if (received->bytes == 0) return absl::OkStatus();
   const std::string text(reinterpret_cast<const char*>(notice.data()) + 1, received->bytes - 1);
   const auto kind = static_cast<NoticeKind>(notice[0]);
   if (kind == NoticeKind::kAbort) {
@@ -209,7 +217,7 @@ void MessagePump::Abort(const absl::Status& why) {
     for (const auto& [poster, operation] : completed_) {
       if (poster == this) leaving.erase(operation);
     }
-    sched_yield();
+    if (completed_.empty()) std::this_thread::sleep_for(kAbortPause);
   }
 }
 

@@ -37,7 +37,7 @@ namespace starring {
 
 // What a control message is for.
 enum class ControlTag : int {
-  kNotice,
+  kNotice = Transport::kNoticeTag,
   kAgreementSize,
   kAgreement,
   kVerdictSize,
@@ -47,10 +47,12 @@ enum class ControlTag : int {
   kSumRest,
   kSumResult,
   kState,
+  kSegmentTaken,
   kBarrier,
   kBarrierDone,
   kCudaAware,
   kCudaAwareData,
+  kCheck,
   kCount,
 };
 
@@ -84,8 +86,9 @@ class MessagePump final : private Transport::Poster {
   enum class Listening { kNowAndThen, kAlways };
   absl::StatusOr<Progress> Pump(Listening listening = Listening::kNowAndThen);
 
-  // Pumps until `done()`. DeadlineExceeded, without a message, at the deadline: the caller knows for what it waited. A
-  // stall is reported as a wait for `what`; with an empty `what` none is reported.
+  // Pumps until `done()`, and sleeps in Transport::Wait when nothing arrives for longer than a wake-up costs. A lock
+  // that the caller holds stays locked. DeadlineExceeded, without a message, at the deadline: the caller knows for what
+  // it waited. A stall is reported as a wait for `what`; with an empty `what` none is reported.
   absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline, const std::string& what);
 
   // Counts a call that all ranks make in the same order. The roll call compares the counts.
@@ -98,9 +101,11 @@ class MessagePump final : private Transport::Poster {
   // OK, or the first failure, after which nothing works any more.
   const absl::Status& failure() const { return failure_; }
 
-  // Gives up: `why` becomes the failure, and all peers are told unless a peer gave up first. Waits up to two seconds
-  // for the notices to leave.
+  // Gives up: `why` becomes the failure, and all peers are told unless a peer gave up first, or they know. Waits up to
+  // two seconds for the notices to leave.
   void Abort(const absl::Status& why);
+  // All ranks have been told in another way why they give up.
+  void PeersKnow() { peers_know_ = true; }
 
  private:
   absl::Status Fail(absl::Status status);

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "worker/exchange/peer/transport.h"
+#include "worker/exchange/peer/mpi_transport.h"
 #include "worker/launcher_environment.h"
 
 namespace starring {
@@ -55,8 +55,11 @@ absl::Status MpiError(const char* call, int code);
 // Collective over all ranks of `runtime`, which outlives the transport. If operations are pending when the transport is
 // destroyed, its communicator is not freed; then the process must leave by MpiRuntime::ExitWithoutFinalize.
 //
-// Thread safety: none; one thread at a time (MPI_THREAD_SERIALIZED).
-[[nodiscard]] std::unique_ptr<Transport> CreateMpiTransport(const MpiRuntime& runtime);
+// MPI cannot sleep until a message arrives, so Wait pauses between two polls: for as long as the pauses since a
+// poll has found something, between 20 and 320 us.
+//
+// Thread safety: as transport.h says; Wait and Wake do not enter MPI (MPI_THREAD_SERIALIZED).
+[[nodiscard]] std::unique_ptr<MpiTransport> CreateMpiTransport(const MpiRuntime& runtime);
 
 }  // namespace starring
 

@@ -8,24 +8,27 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/owned_slices.h"
 #include "common/status.h"
+#include "worker/exchange/peer/block_machine.h"
 #include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
+#include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 
 namespace starring {
 namespace {
 
-// How long the background thread sleeps between two visits: the shorter, the sooner a message goes on; the longer, the
-// less of the trainer's core it takes.
+// How long the background thread sleeps, again and again, while the trainer drives: first for as long as a Submit
+// takes, then longer. After the longest pause it waits for the mutex.
 constexpr std::chrono::microseconds kPauseMin{20};
 constexpr std::chrono::microseconds kPauseMax{320};
 
-// With nothing in flight it answers roll calls and tells its progress this often: well within StallTimes::patience, or
-// this rank would be called silent.
+// While nothing arrives the background thread answers roll calls and tells its progress this often: well within
+// StallTimes::patience, or this rank would be called silent.
 constexpr std::chrono::milliseconds kRollCallInterval{50};
 
 // The first message of a sum: its purpose, its length, and its first values.
@@ -59,12 +62,16 @@ class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
 
 PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options)
     : algorithm_(options.algorithm),
+      unlocked_transport_(*transport),
+      mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
       pump_(transport.get(), std::move(options.stall)),
-      transport_(std::move(transport)) {}
+      transport_(std::move(transport)) {
+  CHECK(algorithm_ != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+}
 
 PeerExchange::~PeerExchange() { StopBackground(); }
 
@@ -72,6 +79,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
+  CHECK(job.sum_order == SumOrder::kChain || algorithm_ == Algorithm::kDirect) << "only a star adds as a tree";
   // The caller's optimizer state need not outlive Start: job_ has the spans only while ShareStart reads them.
   job_ = job;
   job_.optimizer_state.clear();
@@ -88,21 +96,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   job_.optimizer_state = job.optimizer_state;
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
-  if (algorithm_ == Algorithm::kRing) {
-    const std::span<float> memory = own_parameters_.empty() ? parameters_ : own_parameters_;
-    machine_ = std::make_unique<RingMachine>(RingMachine::Options{.buckets = &job_.buckets,
-                                                                  .owner = owner_.get(),
-                                                                  .parameters = memory,
-                                                                  .transport = transport_.get(),
-                                                                  .track = track_,
-                                                                  .first_tag = MessagePump::kFirstDataTag});
-  } else {
-    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
-                                                                            .owner = owner_.get(),
-                                                                            .parameters = parameters_,
-                                                                            .transport = transport_.get(),
-                                                                            .track = track_});
-  }
+  CreateMachine();
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
   // The thread drives machine_, so it begins last. One rank alone never has anything in flight.
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
@@ -120,7 +114,11 @@ absl::Status PeerExchange::Agree() {
     verdict = std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message());
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
-  return verdict.empty() ? absl::OkStatus() : absl::InvalidArgumentError(verdict);
+  if (verdict.empty()) return absl::OkStatus();
+  // A notice, which travels apart, may be read before the verdict: that rank would say that a peer has given up, and
+  // end as if a restart could help.
+  pump_.PeersKnow();
+  return absl::InvalidArgumentError(verdict);
 }
 
 absl::Status PeerExchange::CreateOwner() {
@@ -129,10 +127,12 @@ absl::Status PeerExchange::CreateOwner() {
                                .first_step = job_.first_step,
                                .optimizer = job_.optimizer,
                                .schedule = job_.schedule};
-  if (algorithm_ == Algorithm::kRing) {
+  if (algorithm_ != Algorithm::kAllreduce) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
+    const CudaAwarePairs pairs =
+        algorithm_ == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
     // A rank without a GPU takes part as well: the others cannot know that it has none.
-    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, *transport_, device_, options, join));
+    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, options, pairs, join));
   }
   if (owner_ == nullptr) {
     // It may fail on this rank alone, so the peers are told.
@@ -142,6 +142,28 @@ absl::Status PeerExchange::CreateOwner() {
   }
   own_parameters_ = owner_->own_parameters();
   return absl::OkStatus();
+}
+
+void PeerExchange::CreateMachine() {
+  if (algorithm_ == Algorithm::kAllreduce) {
+    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
+                                                                            .owner = owner_.get(),
+                                                                            .parameters = parameters_,
+                                                                            .transport = mpi_,
+                                                                            .track = track_});
+    return;
+  }
+  const BlockMachine::Options options = {.buckets = &job_.buckets,
+                                         .owner = owner_.get(),
+                                         .parameters = own_parameters_.empty() ? parameters_ : own_parameters_,
+                                         .transport = transport_.get(),
+                                         .track = track_,
+                                         .first_tag = MessagePump::kFirstDataTag};
+  if (algorithm_ == Algorithm::kRing) {
+    machine_ = std::make_unique<RingMachine>(options);
+  } else {
+    machine_ = std::make_unique<DirectMachine>(options, job_.sum_order);
+  }
 }
 
 GradientExchange::MemoryPlace PeerExchange::memory_place() const {
@@ -206,7 +228,7 @@ absl::Status PeerExchange::Await(int64_t step, int bucket) {
                    absl::StrCat("step ", step, ", bucket ", bucket));
 }
 
-// Await returns earlier: when the trainer may go on, parameters may still be on their way to the right neighbour.
+// Await returns earlier: when the trainer may go on, parameters may still be on their way to other ranks.
 absl::Status PeerExchange::Drain() {
   return WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsIdle(); }, "the last step");
 }
@@ -311,6 +333,8 @@ void PeerExchange::Abort(const absl::Status& why) {
 bool PeerExchange::Release() {
   StopBackground();
   const MutexLock lock(mutex_);
+  // MPI alone writes between polls; any other transport writes in Poll, which nobody calls any more.
+  if (mpi_ == nullptr) return true;
   return pump_.failure().ok() && (machine_ == nullptr || machine_->IsIdle());
 }
 
@@ -337,7 +361,6 @@ ExchangeCounters PeerExchange::counters() const {
 void PeerExchange::DriveInBackground() {
   // Linux lengthens sleeps by up to 50 us by default, more than kPauseMin. A failure of this call costs only time.
   prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
-  std::chrono::microseconds pause = kPauseMin;
   const MutexLock lock(mutex_);
   owner_->EnterThread();
   while (!stopping_) {
@@ -345,18 +368,22 @@ void PeerExchange::DriveInBackground() {
       background_sleeps_ = true;
       submitted_.WaitFor(mutex_, kRollCallInterval);
       background_sleeps_ = false;
-      pause = kPauseMin;
     }
-    const absl::StatusOr<MessagePump::Progress> progress = pump_.Pump(MessagePump::Listening::kAlways);
-    const bool some = progress.ok() && *progress == MessagePump::Progress::kSome;
-    pause = some ? kPauseMin : std::min(2 * pause, kPauseMax);
+    (void)pump_.Pump(MessagePump::Listening::kAlways);  // an error stays in the pump
+    if (machine_->IsIdle() || !pump_.failure().ok()) continue;
     mutex_.Unlock();
-    // A thread that waits for the mutex would cost the trainer a system call whenever it unlocks.
-    do {
-      std::this_thread::sleep_for(pause);
-      pause = trainer_drives_.load(std::memory_order_relaxed) ? std::min(2 * pause, kPauseMax) : pause;
-    } while (trainer_drives_.load(std::memory_order_relaxed));
+    unlocked_transport_.Wait(kRollCallInterval);
+    LetTheTrainerDrive();
     mutex_.Lock();
+  }
+}
+
+// A thread that waits for the mutex costs the trainer a system call when it unlocks. A Submit is over before that; an
+// Await that takes longer can afford one system call, and this thread then need not look at the clock meanwhile.
+void PeerExchange::LetTheTrainerDrive() const {
+  for (std::chrono::microseconds pause = kPauseMin;
+       pause <= kPauseMax && trainer_drives_.load(std::memory_order_relaxed); pause *= 2) {
+    std::this_thread::sleep_for(pause);
   }
 }
 
@@ -366,6 +393,7 @@ void PeerExchange::StopBackground() {
     const MutexLock lock(mutex_);
     stopping_ = true;
   }
+  unlocked_transport_.Wake();
   submitted_.NotifyOne();
   background_.join();
 }

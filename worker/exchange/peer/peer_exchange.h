@@ -1,12 +1,12 @@
-// The exchange among equals: ring and mpi. A BucketMachine decides what happens to a bucket; this class starts and ends
-// the job with the peers, waits, and decides which thread drives the transport.
+// The exchange among equals: ring, co-located star and mpi. A BucketMachine decides what happens to a bucket; this
+// class starts and ends the job with the peers, waits, and decides which thread drives the transport.
 //
-// Threads. At any time at most one thread is inside the transport, and with it inside MPI: the thread that holds the
-// mutex. In every call, above all in Await, that is the trainer's own thread: it has nothing else to do then, and no
-// result waits for another thread to wake up. Between those calls, while the trainer computes, a background thread
-// drives the messages in flight, because Open MPI makes no progress by itself. It does so in short visits and sleeps in
-// between, for a shorter time after a visit that found something. With nothing in flight it sleeps until the next
-// Submit and looks for notices twenty times a second.
+// Threads. At any time at most one thread posts and polls, and with it is inside MPI: the thread that holds the mutex.
+// In every call, above all in Await, that is the trainer's own thread: it has nothing else to do then, and no result
+// waits for another thread to wake up. Between those calls, while the trainer computes, a background thread drives the
+// messages in flight, because neither Open MPI nor TCP moves them on by itself. It does so in short visits, and waits
+// in between without the mutex (Transport::Wait). With nothing in flight it sleeps until the next Submit and looks for
+// notices twenty times a second.
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
 // (cuda_aware/cuda_aware_owner.h): memory_place says where.
@@ -30,6 +30,7 @@
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/message_pump.h"
+#include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
 #include "worker/exchange/peer/transport.h"
 #include "worker/exchange/stall_report.h"
@@ -38,16 +39,21 @@ namespace starring {
 
 class PeerExchange final : public GradientExchange {
  public:
-  enum class Algorithm { kRing, kAllreduce };
+  // kDirect is the co-located star. kRing and kDirect have the same owners. The job's order of sums is a chain, or with
+  // kDirect a tree; kAllreduce leaves it to the library.
+  enum class Algorithm { kRing, kDirect, kAllreduce };
 
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
+    // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
+    MpiTransport* mpi = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
-    // The GPU from whose memory a ring sends, if the transport can (cuda_aware/cuda_aware_owner.h). It outlives the
-    // exchange, and its thread calls Start. Null: messages are in host memory.
+    // kRing, kDirect: the GPU whose memory messages leave and enter, if the transport can (cuda_aware/
+    // cuda_aware_owner.h). It outlives the exchange, and its thread calls Start. Null: messages are in host memory.
     CudaDevice* device = nullptr;
     StallOptions stall;  // how this rank reports that it is stuck, and what it tells others about itself
   };
+  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce.
   PeerExchange(std::unique_ptr<Transport> transport, Options options);
   ~PeerExchange() override;
 
@@ -69,6 +75,7 @@ class PeerExchange final : public GradientExchange {
 
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CreateMachine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<std::vector<ElementRange>> MySlices() const;
   std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
@@ -77,9 +84,12 @@ class PeerExchange final : public GradientExchange {
   absl::Status GatherStateVector(int vector, std::span<float> whole) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DriveInBackground();
+  void LetTheTrainerDrive() const;
   void StopBackground();
 
   const Algorithm algorithm_;
+  Transport& unlocked_transport_;  // *transport_, for Wait and Wake, which need no lock
+  MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
   JobSpec job_;

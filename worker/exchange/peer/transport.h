@@ -1,15 +1,21 @@
 // Point-to-point messages between the ranks of one job, posted now and completed later. The exchange's algorithms know
-// this interface only. MpiTransport (mpi_runtime.h) is the real one; tests have one in memory.
+// this interface only. There are two networks: MPI (mpi_transport.h) and TCP (tcp_transport.h); tests have one in
+// memory.
 //
-// Words. An *operation* is one posted send, receive or allreduce. Its *poster* is the object that posted it and gave it
-// a number; Poll returns poster and number of every operation that has completed. Several posters use one transport:
-// the bucket machine for gradients and parameters, the message pump for everything else. Messages of one (sender,
-// receiver, tag) match in the order in which they were posted; otherwise any order is possible.
+// Words. An *operation* is one posted send or receive. Its *poster* is the object that posted it and gave it a number;
+// Poll returns poster and number of every operation that has completed. Several posters use one transport: the bucket
+// machine for gradients and parameters, the message pump for everything else. Messages of one (sender, receiver, tag)
+// match in the order in which they were posted; otherwise any order is possible.
 //
-// Thread safety: none; one thread at a time.
+// A send may complete before its receive is posted. The transport then keeps the message, so an algorithm must bound
+// how far a sender runs ahead of its receiver.
+//
+// Thread safety: one thread at a time, except Wait and Wake, which any thread may call while another thread is in any
+// method but the destructor.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_TRANSPORT_H_
 #define STARRING_WORKER_EXCHANGE_PEER_TRANSPORT_H_
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,28 +42,32 @@ class Transport {
     uint64_t operation = 0;
   };
 
+  // Messages with this tag are *notices*: no receive is posted for them, and TryReceive takes them. A transport may
+  // send them on a connection of their own, where they do not wait for other messages.
+  static constexpr int kNoticeTag = 0;
+
   virtual ~Transport() = default;
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
   // Tags are 0..tag_max(), at least 32767.
   virtual int tag_max() const = 0;
-  // Whether the library claims that the data of sends and receives may be memory of a GPU. The claim may be wrong:
-  // cuda_aware/cuda_aware_owner.h tests it.
-  virtual bool moves_device_memory() const { return false; }
 
   // `data` belongs to the transport until Poll returns the token: a send's data must not be written, a receive's not
   // touched. A message is exactly as long as the receive that it matches.
   virtual void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) = 0;
   virtual void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) = 0;
 
-  // sum = element-wise sum over all ranks of `contribution`, in the order that the library chooses. All ranks post
-  // their allreduces in the same order. `contribution` and `sum` do not overlap.
-  virtual void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) = 0;
-
-  // Makes progress and appends the tokens of operations that have completed to `completed`. Never blocks. Errors are
-  // the library's own (Internal); nothing works after one.
+  // Makes progress and appends the tokens of operations that have completed to `completed`. Never blocks. An error is
+  // Unavailable if a peer or the network is gone, otherwise Internal; nothing works after one.
   virtual absl::Status Poll(std::vector<Token>& completed) = 0;
+
+  // Sleeps until Poll or TryReceive may find something, until Wake has been called since the last return, or for
+  // `longest`. May return early. The caller does not hold the lock under which other threads poll and post, unless no
+  // other thread asks for that lock.
+  virtual void Wait(std::chrono::microseconds longest) = 0;
+  // Ends a Wait, or the next one if no thread is in Wait.
+  virtual void Wake() = 0;
 
   // Takes a message of any rank with `tag` if one has arrived, without a receive posted for it: at most data.size()
   // bytes. If the library fails, the next Poll returns its error.

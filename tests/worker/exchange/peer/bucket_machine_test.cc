@@ -52,7 +52,7 @@ class Ranks {
   InMemoryNetwork network_;
   std::vector<std::unique_ptr<SliceOwner>> owners_;
   std::vector<std::vector<float>> parameters_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<MpiTransport>> transports_;
   std::vector<std::unique_ptr<AllreduceMachine>> machines_;
 };
 

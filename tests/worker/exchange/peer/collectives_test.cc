@@ -1,5 +1,6 @@
 #include "worker/exchange/peer/collectives.h"
 
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -94,6 +95,49 @@ TEST_P(TransferTest, CopiesFromOneRankToAnother) {
     CHECK_OK(Transfer(pump, {.from = 1, .to = 0}, data, kOptions));
     EXPECT_EQ(data, std::vector<std::byte>(count, std::byte{9}));
   });
+}
+
+// Rank `liar` announces a text of 2^62 bytes. What both ranks say:
+std::vector<absl::Status> WithALongText(int liar) {
+  InMemoryNetwork network(2, 1);
+  std::vector<std::unique_ptr<MessagePump>> pumps;  // end after the transports, which may write into their buffers
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < 2; ++rank) {
+    transports.push_back(network.CreateTransport(rank));
+    pumps.push_back(std::make_unique<MessagePump>(transports[rank].get(), StallOptions()));
+  }
+  uint64_t size = uint64_t{1} << 62;
+  std::vector<absl::Status> status(2);
+  std::string verdict;
+  std::thread peer([&] {
+    MessagePump& pump = *pumps[1];
+    if (liar == 1) {
+      status[1] = GatherToRoot(pump, ControlTag::kAgreementSize, std::as_bytes(std::span(&size, 1)), {}, kOptions);
+      if (!status[1].ok()) return;  // rank 0 was faster
+    }
+    status[1] = SendTextFromRoot(pump, verdict, kOptions);
+  });
+  if (liar == 0) {
+    MessagePump& pump = *pumps[0];
+    status[0] = SendFromRoot(pump, ControlTag::kVerdictSize, std::as_writable_bytes(std::span(&size, 1)), kOptions);
+    if (status[0].ok()) status[0] = Barrier(pump, kOptions);
+  } else {
+    status[0] = GatherTextToRoot(*pumps[0], "mine", kOptions).status();
+  }
+  peer.join();
+  return status;
+}
+
+TEST(Collectives, ATextThatIsTooLongIsRefusedBeforeMemoryIsTaken) {
+  for (const int liar : {0, 1}) {
+    const std::vector<absl::Status> status = WithALongText(liar);
+    const std::string said = "rank " + std::to_string(liar) + " announces a text of 4611686018427387904 bytes, " +
+                             "at most " + std::to_string(kCollectiveTextBytesMax) + " are allowed";
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_EQ(status[rank].code(), rank == liar ? absl::StatusCode::kUnavailable : absl::StatusCode::kInternal);
+      EXPECT_THAT(std::string(status[rank].message()), HasSubstr(said)) << rank;
+    }
+  }
 }
 
 TEST(Collectives, AMissingRankIsNamedToAll) {

@@ -1,6 +1,7 @@
 #include "tests/worker/exchange/peer/example_job.h"
 
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "bench/exchange_job.h"
@@ -9,6 +10,37 @@
 #include "common/check.h"
 
 namespace starring {
+namespace {
+
+using Gradients = std::vector<std::vector<float>>;  // by rank
+
+// Written as the definition of a tree is, without TreeMiddle.
+float TreeSum(const Gradients& gradients, int64_t element, RankRange ranks) {
+  if (ranks.end - ranks.begin == 1) return gradients[ranks.begin][element];
+  int left = 1;
+  while (2 * left < ranks.end - ranks.begin) left *= 2;
+  return TreeSum(gradients, element, {ranks.begin, ranks.begin + left}) +
+         TreeSum(gradients, element, {ranks.begin + left, ranks.end});
+}
+
+std::vector<float> SumOf(const Gradients& gradients, SumOrder order) {
+  const int world_size = static_cast<int>(gradients.size());
+  const auto element_count = std::ssize(gradients[0]);
+  std::vector<float> sum(element_count);
+  if (order == SumOrder::kTree) {
+    for (int64_t i = 0; i < element_count; ++i) sum[i] = TreeSum(gradients, i, {0, world_size});
+    return sum;
+  }
+  ForEachRun({0, element_count}, element_count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
+    for (int64_t i = run.begin; i < run.end; ++i) {
+      sum[i] = gradients[first_rank][i];
+      for (int k = 1; k < world_size; ++k) sum[i] += gradients[(first_rank + k) % world_size][i];
+    }
+  });
+  return sum;
+}
+
+}  // namespace
 
 JobSpec ExampleJob::Spec(int rank) const {
   JobSpec job = MakeExchangeJob({.rank = rank,
@@ -18,6 +50,7 @@ JobSpec ExampleJob::Spec(int rank) const {
                                  .optimizer = optimizer});
   CHECK_EQ(job.layout.element_count(), element_count);
   job.schedule.base = 0.125;
+  job.sum_order = sum_order;
   job.agreed_flags = {{"seed", std::to_string(seed)}};
   return job;
 }
@@ -57,13 +90,7 @@ std::vector<float> ExampleJob::Reference(int64_t step_count, std::vector<std::ve
   for (int64_t step = 0; step < step_count; ++step) {
     std::vector<std::vector<float>> gradients;
     for (int rank = 0; rank < world_size; ++rank) gradients.push_back(Gradient(rank, step));
-    std::vector<float> sum(element_count);
-    ForEachRun({0, element_count}, element_count, world_size, [&](ElementRange run, int first_rank) {
-      for (int64_t i = run.begin; i < run.end; ++i) {
-        sum[i] = gradients[first_rank][i];
-        for (int k = 1; k < world_size; ++k) sum[i] += gradients[(first_rank + k) % world_size][i];
-      }
-    });
+    const std::vector<float> sum = SumOf(gradients, sum_order);
     std::vector<std::span<float>> spans(vectors.begin(), vectors.end());
     ApplyOptimizer(optimizer, {.learning_rate = 0.125f,
                                .update = step + 1,

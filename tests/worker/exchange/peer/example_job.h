@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/arithmetic/reduction_order.h"
 #include "common/job_spec.h"
 
 namespace starring {
@@ -21,6 +22,7 @@ struct ExampleJob {
   int world_size = 1;
   GradientValues values = GradientValues::kAny;
   OptimizerConfig optimizer = {.momentum = 0.9f};
+  SumOrder sum_order = SumOrder::kChain;
   uint64_t seed = 1;
 
   // With a layout of one tensor. REQUIRES: element_count is a multiple of Layout::kAlignmentElements.

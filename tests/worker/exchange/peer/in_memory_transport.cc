@@ -1,15 +1,23 @@
 #include "tests/worker/exchange/peer/in_memory_transport.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
+#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "common/check.h"
 
 namespace starring {
+namespace {
 
-class InMemoryNetwork::RankTransport final : public Transport {
+// What can complete completes at random in one of the next polls, so a wait is no more than a pause.
+constexpr std::chrono::microseconds kPause{100};
+
+}  // namespace
+
+class InMemoryNetwork::RankTransport final : public MpiTransport {
  public:
   RankTransport(InMemoryNetwork* network, int rank) : network_(*network), rank_(rank) {}
 
@@ -25,6 +33,9 @@ class InMemoryNetwork::RankTransport final : public Transport {
     std::lock_guard lock(network_.mutex_);
     CountPosted();
     network_.message_bytes_max_ = std::max(network_.message_bytes_max_, std::ssize(data));
+    auto& sending = network_.sending_[rank_];
+    sending.emplace(token.poster, token.operation);
+    network_.sends_in_flight_max_ = std::max(network_.sends_in_flight_max_, static_cast<int>(sending.size()));
     Send send = {.from = rank_, .to = peer, .tag = tag, .copy = {}, .data = data, .token = token};
     if (network_.Chance(50)) {
       send.eager = true;
@@ -59,6 +70,7 @@ class InMemoryNetwork::RankTransport final : public Transport {
       if (network_.Chance(60)) {
         completed.push_back(token);
         --network_.in_flight_[rank_];
+        network_.sending_[rank_].erase({token.poster, token.operation});
       } else {
         ready[kept++] = token;
       }
@@ -66,6 +78,11 @@ class InMemoryNetwork::RankTransport final : public Transport {
     ready.resize(kept);
     return absl::OkStatus();
   }
+
+  void Wait(std::chrono::microseconds longest) override {
+    if (!woken_.exchange(false)) std::this_thread::sleep_for(std::min(longest, kPause));
+  }
+  void Wake() override { woken_ = true; }
 
   std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
     std::lock_guard lock(network_.mutex_);
@@ -87,6 +104,7 @@ class InMemoryNetwork::RankTransport final : public Transport {
 
   InMemoryNetwork& network_;
   const int rank_;
+  std::atomic<bool> woken_ = false;
 };
 
 InMemoryNetwork::InMemoryNetwork(int world_size, uint64_t seed)
@@ -96,9 +114,10 @@ InMemoryNetwork::InMemoryNetwork(int world_size, uint64_t seed)
       complete_(world_size),
       cut_(world_size, false),
       moves_device_memory_(world_size, false),
-      in_flight_(world_size, 0) {}
+      in_flight_(world_size, 0),
+      sending_(world_size) {}
 
-std::unique_ptr<Transport> InMemoryNetwork::CreateTransport(int rank) {
+std::unique_ptr<MpiTransport> InMemoryNetwork::CreateTransport(int rank) {
   return std::make_unique<RankTransport>(this, rank);
 }
 
@@ -110,14 +129,25 @@ void InMemoryNetwork::Disconnect(int rank) {
   std::erase_if(receives_, [&](const Receive& receive) { return receive.to == rank; });
 }
 
-void InMemoryNetwork::CorruptMessages(int tag) {
+void InMemoryNetwork::CorruptMessages(int tag, std::optional<NetworkLink> link) {
   std::lock_guard lock(mutex_);
   corrupt_tag_ = tag;
+  corrupt_link_ = link;
+}
+
+bool InMemoryNetwork::IsCorrupt(const Send& send) const {
+  if (send.tag != corrupt_tag_) return false;
+  return !corrupt_link_.has_value() || (send.from == corrupt_link_->from && send.to == corrupt_link_->to);
 }
 
 int InMemoryNetwork::operations_in_flight_max() const {
   std::lock_guard lock(mutex_);
   return in_flight_max_;
+}
+
+int InMemoryNetwork::sends_in_flight_max() const {
+  std::lock_guard lock(mutex_);
+  return sends_in_flight_max_;
 }
 
 int64_t InMemoryNetwork::message_bytes_max() const {
@@ -141,7 +171,7 @@ void InMemoryNetwork::Match() {
     }
     CHECK_EQ(send->data.size(), receive->data.size());
     std::copy(send->data.begin(), send->data.end(), receive->data.begin());
-    if (send->tag == corrupt_tag_) receive->data.back() ^= std::byte{0x10};
+    if (IsCorrupt(*send)) receive->data.back() ^= std::byte{0x10};
     Complete(receive->to, receive->token);
     if (!send->eager) Complete(send->from, send->token);
     receives_.erase(receive);

@@ -13,12 +13,19 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <utility>
 #include <vector>
 
-#include "worker/exchange/peer/transport.h"
+#include "worker/exchange/peer/mpi_transport.h"
 
 namespace starring {
+
+// One direction between two ranks.
+struct NetworkLink {
+  int from = 0;
+  int to = 0;
+};
 
 // Thread safety: transports of different ranks may be used by different threads.
 class InMemoryNetwork {
@@ -26,7 +33,7 @@ class InMemoryNetwork {
   InMemoryNetwork(int world_size, uint64_t seed);
 
   // REQUIRES: the network outlives the transport; one transport per rank.
-  std::unique_ptr<Transport> CreateTransport(int rank);
+  std::unique_ptr<MpiTransport> CreateTransport(int rank);
 
   // From now on nothing arrives at or leaves `rank`.
   void Disconnect(int rank);
@@ -34,11 +41,13 @@ class InMemoryNetwork {
   // Whether the transport of each rank claims to move device memory. To be called before a transport is used.
   void set_moves_device_memory(std::vector<bool> by_rank) { moves_device_memory_ = std::move(by_rank); }
 
-  // From now on every message with `tag` arrives with one wrong bit.
-  void CorruptMessages(int tag);
+  // From now on every message with `tag` arrives with one wrong bit; with a link, only messages of that link.
+  void CorruptMessages(int tag, std::optional<NetworkLink> link = std::nullopt);
 
   // The most operations that any rank had posted at a time.
   int operations_in_flight_max() const;
+  // The most sends among them.
+  int sends_in_flight_max() const;
   // The longest message that any rank has sent.
   int64_t message_bytes_max() const;
 
@@ -71,6 +80,7 @@ class InMemoryNetwork {
   void Match();
   void MatchAllreduces();
   void Complete(int rank, Transport::Token token) { complete_[rank].push_back(token); }
+  bool IsCorrupt(const Send& send) const;
   bool IsCut(int a, int b) const { return cut_[a] || cut_[b]; }
 
   const int world_size_;
@@ -83,8 +93,11 @@ class InMemoryNetwork {
   std::vector<bool> cut_;
   std::vector<bool> moves_device_memory_;
   std::optional<int> corrupt_tag_;
+  std::optional<NetworkLink> corrupt_link_;
   std::vector<int> in_flight_;
   int in_flight_max_ = 0;
+  std::vector<std::set<std::pair<Transport::Poster*, uint64_t>>> sending_;  // by rank: sends that are not polled yet
+  int sends_in_flight_max_ = 0;
   int64_t message_bytes_max_ = 0;
 };
 

@@ -1,7 +1,10 @@
 #include "worker/exchange/peer/message_pump.h"
 
+#include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -104,6 +107,63 @@ TEST(MessagePump, ADeadlineHasNoMessage) {
   const absl::StatusOr<std::string> missing = rank.pump.FindMissing();
   ASSERT_TRUE(missing.ok());
   EXPECT_THAT(*missing, HasSubstr("rank 1 does not answer"));
+}
+
+// Nothing ever arrives. Wait sleeps for the whole time, and everything is counted.
+class SilentTransport final : public Transport {
+ public:
+  int rank() const override { return 0; }
+  int world_size() const override { return 2; }
+  int tag_max() const override { return 32767; }
+  void PostSend(int, int, std::span<const std::byte>, Token) override {}
+  void PostReceive(int, int, std::span<std::byte>, Token) override {}
+  absl::Status Poll(std::vector<Token>&) override {
+    ++polls;
+    return absl::OkStatus();
+  }
+  void Wait(std::chrono::microseconds longest) override {
+    if (waits == 0) polls_before = polls;
+    ++waits;
+    std::this_thread::sleep_for(longest);
+  }
+  void Wake() override {}
+  std::optional<Received> TryReceive(int, std::span<std::byte>) override {
+    ++looks;
+    return std::nullopt;
+  }
+  int polls = 0, polls_before = 0, waits = 0, looks = 0;
+};
+
+// One poll and one look for a notice each time it wakes up: a rank that waits for a slow peer costs no core.
+TEST(MessagePump, AWaitPollsForMomentsAndThenSleeps) {
+  SilentTransport transport;
+  MessagePump pump(&transport, {});
+  const auto start = MessagePump::Clock::now();
+  EXPECT_TRUE(
+      absl::IsDeadlineExceeded(pump.PumpUntil([] { return false; }, start + std::chrono::milliseconds(200), "")));
+  EXPECT_GE(MessagePump::Clock::now() - start, std::chrono::milliseconds(200));
+  EXPECT_GE(transport.polls_before, 64);
+  EXPECT_GE(transport.waits, 1);
+  EXPECT_LE(transport.waits, 20);
+  EXPECT_LE(transport.polls - transport.polls_before, transport.waits + 1);
+  EXPECT_GE(transport.looks, transport.waits - 1);
+}
+
+// An empty one, one of an unknown kind, and two that are no answer to a roll call.
+TEST(MessagePump, NoticesThatCannotBeReadAreIgnored) {
+  RunRanks(2, 4, [](int rank, Rank& it) {
+    const std::byte one{1};
+    if (rank == 0) {
+      for (const std::string notice : {"", "?", "Hx", "H1 2"}) it.pump.Send(1, ControlTag::kNotice, Bytes(notice));
+      CHECK_OK(Await(it.pump, it.pump.Send(1, ControlTag::kSum, {&one, 1})));
+      CHECK_OK(Await(it.pump, it.pump.Receive(1, ControlTag::kSumResult, 1)));
+      return;
+    }
+    CHECK_OK(Await(it.pump, it.pump.Receive(0, ControlTag::kSum, 1)));
+    // The notices are here as well. A round takes one at most.
+    for (int round = 0; round < 10; ++round) CHECK_OK(it.pump.Pump(MessagePump::Listening::kAlways));
+    CHECK_OK(Await(it.pump, it.pump.Send(0, ControlTag::kSumResult, {&one, 1})));
+  });
 }
 
 TEST(MessagePump, AnAbortReachesThePeerAndNothingWorksAfterIt) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
@@ -82,12 +83,18 @@ absl::Status RunRank(const Training& training, GradientExchange& exchange, int r
   return absl::OkStatus();
 }
 
+std::unique_ptr<PeerExchange> CreateExchange(InMemoryNetwork& network, int rank, PeerExchange::Options options = {}) {
+  std::unique_ptr<MpiTransport> transport = network.CreateTransport(rank);
+  options.mpi = transport.get();
+  return std::make_unique<PeerExchange>(std::move(transport), std::move(options));
+}
+
 using Exchanges = std::vector<std::unique_ptr<PeerExchange>>;  // by rank
 
 Exchanges MakeExchanges(InMemoryNetwork& network, int world_size, const PeerExchange::Options& options = {}) {
   Exchanges exchanges;
   for (int rank = 0; rank < world_size; ++rank) {
-    exchanges.push_back(std::make_unique<PeerExchange>(network.CreateTransport(rank), options));
+    exchanges.push_back(CreateExchange(network, rank, options));
   }
   return exchanges;
 }
@@ -117,7 +124,7 @@ class PeerExchangeRanks : public testing::TestWithParam<int> {};
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5));
 
-TEST_P(PeerExchangeRanks, RingGivesTheReferencesBits) {
+TEST_P(PeerExchangeRanks, RingAndStarGiveTheReferencesBits) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
     const int64_t block = ReductionBlockElements(GetParam());
     for (const int64_t element_count : {int64_t{16}, 3 * block / 2}) {
@@ -127,13 +134,27 @@ TEST_P(PeerExchangeRanks, RingGivesTheReferencesBits) {
       training.job.optimizer.kind = kind;
       std::vector<std::vector<float>> state;
       const std::vector<float> expected = training.job.Reference(training.step_count, &state);
-      const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kRing, seed);
-      for (const Outcome& outcome : outcomes) {
-        ASSERT_EQ(outcome.status, absl::OkStatus());
-        EXPECT_EQ(outcome.parameters, expected);
+      for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+        const std::vector<Outcome> outcomes = RunAll(training, algorithm, seed);
+        for (const Outcome& outcome : outcomes) {
+          ASSERT_EQ(outcome.status, absl::OkStatus());
+          EXPECT_EQ(outcome.parameters, expected);
+        }
+        EXPECT_EQ(outcomes[0].state, state);
       }
-      EXPECT_EQ(outcomes[0].state, state);
     }
+  }
+}
+
+TEST_P(PeerExchangeRanks, AStarAddsAsATree) {
+  const Training training = {.job = {.element_count = 3 * ReductionBlockElements(GetParam()) / 2,
+                                     .bucket_bytes = 1,
+                                     .world_size = GetParam(),
+                                     .sum_order = SumOrder::kTree}};
+  const std::vector<float> expected = training.job.Reference(training.step_count);
+  for (const Outcome& outcome : RunAll(training, Algorithm::kDirect, 7)) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.parameters, expected);
   }
 }
 
@@ -151,7 +172,8 @@ TEST_P(PeerExchangeRanks, AllreduceGivesTheSameOnIntegers) {
   EXPECT_EQ(outcomes[0].state, state);
 }
 
-// Two steps, a gathered state, and two more steps of a new job that starts there have the bits of four steps.
+// Two steps of a ring, a gathered state, and two more steps of a new job that starts there, be it a ring or a star,
+// have the bits of four steps.
 TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
   Training training = {.job = {.element_count = 3 * ReductionBlockElements(GetParam()) / 2,
                                .bucket_bytes = 1,
@@ -164,9 +186,11 @@ TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
   training.start = half[0].parameters;
   training.state = half[0].state;
   const std::vector<float> expected = training.job.Reference(4);
-  for (const Outcome& outcome : RunAll(training, Algorithm::kRing, 6)) {
-    ASSERT_EQ(outcome.status, absl::OkStatus());
-    EXPECT_EQ(outcome.parameters, expected);
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    for (const Outcome& outcome : RunAll(training, algorithm, 6)) {
+      ASSERT_EQ(outcome.status, absl::OkStatus());
+      EXPECT_EQ(outcome.parameters, expected);
+    }
   }
 }
 
@@ -217,7 +241,7 @@ TEST(PeerExchange, LocalIsARingOfOne) {
 // A ring moves 2 (N - 1) / N of the vector in a step: all of it for two ranks.
 TEST(PeerExchange, CountsGradientsAndParametersOnly) {
   const Training training = {.job = {.element_count = 16'384, .bucket_bytes = 1, .world_size = 2}, .step_count = 3};
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect, Algorithm::kAllreduce}) {
     for (const Outcome& outcome : RunAll(training, algorithm, 2)) {
       EXPECT_EQ(outcome.counters.bytes_sent, 3 * 16'384 * 4);
       EXPECT_EQ(outcome.counters.bytes_received, 3 * 16'384 * 4);
@@ -238,6 +262,18 @@ TEST(PeerExchange, RefusesDifferentFlagsOnAllRanks) {
   }
 }
 
+TEST(PeerExchange, RefusesAnotherOrderOfSums) {
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 3}};
+  training.change_spec = [](int rank, JobSpec& spec) {
+    if (rank == 1) spec.sum_order = SumOrder::kTree;
+  };
+  for (const Outcome& outcome : RunAll(training, Algorithm::kDirect, 1)) {
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(outcome.status.message()),
+                HasSubstr("rank 1 has sum_order=TREE, rank 0 has sum_order=CHAIN"));
+  }
+}
+
 TEST(PeerExchange, RefusesARankThatTheLauncherDidNotGive) {
   Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 1}};
   training.change_spec = [](int, JobSpec& spec) { spec.rank = 1; };
@@ -246,7 +282,7 @@ TEST(PeerExchange, RefusesARankThatTheLauncherDidNotGive) {
 }
 
 TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kAllreduce}) {
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect, Algorithm::kAllreduce}) {
     Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 4}, .step_count = 5};
     training.before_step = [](int rank, int64_t step) {
       return rank == 2 && step == 3 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
@@ -322,14 +358,19 @@ TEST(PeerExchange, RefusesASumOfDifferentThings) {
   }
 }
 
+class PeerExchangeFaults : public testing::TestWithParam<Algorithm> {};
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, PeerExchangeFaults,
+                         testing::Values(Algorithm::kRing, Algorithm::kDirect, Algorithm::kAllreduce));
+
 // A rank stops without a message. The first rank to notice names it, and so does the message of every other rank.
-TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
+TEST_P(PeerExchangeFaults, ASilentRankIsNamedAtTheDeadline) {
   for (const int silent : {0, 1, 2}) {
     Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3}, .step_count = 5};
     training.change_spec = [](int, JobSpec& spec) { spec.exchange_deadline = absl::Milliseconds(500); };
     InMemoryNetwork network(3, 4);
     std::vector<Outcome> outcomes(3);
-    const Exchanges exchanges = MakeExchanges(network, 3);
+    const Exchanges exchanges = MakeExchanges(network, 3, {.algorithm = GetParam()});
     training.before_step = [&](int rank, int64_t step) {
       if (rank != silent || step != 2) return absl::OkStatus();
       network.Disconnect(silent);
@@ -348,11 +389,7 @@ TEST(PeerExchange, ASilentRankIsNamedAtTheDeadline) {
 
 // One rank is busy for a while. The others print its number and phase, and later that the job goes on. The result does
 // not change.
-class PeerExchangeStall : public testing::TestWithParam<Algorithm> {};
-
-INSTANTIATE_TEST_SUITE_P(Algorithms, PeerExchangeStall, testing::Values(Algorithm::kRing, Algorithm::kAllreduce));
-
-TEST_P(PeerExchangeStall, NamesTheRankAndItsPhaseAndThenGoesOn) {
+TEST_P(PeerExchangeFaults, AStallNamesTheRankAndItsPhaseAndThenGoesOn) {
   Training training = {
       .job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3, .values = GradientValues::kIntegers}};
   InMemoryNetwork network(3, 9);
@@ -362,15 +399,14 @@ TEST_P(PeerExchangeStall, NamesTheRankAndItsPhaseAndThenGoesOn) {
   std::vector<Outcome> outcomes(3);
   Exchanges exchanges;
   for (int rank = 0; rank < 3; ++rank) {
-    exchanges.push_back(std::make_unique<PeerExchange>(
-        network.CreateTransport(rank),
-        PeerExchange::Options{.algorithm = GetParam(),
-                              .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
-                                        .progress = &progress[rank],
-                                        .say = [&lines, &reports, rank](const std::string& line) {
-                                          lines[rank].push_back(line);
-                                          if (lines[rank].size() == 1) ++reports;
-                                        }}}));
+    exchanges.push_back(CreateExchange(network, rank,
+                                       {.algorithm = GetParam(),
+                                        .stall = {.times = {.report_after = std::chrono::milliseconds(800)},
+                                                  .progress = &progress[rank],
+                                                  .say = [&lines, &reports, rank](const std::string& line) {
+                                                    lines[rank].push_back(line);
+                                                    if (lines[rank].size() == 1) ++reports;
+                                                  }}}));
   }
   training.before_step = [&](int rank, int64_t step) {
     progress[rank].set_step(step);

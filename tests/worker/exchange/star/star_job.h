@@ -52,7 +52,7 @@ inline std::vector<float> ReferenceRun(const JobSpec& job, int64_t steps, Gradie
                                .optimizer = job.optimizer,
                                .schedule = job.schedule};
   for (int b = 0; b < job.buckets.bucket_count(); ++b) options.slices.push_back({job.buckets.bucket(b)});
-  auto sums = ContributionSum::Create(std::move(options), job.world_size);
+  auto sums = ContributionSum::Create(std::move(options), {.order = job.sum_order, .world_size = job.world_size});
   CHECK_OK(sums);
   std::vector<float> parameters = InitialParameters(job.layout.element_count());
   const auto bytes = [](const std::vector<float>& values, ElementRange range) {

@@ -49,11 +49,15 @@ struct Buffers {
   std::span<float> from, to;
 };
 
-// Sends `from` to the right neighbour and receives the left one's in `to`. As in the ring, all operations are posted
-// before the first wait, receives before sends.
-absl::Status SendRight(MessagePump& pump, const Buffers& memory, const CollectiveOptions& options) {
-  const int right = (pump.rank() + 1) % pump.world_size();
-  const int left = (pump.rank() + pump.world_size() - 1) % pump.world_size();
+int Left(const MessagePump& pump, int distance) {
+  return (pump.rank() + pump.world_size() - distance) % pump.world_size();
+}
+
+// Sends `from` to the rank `distance` places to the right, and receives in `to` from the one to the left. As in ring
+// and star, all operations are posted before the first wait, receives before sends.
+absl::Status SendRight(MessagePump& pump, int distance, const Buffers& memory, const CollectiveOptions& options) {
+  const int right = (pump.rank() + distance) % pump.world_size();
+  const int left = Left(pump, distance);
   std::vector<MessagePump::Token> tokens;
   for (const ElementRange& message : kMessages) {
     const auto begin = static_cast<size_t>(message.begin), size = static_cast<size_t>(message.size());
@@ -72,19 +76,19 @@ absl::Status SendRight(MessagePump& pump, const Buffers& memory, const Collectiv
                                                   absl::FormatDuration(options.deadline), ": ", missing));
 }
 
-// kDevice if the left neighbour's pattern has arrived and a kernel of this rank sees it. NaNs are in the buffer before:
-// a kernel that reads too early finds them.
-absl::StatusOr<Path> Test(MessagePump& pump, CudaSliceOwner& owner, const Buffers& memory,
-                          const CollectiveOptions& options) {
+// kDevice if the pattern of the rank `distance` places to the left has arrived and a kernel of this rank sees it. NaNs
+// are in the buffer before: a kernel that reads too early finds them.
+absl::StatusOr<Path> TestPair(MessagePump& pump, int distance, CudaSliceOwner& owner, const Buffers& memory,
+                              const CollectiveOptions& options) {
   const std::vector<float> mine = PatternOf(pump.rank());
-  const std::vector<float> lefts = PatternOf((pump.rank() + pump.world_size() - 1) % pump.world_size());
+  const std::vector<float> lefts = PatternOf(Left(pump, distance));
   std::vector<float> got(mine.size(), std::numeric_limits<float>::quiet_NaN());
   // The order is the test. The copies have ended before the first message leaves, and the kernel starts as soon as MPI
   // says that the message is here: a library that completes a receive before its data are visible to the GPU is found
   // out.
   owner.CopyToDevice(mine, memory.from);
   owner.CopyToDevice(got, memory.to);
-  RETURN_IF_ERROR(SendRight(pump, memory, options));
+  RETURN_IF_ERROR(SendRight(pump, distance, memory, options));
   owner.Add(memory.from, memory.to);
   owner.CopyToHost(memory.to, got);
   RETURN_IF_ERROR(owner.status());
@@ -95,31 +99,44 @@ absl::StatusOr<Path> Test(MessagePump& pump, CudaSliceOwner& owner, const Buffer
   return Path::kDevice;
 }
 
+// A rank whose test has failed goes on with the other pairs, because they wait for its messages.
+absl::StatusOr<Path> Test(MessagePump& pump, CudaAwarePairs pairs, CudaSliceOwner& owner, const Buffers& memory,
+                          const CollectiveOptions& options) {
+  const int distance_max = pairs == CudaAwarePairs::kNeighbours ? 1 : std::max(1, pump.world_size() - 1);
+  Path path = Path::kDevice;
+  for (int distance = 1; distance <= distance_max; ++distance) {
+    ASSIGN_OR_RETURN(const Path of_pair, TestPair(pump, distance, owner, memory, options));
+    if (of_pair == Path::kHost) path = Path::kHost;
+  }
+  return path;
+}
+
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, const Transport& transport,
+absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, const MpiTransport* mpi,
                                                                  CudaDevice* device,
                                                                  const OwnedSlices::Options& options,
+                                                                 CudaAwarePairs pairs,
                                                                  const CollectiveOptions& collective) {
   std::unique_ptr<CudaSliceOwner> candidate;
   if (device != nullptr) {
     auto created = CudaSliceOwner::Create(device, options);
-    // Too little GPU memory is no error: the ring then goes by way of host memory.
+    // Too little GPU memory is no error: messages then go by way of host memory.
     if (created.ok()) candidate = *std::move(created);
   }
   Path claim = Path::kHost;
   Buffers memory;
   // Without the library's claim nothing is posted: device memory would make it crash.
-  if (candidate != nullptr && transport.moves_device_memory()) {
+  if (candidate != nullptr && mpi != nullptr && mpi->moves_device_memory()) {
     memory = {.from = candidate->Allocate(kTestElements), .to = candidate->Allocate(kTestElements)};
     if (candidate->status().ok()) claim = Path::kDevice;
   }
   // The ranks agree before the test as well: a rank that cannot take part would leave its neighbours waiting.
   ASSIGN_OR_RETURN(const Path claimed, Agree(pump, claim, collective));
   if (claimed == Path::kHost) return nullptr;
-  const absl::StatusOr<Path> tested = Test(pump, *candidate, memory, collective);
-  // This is an error, not a wrong value. Operations on device memory may be in flight, so the ring cannot go on by way
-  // of host memory on this transport.
+  const absl::StatusOr<Path> tested = Test(pump, pairs, *candidate, memory, collective);
+  // This is an error, not a wrong value. Operations on device memory may be in flight, so the exchange cannot go on by
+  // way of host memory on this transport.
   if (!tested.ok()) {
     const absl::Status why(tested.status().code(),
                            absl::StrCat("the self-test of CUDA-aware MPI: ", std::string(tested.status().message()),

@@ -1,9 +1,9 @@
-// Whether the ring's messages go from GPU to GPU, or by way of host memory.
+// Whether the messages of a ring or a co-located star go from GPU to GPU, or by way of host memory.
 //
 // A CUDA-aware MPI takes pointers to GPU memory; any other MPI crashes on them, or sends what happens to be at the same
 // address of the host. So the library is asked first, and its claim is tested: it has to move a pattern between real
-// buffers, in both sizes that the ring sends, and a kernel on the receiving GPU has to read it. If one rank cannot, no
-// rank does.
+// buffers, in a large and a small size, and a kernel on the receiving GPU has to read it, between all ranks that will
+// exchange gradients. If one rank cannot, no rank does.
 //
 // This header is all that the rest of the exchange knows of CUDA-aware MPI.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_CUDA_AWARE_CUDA_AWARE_OWNER_H_
@@ -16,19 +16,25 @@
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/message_pump.h"
+#include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/peer/transport.h"
 
 namespace starring {
+
+// Which ranks exchange gradients: a ring's, or a star's. The library may move the memory of some GPUs and not of
+// others.
+enum class CudaAwarePairs { kNeighbours, kAllRanks };
 
 // The owner, in GPU memory, of this rank's slices; null on every rank alike if one of them has no GPU, too little
 // memory on it, or a library that cannot move it. Collective over all ranks, those without a GPU too. An error only if
 // a peer is missing or the library fails: then nothing works any more.
 //
-// `transport` is the one that `pump` drives. `device` outlives the owner; null: this rank has no GPU.
-absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, const Transport& transport,
+// `mpi` is the transport that `pump` drives; null: it is another one, which moves host memory only. `device` outlives
+// the owner; null: this rank has no GPU.
+absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, const MpiTransport* mpi,
                                                                  CudaDevice* device,
                                                                  const OwnedSlices::Options& options,
+                                                                 CudaAwarePairs pairs,
                                                                  const CollectiveOptions& collective);
 
 }  // namespace starring

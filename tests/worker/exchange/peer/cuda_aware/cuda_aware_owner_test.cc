@@ -1,5 +1,5 @@
-// A ring whose messages are in GPU memory, and rings that must fall back to host memory. The GPUs are emulated, so any
-// transport can move their memory.
+// Rings and co-located stars whose messages are in GPU memory, and some that must fall back to host memory. The GPUs
+// are emulated, so any transport can move their memory.
 #include <memory>
 #include <optional>
 #include <set>
@@ -34,8 +34,11 @@ struct Outcome {
   std::vector<std::vector<float>> state;  // rank 0
 };
 
+using Algorithm = PeerExchange::Algorithm;
+
 struct Training {
   ExampleJob job;
+  Algorithm algorithm = Algorithm::kRing;
   int64_t first_step = 0, step_count = 3;
   std::vector<float> start;               // rank 0's parameters; empty: the job's
   std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
@@ -43,11 +46,12 @@ struct Training {
 };
 
 // One rank's training, with gradients and parameters in the memory that the exchange asks for.
-absl::Status RunRank(const Training& training, std::unique_ptr<Transport> transport, int rank, Outcome& outcome) {
+absl::Status RunRank(const Training& training, std::unique_ptr<MpiTransport> transport, int rank, Outcome& outcome) {
   const ExampleJob& job = training.job;
   ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = rank % 2}));
   ASSIGN_OR_RETURN(const auto buffer, device->Allocate(job.element_count * 4));
-  PeerExchange exchange(std::move(transport), {.device = device.get()});
+  MpiTransport* const mpi = transport.get();
+  PeerExchange exchange(std::move(transport), {.algorithm = training.algorithm, .mpi = mpi, .device = device.get()});
   JobSpec spec = job.Spec(rank);
   spec.first_step = training.first_step;
   spec.join_deadline = training.join_deadline;
@@ -121,10 +125,13 @@ INSTANTIATE_TEST_SUITE_P(Ranks, CudaRingRanks, testing::Values(1, 2, 3, 4));
 
 TEST_P(CudaRingRanks, GivesTheReferencesBitsInDeviceMemory) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
-    const Training training = TrainingOf(GetParam(), kind);
-    InMemoryNetwork network(GetParam(), 1);
-    network.set_moves_device_memory(std::vector<bool>(GetParam(), true));
-    ExpectReference(training, RunAll(training, network), MemoryPlace::kDevice);
+    Training training = TrainingOf(GetParam(), kind);
+    for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+      training.algorithm = algorithm;
+      InMemoryNetwork network(GetParam(), 1);
+      network.set_moves_device_memory(std::vector<bool>(GetParam(), true));
+      ExpectReference(training, RunAll(training, network), MemoryPlace::kDevice);
+    }
   }
 }
 
@@ -160,9 +167,22 @@ TEST(CudaRing, ALibraryThatPromisesAndCorruptsIsNotUsed) {
   }
 }
 
-class ForwardingTransport : public Transport {
+// Ranks 0 and 2 are no neighbours in a ring of four, but every rank of a star sends to every other.
+TEST(CudaRing, TheSelfTestTriesThePairsThatExchangeGradients) {
+  Training training = TrainingOf(4);
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    training.algorithm = algorithm;
+    InMemoryNetwork network(4, 8);
+    network.set_moves_device_memory(std::vector<bool>(4, true));
+    network.CorruptMessages(static_cast<int>(ControlTag::kCudaAwareData), NetworkLink{.from = 0, .to = 2});
+    ExpectReference(training, RunAll(training, network),
+                    algorithm == Algorithm::kRing ? MemoryPlace::kDevice : MemoryPlace::kHost);
+  }
+}
+
+class ForwardingTransport : public MpiTransport {
  public:
-  explicit ForwardingTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  explicit ForwardingTransport(std::unique_ptr<MpiTransport> inner) : inner_(std::move(inner)) {}
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   int tag_max() const override { return inner_->tag_max(); }
@@ -177,18 +197,20 @@ class ForwardingTransport : public Transport {
     inner_->PostAllreduce(contribution, sum, token);
   }
   absl::Status Poll(std::vector<Token>& completed) override { return inner_->Poll(completed); }
+  void Wait(std::chrono::microseconds longest) override { inner_->Wait(longest); }
+  void Wake() override { inner_->Wake(); }
   std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
     return inner_->TryReceive(tag, data);
   }
 
  private:
-  const std::unique_ptr<Transport> inner_;
+  const std::unique_ptr<MpiTransport> inner_;
 };
 
 // Notes the current GPU in every poll by another thread than the one that created the transport.
 class PollWatchingTransport final : public ForwardingTransport {
  public:
-  PollWatchingTransport(std::unique_ptr<Transport> inner, std::set<int>* gpus)
+  PollWatchingTransport(std::unique_ptr<MpiTransport> inner, std::set<int>* gpus)
       : ForwardingTransport(std::move(inner)), gpus_(gpus) {}
   absl::Status Poll(std::vector<Token>& completed) override {
     if (std::this_thread::get_id() != creator_) gpus_->insert(cuda_emulation::CurrentGpu());
@@ -231,7 +253,7 @@ TEST(CudaRing, ARankThatHangsInTheSelfTestIsNamed) {
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
       Outcome outcome;
-      std::unique_ptr<Transport> transport = network.CreateTransport(rank);
+      std::unique_ptr<MpiTransport> transport = network.CreateTransport(rank);
       if (rank == 1) transport = std::make_unique<HangingTransport>(std::move(transport));
       status[rank] = RunRank(training, std::move(transport), rank, outcome);
     });

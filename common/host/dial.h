@@ -1,0 +1,55 @@
+// TCP connections to other hosts, with a deadline.
+//
+// Thread safety: free functions; any thread may call them.
+#ifndef STARRING_COMMON_HOST_DIAL_H_
+#define STARRING_COMMON_HOST_DIAL_H_
+
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace starring {
+
+// Owns a socket, and closes it in the destructor. -1: none.
+class Socket {
+ public:
+  explicit Socket(int fd = -1) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket();
+  int fd() const { return fd_; }
+  // The socket, which the caller then closes.
+  int Release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+// Ends this end's output and drops what has arrived unread, a megabyte at most. For a connection that is about to be
+// closed: closing one with unread bytes resets it, and the reset may overtake what was sent last.
+void HangUp(const Socket& socket);
+
+struct DialResult {
+  Socket socket;              // connected and non-blocking; none after an error
+  std::string local_address;  // numeric, without a port
+  int error_number = 0;       // errno; 0 if a name did not resolve
+  std::string error;          // empty: connected
+};
+
+// Dials all of `addresses` (host:port) at the same time. A name with several addresses is reachable by any of them.
+// Returns after `timeout` at the latest, with ETIMEDOUT for the addresses that have not answered by then. A name that
+// is not resolved after half of `timeout` is not dialled.
+std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout);
+
+// "connection refused (ECONNREFUSED)"
+std::string ErrnoText(int error_number);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_HOST_DIAL_H_

@@ -1,0 +1,175 @@
+// The co-located star's own limits, and ranks that are far ahead of others; block_machine_test.cc has the bits.
+#include "worker/exchange/peer/direct_machine.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/arithmetic/reduction_order.h"
+#include "common/limits.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/peer/example_job.h"
+#include "tests/worker/exchange/peer/machine_ranks.h"
+#include "worker/exchange/peer/tree_places.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kWindowElements = kDirectWindowBytes / 4;
+constexpr int64_t kScratchElementsMax = 6 * kChunkElements;
+
+class DirectMachineRanks : public testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DirectMachineRanks, testing::Values(2, 3, 4, 5, 8, 16));
+
+// Whole chunks: the window is two messages.
+TEST(DirectMachine, KeepsOperationsAndMemoryBounded) {
+  for (const int world_size : {2, 3, 4, 5, 8}) {
+    SCOPED_TRACE(testing::Message() << world_size << " ranks");
+    const ExampleJob job = {.element_count = std::max(3, 24 / world_size) * ReductionBlockElements(world_size),
+                            .bucket_bytes = 1,
+                            .world_size = world_size};
+    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5});
+    ranks.Run(1);
+    const int rounds = world_size - 1;
+    EXPECT_EQ(ranks.parameters(0), ranks.parameters(rounds));
+    const int blocks = RingBlocksInFlightMax(world_size);
+    constexpr int kSends = 2;
+    const int contributions = std::min(3, rounds);  // at the sum's place and two others
+    EXPECT_LE(ranks.network().operations_in_flight_max(), blocks * (kSends + contributions + rounds));
+    EXPECT_LE(ranks.network().sends_in_flight_max(), blocks * kSends);
+    EXPECT_GE(ranks.network().sends_in_flight_max(), kSends);
+    for (int rank = 0; rank < world_size; ++rank) EXPECT_LE(ranks.scratch_elements(rank), kScratchElementsMax);
+  }
+}
+
+// Every owner's tree, over whole chunks and short ones, in any order of arrival. With the chain's bits the job would
+// not be one of a tree.
+TEST(DirectMachine, AddsAsATree) {
+  for (const int world_size : {1, 2, 3, 4, 5, 6, 7, 8, 13, 16}) {
+    const int64_t block = ReductionBlockElements(world_size);
+    for (const int64_t element_count : {int64_t{3}, int64_t{1023}, block / 3 + 7, block + 1}) {
+      SCOPED_TRACE(testing::Message() << world_size << " ranks, " << element_count << " elements");
+      const int64_t steps = element_count <= 1023 ? 3 : 1;
+      ExampleJob job = {
+          .element_count = element_count, .bucket_bytes = 1, .world_size = world_size, .sum_order = SumOrder::kTree};
+      const std::vector<float> expected = job.Reference(steps);
+      MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = static_cast<uint64_t>(element_count)});
+      ranks.Run(steps);
+      for (int rank = 0; rank < world_size; ++rank) ASSERT_EQ(ranks.parameters(rank), expected) << rank;
+      if (element_count < 1023) continue;
+      job.sum_order = SumOrder::kChain;
+      EXPECT_EQ(job.Reference(steps) == expected, world_size <= 2);
+    }
+  }
+}
+
+// At most about log2 N sums wait for their sibling; the others' places are used again.
+TEST(DirectMachine, KeepsTheMemoryOfATreeBounded) {
+  for (const int world_size : {2, 3, 8, 16}) {
+    SCOPED_TRACE(testing::Message() << world_size << " ranks");
+    const ExampleJob job = {.element_count = ReductionBlockElements(world_size),
+                            .bucket_bytes = 1,
+                            .world_size = world_size,
+                            .sum_order = SumOrder::kTree};
+    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5, .blocks_in_flight_max = 1});
+    ranks.Run(1);
+    for (int rank = 0; rank < world_size; ++rank) {
+      const int held = TreePlaces::HeldMax({.rank = rank, .world_size = world_size});
+      EXPECT_EQ(ranks.scratch_elements(rank), std::min(held + 2, world_size - 1) * kChunkElements) << rank;
+    }
+  }
+}
+
+// Small chunks all travel at once: no message of a block waits for another one's completion.
+TEST_P(DirectMachineRanks, SendsSmallChunksAtOnce) {
+  const int world_size = GetParam();
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = world_size};
+  MachineRanks ranks(job, {.kind = MachineKind::kDirect});
+  const std::vector<float> gradient = job.Gradient(0, 0);
+  ranks.Submit(0, 0, gradient);
+  // Contributions and answers are received, contributions are sent.
+  EXPECT_EQ(ranks.network().operations_in_flight_max(), 3 * (world_size - 1));
+}
+
+// In between, as many messages travel as have the window's bytes.
+TEST(DirectMachine, TheWindowIsCountedInBytes) {
+  constexpr int kRanks = 16;
+  const ExampleJob job = {.element_count = kRanks * (kWindowElements / 5), .bucket_bytes = 1, .world_size = kRanks};
+  MachineRanks ranks(job, {.kind = MachineKind::kDirect});
+  const std::vector<float> gradient = job.Gradient(3, 0);
+  ranks.Submit(3, 0, gradient);
+  // kWindowElements / 5 is no multiple of a cache line, so that five of them do not fit the window's places.
+  EXPECT_EQ(ranks.network().sends_in_flight_max(), 4);
+  EXPECT_EQ(ranks.network().operations_in_flight_max(), 4 + 5 + 4);  // and the receives of the answers to those four
+}
+
+// All ranks but one submit a whole step, and all messages that can travel do. The last rank then finds contributions of
+// all blocks that are in flight, and still adds them in their order.
+TEST_P(DirectMachineRanks, WaitsForARankThatIsFarBehind) {
+  const int world_size = GetParam();
+  // Two blocks; with many ranks one, whose chunks are short enough for six places.
+  ExampleJob job = {.element_count = world_size <= 5 ? ReductionBlockElements(world_size) + 1000 : 10'000 * world_size,
+                    .bucket_bytes = 1,
+                    .world_size = world_size};
+  for (const auto& [last, order] : {std::pair(0, SumOrder::kChain), std::pair(world_size - 1, SumOrder::kChain),
+                                    std::pair(world_size / 2, SumOrder::kTree)}) {
+    SCOPED_TRACE(testing::Message() << "rank " << last << " is behind");
+    job.sum_order = order;
+    const std::vector<float> expected = job.Reference(1);
+    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 9});
+    std::vector<std::vector<float>> gradients;
+    for (int rank = 0; rank < world_size; ++rank) gradients.push_back(job.Gradient(rank, 0));
+    for (int rank = 0; rank < world_size; ++rank) {
+      if (rank != last) ranks.Submit(rank, 0, gradients[rank]);
+    }
+    for (int i = 0; i < 200 * world_size; ++i) ranks.PollAnyRank();
+    for (int rank = 0; rank < world_size; ++rank) EXPECT_EQ(ranks.IsReady(rank), rank == last) << rank;
+    ranks.Submit(last, 0, gradients[last]);
+    ranks.PollUntilIdle();
+    for (int rank = 0; rank < world_size; ++rank) EXPECT_EQ(ranks.parameters(rank), expected) << rank;
+  }
+}
+
+// A rank may be a whole step ahead: it has all of step 0 and submits step 1, while another rank has not polled since it
+// got its own parameters, and still has answers of step 0 in flight.
+TEST_P(DirectMachineRanks, ARankMayRunAhead) {
+  const int world_size = GetParam();
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    const ExampleJob job = {.element_count = 5000, .bucket_bytes = 1, .world_size = world_size, .seed = seed};
+    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = seed});
+    std::vector<std::vector<float>> gradients;
+    for (int rank = 0; rank < world_size; ++rank) gradients.push_back(job.Gradient(rank, 0));
+    for (int rank = 0; rank < world_size; ++rank) ranks.Submit(rank, 0, gradients[rank]);
+    while (!ranks.IsReady(0)) ranks.PollAnyRank();
+    const std::vector<float> ahead = job.Gradient(0, 1);
+    ranks.Submit(0, 1, ahead);
+    for (int i = 0; i < 100; ++i) ranks.Poll(0);
+    ranks.PollUntilIdle({0});
+    EXPECT_FALSE(ranks.machine(0).IsIdle());
+    std::vector<std::vector<float>> next;
+    for (int rank = 0; rank < world_size; ++rank) next.push_back(job.Gradient(rank, 1));
+    for (int rank = 1; rank < world_size; ++rank) ranks.Submit(rank, 1, next[rank]);
+    ranks.PollUntilIdle();
+    const std::vector<float> expected = job.Reference(2);
+    for (int rank = 0; rank < world_size; ++rank) EXPECT_EQ(ranks.parameters(rank), expected) << rank;
+  }
+}
+
+// Two ranks whose messages take one hop each way in both machines: the star sends what the ring sends.
+TEST(DirectMachine, IsTheRingOfTwoRanks) {
+  const ExampleJob job = {.element_count = 100'001, .bucket_bytes = 1, .world_size = 2};
+  MachineRanks ring(job, {.kind = MachineKind::kRing, .seed = 3});
+  MachineRanks direct(job, {.kind = MachineKind::kDirect, .seed = 3});
+  ring.Run(2);
+  direct.Run(2);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(direct.parameters(rank), ring.parameters(rank));
+    EXPECT_EQ(direct.machine(rank).counters().bytes_sent, ring.machine(rank).counters().bytes_sent);
+    EXPECT_EQ(direct.scratch_elements(rank), ring.scratch_elements(rank));
+  }
+}
+
+}  // namespace
+}  // namespace starring

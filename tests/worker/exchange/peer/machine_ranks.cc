@@ -1,0 +1,154 @@
+#include "tests/worker/exchange/peer/machine_ranks.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/check.h"
+#include "worker/exchange/peer/direct_machine.h"
+#include "worker/exchange/peer/ring_machine.h"
+
+namespace starring {
+namespace {
+
+OwnedSlices SlicesOf(const ExampleJob& job, const BucketMap& buckets, int rank) {
+  std::vector<std::vector<ElementRange>> slices;
+  for (int b = 0; b < buckets.bucket_count(); ++b) {
+    if (job.world_size == 1) {
+      slices.push_back({buckets.bucket(b)});
+    } else {
+      slices.push_back(buckets.RingSlice(b, rank));
+    }
+  }
+  LearningRateSchedule schedule;
+  schedule.base = 0.125;
+  auto owned = OwnedSlices::Create({.slices = std::move(slices),
+                                    .element_count = job.element_count,
+                                    .optimizer = job.optimizer,
+                                    .schedule = schedule});
+  CHECK_OK(owned);
+  return *std::move(owned);
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, MachineKind kind) {
+  return out << (kind == MachineKind::kRing ? "Ring" : "Direct");
+}
+
+// Counts what the machine allocates.
+class MachineRanks::CountingOwner final : public SliceOwner {
+ public:
+  explicit CountingOwner(OwnedSlices owned) : inner_(std::move(owned)) {}
+
+  int64_t allocated() const { return allocated_; }
+
+  std::span<float> Allocate(int64_t count) override {
+    allocated_ += count;
+    return inner_.Allocate(count);
+  }
+  void Add(std::span<const float> own, std::span<float> sum) override { inner_.Add(own, sum); }
+  void Apply(const ApplyArgs& args) override { inner_.Apply(args); }
+  absl::Status status() const override { return inner_.status(); }
+  void CopyState(int bucket, int vector, std::span<float> out) override { inner_.CopyState(bucket, vector, out); }
+  void CopyStateOut(std::span<const std::span<float>> whole) override { inner_.CopyStateOut(whole); }
+  void CopyStateIn(std::span<const std::span<const float>> whole) override { inner_.CopyStateIn(whole); }
+
+ private:
+  HostSliceOwner inner_;
+  int64_t allocated_ = 0;
+};
+
+MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
+    : job_(job), buckets_(job.Buckets()), network_(job.world_size, options.seed), random_(options.seed) {
+  for (int rank = 0; rank < job.world_size; ++rank) {
+    owners_.push_back(std::make_unique<CountingOwner>(SlicesOf(job, buckets_, rank)));
+    parameters_.push_back(job.InitialParameters());
+    transports_.push_back(network_.CreateTransport(rank));
+  }
+  for (int rank = 0; rank < job.world_size; ++rank) {
+    const BlockMachine::Options machine = {.buckets = &buckets_,
+                                           .owner = owners_[rank].get(),
+                                           .parameters = parameters_[rank],
+                                           .transport = transports_[rank].get(),
+                                           .track = AddTrack(options.trace, {.name = "exchange"}),
+                                           .first_tag = options.first_tag,
+                                           .blocks_in_flight_max = options.blocks_in_flight_max};
+    if (options.kind == MachineKind::kRing) {
+      machines_.push_back(std::make_unique<RingMachine>(machine));
+    } else {
+      machines_.push_back(std::make_unique<DirectMachine>(machine, job.sum_order));
+    }
+  }
+}
+
+MachineRanks::~MachineRanks() = default;
+
+int64_t MachineRanks::scratch_elements(int rank) const { return owners_[rank]->allocated(); }
+
+void MachineRanks::Submit(int rank, int64_t step, std::span<const float> gradient) {
+  for (int b = 0; b < bucket_count(); ++b) {
+    const ElementRange range = buckets_.bucket(b);
+    machines_[rank]->Submit(step, b, gradient.subspan(range.begin, range.size()));
+  }
+}
+
+void MachineRanks::Poll(int rank) {
+  std::vector<Transport::Token> completed;
+  CHECK_OK(transports_[rank]->Poll(completed));
+  for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+}
+
+bool MachineRanks::IsReady(int rank) const {
+  for (int b = 0; b < bucket_count(); ++b) {
+    if (!machines_[rank]->IsReady(b)) return false;
+  }
+  return true;
+}
+
+void MachineRanks::Run(int64_t step_count) {
+  struct Trainer {
+    int64_t step = 0;
+    int submitted = 0;  // buckets of `step`
+    std::vector<float> gradient;
+  };
+  std::vector<Trainer> trainers(machines_.size());
+  size_t finished = 0;
+  int64_t rounds = 0;
+  while (finished < trainers.size()) {
+    CHECK_LT(++rounds, 10'000'000) << "the machines make no progress";
+    const int rank = static_cast<int>(random_() % machines_.size());
+    Trainer& trainer = trainers[rank];
+    Poll(rank);
+    if (trainer.step == step_count) continue;
+    if (trainer.submitted == 0) trainer.gradient = job_.Gradient(rank, trainer.step);
+    if (trainer.submitted < bucket_count()) {
+      if (random_() % 3 == 0) continue;  // still computing
+      const ElementRange range = buckets_.bucket(trainer.submitted);
+      machines_[rank]->Submit(trainer.step, trainer.submitted,
+                              std::span<const float>(trainer.gradient).subspan(range.begin, range.size()));
+      ++trainer.submitted;
+      continue;
+    }
+    if (!IsReady(rank)) continue;
+    // Now the trainer may write to the gradient again.
+    std::fill(trainer.gradient.begin(), trainer.gradient.end(), 1e30f);
+    trainer.submitted = 0;
+    if (++trainer.step == step_count) ++finished;
+  }
+  PollUntilIdle();
+}
+
+void MachineRanks::PollUntilIdle(const std::set<int>& except) {
+  int64_t rounds = 0;
+  for (bool idle = false; !idle;) {
+    CHECK_LT(++rounds, 1'000'000) << "the machines do not get idle";
+    idle = true;
+    for (int rank = 0; rank < static_cast<int>(machines_.size()); ++rank) {
+      if (except.contains(rank)) continue;
+      Poll(rank);
+      idle = idle && machines_[rank]->IsIdle();
+    }
+  }
+}
+
+}  // namespace starring

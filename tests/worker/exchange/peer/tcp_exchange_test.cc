@@ -1,0 +1,189 @@
+// Ring and co-located star over TCP give the bits that they give in memory: those of the example job's reference.
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "common/arithmetic/reduction_order.h"
+#include "common/check.h"
+#include "common/job_spec.h"
+#include "common/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/peer/example_job.h"
+#include "tests/worker/exchange/peer/tcp_loopback.h"
+#include "worker/exchange/peer/message_pump.h"
+#include "worker/exchange/peer/peer_exchange.h"
+
+namespace starring {
+namespace {
+
+using Algorithm = PeerExchange::Algorithm;
+using testing::AllOf;
+using testing::HasSubstr;
+
+struct Outcome {
+  absl::Status status;
+  std::vector<float> parameters;
+  std::vector<std::vector<float>> state;  // rank 0
+};
+
+using BeforeStep = std::function<absl::Status(int rank, int64_t step)>;
+
+absl::Status Train(const ExampleJob& job, int64_t step_count, int rank, PeerExchange& exchange,
+                   const BeforeStep& before_step, std::vector<float>& gradient, Outcome& outcome) {
+  const JobSpec spec = job.Spec(rank);
+  outcome.parameters.assign(job.element_count, -7.0f);
+  if (rank == 0) outcome.parameters = job.InitialParameters();
+  RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
+  for (int64_t step = 0; step < step_count; ++step) {
+    if (absl::Status status = before_step(rank, step); !status.ok()) {
+      exchange.Abort(status);
+      return status;
+    }
+    gradient = job.Gradient(rank, step);
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+      const ElementRange range = spec.buckets.bucket(b);
+      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+    }
+    std::vector<double> values = {1.0, static_cast<double>(rank)};
+    RETURN_IF_ERROR(exchange.Sum(SumPurpose::kStopVote, values));
+    for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
+  }
+  outcome.state.assign(StateVectorCount(job.optimizer), std::vector<float>(rank == 0 ? job.element_count : 0));
+  const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
+  RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
+  return exchange.Finish();
+}
+
+std::vector<Outcome> RunAll(
+    const ExampleJob& job, Algorithm algorithm, int64_t step_count,
+    const BeforeStep& before_step = [](int, int64_t) { return absl::OkStatus(); }) {
+  std::vector<std::unique_ptr<TcpTransport>> transports = ConnectedRanks(job.world_size);
+  std::vector<Outcome> outcomes(job.world_size);
+  std::vector<std::vector<float>> gradients(job.world_size);  // outlive the exchanges
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < job.world_size; ++rank) {
+    threads.emplace_back([&, rank] {
+      // As in a process of its own: a rank that is done leaves while others still work.
+      PeerExchange exchange(std::move(transports[rank]), {.algorithm = algorithm});
+      outcomes[rank].status = Train(job, step_count, rank, exchange, before_step, gradients[rank], outcomes[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return outcomes;
+}
+
+using AlgorithmAndRanks = std::tuple<Algorithm, int>;
+
+class TcpExchangeRanks : public testing::TestWithParam<AlgorithmAndRanks> {};
+
+std::string NameOf(const testing::TestParamInfo<AlgorithmAndRanks>& info) {
+  return (std::get<0>(info.param) == Algorithm::kRing ? "Ring" : "Star") + std::to_string(std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(Algorithms, TcpExchangeRanks,
+                         testing::Combine(testing::Values(Algorithm::kRing, Algorithm::kDirect),
+                                          testing::Values(1, 2, 3, 5, 8)),
+                         NameOf);
+
+TEST_P(TcpExchangeRanks, GivesTheReferencesBits) {
+  const auto& [algorithm, world_size] = GetParam();
+  const int64_t block = ReductionBlockElements(world_size);
+  for (const int64_t element_count : {int64_t{16}, 5 * block / 2}) {
+    for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
+      if (order == SumOrder::kTree && algorithm == Algorithm::kRing) continue;
+      SCOPED_TRACE(testing::Message() << element_count << " elements, order " << static_cast<int>(order));
+      const ExampleJob job = {
+          .element_count = element_count, .bucket_bytes = 1, .world_size = world_size, .sum_order = order};
+      std::vector<std::vector<float>> state;
+      const std::vector<float> expected = job.Reference(3, &state);
+      const std::vector<Outcome> outcomes = RunAll(job, algorithm, 3);
+      for (const Outcome& outcome : outcomes) {
+        ASSERT_EQ(outcome.status, absl::OkStatus());
+        EXPECT_EQ(outcome.parameters, expected);
+      }
+      EXPECT_EQ(outcomes[0].state, state);
+    }
+  }
+}
+
+// A rank's state and rank 0's parameters are longer than a transport keeps of one peer: senders must not run ahead.
+TEST(TcpExchangeTest, LongStateDoesNotRunAhead) {
+  const ExampleJob job = {.element_count = 4'000'000, .bucket_bytes = 4 << 20, .world_size = 3};
+  ASSERT_GT(job.element_count * 4 / 3, TcpUnexpectedBytesMax(3));
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = job.Reference(1, &state);
+  const std::vector<Outcome> outcomes = RunAll(job, Algorithm::kRing, 1);
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.parameters, expected);
+  }
+  EXPECT_EQ(outcomes[0].state, state);
+}
+
+TEST(TcpExchangeTest, AnAbortReachesAllRanksWithItsReason) {
+  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 4};
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    const std::vector<Outcome> outcomes = RunAll(job, algorithm, 5, [](int rank, int64_t step) {
+      return rank == 2 && step == 3 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
+    });
+    for (int rank = 0; rank < 4; ++rank) {
+      EXPECT_FALSE(outcomes[rank].status.ok());
+      EXPECT_THAT(std::string(outcomes[rank].status.message()), HasSubstr("gradient of fc1.weight is NaN")) << rank;
+    }
+  }
+}
+
+// Rank 1 is played by bare sockets and has another seed. What the trainer does after an error must not send a notice,
+// which may overtake the verdict.
+TEST(TcpExchangeTest, TheVerdictIsTheLastWord) {
+  RankAndBarePeers it = ConnectBarePeers(1);
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2};
+  JobSpec other = job.Spec(1);
+  other.agreed_flags = {{"seed", "2"}};
+  const std::string agreement = SerializeAgreement(other);
+  const uint64_t size = agreement.size();
+  ASSERT_TRUE(
+      SendAll(it.peers[0].messages, WireMessage(static_cast<int>(ControlTag::kAgreementSize),
+                                                std::string(reinterpret_cast<const char*>(&size), sizeof(size))) +
+                                        WireMessage(static_cast<int>(ControlTag::kAgreement), agreement)));
+  PeerExchange exchange(std::move(it.rank), {});
+  JobSpec mine = job.Spec(0);
+  mine.agreed_flags = {{"seed", "1"}};
+  std::vector<float> parameters = job.InitialParameters();
+  const absl::Status status = exchange.Start(mine, parameters);
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  exchange.Abort(status);
+  const std::string verdict = "rank 1 has --seed=2, rank 0 has --seed=1";
+  EXPECT_THAT(ReceiveSome(it.peers[0].messages, 16 + sizeof(size) + 16 + verdict.size()), HasSubstr(verdict));
+  EXPECT_EQ(ReceiveNow(it.peers[0].notices, 1), "");
+}
+
+// Rank 1 is played by bare sockets that close: as when its process is killed.
+TEST(TcpExchangeTest, ARankThatIsKilledIsNamed) {
+  RankAndBarePeers it = ConnectBarePeers(1);
+  const std::string name = it.peers[0].name;
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    it.peers.clear();
+  });
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2};
+  std::vector<float> parameters = job.InitialParameters();
+  PeerExchange exchange(std::move(it.rank), {});
+  const auto start = std::chrono::steady_clock::now();
+  const absl::Status status = exchange.Start(job.Spec(0), parameters);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(name), HasSubstr("has closed its connection")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));  // no deadline has to pass
+  killer.join();
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,80 @@
+// One rank of a job over TCP, for tcp_processes_test.sh. Rank 0 listens at a free port of loopback and writes the
+// address to --address_file, where the other ranks look for it.
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/flags/flag.h"
+#include "absl/flags/parse.h"
+#include "common/check.h"
+#include "common/status.h"
+#include "tests/worker/exchange/peer/example_rank.h"
+#include "worker/exchange/peer/peer_exchange.h"
+#include "worker/exchange/peer/tcp_listener.h"
+#include "worker/exchange/peer/tcp_rendezvous.h"
+
+ABSL_FLAG(int, rank, 0, "of this process");
+ABSL_FLAG(int, world_size, 1, "ranks of the job");
+ABSL_FLAG(std::string, address_file, "", "where rank 0 says at which address it listens");
+
+namespace starring {
+namespace {
+
+absl::Status Listen(TcpRendezvousOptions& options) {
+  ASSIGN_OR_RETURN(options.listener, TcpListener::Listen("127.0.0.1:0"));
+  const std::string path = absl::GetFlag(FLAGS_address_file), unfinished = path + ".unfinished";
+  std::ofstream(unfinished) << options.listener->address() << "\n";
+  CHECK(rename(unfinished.c_str(), path.c_str()) == 0);
+  return absl::OkStatus();
+}
+
+std::string ReadAddress() {
+  std::string address;
+  for (int i = 0; i < 2000 && address.empty(); ++i) {
+    std::ifstream file(absl::GetFlag(FLAGS_address_file));
+    if (!std::getline(file, address)) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return address;
+}
+
+absl::Status Run() {
+  const int rank = absl::GetFlag(FLAGS_rank);
+  TcpRendezvousOptions options = {
+      .rank = rank, .world_size = absl::GetFlag(FLAGS_world_size), .join_deadline = ExampleRankDeadline()};
+  if (rank == 0) {
+    RETURN_IF_ERROR(Listen(options));
+  } else {
+    options.rendezvous = ReadAddress();
+  }
+  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = options.world_size};
+  ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, ConnectFullMesh(std::move(options)));
+  auto exchange = std::make_unique<PeerExchange>(std::move(transport), PeerExchange::Options{});
+  const absl::Status status = TrainExampleJob(*exchange, job, rank);
+  // As the worker does: a rank that has failed tells the others nothing more by ending.
+  if (!status.ok()) static_cast<void>(exchange.release());
+  return status;
+}
+
+int Main() {
+  const absl::Status status = Run();
+  if (status.ok()) {
+    std::printf("rank %d: ok\n", absl::GetFlag(FLAGS_rank));
+    return 0;
+  }
+  std::fprintf(stderr, "rank %d: %s\n", absl::GetFlag(FLAGS_rank), status.ToString().c_str());
+  _exit(3);
+}
+
+}  // namespace
+}  // namespace starring
+
+int main(int argc, char** argv) {
+  absl::ParseCommandLine(argc, argv);
+  return starring::Main();
+}

@@ -1,0 +1,83 @@
+// The co-located star: the ranks are the owners, every contribution goes straight to its owner, and the owner sends the
+// new parameters straight to all ranks. MPI libraries call the reduce half "pairwise exchange" (Thakur, Rabenseifner
+// and Gropp, "Optimization of collective communication operations in MPICH", 2005).
+//
+// Words: block_machine.h's, and these. A *contribution* is one rank's gradient of a chunk. An *answer* is a chunk's new
+// parameters. Round i is about the distance k = i + 1:
+//
+//   reduce   Rank r sends its contribution to chunk r - k to that chunk's owner, and receives one from rank r + k.
+//            Owner c therefore receives contributions c + 1, c + 2, ..., in the order of the chain that
+//            reduction_order.h states, and adds each as it comes. The first is received where the sum will be. The
+//            others are received in a few *places*, used in turn; a contribution that comes before its turn waits in
+//            its place. With the order of a tree, an owner needs some places more, for sums that wait for their
+//            sibling (tree_places.h).
+//   apply    Rank c adds its own gradient, the last one, or the other half of the tree, and applies the optimizer in
+//            the same pass over memory.
+//   gather   Rank c sends the answer to rank c + k, and receives one from rank c - k.
+//
+// Every round is a permutation of the ranks: while they keep step, no rank receives from two at a time.
+//
+// Cost per block of L elements: every rank sends and receives 2 (N - 1) messages with 2 L (N - 1) / N elements together
+// and adds L (N - 1) / N elements, as in a ring. But only two messages follow one after the other, where a ring has
+// 2 (N - 1). An allgather in log2 N steps would need fewer messages, but each of its steps waits for another rank's.
+//
+// Window. A rank has at most `window` messages of a block on their way to others, and an owner takes at most as many
+// from others: two whole chunks' worth of bytes (limits.h), so that small chunks all travel at once. The receive of an
+// answer is posted with the contribution that it answers, so no answer comes to a rank that does not expect it.
+//
+// There is no deadlock inside a block that all ranks have started. Take the smallest round with a contribution that has
+// not been received. All contributions of the rounds before it have been sent, received and added, so its sender has
+// posted it and its owner has a place for it. When all contributions have been received, all receives of answers are
+// posted, and the answers follow in the order of their rounds.
+#ifndef STARRING_WORKER_EXCHANGE_PEER_DIRECT_MACHINE_H_
+#define STARRING_WORKER_EXCHANGE_PEER_DIRECT_MACHINE_H_
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/arithmetic/reduction_order.h"
+#include "worker/exchange/peer/block_machine.h"
+#include "worker/exchange/peer/tree_places.h"
+
+namespace starring {
+
+class DirectMachine final : public BlockMachine {
+ public:
+  // All pointers outlive the machine.
+  DirectMachine(const Options& options, SumOrder order);
+
+ private:
+  // How far a block in flight is.
+  struct Progress {
+    int window = 0;
+    int place_count = 0;
+    int64_t place_elements = 0;  // from one place to the next
+    int sends_posted = 0;        // contributions by round, then answers by round
+    int sends_done = 0;
+    int receives_posted = 0;         // of contributions, by round
+    int added_count = 0;             // contributions that are in the sum: those of the first rounds
+    std::vector<bool> arrived;       // contributions, by round
+    std::vector<int> place_of;       // likewise; in a chain the sum is in that of round 0
+    std::optional<TreePlaces> tree;  // with the order of a tree only
+  };
+
+  void StartBlock(Block& block) override;
+  void Advance(Block& block, Operation operation) override;
+  int PeerOf(Operation operation) const override;
+
+  void PostSends(Block& block, Progress& progress);
+  void PostReceives(Block& block, Progress& progress);
+  void OnContribution(Block& block, Progress& progress, int round);
+  void AddContribution(Block& block, Progress& progress, int round);
+  Parts PartsOf(const Block& block, const Progress& progress) const;
+  std::span<float> Place(const Block& block, const Progress& progress, int place) const;
+
+  const int held_max_;              // places of sums that wait for others
+  std::vector<Progress> progress_;  // by slot
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_PEER_DIRECT_MACHINE_H_
