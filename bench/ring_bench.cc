@@ -25,10 +25,10 @@
 #include "bench/computation.h"
 #include "bench/exchange_job.h"
 #include "common/check.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,

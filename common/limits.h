@@ -258,7 +258,7 @@ inline constexpr int kSegmentsInFlightMax = 2;
 // length comes from another process, and is looked at before memory is taken.
 inline constexpr int64_t kCollectiveTextBytesMax = 1 << 20;
 
-// TCP between ranks (worker/exchange/peer/tcp_*).
+// TCP between ranks (transport/tcp_*).
 
 // What one Poll reads at most, and as much that it sends: some 150 us of copying, for which a Submit of the trainer may
 // have to wait. All streams that one Poll serves share it equally.

@@ -16,10 +16,10 @@
 #include "common/flags/command_line.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "worker/check/topology_check.h"
 #include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/message_pump.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
 #include "worker/exchange/stall_report.h"
 
 namespace starring {

@@ -24,9 +24,9 @@
 
 #include "common/bucket_map.h"
 #include "common/trace.h"
+#include "common/transport/transport.h"
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/peer/transport.h"
 
 namespace starring {
 

@@ -14,10 +14,10 @@
 
 #include "common/bucket_map.h"
 #include "common/trace.h"
+#include "common/transport/transport.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/peer/transport.h"
 
 namespace starring {
 

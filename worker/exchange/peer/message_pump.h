@@ -29,8 +29,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/transport/transport.h"
 #include "worker/exchange/peer/peer_watch.h"
-#include "worker/exchange/peer/transport.h"
 #include "worker/exchange/stall_report.h"
 
 namespace starring {

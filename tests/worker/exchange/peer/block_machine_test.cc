@@ -24,13 +24,13 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/trace.h"
+#include "common/transport/transport.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/machine_ranks.h"
 #include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/peer/transport.h"
 
 namespace starring {
 namespace {

@@ -16,8 +16,8 @@
 #include "common/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/tcp_loopback.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/tcp_loopback.h"
 #include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/peer_exchange.h"
 

@@ -14,10 +14,10 @@
 #include "absl/flags/parse.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "tests/worker/exchange/peer/example_rank.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
 
 ABSL_FLAG(int, rank, 0, "of this process");
 ABSL_FLAG(int, world_size, 1, "ranks of the job");

@@ -36,8 +36,8 @@
 #include "absl/status/statusor.h"
 #include "common/host/dial.h"
 #include "common/limits.h"
-#include "worker/exchange/peer/tcp_stream.h"
-#include "worker/exchange/peer/transport.h"
+#include "common/transport/tcp_stream.h"
+#include "common/transport/transport.h"
 
 namespace starring {
 

@@ -15,11 +15,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "worker/exchange/peer/tcp_frames.h"
-#include "worker/exchange/peer/tcp_handshake.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
-#include "worker/exchange/peer/tcp_transport.h"
+#include "common/transport/tcp_frames.h"
+#include "common/transport/tcp_handshake.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
+#include "common/transport/tcp_transport.h"
 
 namespace starring {
 

@@ -1,4 +1,4 @@
-#include "tests/worker/exchange/peer/tcp_loopback.h"
+#include "tests/common/transport/tcp_loopback.h"
 
 #include <errno.h>
 #include <linux/sockios.h>
@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 #include "common/check.h"
 #include "common/host/address.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/tcp_stream.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_stream.h"
 
 namespace starring {
 namespace {

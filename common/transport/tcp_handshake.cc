@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_handshake.h"
+#include "common/transport/tcp_handshake.h"
 
 #include <string.h>
 #include <sys/random.h>

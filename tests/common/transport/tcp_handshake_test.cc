@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_handshake.h"
+#include "common/transport/tcp_handshake.h"
 
 #include <optional>
 #include <string>
@@ -7,7 +7,7 @@
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/worker/exchange/peer/tcp_loopback.h"
+#include "tests/common/transport/tcp_loopback.h"
 
 namespace starring {
 namespace {

@@ -30,8 +30,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/limits.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/transport.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/transport.h"
 
 namespace starring {
 

@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_rendezvous.h"
+#include "common/transport/tcp_rendezvous.h"
 
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -21,11 +21,11 @@
 #include "common/check.h"
 #include "common/host/dial.h"
 #include "common/limits.h"
+#include "common/transport/tcp_handshake.h"
+#include "common/transport/tcp_listener.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/worker/exchange/peer/tcp_loopback.h"
-#include "worker/exchange/peer/tcp_handshake.h"
-#include "worker/exchange/peer/tcp_listener.h"
+#include "tests/common/transport/tcp_loopback.h"
 
 namespace starring {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_frames.h"
+#include "common/transport/tcp_frames.h"
 
 #include <cstring>
 #include <optional>
@@ -8,7 +8,7 @@
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/worker/exchange/peer/tcp_loopback.h"
+#include "tests/common/transport/tcp_loopback.h"
 
 namespace starring {
 namespace {

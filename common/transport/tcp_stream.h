@@ -22,7 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/host/dial.h"
-#include "worker/exchange/peer/transport.h"
+#include "common/transport/transport.h"
 
 namespace starring {
 

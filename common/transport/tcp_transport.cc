@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_transport.h"
+#include "common/transport/tcp_transport.h"
 
 #include <errno.h>
 #include <poll.h>

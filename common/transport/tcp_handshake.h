@@ -25,7 +25,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/host/dial.h"
-#include "worker/exchange/peer/tcp_frames.h"
+#include "common/transport/tcp_frames.h"
 
 namespace starring {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/host/dial.h"
-#include "worker/exchange/peer/tcp_transport.h"
+#include "common/transport/tcp_transport.h"
 
 namespace starring {
 

@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_rendezvous.h"
+#include "common/transport/tcp_rendezvous.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -9,9 +9,9 @@
 #include "common/host/address.h"
 #include "common/host/machine_limits.h"
 #include "common/status.h"
-#include "worker/exchange/peer/tcp_frames.h"
-#include "worker/exchange/peer/tcp_full_mesh.h"
-#include "worker/exchange/peer/tcp_transport.h"
+#include "common/transport/tcp_frames.h"
+#include "common/transport/tcp_full_mesh.h"
+#include "common/transport/tcp_transport.h"
 
 namespace starring {
 namespace {

@@ -1,6 +1,6 @@
 // Point-to-point messages between the ranks of one job, posted now and completed later. The exchange's algorithms know
-// this interface only. There are two networks: MPI (mpi_transport.h) and TCP (tcp_transport.h); tests have one in
-// memory.
+// this interface only. There are two networks: MPI (worker/exchange/peer/mpi_transport.h) and TCP (tcp_transport.h);
+// tests have one in memory.
 //
 // Words. An *operation* is one posted send or receive. Its *poster* is the object that posted it and gave it a number;
 // Poll returns poster and number of every operation that has completed. Several posters use one transport: the bucket

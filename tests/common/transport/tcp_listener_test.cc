@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_listener.h"
+#include "common/transport/tcp_listener.h"
 
 #include <poll.h>
 

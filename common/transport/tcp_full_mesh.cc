@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_full_mesh.h"
+#include "common/transport/tcp_full_mesh.h"
 
 #include <errno.h>
 #include <poll.h>

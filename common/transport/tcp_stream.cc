@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_stream.h"
+#include "common/transport/tcp_stream.h"
 
 #include <errno.h>
 #include <netinet/in.h>

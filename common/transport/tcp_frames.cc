@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/tcp_frames.h"
+#include "common/transport/tcp_frames.h"
 
 #include <errno.h>
 #include <sys/socket.h>
