@@ -32,6 +32,21 @@ constexpr int kRoundsPerListening = 64;
 constexpr std::chrono::seconds kAbortNoticeDeadline{2};
 constexpr std::chrono::microseconds kAbortPause{200};
 
+// The text of an abort notice: the code of the reason, one byte, and its message.
+std::string AbortText(const absl::Status& why) {
+  return absl::StrCat(std::string(1, static_cast<char>(why.code())), why.message());
+}
+
+// Why this rank ends when `peer` gives up. It takes over the code: mpirun passes on the exit code of whichever rank
+// ends first, and the launcher decides by it whether a restart can help.
+absl::Status GivenUp(int peer, absl::string_view abort_text) {
+  const int code = abort_text.empty() ? 0 : static_cast<unsigned char>(abort_text.front());
+  const bool is_known = code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  if (!abort_text.empty()) abort_text.remove_prefix(1);
+  return absl::Status(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnavailable,
+                      absl::StrCat("rank ", peer, " gave up: ", abort_text));
+}
+
 }  // namespace
 
 MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
@@ -159,8 +174,8 @@ absl::Status MessagePump::Fail(absl::Status status) {
   return failure_;
 }
 
-// A notice is its kind, one byte, followed by a text. At most one is taken: a peer that sends many must not keep this
-// rank from its own work.
+// A notice is its kind, one byte, followed by a text, which for kAbort begins with the reason's code. At most one is
+// taken: a peer that sends many must not keep this rank from its own work.
 absl::Status MessagePump::Listen() {
   const Clock::time_point now = Clock::now();
   watch_.TellProgress(now);
@@ -175,7 +190,7 @@ absl::Status MessagePump::Listen() {
   if (kind == NoticeKind::kAbort) {
     // That rank has told the others too. If every rank passed the news on, the first reason would be lost among copies.
     peers_know_ = true;
-    return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", text)));
+    return Fail(GivenUp(received->peer, text));
   }
   watch_.OnNotice(received->peer, kind, text, now);
   return absl::OkStatus();
@@ -205,7 +220,7 @@ void MessagePump::Abort(const absl::Status& why) {
   // Only these notices are awaited. Older operations may never complete now.
   const Token first = next_token_;
   for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer != rank()) SendNotice(peer, NoticeKind::kAbort, std::string(why.message()));
+    if (peer != rank()) SendNotice(peer, NoticeKind::kAbort, AbortText(why));
   }
   std::unordered_set<Token> leaving;
   for (Token token = first; token < next_token_; ++token) leaving.insert(token);

@@ -179,9 +179,39 @@ TEST(MessagePump, AnAbortReachesThePeerAndNothingWorksAfterIt) {
         return;
       }
       const absl::Status status = Await(it.pump, it.pump.Receive(0, ControlTag::kSum, 1));
-      EXPECT_EQ(status, absl::UnavailableError("rank 0 gave up: enough"));
+      EXPECT_EQ(status, absl::InternalError("rank 0 gave up: enough"));
       it.pump.Abort(absl::InternalError("later"));  // the first failure stays
       EXPECT_EQ(it.pump.failure(), status);
+    });
+  }
+}
+
+// mpirun passes on the exit code of the rank that ends first, so all ranks must end with the code of the cause.
+TEST(MessagePump, AnAbortKeepsItsCode) {
+  for (const absl::Status& why : {absl::InvalidArgumentError("a flag"), absl::DeadlineExceededError("too late"),
+                                  absl::DataLossError(""), absl::UnavailableError("a peer")}) {
+    RunRanks(2, 1, [&](int rank, Rank& it) {
+      if (rank == 0) return it.pump.Abort(why);
+      const absl::Status status = Await(it.pump, it.pump.Receive(0, ControlTag::kSum, 1));
+      EXPECT_EQ(status, absl::Status(why.code(), "rank 0 gave up: " + std::string(why.message())));
+    });
+  }
+}
+
+// A peer may send any bytes.
+TEST(MessagePump, AnAbortWithoutAKnownCodeIsAMissingPeer) {
+  for (const std::string& notice : {std::string("A"), std::string("A\0x", 3), std::string("A\xffx")}) {
+    RunRanks(2, 1, [&](int rank, Rank& it) {
+      if (rank == 0) {
+        Notes notes;
+        it.transport->PostSend(1, static_cast<int>(ControlTag::kNotice), std::as_bytes(std::span(notice)),
+                               {.poster = &notes, .operation = 0});
+        const auto has_left = [&] { return !notes.completed.empty(); };
+        CHECK_OK(it.pump.PumpUntil(has_left, DeadlineAfter(absl::Seconds(20)), "a test"));
+        return;
+      }
+      const absl::Status status = Await(it.pump, it.pump.Receive(0, ControlTag::kSum, 1));
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
     });
   }
 }

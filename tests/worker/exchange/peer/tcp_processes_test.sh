@@ -75,7 +75,7 @@ expect() {
 }
 
 expect 'another seed' 10 'INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' --fault=seed
-expect 'a NaN' 10 'UNAVAILABLE: rank 1 gave up: gradient of fc1.weight is NaN at step 2' --fault=abort
+expect 'a NaN' 10 'INTERNAL: rank 1 gave up: gradient of fc1.weight is NaN at step 2' --fault=abort
 # The rank that notices it later may hear of two ends at a time, that of the rank which noticed it being one.
 expect 'killed' 10 'UNAVAILABLE: rank [012] (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' --fault=die
 grep -q 'UNAVAILABLE: rank 1 ' "$scratch/0" "$scratch/2" || fail "killed: nobody names rank 1: $(cat "$scratch"/[02])"
