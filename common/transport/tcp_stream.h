@@ -88,6 +88,12 @@ class TcpStream {
   // destructor: nothing works afterwards.
   void SayGoodbye();
 
+  // Ends the output without the last header, and drops what has arrived. Nothing else works afterwards, but it may be
+  // called again: closing a connection with unread bytes resets it, and a reset destroys what is still on its way.
+  void HangUp();
+  // Whether the other end's kernel has all that was sent, or the connection is over.
+  bool is_delivered() const;
+
  private:
   struct Outgoing {
     tcp_wire::MessageHeader header;
