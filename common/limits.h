@@ -289,7 +289,7 @@ inline constexpr size_t kTcpNoticesUnsentMax = 256;
 inline constexpr int kTcpLossGraceMs = 250;
 inline constexpr int kTcpLastNoticeMs = 1000;
 
-// How long a rank that ends stays until the other hosts have acknowledged its notices: twice the time after which the
+// How long a rank that ends stays until the other hosts have acknowledged its reason: twice the time after which the
 // kernel repeats what a network has lost.
 inline constexpr int kTcpLastWordsMs = 500;
 

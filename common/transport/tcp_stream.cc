@@ -1,10 +1,8 @@
 #include "common/transport/tcp_stream.h"
 
 #include <errno.h>
-#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -215,18 +213,7 @@ void TcpStream::SayGoodbye() {
   if (!outgoing_.empty()) return;
   const MessageHeader goodbye = {.tag = kGoodbyeTag};
   // If the kernel does not take it the peer reports a failure, which a full send buffer at the end of a job is.
-  if (send(fd(), &goodbye, sizeof(goodbye), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(goodbye)) HangUp();
-}
-
-void TcpStream::HangUp() { starring::HangUp(socket_); }
-
-bool TcpStream::is_delivered() const {
-  int unacknowledged = 0;
-  // The end of the output counts as a byte.
-  if (ioctl(fd(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged <= 1) return true;
-  tcp_info info = {};
-  socklen_t length = sizeof(info);
-  return getsockopt(fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_state == TCP_CLOSE;
+  if (send(fd(), &goodbye, sizeof(goodbye), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(goodbye)) HangUp(socket_);
 }
 
 }  // namespace starring

@@ -63,6 +63,8 @@ class TcpStream {
   TcpStream(Socket socket, int silence_ms);
 
   int fd() const { return socket_.fd(); }
+  // To hang up (dial.h): nothing else works afterwards.
+  const Socket& socket() const { return socket_; }
 
   // Queues a message, which Write sends. `data` belongs to the stream until Write returns the token.
   void Push(int tag, std::span<const std::byte> data, Transport::Token token);
@@ -87,12 +89,6 @@ class TcpStream {
   // Sends the last header, if nothing is queued and the kernel takes it, and hangs up. To be called before the
   // destructor: nothing works afterwards.
   void SayGoodbye();
-
-  // Ends the output without the last header, and drops what has arrived. Nothing else works afterwards, but it may be
-  // called again: closing a connection with unread bytes resets it, and a reset destroys what is still on its way.
-  void HangUp();
-  // Whether the other end's kernel has all that was sent, or the connection is over.
-  bool is_delivered() const;
 
  private:
   struct Outgoing {

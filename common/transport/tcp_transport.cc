@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,9 +22,6 @@ namespace {
 
 // How often a loss is looked at while it waits for its reason: no event says that the time is over.
 constexpr std::chrono::microseconds kLossPause{5000};
-
-// How often a rank that ends looks whether its last notices have arrived: no event says so.
-constexpr std::chrono::milliseconds kDeliveryPause{1};
 
 absl::Status LeftError() {
   return absl::UnavailableError(
@@ -79,7 +75,7 @@ TcpTransport::TcpTransport(const Options& options)
                                 : TcpUnexpectedBytesMax(static_cast<int>(options.links.size()))),
       loss_grace_(options.loss_grace_ms),
       last_notice_(options.last_notice_ms),
-      last_words_(options.last_words_ms),
+      last_words_(absl::Milliseconds(options.last_words_ms)),
       peers_(options.links.size()) {}
 
 absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(Options options) {
@@ -121,31 +117,18 @@ absl::Status TcpTransport::AddConnection(int peer, Purpose purpose, Socket socke
 }
 
 TcpTransport::~TcpTransport() {
-  std::vector<TcpStream*> undelivered;
+  std::vector<const Socket*> undelivered;
   for (const Peer& peer : peers_) {
     if (peer.messages == nullptr || peer.notices == nullptr) continue;
     const bool notices_are_open = peer.notices->is_open && peer.notices->write_error.ok();
-    if (notices_are_open && !peer.notices->stream.is_delivered()) undelivered.push_back(&peer.notices->stream);
+    const Socket& notices = peer.notices->stream.socket();
+    if (notices_are_open && !IsDelivered(notices)) undelivered.push_back(&notices);
     // A rank that owes a message does not leave in order. The peer hears that from neither connection.
     if (!error_.ok() || peer.messages->stream.has_unsent()) continue;
     if (peer.messages->is_open && peer.messages->write_error.ok()) peer.messages->stream.SayGoodbye();
     if (notices_are_open) peer.notices->stream.SayGoodbye();
   }
-  AwaitDelivery(std::move(undelivered));
-}
-
-// A kernel repeats what the network has lost, but not after a reset, and closing a connection with unread bytes resets
-// it. So the input is dropped for as long as the peer may still miss a notice.
-void TcpTransport::AwaitDelivery(std::vector<TcpStream*> streams) const {
-  const Clock::time_point end = Clock::now() + last_words_;
-  while (true) {
-    std::erase_if(streams, [](TcpStream* stream) {
-      stream->HangUp();
-      return stream->is_delivered();
-    });
-    if (streams.empty() || Clock::now() >= end) return;
-    std::this_thread::sleep_for(kDeliveryPause);
-  }
+  HangUpAll(std::move(undelivered), last_words_);
 }
 
 void TcpTransport::Complete(Token token) {

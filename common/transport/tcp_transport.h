@@ -34,6 +34,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/host/dial.h"
 #include "common/limits.h"
 #include "common/transport/tcp_stream.h"
@@ -66,8 +67,8 @@ class TcpTransport final : public Transport {
   static absl::StatusOr<std::unique_ptr<TcpTransport>> Create(Options options);
 
   // Tells the peers that this rank has ended its part in order, unless there was an error. A peer to which a message
-  // has not been sent as a whole is not told so. Waits, for last_words_ms at most, until the notices that were sent have
-  // arrived: the last one may be this rank's reason.
+  // has not been sent as a whole is not told so. Waits, for last_words_ms at most, until the notices that were sent
+  // have arrived: the last one may be this rank's reason.
   ~TcpTransport() override;
 
   int rank() const override { return rank_; }
@@ -134,7 +135,6 @@ class TcpTransport final : public Transport {
   void Complete(Token token);
   void Raise(std::atomic<bool>& flag);
   void Sleep(std::chrono::microseconds longest);
-  void AwaitDelivery(std::vector<TcpStream*> streams) const;
 
   // What a Connection reports.
   absl::StatusOr<std::byte*> BeginMessage(Connection& connection, int tag, int64_t length);
@@ -150,7 +150,7 @@ class TcpTransport final : public Transport {
   const int64_t unexpected_bytes_max_;
   const std::chrono::milliseconds loss_grace_;
   const std::chrono::milliseconds last_notice_;
-  const std::chrono::milliseconds last_words_;
+  const absl::Duration last_words_;
   Socket epoll_;
   Socket wake_;                           // an eventfd
   std::vector<Peer> peers_;               // by rank
