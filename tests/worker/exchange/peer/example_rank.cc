@@ -53,8 +53,9 @@ absl::Status Misbehave(int rank) {
 
 // Measures the step in which the other ranks wait.
 absl::Status CheckWait(const ProcessorShare& share) {
-  if (share.Read() <= kWaitingShareMax) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("waiting took ", 100 * share.Read(), " % of a core"));
+  const double read = share.Read();
+  if (read <= kWaitingShareMax) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("waiting took ", 100 * read, " % of a core"));
 }
 
 }  // namespace
