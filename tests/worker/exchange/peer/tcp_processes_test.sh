@@ -82,7 +82,7 @@ expect() {
 
 expect 'another seed' 10 'INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' --fault=seed
 expect 'a NaN' 10 'UNAVAILABLE: rank 1 gave up: gradient of fc1.weight is NaN at step 2' --fault=abort
-# The rank that notices it later may hear of two ends at a time. That of the rank which noticed it comes with its reason.
+# The rank that notices it later may hear of two ends at a time. That of the rank which noticed it comes with a reason.
 expect 'killed' 10 \
   'UNAVAILABLE: \(rank [02] gave up: \)\?rank 1 (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' --fault=die
 expect 'stopped' 20 'rank 1 does not answer' --fault=stop
