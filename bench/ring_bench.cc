@@ -8,13 +8,16 @@
 // mpirun starts the ranks of the cells over TCP as well, and MPI keeps them in step between their exchanges.
 //
 // Bus bandwidth is 2 (N - 1) / N * bytes / time: every link must carry at least these bytes, whatever the algorithm.
-// With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it.
+// With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it. `cpu`
+// is what a rank's threads spend on a step, on any core; `sleeps` and `gives way` are its voluntary and its involuntary
+// context switches. All three are means over ranks and steps.
 #include <mpi.h>
 #include <stdlib.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -24,6 +27,7 @@
 #include "absl/flags/parse.h"
 #include "bench/computation.h"
 #include "bench/exchange_job.h"
+#include "bench/processor_cost.h"
 #include "common/check.h"
 #include "common/transport/tcp_listener.h"
 #include "common/transport/tcp_rendezvous.h"
@@ -56,7 +60,17 @@ double MicrosecondsSince(Clock::time_point start) {
 struct Result {
   double p50_us = 0;
   double p95_us = 0;
+  ProcessorCost cost;  // of a rank's step
 };
+
+ProcessorCost MeanOverRanks(const ProcessorCost& mine) {
+  const double values[] = {mine.cpu_us, mine.voluntary_switches, mine.involuntary_switches};
+  double sums[std::size(values)];
+  MPI_Allreduce(values, sums, static_cast<int>(std::size(values)), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  int ranks = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  return ProcessorCost{sums[0], sums[1], sums[2]} * (1.0 / ranks);
+}
 
 int RepetitionsFor(int64_t bytes) {
   const int64_t count = std::clamp<int64_t>((256 << 20) / bytes, 10, 2000);
@@ -68,17 +82,23 @@ template <typename Step>
 Result Measure(int64_t bytes, Step step) {
   const int repetitions = RepetitionsFor(bytes);
   std::vector<double> times;
+  ProcessorCost cost;
   for (int i = 0; i < repetitions + repetitions / 5; ++i) {
     MPI_Barrier(MPI_COMM_WORLD);
+    // The barrier polls, and is not counted.
+    const ProcessorCost before = ReadProcessorCost();
     const Clock::time_point start = Clock::now();
     step(i);
     double us = MicrosecondsSince(start);
+    if (i >= repetitions / 5) cost += ReadProcessorCost() - before;
     double slowest = 0;
     MPI_Allreduce(&us, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     if (i >= repetitions / 5) times.push_back(slowest);
   }
   std::sort(times.begin(), times.end());
-  return {.p50_us = times[times.size() / 2], .p95_us = times[times.size() * 95 / 100]};
+  return {.p50_us = times[times.size() / 2],
+          .p95_us = times[times.size() * 95 / 100],
+          .cost = MeanOverRanks(cost * (1.0 / repetitions))};
 }
 
 // Connects the ranks at a port of rank 0, of which MPI tells the others.
@@ -164,13 +184,15 @@ void Print(const char* name, int64_t bytes, int world_size, const Result& result
   if (PrintsJson()) {
     std::printf(
         "{\"sync\": \"%s\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
-        "\"bus_gb_per_s\": %.5f}\n",
-        name, world_size, static_cast<long long>(bytes), exposed_us, result.p95_us, bus_bytes / exposed_us / 1e3);
+        "\"bus_gb_per_s\": %.5f, \"cpu_us\": %.2f, \"voluntary_switches\": %.3f, \"involuntary_switches\": %.3f}\n",
+        name, world_size, static_cast<long long>(bytes), exposed_us, result.p95_us, bus_bytes / exposed_us / 1e3,
+        result.cost.cpu_us, result.cost.voluntary_switches, result.cost.involuntary_switches);
     std::fflush(stdout);
     return;
   }
-  std::printf("%-8s %10lld %12.1f %12.1f %12.1f %10.2f\n", name, static_cast<long long>(bytes), result.p50_us,
-              result.p95_us, exposed_us, bus_bytes / exposed_us / 1e3);
+  std::printf("%-8s %10lld %12.1f %12.1f %12.1f %10.2f %10.1f %8.2f %10.2f\n", name, static_cast<long long>(bytes),
+              result.p50_us, result.p95_us, exposed_us, bus_bytes / exposed_us / 1e3, result.cost.cpu_us,
+              result.cost.voluntary_switches, result.cost.involuntary_switches);
   std::fflush(stdout);
 }
 
@@ -180,7 +202,8 @@ int Main() {
   MpiRuntime& mpi = **runtime;
   Computation computation;
   if (mpi.rank() == 0 && !PrintsJson()) {
-    std::printf("%-8s %10s %12s %12s %12s %10s\n", "what", "bytes", "p50 us", "p95 us", "exposed us", "bus GB/s");
+    std::printf("%-8s %10s %12s %12s %12s %10s %10s %8s %10s\n", "what", "bytes", "p50 us", "p95 us", "exposed us",
+                "bus GB/s", "cpu us", "sleeps", "gives way");
   }
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     const int64_t bytes = std::stoll(text);

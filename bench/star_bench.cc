@@ -11,8 +11,10 @@
 // --job_secret, --tls and so on, as worker and server have them, protect both sides; star_security.py compares them.
 //
 // GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
-// on any core, `switches` their context switches. The servers apply SGD with momentum. With --compute_us every step of
-// a worker computes that long after its Submits, and json's `latency_us` is the step's time beyond it.
+// on any core. Then, for each worker and each server, the mean of the time that it spends on a step, of its voluntary
+// context switches (`sleeps`) and of its involuntary ones (`gives way`); a server's include its start and its end. The
+// servers apply SGD with momentum. With --compute_us every step of a worker computes that long after its Submits, and
+// json's `latency_us` is the step's time beyond it.
 #include <malloc.h>
 #include <sched.h>
 #include <stdlib.h>
@@ -25,6 +27,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -34,6 +37,7 @@
 #include "absl/strings/numbers.h"
 #include "bench/computation.h"
 #include "bench/exchange_job.h"
+#include "bench/processor_cost.h"
 #include "common/check.h"
 #include "common/security/transport_security.h"
 #include "server/parameter_server.h"
@@ -73,11 +77,12 @@ void Pin(int process) {
   sched_setaffinity(0, sizeof(cores), &cores);
 }
 
-// The measurement that rank 0 makes.
+// The measurement that a process makes; a server knows its cost alone.
 struct Row {
   double p50_ms = 0;
   double p95_ms = 0;
   int64_t steps = 0;
+  ProcessorCost cost;  // of all steps
 };
 
 TransportSecurity Security() {
@@ -90,7 +95,7 @@ TransportSecurity Security() {
   return *std::move(security);
 }
 
-int ServerProcess(int shard, int address_pipe) {
+int ServerProcess(int shard, int address_pipe, Row* row) {
   Pin(shard);
   auto server = ParameterServer::Start({.listen = "127.0.0.1:0",
                                         .shard = shard,
@@ -103,6 +108,7 @@ int ServerProcess(int shard, int address_pipe) {
   CHECK_EQ(write(address_pipe, address.data(), address.size()), static_cast<ssize_t>(address.size()));
   const absl::Status status = (*server)->Wait();
   CHECK_OK(status);
+  row->cost = ReadProcessorCost();
   return 0;
 }
 
@@ -136,6 +142,7 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
 
   const int64_t steps = StepsFor(bytes);
   std::vector<double> times_ms;
+  const ProcessorCost before = ReadProcessorCost();
   for (int64_t step = 0; step < steps; ++step) {
     const Clock::time_point start = Clock::now();
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
@@ -147,9 +154,13 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
     for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK((*exchange)->Await(step, b));
     times_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
+  const ProcessorCost cost = ReadProcessorCost() - before;
   CHECK_OK((*exchange)->Finish());
   std::sort(times_ms.begin(), times_ms.end());
-  *row = {.p50_ms = times_ms[times_ms.size() / 2], .p95_ms = times_ms[times_ms.size() * 95 / 100], .steps = steps};
+  *row = {.p50_ms = times_ms[times_ms.size() / 2],
+          .p95_ms = times_ms[times_ms.size() * 95 / 100],
+          .steps = steps,
+          .cost = cost};
   return 0;
 }
 
@@ -164,16 +175,24 @@ void Fork(Body body) {
 
 bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
 
+// The mean over processes of what a step costs one of them.
+ProcessorCost StepCost(std::span<const Row> processes, int64_t steps) {
+  ProcessorCost sum;
+  for (const Row& process : processes) sum += process.cost;
+  return sum * (1.0 / static_cast<double>(std::ssize(processes) * steps));
+}
+
 // Computes bus bandwidth as for an allreduce, so that both can be compared: 2 (N - 1) / N * bytes / time, although the
 // star moves other amounts.
-void PrintJson(int64_t bytes, const Row& row) {
+void PrintJson(int64_t bytes, const Row& row, const ProcessorCost& worker) {
   const int workers = absl::GetFlag(FLAGS_workers);
   const double bus_bytes = 2.0 * (workers - 1) / workers * static_cast<double>(bytes);
   const double exposed_us = 1e3 * row.p50_ms - static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   std::printf(
       "{\"sync\": \"star\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
-      "\"bus_gb_per_s\": %.5f}\n",
-      workers, static_cast<long long>(bytes), exposed_us, 1e3 * row.p95_ms, bus_bytes / exposed_us / 1e3);
+      "\"bus_gb_per_s\": %.5f, \"cpu_us\": %.2f, \"voluntary_switches\": %.3f, \"involuntary_switches\": %.3f}\n",
+      workers, static_cast<long long>(bytes), exposed_us, 1e3 * row.p95_ms, bus_bytes / exposed_us / 1e3, worker.cpu_us,
+      worker.voluntary_switches, worker.involuntary_switches);
   std::fflush(stdout);
 }
 
@@ -182,14 +201,16 @@ void MeasureAsOneWorker(int64_t bytes) {
   const int rank = absl::GetFlag(FLAGS_rank);
   Row row;
   WorkerProcess(rank, bytes, absl::GetFlag(FLAGS_addresses), &row);
-  if (rank == 0) PrintJson(bytes, row);
+  if (rank == 0) PrintJson(bytes, row, StepCost({&row, 1}, row.steps));
 }
 
 void Measure(int64_t bytes) {
-  // `row` is shared with worker 0, which is another process.
-  Row* const row =
-      static_cast<Row*>(mmap(nullptr, sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  CHECK(row != MAP_FAILED);
+  // The rows are shared with the other processes: first those of the workers, then those of the servers.
+  const size_t worker_count = absl::GetFlag(FLAGS_workers), server_count = absl::GetFlag(FLAGS_servers);
+  const size_t shared_bytes = (worker_count + server_count) * sizeof(Row);
+  Row* const rows =
+      static_cast<Row*>(mmap(nullptr, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  CHECK(rows != MAP_FAILED);
   rusage before;
   // This counts children that have been waited for: the difference is that of this size's processes.
   getrusage(RUSAGE_CHILDREN, &before);
@@ -197,7 +218,7 @@ void Measure(int64_t bytes) {
   for (int shard = 0; shard < absl::GetFlag(FLAGS_servers); ++shard) {
     int fds[2];
     CHECK_EQ(pipe(fds), 0);
-    Fork([&] { return ServerProcess(shard, fds[1]); });
+    Fork([&] { return ServerProcess(shard, fds[1], &rows[worker_count + shard]); });
     close(fds[1]);
     char text[64] = {};
     CHECK_GE(read(fds[0], text, sizeof(text) - 1), 1);
@@ -205,10 +226,7 @@ void Measure(int64_t bytes) {
     addresses.emplace_back(text, std::string(text).find('\n'));
   }
   for (int rank = 0; rank < absl::GetFlag(FLAGS_workers); ++rank) {
-    Fork([&] {
-      Row own;
-      return WorkerProcess(rank, bytes, addresses, rank == 0 ? row : &own);
-    });
+    Fork([&] { return WorkerProcess(rank, bytes, addresses, &rows[rank]); });
   }
   int status = 0;
   while (wait(&status) > 0) CHECK_EQ(status, 0);
@@ -217,19 +235,21 @@ void Measure(int64_t bytes) {
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
-  const double steps = static_cast<double>(row->steps);
-  if (PrintsJson()) {
-    PrintJson(bytes, *row);
-    munmap(row, sizeof(Row));
-    return;
-  }
-  std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f %10.1f\n", static_cast<long long>(bytes), row->p50_ms,
-              row->p95_ms, 2e-6 * static_cast<double>(bytes) / row->p50_ms,
+  const Row row = rows[0];
+  const ProcessorCost worker = StepCost({rows, worker_count}, row.steps);
+  const ProcessorCost server = StepCost({rows + worker_count, server_count}, row.steps);
+  munmap(rows, shared_bytes);
+  if (PrintsJson()) return PrintJson(bytes, row, worker);
+  const double steps = static_cast<double>(row.steps);
+  std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f", static_cast<long long>(bytes), row.p50_ms, row.p95_ms,
+              2e-6 * static_cast<double>(bytes) / row.p50_ms,
               1e3 * (seconds(after.ru_utime) - seconds(before.ru_utime)) / steps,
-              1e3 * (seconds(after.ru_stime) - seconds(before.ru_stime)) / steps,
-              static_cast<double>(after.ru_nvcsw - before.ru_nvcsw + after.ru_nivcsw - before.ru_nivcsw) / steps);
+              1e3 * (seconds(after.ru_stime) - seconds(before.ru_stime)) / steps);
+  for (const ProcessorCost& cost : {worker, server}) {
+    std::printf(" %10.3f %8.1f %10.1f", 1e-3 * cost.cpu_us, cost.voluntary_switches, cost.involuntary_switches);
+  }
+  std::printf("\n");
   std::fflush(stdout);
-  munmap(row, sizeof(Row));
 }
 
 int Main(int argc, char** argv) {
@@ -239,9 +259,10 @@ int Main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   const bool alone = !absl::GetFlag(FLAGS_addresses).empty();
   CHECK(!alone || absl::GetFlag(FLAGS_bytes).size() == 1) << ": --addresses needs one size in --bytes";
-  if (!PrintsJson() && !alone)
-    std::printf("%12s %10s %10s %8s %10s %10s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s", "cpu user", "cpu system",
-                "switches");
+  if (!PrintsJson() && !alone) {
+    std::printf("%12s %10s %10s %8s %10s %10s %10s %8s %10s %10s %8s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s",
+                "cpu user", "cpu system", "worker ms", "sleeps", "gives way", "server ms", "sleeps", "gives way");
+  }
   std::fflush(stdout);
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     int64_t bytes;

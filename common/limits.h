@@ -289,6 +289,10 @@ inline constexpr size_t kTcpNoticesUnsentMax = 256;
 inline constexpr int kTcpLossGraceMs = 250;
 inline constexpr int kTcpLastNoticeMs = 1000;
 
+// How long a rank that ends stays until the other hosts have acknowledged its reason: twice the time after which the
+// kernel repeats what a network has lost.
+inline constexpr int kTcpLastWordsMs = 500;
+
 // A connection without traffic is probed after this time and then as often.
 inline constexpr int kTcpKeepaliveSeconds = 5;
 

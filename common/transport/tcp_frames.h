@@ -45,6 +45,7 @@ class TcpFrameConnection {
   explicit TcpFrameConnection(Socket socket);
 
   int fd() const { return socket_.fd(); }
+  const Socket& socket() const { return socket_; }
   const std::string& peer() const { return peer_; }  // "10.0.0.3:4711"; "a peer" if it has gone already
 
   // Queues a frame and sends what the kernel takes. That a peer is gone is found by Receive, with the reason that the

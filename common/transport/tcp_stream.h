@@ -63,6 +63,8 @@ class TcpStream {
   TcpStream(Socket socket, int silence_ms);
 
   int fd() const { return socket_.fd(); }
+  // To hang up (dial.h): nothing else works afterwards.
+  const Socket& socket() const { return socket_; }
 
   // Queues a message, which Write sends. `data` belongs to the stream until Write returns the token.
   void Push(int tag, std::span<const std::byte> data, Transport::Token token);

@@ -75,6 +75,7 @@ TcpTransport::TcpTransport(const Options& options)
                                 : TcpUnexpectedBytesMax(static_cast<int>(options.links.size()))),
       loss_grace_(options.loss_grace_ms),
       last_notice_(options.last_notice_ms),
+      last_words_(absl::Milliseconds(options.last_words_ms)),
       peers_(options.links.size()) {}
 
 absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(Options options) {
@@ -116,14 +117,18 @@ absl::Status TcpTransport::AddConnection(int peer, Purpose purpose, Socket socke
 }
 
 TcpTransport::~TcpTransport() {
-  if (!error_.ok()) return;
+  std::vector<const Socket*> undelivered;
   for (const Peer& peer : peers_) {
+    if (peer.messages == nullptr || peer.notices == nullptr) continue;
+    const bool notices_are_open = peer.notices->is_open && peer.notices->write_error.ok();
+    const Socket& notices = peer.notices->stream.socket();
+    if (notices_are_open && !IsDelivered(notices)) undelivered.push_back(&notices);
     // A rank that owes a message does not leave in order. The peer hears that from neither connection.
-    if (peer.messages == nullptr || peer.notices == nullptr || peer.messages->stream.has_unsent()) continue;
-    for (Connection* const connection : {peer.messages.get(), peer.notices.get()}) {
-      if (connection->is_open && connection->write_error.ok()) connection->stream.SayGoodbye();
-    }
+    if (!error_.ok() || peer.messages->stream.has_unsent()) continue;
+    if (peer.messages->is_open && peer.messages->write_error.ok()) peer.messages->stream.SayGoodbye();
+    if (notices_are_open) peer.notices->stream.SayGoodbye();
   }
+  HangUpAll(std::move(undelivered), last_words_);
 }
 
 void TcpTransport::Complete(Token token) {

@@ -34,6 +34,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/host/dial.h"
 #include "common/limits.h"
 #include "common/transport/tcp_stream.h"
@@ -60,12 +61,14 @@ class TcpTransport final : public Transport {
     int silence_ms = kTcpSilenceMsMin;  // without an acknowledgement, after which a connection is lost
     int loss_grace_ms = kTcpLossGraceMs;
     int last_notice_ms = kTcpLastNoticeMs;
+    int last_words_ms = kTcpLastWordsMs;
   };
   // Internal if the system has no descriptors left.
   static absl::StatusOr<std::unique_ptr<TcpTransport>> Create(Options options);
 
   // Tells the peers that this rank has ended its part in order, unless there was an error. A peer to which a message
-  // has not been sent as a whole is not told so.
+  // has not been sent as a whole is not told so. Waits, for last_words_ms at most, until the notices that were sent
+  // have arrived: the last one may be this rank's reason.
   ~TcpTransport() override;
 
   int rank() const override { return rank_; }
@@ -147,6 +150,7 @@ class TcpTransport final : public Transport {
   const int64_t unexpected_bytes_max_;
   const std::chrono::milliseconds loss_grace_;
   const std::chrono::milliseconds last_notice_;
+  const absl::Duration last_words_;
   Socket epoll_;
   Socket wake_;                           // an eventfd
   std::vector<Peer> peers_;               // by rank

@@ -1,4 +1,5 @@
-// Connections on loopback, for the tests of the transport over TCP.
+// Connections on loopback, for the tests of the transport over TCP. What waits gives up when half a minute is over, or
+// when the test has had a fatal failure.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_TCP_LOOPBACK_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_PEER_TCP_LOOPBACK_H_
 
@@ -41,9 +42,9 @@ RankAndBarePeers ConnectBarePeers(int peer_count, const TcpTransport::Options& b
 std::string WireMessage(int tag, const std::string& data);
 std::string WireGoodbye();
 
-// Sends everything, waiting for the kernel if needed. False if the peer has closed the connection.
+// Sends everything, waiting for the kernel if needed. False if the peer has closed the connection, or if it gives up.
 bool SendAll(const Socket& socket, const std::string& bytes);
-// What arrives until `size` bytes have, the stream ends, or half a minute is over.
+// What arrives until `size` bytes have, the stream ends, or it gives up.
 std::string ReceiveSome(const Socket& socket, size_t size);
 // The same of what has arrived already.
 std::string ReceiveNow(const Socket& socket, size_t size);
@@ -57,7 +58,7 @@ void Reset(Socket socket);
 // `size` bytes that depend on the seed.
 std::vector<std::byte> Pattern(size_t size, uint64_t seed);
 
-// Calls `step` until `done` or half a minute is over. True: done.
+// Calls `step` until `done`, or until it gives up. True: done.
 bool Until(const std::function<bool()>& done, const std::function<void()>& step);
 
 }  // namespace starring

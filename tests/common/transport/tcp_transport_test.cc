@@ -1,5 +1,6 @@
 #include "common/transport/tcp_transport.h"
 
+#include <sys/ioctl.h>
 #include <time.h>
 
 #include <algorithm>
@@ -208,7 +209,8 @@ TEST(TcpTransportTest, OnePollIsBounded) {
   RankAndBarePeers it = ConnectBarePeers(1, {.unexpected_bytes_max = 64 << 20});
   std::string got(8 << 20, '.');
   it.rank->PostReceive(1, kTag, std::as_writable_bytes(std::span(got)), {.operation = 1});
-  std::thread sender([&] { EXPECT_TRUE(SendAll(it.peers[0].messages, WireMessage(kTag, std::string(8 << 20, 'x')))); });
+  std::jthread sender(
+      [&] { EXPECT_TRUE(SendAll(it.peers[0].messages, WireMessage(kTag, std::string(8 << 20, 'x')))); });
   Poller poller(it.rank.get());
   size_t before = 0;
   ASSERT_TRUE(Until([&] { return poller.IsDone(1); },
@@ -218,21 +220,19 @@ TEST(TcpTransportTest, OnePollIsBounded) {
                       EXPECT_LE(after - before, static_cast<size_t>(2 * kTcpPollBytesMax));
                       before = after;
                     }));
-  sender.join();
 }
 
 // --- Wait and Wake ---
 
 TEST(TcpTransportTest, WaitEndsWhenAMessageArrives) {
   RankAndBarePeers it = ConnectBarePeers(1);
-  std::thread sender([&] {
+  std::jthread sender([&] {
     std::this_thread::sleep_for(milliseconds(50));
     EXPECT_TRUE(SendAll(it.peers[0].messages, WireMessage(kTag, "x")));
   });
   const Clock::time_point start = Clock::now();
   it.rank->Wait(seconds(30));
   EXPECT_LT(Clock::now() - start, seconds(20));
-  sender.join();
 }
 
 TEST(TcpTransportTest, WaitEndsAfterItsTime) {
@@ -315,7 +315,7 @@ TEST(TcpTransportTest, OneThreadMayWaitWhileAnotherPolls) {
       std::vector<std::byte> got(data.size());
       transport.PostReceive(peer, kTag, got, {.operation = 2 * i});
       transport.PostSend(peer, kTag, data, {.operation = 2 * i + 1});
-      EXPECT_TRUE(poller.Await(2 * i) && poller.Await(2 * i + 1));
+      ASSERT_TRUE(poller.Await(2 * i) && poller.Await(2 * i + 1));
       EXPECT_EQ(got, data);
     }
   });
@@ -405,7 +405,7 @@ TEST(TcpTransportTest, FewNoticesWaitForARankThatTakesNone) {
 TEST(TcpTransportTest, ManyNoticesAreKeptByTheKernel) {
   RankAndBarePeers it = ConnectBarePeers(1);
   constexpr int kCount = 5000;
-  std::thread sender([&] {
+  std::jthread sender([&] {
     for (int i = 0; i < kCount; ++i) {
       ASSERT_TRUE(SendAll(it.peers[0].notices, WireMessage(Transport::kNoticeTag, std::to_string(i))));
     }
@@ -424,7 +424,6 @@ TEST(TcpTransportTest, ManyNoticesAreKeptByTheKernel) {
                       if (!notice.has_value()) return;
                       ASSERT_EQ(*notice, std::to_string(next++));
                     }));
-  sender.join();
 }
 
 TEST(TcpTransportTest, RefusesWhatIsNoNotice) {
@@ -683,6 +682,58 @@ TEST(TcpTransportTest, ARankLeavesInOrderWithNoticesUnread) {
     EXPECT_EQ(ReceiveSome(*socket, WireGoodbye().size()), WireGoodbye());
     EXPECT_TRUE(EndsInOrder(*socket));
   }
+}
+
+// The bytes that have arrived at the other end and are not read.
+int64_t UnreadBytes(const Socket& socket) {
+  int count = 0;
+  CHECK(ioctl(socket.fd(), FIONREAD, &count) == 0);
+  return count;
+}
+
+// Its reason is still in its own kernel when it ends, as on a network that loses packets, and it has not read all that
+// has arrived. A reset would destroy the reason.
+TEST(TcpTransportTest, TheReasonOfARankThatEndsArrives) {
+  for (const bool has_error : {false, true}) {
+    RankAndBarePeers it = ConnectBarePeers(2, {.last_words_ms = 20'000});
+    Poller poller(it.rank.get());
+    const Socket& notices = it.peers[0].notices;
+    // The peer reads nothing, until its kernel takes no more.
+    const std::string text(kAbortNoticeBytesMax, 'x'), reason = "because";
+    const int64_t length = std::ssize(WireMessage(Transport::kNoticeTag, text));
+    uint64_t count = 0;
+    while (static_cast<int64_t>(count) * length < UnreadBytes(notices) + (64 << 10)) {
+      ASSERT_LT(count, 10'000u);
+      it.rank->PostSend(1, Transport::kNoticeTag, Bytes(text), {.operation = count++});
+    }
+    it.rank->PostSend(1, Transport::kNoticeTag, Bytes(reason), {.operation = count});
+    ASSERT_EQ(poller.Poll(), absl::OkStatus());
+    ASSERT_TRUE(poller.IsDone(count)) << "the kernel has not taken the reason";
+    const std::vector<std::byte> much(16 << 20);
+    if (has_error) {
+      it.peers.pop_back();
+      EXPECT_FALSE(poller.AwaitError().ok());
+    } else {
+      it.rank->PostSend(1, kTag, much, {.operation = count + 1});  // which it then owes
+    }
+    ASSERT_TRUE(SendAll(notices, WireMessage(Transport::kNoticeTag, "too late")));
+    ASSERT_TRUE(AwaitDelivery(notices));
+    std::jthread ender([&] { it.rank.reset(); });
+    std::this_thread::sleep_for(milliseconds(50));  // it has ended now, or waits for this peer
+    std::string got = ReceiveSome(notices, count * length + WireMessage(Transport::kNoticeTag, reason).size());
+    EXPECT_TRUE(got.ends_with(WireMessage(Transport::kNoticeTag, reason))) << has_error << " " << got.size();
+  }
+}
+
+// A host that has vanished acknowledges nothing.
+TEST(TcpTransportTest, ARankThatEndsWaitsForItsReasonInVainOnlyForAWhile) {
+  RankAndBarePeers it = ConnectBarePeers(1, {.last_words_ms = 50});
+  const std::string text(kAbortNoticeBytesMax, 'x');
+  for (uint64_t i = 0; i < 1000; ++i) it.rank->PostSend(1, Transport::kNoticeTag, Bytes(text), {.operation = i});
+  const Clock::time_point start = Clock::now();
+  it.rank.reset();
+  EXPECT_GE(Clock::now() - start, milliseconds(50));
+  EXPECT_LT(Clock::now() - start, seconds(20));
 }
 
 // On neither connection: one goodbye would make the peer believe that this rank owes it nothing.

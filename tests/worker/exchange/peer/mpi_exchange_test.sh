@@ -1,5 +1,6 @@
 #!/bin/bash
-# Runs real processes under mpirun: ring, co-located star and mpi must give the reference's bits for 1 to 4 ranks.
+# Runs real processes under mpirun: ring, co-located star and mpi must give the reference's bits for 1 to 4 ranks, and a
+# rank that waits must leave the core to others.
 #   mpi_exchange_test.sh MPI_RANK
 set -uo pipefail
 mpi_rank=$1
@@ -21,4 +22,13 @@ for sync in ring star mpi; do
     fi
     echo "passed: --sync=$sync with $ranks ranks"
   done
+  # A rank that waits for a slow one checks what that costs.
+  output=$(timeout 60 mpirun -np 2 "$mpi_rank" --sync=$sync --fault=sleep 2>&1)
+  status=$?
+  if [[ $status != 0 || $(grep -c ': ok$' <<<"$output") != 2 ]]; then
+    echo "FAILED: --sync=$sync, waiting: exit code $status, output:"
+    echo "$output"
+    exit 1
+  fi
+  echo "passed: --sync=$sync, waiting"
 done

@@ -56,6 +56,12 @@ for world_size in 1 2 3 4; do
   fi
 done
 
+# A rank that waits for a slow one checks what that costs.
+start '0 1 2' 3 --fault=sleep
+await '0 1 2'
+[[ $codes == ' 0 0 0' ]] || fail "waiting: exit codes$codes: $(cat "$scratch"/[012])"
+echo "ended: waiting"
+
 # expect NAME SECONDS_MAX PATTERN ARGUMENTS... : rank 1 of 3 misbehaves; ranks 0 and 2 both fit the pattern.
 expect() {
   local name=$1 seconds_max=$2 pattern=$3 began=$SECONDS rank
@@ -76,9 +82,9 @@ expect() {
 
 expect 'another seed' 10 'INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' --fault=seed
 expect 'a NaN' 10 'INTERNAL: rank 1 gave up: gradient of fc1.weight is NaN at step 2' --fault=abort
-# The rank that notices it later may hear of two ends at a time, that of the rank which noticed it being one.
-expect 'killed' 10 'UNAVAILABLE: rank [012] (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' --fault=die
-grep -q 'UNAVAILABLE: rank 1 ' "$scratch/0" "$scratch/2" || fail "killed: nobody names rank 1: $(cat "$scratch"/[02])"
+# The rank that notices it later may hear of two ends at a time. That of the rank which noticed it comes with a reason.
+expect 'killed' 10 \
+  'UNAVAILABLE: \(rank [02] gave up: \)\?rank 1 (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' --fault=die
 expect 'stopped' 20 'rank 1 does not answer' --fault=stop
 expect 'slow' 20 'rank 1 lives but is . calls behind' --fault=slow
 expect 'never starts training' 20 'rank 1 does not answer' --fault=late

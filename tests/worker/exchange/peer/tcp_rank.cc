@@ -56,8 +56,8 @@ absl::Status Run() {
   ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, ConnectFullMesh(std::move(options)));
   auto exchange = std::make_unique<PeerExchange>(std::move(transport), PeerExchange::Options{});
   const absl::Status status = TrainExampleJob(*exchange, job, rank);
-  // As the worker does: a rank that has failed tells the others nothing more by ending.
-  if (!status.ok()) static_cast<void>(exchange.release());
+  // As the worker does.
+  if (!exchange->Release()) static_cast<void>(exchange.release());
   return status;
 }
 
