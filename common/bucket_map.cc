@@ -37,7 +37,7 @@ absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
   const int64_t wanted_bytes = std::min<int64_t>(options.bucket_bytes, options.element_count * sizeof(float));
   const int64_t block_bytes = block_elements * sizeof(float);
   // The number is rounded up, but not over the limit, or the other processes would refuse the value. A block has at
-  // most 128 MiB.
+  // most 4 MiB.
   const int64_t bucket_blocks = std::min((wanted_bytes + block_bytes - 1) / block_bytes, kBucketBytesMax / block_bytes);
 
   BucketMap map;

@@ -12,7 +12,7 @@ namespace {
 // Places begin at cache lines, which is what the loops that add like best.
 constexpr int64_t kLineElements = Layout::kAlignmentElements;
 constexpr int64_t kWindowElements = kDirectWindowBytes / static_cast<int64_t>(sizeof(float));
-static_assert(kChunkElements % kLineElements == 0 && kWindowElements >= 2 * kChunkElements);
+static_assert(kChunkElementsMax % kLineElements == 0 && kWindowElements >= 2 * kChunkElementsMax);
 
 // Places that are not free when all contributions that have come are added: in a chain that of the sum, and in a tree
 // those of the sums that wait for their sibling.
@@ -22,18 +22,19 @@ int HeldMax(SumOrder order, const Transport& transport) {
 }
 
 // No contribution needs more than a place, so two ranks need one and three need two.
-int64_t ScratchElements(int held_max, int world_size) {
-  return std::min<int64_t>(held_max * kChunkElements + kWindowElements, std::max(1, world_size - 1) * kChunkElements);
+int64_t ScratchElements(int held_max, int world_size, int64_t message_elements) {
+  return std::min(held_max * message_elements + kWindowElements, std::max(1, world_size - 1) * message_elements);
 }
 
 }  // namespace
 
 DirectMachine::DirectMachine(const Options& options, SumOrder order)
-    : BlockMachine(options, {.blocks_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                             .scratch_elements =
-                                 ScratchElements(HeldMax(order, *options.transport), options.transport->world_size()),
-                             // Every contribution is sent from the gradient.
-                             .gradient_sends = options.transport->world_size() - 1}),
+    : BlockMachine(options,
+                   {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
+                    .scratch_elements = ScratchElements(HeldMax(order, *options.transport),
+                                                        options.transport->world_size(), MessageElementsMax(options)),
+                    // Every contribution is sent from the gradient.
+                    .gradient_sends = options.transport->world_size() - 1}),
       held_max_(HeldMax(order, *options.transport)),
       progress_(slot_count()) {
   for (Progress& progress : progress_) {
@@ -50,9 +51,9 @@ int DirectMachine::PeerOf(Operation operation) const {
   return peer_owns_the_chunk ? Left(operation.round + 1) : Right(operation.round + 1);
 }
 
-void DirectMachine::StartBlock(Block& block) {
-  Progress& progress = progress_[block.slot];
-  const int64_t longest_chunk = (block.range.size() + world_size() - 1) / world_size();
+void DirectMachine::StartGroup(Group& group) {
+  Progress& progress = progress_[group.slot];
+  const int64_t longest_chunk = (group.range.size() + world_size() - 1) / world_size();
   progress.place_elements = (longest_chunk + kLineElements - 1) / kLineElements * kLineElements;
   progress.window = static_cast<int>(std::min<int64_t>(kWindowElements / progress.place_elements, 2 * round_count()));
   progress.place_count = std::min(held_max_ + progress.window, round_count());
@@ -60,43 +61,51 @@ void DirectMachine::StartBlock(Block& block) {
   progress.sends_posted = progress.sends_done = progress.receives_posted = progress.added_count = 0;
   progress.arrived.assign(progress.arrived.size(), false);
   // Receives come first: a message for which no receive is posted would be copied by MPI, or would wait.
-  PostReceives(block, progress);
-  PostSends(block, progress);
+  PostReceives(group, progress);
+  PostSends(group, progress);
 }
 
-void DirectMachine::Advance(Block& block, Operation operation) {
-  Progress& progress = progress_[block.slot];
+void DirectMachine::Advance(Group& group, Operation operation) {
+  Progress& progress = progress_[group.slot];
   switch (operation.phase) {
     case Phase::kReduceSend:
+      // The answer arrives where the packed contribution was.
+      if (group.is_packed) PostAnswer(group, operation.round);
+      [[fallthrough]];
     case Phase::kGatherSend:
       ++progress.sends_done;
-      PostSends(block, progress);
+      PostSends(group, progress);
       break;
     case Phase::kReduceReceive:
-      OnContribution(block, progress, operation.round);
+      OnContribution(group, progress, operation.round);
       break;
     case Phase::kGatherReceive:
+      TakeParameters(group, PeerOf(operation));
       break;
   }
 }
 
-void DirectMachine::PostSends(Block& block, Progress& progress) {
+void DirectMachine::PostAnswer(Group& group, int round) {
+  const Operation answer = {.phase = Phase::kGatherReceive, .round = round};
+  Receive(group, answer, Landing(group, PeerOf(answer)));
+}
+
+void DirectMachine::PostSends(Group& group, Progress& progress) {
   // There is an answer only after all contributions are in the sum.
   const int postable = progress.added_count == round_count() ? 2 * round_count() : round_count();
   while (progress.sends_posted < postable && progress.sends_posted - progress.sends_done < progress.window) {
     const int round = progress.sends_posted++ % round_count();
     if (progress.sends_posted <= round_count()) {
       const Operation contribution = {.phase = Phase::kReduceSend, .round = round};
-      const ElementRange chunk = Chunk(block, PeerOf(contribution));
-      Receive(block, {.phase = Phase::kGatherReceive, .round = round}, Parameters(chunk));
-      Send(block, contribution, Gradient(block, chunk));
+      if (!group.is_packed) PostAnswer(group, round);
+      Send(group, contribution, Contribution(group, PeerOf(contribution)));
     } else {
-      Send(block, {.phase = Phase::kGatherSend, .round = round}, Parameters(Chunk(block, rank())));
+      Send(group, {.phase = Phase::kGatherSend, .round = round}, Landing(group, rank()));
     }
   }
 }
 
-void DirectMachine::PostReceives(Block& block, Progress& progress) {
+void DirectMachine::PostReceives(Group& group, Progress& progress) {
   // Of a chain, a place but the sum's is free again when its contribution has been added. Of a tree, at most held_max_
   // places are not.
   const bool is_chain = !progress.tree.has_value();
@@ -110,43 +119,47 @@ void DirectMachine::PostReceives(Block& block, Progress& progress) {
     } else {
       place = progress.tree->Take();
     }
-    Receive(block, {.phase = Phase::kReduceReceive, .round = round}, Place(block, progress, place));
+    Receive(group, {.phase = Phase::kReduceReceive, .round = round}, Place(group, progress, place));
   }
 }
 
-void DirectMachine::OnContribution(Block& block, Progress& progress, int round) {
+void DirectMachine::OnContribution(Group& group, Progress& progress, int round) {
   progress.arrived[round] = true;
   while (progress.added_count < round_count() && progress.arrived[progress.added_count]) {
-    AddContribution(block, progress, progress.added_count++);
+    TakeContribution(group, progress, progress.added_count++);
   }
-  PostReceives(block, progress);
+  PostReceives(group, progress);
   if (progress.added_count < round_count()) return;
-  ApplyOwnChunk(block, PartsOf(block, progress));
-  PostSends(block, progress);
+  ApplyOwnChunk(group, PartsOf(group, progress));
+  PostSends(group, progress);
 }
 
-void DirectMachine::AddContribution(Block& block, Progress& progress, int round) {
+void DirectMachine::TakeContribution(Group& group, Progress& progress, int round) {
   const int place = progress.place_of[round];
   if (!progress.tree.has_value()) {
-    if (round > 0) Add(block, Place(block, progress, place), Place(block, progress, 0));
+    if (round > 0) Add(group, Place(group, progress, place), Place(group, progress, 0));
     return;
   }
   progress.tree->Put(Right(round + 1), place, [&](int from, int into) {
-    const std::span<const float> data =
-        from == TreePlaces::kOwn ? OwnContribution(block) : Place(block, progress, from);
-    Add(block, data, Place(block, progress, into));
+    const std::span<float> sum = Place(group, progress, into);
+    if (from == TreePlaces::kOwn) {
+      AddContribution(group, rank(), sum);
+    } else {
+      Add(group, Place(group, progress, from), sum);
+    }
   });
 }
 
-DirectMachine::Parts DirectMachine::PartsOf(const Block& block, const Progress& progress) const {
-  if (!progress.tree.has_value()) return {.sum = Place(block, progress, 0), .last = OwnContribution(block)};
+DirectMachine::Parts DirectMachine::PartsOf(const Group& group, const Progress& progress) const {
+  if (!progress.tree.has_value()) return {.sum = Place(group, progress, 0), .last = {}};
   const TreePlaces::Halves halves = progress.tree->halves();
-  return {.sum = Place(block, progress, halves.sum),
-          .last = halves.last == TreePlaces::kOwn ? OwnContribution(block) : Place(block, progress, halves.last)};
+  Parts parts = {.sum = Place(group, progress, halves.sum), .last = {}};
+  if (halves.last != TreePlaces::kOwn) parts.last = Place(group, progress, halves.last);
+  return parts;
 }
 
-std::span<float> DirectMachine::Place(const Block& block, const Progress& progress, int place) const {
-  return block.scratch.subspan(place * progress.place_elements, Chunk(block, rank()).size());
+std::span<float> DirectMachine::Place(const Group& group, const Progress& progress, int place) const {
+  return group.scratch.subspan(place * progress.place_elements, ChunkSize(group, rank()));
 }
 
 }  // namespace starring

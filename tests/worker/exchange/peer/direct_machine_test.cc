@@ -16,7 +16,13 @@ namespace starring {
 namespace {
 
 constexpr int64_t kWindowElements = kDirectWindowBytes / 4;
-constexpr int64_t kScratchElementsMax = 6 * kChunkElements;
+constexpr int64_t kScratchElementsMax = 6 * kChunkElementsMax;
+
+// Of the group: as long as N messages.
+int64_t GroupElements(int world_size) { return world_size * kChunkElementsMax; }
+
+// What a machine allocates to pack the messages of `groups` groups.
+int64_t PackedElements(int world_size, int groups) { return world_size <= 4 ? 0 : groups * GroupElements(world_size); }
 
 class DirectMachineRanks : public testing::TestWithParam<int> {};
 
@@ -26,8 +32,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DirectMachineRanks, testing::Values(2, 3, 4, 5, 
 TEST(DirectMachine, KeepsOperationsAndMemoryBounded) {
   for (const int world_size : {2, 3, 4, 5, 8}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks");
-    const ExampleJob job = {.element_count = std::max(3, 24 / world_size) * ReductionBlockElements(world_size),
-                            .bucket_bytes = 1,
+    const ExampleJob job = {.element_count = std::max(3, 24 / world_size) * GroupElements(world_size),
+                            .bucket_bytes = 1 << 30,
                             .world_size = world_size};
     MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5});
     ranks.Run(1);
@@ -39,7 +45,8 @@ TEST(DirectMachine, KeepsOperationsAndMemoryBounded) {
     EXPECT_LE(ranks.network().operations_in_flight_max(), blocks * (kSends + contributions + rounds));
     EXPECT_LE(ranks.network().sends_in_flight_max(), blocks * kSends);
     EXPECT_GE(ranks.network().sends_in_flight_max(), kSends);
-    for (int rank = 0; rank < world_size; ++rank) EXPECT_LE(ranks.scratch_elements(rank), kScratchElementsMax);
+    for (int rank = 0; rank < world_size; ++rank)
+      EXPECT_LE(ranks.scratch_elements(rank), kScratchElementsMax + PackedElements(world_size, blocks));
   }
 }
 
@@ -68,15 +75,17 @@ TEST(DirectMachine, AddsAsATree) {
 TEST(DirectMachine, KeepsTheMemoryOfATreeBounded) {
   for (const int world_size : {2, 3, 8, 16}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks");
-    const ExampleJob job = {.element_count = ReductionBlockElements(world_size),
-                            .bucket_bytes = 1,
+    const ExampleJob job = {.element_count = GroupElements(world_size),
+                            .bucket_bytes = 1 << 30,
                             .world_size = world_size,
                             .sum_order = SumOrder::kTree};
-    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5, .blocks_in_flight_max = 1});
+    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5, .groups_in_flight_max = 1});
     ranks.Run(1);
     for (int rank = 0; rank < world_size; ++rank) {
       const int held = TreePlaces::HeldMax({.rank = rank, .world_size = world_size});
-      EXPECT_EQ(ranks.scratch_elements(rank), std::min(held + 2, world_size - 1) * kChunkElements) << rank;
+      EXPECT_EQ(ranks.scratch_elements(rank),
+                std::min(held + 2, world_size - 1) * kChunkElementsMax + PackedElements(world_size, 1))
+          << rank;
     }
   }
 }
@@ -95,22 +104,24 @@ TEST_P(DirectMachineRanks, SendsSmallChunksAtOnce) {
 // In between, as many messages travel as have the window's bytes.
 TEST(DirectMachine, TheWindowIsCountedInBytes) {
   constexpr int kRanks = 16;
-  const ExampleJob job = {.element_count = kRanks * (kWindowElements / 5), .bucket_bytes = 1, .world_size = kRanks};
+  const ExampleJob job = {
+      .element_count = kRanks * (kWindowElements / 5), .bucket_bytes = 1 << 30, .world_size = kRanks};
   MachineRanks ranks(job, {.kind = MachineKind::kDirect});
   const std::vector<float> gradient = job.Gradient(3, 0);
   ranks.Submit(3, 0, gradient);
   // kWindowElements / 5 is no multiple of a cache line, so that five of them do not fit the window's places.
   EXPECT_EQ(ranks.network().sends_in_flight_max(), 4);
-  EXPECT_EQ(ranks.network().operations_in_flight_max(), 4 + 5 + 4);  // and the receives of the answers to those four
+  // Four blocks are in each message, so the receives of the answers follow when the contributions have been sent.
+  EXPECT_EQ(ranks.network().operations_in_flight_max(), 4 + 5);
 }
 
 // All ranks but one submit a whole step, and all messages that can travel do. The last rank then finds contributions of
 // all blocks that are in flight, and still adds them in their order.
 TEST_P(DirectMachineRanks, WaitsForARankThatIsFarBehind) {
   const int world_size = GetParam();
-  // Two blocks; with many ranks one, whose chunks are short enough for six places.
-  ExampleJob job = {.element_count = world_size <= 5 ? ReductionBlockElements(world_size) + 1000 : 10'000 * world_size,
-                    .bucket_bytes = 1,
+  // Two groups; with many ranks one, whose chunks are short enough for six places.
+  ExampleJob job = {.element_count = world_size <= 5 ? GroupElements(world_size) + 1000 : 10'000 * world_size,
+                    .bucket_bytes = 1 << 30,
                     .world_size = world_size};
   for (const auto& [last, order] : {std::pair(0, SumOrder::kChain), std::pair(world_size - 1, SumOrder::kChain),
                                     std::pair(world_size / 2, SumOrder::kTree)}) {

@@ -72,7 +72,7 @@ MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
                                            .transport = transports_[rank].get(),
                                            .track = AddTrack(options.trace, {.name = "exchange"}),
                                            .first_tag = options.first_tag,
-                                           .blocks_in_flight_max = options.blocks_in_flight_max};
+                                           .groups_in_flight_max = options.groups_in_flight_max};
     if (options.kind == MachineKind::kRing) {
       machines_.push_back(std::make_unique<RingMachine>(machine));
     } else {
