@@ -34,8 +34,6 @@ class BucketTrial {
   static constexpr std::array<int64_t, 3> kSizes = {256 << 10, 1 << 20, 4 << 20};
   static constexpr int64_t kStepsPerSize = 10;
   static constexpr int64_t kWarmupSteps = 3;
-  // Steps that a trial takes at most.
-  static constexpr int64_t kStepsMax = kSizes.size() * kStepsPerSize;
 
   // Fails as BucketMap::Create.
   static absl::StatusOr<BucketTrial> Create(int64_t element_count, int world_size);

@@ -22,6 +22,7 @@
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
 #include "worker/ranks_agree.h"
+#include "worker/run_buckets.h"
 #include "worker/step/in_flight_buckets.h"
 #include "worker/stop_request.h"
 
@@ -64,7 +65,6 @@ class Trainer {
         network_(*options.network),
         exchange_(*options.exchange),
         training_step_(*options.step),
-        buckets_(*options.buckets),
         steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
         end_step_(EndStep(worker_, steps_per_epoch_)),
         checkpoints_({.steps_per_epoch = steps_per_epoch_,
@@ -75,6 +75,7 @@ class Trainer {
                    .epochs = worker_.epochs,
                    .steps_per_epoch = steps_per_epoch_,
                    .end_step = end_step_}),
+        buckets_({.worker = &worker_, .buckets = options.buckets, .exchange = &exchange_, .step = &training_step_}),
         straggler_watch_(worker_.world_size) {}
 
   absl::StatusOr<TrainResult> Run();
@@ -83,8 +84,6 @@ class Trainer {
   absl::Status RunToEnd();
   absl::Status StartExchange();
   absl::Status PlanEveryShape();
-  absl::Status PlanBuckets();
-  absl::Status TryBuckets(absl::Duration step_time);
   absl::StatusOr<Normalization> MeasurePixels();
   absl::Status StartSteps();
   absl::Status TrainSteps();
@@ -120,12 +119,10 @@ class Trainer {
   const int64_t end_step_;
   const CheckpointSchedule checkpoints_;
 
-  BucketMap buckets_;                 // of the next step
-  std::optional<BucketTrial> trial_;  // until it is over
-
   Normalization normalization_;
   std::unique_ptr<Loader> train_loader_;
   Progress progress_;
+  RunBuckets buckets_;
   std::unique_ptr<Checkpointer> checkpointer_;  // after progress_: its destructor may have a warning to print
   std::optional<StepTimer> timer_;
   StragglerWatch straggler_watch_;
@@ -170,7 +167,7 @@ absl::Status Trainer::StartExchange() {
   // The folder is checked before the ranks meet, so that a wrong one ends this rank at once and not after the join.
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
                                                         .network = &network_,
-                                                        .buckets = &buckets_,
+                                                        .buckets = &buckets_.current(),
                                                         .steps_per_epoch = steps_per_epoch_,
                                                         .gather_optimizer_state =
                                                             [this](std::span<const std::span<float>> state) {
@@ -208,12 +205,7 @@ absl::Status Trainer::StartExchange() {
     job.optimizer_state.assign(state.begin(), state.end());
   }
   step_ = job.first_step;
-  if (worker_.TriesBucketSizes()) {
-    RETURN_IF_ERROR(PlanBuckets());
-    // Only ranks that all try sizes make the same calls of the exchange.
-    job.agreed_flags.emplace_back("bucket_bytes", "auto");
-  }
-  job.buckets = buckets_;
+  RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
   RETURN_IF_ERROR(exchange_.Start(job, parameters));
   return training_step_.StartOptimizer(job);
 }
@@ -230,43 +222,6 @@ absl::Status Trainer::PlanEveryShape() {
   return absl::OkStatus();
 }
 
-// Which buckets the run begins with: those that the run before has chosen, or the first to be tried.
-absl::Status Trainer::PlanBuckets() {
-  if (const int64_t chosen = checkpointer_->chosen_bucket_bytes(); chosen > 0) {
-    ASSIGN_OR_RETURN(buckets_,
-                     BucketMap::Create({.element_count = buckets_.element_count(),
-                                        .bucket_bytes = chosen,
-                                        .world_size = worker_.world_size}),
-                     "the size of buckets in the checkpoint");
-  } else {
-    ASSIGN_OR_RETURN(BucketTrial trial, BucketTrial::Create(buckets_.element_count(), worker_.world_size));
-    // A run that is over before a choice could pay off has the usual size.
-    if (trial.step_count() == 0 || end_step_ - step_ <= trial.step_count()) return absl::OkStatus();
-    trial_ = std::move(trial);
-    buckets_ = trial_->buckets();
-  }
-  training_step_.UseBuckets(buckets_);
-  return absl::OkStatus();
-}
-
-// After every step of a trial; `step_time` is the last step's. When its size has had its steps, the next size follows,
-// or the fastest.
-absl::Status Trainer::TryBuckets(absl::Duration step_time) {
-  if (!trial_->AddStep(step_time)) return absl::OkStatus();
-  const bool is_over = trial_->is_measured();
-  if (is_over) {
-    std::vector<double> times = trial_->step_ms();
-    RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kBucketTrial, times));
-    result_.tried_buckets = trial_->Choose(times);
-    checkpointer_->set_chosen_bucket_bytes(trial_->buckets().bucket_bytes());
-  }
-  buckets_ = trial_->buckets();
-  if (is_over) trial_.reset();
-  RETURN_IF_ERROR(exchange_.UseBuckets(buckets_, step_));
-  training_step_.UseBuckets(buckets_);
-  return absl::OkStatus();
-}
-
 absl::StatusOr<Normalization> Trainer::MeasurePixels() {
   // Each rank reads only its part of the pixels. The sums are integers, so the result does not depend on the division.
   const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
@@ -278,8 +233,8 @@ absl::StatusOr<Normalization> Trainer::MeasurePixels() {
 absl::Status Trainer::StartSteps() {
   first_step_ = step_;
   // At most half of the steps are warm-up, so that a short run has a summary too.
-  const int64_t warmup_steps = trial_.has_value() ? trial_->step_count() : kWarmupStepsMax;
-  first_measured_step_ = step_ + std::min(warmup_steps, (end_step_ - step_) / 2);
+  first_measured_step_ =
+      step_ + std::min(std::max(kWarmupStepsMax, buckets_.trial_step_count()), (end_step_ - step_) / 2);
   // From here on the loader's threads, if it has any, fill batches, while Begin below prepares the step.
   ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
                                                   .sampler = {.sample_count = data_.train.count,
@@ -329,7 +284,7 @@ absl::Status Trainer::TrainSteps() {
     const absl::Time step_begin = SteadyNow();
     RETURN_IF_ERROR(TrainStep());
     ++step_;
-    if (trial_.has_value()) RETURN_IF_ERROR(TryBuckets(SteadyNow() - step_begin));
+    RETURN_IF_ERROR(buckets_.AfterStep(SteadyNow() - step_begin, step_));
     // The end of the epoch comes before the checkpoint of the same step, which then has the averaged statistics.
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
     // The last step's checkpoint is FinishRun's, which all ranks wait for.
@@ -347,8 +302,7 @@ absl::Status Trainer::TrainSteps() {
 absl::Status Trainer::TrainStep() {
   const TraceSpan span(options_.track, "step", {.step = step_});
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
-  const bool changes_buckets = trial_.has_value() && trial_->IsLastStepOfSize();
-  if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1) || changes_buckets) {
+  if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1) || buckets_.MayChangeAfterNextStep()) {
     // This exchange is counted as part of the step, because no later step overlaps with it.
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
@@ -522,7 +476,8 @@ absl::Status Trainer::FinishRun() {
 absl::Status Trainer::CheckParameters() {
   result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
   result_.steps_per_epoch = steps_per_epoch_;
-  result_.bucket_bytes = buckets_.bucket_bytes();
+  result_.bucket_bytes = buckets_.current().bucket_bytes();
+  result_.tried_buckets = buckets_.tried();
   // Equal parameters that are all NaN would agree too.
   RETURN_IF_ERROR(CheckFinite(layout(), step_, training_step_.parameters()));
   return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);

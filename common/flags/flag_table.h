@@ -40,7 +40,7 @@ struct FlagLimits {
   int64_t least = 0;  // kWhole
   uint64_t most = 0;
   absl::string_view word;  // kWhole: may be given instead of a number; empty: there is none
-  double real_least = 0;  // kReal
+  double real_least = 0;   // kReal
   double real_most = 0;
   bool least_allowed = true;
   bool most_allowed = true;
