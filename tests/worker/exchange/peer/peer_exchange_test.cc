@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -46,6 +47,8 @@ struct Training {
   std::function<void(int rank, JobSpec& spec)> change_spec = [](int, JobSpec&) {};
   // Called before each step; an error ends the rank's training by Abort.
   std::function<absl::Status(int rank, int64_t step)> before_step = [](int, int64_t) { return absl::OkStatus(); };
+  // By step: from that one on, buckets of another size.
+  std::map<int64_t, int64_t> bucket_bytes_from;
 };
 
 absl::Status RunRank(const Training& training, GradientExchange& exchange, int rank, Outcome& outcome) {
@@ -63,6 +66,12 @@ absl::Status RunRank(const Training& training, GradientExchange& exchange, int r
     if (absl::Status status = training.before_step(rank, step); !status.ok()) {
       exchange.Abort(status);
       return status;
+    }
+    if (const auto other = training.bucket_bytes_from.find(step); other != training.bucket_bytes_from.end()) {
+      ASSIGN_OR_RETURN(spec.buckets, BucketMap::Create({.element_count = job.element_count,
+                                                        .bucket_bytes = other->second,
+                                                        .world_size = job.world_size}));
+      RETURN_IF_ERROR(exchange.UseBuckets(spec.buckets, step));
     }
     outcome.gradient = job.Gradient(rank, step);
     for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
@@ -122,7 +131,7 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
 
 class PeerExchangeRanks : public testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5, 8));
 
 TEST_P(PeerExchangeRanks, RingAndStarGiveTheReferencesBits) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
@@ -143,6 +152,33 @@ TEST_P(PeerExchangeRanks, RingAndStarGiveTheReferencesBits) {
         EXPECT_EQ(outcomes[0].state, state);
       }
     }
+  }
+}
+
+// Buckets of one block, of the whole vector, and of two blocks, with the state of the optimizer taken along.
+TEST_P(PeerExchangeRanks, OtherBucketsChangeNoBit) {
+  const int64_t block = ReductionBlockElements(GetParam());
+  Training training = {.job = {.element_count = 5 * block / 2 / 16 * 16,
+                               .bucket_bytes = 1,
+                               .world_size = GetParam(),
+                               .optimizer = {.kind = OptimizerKind::kAdamW}},
+                       .step_count = 5,
+                       .bucket_bytes_from = {{1, 1 << 30}, {3, 2 * block * 4}, {4, 1}}};
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    const std::vector<Outcome> outcomes = RunAll(training, algorithm, 11 + GetParam());
+    const int64_t others = GetParam() - 1;
+    // The bytes of all steps are counted. In a vector whose length is a multiple of the ranks' number, chunks are even.
+    if (training.job.element_count % GetParam() == 0 && others > 0) {
+      const int64_t bytes = 2 * others * training.job.element_count / GetParam() * 4;
+      EXPECT_NEAR(outcomes[0].counters.bytes_sent, training.step_count * bytes, training.step_count * 64 * others);
+    }
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.status, absl::OkStatus());
+      EXPECT_EQ(outcome.parameters, expected);
+    }
+    EXPECT_EQ(outcomes[0].state, state);
   }
 }
 
