@@ -105,7 +105,7 @@ std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
     for (int b = buckets.bucket_count() - 1; b >= 0; --b) {
       std::vector<ElementRange> slice = {buckets.bucket(b)};
       if (worker.RanksAreOwners()) {
-        slice = buckets.RingSlice(b, owner);
+        slice = worker.sync == Sync::kStar ? buckets.DirectSlice(b, owner) : buckets.RingSlice(b, owner);
       } else if (shard_count > 0) {
         slice = {buckets.ShardSlice(b, owner, shard_count)};
       }

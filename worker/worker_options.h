@@ -143,7 +143,7 @@ struct WorkerOptions {
   SecurityFiles security_files;
   TransportSecurity security;  // grpc, tcp: what the files above hold
 
-  // Rank r owns chunk r of every reduction block: a ring, or a star without servers.
+  // A ring, or a star without servers: rank r owns chunk r of every reduction block, but for common/block_owners.h.
   bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && servers.empty()); }
   // The size of buckets is chosen in the first steps. Without other ranks there is nothing to choose.
   bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && RanksAreOwners(); }

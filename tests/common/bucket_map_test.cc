@@ -105,18 +105,26 @@ TEST(BucketMapTest, RingSlicesAreTheRanksChunksOfEveryBlock) {
     const BucketMap map =
         BucketMap::Create({.element_count = element_count, .bucket_bytes = 2 * block * 4, .world_size = world_size})
             .value();
-    std::vector<int> owner(element_count, -1);
-    for (int b = 0; b < map.bucket_count(); ++b) {
-      for (int rank = 0; rank < world_size; ++rank) {
-        for (const ElementRange& range : map.RingSlice(b, rank)) {
-          ASSERT_GT(range.size(), 0);
-          for (int64_t e = range.begin; e < range.end; ++e) {
-            ASSERT_EQ(owner[e], -1);
-            owner[e] = rank;
+    const auto owners = [&](bool is_ring) {
+      std::vector<int> owner(element_count, -1);
+      for (int b = 0; b < map.bucket_count(); ++b) {
+        for (int rank = 0; rank < world_size; ++rank) {
+          for (const ElementRange& range : is_ring ? map.RingSlice(b, rank) : map.DirectSlice(b, rank)) {
+            EXPECT_GT(range.size(), 0);
+            for (int64_t e = range.begin; e < range.end; ++e) {
+              EXPECT_EQ(owner[e], -1);
+              owner[e] = rank;
+            }
           }
         }
       }
-    }
+      return owner;
+    };
+    const std::vector<int> owner = owners(true);
+    // Of 21 elements a co-located star's block has one owner; all others are a ring's.
+    const std::vector<int> direct = owners(false);
+    EXPECT_EQ(map.last_block(), (ElementRange{5 * block, 5 * block + 21}));
+    for (int64_t e = 0; e < element_count; ++e) ASSERT_EQ(direct[e], e < 5 * block ? owner[e] : 6 % world_size) << e;
     // The order of a sum ends at its owner.
     ForEachRun({0, element_count}, element_count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
       for (int64_t e = run.begin; e < run.end; ++e) ASSERT_EQ((owner[e] + 1) % world_size, first_rank);

@@ -40,6 +40,7 @@ BlockMachine::BlockMachine(const Options& options, const Plan& plan)
       first_tag_(options.first_tag),
       block_elements_(ReductionBlockElements(world_size_)),
       group_elements_(GroupElements(options)),
+      apart_begin_(plan.last_block_is_apart ? buckets_.last_block().begin : buckets_.element_count()),
       tag_sets_((transport_.tag_max() + int64_t{1} - first_tag_) / std::max(1, 2 * round_count())),
       gradient_sends_(plan.gradient_sends),
       groups_(options.groups_in_flight_max > 0 ? options.groups_in_flight_max : plan.groups_in_flight_max),
@@ -68,7 +69,7 @@ void BlockMachine::Submit(int64_t step, int bucket, std::span<const float> gradi
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
     return Apply(step, bucket, {.owned = range, .sum = gradient, .last = {}});
   }
-  unready_groups_[bucket] = (range.size() + group_elements_ - 1) / group_elements_;
+  unready_groups_[bucket] = GroupCount(range);
   // The trainer does not wait for a slot. What cannot start now starts when a group has ended (OnCompletion).
   queue_.push_back({.step = step, .bucket = bucket, .gradient = gradient, .next_begin = range.begin});
   StartGroups();
@@ -86,7 +87,7 @@ void BlockMachine::StartGroups() {
     group->sequence = started_count_++;
     group->step = head.step;
     group->bucket = head.bucket;
-    group->range = {head.next_begin, std::min(head.next_begin + group_elements_, range.end)};
+    group->range = {head.next_begin, GroupEnd(head.next_begin, range.end)};
     group->is_packed = group->range.size() > block_elements_;
     group->gradient = head.gradient.data() + (group->range.begin - range.begin);
     group->before_ready = 2 * round_count() + gradient_sends_;
@@ -96,6 +97,16 @@ void BlockMachine::StartGroups() {
     if (head.next_begin == range.end) queue_.pop_front();
     StartGroup(*group);
   }
+}
+
+int64_t BlockMachine::GroupEnd(int64_t begin, int64_t bucket_end) const {
+  const int64_t end = std::min(begin + group_elements_, bucket_end);
+  return begin < apart_begin_ ? std::min(end, apart_begin_) : end;
+}
+
+int64_t BlockMachine::GroupCount(ElementRange bucket) const {
+  const int64_t usual = std::min(bucket.end, apart_begin_) - bucket.begin;
+  return (usual + group_elements_ - 1) / group_elements_ + (bucket.end > apart_begin_ ? 1 : 0);
 }
 
 BlockMachine::Group* BlockMachine::FreeSlotFor(int64_t begin) {
@@ -178,6 +189,11 @@ void BlockMachine::ApplyOwnChunk(const Group& group, const Parts& parts) {
     if (!group.is_packed) return;
     std::ranges::copy(Parameters(piece.range), Landing(group, rank_).begin() + piece.begin_at);
   });
+}
+
+void BlockMachine::ApplySum(const Group& group, ElementRange owned, std::span<const float> sum) {
+  const TraceSpan span(track_, "apply", {.step = group.step, .bucket = group.bucket});
+  Apply(group.step, group.bucket, {.owned = owned, .sum = sum, .last = {}});
 }
 
 void BlockMachine::Apply(int64_t step, int bucket, const Update& update) {
@@ -278,8 +294,8 @@ int BlockMachine::Tag(const Group& group, Operation operation) const {
 int64_t BlockMachine::TagSetOf(int64_t begin) const {
   const int64_t bucket_elements = buckets_.bucket_bytes() / static_cast<int64_t>(sizeof(float));
   const int64_t groups_per_bucket = (bucket_elements + group_elements_ - 1) / group_elements_;
-  const int64_t number = begin / bucket_elements * groups_per_bucket + begin % bucket_elements / group_elements_;
-  return number % tag_sets_;
+  const int64_t in_bucket = begin == apart_begin_ ? groups_per_bucket : begin % bucket_elements / group_elements_;
+  return (begin / bucket_elements * groups_per_bucket + in_bucket) % tag_sets_;
 }
 
 Transport::Token BlockMachine::TokenOf(const Group& group, Operation operation) {

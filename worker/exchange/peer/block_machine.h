@@ -3,7 +3,8 @@
 // Words. There are N ranks. A reduction block is cut in N ring chunks (common/arithmetic/reduction_order.h); rank c
 // owns chunk c. A *group* is the unit that a machine works on: as many consecutive blocks of a bucket as a message of
 // 128 KiB holds chunks of. It is one block with up to four ranks, and N x 128 KiB with any N, but at the end of a
-// bucket. *Chunk c of a group* is chunk c of each of its blocks: one message.
+// bucket. *Chunk c of a group* is chunk c of each of its blocks: one message. (A machine may treat the vector's last
+// block apart.)
 //
 // A group has two phases: *reduce* brings all contributions to chunk c to rank c, which adds them and applies the
 // optimizer; *gather* brings the new parameters of chunk c from rank c to all ranks. In each phase a rank sends and
@@ -91,6 +92,9 @@ class BlockMachine : public BucketMachine {
     int groups_in_flight_max = 0;  // unless Options has a number
     int64_t scratch_elements = 0;  // of each slot
     int gradient_sends = 0;        // the reduce rounds, from 0 on, whose sends read the gradient
+    // The vector's last block is a group by itself. Not each rank sends and receives in each of its rounds: StartGroup
+    // corrects before_ready and before_free.
+    bool last_block_is_apart = false;
   };
 
   // All pointers of `options` outlive the machine.
@@ -103,6 +107,9 @@ class BlockMachine : public BucketMachine {
   virtual void Advance(Group& group, Operation operation) = 0;
   // The rank at the other end.
   virtual int PeerOf(Operation operation) const = 0;
+
+  const BucketMap& buckets() const { return buckets_; }
+  bool IsApart(const Group& group) const { return group.range.begin == apart_begin_; }
 
   // The elements of the longest message: of Plan::scratch_elements.
   static int64_t MessageElementsMax(const Options& options);
@@ -130,6 +137,10 @@ class BlockMachine : public BucketMachine {
     std::span<const float> last;  // empty: this rank's own contribution
   };
   void ApplyOwnChunk(const Group& group, const Parts& parts);
+  // Updates `owned` by the sum of all contributions.
+  void ApplySum(const Group& group, ElementRange owned, std::span<const float> sum);
+  std::span<float> Parameters(ElementRange range) const;
+  std::span<const float> Gradient(const Group& group, ElementRange range) const;
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
@@ -163,8 +174,9 @@ class BlockMachine : public BucketMachine {
   void ForEachPiece(const Group& group, int chunk, absl::FunctionRef<void(const Piece&)> visit) const;
   // Where the chunk is in Group::packed.
   ElementRange PackedChunk(const Group& group, int chunk) const;
-  std::span<float> Parameters(ElementRange range) const;
-  std::span<const float> Gradient(const Group& group, ElementRange range) const;
+  // Where the group that begins at `begin` in a bucket with that end ends.
+  int64_t GroupEnd(int64_t begin, int64_t bucket_end) const;
+  int64_t GroupCount(ElementRange bucket) const;
 
   void StartGroups();
   // A slot for the group that begins at `begin`; null if all are in use, or a group with the same tags is in flight.
@@ -193,6 +205,7 @@ class BlockMachine : public BucketMachine {
   const int first_tag_;
   const int64_t block_elements_;
   const int64_t group_elements_;  // of all but the last group of a bucket
+  const int64_t apart_begin_;     // of the last block if it is a group by itself, else past the vector's end
   const int64_t tag_sets_;        // a group uses one of them: two tags a round
   const int gradient_sends_;
 

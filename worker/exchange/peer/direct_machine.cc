@@ -21,20 +21,19 @@ int HeldMax(SumOrder order, const Transport& transport) {
   return TreePlaces::HeldMax({.rank = transport.rank(), .world_size = transport.world_size()});
 }
 
-// No contribution needs more than a place, so two ranks need one and three need two.
-int64_t ScratchElements(int held_max, int world_size, int64_t message_elements) {
-  return std::min(held_max * message_elements + kWindowElements, std::max(1, world_size - 1) * message_elements);
-}
+int64_t RoundedToLines(int64_t elements) { return (elements + kLineElements - 1) / kLineElements * kLineElements; }
+
+BlockOwners LastOwners(const BucketMap& buckets) { return {buckets.last_block(), buckets.world_size()}; }
 
 }  // namespace
 
 DirectMachine::DirectMachine(const Options& options, SumOrder order)
-    : BlockMachine(options,
-                   {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                    .scratch_elements = ScratchElements(HeldMax(order, *options.transport),
-                                                        options.transport->world_size(), MessageElementsMax(options)),
-                    // Every contribution is sent from the gradient.
-                    .gradient_sends = options.transport->world_size() - 1}),
+    : BlockMachine(options, {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
+                             .scratch_elements = ScratchElements(options, order),
+                             // Every contribution is sent from the gradient.
+                             .gradient_sends = options.transport->world_size() - 1,
+                             .last_block_is_apart = LastOwners(*options.buckets).are_few()}),
+      last_owners_(LastOwners(*options.buckets)),
       held_max_(HeldMax(order, *options.transport)),
       progress_(slot_count()) {
   for (Progress& progress : progress_) {
@@ -46,6 +45,19 @@ DirectMachine::DirectMachine(const Options& options, SumOrder order)
   }
 }
 
+int64_t DirectMachine::ScratchElements(const Options& options, SumOrder order) {
+  const Transport& transport = *options.transport;
+  const int64_t others = std::max(1, transport.world_size() - 1);
+  const int64_t message_elements = MessageElementsMax(options);
+  // No contribution needs more than a place, so two ranks need one and three need two.
+  const int64_t usual =
+      std::min(HeldMax(order, transport) * message_elements + kWindowElements, others * message_elements);
+  const BlockOwners last = LastOwners(*options.buckets);
+  // Few owners have a place for each contribution.
+  const int64_t few = last.are_few() ? others * RoundedToLines(last.SliceOf(transport.rank()).size()) : 0;
+  return std::max(usual, few);
+}
+
 int DirectMachine::PeerOf(Operation operation) const {
   const bool peer_owns_the_chunk = operation.phase == Phase::kReduceSend || operation.phase == Phase::kGatherReceive;
   return peer_owns_the_chunk ? Left(operation.round + 1) : Right(operation.round + 1);
@@ -53,8 +65,9 @@ int DirectMachine::PeerOf(Operation operation) const {
 
 void DirectMachine::StartGroup(Group& group) {
   Progress& progress = progress_[group.slot];
+  if (IsApart(group)) return StartFew(group, progress);
   const int64_t longest_chunk = (group.range.size() + world_size() - 1) / world_size();
-  progress.place_elements = (longest_chunk + kLineElements - 1) / kLineElements * kLineElements;
+  progress.place_elements = RoundedToLines(longest_chunk);
   progress.window = static_cast<int>(std::min<int64_t>(kWindowElements / progress.place_elements, 2 * round_count()));
   progress.place_count = std::min(held_max_ + progress.window, round_count());
   if (progress.tree.has_value()) progress.tree->Begin(progress.place_count);
@@ -67,6 +80,10 @@ void DirectMachine::StartGroup(Group& group) {
 
 void DirectMachine::Advance(Group& group, Operation operation) {
   Progress& progress = progress_[group.slot];
+  if (IsApart(group)) {
+    if (operation.phase == Phase::kReduceReceive) OnFewContribution(group, progress);
+    return;
+  }
   switch (operation.phase) {
     case Phase::kReduceSend:
       // The answer arrives where the packed contribution was.
@@ -160,6 +177,93 @@ DirectMachine::Parts DirectMachine::PartsOf(const Group& group, const Progress& 
 
 std::span<float> DirectMachine::Place(const Group& group, const Progress& progress, int place) const {
   return group.scratch.subspan(place * progress.place_elements, ChunkSize(group, rank()));
+}
+
+void DirectMachine::StartFew(Group& group, Progress& progress) {
+  const int64_t mine = last_owners_.SliceOf(rank()).size();
+  progress.place_elements = RoundedToLines(mine);
+  progress.added_count = 0;
+  if (progress.tree.has_value()) progress.tree->Begin(round_count());
+  // What is posted here, and by an owner later: an answer to each rank.
+  const int owned_rounds = mine > 0 ? round_count() : 0;
+  group.before_ready = owned_rounds;
+  for (int round = 0; round < round_count(); ++round) {
+    if (OwnerSlice(round).size() > 0) group.before_ready += 2;
+  }
+  group.before_free = group.before_ready + owned_rounds;
+  for (int round = 0; round < owned_rounds; ++round) {
+    progress.place_of[round] = progress.tree.has_value() ? progress.tree->Take() : round;
+    Receive(group, {.phase = Phase::kReduceReceive, .round = round},
+            FewPlace(group, progress, progress.place_of[round]));
+  }
+  // The block is short, so all its messages travel at once.
+  for (int round = 0; round < round_count(); ++round) {
+    const ElementRange slice = OwnerSlice(round);
+    if (slice.size() == 0) continue;
+    Receive(group, {.phase = Phase::kGatherReceive, .round = round}, Parameters(slice));
+    Send(group, {.phase = Phase::kReduceSend, .round = round}, Gradient(group, slice));
+  }
+}
+
+void DirectMachine::OnFewContribution(Group& group, Progress& progress) {
+  if (++progress.added_count < round_count()) return;
+  if (progress.tree.has_value()) {
+    ApplyFewAsTree(group, progress);
+  } else {
+    const BlockOwners::Chunks chunks = last_owners_.ChunksOf(rank());
+    for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) ApplyFewInChain(group, progress, chunk);
+  }
+  for (int round = 0; round < round_count(); ++round) {
+    Send(group, {.phase = Phase::kGatherSend, .round = round}, Parameters(last_owners_.SliceOf(rank())));
+  }
+}
+
+void DirectMachine::ApplyFewAsTree(const Group& group, Progress& progress) {
+  const ElementRange slice = last_owners_.SliceOf(rank());
+  const auto add = [&](int from, int into) {
+    const std::span<const float> data =
+        from == TreePlaces::kOwn ? Gradient(group, slice) : FewPlace(group, progress, from);
+    Add(group, data, FewPlace(group, progress, into));
+  };
+  for (int round = 0; round < round_count(); ++round) {
+    progress.tree->Put(Right(round + 1), progress.place_of[round], add);
+  }
+  const TreePlaces::Halves halves = progress.tree->halves();
+  add(halves.last, halves.sum);
+  ApplySum(group, slice, FewPlace(group, progress, halves.sum));
+}
+
+void DirectMachine::ApplyFewInChain(const Group& group, const Progress& progress, int chunk) {
+  const ElementRange range = RingChunk(group.range, chunk, world_size());
+  if (range.size() == 0) return;
+  const int64_t begin_at = range.begin - last_owners_.SliceOf(rank()).begin;
+  const auto place_of = [&](int from) {
+    const int round = (from - rank() - 1 + world_size()) % world_size();
+    return FewPlace(group, progress, round).subspan(begin_at, range.size());
+  };
+  const auto rank_at = [&](int position) { return (FirstRank(chunk, world_size()) + position) % world_size(); };
+  // The sum begins where the first contribution is. The own one is not there, but in the gradient; a + b = b + a, so it
+  // can be added to the second.
+  const bool begins_with_own = rank_at(0) == rank();
+  const std::span<float> sum = place_of(rank_at(begins_with_own ? 1 : 0));
+  if (begins_with_own) Add(group, Gradient(group, range), sum);
+  for (int position = begins_with_own ? 2 : 1; position < world_size(); ++position) {
+    const int from = rank_at(position);
+    if (from == rank()) {
+      Add(group, Gradient(group, range), sum);
+    } else {
+      Add(group, place_of(from), sum);
+    }
+  }
+  ApplySum(group, range, sum);
+}
+
+std::span<float> DirectMachine::FewPlace(const Group& group, const Progress& progress, int place) const {
+  return group.scratch.subspan(place * progress.place_elements, last_owners_.SliceOf(rank()).size());
+}
+
+ElementRange DirectMachine::OwnerSlice(int round) const {
+  return last_owners_.SliceOf(PeerOf({.phase = Phase::kReduceSend, .round = round}));
 }
 
 }  // namespace starring

@@ -27,6 +27,10 @@
 // contribution is packed, the answer arrives in its memory, and the receive is posted when the contribution has been
 // sent; few answers are earlier than that.
 //
+// Few owners. If the chunks of the vector's last block are very short, only some ranks own parts of it
+// (common/block_owners.h), and only in those rounds messages travel that are to or from an owner. An owner has chunks
+// whose sums begin with different ranks, so it adds when it has all contributions: each has a place of its own.
+//
 // There is no deadlock inside a group that all ranks have started. Take the smallest round with a contribution that has
 // not been received. All contributions of the rounds before it have been sent, received and added, so its sender has
 // posted it and its owner has a place for it. When all contributions have been received, all have been sent, so all
@@ -40,6 +44,7 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
+#include "common/block_owners.h"
 #include "worker/exchange/peer/block_machine.h"
 #include "worker/exchange/peer/tree_places.h"
 
@@ -72,12 +77,23 @@ class DirectMachine final : public BlockMachine {
   void PostSends(Group& group, Progress& progress);
   void PostReceives(Group& group, Progress& progress);
   void OnContribution(Group& group, Progress& progress, int round);
+  static int64_t ScratchElements(const Options& options, SumOrder order);
   // Posts the receive of the answer to this rank's contribution of `round`.
   void PostAnswer(Group& group, int round);
   void TakeContribution(Group& group, Progress& progress, int round);
   Parts PartsOf(const Group& group, const Progress& progress) const;
   std::span<float> Place(const Group& group, const Progress& progress, int place) const;
 
+  // The block with few owners.
+  void StartFew(Group& group, Progress& progress);
+  void OnFewContribution(Group& group, Progress& progress);
+  void ApplyFewAsTree(const Group& group, Progress& progress);
+  void ApplyFewInChain(const Group& group, const Progress& progress, int chunk);
+  std::span<float> FewPlace(const Group& group, const Progress& progress, int place) const;
+  // What the rank at the other end owns, to which this rank contributes in `round`.
+  ElementRange OwnerSlice(int round) const;
+
+  const BlockOwners last_owners_;   // of the vector's last block
   const int held_max_;              // places of sums that wait for others
   std::vector<Progress> progress_;  // by slot
 };

@@ -224,6 +224,7 @@ std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
 std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
   // With one rank, or if each rank owns every element, blocks have no meaning.
   if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
+  if (algorithm_ == Algorithm::kDirect) return job_.buckets.DirectSlice(bucket, rank);
   return job_.buckets.RingSlice(bucket, rank);
 }
 

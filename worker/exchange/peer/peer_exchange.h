@@ -40,7 +40,8 @@ namespace starring {
 
 class PeerExchange final : public GradientExchange {
  public:
-  // kDirect is the co-located star. kRing and kDirect have the same owners. The job's order of sums is a chain, or with
+  // kDirect is the co-located star. kRing and kDirect have the same owners, but for a short last block
+  // (common/block_owners.h). The job's order of sums is a chain, or with
   // kDirect a tree; kAllreduce leaves it to the library.
   enum class Algorithm { kRing, kDirect, kAllreduce };
 

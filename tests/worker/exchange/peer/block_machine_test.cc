@@ -97,10 +97,10 @@ TEST_P(BlockMachineRanks, SumIntegersExactly) {
 }
 
 TEST_P(BlockMachineRanks, CountTheBytesOfAReduceScatterAndAnAllgather) {
-  const ExampleJob job = {.element_count = 1000 * world_size(), .bucket_bytes = 1, .world_size = world_size()};
+  const ExampleJob job = {.element_count = 4096 * world_size(), .bucket_bytes = 1, .world_size = world_size()};
   MachineRanks ranks(job, {.kind = kind(), .seed = 5});
   ranks.Run(2);
-  const int64_t bytes = 2 * 2 * (world_size() - 1) * 1000 * 4;  // steps * phases * rounds * a chunk's bytes
+  const int64_t bytes = 2 * 2 * (world_size() - 1) * 4096 * 4;  // steps * phases * rounds * a chunk's bytes
   for (int rank = 0; rank < world_size(); ++rank) {
     EXPECT_EQ(ranks.machine(rank).counters().bytes_sent, bytes);
     EXPECT_EQ(ranks.machine(rank).counters().bytes_received, bytes);
@@ -255,7 +255,7 @@ int CountLines(const std::string& json, const std::vector<std::string>& parts) {
 
 TEST_P(BlockMachineKinds, TraceEveryMessageWithTheRankAtItsOtherEnd) {
   constexpr int kRanks = 4;
-  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = kRanks};
+  const ExampleJob job = {.element_count = 4096 * kRanks, .bucket_bytes = 1, .world_size = kRanks};
   const Trace::Options options = {.path = testing::TempDir() + "/block_machine.json"};
   auto trace = Trace::Create(options);
   CHECK_OK(trace);
@@ -306,7 +306,8 @@ class NotingTransport final : public Transport {
 };
 
 TEST(BlockMachine, HasATagForEveryMessageOfTheLargestJob) {
-  const ExampleJob job = {.element_count = 5000, .bucket_bytes = 1, .world_size = kWorldSizeMax};
+  const ExampleJob job = {
+      .element_count = ReductionBlockElements(kWorldSizeMax), .bucket_bytes = 1, .world_size = kWorldSizeMax};
   const BucketMap buckets = job.Buckets();
   const std::vector<float> gradient(job.element_count, 1.0f);
   for (const int rank : {0, 511, kWorldSizeMax - 1}) {
