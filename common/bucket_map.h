@@ -3,7 +3,7 @@
 // Buckets are contiguous, a whole number of reduction blocks long (common/arithmetic/reduction_order.h), and numbered
 // in the order in which backward finishes them: bucket 0 is the end of the vector, which holds the last layers. A
 // bucket may begin inside a tensor. Owners are server shards (star: one contiguous, 64-byte aligned range per bucket)
-// or ranks (ring: its ring chunk of every block of the bucket).
+// or ranks (ring and co-located star: its ring chunk of every block of the bucket, unless the block has few owners).
 //
 // Thread safety: immutable after Create; any thread may call any method.
 #ifndef STARRING_COMMON_BUCKET_MAP_H_
@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/layout.h"
 
@@ -47,7 +48,16 @@ class BucketMap {
   // out.
   std::vector<ElementRange> RingSlice(int b, int rank) const;
 
+  // Co-located star: the same, but a short last block may have few owners (common/block_owners.h).
+  std::vector<ElementRange> DirectSlice(int b, int rank) const;
+
+  // The last reduction block of the vector, which may be shorter than others.
+  ElementRange last_block() const;
+
  private:
+  std::vector<ElementRange> SliceOfBlocks(int b, int rank,
+                                          absl::FunctionRef<ElementRange(ElementRange block)> slice_of) const;
+
   std::vector<ElementRange> buckets_;
   int64_t element_count_ = 0;
   int64_t bucket_elements_ = 0;

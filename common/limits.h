@@ -233,8 +233,8 @@ inline constexpr int kRestartCountMax = 1000;
 inline constexpr int kDeadlineSecondsMax = 7 * 24 * 3600;  // a week: longer than a machine's maintenance
 inline constexpr int kStartSecondsMax = 3600;              // for processes of this machine to start or to save
 
-// Blocks that the ring, or the co-located star, has in flight at a time: at least two, which keep both directions of a
-// link busy, however many ranks there are.
+// Blocks, or groups of short blocks (worker/exchange/peer/block_machine.h), that the ring, or the co-located star, has
+// in flight at a time: at least two, which keep both directions of a link busy, however many ranks there are.
 constexpr int RingBlocksInFlightMax(int world_size) {
   // A block has N - 1 rounds to reduce and as many to gather, each a send and a receive.
   const int operations_per_block = 4 * (world_size > 1 ? world_size - 1 : 1);

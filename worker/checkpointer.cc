@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/flags/command_line.h"
 #include "common/mutex.h"
 #include "common/status.h"
@@ -104,7 +105,7 @@ std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
     for (int b = buckets.bucket_count() - 1; b >= 0; --b) {
       std::vector<ElementRange> slice = {buckets.bucket(b)};
       if (worker.RanksAreOwners()) {
-        slice = buckets.RingSlice(b, owner);
+        slice = worker.sync == Sync::kStar ? buckets.DirectSlice(b, owner) : buckets.RingSlice(b, owner);
       } else if (shard_count > 0) {
         slice = {buckets.ShardSlice(b, owner, shard_count)};
       }
@@ -151,6 +152,15 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
                                                      ": give the same value, or train without --resume"));
     }
   }
+  // With other workers sums are cut elsewhere, and nobody expects the bits of the run before.
+  if (checkpoint.world_size == options_.worker->world_size && checkpoint.chunk_bytes > 0 &&
+      checkpoint.chunk_bytes != ChunkBytesFor(checkpoint.world_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(found->folder, " was written with chunk_bytes ", checkpoint.chunk_bytes,
+                     ", this build adds in chunks of ", ChunkBytesFor(checkpoint.world_size), " with ",
+                     checkpoint.world_size, " workers, which gives other bits: resume with the build that wrote it"));
+  }
+  chosen_bucket_bytes_ = checkpoint.bucket_bytes;
   std::copy(checkpoint.parameters.begin(), checkpoint.parameters.end(), parameters.begin());
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
     // ReadNewestCheckpoint has made sure that every buffer is there, with this many values.
@@ -210,6 +220,9 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters)
   Checkpoint checkpoint{.step = step,
                         .epoch = step / options_.steps_per_epoch,
                         .config = {kept_flags.begin(), kept_flags.end()},
+                        .world_size = options_.worker->world_size,
+                        .chunk_bytes = ChunkBytesFor(options_.worker->world_size),
+                        .bucket_bytes = chosen_bucket_bytes_,
                         .parameters = {parameters.begin(), parameters.end()},
                         .state_names = state_names_,
                         .state = std::move(state),

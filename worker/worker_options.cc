@@ -195,6 +195,18 @@ int64_t DefaultBucketBytes(const WorkerOptions& options) {
   return shares ? 4 << 20 : 1 << 20;
 }
 
+// To try several sizes, the owners must take another one in the middle of the run.
+absl::Status CheckAutoBuckets(const WorkerOptions& options) {
+  if (options.asked.bucket_bytes.has_value() || options.sync == Sync::kLocal || options.RanksAreOwners()) {
+    return absl::OkStatus();
+  }
+  return RefuseFlag("bucket_bytes", "auto",
+                    options.sync == Sync::kMpi
+                        ? "MPI may add in another order if a bucket has another size: give a number, or --sync=ring"
+                        : "servers cut the parameters when the workers join, and keep to that: give a number, or leave "
+                          "out --servers, so that the ranks own the parameters");
+}
+
 absl::Status CheckDevice(const WorkerOptions& options) {
   if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
     return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
@@ -235,7 +247,9 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
-  options.bucket_bytes = options.asked.bucket_bytes > 0 ? options.asked.bucket_bytes : DefaultBucketBytes(options);
+  RETURN_IF_ERROR(CheckAutoBuckets(options));
+  const int64_t asked_bytes = options.asked.bucket_bytes.value_or(0);
+  options.bucket_bytes = asked_bytes > 0 ? asked_bytes : DefaultBucketBytes(options);
   options.prefetch_depth = options.asked.prefetch_depth;
   // Without a core to spare, the loader's threads would only take turns with the trainer's.
   if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;

@@ -34,7 +34,7 @@ int64_t TcpUnexpectedBytesMax(int world_size) {
   // A sender may be done with its blocks while this rank has still to post the receives of their parameters, and may
   // begin as many further ones.
   const int64_t messages = 2 * int64_t{RingBlocksInFlightMax(world_size)} * std::max(1, world_size - 1);
-  const int64_t message_bytes = kChunkElements * static_cast<int64_t>(sizeof(float)) + kTcpKeptMessageBytes;
+  const int64_t message_bytes = kChunkBytesMax + kTcpKeptMessageBytes;
   return messages * message_bytes + kTcpControlBytesMax;
 }
 

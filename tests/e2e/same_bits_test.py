@@ -1,5 +1,7 @@
 """Stars, ring and local must give the same bits, for any number of shards and any size of a bucket."""
 
+import os
+import shutil
 import unittest
 
 from tests.e2e.jobs import JobTest, SMALL_JOB
@@ -60,6 +62,27 @@ class SameBitsTest(JobTest):
             self.assertEqual(self.digest(sync, workers=3, flags=[*flags, "--bucket_bytes=1"]), one)
         for more in (["--bucket_bytes=800000", "--lanes=1"], ["--bucket_bytes=1", "--lanes=3"]):
             self.assertEqual(self.digest("star", workers=3, servers=2, flags=[*flags, *more]), one)
+
+    def test_buckets_that_are_chosen_by_measurement(self):
+        # 34 steps, of which the sizes are tried in 30: all three cut mlp differently.
+        flags = [*SMALL_JOB, "--model=mlp", "--epochs=10", "--max_steps=34", "--device=cpu"]
+        flags.remove("--epochs=2")
+        digest = self.digest("ring", workers=2, flags=[*flags, "--bucket_bytes=1"])
+        for sync in ("ring", "star/tcp"):
+            folder = self.path(sync.replace("/", "_"))
+            auto = [*flags, "--bucket_bytes=auto", "--checkpoint_dir=" + folder]
+            record = self.train(sync, workers=2, flags=[*auto, "--checkpoint_every_steps=32"])
+            self.assertEqual(record["parameter_sha256"], digest, sync)
+            tried = {size["bucket_bytes"]: size["step_ms"] for size in record["tried_buckets"]}
+            self.assertEqual(set(tried), {256 << 10, 1 << 20, 4 << 20})
+            self.assertEqual(tried[record["config"]["bucket_bytes"]], min(tried.values()))
+            # Nothing is tried again.
+            shutil.rmtree(os.path.join(folder, "step-000000034"))
+            resumed = self.train(sync, workers=2, flags=[*auto, "--resume"])
+            self.assertEqual(resumed["parameter_sha256"], digest, sync)
+            self.assertEqual(resumed["steps"], 2)
+            self.assertEqual(resumed["tried_buckets"], [])
+            self.assertEqual(resumed["config"]["bucket_bytes"], record["config"]["bucket_bytes"])
 
     def test_another_seed_gives_other_bits(self):
         flags = [*SMALL_JOB, "--model=lenet5"]

@@ -181,7 +181,7 @@ Model RunRing(const Job& job, int64_t bucket_bytes, Model model, int64_t step_co
 
 std::vector<Job> Jobs() {
   std::vector<Job> jobs;
-  for (const int world_size : {1, 2, 3, 4}) {
+  for (const int world_size : {1, 2, 3, 4, 5, 8}) {
     const int64_t block = ReductionBlockElements(world_size);
     const OptimizerConfig nesterov = {.momentum = 0.9, .nesterov = true, .weight_decay = 1e-3};
     const OptimizerConfig adamw = {.kind = OptimizerKind::kAdamW, .weight_decay = 0.01};

@@ -259,6 +259,17 @@ TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {
   EXPECT_THAT(Refusal({"--bucket_bytes=-1"}), HasSubstr("bucket_bytes"));
 }
 
+TEST(WorkerOptionsTest, BucketsAreTriedWhereRanksAreOwners) {
+  EXPECT_TRUE(Parse({"--sync=ring", "--bucket_bytes=auto"}, MpirunOf(0, 2))->TriesBucketSizes());
+  EXPECT_TRUE(Parse({"--sync=star", "--bucket_bytes=auto"}, MpirunOf(0, 2))->TriesBucketSizes());
+  EXPECT_FALSE(Parse({"--sync=ring"}, MpirunOf(0, 2))->TriesBucketSizes());
+  // One worker exchanges nothing.
+  EXPECT_FALSE(Parse({"--bucket_bytes=auto"})->TriesBucketSizes());
+  EXPECT_EQ(Parse({"--bucket_bytes=auto"})->bucket_bytes, 1 << 20);
+  EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--servers=a:1"}), HasSubstr("give a number, or leave out --servers"));
+  EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--sync=mpi"}, MpirunOf(0, 2)), HasSubstr("or --sync=ring"));
+}
+
 TEST(WorkerOptionsTest, RefusesContradictions) {
   EXPECT_THAT(Refusal({"--sync=star"}), HasSubstr("--servers"));
   EXPECT_THAT(Refusal({"--sync=ring", "--servers=a:1"}), HasSubstr("drop one of the two"));

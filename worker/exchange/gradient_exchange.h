@@ -56,6 +56,13 @@ class GradientExchange {
   // Returns when the parameters of `bucket` are those that step + 1 reads. Must be called once for every Submit.
   virtual absl::Status Await(int64_t step, int bucket) = 0;
 
+  // From `step` on, the parameter vector is cut in these buckets; no bit changes. Collective: every worker gives the
+  // same. Unimplemented, before anything is changed, by an exchange that cannot. REQUIRES: no bucket is in flight, and
+  // step - 1 was the last that was submitted.
+  virtual absl::Status UseBuckets(const BucketMap& /*buckets*/, int64_t /*step*/) {
+    return absl::UnimplementedError("this exchange keeps to the buckets of its start: give --bucket_bytes a number");
+  }
+
   // Replaces `values` on every worker by their element-wise sum over all workers, added in rank order. Also a barrier.
   // For few numbers (at most kSumValuesMax of limits.h). May be called while buckets are in flight. FailedPrecondition,
   // naming two ranks and what each adds, unless all ranks give the same purpose and the same number of values.

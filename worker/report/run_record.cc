@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/atomic_file.h"
 #include "common/check.h"
 #include "common/flags/flag_table.h"
@@ -41,6 +42,7 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
       {"security", text("")},
       {"total_steps", absl::StrCat(facts.result->total_steps)},
       {"bucket_bytes", absl::StrCat(facts.result->bucket_bytes)},
+      {"chunk_bytes", absl::StrCat(ChunkBytesFor(options.world_size))},
   };
   // Each transport, and each device below, has flags that the others ignore.
   const bool is_grpc = options.transport == TransportKind::kGrpc;
@@ -139,6 +141,11 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
     out.set_percent(found.straggler.percent);
     out.set_first_step(static_cast<int>(found.first_step));
     out.set_last_step(static_cast<int>(found.last_step));
+  }
+  for (const TriedBuckets& tried : result.tried_buckets) {
+    v1::TriedBuckets& out = *record.add_tried_buckets();
+    out.set_bucket_bytes(static_cast<int>(tried.bucket_bytes));
+    out.set_step_ms(tried.step_ms);
   }
   for (const StepLoss& loss : result.losses) {
     v1::StepLoss& out = *record.add_losses();

@@ -40,6 +40,15 @@ struct SumHead {
 };
 static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
 
+// What `machine` has counted, and what was counted before it.
+ExchangeCounters CountersOf(const BucketMachine& machine, const ExchangeCounters& earlier) {
+  ExchangeCounters sum = machine.counters();
+  sum.bytes_sent += earlier.bytes_sent;
+  sum.bytes_received += earlier.bytes_received;
+  sum.optimizer_seconds += earlier.optimizer_seconds;
+  return sum;
+}
+
 }  // namespace
 
 class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
@@ -121,25 +130,32 @@ absl::Status PeerExchange::Agree() {
   return absl::InvalidArgumentError(verdict);
 }
 
+OwnedSlices::Options PeerExchange::OwnerOptions() const {
+  return {.slices = MySlices(),
+          .element_count = job_.layout.element_count(),
+          .first_step = job_.first_step,
+          .optimizer = job_.optimizer,
+          .schedule = job_.schedule};
+}
+
+absl::Status PeerExchange::CreateHostOwner() {
+  // It may fail on this rank alone, so the peers are told.
+  absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(OwnerOptions());
+  if (!owned.ok()) return Fail(owned.status());
+  machine_ = nullptr;  // if there is one, it refers to the owner that is replaced
+  owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
+  return absl::OkStatus();
+}
+
 absl::Status PeerExchange::CreateOwner() {
-  OwnedSlices::Options options{.slices = MySlices(),
-                               .element_count = job_.layout.element_count(),
-                               .first_step = job_.first_step,
-                               .optimizer = job_.optimizer,
-                               .schedule = job_.schedule};
   if (algorithm_ != Algorithm::kAllreduce) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
         algorithm_ == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
     // A rank without a GPU takes part as well: the others cannot know that it has none.
-    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, options, pairs, join));
+    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, OwnerOptions(), pairs, join));
   }
-  if (owner_ == nullptr) {
-    // It may fail on this rank alone, so the peers are told.
-    absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(std::move(options));
-    if (!owned.ok()) return Fail(owned.status());
-    owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
-  }
+  if (owner_ == nullptr) RETURN_IF_ERROR(CreateHostOwner());
   own_parameters_ = owner_->own_parameters();
   return absl::OkStatus();
 }
@@ -208,6 +224,7 @@ std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
 std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
   // With one rank, or if each rank owns every element, blocks have no meaning.
   if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
+  if (algorithm_ == Algorithm::kDirect) return job_.buckets.DirectSlice(bucket, rank);
   return job_.buckets.RingSlice(bucket, rank);
 }
 
@@ -245,6 +262,28 @@ absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::
   return Fail(absl::DeadlineExceededError(
       absl::StrCat(what, " did not come within ", absl::FormatDuration(job_.exchange_deadline),
                    " (oldest in flight: step ", oldest.step, ", bucket ", oldest.bucket, "): ", missing)));
+}
+
+absl::Status PeerExchange::UseBuckets(const BucketMap& buckets, int64_t step) {
+  TrainerDrives drive(*this);
+  CHECK(machine_ != nullptr) << "UseBuckets before Start";
+  if (!own_parameters_.empty()) {
+    return absl::UnimplementedError("messages of GPU memory keep to the buckets of the start");
+  }
+  CHECK_EQ(buckets.element_count(), job_.buckets.element_count());
+  // Every rank drains before it posts anything for the new buckets. So old and new messages of one tag match in the
+  // order in which they were posted, as those of two steps do.
+  RETURN_IF_ERROR(Drain());
+  // The elements that a rank owns do not depend on the buckets, and the order of the state that it keeps does.
+  std::vector<std::vector<float>> state(StateVectorCount(job_.optimizer), std::vector<float>(parameters_.size()));
+  owner_->CopyStateOut(std::vector<std::span<float>>(state.begin(), state.end()));
+  earlier_ = CountersOf(*machine_, earlier_);
+  job_.buckets = buckets;
+  job_.first_step = step;
+  RETURN_IF_ERROR(CreateHostOwner());
+  owner_->CopyStateIn(std::vector<std::span<const float>>(state.begin(), state.end()));
+  CreateMachine();
+  return absl::OkStatus();
 }
 
 absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
@@ -355,7 +394,7 @@ absl::Status PeerExchange::Finish() {
 
 ExchangeCounters PeerExchange::counters() const {
   const MutexLock lock(mutex_);
-  return machine_ == nullptr ? ExchangeCounters() : machine_->counters();
+  return machine_ == nullptr ? earlier_ : CountersOf(*machine_, earlier_);
 }
 
 void PeerExchange::DriveInBackground() {

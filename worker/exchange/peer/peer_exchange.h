@@ -25,6 +25,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "common/mutex.h"
+#include "common/owned_slices.h"
 #include "common/trace.h"
 #include "common/transport/transport.h"
 #include "kernels/cuda/cuda_device.h"
@@ -39,7 +40,8 @@ namespace starring {
 
 class PeerExchange final : public GradientExchange {
  public:
-  // kDirect is the co-located star. kRing and kDirect have the same owners. The job's order of sums is a chain, or with
+  // kDirect is the co-located star. kRing and kDirect have the same owners, but for a short last block
+  // (common/block_owners.h). The job's order of sums is a chain, or with
   // kDirect a tree; kAllreduce leaves it to the library.
   enum class Algorithm { kRing, kDirect, kAllreduce };
 
@@ -62,6 +64,8 @@ class PeerExchange final : public GradientExchange {
   MemoryPlace memory_place() const override;
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
+  // Unimplemented if parameters are in GPU memory, which the training step refers to.
+  absl::Status UseBuckets(const BucketMap& buckets, int64_t step) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
@@ -74,6 +78,8 @@ class PeerExchange final : public GradientExchange {
   class TrainerDrives;
 
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  OwnedSlices::Options OwnerOptions() const;
+  absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CreateMachine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -100,6 +106,7 @@ class PeerExchange final : public GradientExchange {
   // The transport, which is last, is destroyed first: until then it may write into the buffers of the others.
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<BucketMachine> machine_ ABSL_GUARDED_BY(mutex_);
+  ExchangeCounters earlier_ ABSL_GUARDED_BY(mutex_);    // of the machines before machine_
   std::vector<float> scratch_ ABSL_GUARDED_BY(mutex_);  // optimizer state on its way, at start and at checkpoints
   MessagePump pump_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

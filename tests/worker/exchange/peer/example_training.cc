@@ -2,6 +2,7 @@
 
 #include <span>
 
+#include "common/bucket_map.h"
 #include "common/status.h"
 
 namespace starring {
@@ -36,6 +37,12 @@ absl::Status Train(const ExampleTraining& training, GradientExchange& exchange, 
   if (rank == 0) outcome.parameters = training.start.empty() ? job.InitialParameters() : training.start;
   RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
   for (int64_t step = training.first_step; step < training.first_step + training.step_count; ++step) {
+    if (const auto other = training.bucket_bytes_from.find(step); other != training.bucket_bytes_from.end()) {
+      ASSIGN_OR_RETURN(spec.buckets, BucketMap::Create({.element_count = job.element_count,
+                                                        .bucket_bytes = other->second,
+                                                        .world_size = job.world_size}));
+      RETURN_IF_ERROR(exchange.UseBuckets(spec.buckets, step));
+    }
     RETURN_IF_ERROR(TrainStep(training, spec, step, exchange, outcome));
   }
   outcome.state.assign(StateVectorCount(job.optimizer), std::vector<float>(rank == 0 ? job.element_count : 0));

@@ -1,10 +1,11 @@
 // The training of an example job by one rank, as the trainer does it, for tests of the exchange. Tests change it by
-// hooks: other flags, and what happens before a step.
+// hooks: other flags, what happens before a step, and other buckets from a step on.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_TRAINING_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_TRAINING_H_
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,6 +24,8 @@ struct ExampleTraining {
   std::function<void(int rank, JobSpec& spec)> change_spec = [](int, JobSpec&) {};
   // Called before each step; an error ends the rank's training.
   std::function<absl::Status(int rank, int64_t step)> before_step = [](int, int64_t) { return absl::OkStatus(); };
+  // By step: from that one on, buckets of another size.
+  std::map<int64_t, int64_t> bucket_bytes_from;
 };
 
 // The result of one rank. Outlives the rank's exchange: after an error its memory belongs to the transport.

@@ -67,7 +67,7 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
 
 class PeerExchangeRanks : public testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5, 8));
 
 TEST_P(PeerExchangeRanks, RingAndStarGiveTheReferencesBits) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
@@ -88,6 +88,33 @@ TEST_P(PeerExchangeRanks, RingAndStarGiveTheReferencesBits) {
         EXPECT_EQ(outcomes[0].state, state);
       }
     }
+  }
+}
+
+// Buckets of one block, of the whole vector, and of two blocks, with the state of the optimizer taken along.
+TEST_P(PeerExchangeRanks, OtherBucketsChangeNoBit) {
+  const int64_t block = ReductionBlockElements(GetParam());
+  Training training = {.job = {.element_count = 5 * block / 2 / 16 * 16,
+                               .bucket_bytes = 1,
+                               .world_size = GetParam(),
+                               .optimizer = {.kind = OptimizerKind::kAdamW}},
+                       .step_count = 5,
+                       .bucket_bytes_from = {{1, 1 << 30}, {3, 2 * block * 4}, {4, 1}}};
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    const std::vector<Outcome> outcomes = RunAll(training, algorithm, 11 + GetParam());
+    const int64_t others = GetParam() - 1;
+    // The bytes of all steps are counted. In a vector whose length is a multiple of the ranks' number, chunks are even.
+    if (training.job.element_count % GetParam() == 0 && others > 0) {
+      const int64_t bytes = 2 * others * training.job.element_count / GetParam() * 4;
+      EXPECT_NEAR(outcomes[0].counters.bytes_sent, training.step_count * bytes, training.step_count * 64 * others);
+    }
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.status, absl::OkStatus());
+      EXPECT_EQ(outcome.parameters, expected);
+    }
+    EXPECT_EQ(outcomes[0].state, state);
   }
 }
 
