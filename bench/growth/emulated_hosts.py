@@ -17,6 +17,7 @@ from cost_book import SOCKETS, CostBook, place_key
 from workload import Cluster, Workload
 
 SIZES = (262144, 1048576, 4194304, 16777216)
+STEPS_MAX = 20  # at 200 Mbit/s a step may take a second
 ERROR_MAX = 0.10
 # The default buckets of the benches, as alone.py starts them: ring_bench's is the whole vector, star_bench's 1 MiB.
 RANKS_BUCKET_BYTES, STAR_BUCKET_BYTES = 1 << 30, 1 << 20
@@ -108,7 +109,7 @@ def _medians(lab: netlab.Netlab, syncs: Sequence[str], workers: int, sizes: Sequ
     found: dict[tuple[str, int, int], list[float]] = {}
     for repeat in range(repeats):
         say(f"{lab.section}, round {repeat + 1} of {repeats}")
-        times, missing, _ = alone.exchanges(syncs, workers, 0, None, sizes, lab)
+        times, missing, _ = alone.exchanges(syncs, workers, 0, None, sizes, lab, STEPS_MAX)
         for one in times:
             found.setdefault((one["sync"], one["servers"], one["bytes"]), []).append(1e-6 * one["latency_us"])
         for gap in missing if repeat == 0 else ():
@@ -149,7 +150,8 @@ def wire_factors(found: Sequence[Comparison]) -> dict[str, float]:
 
 def table(found: Sequence[Comparison]) -> list[str]:
     """A line for each comparison, and the verdict in the last one."""
-    lines = [f"{'cell':24} {'lab':22} {'workers':>7} {'bytes':>10} {'measured ms':>12} {'predicted ms':>12} {'error':>7}"]
+    lines = [f"{'cell':24} {'lab':22} {'workers':>7} {'bytes':>10} {'measured ms':>12} {'predicted ms':>12} "
+             f"{'error':>7}"]
     for one in found:
         lines.append(f"{cells.name_of(one.place)[:24]:24} {one.lab:22} {one.workers:7} {one.bytes:10} "
                      f"{1e3 * one.measured_s:12.2f} {1e3 * one.predicted_s:12.2f} {100 * one.error:+6.1f}%")

@@ -30,8 +30,8 @@ from collections.abc import Mapping
 import sync_cells as cells
 from workload import Cluster, Workload, bucket_count, messages_per_slice, rounded_bucket_bytes
 
-# Seconds for each of: the step; a hop; a hop's wait for each further process on its core; a message sent or received; in
-# addition one longer than EAGER_BYTES; in addition for each further sender to the same owner; a byte sent or
+# Seconds for each of: the step; a hop; a hop's wait for each further process on its core; a message sent or received;
+# in addition one longer than EAGER_BYTES; in addition for each further sender to the same owner; a byte sent or
 # received; in addition one that is in no cache.
 FITTED = ("step", "hop", "crowd", "message", "long_message", "incast", "byte", "cold_byte")
 # A byte of a contribution added, and of parameters updated: measured by common_bench, not fitted.

@@ -35,7 +35,7 @@ NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
 # A star's shared memory can be switched off, and so can MPI's. TCP between ranks has sockets alone.
 MPI_BY_SOCKETS = ("--mca", "btl", "tcp,self")
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 @dataclasses.dataclass(frozen=True)
