@@ -14,7 +14,7 @@ import machine
 import netlab
 import sync_cells as cells
 from cost_book import SOCKETS, CostBook, place_key
-from workload import Cluster, Workload
+from workload import Cluster
 
 SIZES = (262144, 1048576, 4194304, 16777216)
 STEPS_MAX = 20  # at 200 Mbit/s a step may take a second
@@ -78,6 +78,7 @@ class Comparison:
     bytes: int
     measured_s: float
     predicted_s: float
+    wire_bound: bool = False  # by the prediction
 
     @property
     def error(self) -> float:
@@ -96,11 +97,15 @@ def _place(sync: str) -> cells.Cell:
     return cells.BY_SYNC[sync]
 
 
-def predicted_s(book: CostBook, place: cells.Cell, workers: int, servers: int, size: int, cluster: Cluster) -> float:
+def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size: int, cluster: Cluster
+            ) -> tuple[float, bool]:
+    """The seconds of an exchange as alone.py measures it, and whether the link is what limits it."""
     costs, _ = book.find(place.sync, SOCKETS)
+    job, factor = model.Job(place, workers, servers), book.wire_factor(place)
     bucket = STAR_BUCKET_BYTES if place.has_servers else RANKS_BUCKET_BYTES
-    return model.predict(model.Job(place, workers, servers), cluster, Workload("bench", size, bucket_bytes=bucket),
-                         costs, book.wire_factor(place), bench=True).step_s
+    each = [model.parts(load, cluster, costs, factor) for load in model.loads(job, cluster, size, bucket)]
+    slowest = max(each, key=lambda one: one.exchange_s)
+    return slowest.exchange_s, slowest.wire_s > slowest.cpu_s
 
 
 def _medians(lab: netlab.Netlab, syncs: Sequence[str], workers: int, sizes: Sequence[int], repeats: int,
@@ -134,16 +139,16 @@ def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) 
             found.append((hosts.section, half, {key: value for key, value in own.items()
                                                 if key[0] == alone.OWN_HOSTS}))
     return [Comparison(_place(sync), section, workers, servers, size, seconds,
-                       predicted_s(book, _place(sync), workers, servers, size, cluster_of(link, lab.hosts)))
+                       *predict(book, _place(sync), workers, servers, size, cluster_of(link, lab.hosts)))
             for section, workers, times in found for (sync, servers, size), seconds in times.items()]
 
 
 def wire_factors(found: Sequence[Comparison]) -> dict[str, float]:
-    """What each cell wastes of a link, from exchanges that were predicted with factors of 1 and were long enough to be
-    bound by it. At least 1, as no cell can be faster than its link."""
+    """What each cell wastes of a link, from long exchanges that a link limits and that were predicted with factors of
+    1. At least 1, as no cell can be faster than its link."""
     ratios: dict[str, list[float]] = {}
     for one in found:
-        if one.bytes >= LARGE:
+        if one.wire_bound and one.bytes >= LARGE:
             ratios.setdefault(place_key(one.place), []).append(one.measured_s / one.predicted_s)
     return {key: max(1.0, statistics.median(values)) for key, values in ratios.items()}
 

@@ -31,8 +31,8 @@ import sync_cells as cells
 from workload import Cluster, Workload, bucket_count, messages_per_slice, rounded_bucket_bytes
 
 # Seconds for each of: the step; a hop; a hop's wait for each further process on its core; a message sent or received;
-# in addition one longer than EAGER_BYTES; in addition for each further sender to the same owner; a byte sent or
-# received; in addition one that is in no cache.
+# in addition one longer than EAGER_BYTES; in addition for each doubling of the senders to one owner; a byte sent or
+# received; in addition one that is in no cache. Few of many senders are under way at once, so incast grows slowly.
 FITTED = ("step", "hop", "crowd", "message", "long_message", "incast", "byte", "cold_byte")
 # A byte of a contribution added, and of parameters updated: measured by common_bench, not fitted.
 KERNELS = ("sum_byte", "apply_byte")
@@ -147,7 +147,7 @@ def terms(load: Load, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
             "crowd": load.hops * max(0.0, load.processes / cluster.cores - 1),
             "message": share * load.messages,
             "long_message": share * load.messages * (load.message_bytes > EAGER_BYTES),
-            "incast": share * load.messages * (load.senders - 1),
+            "incast": share * load.messages * math.log2(max(1, load.senders)),
             "byte": share * load.bytes, "cold_byte": share * load.bytes * cold,
             "sum_byte": share * load.summed, "apply_byte": share * load.applied}
 

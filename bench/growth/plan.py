@@ -78,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--workers", type=_numbers, default=None, help=f"up to {WORKERS_MAX}; default: powers of two")
     add("--servers", type=int, default=0, help="of each star with servers; 0: the plan chooses")
     add("--costs", type=_path, default=None, help=f"of bench:growth; default: {OWN_COSTS}, or the shipped one")
-    add("--out", "--json", dest="out", type=_path, default=None, help="plan.json, for compare --plans")
+    add("--out", type=_path, default=None, help="plan.json, for compare --plans")
     add("--plot", type=_path, default=None, help="plan.svg: samples/s over workers")
     add("--check", default="", help="1gbit:2-4,200mbit:2-6: measures on emulated hosts, and compares")
     add("--repeats", type=int, default=3, help="of --check")

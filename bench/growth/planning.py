@@ -16,7 +16,7 @@ from workload import Cluster, Workload
 SERVER_GAIN_MIN = 0.03
 # So many times as fast as one process must a job be, or the plan says not to distribute.
 GAIN_MIN = 1.1
-DOUBLING_GAIN_MIN = 1.25
+DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
 BAND_MAX = 0.9
 
 
@@ -138,19 +138,19 @@ def crossings(plan: Plan) -> list[str]:
     for name, indices in _runs(plan, lambda index: plan.best(index).name):
         line = next(line for line in plan.lines if line.name == name)
         other = "star" if line.place.topology == "ring" else "ring"
-        margins, tied = [], False
+        margins, tied = [], []
         for index in indices:
             rival = plan.best(index, lambda one: one.place.topology == other)
             ours, theirs = line.points[index], rival.points[index]
             margins.append(theirs.step_s / ours.step_s)
-            tied = tied or theirs.step_s * (1 - min(theirs.band, BAND_MAX)) <= ours.step_s * (1 + ours.band)
+            tied.append(theirs.step_s * (1 - min(theirs.band, BAND_MAX)) <= ours.step_s * (1 + ours.band))
         extent = f"{min(margins):.2f}" if len(margins) == 1 else f"{min(margins):.2f} to {max(margins):.2f}"
         servers = [line.points[index].servers for index in indices]
         with_servers = f" with {servers[0]}{f' to {servers[-1]}' * (servers[-1] != servers[0])} servers" * bool(
             servers[0])
         sentences.append(f"{_counts([plan.workers[index] for index in indices])}: {name}{with_servers} is the fastest; "
                          f"the best {other} takes {extent} times as long"
-                         + (", which is within the bands" if tied else ""))
+                         + (f", which is {'' if all(tied) else 'partly '}within the bands" if any(tied) else ""))
     return sentences
 
 
@@ -166,13 +166,14 @@ def verdict(plan: Plan) -> list[str]:
     sentences = []
     worse = [workers for workers, gain in zip(plan.workers, gains) if gain < GAIN_MIN]
     if worse:
-        sentences.append(f"one process is as good as {', '.join(f'{count:,}' for count in worse)} workers")
-    for index in range(len(best) - 1):
-        doublings = plan.workers[index + 1] / plan.workers[index] / 2
-        if best[index + 1] < best[index] * DOUBLING_GAIN_MIN * doublings:
-            sentences.append(f"beyond {plan.workers[index]:,} workers, more of them gain little: "
-                             f"{best[index + 1] / best[index]:.2f} times the samples/s by {plan.workers[index + 1]:,}")
-            break
+        sentences.append(f"{', '.join(f'{count:,}' for count in worse)} workers make fewer than {GAIN_MIN} times the "
+                         "samples/s of one process")
+    pay = [index + 1 for index in range(len(best) - 1) if best[index + 1] >= best[index] * (
+        1 + (DOUBLING_GAIN_MIN - 1) * (plan.workers[index + 1] / plan.workers[index] - 1))]
+    last = max(pay, default=0)
+    if last < len(best) - 1:
+        sentences.append(f"beyond {plan.workers[last]:,} workers, more of them gain little: "
+                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {plan.workers[last + 1]:,}")
     sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {plan.workers[fastest]:,} workers, "
                      f"{gains[fastest]:.1f} times one process's {plan.alone:,.0f}")
     return sentences
