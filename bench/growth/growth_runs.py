@@ -51,8 +51,10 @@ class Run:
 
     @property
     def text(self) -> str:
-        return f"{' '.join(self.syncs)} by {self.medium}, {self.workers} workers" + (
-            f", {self.servers} servers" if self.servers else "")
+        servers = f", {self.servers} servers" if self.servers else ""
+        computing = f", {1e3 * self.compute_s:g} ms of computing" if self.compute_s else ""
+        return (f"{' '.join(self.syncs)} by {self.medium}, {self.workers} workers{servers}, buckets of "
+                f"{self.bucket_bytes >> 10} KiB{computing}")
 
     def command(self) -> list[str]:
         steps = max(STEPS_MIN, min(STEPS_MAX, STEP_WORKERS // self.workers))

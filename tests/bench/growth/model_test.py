@@ -111,9 +111,9 @@ class LoadTest(unittest.TestCase):
         self.assertEqual(self.load("ring", 1, 0).messages, 0)
 
     def test_messages_of_servers(self):
-        # Each of 3 workers pushes 16 buckets to 2 servers and pulls them; both sides handle each message.
-        self.assertEqual(self.load("star", 3, 2).messages, 2 * (3 * 2 * 2 * 11))
-        self.assertEqual(bucket_count(16 * MIB, MIB, 3), 15 - 4)  # blocks of 384 KiB: buckets of 1.5
+        # Each of 3 workers pushes 15 buckets to 2 servers and pulls them; both sides handle each message.
+        self.assertEqual(bucket_count(16 * MIB, MIB, 3), 15)  # of three blocks of 384 KiB
+        self.assertEqual(self.load("star", 3, 2).messages, 2 * (3 * 2 * 2 * 15))
         self.assertEqual(self.load("star", 3, 2).processes, 5)
 
     def test_bytes(self):
