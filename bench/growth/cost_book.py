@@ -47,12 +47,15 @@ class CostBook:
 
     def find(self, sync: str, medium: str) -> tuple[model.Costs, str]:
         """The costs, and a note if they are another's. CostsError if nothing similar was measured."""
+        cell = cells.BY_SYNC[sync]
+        if cell.has_servers and cell.transport == "tcp":
+            medium = SOCKETS  # its servers share no memory with workers, even on one host
         for other in dict.fromkeys((sync, LIKE.get(sync, sync))):
             for by in dict.fromkeys((medium, *MEDIA)):
                 found = self.costs.get((other, by))
                 if found is None:
                     continue
-                if other == sync and (by == medium or cells.BY_SYNC[sync].transport == "tcp"):
+                if other == sync and (by == medium or cell.transport == "tcp"):
                     return found, ""
                 return (dataclasses.replace(found, band=max(found.band, BORROWED_BAND_MIN)),
                         f"{sync} by {medium} was not measured: planned with the costs of {other} by {by}")

@@ -32,7 +32,10 @@ COMPUTE_BUCKET_BYTES = 262144
 MESSAGES = (4 << 20, 128 << 10)  # bytes, bytes of a bucket
 JITTER_COMPUTE_US = 10_000
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
-# A star's shared memory can be switched off, and so can MPI's. TCP between ranks has sockets alone.
+# The names of ring_bench for stars without servers whose ranks share memory, as they do by default on one host. There
+# only gradients and parameters stay out of messages, so the transport makes little difference.
+IN_MEMORY = {"star-mpi": "star-mpi-shm", "star-tcp": "star-tcp-shm"}
+# MPI's own shared memory can be switched off.
 MPI_BY_SOCKETS = ("--mca", "btl", "tcp,self")
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1"}
@@ -66,14 +69,21 @@ class Run:
         binding = "core" if self.workers <= len(machine.cores()) else "none"
         by_sockets = MPI_BY_SOCKETS if self.medium == SOCKETS else ()
         return ["mpirun", "-np", str(self.workers), "--bind-to", binding, *by_sockets,
-                programs.binary("bench/ring_bench"), "--syncs=" + ",".join(self.syncs), *flags]
+                programs.binary("bench/ring_bench"), "--syncs=" + ",".join(map(self.bench_name, self.syncs)), *flags]
+
+    def bench_name(self, sync: str) -> str:
+        return IN_MEMORY.get(sync, sync) if self.medium == MEMORY else sync
 
 
-def _of_ranks(syncs: Iterable[str], medium: str) -> tuple[str, ...]:
-    """The cells among `syncs` that one ring_bench measures with this medium."""
-    transports = {MEMORY: ("mpi",), SOCKETS: ("mpi", "tcp")}[medium]
-    return tuple(sync for sync in syncs if not cells.BY_SYNC[sync].has_servers and
-                 cells.BY_SYNC[sync].transport in transports)
+def _of_ranks(syncs: Iterable[str], medium: str) -> list[tuple[str, ...]]:
+    """The cells among `syncs` that a ring_bench measures with this medium, one entry for each command: sharing memory is
+    optional, and where it fails the ring is measured nevertheless."""
+    ranks = [sync for sync in syncs if not cells.BY_SYNC[sync].has_servers]
+    if medium == SOCKETS:
+        parts = [ranks]
+    else:
+        parts = [[sync for sync in ranks if sync == "ring"], [sync for sync in ranks if sync in IN_MEMORY]]
+    return [tuple(part) for part in parts if part]
 
 
 def _sizes(workers: int, sizes: Iterable[int]) -> tuple[int, ...]:
@@ -86,27 +96,29 @@ def plan_runs(syncs: Sequence[str], workers: Sequence[int], sizes: Sequence[int]
     for medium in MEDIA:
         ranks = _of_ranks(syncs, medium)
         for count in workers:
-            if ranks and count > 1:
-                runs.append(Run(ranks, medium, count, 0, _sizes(count, sizes)))
+            if count > 1:
+                runs += [Run(part, medium, count, 0, _sizes(count, sizes)) for part in ranks]
             if "star" in syncs:
                 runs += [Run(("star",), medium, count, servers, _sizes(count, sizes))
                          for servers in sorted({1, min(count, SERVERS_MAX)})]
         for count in (2, 4):
-            servers = (0,) * bool(ranks) + (1, count) * ("star" in syncs)
-            for each in servers:
-                of = ("star",) if each else ranks
-                runs.append(Run(of, medium, count, each, MESSAGES[:1], MESSAGES[1]))
+            parts = [(part, 0) for part in ranks]
+            if "star" in syncs:
+                parts += [(("star",), servers) for servers in (1, count)]
+            for part, servers in parts:
+                runs.append(Run(part, medium, count, servers, MESSAGES[:1], MESSAGES[1]))
                 if count <= max(2, cores):
-                    runs += [Run(of, medium, count, each, COMPUTE_BYTES, COMPUTE_BUCKET_BYTES, computing)
+                    runs += [Run(part, medium, count, servers, COMPUTE_BYTES, COMPUTE_BUCKET_BYTES, computing)
                              for computing in COMPUTE_S]
     return runs
 
 
 def rows_of(run: Run, output: str) -> list[Measurement]:
     """The measurements that a run printed. Its latency_us is the step's time beyond computing."""
-    return [Measurement(row["sync"], run.medium, run.workers, run.servers, int(row["bytes"]), run.bucket_bytes,
+    syncs = {run.bench_name(sync): sync for sync in run.syncs}
+    return [Measurement(syncs[row["sync"]], run.medium, run.workers, run.servers, int(row["bytes"]), run.bucket_bytes,
                         run.compute_s, 1e-6 * float(row["latency_us"]) + run.compute_s)
-            for row in alone.rows(output) if row["sync"] in run.syncs]
+            for row in alone.rows(output) if row["sync"] in syncs]
 
 
 def medians(rounds: Iterable[Measurement]) -> list[Measurement]:

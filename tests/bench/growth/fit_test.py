@@ -131,6 +131,7 @@ class CostBookTest(unittest.TestCase):
         costs, note = book.find("star-servers-tcp", "sockets")
         self.assertEqual(costs, dataclasses.replace(COSTS, band=cost_book.BORROWED_BAND_MIN))
         self.assertIn("star-servers-tcp by sockets was not measured", note)
+        self.assertIn("star-tcp by sockets", book.find("star-servers-tcp", "memory")[1])
         self.assertEqual(book.find("ring", "memory"), (COSTS, ""))
         with self.assertRaisesRegex(cost_book.CostsError, "no costs of star-tcp: bazel run //bench:growth"):
             make_book(syncs=("ring",)).find("star-tcp", "sockets")

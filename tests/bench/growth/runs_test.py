@@ -48,13 +48,14 @@ class Programs:
         sockets = flag(argv, "shared_memory") == "false" if star else "tcp,self" in argv
         computing = 1e-6 * int(flag(argv, "compute_us"))
         lines = []
-        for sync in syncs:
+        for name in syncs:
+            sync = name.removesuffix("-shm")
             for size in map(int, flag(argv, "bytes").split(",")):
                 one = cost_fit.Measurement(sync, "sockets" if sockets else "memory", workers,
                                            int(flag(argv, "servers", "0")), size, int(flag(argv, "bucket_bytes")),
                                            computing, 0.0)
                 seconds = cost_fit.predicted_s(one, CORES, COSTS)
-                lines.append(json.dumps({"sync": sync, "workers": workers, "bytes": size,
+                lines.append(json.dumps({"sync": name, "workers": workers, "bytes": size,
                                          "latency_us": 1e6 * (seconds - computing), "p95_us": 1e6 * seconds}))
         return "\n".join(["noise", *lines])
 
@@ -72,9 +73,8 @@ class RunsTest(unittest.TestCase):
             self.assertEqual(argv[0] == "mpirun", not run.servers)
             if not run.servers:
                 self.assertGreater(run.workers, 1)
-                # The cells over TCP have no memory to share.
-                self.assertEqual([sync for sync in run.syncs if sync.endswith("tcp")],
-                                 ["ring-tcp", "star-tcp"] if run.medium == "sockets" else [])
+                self.assertIn(flag(argv, "syncs"), ["ring", "star-mpi-shm,star-tcp-shm"] if run.medium == "memory" else
+                              ["ring,ring-tcp,star-mpi,star-tcp"])
                 self.assertEqual(argv[argv.index("--bind-to") + 1], "core" if run.workers <= 2 else "none")
             self.assertLessEqual(max(run.sizes) * run.workers, growth_runs.BYTES_OF_ALL_MAX)
             self.assertGreaterEqual(int(flag(argv, "steps_max")), growth_runs.STEPS_MIN)
@@ -105,7 +105,15 @@ class RunsTest(unittest.TestCase):
         self.assertEqual({one.sync for one in found}, {"ring"})
         self.assertEqual(len(failures), len(set(failures)))
         self.assertEqual(len(failures), sum("star_bench" in argv[0] for argv in fake.ran))
-        self.assertIn("star by memory, 2 workers, 1 servers, buckets of 1024 KiB: /bin/bench/star_bench ended with 1", failures[0])
+        first = "star by memory, 2 workers, 1 servers, buckets of 1024 KiB: /bin/bench/star_bench ended with 1"
+        self.assertIn(first, failures[0])
+
+    def test_a_bench_without_shared_memory_still_measures_the_ring(self):
+        with unittest.mock.patch.object(programs, "run", Programs(failing=["-shm"]).run):
+            found, failures = growth_runs.measure(self.plan(workers=[2]), 1, lambda text: None)
+        self.assertEqual({one.sync for one in found if one.medium == "memory"}, {"ring", "star"})
+        self.assertEqual({one.sync for one in found if one.medium == "sockets"}, set(cells.SYNCS) - {"star-servers-tcp"})
+        self.assertTrue(all(text.startswith("star-mpi star-tcp by memory") for text in failures), failures)
 
     def test_kernels(self):
         with unittest.mock.patch.object(programs, "run", Programs().run):
