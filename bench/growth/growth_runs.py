@@ -76,8 +76,8 @@ class Run:
 
 
 def _of_ranks(syncs: Iterable[str], medium: str) -> list[tuple[str, ...]]:
-    """The cells among `syncs` that a ring_bench measures with this medium, one entry for each command: sharing memory is
-    optional, and where it fails the ring is measured nevertheless."""
+    """The cells among `syncs` that a ring_bench measures with this medium, one entry for each command: where sharing
+    memory fails, the ring is measured nevertheless."""
     ranks = [sync for sync in syncs if not cells.BY_SYNC[sync].has_servers]
     if medium == SOCKETS:
         parts = [ranks]

@@ -16,6 +16,7 @@ import sync_cells as cells
 from made_costs import CORES, COSTS, KERNELS
 
 ELEMENTS = 1 << 22
+FEW = ("--workers=1,2,4,8,16", "--syncs=ring,star")
 
 
 def flag(argv, name, default=""):
@@ -112,7 +113,8 @@ class RunsTest(unittest.TestCase):
         with unittest.mock.patch.object(programs, "run", Programs(failing=["-shm"]).run):
             found, failures = growth_runs.measure(self.plan(workers=[2]), 1, lambda text: None)
         self.assertEqual({one.sync for one in found if one.medium == "memory"}, {"ring", "star"})
-        self.assertEqual({one.sync for one in found if one.medium == "sockets"}, set(cells.SYNCS) - {"star-servers-tcp"})
+        by_sockets = {one.sync for one in found if one.medium == "sockets"}
+        self.assertEqual(by_sockets, set(cells.SYNCS) - {"star-servers-tcp"})
         self.assertTrue(all(text.startswith("star-mpi star-tcp by memory") for text in failures), failures)
 
     def test_kernels(self):
@@ -149,14 +151,14 @@ class GrowthTest(unittest.TestCase):
         self.assertNotIn("MISSED", said)
 
     def test_a_fit_of_runs_that_were_saved(self):
-        self.run_growth("--workers=1,2,4,8,16,64")
+        self.run_growth(*FEW)
         first = cost_book.read(os.path.join(self.out, "costs.json"))
         status, _ = self.run_growth("--runs=" + os.path.join(self.out, "runs.json"), failing=["bench"])
         self.assertEqual(status, 0)
         self.assertEqual(cost_book.read(os.path.join(self.out, "costs.json")).costs, first.costs)
 
     def test_a_missed_target_is_said_and_fails(self):
-        self.run_growth("--workers=1,2,4,8,16,64")
+        self.run_growth(*FEW)
         path = os.path.join(self.out, "runs.json")
         with open(path, encoding="utf-8") as file:
             runs = json.load(file)
@@ -171,7 +173,7 @@ class GrowthTest(unittest.TestCase):
         self.assertIn("worst  66.7 %", said)
 
     def test_failures(self):
-        status, said = self.run_growth("--workers=1,2,4,8,16,64", failing=["star_bench"])
+        status, said = self.run_growth(*FEW, failing=["star_bench"])
         self.assertEqual(status, 1)
         self.assertIn("not measured: star by memory", said)
         with unittest.mock.patch("sys.stderr") as stderr:
