@@ -30,10 +30,18 @@ from collections.abc import Mapping
 import sync_cells as cells
 from workload import Cluster, Workload, bucket_count, messages_per_slice, rounded_bucket_bytes
 
-# Seconds for each of: the step; a hop; a hop's wait for each further process on its core; a message sent or received;
-# in addition one longer than EAGER_BYTES; in addition for each doubling of the senders to one owner; a byte sent or
-# received; in addition one that is in no cache. Few of many senders are under way at once, so incast grows slowly.
-FITTED = ("step", "hop", "crowd", "message", "long_message", "incast", "byte", "cold_byte")
+# Seconds for each of these:
+FITTED = (
+    "step",
+    "hop",
+    "wake",  # in addition for a hop on a host with more processes than cores: a process that waits there sleeps
+    "crowd",  # in addition for a hop and each further process on its core, whose turn may come first
+    "message",  # sent or received
+    "long_message",  # in addition for one longer than EAGER_BYTES
+    "incast",  # in addition for a message and each doubling of the senders to its owner: few are under way at once
+    "byte",  # sent or received
+    "cold_byte",  # in addition for one that is in no cache
+)
 # A byte of a contribution added, and of parameters updated: measured by common_bench, not fitted.
 KERNELS = ("sum_byte", "apply_byte")
 EAGER_BYTES = 4096  # MPI and gRPC hand over longer messages in another way
@@ -144,6 +152,7 @@ def terms(load: Load, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
     share = 1 / usable_cores(load, cluster)
     cold = max(0.0, 1 - cache_bytes / load.working_set) if load.working_set else 0.0
     return {"step": 1.0, "hop": float(load.hops),
+            "wake": float(load.hops * (load.processes > cluster.cores)),
             "crowd": load.hops * max(0.0, load.processes / cluster.cores - 1),
             "message": share * load.messages,
             "long_message": share * load.messages * (load.message_bytes > EAGER_BYTES),
@@ -152,7 +161,7 @@ def terms(load: Load, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
             "sum_byte": share * load.summed, "apply_byte": share * load.applied}
 
 
-_START = ("step", "hop", "crowd")
+_START = ("step", "hop", "wake", "crowd")
 
 
 def parts(load: Load, cluster: Cluster, costs: Costs, wire_factor: float = 1.0) -> Parts:

@@ -136,16 +136,15 @@ def make_book(runs: Runs, fits: dict[Key, cost_fit.Fit], command: str) -> cost_b
 
 
 def table(fits: dict[Key, cost_fit.Fit]) -> list[str]:
-    """A line for each fit: costs in microseconds, per byte in nanoseconds per KiB; and whether the targets are met."""
-    micro = ("step", "hop", "crowd", "message", "long_message", "incast")
+    """The costs of each fit, and whether the targets are met."""
+    micro = ("step", "hop", "wake", "crowd", "message", "long_message", "incast")
     nano = ("byte", "cold_byte", "sum_byte", "apply_byte")
-    lines = ["".join([f"{'cell by medium':26}", *(f"{name + ' us':>16}" for name in micro)]),
-             "".join([f"{'':26}", *(f"{name + ' ns/KiB':>18}" for name in nano), f"{'contention':>11}"])]
-    for (sync, medium), fit in fits.items():
-        costs = fit.costs.seconds
-        lines += ["".join([f"{sync + ' by ' + medium:26}", *(f"{1e6 * costs[name]:16.2f}" for name in micro)]),
-                  "".join([f"{'':26}", *(f"{1024e9 * costs[name]:18.2f}" for name in nano),
-                           f"{fit.costs.contention:11.2f}"])]
+    lines = [f"{'microseconds':26}" + "".join(f"{name:>14}" for name in micro)]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1e6 * fit.costs.seconds[name]:14.2f}" for name in micro)
+              for (sync, medium), fit in fits.items()]
+    lines += ["", f"{'nanoseconds a KiB':26}" + "".join(f"{name:>14}" for name in (*nano, "contention"))]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1024e9 * fit.costs.seconds[name]:14.2f}" for name in nano)
+              + f"{fit.costs.contention:14.2f}" for (sync, medium), fit in fits.items()]
     lines += ["", f"On sizes left out of the fit (targets: median {100 * cost_fit.MEDIAN_ERROR_MAX:.0f} %, worst "
                   f"{100 * cost_fit.WORST_ERROR_MAX:.0f} %):"]
     for (sync, medium), fit in fits.items():
