@@ -3,6 +3,8 @@
 
     bazel run //bench:growth
     bazel run //bench:growth -- --workers=1,2,4,8,16,32,64 --repeats=3 --lab=1gbit:4 --out=data/growth
+    bazel run //bench:growth -- --syncs=ring --out=data/ring     in parts, and then all together:
+    bazel run //bench:growth -- --runs=data/ring/runs.json,data/star/runs.json
 
 Workers compute nothing, so many of them fit on one machine. The fit sees some of the sizes (cost_fit.py) and is tested
 on the others: the median error shall be within 10 %, the worst within 25 %. Writes to the folder --out: costs.json for
@@ -62,7 +64,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--syncs", type=syncs, default=list(cells.SYNCS), help="cells: " + ",".join(cells.SYNCS))
     parser.add_argument("--lab", default="", help="emulated hosts, such as 1gbit:4: what each cell wastes of a link")
     parser.add_argument("--out", default="data/growth", help="the folder of the results")
-    parser.add_argument("--runs", default="", help="fit the runs.json of an earlier run, and measure nothing")
+    parser.add_argument("--runs", default="",
+                        help="runs.json of earlier runs, separated by commas: fits these, and measures only --lab")
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error(f"--repeats={options.repeats}: it is at least 1")
@@ -101,11 +104,21 @@ class Runs:
             json.dump(dataclasses.asdict(self), file, indent=1)
 
     @staticmethod
-    def load(path: str) -> Runs:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-        found["measured"] = [cost_fit.Measurement(**one) for one in found["measured"]]
-        return Runs(**found)
+    def load(paths: Sequence[str]) -> Runs:
+        """The runs of all files together: parts of one measurement, which all have the facts of the first file."""
+        loaded = []
+        for path in paths:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+            found["measured"] = [cost_fit.Measurement(**one) for one in found["measured"]]
+            loaded.append(Runs(**found))
+        first = loaded[0]
+        for other in loaded[1:]:
+            if (other.machine, other.commit) != (first.machine, first.commit):
+                raise ValueError(f"runs of {first.machine} at {first.commit} and of {other.machine} at {other.commit}: "
+                                 "only runs of one machine and commit can be fitted together")
+        return dataclasses.replace(first, measured=growth_runs.medians(one for each in loaded for one in each.measured),
+                                   failures=[text for each in loaded for text in each.failures])
 
 
 def measure(options: argparse.Namespace) -> Runs:
@@ -184,7 +197,7 @@ def main() -> int:
     os.makedirs(out, exist_ok=True)
     command = "bazel run //bench:growth" + (" -- " + shlex.join(sys.argv[1:]) if sys.argv[1:] else "")
     try:
-        runs = Runs.load(user_path(options.runs)) if options.runs else measure(options)
+        runs = Runs.load([user_path(path) for path in options.runs.split(",")]) if options.runs else measure(options)
     except (programs.ProgramError, OSError, ValueError, TypeError, LookupError) as error:
         print(f"growth: {error}", file=sys.stderr)
         return 2

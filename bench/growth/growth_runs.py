@@ -18,11 +18,11 @@ from cost_book import MEDIA, MEMORY, SOCKETS
 from cost_fit import Measurement
 from workload import BUCKET_BYTES
 
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 # All processes' vectors together; more would measure this machine's memory, and take minutes a step.
-BYTES_OF_ALL_MAX = 256 << 20
+BYTES_OF_ALL_MAX = 128 << 20
 STEPS_MAX, STEPS_MIN = 300, 20
-STEP_WORKERS = 2000  # steps of a size times workers
+STEP_WORKERS = 1000  # steps of a size times workers
 SERVERS_MAX = 4
 BENCH_SECONDS_MAX = 900
 COMPUTE_S = (0.002, 0.01)

@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     add("--out", type=_path, default=None, help="plan.json, for compare --plans")
     add("--plot", type=_path, default=None, help="plan.svg: samples/s over workers")
     add("--check", default="", help="1gbit:2-4,200mbit:2-6: measures on emulated hosts, and compares")
-    add("--repeats", type=int, default=3, help="of --check")
+    add("--repeats", type=int, default=1, help="rounds of --check; a lab takes some minutes a round")
     return found
 
 

@@ -85,7 +85,8 @@ def server_counts(workers: int) -> list[int]:
 
 def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload, book: CostBook,
            servers: int | None) -> Point:
-    costs, _ = book.find(place.sync, SOCKETS if cluster.hosts_of(workers) > 1 else MEMORY)
+    between = cluster.hosts_of(workers) > 1 or place.placement == cells.OWN_HOSTS
+    costs, _ = book.find(place.sync, SOCKETS if between else MEMORY)
 
     def predicted(count: int) -> model.Prediction:
         return model.predict(model.Job(place, workers, count), cluster, workload, costs, book.wire_factor(place),

@@ -96,6 +96,16 @@ class PlanningTest(unittest.TestCase):
         self.assertIn("beyond 4 workers, more of them gain little: 1.00 times the samples/s with 8", text)
         self.assertNotIn("beyond", "; ".join(planning.verdict(make(4096, 0.01, Cluster(cores=64), [2, 4, 8], FREE))))
 
+    def test_workers_of_one_host_reach_servers_elsewhere_by_sockets(self):
+        memory = dataclasses.replace(FREE, seconds={**FREE.seconds, "step": 1.0})
+        book = make_book(FREE)
+        book = dataclasses.replace(book, costs={key: memory if key[1] == "memory" else FREE for key in book.costs})
+        cluster = dataclasses.replace(HOSTS, workers_per_host=2)
+        found = planning.make(Workload("a", 4096, 0.001), cluster, [2], book)
+        slow = {line.name for line in found.lines if line.points[0].step_s > 1}
+        self.assertEqual(slow, {"ring/mpi", "ring/tcp", "co-located/mpi", "co-located/tcp",
+                                "star/grpc with the workers"})
+
     def test_bands_and_extrapolation(self):
         line = make().lines[0]
         self.assertEqual([one.extrapolated for one in line.points], [workers > 64 for workers in POWERS])

@@ -157,6 +157,23 @@ class GrowthTest(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertEqual(cost_book.read(os.path.join(self.out, "costs.json")).costs, first.costs)
 
+    def test_parts_are_fitted_together(self):
+        self.run_growth("--workers=1,2,4,8,16", "--syncs=ring")
+        ring = os.path.join(self.out, "ring.json")
+        os.rename(os.path.join(self.out, "runs.json"), ring)
+        self.run_growth("--workers=1,2,4,8,16", "--syncs=star")
+        star = os.path.join(self.out, "star.json")
+        os.rename(os.path.join(self.out, "runs.json"), star)
+        self.assertEqual(self.run_growth(f"--runs={ring},{star}", failing=["bench"])[0], 0)
+        self.assertEqual({sync for sync, _ in cost_book.read(os.path.join(self.out, "costs.json")).costs},
+                         {"ring", "star"})
+        with open(star, encoding="utf-8") as file:
+            other = {**json.load(file), "commit": "other"}
+        with open(star, "w", encoding="utf-8") as file:
+            json.dump(other, file)
+        with unittest.mock.patch("sys.stderr"):
+            self.assertEqual(self.run_growth(f"--runs={ring},{star}")[0], 2)
+
     def test_a_missed_target_is_said_and_fails(self):
         self.run_growth(*FEW)
         path = os.path.join(self.out, "runs.json")
