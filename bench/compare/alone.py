@@ -46,12 +46,13 @@ class _Alone:
     """Measures the exchange alone in one section: on this machine, or with one worker on each host of a lab."""
 
     def __init__(self, workers: int, servers: int, torch: programs.Torch | None, sizes: Sequence[int],
-                 lab: Netlab | None) -> None:
+                 lab: Netlab | None, steps_max: int | None = None) -> None:
         self.workers, self.servers, self.torch, self.sizes, self.lab = workers, servers, torch, sizes, lab
+        self.steps = [] if steps_max is None else [f"--steps_max={steps_max}"]
         self.size_flag = "--bytes=" + ",".join(map(str, sizes))
 
     def star(self) -> list[dict[str, Any]]:
-        bench = [programs.binary("bench/star_bench"), f"--workers={self.workers}", "--format=json"]
+        bench = [programs.binary("bench/star_bench"), f"--workers={self.workers}", "--format=json", *self.steps]
         servers = self.servers or self.workers
         if self.lab is None:
             found = rows(programs.run([*bench, f"--servers={servers}", self.size_flag], seconds_max=BENCH_SECONDS_MAX))
@@ -79,7 +80,7 @@ class _Alone:
 
     def between_ranks(self, syncs: Sequence[str]) -> list[dict[str, Any]]:
         """Those whose owners are the ranks, and mpi: one program measures them in turns, over TCP only if asked to."""
-        bench = [programs.binary("bench/ring_bench"), "--format=json", self.size_flag]
+        bench = [programs.binary("bench/ring_bench"), "--format=json", self.size_flag, *self.steps]
         if set(syncs) & set(cells.BY_RENDEZVOUS):
             host = self.lab.addresses[0] if self.lab else "127.0.0.1"
             bench += ["--syncs=" + ",".join(syncs), f"--rendezvous={host}:0"]
@@ -108,16 +109,16 @@ def _not_by_itself(sync: str) -> list[dict[str, Any]]:
 
 
 def exchanges(syncs: Sequence[str], workers: int, servers: int, torch: programs.Torch | None,
-              sizes: Sequence[int] = BYTES,
-              lab: Netlab | None = None
+              sizes: Sequence[int] = BYTES, lab: Netlab | None = None, steps_max: int | None = None
               ) -> tuple[list[schema.ExchangeTime], list[schema.Missing], list[programs.ProgramError]]:
     """Entries of `exchanges` and of `missing_exchanges` for this number of workers, and the failures, which are among
-    the latter. `servers` of 0: as many as workers, or as the lab has hosts for them.
+    the latter. `servers` of 0: as many as workers, or as the lab has hosts for them. `steps_max` limits the steps
+    of ring_bench and star_bench.
 
     mpi brings mpi4py, MPI's allreduce as Python calls it; ddp brings Gloo's allreduce, which DDP calls, and Horovod's.
     """
     section = "machine" if lab is None else lab.section
-    alone = _Alone(workers, servers, torch, sizes, lab)
+    alone = _Alone(workers, servers, torch, sizes, lab, steps_max)
     of_ranks = [sync for sync in syncs if sync in cells.WITHOUT_SERVERS]
     parts: list[tuple[list[str], Callable[[], list[dict[str, Any]]]]] = []
     if "star" in syncs:

@@ -121,7 +121,7 @@ def _add_measuring(add: Callable[..., argparse.Action]) -> None:
     add("--loaders", type=_switch, default=True, help="measure the loaders alone")
     add("--exchange_bytes", type=_numbers, default=None, help="sizes for the exchange alone; default: 4 KB to 64 MB")
     add("--plans", type=_paths, default=[],
-        help="files of bench:plan --json, separated by commas: the verdict also says what they predict")
+        help="files of bench:plan --out, separated by commas: the verdict also says what they predict")
     add("--trace", type=_switch, default=True, help="one more short run of star and ring, with a timeline")
     add("--quick", action="store_true", help="one model, few steps: a smoke test whose timings are meaningless")
     add("--out", default="report", help="the report's folder")

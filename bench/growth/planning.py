@@ -1,0 +1,201 @@
+"""Makes a plan: the six cells with every number of workers, where they cross, and whether to distribute at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import exchange_model as model
+import sync_cells as cells
+from cost_book import MEMORY, SOCKETS, CostBook
+from predictions import plan_name
+from workload import Cluster, Workload
+
+# A further server must shorten the step by this share, or the smaller number is taken.
+SERVER_GAIN_MIN = 0.03
+# So many times as fast as one process must a job be, or the plan says not to distribute.
+GAIN_MIN = 1.1
+DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
+BAND_MAX = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One cell with one number of workers."""
+    workers: int
+    servers: int
+    step_s: float
+    exposed_s: float
+    band: float  # relative, of step_s
+    extrapolated: bool
+
+    def rate(self, batch: int) -> float:
+        """samples/s of all workers."""
+        return self.workers * batch / self.step_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    name: str
+    place: cells.Cell
+    points: Sequence[Point]
+
+    @property
+    def own_hosts(self) -> bool:
+        return self.place.placement == cells.OWN_HOSTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    workload: Workload
+    cluster: Cluster
+    workers: Sequence[int]
+    lines: Sequence[Line]
+    alone: float  # samples/s of one process
+    measured_until: int
+    notes: Sequence[str]
+    source: str  # of the costs
+
+    def best(self, index: int, choose: Callable[[Line], bool] = lambda _: True) -> Line:
+        """The line with the shortest step among those chosen, with the index-th number of workers."""
+        return min(filter(choose, self.lines), key=lambda line: line.points[index].step_s)
+
+
+def places(cluster: Cluster) -> list[cells.Cell]:
+    """The six cells and, between hosts, those with servers once more, on hosts of their own."""
+    found = []
+    for cell in cells.CELLS:
+        found.append(cell)
+        if cell.has_servers and cluster.hosts > 1:
+            found.append(dataclasses.replace(cell, placement=cells.OWN_HOSTS))
+    return found
+
+
+def line_name(place: cells.Cell) -> str:
+    """star/grpc on own hosts: what comes before the first space is the cell's name (compare/predictions.py)."""
+    where = {cells.RANKS: "", cells.SERVERS: " with the workers", cells.OWN_HOSTS: " on own hosts"}
+    return plan_name(place) + where[place.placement]
+
+
+def server_counts(workers: int) -> list[int]:
+    """Those that are tried: powers of two, and as many as workers."""
+    return sorted({2 ** power for power in range(workers.bit_length()) if 2 ** power <= workers} | {workers})
+
+
+def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload, book: CostBook,
+           servers: int | None) -> Point:
+    between = cluster.hosts_of(workers) > 1 or place.placement == cells.OWN_HOSTS
+    costs, _ = book.find(place.sync, SOCKETS if between else MEMORY)
+
+    def predicted(count: int) -> model.Prediction:
+        return model.predict(model.Job(place, workers, count), cluster, workload, costs, book.wire_factor(place),
+                             book.jitter)
+
+    counts = [0] if not place.has_servers else [servers] if servers else server_counts(workers)
+    steps = {count: predicted(count) for count in counts}
+    shortest = min(one.step_s for one in steps.values())
+    chosen = next(count for count in counts if steps[count].step_s <= (1 + SERVER_GAIN_MIN) * shortest)
+    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s, book.band(costs, workers),
+                 workers > book.workers_max)
+
+
+def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: CostBook, servers: int | None = None
+         ) -> Plan:
+    """The plan; with `servers`, every star with servers has so many. CostsError if the book has no costs of a cell."""
+    lines, notes = [], []
+    for place in places(cluster):
+        medium = SOCKETS if cluster.hosts > 1 else MEMORY
+        costs, note = book.find(place.sync, medium)
+        notes += [note] if note and note not in notes else []
+        lines.append(Line(line_name(place), place, [_point(place, count, cluster, workload, book, servers)
+                                                    for count in workers]))
+    alone = workload.batch / (workload.compute_s + workload.bytes * costs.seconds["apply_byte"])
+    if cluster.hosts > 1 and not book.wire_factors:
+        notes.append("how much of a link each cell wastes was not measured, and is planned as nothing: "
+                     "bazel run //bench:growth -- --lab=1gbit:4")
+    return Plan(workload, cluster, list(workers), lines, alone, book.workers_max, notes,
+                f"measured on {book.machine} at {book.commit}, {book.date}, by {book.command}")
+
+
+def _counts(workers: Sequence[int]) -> str:
+    return f"{workers[0]:,} workers" if len(workers) == 1 else f"{workers[0]:,} to {workers[-1]:,} workers"
+
+
+def _runs(plan: Plan, name: Callable[[int], str]) -> list[tuple[str, list[int]]]:
+    """Neighbouring numbers of workers with the same name: [(name, indices), ...]."""
+    found: list[tuple[str, list[int]]] = []
+    for index in range(len(plan.workers)):
+        if found and found[-1][0] == name(index):
+            found[-1][1].append(index)
+        else:
+            found.append((name(index), [index]))
+    return found
+
+
+def crossings(plan: Plan) -> list[str]:
+    """Which line is fastest where, and by how much the other topology is slower there."""
+    sentences = []
+    for name, indices in _runs(plan, lambda index: plan.best(index).name):
+        line = next(line for line in plan.lines if line.name == name)
+        other = "star" if line.place.topology == "ring" else "ring"
+        margins, tied = [], []
+        for index in indices:
+            rival = plan.best(index, lambda one: one.place.topology == other)
+            ours, theirs = line.points[index], rival.points[index]
+            margins.append(theirs.step_s / ours.step_s)
+            tied.append(theirs.step_s * (1 - min(theirs.band, BAND_MAX)) <= ours.step_s * (1 + ours.band))
+        extent = f"{min(margins):.2f}" if len(margins) == 1 else f"{min(margins):.2f} to {max(margins):.2f}"
+        servers = [line.points[index].servers for index in indices]
+        with_servers = f" with {servers[0]}{f' to {servers[-1]}' * (servers[-1] != servers[0])} servers" * bool(
+            servers[0])
+        sentences.append(f"{_counts([plan.workers[index] for index in indices])}: {name}{with_servers} is the fastest; "
+                         f"the best {other} takes {extent} times as long"
+                         + (f", which is {'' if all(tied) else 'partly '}within the bands" if any(tied) else ""))
+    return sentences
+
+
+def verdict(plan: Plan) -> list[str]:
+    """Whether to distribute, and until where more workers pay."""
+    batch = plan.workload.batch
+    best = [plan.best(index).points[index].rate(batch) for index in range(len(plan.workers))]
+    gains = [rate / plan.alone for rate in best]
+    fastest = max(range(len(best)), key=lambda index: best[index])
+    if gains[fastest] < GAIN_MIN:
+        return [f"do not distribute this: one process makes {plan.alone:,.0f} samples/s, and the best job "
+                f"{best[fastest]:,.0f} with {plan.workers[fastest]:,} workers ({gains[fastest]:.2f} times)"]
+    sentences = []
+    worse = [workers for workers, gain in zip(plan.workers, gains) if gain < GAIN_MIN]
+    if worse:
+        sentences.append(f"{', '.join(f'{count:,}' for count in worse)} workers make fewer than {GAIN_MIN} times the "
+                         "samples/s of one process")
+    pay = [index + 1 for index in range(len(best) - 1) if best[index + 1] >= best[index] * (
+        1 + (DOUBLING_GAIN_MIN - 1) * (plan.workers[index + 1] / plan.workers[index] - 1))]
+    last = max(pay, default=0)
+    if last < len(best) - 1:
+        sentences.append(f"beyond {plan.workers[last]:,} workers, more of them gain little: "
+                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {plan.workers[last + 1]:,}")
+    sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {plan.workers[fastest]:,} workers, "
+                     f"{gains[fastest]:.1f} times one process's {plan.alone:,.0f}")
+    return sentences
+
+
+def to_json(plan: Plan) -> Mapping[str, Any]:
+    """What bench/compare/predictions.py reads, and more."""
+    batch = plan.workload.batch
+    cluster = plan.cluster
+    return {
+        "title": f"{plan.workload.name}, predicted",
+        "workload": {"name": plan.workload.name, "bytes": plan.workload.bytes, "compute_s": plan.workload.compute_s,
+                     "batch": batch, "threads": plan.workload.threads, "bucket_bytes": plan.workload.bucket_bytes},
+        "cluster": {"hosts": cluster.hosts, "workers_per_host": cluster.workers_per_host, "cores": cluster.cores,
+                    "bytes_per_second": cluster.bytes_per_second, "latency_s": cluster.latency_s},
+        "alone": plan.alone, "workers": list(plan.workers), "measured_until": plan.measured_until,
+        "costs": plan.source, "notes": list(plan.notes), "crossings": crossings(plan), "verdict": verdict(plan),
+        "lines": [{"name": line.name, "own_hosts": line.own_hosts, "servers": [one.servers for one in line.points],
+                   "step_ms": [1e3 * one.step_s for one in line.points],
+                   "exposed_ms": [1e3 * one.exposed_s for one in line.points],
+                   "samples_per_second": [one.rate(batch) for one in line.points],
+                   "samples_per_second_low": [one.rate(batch) / (1 + one.band) for one in line.points],
+                   "samples_per_second_high": [one.rate(batch) / (1 - min(one.band, BAND_MAX)) for one in line.points]}
+                  for line in plan.lines]}

@@ -1,0 +1,246 @@
+"""Tests plans: crossings, servers, verdicts, what is printed and written, and what is refused."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import tempfile
+import unittest
+import unittest.mock
+import xml.etree.ElementTree as ElementTree
+
+import cost_book
+import exchange_model as model
+import line_plot
+import machine
+import measured_facts
+import plan as program
+import planning
+import predictions
+import regimes
+import sync_cells as cells
+from emulated_hosts import Link
+from made_costs import COSTS, FREE, make_book
+from workload import Cluster, Workload
+
+MIB = 1 << 20
+POWERS = [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
+HOSTS = Cluster(hosts=4, cores=2, bytes_per_second=119.6e6, latency_s=5e-5)
+
+
+def make(size=8 * MIB, compute_s=0.005, cluster=HOSTS, workers=tuple(POWERS), costs=COSTS, **more):
+    return planning.make(Workload("mlp", size, compute_s), cluster, workers, make_book(costs), **more)
+
+
+class PlanningTest(unittest.TestCase):
+    def test_lines(self):
+        names = [line.name for line in make(workers=[2]).lines]
+        self.assertEqual(names, ["ring/mpi", "ring/tcp", "co-located/mpi", "co-located/tcp",
+                                 "star/tcp with the workers", "star/tcp on own hosts", "star/grpc with the workers",
+                                 "star/grpc on own hosts"])
+        on_one = [line.name for line in make(workers=[2], cluster=Cluster(cores=2)).lines]
+        self.assertEqual(len(on_one), 6)
+        self.assertNotIn("star/grpc on own hosts", on_one)
+
+    def test_servers(self):
+        self.assertEqual(planning.server_counts(1), [1])
+        self.assertEqual(planning.server_counts(6), [1, 2, 4, 6])
+        # Each server on a host of its own adds its link, so the plan takes as many as there are workers.
+        for line in make(costs=FREE, workers=[4, 16]).lines:
+            if line.own_hosts:
+                self.assertEqual([one.servers for one in line.points], [4, 16])
+        # Where nothing is gained by more servers, one is taken.
+        fast = dataclasses.replace(HOSTS, bytes_per_second=1e15)
+        self.assertEqual({one.servers for line in make(costs=FREE, cluster=fast).lines if line.place.has_servers
+                          for one in line.points}, {1})
+        self.assertEqual({one.servers for line in make(servers=3, workers=[4]).lines for one in line.points}, {0, 3})
+
+    def test_own_hosts_win_between_hosts(self):
+        found = make(costs=FREE, workers=[4, 8])
+        best = found.best(0)
+        self.assertTrue(best.own_hosts)
+        rival = found.best(0, lambda line: line.place.topology == "ring")
+        self.assertGreater(rival.points[0].step_s / best.points[0].step_s, 1.2)
+        self.assertIn("4 to 8 workers: star/tcp on own hosts with 4 to 8 servers is the fastest; the best ring takes",
+                      planning.crossings(found)[0])
+
+    def test_crossing(self):
+        # Two ranks exchange in as many hops either way, and without servers' two processes. Many ranks make many hops.
+        slow_start = dataclasses.replace(FREE, seconds={**FREE.seconds, "hop": 1e-3, "message": 1e-6})
+        found = make(4096, 1.0, Cluster(cores=2), [2, 64], slow_start)
+        self.assertEqual([found.best(index).place.topology for index in (0, 1)], ["ring", "star"])
+        sentences = planning.crossings(found)
+        self.assertEqual(len(sentences), 2)
+        self.assertTrue(sentences[0].startswith("2 workers: ring/mpi is the fastest; the best star takes 1.00 times"))
+        self.assertTrue(sentences[1].startswith("64 workers: "))
+
+    def test_within_the_bands(self):
+        tied = make(costs=dataclasses.replace(FREE, band=0.5), workers=[4])
+        apart = make(costs=dataclasses.replace(FREE, band=0.02), workers=[4])
+        self.assertIn(", which is within the bands", planning.crossings(tied)[0])
+        self.assertNotIn("bands", planning.crossings(apart)[0])
+
+    def test_do_not_distribute(self):
+        found = make(64 * MIB, 0.001, workers=[2, 4])
+        self.assertEqual(len(planning.verdict(found)), 1)
+        self.assertIn("do not distribute this: one process makes", planning.verdict(found)[0])
+
+    def test_distribute_from_some_workers_on(self):
+        text = "; ".join(planning.verdict(make(8 * MIB, 0.02)))
+        self.assertIn("2, 4 workers make fewer than 1.1 times the samples/s of one process", text)
+        self.assertIn("the most samples/s", text)
+
+    def test_where_more_workers_gain_little(self):
+        text = "; ".join(planning.verdict(make(4096, 0.01, Cluster(cores=4), [2, 4, 8, 16], FREE)))
+        self.assertIn("beyond 4 workers, more of them gain little: 1.00 times the samples/s with 8", text)
+        self.assertNotIn("beyond", "; ".join(planning.verdict(make(4096, 0.01, Cluster(cores=64), [2, 4, 8], FREE))))
+
+    def test_workers_of_one_host_reach_servers_elsewhere_by_sockets(self):
+        memory = dataclasses.replace(FREE, seconds={**FREE.seconds, "step": 1.0})
+        book = make_book(FREE)
+        book = dataclasses.replace(book, costs={key: memory if key[1] == "memory" else FREE for key in book.costs})
+        cluster = dataclasses.replace(HOSTS, workers_per_host=2)
+        found = planning.make(Workload("a", 4096, 0.001), cluster, [2], book)
+        slow = {line.name for line in found.lines if line.points[0].step_s > 1}
+        self.assertEqual(slow, {"ring/mpi", "ring/tcp", "co-located/mpi", "co-located/tcp",
+                                "star/grpc with the workers"})
+
+    def test_bands_and_extrapolation(self):
+        line = make().lines[0]
+        self.assertEqual([one.extrapolated for one in line.points], [workers > 64 for workers in POWERS])
+        self.assertEqual([round(one.band, 3) for one in line.points[-5:]], [0.05, 0.075, 0.1, 0.125, 0.15])
+
+    def test_notes(self):
+        book = dataclasses.replace(make_book(syncs=("ring", "ring-tcp", "star-mpi", "star-tcp", "star")),
+                                   wire_factors={})
+        found = planning.make(Workload("a", MIB, 0.01), HOSTS, [2], book)
+        self.assertEqual(len(found.notes), 2)
+        self.assertIn("star-servers-tcp by sockets was not measured", found.notes[0])
+        self.assertIn("//bench:growth -- --lab", found.notes[1])
+        self.assertEqual(make().notes, [])
+
+    def test_one_process_computes_and_updates(self):
+        found = make(MIB, 0.01, workers=[2])
+        self.assertAlmostEqual(found.alone, 64 / (0.01 + MIB * COSTS.seconds["apply_byte"]))
+
+    def test_jitter_reaches_the_plan(self):
+        book = make_book()
+        steps = [planning.make(Workload("a", 4096, 1.0), HOSTS, [64], each).lines[0].points[0].step_s
+                 for each in (book, dataclasses.replace(book, jitter=0.02))]
+        self.assertGreater(steps[1], 1.04 * steps[0])
+
+
+class OutputTest(unittest.TestCase):
+    def test_the_comparison_reads_it(self):
+        made = make()
+        text = json.dumps(planning.to_json(made))
+        found = predictions.of_plan(json.loads(text))
+        self.assertEqual(len(found), 8 * len(POWERS))
+        by_key = {(one["sync"], one["accounting"], one["workers"]): one for one in found}
+        self.assertEqual(len(by_key), len(found))
+        for line in made.lines:
+            accounting = cells.ACCOUNTING_OWN_HOSTS if line.own_hosts else "equal-workers"
+            for point in line.points:
+                one = by_key[line.place.sync, accounting, point.workers]
+                self.assertAlmostEqual(one["step_ms"], 1e3 * point.step_s)
+                self.assertAlmostEqual(one["step_ms_high"], 1e3 * point.step_s * (1 + point.band))
+                self.assertAlmostEqual(one["step_ms_low"], 1e3 * point.step_s * (1 - point.band))
+                self.assertEqual(one["extrapolated"], point.workers > 64)
+                self.assertEqual(one["section"], "hosts with 2 cores and 0.957 Gbit/s of payload")
+        self.assertEqual(len(regimes.sentences([], regimes.planned(found))), 1)
+
+    def test_printed(self):
+        text = "\n".join(program.text_of(make()))
+        for wanted in ("step ms", "exposed exchange ms", "samples/s", "servers", "128*", "1,024*", "* extrapolated",
+                       "star/grpc on own hosts", "Verdict: ", "is the fastest"):
+            self.assertIn(wanted, text)
+        self.assertNotIn("*", "\n".join(program.text_of(make(workers=[2, 4]))))
+        self.assertLessEqual(max(len(line) for line in text.splitlines() if line.startswith(("ring", "star"))), 120)
+
+    def test_picture(self):
+        root = ElementTree.fromstring(program.picture_of(make()))
+        kinds = [element.tag.rpartition("}")[2] for element in root.iter()]
+        self.assertEqual((kinds.count("polyline"), kinds.count("polygon")), (8, 8))
+        self.assertIn("extrapolated", ElementTree.tostring(root, "unicode"))
+        ElementTree.fromstring(line_plot.draw("a < b", "x", "y", [line_plot.Line("one", [1.0], [2.0])]))
+
+
+@unittest.mock.patch.object(machine, "cores", lambda: [0, 1])
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.costs = os.path.join(self.folder, "costs.json")
+        cost_book.write(self.costs, make_book())
+
+    def run_plan(self, *flags, costs=True):
+        """(exit status, standard output, standard error)"""
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                status = program.main([*flags, *["--costs=" + self.costs] * costs])
+            except SystemExit as end:
+                status = end.code
+        return status, out.getvalue(), err.getvalue()
+
+    def test_described(self):
+        out, plot = os.path.join(self.folder, "plan.json"), os.path.join(self.folder, "plan.svg")
+        status, text, _ = self.run_plan("--bytes=8388608", "--compute_ms=5", "--hosts=4", "--gbits=1", "--out=" + out,
+                                        "--plot=" + plot)
+        self.assertEqual(status, 0)
+        self.assertIn("0.957 Gbit/s of payload and 50 us between hosts", text)
+        self.assertEqual(len(predictions.read(out)), 80)
+        ElementTree.parse(plot)
+
+    def test_one_host(self):
+        status, text, _ = self.run_plan("--bytes=8388608", "--compute_ms=5")
+        self.assertEqual(status, 0)
+        self.assertNotIn("own hosts", text)
+        self.assertNotIn("between hosts", text)
+
+    def test_a_model_and_a_cluster_are_measured(self):
+        with unittest.mock.patch.object(measured_facts, "model_facts", lambda *_: (8 * MIB, 0.004)), \
+                unittest.mock.patch.object(measured_facts, "link", lambda hosts, _: Link(1e9 / 8 * 10, 1e-5)):
+            status, text, _ = self.run_plan("--model=mlp", "--measure=a,b,c")
+            self.assertEqual(status, 0)
+            self.assertIn("mlp: 8,388,608 bytes, 4.00 ms of computing", text)
+            self.assertIn("10 Gbit/s of payload and 10 us", text)
+            self.assertIn("7.00 ms of computing", self.run_plan("--model=mlp", "--compute_ms=7")[1])
+
+    def test_refusals(self):
+        for flags, said in (([], "give either --model=mlp, or --bytes=B and --compute_ms=T"),
+                            (["--model=mlp", "--bytes=4"], "give either --model"),
+                            (["--bytes=4096"], "--bytes needs --compute_ms"),
+                            (["--bytes=4096", "--compute_ms=1", "--hosts=4"], "--gbits, or --measure"),
+                            (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=1", "--measure=a,b"],
+                             "give either --measure"),
+                            (["--bytes=1", "--compute_ms=1"], "at least one parameter"),
+                            (["--bytes=4096", "--compute_ms=1", "--workers=2048"], "2 to 1024 workers"),
+                            (["--bytes=4096", "--compute_ms=1", "--measure=a"], "between two hosts"),
+                            (["--check=1gbit"], "is not like 1gbit:2-4")):
+            status, _, err = self.run_plan(*flags)
+            self.assertEqual(status, 2, flags)
+            self.assertIn(said, err)
+
+    def test_without_costs_it_says_how_to_measure_them(self):
+        with unittest.mock.patch.object(cost_book, "SHIPPED", os.path.join(self.folder, "gone.json")), \
+                unittest.mock.patch.dict(os.environ, BUILD_WORKING_DIRECTORY=self.folder):
+            status, _, err = self.run_plan("--bytes=4096", "--compute_ms=1", costs=False)
+            self.assertEqual(status, 2)
+            self.assertIn("bazel run //bench:growth", err)
+            # Own costs come before the shipped ones.
+            os.makedirs(os.path.join(self.folder, "data/growth"))
+            own = dataclasses.replace(make_book(), machine="my machine")
+            cost_book.write(os.path.join(self.folder, "data/growth/costs.json"), own)
+            self.assertIn("my machine", self.run_plan("--bytes=4096", "--compute_ms=1", costs=False)[1])
+
+    def test_shipped_costs_can_be_read(self):
+        if os.path.exists(cost_book.SHIPPED):
+            book = cost_book.read(cost_book.SHIPPED)
+            self.assertTrue(all(book.find(sync, medium) for sync in cells.SYNCS for medium in cost_book.MEDIA))
+            self.assertEqual(set(book.costs["ring", "memory"].seconds), {*model.FITTED, *model.KERNELS})
+
+
+if __name__ == "__main__":
+    unittest.main()
