@@ -17,6 +17,8 @@
 
 namespace starring {
 
+inline constexpr int64_t kRankSliceBytesMin = 16 << 10;
+
 class BucketMap {
  public:
   BucketMap() = default;
@@ -46,6 +48,13 @@ class BucketMap {
   // Ring: the parts of bucket `b` that `rank` owns, ascending, one range per reduction block; empty ranges are left
   // out.
   std::vector<ElementRange> RingSlice(int b, int rank) const;
+
+  // Ranks that share memory: the part of bucket `b` that `rank` owns, 64-byte aligned. A slice has at least
+  // kRankSliceBytesMin bytes, if the bucket has: a wake-up takes longer than the update of fewer. So a small bucket has
+  // fewer owners than there are ranks, different ones from bucket to bucket.
+  ElementRange RankSlice(int b, int rank) const;
+  // How many ranks own a part of bucket `b`, at least 1.
+  int RankSliceCount(int b) const;
 
  private:
   std::vector<ElementRange> buckets_;

@@ -1,0 +1,81 @@
+// Where the ranks of one host tell each other, in memory that all of them map, how far each bucket is; and how a rank
+// sleeps until another one tells something.
+//
+// Words. A bucket's *arrivals* count the ranks that have submitted it, its *updates* count the owners that have written
+// their slice of it: over all steps, so that neither is ever set back. Each rank has a *bell*, a number that others
+// increase when a count is complete for which that rank may wait, and on which it sleeps (a futex).
+//
+// Order of memory. What a rank has written before Arrive or Update is seen by a rank that has read the new count.
+//
+// No wake-up is lost: a rank reads its bell before it looks at the counts, and sleeps only if the bell still has that
+// value. Ring first increases the bell and then looks whether somebody sleeps; a sleeper first says that it sleeps and
+// then compares the bell.
+//
+// A rank that dies leaves its counts as they are, and nobody is blocked: the memory has no lock.
+//
+// Thread safety: any thread of any process.
+#ifndef STARRING_WORKER_EXCHANGE_PEER_HOST_BOARD_H_
+#define STARRING_WORKER_EXCHANGE_PEER_HOST_BOARD_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace starring {
+
+class HostBoard {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    int bucket_count = 0;
+  };
+  // `memory` is the same on all ranks, zeroed before the first of them uses it, has Bytes(options) bytes, begins at a
+  // cache line and outlives the board.
+  HostBoard(std::span<std::byte> memory, const Options& options);
+  HostBoard(const HostBoard&) = delete;
+  HostBoard& operator=(const HostBoard&) = delete;
+
+  static int64_t Bytes(const Options& options);
+
+  // Counts one more rank, or owner, and returns the new count.
+  int64_t Arrive(int bucket) { return buckets_[bucket].arrivals.fetch_add(1) + 1; }
+  int64_t Update(int bucket) { return buckets_[bucket].updates.fetch_add(1) + 1; }
+
+  // The counts, for as long as the memory. They are read with acquire order.
+  const std::atomic<int64_t>& arrivals(int bucket) const { return buckets_[bucket].arrivals; }
+  const std::atomic<int64_t>& updates(int bucket) const { return buckets_[bucket].updates; }
+
+  // Sets all counts to zero. REQUIRES: no rank uses them, and no rank will before it hears from this one.
+  void Clear();
+
+  // Wakes `rank`, if it sleeps.
+  void Ring(int rank);
+  // This rank's bell, to be read before the counts are looked at.
+  uint32_t bell() const { return bells_[rank_].value.load(); }
+  // Sleeps until the bell has another value than `seen`, or for `longest`. May return early.
+  void Sleep(uint32_t seen, std::chrono::microseconds longest);
+
+ private:
+  // Each on a cache line of its own, because different ranks write them.
+  struct Bucket {
+    alignas(64) std::atomic<int64_t> arrivals;
+    alignas(64) std::atomic<int64_t> updates;
+  };
+  struct Bell {
+    alignas(64) std::atomic<uint32_t> value;
+    std::atomic<uint32_t> sleeper_count;
+  };
+  static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
+                "a lock of the library would be one of this process only");
+
+  const int rank_;
+  const std::span<Bucket> buckets_;
+  const std::span<Bell> bells_;  // by rank
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_PEER_HOST_BOARD_H_
