@@ -21,6 +21,11 @@ void HostTransport::Attach(HostBoard* board) {
   board_ = board;
 }
 
+void HostTransport::Detach() {
+  CHECK(waits_.empty());
+  board_ = nullptr;
+}
+
 void HostTransport::PostWait(const std::atomic<int64_t>& count, int64_t target, Token token) {
   CHECK(board_ != nullptr);
   waits_.push_back({.count = &count, .target = target, .token = token});

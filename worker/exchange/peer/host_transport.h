@@ -27,8 +27,9 @@ class HostTransport final : public Transport {
  public:
   explicit HostTransport(std::unique_ptr<Transport> network) : network_(std::move(network)) {}
 
-  // `board` outlives the transport. No other thread may be in a method. Called once.
+  // `board` lives until Detach or the end. No other thread may be in a method, and no wait for a count posted.
   void Attach(HostBoard* board);
+  void Detach();
 
   // The operation completes when `count` is at least `target`. One of the board's counts.
   void PostWait(const std::atomic<int64_t>& count, int64_t target, Token token);

@@ -35,7 +35,7 @@ MemoryMachine::MemoryMachine(const Options& options)
       terms_(world_size_) {
   CHECK_GE(world_size_, 2);
   CHECK_EQ(std::ssize(options_.arrays.gradients), world_size_);
-  CHECK_EQ(buckets_.element_count(), options_.arrays.parameters.size());
+  CHECK_LE(buckets_.element_count(), std::ssize(options_.arrays.parameters));
   counters_.shared_memory = true;
 }
 

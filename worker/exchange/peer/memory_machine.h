@@ -37,7 +37,7 @@
 
 namespace starring {
 
-// Arrays that all ranks of a host map, each as long as the parameter vector.
+// Arrays that all ranks of a host map, each at least as long as the parameter vector.
 struct HostArrays {
   std::vector<std::span<const float>> gradients;  // by rank
   std::span<float> own_gradient;                  // this rank's, to write

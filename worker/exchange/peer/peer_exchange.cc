@@ -17,6 +17,8 @@
 #include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
 #include "worker/exchange/peer/direct_machine.h"
+#include "worker/exchange/peer/host_memory.h"
+#include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 
 namespace starring {
@@ -61,7 +63,12 @@ class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
 };
 
 PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options)
-    : algorithm_(options.algorithm),
+    : PeerExchange(std::make_unique<HostTransport>(std::move(transport)), std::move(options)) {}
+
+PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options options)
+    : way_{.algorithm = options.algorithm},
+      sharing_(options.sharing),
+      say_(options.stall.say),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
@@ -70,7 +77,7 @@ PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options
       // not change.
       pump_(transport.get(), std::move(options.stall)),
       transport_(std::move(transport)) {
-  CHECK(algorithm_ != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+  CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
 }
 
 PeerExchange::~PeerExchange() { StopBackground(); }
@@ -79,7 +86,9 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
-  CHECK(job.sum_order == SumOrder::kChain || algorithm_ == Algorithm::kDirect) << "only a star adds as a tree";
+  CHECK(job.sum_order == SumOrder::kChain || way_.algorithm == Algorithm::kDirect ||
+        way_.algorithm == Algorithm::kFastest)
+      << "only a star adds as a tree";
   // The caller's optimizer state need not outlive Start: job_ has the spans only while ShareStart reads them.
   job_ = job;
   job_.optimizer_state.clear();
@@ -92,11 +101,13 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   // Agreement comes first. The messages that follow have lengths that each rank computes from its own flags and layout,
   // and MPI says nothing of a message that is shorter than its receive.
   RETURN_IF_ERROR(Agree());
+  RETURN_IF_ERROR(ShareMemory());
+  RETURN_IF_ERROR(ChooseFastest());
   RETURN_IF_ERROR(CreateOwner());
   job_.optimizer_state = job.optimizer_state;
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
-  CreateMachine();
+  machine_ = CreateMachine(way_, job_.buckets, owner_.get(), own_parameters_.empty() ? parameters_ : own_parameters_);
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
   // The thread drives machine_, so it begins last. One rank alone never has anything in flight.
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
@@ -122,15 +133,15 @@ absl::Status PeerExchange::Agree() {
 }
 
 absl::Status PeerExchange::CreateOwner() {
-  OwnedSlices::Options options{.slices = MySlices(),
+  OwnedSlices::Options options{.slices = SlicesOf(way_, job_.buckets, job_.rank),
                                .element_count = job_.layout.element_count(),
                                .first_step = job_.first_step,
                                .optimizer = job_.optimizer,
                                .schedule = job_.schedule};
-  if (algorithm_ != Algorithm::kAllreduce) {
+  if (way_.algorithm != Algorithm::kAllreduce && way_.memory == nullptr) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
-        algorithm_ == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
+        way_.algorithm == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
     // A rank without a GPU takes part as well: the others cannot know that it has none.
     ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, options, pairs, join));
   }
@@ -144,26 +155,37 @@ absl::Status PeerExchange::CreateOwner() {
   return absl::OkStatus();
 }
 
-void PeerExchange::CreateMachine() {
-  if (algorithm_ == Algorithm::kAllreduce) {
-    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
-                                                                            .owner = owner_.get(),
-                                                                            .parameters = parameters_,
-                                                                            .transport = mpi_,
-                                                                            .track = track_});
-    return;
+std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
+                                                           std::span<float> parameters) {
+  if (way.algorithm == Algorithm::kAllreduce) {
+    return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
+        .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
   }
-  const BlockMachine::Options options = {.buckets = &job_.buckets,
-                                         .owner = owner_.get(),
-                                         .parameters = own_parameters_.empty() ? parameters_ : own_parameters_,
+  if (way.memory != nullptr) {
+    return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
+                                                                  .owner = owner,
+                                                                  .arrays = way.memory->arrays(),
+                                                                  .board = way.memory->board(),
+                                                                  .transport = transport_.get(),
+                                                                  .sum_order = job_.sum_order,
+                                                                  .track = track_});
+  }
+  const BlockMachine::Options options = {.buckets = &buckets,
+                                         .owner = owner,
+                                         .parameters = parameters,
                                          .transport = transport_.get(),
                                          .track = track_,
                                          .first_tag = MessagePump::kFirstDataTag};
-  if (algorithm_ == Algorithm::kRing) {
-    machine_ = std::make_unique<RingMachine>(options);
-  } else {
-    machine_ = std::make_unique<DirectMachine>(options, job_.sum_order);
-  }
+  if (way.algorithm == Algorithm::kRing) return std::make_unique<RingMachine>(options);
+  return std::make_unique<DirectMachine>(options, job_.sum_order);
+}
+
+std::span<float> PeerExchange::gradient_memory() {
+  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradient;
+}
+
+std::span<const float> PeerExchange::parameter_memory() const {
+  return way_.memory == nullptr ? own_parameters_ : way_.memory->arrays().parameters;
 }
 
 GradientExchange::MemoryPlace PeerExchange::memory_place() const {
@@ -175,6 +197,9 @@ absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
   owner_->CopyParametersIn(parameters_);
+  // One rank is enough. The others read them after the last message of Start, which comes later.
+  if (way_.memory != nullptr && job_.rank == 0)
+    std::ranges::copy(parameters_, way_.memory->arrays().parameters.begin());
   // Only rank 0 has loaded a checkpoint. The other ranks learn from it whether vectors of state follow.
   std::byte has_state{!job_.optimizer_state.empty()};
   RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
@@ -199,16 +224,20 @@ absl::Status PeerExchange::ShareStart() {
   return absl::OkStatus();
 }
 
-std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
+std::vector<std::vector<ElementRange>> PeerExchange::SlicesOf(const Way& way, const BucketMap& buckets, int rank) {
   std::vector<std::vector<ElementRange>> slices;
-  for (int b = 0; b < job_.buckets.bucket_count(); ++b) slices.push_back(OwnedRanges(b, job_.rank));
+  for (int b = 0; b < buckets.bucket_count(); ++b) {
+    // With one rank, or if each rank owns every element, blocks have no meaning.
+    if (way.algorithm == Algorithm::kAllreduce || buckets.world_size() == 1) {
+      slices.push_back({buckets.bucket(b)});
+    } else if (way.memory != nullptr) {
+      const ElementRange slice = buckets.RankSlice(b, rank);
+      slices.push_back(slice.size() > 0 ? std::vector{slice} : std::vector<ElementRange>());
+    } else {
+      slices.push_back(buckets.RingSlice(b, rank));
+    }
+  }
   return slices;
-}
-
-std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
-  // With one rank, or if each rank owns every element, blocks have no meaning.
-  if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
-  return job_.buckets.RingSlice(bucket, rank);
 }
 
 void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
@@ -291,7 +320,7 @@ absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>
     owner_->CopyStateOut(state);
   }
   // Every rank owns everything, so rank 0 has the whole state already.
-  if (algorithm_ == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
+  if (way_.algorithm == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
   for (int i = 0; i < vector_count; ++i) {
     RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? state[i] : std::span<float>()));
   }
@@ -304,8 +333,9 @@ absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole)
   const CollectiveOptions options = {.what = "gathering the optimizer's state", .deadline = job_.exchange_deadline};
   for (int rank = 1; rank < pump_.world_size(); ++rank) {
     if (pump_.rank() != 0 && pump_.rank() != rank) continue;
+    const std::vector<std::vector<ElementRange>> slices = SlicesOf(way_, job_.buckets, rank);
     for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
-      const std::vector<ElementRange> ranges = OwnedRanges(b, rank);
+      const std::vector<ElementRange>& ranges = slices[b];
       int64_t count = 0;
       for (const ElementRange& range : ranges) count += range.size();
       // The Transfer before has ended, so its buffer may be used again.
