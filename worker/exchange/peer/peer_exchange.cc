@@ -42,6 +42,15 @@ struct SumHead {
 };
 static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
 
+void SetFlag(const std::string& name, const std::string& value, std::vector<std::pair<std::string, std::string>>& all) {
+  const auto found = std::ranges::find(all, name, &std::pair<std::string, std::string>::first);
+  if (found == all.end()) {
+    all.emplace_back(name, value);
+  } else {
+    found->second = value;
+  }
+}
+
 }  // namespace
 
 class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
@@ -117,6 +126,12 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
 // Rank 0 compares the agreement of each rank with its own and tells the outcome to all; an empty verdict is agreement.
 absl::Status PeerExchange::Agree() {
   const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
+  // A rank that chooses and one that does not would wait for different messages. The flags of both have resolved to the
+  // same values.
+  if (way_.algorithm == Algorithm::kFastest) SetFlag("sync", "auto", job_.agreed_flags);
+  if (sharing_ != HostSharing::kNever) {
+    SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
+  }
   const std::string mine = SerializeAgreement(job_);
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
   // Only rank 0 compares, and all ranks return its verdict. So they fail with one sentence, and no notice is needed.

@@ -61,7 +61,8 @@ class PeerExchange final : public GradientExchange {
     MpiTransport* mpi = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
     // kRing, kDirect: the GPU whose memory messages leave and enter, if the transport can (cuda_aware/
-    // cuda_aware_owner.h). It outlives the exchange, and its thread calls Start. Null: messages are in host memory.
+    // cuda_aware_owner.h). It outlives the exchange, and its thread calls Start. Null: messages are in host memory,
+    // where those of shared memory always are.
     CudaDevice* device = nullptr;
     StallOptions stall;  // how this rank reports that it is stuck, and what it tells others about itself
   };

@@ -25,7 +25,6 @@ constexpr int64_t kTrialElementsMax = 262'144;
 // The outcome is the same on all ranks, so they agree on what follows.
 absl::Status PeerExchange::ShareMemory() {
   const bool may_use = way_.algorithm == Algorithm::kDirect || way_.algorithm == Algorithm::kFastest;
-  // The control messages of the memory of a GPU, and its copies, are those of cuda_aware/.
   if (sharing_ == HostSharing::kNever || !may_use || pump_.world_size() == 1) return absl::OkStatus();
   const CollectiveOptions join = {.what = "sharing memory with the other ranks", .deadline = job_.join_deadline};
   ASSIGN_OR_RETURN(
