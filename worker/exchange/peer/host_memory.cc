@@ -69,7 +69,7 @@ absl::StatusOr<HostMemory::Outcome> HostMemory::Meet(MessagePump& pump, const Op
   CHECK_GE(pump.world_size(), 2);
   std::unique_ptr<HostMemory> memory(new HostMemory);
   memory->pieces_.resize(pump.world_size());
-  Piece mine{.boot = BootId(), .host = HostName(), .where = {}, .error = ""};
+  Piece mine{.boot = options.boot_id, .host = HostName(), .where = {}, .error = ""};
   auto created = SharedMemory::Create(PieceElements(pump.rank(), pump.world_size(), options));
   if (created.ok()) {
     mine.where = (*created)->where();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/host/host_identity.h"
 #include "common/wire/shared_memory.h"
 #include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/host_board.h"
@@ -27,6 +28,7 @@ class HostMemory {
   struct Options {
     int64_t element_count = 0;  // of the parameter vector
     int bucket_count = 0;
+    std::string boot_id = BootId();  // of this rank's host
   };
   // Either memory, or the reason why these ranks cannot share it, as one of them says: the same on all ranks.
   struct Outcome {
@@ -34,7 +36,7 @@ class HostMemory {
     std::string refusal;
   };
   // Collective, three messages to and from rank 0. Every rank shares memory with every other, or no rank does. An error
-  // is one of the messages. REQUIRES: world_size >= 2, and equal options on all ranks.
+  // is one of the messages. REQUIRES: world_size >= 2, and equal counts on all ranks.
   static absl::StatusOr<Outcome> Meet(MessagePump& pump, const Options& options, const CollectiveOptions& join);
 
   // Valid as long as this object.

@@ -45,16 +45,16 @@ await() {
   done
 }
 
-for world_size in 1 2 3 4; do
+for world_size in 1 2 3 4; do for shared_memory in false true; do
   ranks=$(seq -s ' ' 0 $((world_size - 1)))
-  start "$ranks" "$world_size"
+  start "$ranks" "$world_size" --shared_memory=$shared_memory
   await "$ranks"
   if [[ $(cat "$scratch"/[0-9]* | grep -c ': ok$') != "$world_size" ]]; then
-    fail "$world_size ranks: exit codes$codes: $(cat "$scratch"/[0-9]*)"
+    fail "$world_size ranks, shared memory $shared_memory: exit codes$codes: $(cat "$scratch"/[0-9]*)"
   else
-    echo "passed: $world_size ranks"
+    echo "passed: $world_size ranks, shared memory $shared_memory"
   fi
-done
+done; done
 
 # expect NAME SECONDS_MAX PATTERN ARGUMENTS... : rank 1 of 3 misbehaves; ranks 0 and 2 both fit the pattern.
 expect() {
@@ -79,6 +79,10 @@ expect 'a NaN' 10 'UNAVAILABLE: rank 1 gave up: gradient of fc1.weight is NaN at
 # The rank that notices it later may hear of two ends at a time, that of the rank which noticed it being one.
 expect 'killed' 10 'UNAVAILABLE: rank [012] (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' --fault=die
 grep -q 'UNAVAILABLE: rank 1 ' "$scratch/0" "$scratch/2" || fail "killed: nobody names rank 1: $(cat "$scratch"/[02])"
+# The others wait in shared memory, and find it by the connection all the same.
+expect 'killed, shared memory' 10 'UNAVAILABLE: rank [012] (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' \
+  --fault=die --shared_memory
+expect 'stopped, shared memory' 20 'rank 1 does not answer' --fault=stop --shared_memory
 expect 'stopped' 20 'rank 1 does not answer' --fault=stop
 expect 'slow' 20 'rank 1 lives but is . calls behind' --fault=slow
 expect 'never starts training' 20 'rank 1 does not answer' --fault=late
