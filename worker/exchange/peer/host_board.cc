@@ -36,6 +36,21 @@ void HostBoard::Clear() {
 void HostBoard::Ring(int rank) {
   Bell& bell = bells_[rank];
   bell.value.fetch_add(1);
+  if (bell.is_watched.load() == 0) Wake(bell);
+}
+
+void HostBoard::RingHere() {
+  bells_[rank_].value.fetch_add(1);
+  Wake(bells_[rank_]);
+}
+
+void HostBoard::EndLooking(uint32_t seen) {
+  Bell& bell = bells_[rank_];
+  bell.is_watched.store(0);
+  if (bell.value.load() != seen) Wake(bell);
+}
+
+void HostBoard::Wake(Bell& bell) {
   // Without a sleeper a system call would cost a microsecond for nothing.
   if (bell.sleeper_count.load() == 0) return;
   // All of them: the trainer's thread and the one in the background may both sleep. A shared futex, because the other

@@ -8,8 +8,10 @@
 // Order of memory. What a rank has written before Arrive or Update is seen by a rank that has read the new count.
 //
 // No wake-up is lost: a rank reads its bell before it looks at the counts, and sleeps only if the bell still has that
-// value. Ring first increases the bell and then looks whether somebody sleeps; a sleeper first says that it sleeps and
-// then compares the bell.
+// value. Ring first increases the bell and then looks whether a thread sleeps; a sleeper first says that it sleeps and
+// then compares the bell. While one thread of a rank *looks*, again and again, its others are not woken: that thread
+// finds what there is, and to wake another one costs more than a small bucket. A thread that stops looking first says
+// so and then compares the bell.
 //
 // A rank that dies leaves its counts as they are, and nobody is blocked: the memory has no lock.
 //
@@ -51,10 +53,16 @@ class HostBoard {
   // Sets all counts to zero. REQUIRES: no rank uses them, and no rank will before it hears from this one.
   void Clear();
 
-  // Wakes `rank`, if it sleeps.
+  // Wakes `rank`, if it sleeps and does not look.
   void Ring(int rank);
+  // Wakes this rank's sleepers, also while one of its threads looks.
+  void RingHere();
   // This rank's bell, to be read before the counts are looked at.
   uint32_t bell() const { return bells_[rank_].value.load(); }
+  // Between the two, a thread of this rank looks at the counts without a pause of more than microseconds. EndLooking
+  // wakes the other threads if the bell is not `seen` any more.
+  void BeginLooking() { bells_[rank_].is_watched.store(1); }
+  void EndLooking(uint32_t seen);
   // Sleeps until the bell has another value than `seen`, or for `longest`. May return early.
   void Sleep(uint32_t seen, std::chrono::microseconds longest);
 
@@ -67,7 +75,9 @@ class HostBoard {
   struct Bell {
     alignas(64) std::atomic<uint32_t> value;
     std::atomic<uint32_t> sleeper_count;
+    std::atomic<uint32_t> is_watched;
   };
+  static void Wake(Bell& bell);
   static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
                 "a lock of the library would be one of this process only");
 

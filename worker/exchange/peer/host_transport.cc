@@ -46,9 +46,10 @@ void HostTransport::PostReceive(int peer, int tag, std::span<std::byte> data, To
 }
 
 absl::Status HostTransport::Poll(std::vector<Token>& completed) {
-  if (waits_.empty()) return network_->Poll(completed);
+  if (board_ == nullptr) return network_->Poll(completed);
   has_completed_.store(false);
   seen_bell_.store(board_->bell());
+  if (waits_.empty()) return network_->Poll(completed);
   std::erase_if(waits_, [&](const CountWait& wait) {
     if (!wait.IsOver()) return false;
     completed.push_back(wait.token);
@@ -63,14 +64,42 @@ absl::Status HostTransport::Poll(std::vector<Token>& completed) {
 
 void HostTransport::Wait(std::chrono::microseconds longest) {
   if (!waits_for_counts_.load(std::memory_order_relaxed)) return network_->Wait(longest);
-  if (!has_completed_.load()) board_->Sleep(seen_bell_.load(), std::min(longest, kNetworkInterval));
+  if (!has_completed_.load()) {
+    const uint32_t seen = seen_bell_.load();
+    if (is_looking_) board_->EndLooking(seen);
+    board_->Sleep(seen, std::min(longest, kNetworkInterval));
+    if (is_looking_) board_->BeginLooking();
+  }
   slept_.store(true, std::memory_order_relaxed);
+}
+
+void HostTransport::BeginLooking() {
+  if (board_ == nullptr) return;
+  is_looking_ = true;
+  board_->BeginLooking();
+}
+
+void HostTransport::EndLooking() {
+  if (board_ == nullptr) return;
+  is_looking_ = false;
+  board_->EndLooking(seen_bell_.load());
+}
+
+void HostTransport::WaitInBackground(std::chrono::microseconds longest) {
+  if (board_ == nullptr) return network_->Wait(longest);
+  const bool waits = waits_for_counts_.load(std::memory_order_relaxed);
+  if (!has_completed_.load()) board_->Sleep(seen_bell_.load(), waits ? std::min(longest, kNetworkInterval) : longest);
+  slept_.store(true, std::memory_order_relaxed);
+}
+
+void HostTransport::PassOn() {
+  if (board_ != nullptr && has_completed_.load()) board_->RingHere();
 }
 
 // Either of the two sleeps may be the one to end.
 void HostTransport::Wake() {
   network_->Wake();
-  if (board_ != nullptr) board_->Ring(rank());
+  if (board_ != nullptr) board_->RingHere();
 }
 
 }  // namespace starring

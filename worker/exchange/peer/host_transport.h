@@ -4,6 +4,8 @@
 // While such a wait is posted, the board is looked at in every Poll and the network less often; Wait then sleeps on the
 // bell and lets the network be looked at every millisecond, so that a rank that gives up or dies is noticed, too.
 //
+// Two threads of a rank use it: one *looks* while it waits (BeginLooking), the other one sleeps in the meantime.
+//
 // Until Attach it is the other transport and nothing more.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_HOST_TRANSPORT_H_
 #define STARRING_WORKER_EXCHANGE_PEER_HOST_TRANSPORT_H_
@@ -34,6 +36,15 @@ class HostTransport final : public Transport {
   // The operation completes when `count` is at least `target`. One of the board's counts.
   void PostWait(const std::atomic<int64_t>& count, int64_t target, Token token);
 
+  // Between the two, the thread that holds the lock of Poll polls without long pauses, but for those in Wait. No other
+  // thread is woken by a bell meanwhile.
+  void BeginLooking();
+  void EndLooking();
+  // Wait for the other thread. With nothing to wait for it sleeps until the bell rings, and not until a message comes.
+  void WaitInBackground(std::chrono::microseconds longest);
+  // Wakes the other thread if an operation has completed that no Poll has returned.
+  void PassOn();
+
   int rank() const override { return network_->rank(); }
   int world_size() const override { return network_->world_size(); }
   int tag_max() const override { return network_->tag_max(); }
@@ -56,6 +67,7 @@ class HostTransport final : public Transport {
 
   const std::unique_ptr<Transport> network_;
   HostBoard* board_ = nullptr;
+  bool is_looking_ = false;
   std::vector<CountWait> waits_;  // in the order posted; at most two for each bucket
   int polls_until_network_ = 0;
 

@@ -264,6 +264,7 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
   if (background_sleeps_ && !machine_->IsIdle()) submitted_.NotifyOne();
+  transport_->PassOn();
 }
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {
@@ -278,7 +279,9 @@ absl::Status PeerExchange::Drain() {
 }
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
+  transport_->BeginLooking();
   const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
+  transport_->EndLooking();
   // An error of the GPU comes first: a deadline that has passed as well is its consequence.
   if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
@@ -409,15 +412,16 @@ void PeerExchange::DriveInBackground() {
   const MutexLock lock(mutex_);
   owner_->EnterThread();
   while (!stopping_) {
-    if (machine_->IsIdle() || !pump_.failure().ok()) {
+    const bool shares = way_.memory != nullptr;  // then others ring while nothing is in flight here
+    if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) {
       background_sleeps_ = true;
       submitted_.WaitFor(mutex_, kRollCallInterval);
       background_sleeps_ = false;
     }
     (void)pump_.Pump(MessagePump::Listening::kAlways);  // an error stays in the pump
-    if (machine_->IsIdle() || !pump_.failure().ok()) continue;
+    if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) continue;
     mutex_.Unlock();
-    unlocked_transport_.Wait(kRollCallInterval);
+    unlocked_transport_.WaitInBackground(kRollCallInterval);
     LetTheTrainerDrive();
     mutex_.Lock();
   }

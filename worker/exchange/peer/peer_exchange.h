@@ -6,7 +6,8 @@
 // waits for another thread to wake up. Between those calls, while the trainer computes, a background thread drives the
 // messages in flight, because neither Open MPI nor TCP moves them on by itself. It does so in short visits, and waits
 // in between without the mutex (Transport::Wait). With nothing in flight it sleeps until the next Submit and looks for
-// notices twenty times a second.
+// notices twenty times a second. With shared memory it sleeps until another rank rings (host_board.h): a Submit need
+// not wake it.
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
 // (cuda_aware/cuda_aware_owner.h): memory_place says where. Ranks of one host can share it (host_memory.h): then
@@ -120,7 +121,7 @@ class PeerExchange final : public GradientExchange {
   const std::function<void(const std::string&)> say_;
   std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
   std::optional<ExchangeChoice> choice_;  // constant after Start
-  Transport& unlocked_transport_;         // *transport_, for Wait and Wake, which need no lock
+  HostTransport& unlocked_transport_;     // *transport_, for waits and Wake, which need no lock
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;

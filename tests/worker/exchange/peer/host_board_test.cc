@@ -62,6 +62,26 @@ TEST_F(HostBoardTest, ARankThatHasBeenRungDoesNotSleep) {
   EXPECT_EQ(unchanged, 0);  // the bell is the other rank's
 }
 
+// A rank that looks finds by itself what there is. When it stops looking, its other thread learns what came meanwhile.
+TEST_F(HostBoardTest, ARankThatLooksIsNotWoken) {
+  HostBoard board = BoardOf(1), other = BoardOf(0);
+  std::atomic<bool> awake = false;
+  board.BeginLooking();
+  const uint32_t seen = board.bell();
+  std::thread sleeper([&] {
+    BoardOf(1).Sleep(seen, seconds(10));
+    awake = true;
+  });
+  std::this_thread::sleep_for(milliseconds(50));
+  other.Ring(1);
+  std::this_thread::sleep_for(milliseconds(50));
+  EXPECT_FALSE(awake);
+  const auto start = steady_clock::now();
+  board.EndLooking(seen);
+  sleeper.join();
+  EXPECT_LT(steady_clock::now() - start, seconds(5));
+}
+
 // Two threads of one rank sleep. Each round they see the bell, then look at the count, then sleep: no wake-up is lost,
 // or a round takes the ten seconds.
 TEST_F(HostBoardTest, WakesEveryThreadOfTheRank) {

@@ -120,6 +120,25 @@ TEST_F(HostTransportTest, RingAndWakeEndAWait) {
   }
 }
 
+// The thread in the background sleeps on the bell with nothing to wait for, and takes over what the other one leaves.
+TEST_F(HostTransportTest, TheBackgroundTakesOver) {
+  EXPECT_EQ(Poll(), Operations());
+  board_.Arrive(0);
+  transport_.BeginLooking();
+  transport_.PostWait(board_.arrivals(0), 1, TokenOf(7));
+  std::thread background([&] { transport_.WaitInBackground(seconds(10)); });
+  transport_.PassOn();
+  const auto start = steady_clock::now();
+  background.join();
+  EXPECT_LT(steady_clock::now() - start, seconds(5));
+  transport_.EndLooking();
+  EXPECT_EQ(Poll(), Operations{7});
+  std::thread idle([&] { transport_.WaitInBackground(seconds(10)); });
+  BoardOf(1).Ring(0);
+  idle.join();
+  EXPECT_LT(steady_clock::now() - start, seconds(5));
+}
+
 TEST(HostTransport, WithoutABoardItIsTheNetwork) {
   InMemoryNetwork network(2, 1);
   HostTransport transport(network.CreateTransport(1));
