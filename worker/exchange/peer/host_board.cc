@@ -10,6 +10,14 @@
 #include "common/check.h"
 
 namespace starring {
+namespace {
+
+// Which sleepers a system call wakes.
+constexpr uint32_t kLookingBit = 1;
+constexpr uint32_t kOtherBit = 2;
+constexpr uint32_t kEverybody = kLookingBit | kOtherBit;
+
+}  // namespace
 
 int64_t HostBoard::Bytes(const Options& options) {
   return options.bucket_count * static_cast<int64_t>(sizeof(Bucket)) +
@@ -36,35 +44,58 @@ void HostBoard::Clear() {
 void HostBoard::Ring(int rank) {
   Bell& bell = bells_[rank];
   bell.value.fetch_add(1);
-  if (bell.is_watched.load() == 0) Wake(bell);
+  switch (bell.watch.load()) {
+    case kUnwatched:
+      return WakeOthers(bell);
+    case kWatcherSleeps:
+      return Wake(bell, kLookingBit);
+    default:
+      return;
+  }
 }
 
 void HostBoard::RingHere() {
   bells_[rank_].value.fetch_add(1);
-  Wake(bells_[rank_]);
+  Wake(bells_[rank_], kEverybody);
 }
 
 void HostBoard::EndLooking(uint32_t seen) {
   Bell& bell = bells_[rank_];
-  bell.is_watched.store(0);
-  if (bell.value.load() != seen) Wake(bell);
+  bell.watch.store(kUnwatched);
+  if (bell.value.load() != seen) WakeOthers(bell);
 }
 
-void HostBoard::Wake(Bell& bell) {
+void HostBoard::WakeOthers(Bell& bell) {
   // Without a sleeper a system call would cost a microsecond for nothing.
-  if (bell.sleeper_count.load() == 0) return;
-  // All of them: the trainer's thread and the one in the background may both sleep. A shared futex, because the other
-  // rank is another process.
-  syscall(SYS_futex, &bell.value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+  if (bell.sleeper_count.load() > 0) Wake(bell, kOtherBit);
 }
 
-void HostBoard::Sleep(uint32_t seen, std::chrono::microseconds longest) {
+// All sleepers of a kind. A shared futex, because the other rank is another process.
+void HostBoard::Wake(Bell& bell, uint32_t kinds) {
+  syscall(SYS_futex, &bell.value, FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, kinds);
+}
+
+void HostBoard::Sleep(uint32_t seen, std::chrono::microseconds longest, Sleeper sleeper) {
   if (longest.count() <= 0) return;
+  // With a bitset the system call takes the end of the sleep, and not its length.
+  timespec end = {};
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  const int64_t nanoseconds = end.tv_nsec + longest.count() % 1'000'000 * 1000;
+  end.tv_sec += longest.count() / 1'000'000 + nanoseconds / 1'000'000'000;
+  end.tv_nsec = nanoseconds % 1'000'000'000;
   Bell& bell = bells_[rank_];
-  const timespec timeout = {.tv_sec = longest.count() / 1'000'000, .tv_nsec = longest.count() % 1'000'000 * 1000};
-  bell.sleeper_count.fetch_add(1);
-  syscall(SYS_futex, &bell.value, FUTEX_WAIT, seen, &timeout, nullptr, 0);
-  bell.sleeper_count.fetch_sub(1);
+  const bool is_looking = sleeper == Sleeper::kLooking;
+  if (is_looking) {
+    bell.watch.store(kWatcherSleeps);
+  } else {
+    bell.sleeper_count.fetch_add(1);
+  }
+  syscall(SYS_futex, &bell.value, FUTEX_WAIT_BITSET, seen, &end, nullptr, is_looking ? kLookingBit : kOtherBit);
+  if (is_looking) {
+    bell.watch.store(kWatched);
+  } else {
+    bell.sleeper_count.fetch_sub(1);
+  }
 }
 
 }  // namespace starring

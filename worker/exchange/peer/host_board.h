@@ -9,9 +9,9 @@
 //
 // No wake-up is lost: a rank reads its bell before it looks at the counts, and sleeps only if the bell still has that
 // value. Ring first increases the bell and then looks whether a thread sleeps; a sleeper first says that it sleeps and
-// then compares the bell. While one thread of a rank *looks*, again and again, its others are not woken: that thread
-// finds what there is, and to wake another one costs more than a small bucket. A thread that stops looking first says
-// so and then compares the bell.
+// then compares the bell. While one thread of a rank *looks*, again and again, and sleeps in between, its others are
+// not woken: that thread finds what there is, and to wake another one costs more than a small bucket. A thread that
+// stops looking first says so and then compares the bell.
 //
 // A rank that dies leaves its counts as they are, and nobody is blocked: the memory has no lock.
 //
@@ -61,10 +61,12 @@ class HostBoard {
   uint32_t bell() const { return bells_[rank_].value.load(); }
   // Between the two, a thread of this rank looks at the counts without a pause of more than microseconds. EndLooking
   // wakes the other threads if the bell is not `seen` any more.
-  void BeginLooking() { bells_[rank_].is_watched.store(1); }
+  void BeginLooking() { bells_[rank_].watch.store(kWatched); }
   void EndLooking(uint32_t seen);
-  // Sleeps until the bell has another value than `seen`, or for `longest`. May return early.
-  void Sleep(uint32_t seen, std::chrono::microseconds longest);
+  // Sleeps until the bell has another value than `seen`, or for `longest`. May return early. kLooking: between
+  // BeginLooking and EndLooking; then a bell wakes this thread alone.
+  enum class Sleeper { kLooking, kOther };
+  void Sleep(uint32_t seen, std::chrono::microseconds longest, Sleeper sleeper = Sleeper::kOther);
 
  private:
   // Each on a cache line of its own, because different ranks write them.
@@ -74,10 +76,13 @@ class HostBoard {
   };
   struct Bell {
     alignas(64) std::atomic<uint32_t> value;
-    std::atomic<uint32_t> sleeper_count;
-    std::atomic<uint32_t> is_watched;
+    std::atomic<uint32_t> sleeper_count;  // of kind kOther
+    std::atomic<uint32_t> watch;
   };
-  static void Wake(Bell& bell);
+  // Of a bell: no thread looks, one does, or it sleeps.
+  static constexpr uint32_t kUnwatched = 0, kWatched = 1, kWatcherSleeps = 2;
+  static void WakeOthers(Bell& bell);
+  static void Wake(Bell& bell, uint32_t kinds);
   static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
                 "a lock of the library would be one of this process only");
 

@@ -65,10 +65,8 @@ absl::Status HostTransport::Poll(std::vector<Token>& completed) {
 void HostTransport::Wait(std::chrono::microseconds longest) {
   if (!waits_for_counts_.load(std::memory_order_relaxed)) return network_->Wait(longest);
   if (!has_completed_.load()) {
-    const uint32_t seen = seen_bell_.load();
-    if (is_looking_) board_->EndLooking(seen);
-    board_->Sleep(seen, std::min(longest, kNetworkInterval));
-    if (is_looking_) board_->BeginLooking();
+    board_->Sleep(seen_bell_.load(), std::min(longest, kNetworkInterval),
+                  is_looking_ ? HostBoard::Sleeper::kLooking : HostBoard::Sleeper::kOther);
   }
   slept_.store(true, std::memory_order_relaxed);
 }

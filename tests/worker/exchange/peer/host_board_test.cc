@@ -82,6 +82,20 @@ TEST_F(HostBoardTest, ARankThatLooksIsNotWoken) {
   EXPECT_LT(steady_clock::now() - start, seconds(5));
 }
 
+TEST_F(HostBoardTest, ABellWakesTheThreadThatLooks) {
+  HostBoard board = BoardOf(1), other = BoardOf(0);
+  for (int round = 0; round < 200; ++round) {
+    const uint32_t seen = board.bell();
+    board.BeginLooking();
+    std::thread ringer([&] { other.Ring(1); });
+    const auto start = steady_clock::now();
+    board.Sleep(seen, seconds(10), HostBoard::Sleeper::kLooking);
+    EXPECT_LT(steady_clock::now() - start, seconds(5));
+    ringer.join();
+    board.EndLooking(board.bell());
+  }
+}
+
 // Two threads of one rank sleep. Each round they see the bell, then look at the count, then sleep: no wake-up is lost,
 // or a round takes the ten seconds.
 TEST_F(HostBoardTest, WakesEveryThreadOfTheRank) {
