@@ -4,6 +4,10 @@
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --compute_us=2000     a trainer that computes meanwhile
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --syncs=ring,ring-tcp,star-mpi,star-tcp
+//   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --syncs=library,star-mpi-shm,star-tcp-shm,auto
+//
+// In star-mpi-shm and star-tcp-shm the ranks share memory and use messages for all but gradients and parameters; auto
+// is the way that the ranks choose at the start, over MPI (--sync=auto).
 //
 // mpirun starts the ranks of the cells over TCP as well, and MPI keeps them in step between their exchanges.
 //
@@ -19,6 +23,7 @@
 #include <cstdio>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +44,8 @@ ABSL_FLAG(std::vector<std::string>, bytes,
           std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),
           "sizes of the parameter vector");
 ABSL_FLAG(std::vector<std::string>, syncs, std::vector<std::string>({"library", "ring", "star-mpi", "mpi"}),
-          "what to measure: library, the bare MPI_Allreduce, ring, ring-tcp, star-mpi, star-tcp, mpi");
+          "what to measure: library, the bare MPI_Allreduce, ring, ring-tcp, star-mpi, star-tcp, star-mpi-shm, "
+          "star-tcp-shm, auto, mpi");
 ABSL_FLAG(std::string, rendezvous, "127.0.0.1:0",
           "for the cells over TCP, which use no secret: an address of rank 0's host that all ranks reach, and a port");
 ABSL_FLAG(int64_t, bucket_bytes, 1 << 30, "as --bucket_bytes of the worker; default: one bucket");
@@ -128,11 +134,20 @@ std::unique_ptr<PeerExchange> CreateExchange(const std::string& sync, const MpiR
     options.algorithm = PeerExchange::Algorithm::kRing;
   } else if (sync == "star-mpi" || sync == "star-tcp") {
     options.algorithm = PeerExchange::Algorithm::kDirect;
+  } else if (sync == "star-mpi-shm" || sync == "star-tcp-shm") {
+    options.algorithm = PeerExchange::Algorithm::kDirect;
+    options.sharing = PeerExchange::HostSharing::kRequired;
+  } else if (sync == "auto") {
+    options.algorithm = PeerExchange::Algorithm::kFastest;
+    options.sharing = PeerExchange::HostSharing::kIfPossible;
   } else {
-    CHECK(sync == "mpi") << "--syncs=" << sync << ": it can be library, ring, ring-tcp, star-mpi, star-tcp and mpi";
+    CHECK(sync == "mpi") << "--syncs=" << sync
+                         << ": it can be library, ring, ring-tcp, star-mpi, star-tcp, star-mpi-shm, star-tcp-shm, auto "
+                            "and mpi";
     options.algorithm = PeerExchange::Algorithm::kAllreduce;
   }
-  if (sync == "ring-tcp" || sync == "star-tcp") return std::make_unique<PeerExchange>(ConnectOverTcp(mpi), options);
+  if (sync == "ring-tcp" || sync == "star-tcp" || sync == "star-tcp-shm")
+    return std::make_unique<PeerExchange>(ConnectOverTcp(mpi), options);
   std::unique_ptr<MpiTransport> transport = CreateMpiTransport(mpi);
   options.mpi = transport.get();
   return std::make_unique<PeerExchange>(std::move(transport), options);
@@ -147,14 +162,17 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
   std::vector<float> parameters(job.layout.element_count(), 0.5f);
-  const std::vector<float> gradient(job.layout.element_count(), 1e-3f);
   CHECK_OK(exchange.Start(job, parameters));
+  // A trainer writes its gradients where the exchange likes to have them.
+  std::vector<float> own(exchange.gradient_memory().empty() ? job.layout.element_count() : 0);
+  const std::span<float> gradient = own.empty() ? exchange.gradient_memory() : std::span<float>(own);
+  std::ranges::fill(gradient, 1e-3f);
   const int buckets = job.buckets.bucket_count();
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   const Result result = Measure(bytes, [&](int64_t step) {
     for (int b = 0; b < buckets; ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+      exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
       if (compute_us > 0) computation.Run(compute_us / buckets);
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.

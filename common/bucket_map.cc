@@ -108,4 +108,20 @@ ElementRange BucketMap::last_block() const {
   return {(element_count_ - 1) / block_elements * block_elements, element_count_};
 }
 
+int BucketMap::RankSliceCount(int b) const {
+  const int64_t bytes = bucket(b).size() * static_cast<int64_t>(sizeof(float));
+  return static_cast<int>(std::clamp<int64_t>(bytes / kRankSliceBytesMin, 1, world_size_));
+}
+
+ElementRange BucketMap::RankSlice(int b, int rank) const {
+  CHECK_GE(rank, 0);
+  CHECK_LT(rank, world_size_);
+  const int64_t count = RankSliceCount(b);
+  // The owners of a bucket begin after those of the bucket before, so that they take turns.
+  const int64_t first = b * count % world_size_;
+  const int64_t slice = (rank - first + world_size_) % world_size_;
+  if (slice >= count) return {bucket(b).end, bucket(b).end};
+  return ShardSlice(b, static_cast<int>(slice), static_cast<int>(count));
+}
+
 }  // namespace starring

@@ -89,11 +89,11 @@ class Checkpointer {
 
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
-  absl::Status Save(int64_t step, std::span<const float> parameters);
+  absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange);
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
   absl::Status WaitForWrite(int64_t step, GradientExchange* exchange);
   void Collect();
-  std::vector<std::vector<ElementRange>> OwnerRanges() const;
+  std::vector<std::vector<ElementRange>> OwnerRanges(const GradientExchange& exchange) const;
 
   const Options options_;
   std::vector<std::string> state_names_;

@@ -135,8 +135,9 @@ absl::StatusOr<PeerTransport> CreateTransport(const WorkerOptions& options, cons
   return peers;
 }
 
-PeerExchange::Algorithm AlgorithmOf(Sync sync) {
-  switch (sync) {
+PeerExchange::Algorithm AlgorithmOf(const WorkerOptions& options) {
+  if (options.RanksChoose()) return PeerExchange::Algorithm::kFastest;
+  switch (options.sync) {
     case Sync::kRing:
       return PeerExchange::Algorithm::kRing;
     case Sync::kStar:
@@ -144,6 +145,12 @@ PeerExchange::Algorithm AlgorithmOf(Sync sync) {
     default:
       return PeerExchange::Algorithm::kAllreduce;
   }
+}
+
+PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
+  if (options.same_host == SameHost::kSharedMemory) return PeerExchange::HostSharing::kRequired;
+  const bool may = options.RanksChoose() && !options.asked.same_host.has_value();
+  return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStar(const WorkerOptions& options, const Tracing& tracing,
@@ -170,7 +177,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
   ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, mpi));
   return std::make_unique<PeerExchange>(
       std::move(peers.transport),
-      PeerExchange::Options{.algorithm = AlgorithmOf(options.sync),
+      PeerExchange::Options{.algorithm = AlgorithmOf(options),
+                            .sharing = SharingOf(options),
                             .mpi = peers.mpi,
                             .trace = tracing.trace,
                             .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
@@ -280,8 +288,8 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
   std::printf("%s, %lld parameters, on %s (%lld training images), %s%s with %d worker%s, on %s\n",
               options.model.c_str(), static_cast<long long>(network.layout().parameter_count()),
               options.dataset.name.c_str(), static_cast<long long>(data.train.count), co_located,
-              SyncName(options.sync), options.world_size, options.world_size == 1 ? "" : "s",
-              choice.device()->name().c_str());
+              options.RanksChoose() ? "auto" : SyncName(options.sync), options.world_size,
+              options.world_size == 1 ? "" : "s", choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
   if (choice.cuda != nullptr) std::printf("%s\n", DescribeGpuMemory(gpu_memory, *choice.cuda).c_str());
   std::fflush(stdout);
@@ -358,6 +366,8 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                                                     .trace = tracing.trace,
                                                     .track = tracing.compute,
                                                     .state = gpu_hang_watch->state()}));
+  const std::optional<ExchangeChoice> choice_of_sync = work.exchange->choice();
+  if (choice_of_sync.has_value()) options.sync = choice_of_sync->sync;
   // Only rank 0 writes the record and the last line. It has gathered the other ranks' part of both.
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) PrintResult(options, result);
@@ -376,7 +386,8 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                          .cores_per_worker = launcher.cores_per_worker,
                          .cores_per_server = launcher.cores_per_server,
                          .versions = std::move(versions),
-                         .engines = std::move(engines)});
+                         .engines = std::move(engines),
+                         .sync_reason = choice_of_sync.has_value() ? choice_of_sync->reason : ""});
 }
 
 // This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.

@@ -130,8 +130,11 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   const WorkerOptions::Asked& asked = options.asked;
   const bool has_servers = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
   const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
-  const Sync usual = has_servers ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
+  // A ring can neither add as a tree nor use shared memory.
+  const bool needs_star = options.sum_order == SumOrder::kTree || asked.same_host == SameHost::kSharedMemory;
+  const Sync usual = has_servers || (has_peers && needs_star) ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
   options.sync = asked.sync.value_or(usual);
+  options.same_host = asked.same_host.value_or(has_servers ? SameHost::kSharedMemory : SameHost::kSocket);
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
   if (options.world_size > kWorldSizeMax) {
@@ -163,6 +166,16 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
     return RefuseFlag("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
                       absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
                                    ": over MPI mpirun numbers the workers, drop --rank and --world_size"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameHost(const WorkerOptions& options) {
+  if (options.asked.same_host != SameHost::kSharedMemory || options.sync != Sync::kStar || !options.servers.empty()) {
+    return absl::OkStatus();
+  }
+  if (options.cuda_aware_mpi == CudaAwareMpi::kAuto) {
+    return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
   }
   return absl::OkStatus();
 }
@@ -229,6 +242,10 @@ bool WorkerOptions::ServersAreHere() const {
   return !servers.empty() && std::all_of(servers.begin(), servers.end(), IsLoopback);
 }
 
+bool WorkerOptions::RanksChoose() const {
+  return RanksAreOwners() && !asked.sync.has_value() && asked.same_host != SameHost::kSharedMemory;
+}
+
 bool WorkerOptions::JobIsHere() const {
   return ServersAreHere() || (transport == TransportKind::kTcp && IsLoopback(rendezvous));
 }
@@ -246,6 +263,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   RETURN_IF_ERROR(ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker).status());
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
+  RETURN_IF_ERROR(CheckSameHost(options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
   RETURN_IF_ERROR(CheckAutoBuckets(options));
   const int64_t asked_bytes = options.asked.bucket_bytes.value_or(0);

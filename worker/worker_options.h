@@ -38,10 +38,10 @@ enum class CudaAwareMpi { kOff, kAuto };
 enum class ProgressStyle { kLive, kPlain, kNone };
 
 // The names that the command line has for the values. An empty optional is "auto".
-inline constexpr Choice<std::optional<Sync>> kSyncs[] = {
-    {"auto", std::nullopt}, {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
-inline constexpr Choice<SameHost> kSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
-                                                  {"socket", SameHost::kSocket}};
+inline constexpr Choice<SameHost> kResolvedSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
+                                                          {"socket", SameHost::kSocket}};
+inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {
+    {"auto", std::nullopt}, {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
 inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
 inline constexpr Choice<OptimizerKind> kOptimizers[] = {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}};
 inline constexpr Choice<ScheduleKind> kSchedules[] = {
@@ -75,6 +75,7 @@ struct WorkerOptions {
   struct Asked {
     std::optional<Sync> sync;
     std::optional<TransportKind> transport;
+    std::optional<SameHost> same_host;
     int rank = -1;
     int world_size = 0;
     std::optional<int64_t> bucket_bytes = 0;  // 0: the usual size; empty: auto
@@ -93,6 +94,7 @@ struct WorkerOptions {
   absl::Duration join_deadline = absl::Seconds(60);
 
   int lanes = 2;
+  // With servers: kSharedMemory where it is possible. Without them: kSharedMemory or an error.
   SameHost same_host = SameHost::kSharedMemory;
   int64_t bucket_bytes = 1 << 20;
   SumOrder sum_order = SumOrder::kChain;
@@ -143,10 +145,12 @@ struct WorkerOptions {
   SecurityFiles security_files;
   TransportSecurity security;  // grpc, tcp: what the files above hold
 
-  // A ring, or a star without servers: rank r owns chunk r of every reduction block, but for common/block_owners.h.
+  // A ring, or a star without servers. Who owns what: RingSlice, DirectSlice and RankSlice of common/bucket_map.h.
   bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && servers.empty()); }
   // The size of buckets is chosen in the first steps. Without other ranks there is nothing to choose.
   bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && RanksAreOwners(); }
+  // The owners among the ranks measure at the start how they exchange, and `sync` is only their first candidate.
+  bool RanksChoose() const;
   bool UsesMpi() const { return transport == TransportKind::kMpi; }
   // A star whose servers have loopback addresses: the whole job is on this machine.
   bool ServersAreHere() const;
@@ -167,7 +171,8 @@ inline constexpr double kLearningRateMax = 1e38;
 inline constexpr FlagRow kRows[] = {
     {"sync", "job",
      "how gradients are synchronised; star: by --servers, or without them by the ranks themselves; auto: star with "
-     "--servers, ring with --rendezvous or under mpirun or srun, else local; mpi: plain MPI_Allreduce, as a control",
+     "--servers; with --rendezvous or under mpirun or srun ring or star, whichever takes less time at the start; else "
+     "local; mpi: plain MPI_Allreduce, as a control",
      OneOfAt<kSyncs, &W::asked, &Asked::sync>(), kSameOnAllRanks, OneOfAt<kResolvedSyncs, &W::sync>()},
     {"transport", "job",
      "what carries gradients and parameters; auto: grpc with --servers, tcp with --rendezvous, else mpi, which needs "
@@ -195,8 +200,11 @@ inline constexpr FlagRow kRows[] = {
      SecondsAt<&W::join_deadline>(1, kDeadlineSecondsMax)},
 
     {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
-    {"same_host", "exchange", "star, if all servers are on this machine: how arrays travel; does not change the bits",
-     OneOfAt<kSameHosts, &W::same_host>()},
+    {"same_host", "exchange",
+     "star: how arrays travel inside one machine; auto: with --servers in shared memory if all servers are here; "
+     "without servers by --transport, or, with --sync=auto, in shared memory where that takes less time; "
+     "shared_memory without servers: all workers must be on one machine; does not change the bits",
+     OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
      "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
      "servers have loopback addresses and share memory, else 1 MiB; auto: the fastest of 256 KiB, 1 MiB and 4 MiB in "

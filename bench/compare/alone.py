@@ -79,9 +79,10 @@ class _Alone:
         return rows(programs.run(argv, {**environment, **(more or {})}, BENCH_SECONDS_MAX))
 
     def between_ranks(self, syncs: Sequence[str]) -> list[dict[str, Any]]:
-        """Those whose owners are the ranks, and mpi: one program measures them in turns, over TCP only if asked to."""
+        """Those whose owners are the ranks, and mpi: one program measures them in turns, over TCP and in shared memory
+        only if asked to."""
         bench = [programs.binary("bench/ring_bench"), "--format=json", self.size_flag, *self.steps]
-        if set(syncs) & set(cells.BY_RENDEZVOUS):
+        if set(syncs) & {*cells.BY_RENDEZVOUS, cells.SHARED.sync}:
             host = self.lab.addresses[0] if self.lab else "127.0.0.1"
             bench += ["--syncs=" + ",".join(syncs), f"--rendezvous={host}:0"]
         return self._mpirun(bench)
@@ -119,7 +120,7 @@ def exchanges(syncs: Sequence[str], workers: int, servers: int, torch: programs.
     """
     section = "machine" if lab is None else lab.section
     alone = _Alone(workers, servers, torch, sizes, lab, steps_max)
-    of_ranks = [sync for sync in syncs if sync in cells.WITHOUT_SERVERS]
+    of_ranks = [sync for sync in syncs if sync in cells.WITHOUT_SERVERS and (lab is None or sync != cells.SHARED.sync)]
     parts: list[tuple[list[str], Callable[[], list[dict[str, Any]]]]] = []
     if "star" in syncs:
         parts.append((["star"] + [OWN_HOSTS] * bool(lab and lab.server_hosts), alone.star))

@@ -87,7 +87,8 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     known = "; ".join(f"{cell.sync}: {cell.topology} over {cell.transport}, owners {cell.placement}"
                       for cell in cells.CELLS)
     add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp"],
-        help=f"what to compare: the cells ({known}) and the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned")
+        help=f"what to compare: the cells ({known}), star-mpi-shm (the star without servers "
+             "whose ranks share memory), and the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned")
     add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],
         help="one or several, separated by commas")

@@ -280,7 +280,8 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 }
 
 std::vector<std::string> Job::WorkerCommand() const {
-  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", SyncName(options_.sync))};
+  std::vector<std::string> command = {options_.worker_binary,
+                                      absl::StrCat("--sync=", NameOf(kSyncs, options_.sync_asked))};
   if (options_.transport != TransportKind::kNone) {
     command.push_back(absl::StrCat("--transport=", TransportName(options_.transport)));
   }

@@ -98,7 +98,7 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
 
 // "--sync=star --transport=mpi", as far as it was given.
 std::string JobName(const LaunchOptions& options) {
-  const std::string sync = absl::StrCat("--sync=", SyncName(options.sync));
+  const std::string sync = absl::StrCat("--sync=", NameOf(kSyncs, options.sync_asked));
   if (!options.transport_asked.has_value()) return sync;
   return absl::StrCat(sync, " --transport=", NameOf(kTransports, options.transport_asked));
 }
@@ -197,6 +197,10 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
 
   // No process is started, so no program is looked for and no other flag has to fit.
   if (!options.make_secret.empty()) return options;
+  const bool has_servers = options.servers_asked > 0 || options.transport_asked == TransportKind::kGrpc;
+  options.sync = options.sync_asked.value_or(has_servers                ? Sync::kStar
+                                             : options.worker_count > 1 ? Sync::kRing
+                                                                        : Sync::kLocal);
   if (options.sync == Sync::kLocal && options.worker_count > 1) {
     return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }

@@ -18,7 +18,8 @@
 namespace starring {
 
 struct LaunchOptions {
-  Sync sync = Sync::kStar;
+  std::optional<Sync> sync_asked = Sync::kStar;    // as given; empty: auto
+  Sync sync = Sync::kStar;                         // of auto: the topology from which the workers choose
   std::optional<TransportKind> transport_asked;    // as given
   TransportKind transport = TransportKind::kNone;  // kNone for kLocal only
   int worker_count = 1;
@@ -45,7 +46,10 @@ namespace launch_flags {
 using L = LaunchOptions;
 
 inline constexpr FlagRow kRows[] = {
-    {"sync", "job", "how gradients are synchronised", OneOfAt<kResolvedSyncs, &L::sync>()},
+    {"sync", "job",
+     "how gradients are synchronised; auto: one worker local, more without servers as takes least time at the start, "
+     "which the workers measure",
+     OneOfAt<kSyncs, &L::sync_asked>()},
     {"transport", "job",
      "what carries gradients and parameters; auto: grpc for a star, mpi for a ring; a star over mpi or tcp has no "
      "servers, its workers own the parameters",

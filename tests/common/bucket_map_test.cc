@@ -132,6 +132,38 @@ TEST(BucketMapTest, RingSlicesAreTheRanksChunksOfEveryBlock) {
   }
 }
 
+// The owners cover the bucket, no slice is shorter than it must be, and small buckets have other owners in turn.
+TEST(BucketMapTest, RankSlicesAreNotTooShort) {
+  for (const int world_size : {2, 3, 8, 16}) {
+    for (const int64_t element_count : {3, 1024, 4096, 9000, 100'000, 40'000'000}) {
+      const BucketMap map =
+          BucketMap::Create({.element_count = element_count, .bucket_bytes = 1, .world_size = world_size}).value();
+      std::vector<int64_t> owned(world_size);
+      for (int b = 0; b < map.bucket_count(); ++b) {
+        int owners = 0;
+        int64_t covered = 0;
+        for (int rank = 0; rank < world_size; ++rank) {
+          const ElementRange slice = map.RankSlice(b, rank);
+          if (slice.size() == 0) continue;
+          ++owners;
+          covered += slice.size();
+          owned[rank] += slice.size();
+          EXPECT_EQ(slice.begin % Layout::kAlignmentElements, 0);
+          // A line less, because slices are whole lines.
+          EXPECT_GE(slice.size() * 4, std::min(map.bucket(b).size() * 4, kRankSliceBytesMin) - 64);
+        }
+        EXPECT_EQ(covered, map.bucket(b).size());
+        EXPECT_EQ(owners, map.RankSliceCount(b));
+      }
+      const auto [least, most] = std::minmax_element(owned.begin(), owned.end());
+      // Many buckets are spread evenly: the last, short one has fewer owners.
+      if (map.bucket_count() > world_size) {
+        EXPECT_LE(*most - *least, kRankSliceBytesMin);
+      }
+    }
+  }
+}
+
 // What one process rounds, another must accept.
 TEST(BucketMapTest, RoundsToNoMoreThanTheLimit) {
   for (const int world_size : {1, 3, 7, 1000, kWorldSizeMax}) {

@@ -80,10 +80,16 @@ class FailureTest(JobTest):
         for sync in ("ring/tcp", "star/tcp"):
             self.killed_worker(sync)
 
+    def test_a_rank_killed_while_others_wait_in_shared_memory_ends_the_job(self):
+        before = set(os.listdir("/dev/shm"))
+        for sync in ("star/mpi", "star/tcp"):
+            self.killed_worker(sync, ["--same_host=shared_memory"])
+        self.assertEqual([name for name in os.listdir("/dev/shm") if name not in before and "starring" in name], [])
+
     def test_survivors_over_tcp_name_the_dead_rank(self):
-        for sync in ("ring", "star"):
+        for sync in (["--sync=ring"], ["--sync=star"], ["--sync=star", "--same_host=shared_memory"]):
             address = self.free_address()
-            workers = [self.start([WORKER, "--sync=" + sync, "--rendezvous=" + address, "--rank=%d" % rank,
+            workers = [self.start([WORKER, *sync, "--rendezvous=" + address, "--rank=%d" % rank,
                                    "--world_size=3", *ENDLESS]) for rank in range(3)]
             self.wait_for_output(workers[0], "epoch 1/100000")
             os.kill(workers[2].pid, signal.SIGKILL)
@@ -92,8 +98,8 @@ class FailureTest(JobTest):
                 self.assertEqual(done.returncode, 3, done.output)
                 self.assertIn("rank 2", done.output)
 
-    def killed_worker(self, sync):
-        job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, "--checkpoint_dir=" + self.path("none")]))
+    def killed_worker(self, sync, flags=()):
+        job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, *flags, "--checkpoint_dir=" + self.path("none")]))
         self.wait_for_output(job, "epoch 1/100000")
         victims = children_named(self.folder, "worker")
         self.assertGreaterEqual(len(victims), 2)

@@ -40,6 +40,26 @@ class SameBitsTest(JobTest):
         self.assertFalse(socket["exchange"]["shared_memory"])
         self.assertEqual(shared["parameter_sha256"], socket["parameter_sha256"])
 
+    def test_ranks_of_one_host_share_memory(self):
+        for workers in (2, 3):
+            for order in ("chain", "tree"):
+                flags = [*MLP, "--sum_order=" + order]
+                messages = self.digest("star/tcp", workers=workers, flags=flags)
+                for transport in ("mpi", "tcp"):
+                    record = self.train("star/" + transport, workers=workers,
+                                        flags=[*flags, "--same_host=shared_memory"])
+                    self.assertTrue(record["exchange"]["shared_memory"])
+                    self.assertEqual(record["config"]["same_host"], "shared_memory")
+                    self.assertEqual(record["parameter_sha256"], messages, (workers, order, transport))
+
+    def test_ranks_that_choose(self):
+        ring = self.digest("ring", workers=2, flags=MLP)
+        for sync in ("auto", "auto/tcp"):
+            record = self.train(sync, workers=2, flags=MLP)
+            self.assertEqual(record["parameter_sha256"], ring)
+            self.assertIn(record["config"]["sync"], ("ring", "star"))
+            self.assertRegex(record["config"]["sync_reason"], "ring .* ms, star .* ms, star in shared memory .* ms")
+
     def test_a_second_run_gives_the_same(self):
         flags = [*SMALL_JOB, "--model=lenet5"]
         self.assertEqual(self.digest("ring", workers=2, flags=flags), self.digest("ring", workers=2, flags=flags))

@@ -239,7 +239,7 @@ TEST(WorkerOptionsTest, AStarAddsInEitherOrder) {
   }
   EXPECT_EQ(Parse({})->sum_order, SumOrder::kChain);
   EXPECT_THAT(Refusal({"--sync=ring", "--sum_order=tree"}), HasSubstr("which is a chain: give --sync=star"));
-  EXPECT_THAT(Refusal({"--sum_order=tree"}, MpirunOf(0, 2)), HasSubstr("which is a chain: give --sync=star"));
+  EXPECT_EQ(Parse({"--sum_order=tree"}, MpirunOf(0, 2))->sync, Sync::kStar);
   EXPECT_THAT(Refusal({"--sync=mpi", "--sum_order=tree"}), HasSubstr("leaves the order to MPI: give --sync=star"));
 }
 
@@ -247,6 +247,26 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_EQ(Parse({"--servers=a:1"})->same_host, SameHost::kSharedMemory);
   EXPECT_EQ(Parse({"--servers=a:1", "--same_host=socket"})->same_host, SameHost::kSocket);
   EXPECT_THAT(Refusal({"--servers=a:1", "--same_host=pigeon"}), HasSubstr("shared_memory, socket"));
+  // Without servers it is a way of its own, which a person asks for.
+  EXPECT_EQ(Parse({"--sync=star"}, MpirunOf(0, 2))->same_host, SameHost::kSocket);
+  const auto shared = Parse({"--same_host=shared_memory"}, MpirunOf(0, 2));
+  EXPECT_EQ(shared->sync, Sync::kStar);
+  EXPECT_EQ(shared->same_host, SameHost::kSharedMemory);
+  EXPECT_FALSE(shared->RanksChoose());
+  EXPECT_THAT(Refusal({"--same_host=shared_memory", "--cuda_aware_mpi=auto"}, MpirunOf(0, 2)),
+              HasSubstr("--same_host=shared_memory is memory of the host: drop one of the two"));
+}
+
+TEST(WorkerOptionsTest, RanksChooseWithoutSync) {
+  for (const char* const more : {"--same_host=auto", "--same_host=socket", "--sum_order=tree", "--transport=mpi"}) {
+    EXPECT_TRUE(Parse({more}, MpirunOf(0, 2))->RanksChoose()) << more;
+    EXPECT_TRUE(Parse({more, "--sync=auto"}, MpirunOf(0, 2))->RanksChoose()) << more;
+    EXPECT_FALSE(Parse({more, "--sync=star"}, MpirunOf(0, 2))->RanksChoose()) << more;
+  }
+  EXPECT_TRUE(Parse({"--rendezvous=a:1", "--rank=1", "--world_size=2"})->RanksChoose());
+  EXPECT_FALSE(Parse({"--sync=ring"}, MpirunOf(0, 2))->RanksChoose());
+  EXPECT_FALSE(Parse({"--servers=a:1"}, MpirunOf(0, 2))->RanksChoose());
+  EXPECT_FALSE(Parse({})->RanksChoose());
 }
 
 TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {

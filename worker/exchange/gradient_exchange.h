@@ -10,11 +10,14 @@
 #define STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/job_spec.h"
+#include "common/sync.h"
 
 namespace starring {
 
@@ -23,6 +26,12 @@ struct ExchangeCounters {
   int64_t bytes_received = 0;    // likewise
   bool shared_memory = false;    // the bytes went through shared memory, not through a socket
   double optimizer_seconds = 0;  // spent in this process applying the optimizer (0 in a star: the servers do it)
+};
+
+// What an exchange that may choose has chosen, and why, for people.
+struct ExchangeChoice {
+  Sync sync = Sync::kLocal;
+  std::string reason;
 };
 
 class GradientExchange {
@@ -85,6 +94,9 @@ class GradientExchange {
   virtual absl::Status Finish() = 0;
 
   virtual ExchangeCounters counters() const = 0;
+
+  // Empty if there was nothing to choose. Valid after Start.
+  virtual std::optional<ExchangeChoice> choice() const { return std::nullopt; }
 };
 
 }  // namespace starring

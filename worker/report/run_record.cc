@@ -49,8 +49,10 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   if (is_grpc || options.transport == TransportKind::kTcp) config["security"] = text(SecurityName(options.security));
   if (!is_grpc) {
     config["lanes"] = "0";
-    config["same_host"] = text("");
+    const bool is_star = options.sync == Sync::kStar;
+    config["same_host"] = text(!is_star ? "" : facts.result->exchange.shared_memory ? "shared_memory" : "socket");
   }
+  config["sync_reason"] = text(facts.sync_reason);
   if (options.transport == TransportKind::kNone) config["transport"] = text("");
   if (options.device == DeviceKind::kCuda) {
     config["isa"] = text("");

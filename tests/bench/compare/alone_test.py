@@ -73,6 +73,12 @@ class AloneTest(unittest.TestCase):
             self.assertIn("--rendezvous=" + address, ran[0])
         self.assertFalse([word for word in self.exchanges(["ring"])[3][0] if word.startswith("--rendezvous")])
 
+    def test_ranks_share_memory_on_one_machine_only(self):
+        names, _, _, ran, _ = self.exchanges(["ring", "star-mpi-shm"])
+        self.assertEqual(names, ["ring", "star-mpi-shm"])
+        self.assertIn("--syncs=ring,star-mpi-shm", ran[0])
+        self.assertEqual(self.exchanges(["ring", "star-mpi-shm"], where=make_lab(2))[0], ["ring"])
+
     def test_a_failure_leaves_the_other_rows(self):
         names, missing, failures, _, _ = self.exchanges(["star", "ring", "mpi", "ddp"], ["torch"], ["ring_bench"])
         self.assertEqual(names, ["star", "gloo"])

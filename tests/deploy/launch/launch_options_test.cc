@@ -61,6 +61,10 @@ TEST(LaunchOptionsTest, OnlyAStarOverGrpcHasServers) {
   EXPECT_EQ(star->server_count, 1);
   EXPECT_EQ(Parse({"--sync=ring"})->transport, TransportKind::kMpi);
   EXPECT_EQ(Parse({"--sync=mpi"})->transport, TransportKind::kMpi);
+  EXPECT_EQ(Parse({"--sync=auto"})->sync, Sync::kLocal);
+  EXPECT_EQ(Parse({"--sync=auto", "--workers=2"})->transport, TransportKind::kMpi);
+  EXPECT_EQ(Parse({"--sync=auto", "--workers=2", "--transport=tcp"})->transport, TransportKind::kTcp);
+  EXPECT_EQ(Parse({"--sync=auto", "--workers=2", "--servers=2"})->transport, TransportKind::kGrpc);
   EXPECT_EQ(Parse({"--sync=local"})->transport, TransportKind::kNone);
   for (const char* const sync : {"--sync=star", "--sync=ring"}) {
     EXPECT_EQ(Parse({sync, "--transport=mpi"})->transport, TransportKind::kMpi);

@@ -17,6 +17,8 @@
 #include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
 #include "worker/exchange/peer/direct_machine.h"
+#include "worker/exchange/peer/host_memory.h"
+#include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 
 namespace starring {
@@ -40,37 +42,24 @@ struct SumHead {
 };
 static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
 
-// What `machine` has counted, and what was counted before it.
-ExchangeCounters CountersOf(const BucketMachine& machine, const ExchangeCounters& earlier) {
-  ExchangeCounters sum = machine.counters();
-  sum.bytes_sent += earlier.bytes_sent;
-  sum.bytes_received += earlier.bytes_received;
-  sum.optimizer_seconds += earlier.optimizer_seconds;
-  return sum;
+void SetFlag(const std::string& name, const std::string& value, std::vector<std::pair<std::string, std::string>>& all) {
+  const auto found = std::ranges::find(all, name, &std::pair<std::string, std::string>::first);
+  if (found == all.end()) {
+    all.emplace_back(name, value);
+  } else {
+    found->second = value;
+  }
 }
 
 }  // namespace
 
-class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
- public:
-  explicit TrainerDrives(PeerExchange& exchange) ABSL_EXCLUSIVE_LOCK_FUNCTION(exchange.mutex_) : exchange_(exchange) {
-    // The flag is set before the lock is asked for: a background thread whose pause ends now sleeps on, and does not
-    // take the mutex first. The flag only saves time, so relaxed order is enough; the mutex alone keeps one thread
-    // inside MPI.
-    exchange_.trainer_drives_.store(true, std::memory_order_relaxed);
-    exchange_.mutex_.Lock();
-  }
-  ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
-    exchange_.mutex_.Unlock();
-    exchange_.trainer_drives_.store(false, std::memory_order_relaxed);
-  }
-
- private:
-  PeerExchange& exchange_;
-};
-
 PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options)
-    : algorithm_(options.algorithm),
+    : PeerExchange(std::make_unique<HostTransport>(std::move(transport)), std::move(options)) {}
+
+PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options options)
+    : way_{.algorithm = options.algorithm},
+      sharing_(options.sharing),
+      say_(options.stall.say),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
@@ -79,7 +68,7 @@ PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options
       // not change.
       pump_(transport.get(), std::move(options.stall)),
       transport_(std::move(transport)) {
-  CHECK(algorithm_ != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+  CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
 }
 
 PeerExchange::~PeerExchange() { StopBackground(); }
@@ -88,7 +77,9 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
-  CHECK(job.sum_order == SumOrder::kChain || algorithm_ == Algorithm::kDirect) << "only a star adds as a tree";
+  CHECK(job.sum_order == SumOrder::kChain || way_.algorithm == Algorithm::kDirect ||
+        way_.algorithm == Algorithm::kFastest)
+      << "only a star adds as a tree";
   // The caller's optimizer state need not outlive Start: job_ has the spans only while ShareStart reads them.
   job_ = job;
   job_.optimizer_state.clear();
@@ -101,11 +92,13 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   // Agreement comes first. The messages that follow have lengths that each rank computes from its own flags and layout,
   // and MPI says nothing of a message that is shorter than its receive.
   RETURN_IF_ERROR(Agree());
+  RETURN_IF_ERROR(ShareMemory());
+  RETURN_IF_ERROR(ChooseFastest());
   RETURN_IF_ERROR(CreateOwner());
   job_.optimizer_state = job.optimizer_state;
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
-  CreateMachine();
+  machine_ = CreateMachine();
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
   // The thread drives machine_, so it begins last. One rank alone never has anything in flight.
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
@@ -115,6 +108,12 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
 // Rank 0 compares the agreement of each rank with its own and tells the outcome to all; an empty verdict is agreement.
 absl::Status PeerExchange::Agree() {
   const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
+  // A rank that chooses and one that does not would wait for different messages. The flags of both have resolved to the
+  // same values.
+  if (way_.algorithm == Algorithm::kFastest) SetFlag("sync", "auto", job_.agreed_flags);
+  if (sharing_ != HostSharing::kNever) {
+    SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
+  }
   const std::string mine = SerializeAgreement(job_);
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
   // Only rank 0 compares, and all ranks return its verdict. So they fail with one sentence, and no notice is needed.
@@ -131,7 +130,7 @@ absl::Status PeerExchange::Agree() {
 }
 
 OwnedSlices::Options PeerExchange::OwnerOptions() const {
-  return {.slices = MySlices(),
+  return {.slices = SlicesOf(way_, job_.buckets, job_.rank),
           .element_count = job_.layout.element_count(),
           .first_step = job_.first_step,
           .optimizer = job_.optimizer,
@@ -148,10 +147,10 @@ absl::Status PeerExchange::CreateHostOwner() {
 }
 
 absl::Status PeerExchange::CreateOwner() {
-  if (algorithm_ != Algorithm::kAllreduce) {
+  if (way_.algorithm != Algorithm::kAllreduce && way_.memory == nullptr) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
-        algorithm_ == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
+        way_.algorithm == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
     // A rank without a GPU takes part as well: the others cannot know that it has none.
     ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, OwnerOptions(), pairs, join));
   }
@@ -160,26 +159,41 @@ absl::Status PeerExchange::CreateOwner() {
   return absl::OkStatus();
 }
 
-void PeerExchange::CreateMachine() {
-  if (algorithm_ == Algorithm::kAllreduce) {
-    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
-                                                                            .owner = owner_.get(),
-                                                                            .parameters = parameters_,
-                                                                            .transport = mpi_,
-                                                                            .track = track_});
-    return;
+std::unique_ptr<BucketMachine> PeerExchange::CreateMachine() {
+  return CreateMachine(way_, job_.buckets, owner_.get(), own_parameters_.empty() ? parameters_ : own_parameters_);
+}
+
+std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
+                                                           std::span<float> parameters) {
+  if (way.algorithm == Algorithm::kAllreduce) {
+    return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
+        .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
   }
-  const BlockMachine::Options options = {.buckets = &job_.buckets,
-                                         .owner = owner_.get(),
-                                         .parameters = own_parameters_.empty() ? parameters_ : own_parameters_,
+  if (way.memory != nullptr) {
+    return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
+                                                                  .owner = owner,
+                                                                  .arrays = way.memory->arrays(),
+                                                                  .board = way.memory->board(),
+                                                                  .transport = transport_.get(),
+                                                                  .sum_order = job_.sum_order,
+                                                                  .track = track_});
+  }
+  const BlockMachine::Options options = {.buckets = &buckets,
+                                         .owner = owner,
+                                         .parameters = parameters,
                                          .transport = transport_.get(),
                                          .track = track_,
                                          .first_tag = MessagePump::kFirstDataTag};
-  if (algorithm_ == Algorithm::kRing) {
-    machine_ = std::make_unique<RingMachine>(options);
-  } else {
-    machine_ = std::make_unique<DirectMachine>(options, job_.sum_order);
-  }
+  if (way.algorithm == Algorithm::kRing) return std::make_unique<RingMachine>(options);
+  return std::make_unique<DirectMachine>(options, job_.sum_order);
+}
+
+std::span<float> PeerExchange::gradient_memory() {
+  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradient;
+}
+
+std::span<const float> PeerExchange::parameter_memory() const {
+  return way_.memory == nullptr ? own_parameters_ : way_.memory->arrays().parameters;
 }
 
 GradientExchange::MemoryPlace PeerExchange::memory_place() const {
@@ -191,6 +205,10 @@ absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
   owner_->CopyParametersIn(parameters_);
+  // One rank is enough. The others read them after the last message of Start, which comes later.
+  if (way_.memory != nullptr && job_.rank == 0) {
+    std::ranges::copy(parameters_, way_.memory->arrays().parameters.begin());
+  }
   // Only rank 0 has loaded a checkpoint. The other ranks learn from it whether vectors of state follow.
   std::byte has_state{!job_.optimizer_state.empty()};
   RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
@@ -215,17 +233,22 @@ absl::Status PeerExchange::ShareStart() {
   return absl::OkStatus();
 }
 
-std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
+std::vector<std::vector<ElementRange>> PeerExchange::SlicesOf(const Way& way, const BucketMap& buckets, int rank) {
   std::vector<std::vector<ElementRange>> slices;
-  for (int b = 0; b < job_.buckets.bucket_count(); ++b) slices.push_back(OwnedRanges(b, job_.rank));
+  for (int b = 0; b < buckets.bucket_count(); ++b) {
+    // With one rank, or if each rank owns every element, blocks have no meaning.
+    if (way.algorithm == Algorithm::kAllreduce || buckets.world_size() == 1) {
+      slices.push_back({buckets.bucket(b)});
+    } else if (way.memory != nullptr) {
+      const ElementRange slice = buckets.RankSlice(b, rank);
+      slices.push_back(slice.size() > 0 ? std::vector{slice} : std::vector<ElementRange>());
+    } else if (way.algorithm == Algorithm::kDirect) {
+      slices.push_back(buckets.DirectSlice(b, rank));
+    } else {
+      slices.push_back(buckets.RingSlice(b, rank));
+    }
+  }
   return slices;
-}
-
-std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
-  // With one rank, or if each rank owns every element, blocks have no meaning.
-  if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
-  if (algorithm_ == Algorithm::kDirect) return job_.buckets.DirectSlice(bucket, rank);
-  return job_.buckets.RingSlice(bucket, rank);
 }
 
 void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
@@ -237,6 +260,7 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
   if (background_sleeps_ && !machine_->IsIdle()) submitted_.NotifyOne();
+  transport_->PassOn();
 }
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {
@@ -251,7 +275,9 @@ absl::Status PeerExchange::Drain() {
 }
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
+  transport_->BeginLooking();
   const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
+  transport_->EndLooking();
   // An error of the GPU comes first: a deadline that has passed as well is its consequence.
   if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
@@ -262,28 +288,6 @@ absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::
   return Fail(absl::DeadlineExceededError(
       absl::StrCat(what, " did not come within ", absl::FormatDuration(job_.exchange_deadline),
                    " (oldest in flight: step ", oldest.step, ", bucket ", oldest.bucket, "): ", missing)));
-}
-
-absl::Status PeerExchange::UseBuckets(const BucketMap& buckets, int64_t step) {
-  TrainerDrives drive(*this);
-  CHECK(machine_ != nullptr) << "UseBuckets before Start";
-  if (!own_parameters_.empty()) {
-    return absl::UnimplementedError("messages of GPU memory keep to the buckets of the start");
-  }
-  CHECK_EQ(buckets.element_count(), job_.buckets.element_count());
-  // Every rank drains before it posts anything for the new buckets. So old and new messages of one tag match in the
-  // order in which they were posted, as those of two steps do.
-  RETURN_IF_ERROR(Drain());
-  // The elements that a rank owns do not depend on the buckets, and the order of the state that it keeps does.
-  std::vector<std::vector<float>> state(StateVectorCount(job_.optimizer), std::vector<float>(parameters_.size()));
-  owner_->CopyStateOut(std::vector<std::span<float>>(state.begin(), state.end()));
-  earlier_ = CountersOf(*machine_, earlier_);
-  job_.buckets = buckets;
-  job_.first_step = step;
-  RETURN_IF_ERROR(CreateHostOwner());
-  owner_->CopyStateIn(std::vector<std::span<const float>>(state.begin(), state.end()));
-  CreateMachine();
-  return absl::OkStatus();
 }
 
 absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
@@ -321,47 +325,6 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   return SendFromRoot(pump_, ControlTag::kSumResult, std::as_writable_bytes(values), options);
 }
 
-absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
-  TrainerDrives drive(*this);
-  RETURN_IF_ERROR(Drain());
-  const int vector_count = StateVectorCount(job_.optimizer);
-  if (pump_.rank() == 0) {
-    CHECK_EQ(state.size(), vector_count);
-    owner_->CopyStateOut(state);
-  }
-  // Every rank owns everything, so rank 0 has the whole state already.
-  if (algorithm_ == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
-  for (int i = 0; i < vector_count; ++i) {
-    RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? state[i] : std::span<float>()));
-  }
-  return absl::OkStatus();
-}
-
-// One rank after the other, and one bucket's slice after the other, so that rank 0 holds one slice besides the vectors
-// that it fills. It is slow, but checkpoints are rare.
-absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole) {
-  const CollectiveOptions options = {.what = "gathering the optimizer's state", .deadline = job_.exchange_deadline};
-  for (int rank = 1; rank < pump_.world_size(); ++rank) {
-    if (pump_.rank() != 0 && pump_.rank() != rank) continue;
-    for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
-      const std::vector<ElementRange> ranges = OwnedRanges(b, rank);
-      int64_t count = 0;
-      for (const ElementRange& range : ranges) count += range.size();
-      // The Transfer before has ended, so its buffer may be used again.
-      scratch_.resize(count);
-      if (pump_.rank() == rank) owner_->CopyState(b, vector, scratch_);
-      RETURN_IF_ERROR(Transfer(pump_, {.from = rank, .to = 0}, std::as_writable_bytes(std::span(scratch_)), options));
-      if (pump_.rank() != 0) continue;
-      const float* from = scratch_.data();
-      for (const ElementRange& range : ranges) {
-        std::copy_n(from, range.size(), whole.begin() + range.begin);
-        from += range.size();
-      }
-    }
-  }
-  return absl::OkStatus();
-}
-
 void PeerExchange::Abort(const absl::Status& why) {
   TrainerDrives drive(*this);
   pump_.Abort(why);
@@ -392,9 +355,18 @@ absl::Status PeerExchange::Finish() {
   return absl::OkStatus();
 }
 
+ExchangeCounters PeerExchange::CountersOfAllMachines() const {
+  if (machine_ == nullptr) return earlier_;
+  ExchangeCounters sum = machine_->counters();
+  sum.bytes_sent += earlier_.bytes_sent;
+  sum.bytes_received += earlier_.bytes_received;
+  sum.optimizer_seconds += earlier_.optimizer_seconds;
+  return sum;
+}
+
 ExchangeCounters PeerExchange::counters() const {
   const MutexLock lock(mutex_);
-  return machine_ == nullptr ? earlier_ : CountersOf(*machine_, earlier_);
+  return CountersOfAllMachines();
 }
 
 void PeerExchange::DriveInBackground() {
@@ -403,15 +375,16 @@ void PeerExchange::DriveInBackground() {
   const MutexLock lock(mutex_);
   owner_->EnterThread();
   while (!stopping_) {
-    if (machine_->IsIdle() || !pump_.failure().ok()) {
+    const bool shares = way_.memory != nullptr;  // then others ring while nothing is in flight here
+    if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) {
       background_sleeps_ = true;
       submitted_.WaitFor(mutex_, kRollCallInterval);
       background_sleeps_ = false;
     }
     (void)pump_.Pump(MessagePump::Listening::kAlways);  // an error stays in the pump
-    if (machine_->IsIdle() || !pump_.failure().ok()) continue;
+    if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) continue;
     mutex_.Unlock();
-    unlocked_transport_.Wait(kRollCallInterval);
+    unlocked_transport_.WaitInBackground(kRollCallInterval);
     LetTheTrainerDrive();
     mutex_.Lock();
   }

@@ -1,5 +1,6 @@
 #include "tests/worker/exchange/peer/example_training.h"
 
+#include <algorithm>
 #include <span>
 
 #include "common/bucket_map.h"
@@ -12,9 +13,15 @@ absl::Status TrainStep(const ExampleTraining& training, const JobSpec& spec, int
                        ExampleOutcome& outcome) {
   RETURN_IF_ERROR(training.before_step(spec.rank, step));
   outcome.gradient = training.job.Gradient(spec.rank, step);
+  // Gradients may be submitted from the exchange's memory and from any other.
+  std::span<const float> gradient = outcome.gradient;
+  if (const std::span<float> own = exchange.gradient_memory(); !own.empty() && step % 2 == 1) {
+    std::ranges::copy(outcome.gradient, own.begin());
+    gradient = own;
+  }
   for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
     const ElementRange range = spec.buckets.bucket(b);
-    exchange.Submit(step, b, std::span<const float>(outcome.gradient).subspan(range.begin, range.size()));
+    exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
   }
   const int world_size = training.job.world_size;
   std::vector<double> values = {1.0, static_cast<double>(spec.rank)};
@@ -49,7 +56,9 @@ absl::Status Train(const ExampleTraining& training, GradientExchange& exchange, 
   const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
   RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
   RETURN_IF_ERROR(exchange.Finish());
+  std::ranges::copy(exchange.parameter_memory(), outcome.parameters.begin());
   outcome.counters = exchange.counters();
+  outcome.choice = exchange.choice();
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,6 +36,7 @@ struct ExampleOutcome {
   std::vector<float> parameters;
   std::vector<std::vector<float>> state;  // rank 0
   ExchangeCounters counters;
+  std::optional<ExchangeChoice> choice;
 };
 
 // In each step submits all buckets, adds two numbers over all ranks, and awaits the buckets in the opposite order. An

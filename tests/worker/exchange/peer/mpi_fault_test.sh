@@ -43,7 +43,7 @@ expect() {
   return 0
 }
 
-for sync in ring star mpi; do
+for sync in ring star memory mpi; do
   rank=("$mpi_rank" --sync="$sync" --deadline_ms=3000 --marker="$marker")
   expect "$sync, another seed" 3 30 'rank [02]: INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' \
     "${rank[@]}" --fault=seed

@@ -45,16 +45,16 @@ await() {
   done
 }
 
-for world_size in 1 2 3 4; do
+for world_size in 1 2 3 4; do for shared_memory in false true; do
   ranks=$(seq -s ' ' 0 $((world_size - 1)))
-  start "$ranks" "$world_size"
+  start "$ranks" "$world_size" --shared_memory=$shared_memory
   await "$ranks"
   if [[ $(cat "$scratch"/[0-9]* | grep -c ': ok$') != "$world_size" ]]; then
-    fail "$world_size ranks: exit codes$codes: $(cat "$scratch"/[0-9]*)"
+    fail "$world_size ranks, shared memory $shared_memory: exit codes$codes: $(cat "$scratch"/[0-9]*)"
   else
-    echo "passed: $world_size ranks"
+    echo "passed: $world_size ranks, shared memory $shared_memory"
   fi
-done
+done; done
 
 # A rank that waits for a slow one checks what that costs.
 start '0 1 2' 3 --fault=sleep
@@ -83,8 +83,11 @@ expect() {
 expect 'another seed' 10 'INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' --fault=seed
 expect 'a NaN' 10 'INTERNAL: rank 1 gave up: gradient of fc1.weight is NaN at step 2' --fault=abort
 # The rank that notices it later may hear of two ends at a time. That of the rank which noticed it comes with a reason.
-expect 'killed' 10 \
-  'UNAVAILABLE: \(rank [02] gave up: \)\?rank 1 (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' --fault=die
+killed='UNAVAILABLE: \(rank [02] gave up: \)\?rank 1 (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)'
+expect 'killed' 10 "$killed" --fault=die
+# The others wait in shared memory, and find it by the connection all the same.
+expect 'killed, shared memory' 10 "$killed" --fault=die --shared_memory
+expect 'stopped, shared memory' 20 'rank 1 does not answer' --fault=stop --shared_memory
 expect 'stopped' 20 'rank 1 does not answer' --fault=stop
 expect 'slow' 20 'rank 1 lives but is . calls behind' --fault=slow
 expect 'never starts training' 20 'rank 1 does not answer' --fault=late

@@ -21,6 +21,7 @@
 
 ABSL_FLAG(int, rank, 0, "of this process");
 ABSL_FLAG(int, world_size, 1, "ranks of the job");
+ABSL_FLAG(bool, shared_memory, false, "a star in shared memory, instead of a ring");
 ABSL_FLAG(std::string, address_file, "", "where rank 0 says at which address it listens");
 
 namespace starring {
@@ -54,7 +55,12 @@ absl::Status Run() {
   }
   const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = options.world_size};
   ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, ConnectFullMesh(std::move(options)));
-  auto exchange = std::make_unique<PeerExchange>(std::move(transport), PeerExchange::Options{});
+  PeerExchange::Options peers;
+  if (absl::GetFlag(FLAGS_shared_memory)) {
+    peers.algorithm = PeerExchange::Algorithm::kDirect;
+    peers.sharing = PeerExchange::HostSharing::kRequired;
+  }
+  auto exchange = std::make_unique<PeerExchange>(std::move(transport), peers);
   const absl::Status status = TrainExampleJob(*exchange, job, rank);
   // As the worker does.
   if (!exchange->Release()) static_cast<void>(exchange.release());
