@@ -80,6 +80,7 @@ class TcpFullMesh {
   bool IsMeshComplete() const;
   TcpHello MakeHello(TcpHello::Purpose purpose, int to_rank) const;
 
+  int worker_count() const { return world_size_ - options_.server_count; }
   std::string NameOf(int rank) const;
   std::vector<int> RanksThatAre(absl::FunctionRef<bool(const Member&)> is_so) const;
   std::string DescribeMissing() const;

@@ -56,6 +56,7 @@ class TcpTransport final : public Transport {
   struct Options {
     int rank = 0;
     std::vector<Link> links;            // by rank; that of `rank` itself is empty
+    int server_count = 0;               // the last ranks of the world, which errors then call servers
     int64_t unexpected_bytes_max = 0;   // 0: TcpUnexpectedBytesMax
     int silence_ms = kTcpSilenceMsMin;  // without an acknowledgement, after which a connection is lost
     int loss_grace_ms = kTcpLossGraceMs;

@@ -23,6 +23,8 @@ struct StallOptions {
   const ProgressState* progress = nullptr;
   // Prints a line; called by a thread of the exchange or by the trainer's. Null: nothing is printed.
   std::function<void(const std::string&)> say;
+  // Gets what another process says of itself. Null: it is only kept for the report.
+  std::function<void(int rank, const WorkState& state)> on_heard = nullptr;
 };
 
 class StallReport {

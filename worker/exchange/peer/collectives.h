@@ -1,5 +1,6 @@
 // The collective operations of the exchange's start and end, and of Sum, over a message pump. All ranks make the same
-// calls in the same order. All go through rank 0.
+// calls in the same order. All go through rank 0. Servers that are ranks of the world take part only where
+// CollectiveOptions says so; "all ranks" then means them too.
 //
 // Cost: O(world_size) messages at rank 0; BroadcastFromRoot: O(bytes) on every link. Too slow for gradients.
 //
@@ -25,6 +26,7 @@ namespace starring {
 struct CollectiveOptions {
   std::string what;
   absl::Duration deadline = absl::InfiniteDuration();
+  bool with_servers = false;  // servers that are ranks of the world take part as well, not only the workers
 };
 
 // Fills `all` of rank 0 with the `mine` of every rank, in the order of ranks. `all` has world_size * mine.size() bytes
@@ -52,6 +54,9 @@ struct Route {
   int to = 0;
 };
 absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data, const CollectiveOptions& options);
+
+// Returns when the operations are complete.
+absl::Status AwaitAll(MessagePump& pump, std::span<const MessagePump::Token> tokens, const CollectiveOptions& options);
 
 // Returns when every rank has called it.
 absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options);

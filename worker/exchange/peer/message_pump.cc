@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/roll_call.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 
@@ -39,10 +40,12 @@ MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
   return MessagePump::Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(duration));
 }
 
-MessagePump::MessagePump(Transport* transport, StallOptions stall)
+MessagePump::MessagePump(Transport* transport, StallOptions stall, int server_count)
     : transport_(*transport),
+      server_count_(server_count),
       watch_({.rank = transport_.rank(),
               .world_size = transport_.world_size(),
+              .server_count = server_count,
               .stall = std::move(stall),
               .send = [this](int peer, NoticeKind kind, const std::string& text) { SendNotice(peer, kind, text); }}) {}
 
@@ -175,7 +178,7 @@ absl::Status MessagePump::Listen() {
   if (kind == NoticeKind::kAbort) {
     // That rank has told the others too. If every rank passed the news on, the first reason would be lost among copies.
     peers_know_ = true;
-    return Fail(absl::UnavailableError(absl::StrCat("rank ", received->peer, " gave up: ", text)));
+    return Fail(absl::UnavailableError(absl::StrCat(ProcessName(received->peer, worker_count()), " gave up: ", text)));
   }
   watch_.OnNotice(received->peer, kind, text, now);
   return absl::OkStatus();
