@@ -16,8 +16,10 @@
 #include "worker/exchange/peer/block_machine.h"
 #include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
+#include "worker/exchange/peer/dedicated_machine.h"
 #include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
+#include "worker/exchange/peer/server_ranks.h"
 
 namespace starring {
 namespace {
@@ -62,15 +64,18 @@ class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
 
 PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options)
     : algorithm_(options.algorithm),
+      stall_report_(options.stall.times.report_after),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
-      pump_(transport.get(), std::move(options.stall)),
+      pump_(transport.get(), std::move(options.stall), options.server_count),
       transport_(std::move(transport)) {
   CHECK(algorithm_ != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+  CHECK_EQ(algorithm_ == Algorithm::kDedicated, options.server_count > 0);
+  CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard_rank.h";
 }
 
 PeerExchange::~PeerExchange() { StopBackground(); }
@@ -79,15 +84,16 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
-  CHECK(job.sum_order == SumOrder::kChain || algorithm_ == Algorithm::kDirect) << "only a star adds as a tree";
+  CHECK(job.sum_order == SumOrder::kChain || algorithm_ == Algorithm::kDirect || algorithm_ == Algorithm::kDedicated)
+      << "only a star adds as a tree";
   // The caller's optimizer state need not outlive Start: job_ has the spans only while ShareStart reads them.
   job_ = job;
   job_.optimizer_state.clear();
   parameters_ = parameters;
-  if (job.rank != pump_.rank() || job.world_size != pump_.world_size()) {
+  if (job.rank != pump_.rank() || job.world_size != pump_.worker_count()) {
     return Fail(absl::InvalidArgumentError(absl::StrCat(
         "--rank=", job.rank, " --world_size=", job.world_size, ", but the launcher started this process as rank ",
-        pump_.rank(), " of ", pump_.world_size(), ": leave both flags out")));
+        pump_.rank(), " of ", pump_.worker_count(), ": leave both flags out")));
   }
   // Agreement comes first. The messages that follow have lengths that each rank computes from its own flags and layout,
   // and MPI says nothing of a message that is shorter than its receive.
@@ -104,14 +110,19 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
 }
 
 // Rank 0 compares the agreement of each rank with its own and tells the outcome to all; an empty verdict is agreement.
+// Servers compare too, as they do over gRPC, and know whether they have the memory: what they send to rank 0 is their
+// verdict.
 absl::Status PeerExchange::Agree() {
-  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
+  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline, .with_servers = true};
   const std::string mine = SerializeAgreement(job_);
+  if (algorithm_ == Algorithm::kDedicated) RETURN_IF_ERROR(JoinServers(pump_, job_, mine, stall_report_));
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
   // Only rank 0 compares, and all ranks return its verdict. So they fail with one sentence, and no notice is needed.
   std::string verdict;
   for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
-    verdict = std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message());
+    const bool is_worker = static_cast<int>(rank) < pump_.worker_count();
+    verdict =
+        is_worker ? std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message()) : all[rank];
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
   if (verdict.empty()) return absl::OkStatus();
@@ -127,7 +138,7 @@ absl::Status PeerExchange::CreateOwner() {
                                .first_step = job_.first_step,
                                .optimizer = job_.optimizer,
                                .schedule = job_.schedule};
-  if (algorithm_ != Algorithm::kAllreduce) {
+  if (algorithm_ == Algorithm::kRing || algorithm_ == Algorithm::kDirect) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
         algorithm_ == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
@@ -153,6 +164,16 @@ void PeerExchange::CreateMachine() {
                                                                             .track = track_});
     return;
   }
+  if (algorithm_ == Algorithm::kDedicated) {
+    machine_ = std::make_unique<DedicatedMachine>(
+        DedicatedMachine::Options{.buckets = &job_.buckets,
+                                  .parameters = parameters_,
+                                  .transport = transport_.get(),
+                                  .server_count = pump_.world_size() - pump_.worker_count(),
+                                  .track = track_,
+                                  .first_tag = MessagePump::kFirstDataTag});
+    return;
+  }
   const BlockMachine::Options options = {.buckets = &job_.buckets,
                                          .owner = owner_.get(),
                                          .parameters = own_parameters_.empty() ? parameters_ : own_parameters_,
@@ -170,10 +191,11 @@ GradientExchange::MemoryPlace PeerExchange::memory_place() const {
   return own_parameters_.empty() ? MemoryPlace::kHost : MemoryPlace::kDevice;
 }
 
-// Sends rank 0's parameters and optimizer state to all ranks. Each rank keeps the state of the elements that it owns.
+// Sends rank 0's parameters and optimizer state to all ranks. Each owner keeps the state of the elements that it owns.
 absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
+  if (algorithm_ == Algorithm::kDedicated) return SendStartToServers(pump_, job_, parameters_);
   owner_->CopyParametersIn(parameters_);
   // Only rank 0 has loaded a checkpoint. The other ranks learn from it whether vectors of state follow.
   std::byte has_state{!job_.optimizer_state.empty()};
@@ -206,6 +228,7 @@ std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
 }
 
 std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
+  if (algorithm_ == Algorithm::kDedicated) return {};  // the servers own all
   // With one rank, or if each rank owns every element, blocks have no meaning.
   if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
   return job_.buckets.RingSlice(bucket, rank);
@@ -258,7 +281,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   const size_t head_count = std::min(values.size(), kSumHeadValues);
   SumHead head{.purpose = static_cast<int64_t>(kind.purpose), .value_count = kind.value_count, .values = {}};
   std::copy_n(values.begin(), head_count, head.values.begin());
-  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.world_size() : 0);
+  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.worker_count() : 0);
   RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(std::span(&head, 1)),
                                std::as_writable_bytes(std::span(heads)), options));
   // `heads` is empty on the other ranks, which get their result from rank 0 below. Rank 0 alone knows that two ranks
@@ -271,7 +294,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   }
   const std::span<double> rest = values.subspan(head_count);
   if (!rest.empty()) {
-    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.world_size() : 0);
+    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.worker_count() : 0);
     RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSumRest, std::as_bytes(rest),
                                  std::as_writable_bytes(std::span(all)), options));
     // Only rank 0 adds, so that all ranks get the same bits.
@@ -285,6 +308,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
 absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
   TrainerDrives drive(*this);
   RETURN_IF_ERROR(Drain());
+  if (algorithm_ == Algorithm::kDedicated) return FetchStateFromServers(pump_, job_, state);
   const int vector_count = StateVectorCount(job_.optimizer);
   if (pump_.rank() == 0) {
     CHECK_EQ(state.size(), vector_count);
@@ -347,7 +371,10 @@ absl::Status PeerExchange::Finish() {
   {
     TrainerDrives drive(*this);
     RETURN_IF_ERROR(Drain());
-    RETURN_IF_ERROR(Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
+    // The servers answer when all workers have finished, which is a barrier too.
+    RETURN_IF_ERROR(algorithm_ == Algorithm::kDedicated
+                        ? FinishAtServers(pump_, job_)
+                        : Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
   }
   StopBackground();
   return absl::OkStatus();

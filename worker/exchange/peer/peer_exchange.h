@@ -1,4 +1,5 @@
-// The exchange among equals: ring, co-located star and mpi. A BucketMachine decides what happens to a bucket; this
+// The exchange among ranks of one world: ring, co-located star and mpi among equals, and the dedicated star over TCP,
+// whose last ranks are servers. A BucketMachine decides what happens to a bucket; this
 // class starts and ends the job with the peers, waits, and decides which thread drives the transport.
 //
 // Threads. At any time at most one thread posts and polls, and with it is inside MPI: the thread that holds the mutex.
@@ -16,6 +17,7 @@
 #define STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -39,12 +41,13 @@ namespace starring {
 
 class PeerExchange final : public GradientExchange {
  public:
-  // kDirect is the co-located star. kRing and kDirect have the same owners. The job's order of sums is a chain, or with
-  // kDirect a tree; kAllreduce leaves it to the library.
-  enum class Algorithm { kRing, kDirect, kAllreduce };
+  // kDirect is the co-located star, kDedicated the one with servers. kRing and kDirect have the same owners. The job's
+  // order of sums is a chain, or with a star a tree; kAllreduce leaves it to the library.
+  enum class Algorithm { kRing, kDirect, kDedicated, kAllreduce };
 
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
+    int server_count = 0;  // kDedicated: the last ranks of the world, at least 1; 0 otherwise
     // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
     MpiTransport* mpi = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
@@ -53,7 +56,7 @@ class PeerExchange final : public GradientExchange {
     CudaDevice* device = nullptr;
     StallOptions stall;  // how this rank reports that it is stuck, and what it tells others about itself
   };
-  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce.
+  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce. This rank is a worker.
   PeerExchange(std::unique_ptr<Transport> transport, Options options);
   ~PeerExchange() override;
 
@@ -88,6 +91,7 @@ class PeerExchange final : public GradientExchange {
   void StopBackground();
 
   const Algorithm algorithm_;
+  const std::chrono::milliseconds stall_report_;
   Transport& unlocked_transport_;  // *transport_, for Wait and Wake, which need no lock
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
