@@ -89,10 +89,10 @@ std::chrono::milliseconds RollCall::AgeOf(const Heard& heard, Time now) const {
 std::string RollCall::DescribeSilent(int rank, Time now) const {
   const std::optional<Heard>& heard = ranks_[rank].heard;
   const std::string name = ProcessName(rank, worker_count_);
+  // A server speaks when it is asked, and always waits for workers: what it was doing says nothing.
+  if (rank >= worker_count_) return absl::StrCat(name, " does not answer");
   if (!heard.has_value()) return absl::StrCat(name, " does not answer, and has not been heard so far");
   const std::string ago = SecondsText(now - heard->at);
-  // A server only waits for workers and answers them: what it was doing says nothing.
-  if (rank >= worker_count_) return absl::StrCat(name, " does not answer: last heard ", ago, " ago");
   return absl::StrCat(name, " does not answer: when last heard, ", ago, " ago, it was ", DescribeWork(heard->state));
 }
 

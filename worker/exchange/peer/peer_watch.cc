@@ -195,14 +195,16 @@ std::string PeerWatch::DescribeMissing(Time now) const {
   // All ranks answer. They make the same calls in the same order, so those that have made the fewest are the ones for
   // which the others wait. Servers make none.
   const int64_t fewest = *std::min_element(calls_.begin(), calls_.begin() + worker_count_);
-  if (fewest == call_count_) return "all ranks answer, and wait too";
+  const int64_t most =
+      options_.rank < worker_count_ ? call_count_ : *std::max_element(calls_.begin(), calls_.begin() + worker_count_);
+  if (fewest == most) return "all ranks answer, and wait too";
   std::vector<int> behind;
   for (int peer = 0; peer < worker_count_; ++peer) {
     if (calls_[peer] == fewest) behind.push_back(peer);
   }
   std::string work;
   if (behind.size() == 1) work = absl::StrCat(" (", roll_.DescribeBusy(behind[0], now), ")");
-  return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", call_count_ - fewest,
+  return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", most - fewest,
                       " calls behind", work, ": raise the deadline if it computes that long");
 }
 
