@@ -96,7 +96,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
 std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
   const WorkerOptions& worker = *options_.worker;
   const BucketMap& buckets = *options_.buckets;
-  const int shard_count = static_cast<int>(worker.servers.size());
+  const int shard_count = worker.ServerCount();
   const int owner_count = worker.RanksAreOwners() ? worker.world_size : std::max(1, shard_count);
   std::vector<std::vector<ElementRange>> owners(owner_count);
   for (int owner = 0; owner < owner_count; ++owner) {

@@ -103,7 +103,8 @@ StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState*
 // How the ranks of --transport=tcp find each other.
 TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
   return {.rank = options.rank,
-          .world_size = options.world_size,
+          .world_size = options.world_size + options.server_ranks,
+          .server_count = options.server_ranks,
           .rendezvous = options.rendezvous,
           .listener = std::nullopt,
           .run_id = options.run_id,
@@ -135,12 +136,12 @@ absl::StatusOr<PeerTransport> CreateTransport(const WorkerOptions& options, cons
   return peers;
 }
 
-PeerExchange::Algorithm AlgorithmOf(Sync sync) {
-  switch (sync) {
+PeerExchange::Algorithm AlgorithmOf(const WorkerOptions& options) {
+  switch (options.sync) {
     case Sync::kRing:
       return PeerExchange::Algorithm::kRing;
     case Sync::kStar:
-      return PeerExchange::Algorithm::kDirect;
+      return options.server_ranks > 0 ? PeerExchange::Algorithm::kDedicated : PeerExchange::Algorithm::kDirect;
     default:
       return PeerExchange::Algorithm::kAllreduce;
   }
@@ -170,7 +171,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
   ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, mpi));
   return std::make_unique<PeerExchange>(
       std::move(peers.transport),
-      PeerExchange::Options{.algorithm = AlgorithmOf(options.sync),
+      PeerExchange::Options{.algorithm = AlgorithmOf(options),
+                            .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .trace = tracing.trace,
                             .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
@@ -276,7 +278,7 @@ class GpuHangWatch {
 
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
-  const char* const co_located = options.sync == Sync::kStar && options.servers.empty() ? "co-located " : "";
+  const char* const co_located = options.sync == Sync::kStar && options.ServerCount() == 0 ? "co-located " : "";
   std::printf("%s, %lld parameters, on %s (%lld training images), %s%s with %d worker%s, on %s\n",
               options.model.c_str(), static_cast<long long>(network.layout().parameter_count()),
               options.dataset.name.c_str(), static_cast<long long>(data.train.count), co_located,

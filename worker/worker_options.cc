@@ -65,6 +65,39 @@ absl::Status CheckRendezvous(const LauncherEnvironment& launcher, const WorkerOp
   return absl::OkStatus();
 }
 
+// Servers over TCP are no addresses: they register at the rendezvous, as the workers do.
+absl::Status CheckServerRanks(const WorkerOptions& options) {
+  if (options.transport == TransportKind::kTcp && !options.servers.empty()) {
+    return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
+                      "over tcp the servers meet the workers at --rendezvous: give their number, --server_ranks, or "
+                      "--transport=grpc");
+  }
+  if (options.server_ranks == 0) return absl::OkStatus();
+  const std::string count = absl::StrCat(options.server_ranks);
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  }
+  if (options.transport != TransportKind::kTcp) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("over --transport=", TransportName(options.transport),
+                                   options.transport == TransportKind::kGrpc
+                                       ? " the workers dial the addresses of --servers: drop one of the two"
+                                       : " the ranks own the parameters: drop it, or give --transport=tcp"));
+  }
+  if (options.world_size + options.server_ranks > kWorldSizeMax) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("with ", options.world_size, " workers there are over ", kWorldSizeMax,
+                                   " processes: take fewer servers"));
+  }
+  if (options.check) {
+    return RefuseFlag("check", "true",
+                      "it does not know servers over tcp: check the hosts with --server_ranks=0 and a worker in place "
+                      "of each server");
+  }
+  return absl::OkStatus();
+}
+
 // Whether --transport, --servers and --rendezvous go together, and with the resolved --sync.
 absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOptions& options) {
   const char* const transport = TransportName(options.transport);
@@ -77,6 +110,7 @@ absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOpt
     return RefuseFlag("rendezvous", options.rendezvous,
                       absl::StrCat("--transport=", transport, " has no rendezvous: drop it, or give --transport=tcp"));
   }
+  RETURN_IF_ERROR(CheckServerRanks(options));
   switch (options.transport) {
     case TransportKind::kNone:
       break;
@@ -128,7 +162,7 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
-  const bool has_servers = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
+  const bool has_servers = options.ServerCount() > 0 || asked.transport == TransportKind::kGrpc;
   const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
   const Sync usual = has_servers ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
   options.sync = asked.sync.value_or(usual);

@@ -87,6 +87,7 @@ struct WorkerOptions {
   int rank = 0;
   int world_size = 1;
   std::vector<std::string> servers;  // star: one address per shard, in shard order; empty: the ranks are the owners
+  int server_ranks = 0;              // star over tcp: servers, which are ranks after the workers; 0: as above
   std::string rendezvous;            // tcp: where rank 0 listens for the others
   std::string run_id;                // which attempt of which job this is; equal on all workers
   bool check = false;                // dial all peers and end, instead of training
@@ -144,7 +145,9 @@ struct WorkerOptions {
   TransportSecurity security;  // grpc, tcp: what the files above hold
 
   // Rank r owns chunk r of every reduction block: a ring, or a star without servers.
-  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && servers.empty()); }
+  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && ServerCount() == 0); }
+  // Servers of a star, however they are reached.
+  int ServerCount() const { return servers.empty() ? server_ranks : static_cast<int>(servers.size()); }
   bool UsesMpi() const { return transport == TransportKind::kMpi; }
   // A star whose servers have loopback addresses: the whole job is on this machine.
   bool ServersAreHere() const;
@@ -164,8 +167,9 @@ inline constexpr double kLearningRateMax = 1e38;
 
 inline constexpr FlagRow kRows[] = {
     {"sync", "job",
-     "how gradients are synchronised; star: by --servers, or without them by the ranks themselves; auto: star with "
-     "--servers, ring with --rendezvous or under mpirun or srun, else local; mpi: plain MPI_Allreduce, as a control",
+     "how gradients are synchronised; star: by servers, or without them by the ranks themselves; auto: star with "
+     "--servers or --server_ranks, ring with --rendezvous or under mpirun or srun, else local; mpi: plain "
+     "MPI_Allreduce, as a control",
      OneOfAt<kSyncs, &W::asked, &Asked::sync>(), kSameOnAllRanks, OneOfAt<kResolvedSyncs, &W::sync>()},
     {"transport", "job",
      "what carries gradients and parameters; auto: grpc with --servers, tcp with --rendezvous, else mpi, which needs "
@@ -177,6 +181,9 @@ inline constexpr FlagRow kRows[] = {
     {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1, which tcp refuses",
      WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
     {"servers", "job", "star: address of every server shard, in shard order", TextAt<&W::servers>("host:port,...")},
+    {"server_ranks", "job",
+     "star over tcp: number of servers, which meet the workers at --rendezvous; 0: the ranks own the parameters",
+     WholeAt<&W::server_ranks>(0, kShardCountMax), kSameOnAllRanks},
     {"rendezvous", "job",
      "tcp: where rank 0 listens, and the other ranks find it: an address of rank 0's host that they reach, and a free "
      "port",
