@@ -10,7 +10,7 @@
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/steady_time.h"
-#include "worker/exchange/peer/collectives.h"
+#include "common/transport/collectives.h"
 
 namespace starring {
 namespace {

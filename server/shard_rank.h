@@ -36,12 +36,12 @@
 #include "common/memory.h"
 #include "common/progress_state.h"
 #include "common/trace.h"
+#include "common/transport/message_pump.h"
 #include "common/transport/shard_wire.h"
 #include "common/transport/transport.h"
 #include "server/rendezvous.h"
 #include "server/server_metrics.h"
 #include "server/shard_job.h"
-#include "worker/exchange/peer/message_pump.h"
 
 namespace starring {
 

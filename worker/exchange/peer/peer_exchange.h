@@ -27,15 +27,15 @@
 
 #include "absl/functional/function_ref.h"
 #include "common/mutex.h"
+#include "common/stall_report.h"
 #include "common/trace.h"
+#include "common/transport/message_pump.h"
 #include "common/transport/transport.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/stall_report.h"
 
 namespace starring {
 

@@ -8,8 +8,8 @@
 #include "common/check.h"
 #include "common/status.h"
 #include "common/steady_time.h"
+#include "common/transport/collectives.h"
 #include "common/transport/shard_wire.h"
-#include "worker/exchange/peer/collectives.h"
 
 namespace starring {
 namespace {

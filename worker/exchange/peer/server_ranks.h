@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "common/job_spec.h"
-#include "worker/exchange/peer/message_pump.h"
+#include "common/transport/message_pump.h"
 
 namespace starring {
 

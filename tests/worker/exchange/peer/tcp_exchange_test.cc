@@ -14,11 +14,11 @@
 #include "common/check.h"
 #include "common/job_spec.h"
 #include "common/status.h"
+#include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/transport/tcp_loopback.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/peer_exchange.h"
 
 namespace starring {

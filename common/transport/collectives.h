@@ -6,8 +6,8 @@
 //
 // An expired deadline is DeadlineExceeded, names the missing ranks, and is told to the peers. Ranks other than 0 wait
 // two seconds longer: they wait for rank 0, which may wait for another rank and then names it.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
-#define STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
+#ifndef STARRING_COMMON_TRANSPORT_COLLECTIVES_H_
+#define STARRING_COMMON_TRANSPORT_COLLECTIVES_H_
 
 #include <cstddef>
 #include <span>
@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "worker/exchange/peer/message_pump.h"
+#include "common/transport/message_pump.h"
 
 namespace starring {
 
@@ -63,4 +63,4 @@ absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options);
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
+#endif  // STARRING_COMMON_TRANSPORT_COLLECTIVES_H_

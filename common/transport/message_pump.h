@@ -11,8 +11,8 @@
 // After a failure only Abort works; every other call returns the first failure.
 //
 // Thread safety: none; one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_MESSAGE_PUMP_H_
-#define STARRING_WORKER_EXCHANGE_PEER_MESSAGE_PUMP_H_
+#ifndef STARRING_COMMON_TRANSPORT_MESSAGE_PUMP_H_
+#define STARRING_COMMON_TRANSPORT_MESSAGE_PUMP_H_
 
 #include <chrono>
 #include <cstddef>
@@ -29,9 +29,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/stall_report.h"
+#include "common/transport/peer_watch.h"
 #include "common/transport/transport.h"
-#include "worker/exchange/peer/peer_watch.h"
-#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
@@ -144,4 +144,4 @@ MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration);
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_MESSAGE_PUMP_H_
+#endif  // STARRING_COMMON_TRANSPORT_MESSAGE_PUMP_H_

@@ -2,8 +2,8 @@
 // sources, for instance the servers of a star, may report the same stall; only the first report is printed.
 //
 // Thread safety: one thread.
-#ifndef STARRING_WORKER_EXCHANGE_STALL_REPORT_H_
-#define STARRING_WORKER_EXCHANGE_STALL_REPORT_H_
+#ifndef STARRING_COMMON_STALL_REPORT_H_
+#define STARRING_COMMON_STALL_REPORT_H_
 
 #include <chrono>
 #include <functional>
@@ -47,4 +47,4 @@ class StallReport {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_STALL_REPORT_H_
+#endif  // STARRING_COMMON_STALL_REPORT_H_

@@ -7,8 +7,8 @@
 // neighbours. So the caller learns where a rank was that no longer answers.
 //
 // Thread safety: one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_WATCH_H_
-#define STARRING_WORKER_EXCHANGE_PEER_PEER_WATCH_H_
+#ifndef STARRING_COMMON_TRANSPORT_PEER_WATCH_H_
+#define STARRING_COMMON_TRANSPORT_PEER_WATCH_H_
 
 #include <chrono>
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 #include "common/progress_state.h"
 #include "common/roll_call.h"
-#include "worker/exchange/stall_report.h"
+#include "common/stall_report.h"
 
 namespace starring {
 
@@ -85,4 +85,4 @@ class PeerWatch {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_PEER_WATCH_H_
+#endif  // STARRING_COMMON_TRANSPORT_PEER_WATCH_H_
