@@ -192,6 +192,25 @@ TEST(WorkerOptionsTest, RefusesTransportsThatDoNotFit) {
               HasSubstr("--sync=star --transport=mpi has none: drop it"));
 }
 
+TEST(WorkerOptionsTest, ServersOverTcpAreACount) {
+  const auto options = Parse({"--server_ranks=2", "--rendezvous=a:1", "--rank=1", "--world_size=3"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->sync, Sync::kStar);
+  EXPECT_EQ(options->transport, TransportKind::kTcp);
+  EXPECT_EQ(options->ServerCount(), 2);
+  EXPECT_FALSE(options->RanksAreOwners());
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--sync=ring", "--rendezvous=a:1", "--world_size=1"}),
+              HasSubstr("--sync=ring has no servers"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--sync=star", "--transport=mpi"}), HasSubstr("or give --transport=tcp"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--servers=a:1"}), HasSubstr("the addresses of --servers"));
+  EXPECT_THAT(Refusal({"--servers=a:1", "--transport=tcp", "--rendezvous=a:1", "--world_size=1"}),
+              HasSubstr("give their number, --server_ranks"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--rendezvous=a:1", "--rank=0", "--world_size=1023"}),
+              HasSubstr("over 1024 processes"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--rendezvous=a:1", "--rank=0", "--world_size=1", "--check"}),
+              HasSubstr("--server_ranks=0"));
+}
+
 TEST(WorkerOptionsTest, OverTcpEachWorkerIsToldItsNumber) {
   const auto second = Parse({"--sync=star", "--rendezvous=a:1", "--rank=1", "--world_size=2", "--run_id=r"});
   ASSERT_TRUE(second.ok()) << second.status();
