@@ -60,7 +60,7 @@ class _Alone:
         else:
             found = self._star_between_hosts(self.lab, bench, servers, own_hosts=False, transport=transport)
         found = [{**row, "servers": servers} for row in found]
-        # Over TCP alone on hosts of their own: the training rows of the report have it.
+        # Over TCP only training is measured with servers on hosts of their own: the report has no name for it here.
         if self.lab is not None and self.lab.server_hosts and transport == "grpc":
             servers = self.servers or self.lab.server_hosts
             found += [{**row, "sync": OWN_HOSTS, "servers": servers}
