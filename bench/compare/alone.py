@@ -64,7 +64,8 @@ class _Alone:
         if self.lab is not None and self.lab.server_hosts and transport == "grpc":
             servers = self.servers or self.lab.server_hosts
             found += [{**row, "sync": OWN_HOSTS, "servers": servers}
-                      for row in self._star_between_hosts(self.lab, bench, servers, own_hosts=True, transport=transport)]
+                      for row in self._star_between_hosts(self.lab, bench, servers, own_hosts=True,
+                                                          transport=transport)]
         return found
 
     def _star_between_hosts(self, lab: Netlab, bench: list[str], servers: int, own_hosts: bool,

@@ -1,5 +1,5 @@
-"""A star over gRPC and TCP, and a star without servers and a ring over MPI and TCP, for sanitizers: most tests of this folder run only
-without them."""
+"""A star over gRPC and TCP, and a star without servers and a ring over MPI and TCP, for sanitizers: most tests of this
+folder run only without them."""
 
 import unittest
 

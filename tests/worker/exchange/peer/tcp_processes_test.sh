@@ -116,7 +116,8 @@ expect_of_star() {
 
 expect_of_star 'another seed' 'INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' --fault=seed
 expect_of_star 'a NaN' 'UNAVAILABLE: rank 1 gave up: gradient of fc1.weight is NaN at step 2' --fault=abort
-expect_of_star 'killed' '\(rank [012]\|server [01]\) (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' --fault=die
+expect_of_star 'killed' '\(rank [012]\|server [01]\) (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' \
+  --fault=die
 grep -q 'UNAVAILABLE: rank 1 ' "$scratch"/[0234] || fail "killed: nobody names rank 1: $(cat "$scratch"/[0234])"
 expect_of_star 'stopped' 'rank 1 has not contributed bucket [0-9]* of step 2 within 3 s' --fault=stop
 expect_of_star 'slow' 'rank 1 ' --fault=slow
