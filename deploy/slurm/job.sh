@@ -27,8 +27,8 @@ node_address() {
   scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+'
 }
 
-# rendezvous [NODE]: prints host:port for the ranks of a job to meet: rank 0 runs on NODE, by default this one. The port is
-# below those that a system gives to processes that ask for any, and nothing listens there now.
+# rendezvous [NODE]: prints host:port for the ranks of a job to meet: rank 0 runs on NODE, by default this one. The port
+# is below those that a system gives to processes that ask for any, and nothing listens there now.
 rendezvous() {
   local address port try node=${1:-${SLURMD_NODENAME}}
   address=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
