@@ -8,6 +8,9 @@
 //
 //   bazel-bin/bench/star_bench --addresses=a:7077,b:7077 --workers=2 --rank=0 --bytes=7600000 --shared_memory=false
 //
+// With --transport=tcp the servers are ranks after the workers, as of worker --server_ranks; between machines all meet
+// at --rendezvous, which takes the place of --addresses.
+//
 // --job_secret, --tls and so on, as worker and server have them, protect both sides; star_security.py compares them.
 //
 // GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
@@ -27,9 +30,11 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -40,7 +45,11 @@
 #include "bench/processor_cost.h"
 #include "common/check.h"
 #include "common/security/transport_security.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "server/parameter_server.h"
+#include "server/shard_rank.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/star/star_exchange.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,
@@ -50,7 +59,10 @@ ABSL_FLAG(int64_t, bucket_bytes, 1 << 20, "as --bucket_bytes of the worker");
 ABSL_FLAG(int, workers, 2, "worker processes");
 ABSL_FLAG(int, servers, 2, "server processes");
 ABSL_FLAG(std::vector<std::string>, addresses, {}, "servers to use instead of own ones, in order of their shards");
-ABSL_FLAG(int, rank, 0, "with --addresses: which worker this process is, the only one it starts; rank 0 prints");
+ABSL_FLAG(std::string, transport, "grpc", "between workers and servers: grpc or tcp");
+ABSL_FLAG(std::string, rendezvous, "", "tcp: where worker 0 listens, and servers that were started elsewhere find it");
+ABSL_FLAG(int, rank, 0,
+          "with --addresses or --rendezvous: which worker this process is, the only one it starts; rank 0 prints");
 ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
 ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
@@ -95,6 +107,56 @@ TransportSecurity Security() {
   return *std::move(security);
 }
 
+bool IsOverTcp() { return absl::GetFlag(FLAGS_transport) == "tcp"; }
+
+// How a worker of the job finds the servers. `listener`: tcp, on this machine: of worker 0.
+struct Place {
+  std::vector<std::string> addresses;
+  std::optional<TcpListener> listener;
+};
+
+// A rank of the world of workers and servers.
+std::unique_ptr<Transport> ConnectOverTcp(int rank, Place& place) {
+  const int servers = absl::GetFlag(FLAGS_servers);
+  TcpRendezvousOptions options = {.rank = rank,
+                                  .world_size = absl::GetFlag(FLAGS_workers) + servers,
+                                  .server_count = servers,
+                                  .rendezvous = absl::GetFlag(FLAGS_rendezvous),
+                                  .token = Security().token};
+  if (place.listener.has_value()) {
+    options.rendezvous = place.listener->address();
+    if (rank == 0) options.listener = std::move(place.listener);
+  }
+  auto transport = ConnectFullMesh(std::move(options));
+  CHECK_OK(transport);
+  return *std::move(transport);
+}
+
+int ServerRankProcess(int shard, Place& place, Row* row) {
+  Pin(shard);
+  ShardRank server(ConnectOverTcp(absl::GetFlag(FLAGS_workers) + shard, place),
+                   {.shard = shard, .shard_count = absl::GetFlag(FLAGS_servers)});
+  CHECK_OK(server.Run());
+  row->cost = ReadProcessorCost();
+  return 0;
+}
+
+std::unique_ptr<GradientExchange> MakeExchange(int rank, Place& place) {
+  if (IsOverTcp()) {
+    return std::make_unique<PeerExchange>(ConnectOverTcp(rank, place),
+                                          PeerExchange::Options{.algorithm = PeerExchange::Algorithm::kDedicated,
+                                                                .server_count = absl::GetFlag(FLAGS_servers)});
+  }
+  auto exchange = CreateStarExchange(
+      {.addresses = place.addresses,
+       .lanes = absl::GetFlag(FLAGS_lanes),
+       .run_id = "",
+       .security = Security(),
+       .same_host = absl::GetFlag(FLAGS_shared_memory) ? SameHost::kSharedMemory : SameHost::kSocket});
+  CHECK_OK(exchange);
+  return *std::move(exchange);
+}
+
 int ServerProcess(int shard, int address_pipe, Row* row) {
   Pin(shard);
   auto server = ParameterServer::Start({.listen = "127.0.0.1:0",
@@ -117,7 +179,7 @@ int64_t StepsFor(int64_t bytes) {
   return std::min(count, std::max<int64_t>(1, absl::GetFlag(FLAGS_steps_max)));
 }
 
-int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addresses, Row* row) {
+int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
   Pin(rank);
   Computation computation;
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
@@ -126,17 +188,11 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
                                        .element_count = std::max<int64_t>(bytes / 4, 1),
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
-  auto exchange = CreateStarExchange(
-      {.addresses = addresses,
-       .lanes = absl::GetFlag(FLAGS_lanes),
-       .run_id = "",
-       .security = Security(),
-       .same_host = absl::GetFlag(FLAGS_shared_memory) ? SameHost::kSharedMemory : SameHost::kSocket});
-  CHECK_OK(exchange);
+  const std::unique_ptr<GradientExchange> exchange = MakeExchange(rank, place);
   std::vector<float> parameters(job.layout.element_count(), 1.0f);
   std::vector<float> own(job.layout.element_count());
-  CHECK_OK((*exchange)->Start(job, parameters));
-  const std::span<float> memory = (*exchange)->gradient_memory();
+  CHECK_OK(exchange->Start(job, parameters));
+  const std::span<float> memory = exchange->gradient_memory();
   const std::span<float> gradient = memory.empty() ? std::span<float>(own) : memory;
   std::ranges::fill(gradient, 1e-6f);
 
@@ -147,15 +203,15 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
     const Clock::time_point start = Clock::now();
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      (*exchange)->Submit(step, b, gradient.subspan(range.begin, range.size()));
+      exchange->Submit(step, b, gradient.subspan(range.begin, range.size()));
       if (compute_us > 0) computation.Run(compute_us / job.buckets.bucket_count());
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.
-    for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK((*exchange)->Await(step, b));
+    for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK(exchange->Await(step, b));
     times_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
   const ProcessorCost cost = ReadProcessorCost() - before;
-  CHECK_OK((*exchange)->Finish());
+  CHECK_OK(exchange->Finish());
   std::sort(times_ms.begin(), times_ms.end());
   *row = {.p50_ms = times_ms[times_ms.size() / 2],
           .p95_ms = times_ms[times_ms.size() * 95 / 100],
@@ -189,10 +245,10 @@ void PrintJson(int64_t bytes, const Row& row, const ProcessorCost& worker) {
   const double bus_bytes = 2.0 * (workers - 1) / workers * static_cast<double>(bytes);
   const double exposed_us = 1e3 * row.p50_ms - static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   std::printf(
-      "{\"sync\": \"star\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
+      "{\"sync\": \"%s\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
       "\"bus_gb_per_s\": %.5f, \"cpu_us\": %.2f, \"voluntary_switches\": %.3f, \"involuntary_switches\": %.3f}\n",
-      workers, static_cast<long long>(bytes), exposed_us, 1e3 * row.p95_ms, bus_bytes / exposed_us / 1e3, worker.cpu_us,
-      worker.voluntary_switches, worker.involuntary_switches);
+      IsOverTcp() ? "star-servers-tcp" : "star", workers, static_cast<long long>(bytes), exposed_us, 1e3 * row.p95_ms,
+      bus_bytes / exposed_us / 1e3, worker.cpu_us, worker.voluntary_switches, worker.involuntary_switches);
   std::fflush(stdout);
 }
 
@@ -200,8 +256,35 @@ void PrintJson(int64_t bytes, const Row& row, const ProcessorCost& worker) {
 void MeasureAsOneWorker(int64_t bytes) {
   const int rank = absl::GetFlag(FLAGS_rank);
   Row row;
-  WorkerProcess(rank, bytes, absl::GetFlag(FLAGS_addresses), &row);
+  Place place = {.addresses = absl::GetFlag(FLAGS_addresses), .listener = std::nullopt};
+  WorkerProcess(rank, bytes, place, &row);
   if (rank == 0) PrintJson(bytes, row, StepCost({&row, 1}, row.steps));
+}
+
+// Starts the servers on this machine. `rows`: by shard, in memory that is shared with them.
+Place StartServers(Row* rows) {
+  Place place;
+  // Worker 0's process takes the listener; in the others it is only an address.
+  if (IsOverTcp()) {
+    auto listener = TcpListener::Listen("127.0.0.1:0");
+    CHECK_OK(listener);
+    place.listener = *std::move(listener);
+  }
+  for (int shard = 0; shard < absl::GetFlag(FLAGS_servers); ++shard) {
+    if (IsOverTcp()) {
+      Fork([&] { return ServerRankProcess(shard, place, &rows[shard]); });
+      continue;
+    }
+    int fds[2];
+    CHECK_EQ(pipe(fds), 0);
+    Fork([&] { return ServerProcess(shard, fds[1], &rows[shard]); });
+    close(fds[1]);
+    char text[64] = {};
+    CHECK_GE(read(fds[0], text, sizeof(text) - 1), 1);
+    close(fds[0]);
+    place.addresses.emplace_back(text, std::string(text).find('\n'));
+  }
+  return place;
 }
 
 void Measure(int64_t bytes) {
@@ -214,19 +297,9 @@ void Measure(int64_t bytes) {
   rusage before;
   // This counts children that have been waited for: the difference is that of this size's processes.
   getrusage(RUSAGE_CHILDREN, &before);
-  std::vector<std::string> addresses;
-  for (int shard = 0; shard < absl::GetFlag(FLAGS_servers); ++shard) {
-    int fds[2];
-    CHECK_EQ(pipe(fds), 0);
-    Fork([&] { return ServerProcess(shard, fds[1], &rows[worker_count + shard]); });
-    close(fds[1]);
-    char text[64] = {};
-    CHECK_GE(read(fds[0], text, sizeof(text) - 1), 1);
-    close(fds[0]);
-    addresses.emplace_back(text, std::string(text).find('\n'));
-  }
+  Place place = StartServers(rows + worker_count);
   for (int rank = 0; rank < absl::GetFlag(FLAGS_workers); ++rank) {
-    Fork([&] { return WorkerProcess(rank, bytes, addresses, &rows[rank]); });
+    Fork([&] { return WorkerProcess(rank, bytes, place, &rows[rank]); });
   }
   int status = 0;
   while (wait(&status) > 0) CHECK_EQ(status, 0);
@@ -257,8 +330,10 @@ int Main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   absl::ParseCommandLine(argc, argv);
-  const bool alone = !absl::GetFlag(FLAGS_addresses).empty();
-  CHECK(!alone || absl::GetFlag(FLAGS_bytes).size() == 1) << ": --addresses needs one size in --bytes";
+  const std::string transport = absl::GetFlag(FLAGS_transport);
+  CHECK(transport == "grpc" || transport == "tcp") << "--transport=" << transport << ": it can be grpc or tcp";
+  const bool alone = !absl::GetFlag(FLAGS_addresses).empty() || !absl::GetFlag(FLAGS_rendezvous).empty();
+  CHECK(!alone || absl::GetFlag(FLAGS_bytes).size() == 1) << ": --addresses and --rendezvous need one size in --bytes";
   if (!PrintsJson() && !alone) {
     std::printf("%12s %10s %10s %8s %10s %10s %10s %8s %10s %10s %8s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s",
                 "cpu user", "cpu system", "worker ms", "sleeps", "gives way", "server ms", "sleeps", "gives way");

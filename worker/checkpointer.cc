@@ -100,7 +100,7 @@ std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges(const GradientE
   // With --sync=auto the ranks have chosen.
   const std::optional<ExchangeChoice> choice = exchange.choice();
   const Sync sync = choice.has_value() ? choice->sync : worker.sync;
-  const int shard_count = static_cast<int>(worker.servers.size());
+  const int shard_count = worker.ServerCount();
   const int owner_count = worker.RanksAreOwners() ? worker.world_size : std::max(1, shard_count);
   std::vector<std::vector<ElementRange>> owners(owner_count);
   for (int owner = 0; owner < owner_count; ++owner) {

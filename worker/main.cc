@@ -19,6 +19,7 @@
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/progress_state.h"
+#include "common/stall_report.h"
 #include "common/status.h"
 #include "common/trace.h"
 #include "common/transport/tcp_rendezvous.h"
@@ -30,7 +31,6 @@
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/star_exchange.h"
 #include "worker/launcher_environment.h"
 #include "worker/model/layer_file.h"
@@ -103,7 +103,8 @@ StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState*
 // How the ranks of --transport=tcp find each other.
 TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
   return {.rank = options.rank,
-          .world_size = options.world_size,
+          .world_size = options.world_size + options.server_ranks,
+          .server_count = options.server_ranks,
           .rendezvous = options.rendezvous,
           .listener = std::nullopt,
           .run_id = options.run_id,
@@ -141,7 +142,7 @@ PeerExchange::Algorithm AlgorithmOf(const WorkerOptions& options) {
     case Sync::kRing:
       return PeerExchange::Algorithm::kRing;
     case Sync::kStar:
-      return PeerExchange::Algorithm::kDirect;
+      return options.server_ranks > 0 ? PeerExchange::Algorithm::kDedicated : PeerExchange::Algorithm::kDirect;
     default:
       return PeerExchange::Algorithm::kAllreduce;
   }
@@ -179,6 +180,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
       std::move(peers.transport),
       PeerExchange::Options{.algorithm = AlgorithmOf(options),
                             .sharing = SharingOf(options),
+                            .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .trace = tracing.trace,
                             .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
@@ -284,7 +286,7 @@ class GpuHangWatch {
 
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
-  const char* const co_located = options.sync == Sync::kStar && options.servers.empty() ? "co-located " : "";
+  const char* const co_located = options.sync == Sync::kStar && options.ServerCount() == 0 ? "co-located " : "";
   std::printf("%s, %lld parameters, on %s (%lld training images), %s%s with %d worker%s, on %s\n",
               options.model.c_str(), static_cast<long long>(network.layout().parameter_count()),
               options.dataset.name.c_str(), static_cast<long long>(data.train.count), co_located,

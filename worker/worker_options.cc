@@ -65,6 +65,39 @@ absl::Status CheckRendezvous(const LauncherEnvironment& launcher, const WorkerOp
   return absl::OkStatus();
 }
 
+// Servers over TCP are no addresses: they register at the rendezvous, as the workers do.
+absl::Status CheckServerRanks(const WorkerOptions& options) {
+  if (options.transport == TransportKind::kTcp && !options.servers.empty()) {
+    return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
+                      "over tcp the servers meet the workers at --rendezvous: give their number, --server_ranks, or "
+                      "--transport=grpc");
+  }
+  if (options.server_ranks == 0) return absl::OkStatus();
+  const std::string count = absl::StrCat(options.server_ranks);
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  }
+  if (options.transport != TransportKind::kTcp) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("over --transport=", TransportName(options.transport),
+                                   options.transport == TransportKind::kGrpc
+                                       ? " the workers dial the addresses of --servers: drop one of the two"
+                                       : " the ranks own the parameters: drop it, or give --transport=tcp"));
+  }
+  if (options.world_size + options.server_ranks > kWorldSizeMax) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("with ", options.world_size, " workers there are over ", kWorldSizeMax,
+                                   " processes: take fewer servers"));
+  }
+  if (options.check) {
+    return RefuseFlag("check", "true",
+                      "it does not know servers over tcp: check the hosts with --server_ranks=0 and a worker in place "
+                      "of each server");
+  }
+  return absl::OkStatus();
+}
+
 // Whether --transport, --servers and --rendezvous go together, and with the resolved --sync.
 absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOptions& options) {
   const char* const transport = TransportName(options.transport);
@@ -77,6 +110,7 @@ absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOpt
     return RefuseFlag("rendezvous", options.rendezvous,
                       absl::StrCat("--transport=", transport, " has no rendezvous: drop it, or give --transport=tcp"));
   }
+  RETURN_IF_ERROR(CheckServerRanks(options));
   switch (options.transport) {
     case TransportKind::kNone:
       break;
@@ -128,13 +162,14 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
-  const bool has_servers = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
+  const bool has_grpc = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
+  const bool has_servers = has_grpc || options.server_ranks > 0;
   const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
   // A ring can neither add as a tree nor use shared memory.
   const bool needs_star = options.sum_order == SumOrder::kTree || asked.same_host == SameHost::kSharedMemory;
   const Sync usual = has_servers || (has_peers && needs_star) ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
   options.sync = asked.sync.value_or(usual);
-  options.same_host = asked.same_host.value_or(has_servers ? SameHost::kSharedMemory : SameHost::kSocket);
+  options.same_host = asked.same_host.value_or(has_grpc ? SameHost::kSharedMemory : SameHost::kSocket);
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
   if (options.world_size > kWorldSizeMax) {
@@ -173,6 +208,11 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
 absl::Status CheckSameHost(const WorkerOptions& options) {
   if (options.asked.same_host != SameHost::kSharedMemory || options.sync != Sync::kStar || !options.servers.empty()) {
     return absl::OkStatus();
+  }
+  if (options.server_ranks > 0) {
+    return RefuseFlag("same_host", "shared_memory",
+                      "over tcp workers and servers send messages: drop it, give --transport=grpc with --servers, or "
+                      "leave out --server_ranks, so that the ranks own the parameters");
   }
   if (options.cuda_aware_mpi == CudaAwareMpi::kAuto) {
     return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
@@ -217,7 +257,7 @@ absl::Status CheckAutoBuckets(const WorkerOptions& options) {
                     options.sync == Sync::kMpi
                         ? "MPI may add in another order if a bucket has another size: give a number, or --sync=ring"
                         : "servers cut the parameters when the workers join, and keep to that: give a number, or leave "
-                          "out --servers, so that the ranks own the parameters");
+                          "out --servers and --server_ranks, so that the ranks own the parameters");
 }
 
 absl::Status CheckDevice(const WorkerOptions& options) {

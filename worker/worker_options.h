@@ -88,6 +88,7 @@ struct WorkerOptions {
   int rank = 0;
   int world_size = 1;
   std::vector<std::string> servers;  // star: one address per shard, in shard order; empty: the ranks are the owners
+  int server_ranks = 0;              // star over tcp: servers, which are ranks after the workers; 0: as above
   std::string rendezvous;            // tcp: where rank 0 listens for the others
   std::string run_id;                // which attempt of which job this is; equal on all workers
   bool check = false;                // dial all peers and end, instead of training
@@ -146,7 +147,9 @@ struct WorkerOptions {
   TransportSecurity security;  // grpc, tcp: what the files above hold
 
   // A ring, or a star without servers. Who owns what: RingSlice, DirectSlice and RankSlice of common/bucket_map.h.
-  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && servers.empty()); }
+  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && ServerCount() == 0); }
+  // Servers of a star, however they are reached.
+  int ServerCount() const { return servers.empty() ? server_ranks : static_cast<int>(servers.size()); }
   // The size of buckets is chosen in the first steps. Without other ranks there is nothing to choose.
   bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && RanksAreOwners(); }
   // The owners among the ranks measure at the start how they exchange, and `sync` is only their first candidate.
@@ -170,9 +173,9 @@ inline constexpr double kLearningRateMax = 1e38;
 
 inline constexpr FlagRow kRows[] = {
     {"sync", "job",
-     "how gradients are synchronised; star: by --servers, or without them by the ranks themselves; auto: star with "
-     "--servers; with --rendezvous or under mpirun or srun ring or star, whichever takes less time at the start; else "
-     "local; mpi: plain MPI_Allreduce, as a control",
+     "how gradients are synchronised; star: by servers, or without them by the ranks themselves; auto: star with "
+     "--servers or --server_ranks; with --rendezvous or under mpirun or srun ring or star, whichever takes less time "
+     "at the start; else local; mpi: plain MPI_Allreduce, as a control",
      OneOfAt<kSyncs, &W::asked, &Asked::sync>(), kSameOnAllRanks, OneOfAt<kResolvedSyncs, &W::sync>()},
     {"transport", "job",
      "what carries gradients and parameters; auto: grpc with --servers, tcp with --rendezvous, else mpi, which needs "
@@ -184,6 +187,9 @@ inline constexpr FlagRow kRows[] = {
     {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1, which tcp refuses",
      WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
     {"servers", "job", "star: address of every server shard, in shard order", TextAt<&W::servers>("host:port,...")},
+    {"server_ranks", "job",
+     "star over tcp: number of servers, which meet the workers at --rendezvous; 0: the ranks own the parameters",
+     WholeAt<&W::server_ranks>(0, kShardCountMax), kSameOnAllRanks},
     {"rendezvous", "job",
      "tcp: where rank 0 listens, and the other ranks find it: an address of rank 0's host that they reach, and a free "
      "port",

@@ -23,6 +23,7 @@ from bench.chaos.schedule import KINDS, Event, Setup, job_seed, make_schedule
 # Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, so most of the time goes into restarts.
 STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logreg"): 30000,
          ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
+         ("star-servers-tcp", "logreg"): 20000, ("star-servers-tcp", "lenet5"): 10000,
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
          ("ring-tcp", "lenet5"): 12000}
 MODELS = ("logreg", "lenet5")

@@ -95,11 +95,12 @@ class Job:
     def _lab_commands(self, lab: Netlab, flags: list[str]) -> list[Command]:
         sync, workers = self.configuration["sync"], self.configuration["workers"]
         worker = [programs.binary("worker/worker"), *flags, *OURS_ONLY]
-        if sync == "star":
+        if sync in BETWEEN_HOSTS:
             secret = lab.make_secret(programs.binary("deploy/launch"))
             servers, ranks = lab.star_commands([programs.binary("server/server")], worker, secret,
                                                self.configuration["servers"], workers,
-                                               self.configuration["accounting"] == cells.ACCOUNTING_OWN_HOSTS)
+                                               self.configuration["accounting"] == cells.ACCOUNTING_OWN_HOSTS,
+                                               cells.BY_SYNC[sync].transport)
             return [Command(argv) for argv in [*servers, *ranks]]
         if sync in cells.BY_MPIRUN:
             return [Command(lab.mpirun([*worker, *sync_flags(sync)], workers), lab.environment())]
@@ -114,7 +115,7 @@ class Job:
 
 OURS_ONLY = ("--progress=none",)
 # The syncs with servers whose processes a lab can start.
-BETWEEN_HOSTS = ("star",)
+BETWEEN_HOSTS = ("star", "star-servers-tcp")
 
 
 def sync_flags(sync: str) -> list[str]:

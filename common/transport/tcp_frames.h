@@ -5,8 +5,8 @@
 // version can be told so.
 //
 // Thread safety: one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TCP_FRAMES_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TCP_FRAMES_H_
+#ifndef STARRING_COMMON_TRANSPORT_TCP_FRAMES_H_
+#define STARRING_COMMON_TRANSPORT_TCP_FRAMES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -86,4 +86,4 @@ class TcpFrameConnection {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TCP_FRAMES_H_
+#endif  // STARRING_COMMON_TRANSPORT_TCP_FRAMES_H_

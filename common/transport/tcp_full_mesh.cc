@@ -14,6 +14,7 @@
 #include "common/check.h"
 #include "common/host/address.h"
 #include "common/host/dial.h"
+#include "common/roll_call.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 
@@ -32,8 +33,9 @@ absl::Status About(const std::string& name, const absl::Status& why) {
   return absl::Status(why.code(), absl::StrCat(name, " ", std::string(why.message())));
 }
 
-// "rank 2", "ranks 2, 3 and 1021 more"
-std::string RanksText(const std::vector<int>& ranks) {
+// "rank 2", "ranks 2, 3 and 1021 more"; with servers "rank 2, server 0"
+std::string RanksText(const std::vector<int>& ranks, int worker_count) {
+  if (ranks.back() >= worker_count) return NameProcesses(ranks, worker_count);
   const size_t named = std::min<size_t>(ranks.size(), kRanksNamedMax);
   std::string text = absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
                                   absl::StrJoin(ranks.begin(), ranks.begin() + static_cast<int64_t>(named), ", "));
@@ -162,9 +164,9 @@ absl::Status TcpFullMesh::DialLowerRanks() {
     const int to_rank = static_cast<int>(i / std::size(kPurposes));
     const Purpose purpose = kPurposes[i % std::size(kPurposes)];
     if (results[i].socket.fd() < 0) {
-      return absl::UnavailableError(absl::StrCat("rank ", rank_, " cannot connect with rank ", to_rank, " at ",
-                                                 addresses[i], ": ", results[i].error,
-                                                 ": every rank must be able to reach every other one, at any port"));
+      return absl::UnavailableError(absl::StrCat(
+          ProcessName(rank_, worker_count()), " cannot connect with ", ProcessName(to_rank, worker_count()), " at ",
+          addresses[i], ": ", results[i].error, ": every rank must be able to reach every other one, at any port"));
     }
     dialled_.push_back({.dialer = TcpDialer(std::move(results[i].socket), MakeHello(purpose, to_rank), options_.token),
                         .to_rank = to_rank,
@@ -249,7 +251,8 @@ absl::StatusOr<bool> TcpFullMesh::IsDialledOver(Dialled& dialled, bool is_ready)
   if (!is_ready) return false;
   const absl::StatusOr<bool> is_welcome = dialled.dialer.Advance();
   if (!is_welcome.ok()) {
-    return CauseOf(About(absl::StrCat("rank ", dialled.to_rank, " (", dialled.address, ")"), is_welcome.status()));
+    return CauseOf(About(absl::StrCat(ProcessName(dialled.to_rank, worker_count()), " (", dialled.address, ")"),
+                         is_welcome.status()));
   }
   if (!*is_welcome) return false;
   SocketOf(dialled.to_rank, dialled.purpose) = dialled.dialer.connection().TakeSocket();
@@ -324,7 +327,8 @@ TcpHello TcpFullMesh::MakeHello(Purpose purpose, int to_rank) const {
 }
 
 std::string TcpFullMesh::NameOf(int rank) const {
-  return absl::StrCat("rank ", rank, " (", rank == 0 ? options_.rendezvous : members_[rank].address, ")");
+  return absl::StrCat(ProcessName(rank, worker_count()), " (", rank == 0 ? options_.rendezvous : members_[rank].address,
+                      ")");
 }
 
 std::vector<int> TcpFullMesh::RanksThatAre(absl::FunctionRef<bool(const Member&)> is_so) const {
@@ -339,7 +343,7 @@ std::vector<int> TcpFullMesh::RanksThatAre(absl::FunctionRef<bool(const Member&)
 std::string TcpFullMesh::DescribeMissing() const {
   if (rank_ == 0 && phase_ == Phase::kRegister) {
     const std::vector<int> missing = RanksThatAre([](const Member& one) { return !one.connection.has_value(); });
-    return absl::StrCat(RanksText(missing), " of ", world_size_, missing.size() == 1 ? " has" : " have",
+    return absl::StrCat(RanksText(missing, worker_count()), " of ", world_size_, missing.size() == 1 ? " has" : " have",
                         " not joined at ", options_.rendezvous);
   }
   if (rank_ != 0 && phase_ != Phase::kMesh) return absl::StrCat(NameOf(0), " did not say that all ranks have joined");
@@ -348,9 +352,10 @@ std::string TcpFullMesh::DescribeMissing() const {
     const bool is_here = links_[rank].messages.fd() >= 0 && links_[rank].notices.fd() >= 0;
     if (rank != rank_ && !is_here) absent.push_back(rank);
   }
-  if (!absent.empty()) return absl::StrCat(RanksText(absent), " joined, but did not connect with rank ", rank_);
+  if (!absent.empty())
+    return absl::StrCat(RanksText(absent, worker_count()), " joined, but did not connect with rank ", rank_);
   const std::vector<int> slow = RanksThatAre([](const Member& one) { return !one.is_ready; });
-  return absl::StrCat(RanksText(slow), " joined, but did not connect with all other ranks");
+  return absl::StrCat(RanksText(slow, worker_count()), " joined, but did not connect with all other ranks");
 }
 
 }  // namespace starring

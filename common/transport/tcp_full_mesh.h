@@ -2,8 +2,8 @@
 // and those to the rank that leads.
 //
 // Thread safety: one thread.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TCP_FULL_MESH_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TCP_FULL_MESH_H_
+#ifndef STARRING_COMMON_TRANSPORT_TCP_FULL_MESH_H_
+#define STARRING_COMMON_TRANSPORT_TCP_FULL_MESH_H_
 
 #include <chrono>
 #include <list>
@@ -80,6 +80,7 @@ class TcpFullMesh {
   bool IsMeshComplete() const;
   TcpHello MakeHello(TcpHello::Purpose purpose, int to_rank) const;
 
+  int worker_count() const { return world_size_ - options_.server_count; }
   std::string NameOf(int rank) const;
   std::vector<int> RanksThatAre(absl::FunctionRef<bool(const Member&)> is_so) const;
   std::string DescribeMissing() const;
@@ -103,4 +104,4 @@ class TcpFullMesh {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TCP_FULL_MESH_H_
+#endif  // STARRING_COMMON_TRANSPORT_TCP_FULL_MESH_H_

@@ -23,6 +23,7 @@ constexpr std::chrono::milliseconds kDescriptorPause{10};
 // A round looks at all connections, so that a thousand ranks that dial at once are accepted in few rounds. Not all at
 // once: strangers that dial for ever must not keep the ranks waiting that are here.
 constexpr int kAcceptsPerRound = 64;
+
 }  // namespace
 
 void TcpFullMesh::Accept() {
@@ -105,6 +106,13 @@ void TcpFullMesh::Admit(TcpFrameConnection& connection, const TcpHello& hello) {
 
 // Whether a rank that has proved itself may have the connection for which it asks; the text is for both sides.
 absl::Status TcpFullMesh::Judge(const TcpHello& hello) const {
+  if (hello.world_size != world_size_ && options_.server_count > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("process ", hello.rank, " counts ", hello.world_size, " workers and servers, process ", rank_,
+                     " counts ", world_size_,
+                     ": start all with the same --world_size, and as many servers as --server_ranks of the workers and "
+                     "--shard_count of the servers say"));
+  }
   if (hello.world_size != world_size_) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank, " has --world_size=", hello.world_size,
                                                    ", rank ", rank_, " has ", world_size_,

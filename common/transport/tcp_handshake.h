@@ -15,8 +15,8 @@
 // kHelloDeadlineMs for all of them.
 //
 // Thread safety: one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TCP_HANDSHAKE_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TCP_HANDSHAKE_H_
+#ifndef STARRING_COMMON_TRANSPORT_TCP_HANDSHAKE_H_
+#define STARRING_COMMON_TRANSPORT_TCP_HANDSHAKE_H_
 
 #include <cstdint>
 #include <string>
@@ -94,4 +94,4 @@ class TcpDoorkeeper {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TCP_HANDSHAKE_H_
+#endif  // STARRING_COMMON_TRANSPORT_TCP_HANDSHAKE_H_

@@ -1,8 +1,8 @@
 // A socket that listens for the other ranks of a job.
 //
 // Thread safety: one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TCP_LISTENER_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TCP_LISTENER_H_
+#ifndef STARRING_COMMON_TRANSPORT_TCP_LISTENER_H_
+#define STARRING_COMMON_TRANSPORT_TCP_LISTENER_H_
 
 #include <string>
 #include <utility>
@@ -35,4 +35,4 @@ class TcpListener {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TCP_LISTENER_H_
+#endif  // STARRING_COMMON_TRANSPORT_TCP_LISTENER_H_

@@ -47,6 +47,10 @@ absl::Status CheckRendezvousOptions(const TcpRendezvousOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", options.rank, " is not below the world size ", options.world_size));
   }
+  if (options.server_count < 0 || options.server_count >= options.world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("of ", options.world_size, " processes ", options.server_count,
+                                                   " are servers: at least one must be a worker"));
+  }
   if (options.run_id.size() > kRunIdBytesMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("--run_id has ", options.run_id.size(), " bytes, at most ", kRunIdBytesMax, " are allowed"));
@@ -70,6 +74,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions 
   if (options.listener.has_value()) options.rendezvous = options.listener->address();
   RETURN_IF_ERROR(CheckRendezvousOptions(options));
   const int rank = options.rank;
+  const int server_count = options.server_count;
   const int64_t silence_ms =
       std::clamp<int64_t>(absl::ToInt64Milliseconds(options.exchange_deadline), kTcpSilenceMsMin, kTcpSilenceMsMax);
   std::vector<TcpTransport::Link> links(1);
@@ -77,7 +82,13 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions 
     TcpFullMesh mesh(std::move(options));
     ASSIGN_OR_RETURN(links, mesh.Connect());
   }
-  return TcpTransport::Create({.rank = rank, .links = std::move(links), .silence_ms = static_cast<int>(silence_ms)});
+  // Between workers and servers every receive of a gradient or of parameters is posted before the message leaves.
+  const int64_t unexpected_bytes_max = server_count > 0 ? kTcpControlBytesMax : 0;
+  return TcpTransport::Create({.rank = rank,
+                               .links = std::move(links),
+                               .server_count = server_count,
+                               .unexpected_bytes_max = unexpected_bytes_max,
+                               .silence_ms = static_cast<int>(silence_ms)});
 }
 
 }  // namespace starring

@@ -8,6 +8,8 @@
 //   mesh       Every rank dials all ranks below it, twice each: a connection for messages and one for notices.
 //   go         A rank that is connected with all others tells rank 0. When all have, rank 0 tells them to begin.
 //
+// A dedicated star has servers among its ranks, after the workers; errors call them servers.
+//
 // What goes wrong is told to all: a rank that is refused learns why, and so does the log of the rank that refuses it;
 // at the deadline rank 0 names the missing ranks to those that wait; a rank that cannot reach another one tells rank 0,
 // which tells the others. A rank whose connection ends before the table is forgotten and may come back.
@@ -18,8 +20,8 @@
 //
 // Cost. 3 (N - 1) connections at rank 0, of which 2 (N - 1) stay, and at most 2 (N - 1) + 1 elsewhere; five round trips
 // one after the other.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TCP_RENDEZVOUS_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TCP_RENDEZVOUS_H_
+#ifndef STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
+#define STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
 
 #include <functional>
 #include <memory>
@@ -37,7 +39,8 @@ namespace starring {
 
 struct TcpRendezvousOptions {
   int rank = 0;
-  int world_size = 1;
+  int world_size = 1;      // workers and servers
+  int server_count = 0;    // of them, the last ranks
   std::string rendezvous;  // host:port, where rank 0 listens
   // Rank 0 listens here already, instead of at `rendezvous`: for a port that the system has chosen.
   std::optional<TcpListener> listener;
@@ -66,4 +69,4 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions 
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TCP_RENDEZVOUS_H_
+#endif  // STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_

@@ -9,8 +9,8 @@
 // call for each message. A message whose bytes have arrived costs one call.
 //
 // Thread safety: one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TCP_STREAM_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TCP_STREAM_H_
+#ifndef STARRING_COMMON_TRANSPORT_TCP_STREAM_H_
+#define STARRING_COMMON_TRANSPORT_TCP_STREAM_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -120,4 +120,4 @@ class TcpStream {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TCP_STREAM_H_
+#endif  // STARRING_COMMON_TRANSPORT_TCP_STREAM_H_

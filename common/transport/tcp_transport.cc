@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
+#include "common/roll_call.h"
 #include "common/status.h"
 
 namespace starring {
@@ -80,6 +81,7 @@ TcpTransport::TcpTransport(const Options& options)
 
 absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(Options options) {
   const size_t world_size = options.links.size();
+  const int worker_count = static_cast<int>(world_size) - options.server_count;
   CHECK_GE(options.rank, 0);
   CHECK_LT(options.rank, world_size);
   std::unique_ptr<TcpTransport> transport(new TcpTransport(options));
@@ -91,7 +93,8 @@ absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(Options optio
   for (size_t rank = 0; rank < world_size; ++rank) {
     if (static_cast<int>(rank) == options.rank) continue;
     Link& link = options.links[rank];
-    transport->peers_[rank].name = absl::StrCat("rank ", rank, " (", link.address, ")");
+    transport->peers_[rank].name =
+        absl::StrCat(ProcessName(static_cast<int>(rank), worker_count), " (", link.address, ")");
     const auto add = [&](Purpose purpose, Socket& socket) {
       return transport->AddConnection(static_cast<int>(rank), purpose, std::move(socket), options.silence_ms);
     };

@@ -16,8 +16,8 @@
 //
 // The connections are neither encrypted nor checked beyond TCP's checksum; the rendezvous authenticates the ranks that
 // opened them.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TCP_TRANSPORT_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TCP_TRANSPORT_H_
+#ifndef STARRING_COMMON_TRANSPORT_TCP_TRANSPORT_H_
+#define STARRING_COMMON_TRANSPORT_TCP_TRANSPORT_H_
 
 #include <atomic>
 #include <chrono>
@@ -57,6 +57,7 @@ class TcpTransport final : public Transport {
   struct Options {
     int rank = 0;
     std::vector<Link> links;            // by rank; that of `rank` itself is empty
+    int server_count = 0;               // the last ranks of the world, which errors then call servers
     int64_t unexpected_bytes_max = 0;   // 0: TcpUnexpectedBytesMax
     int silence_ms = kTcpSilenceMsMin;  // without an acknowledgement, after which a connection is lost
     int loss_grace_ms = kTcpLossGraceMs;
@@ -168,4 +169,4 @@ class TcpTransport final : public Transport {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TCP_TRANSPORT_H_
+#endif  // STARRING_COMMON_TRANSPORT_TCP_TRANSPORT_H_

@@ -12,8 +12,8 @@
 //
 // Thread safety: one thread at a time, except Wait and Wake, which any thread may call while another thread is in any
 // method but the destructor.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_TRANSPORT_H_
-#define STARRING_WORKER_EXCHANGE_PEER_TRANSPORT_H_
+#ifndef STARRING_COMMON_TRANSPORT_TRANSPORT_H_
+#define STARRING_COMMON_TRANSPORT_TRANSPORT_H_
 
 #include <chrono>
 #include <cstddef>
@@ -80,4 +80,4 @@ class Transport {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_TRANSPORT_H_
+#endif  // STARRING_COMMON_TRANSPORT_TRANSPORT_H_

@@ -6,8 +6,9 @@
 // peer can make another's mapping invalid; the bytes are not protected from peers.
 //
 // Thread safety: immutable except for the bytes. Messages decide which process may read and write them when
-// (proto/starring/v1/parameter_server.proto), or counts in the memory itself (host_board.h). A process that has received a message sees what the sender wrote before
-// sending it: both calls enter the kernel, whose locks order the memory of both processes.
+// (proto/starring/v1/parameter_server.proto), or counts in the memory itself (host_board.h). A process that has
+// received a message sees what the sender wrote before sending it: both calls enter the kernel, whose locks order the
+// memory of both processes.
 #ifndef STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 #define STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 

@@ -24,12 +24,21 @@ class SameBitsTest(JobTest):
             self.assertEqual(self.digest(sync, workers=3, flags=MLP), ring, sync)
         for servers in (1, 2, 3):
             self.assertEqual(self.digest("star", workers=3, servers=servers, flags=MLP), ring)
+        for servers in (1, 3):
+            self.assertEqual(self.digest("star-servers/tcp", workers=3, servers=servers, flags=MLP), ring)
 
     def test_four_workers(self):
         ring = self.digest("ring", workers=4, flags=MLP)
         self.assertEqual(self.digest("star/mpi", workers=4, flags=MLP), ring)
         for servers in (1, 2, 3):
             self.assertEqual(self.digest("star", workers=4, servers=servers, flags=MLP), ring)
+
+    # With eight workers the tree is no chain, and no process may come to the eight: the servers' side has a test of
+    # its own (tests/server:shard_rank_test).
+    def test_a_tree_over_tcp(self):
+        flags = [*SMALL_JOB, "--model=lenet5", "--sum_order=tree"]
+        self.assertEqual(self.digest("star-servers/tcp", workers=5, servers=2, flags=flags),
+                         self.digest("star", workers=5, servers=2, flags=flags))
 
     def test_arrays_through_a_socket(self):
         flags = [*SMALL_JOB, "--model=mlp", "--epochs=1"]
@@ -72,7 +81,8 @@ class SameBitsTest(JobTest):
         self.assertEqual(self.digest("ring", workers=1, flags=flags), local)
         for sync in ("star/mpi", "star/tcp", "ring/tcp"):
             self.assertEqual(self.digest(sync, workers=1, flags=flags), local, sync)
-        self.assertEqual(self.digest("star", workers=1, servers=1, flags=flags), local)
+        for sync in ("star", "star-servers/tcp"):
+            self.assertEqual(self.digest(sync, workers=1, servers=1, flags=flags), local, sync)
 
     def test_the_size_of_a_bucket_and_the_lanes_change_nothing(self):
         flags = [*SMALL_JOB, "--model=mlp", "--epochs=1"]

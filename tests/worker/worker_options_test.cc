@@ -192,6 +192,25 @@ TEST(WorkerOptionsTest, RefusesTransportsThatDoNotFit) {
               HasSubstr("--sync=star --transport=mpi has none: drop it"));
 }
 
+TEST(WorkerOptionsTest, ServersOverTcpAreACount) {
+  const auto options = Parse({"--server_ranks=2", "--rendezvous=a:1", "--rank=1", "--world_size=3"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->sync, Sync::kStar);
+  EXPECT_EQ(options->transport, TransportKind::kTcp);
+  EXPECT_EQ(options->ServerCount(), 2);
+  EXPECT_FALSE(options->RanksAreOwners());
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--sync=ring", "--rendezvous=a:1", "--world_size=1"}),
+              HasSubstr("--sync=ring has no servers"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--sync=star", "--transport=mpi"}), HasSubstr("or give --transport=tcp"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--servers=a:1"}), HasSubstr("the addresses of --servers"));
+  EXPECT_THAT(Refusal({"--servers=a:1", "--transport=tcp", "--rendezvous=a:1", "--world_size=1"}),
+              HasSubstr("give their number, --server_ranks"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--rendezvous=a:1", "--rank=0", "--world_size=1023"}),
+              HasSubstr("over 1024 processes"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--rendezvous=a:1", "--rank=0", "--world_size=1", "--check"}),
+              HasSubstr("--server_ranks=0"));
+}
+
 TEST(WorkerOptionsTest, OverTcpEachWorkerIsToldItsNumber) {
   const auto second = Parse({"--sync=star", "--rendezvous=a:1", "--rank=1", "--world_size=2", "--run_id=r"});
   ASSERT_TRUE(second.ok()) << second.status();
@@ -255,6 +274,12 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_FALSE(shared->RanksChoose());
   EXPECT_THAT(Refusal({"--same_host=shared_memory", "--cuda_aware_mpi=auto"}, MpirunOf(0, 2)),
               HasSubstr("--same_host=shared_memory is memory of the host: drop one of the two"));
+  // Over TCP nothing is shared with servers.
+  EXPECT_EQ(Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1"})->same_host,
+            SameHost::kSocket);
+  EXPECT_THAT(
+      Refusal({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1", "--same_host=shared_memory"}),
+      HasSubstr("workers and servers send messages: drop it"));
 }
 
 TEST(WorkerOptionsTest, RanksChooseWithoutSync) {
@@ -266,6 +291,7 @@ TEST(WorkerOptionsTest, RanksChooseWithoutSync) {
   EXPECT_TRUE(Parse({"--rendezvous=a:1", "--rank=1", "--world_size=2"})->RanksChoose());
   EXPECT_FALSE(Parse({"--sync=ring"}, MpirunOf(0, 2))->RanksChoose());
   EXPECT_FALSE(Parse({"--servers=a:1"}, MpirunOf(0, 2))->RanksChoose());
+  EXPECT_FALSE(Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=1", "--world_size=2"})->RanksChoose());
   EXPECT_FALSE(Parse({})->RanksChoose());
 }
 
@@ -287,6 +313,8 @@ TEST(WorkerOptionsTest, BucketsAreTriedWhereRanksAreOwners) {
   EXPECT_FALSE(Parse({"--bucket_bytes=auto"})->TriesBucketSizes());
   EXPECT_EQ(Parse({"--bucket_bytes=auto"})->bucket_bytes, 1 << 20);
   EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--servers=a:1"}), HasSubstr("give a number, or leave out --servers"));
+  EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1"}),
+              HasSubstr("or leave out --servers and --server_ranks"));
   EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--sync=mpi"}, MpirunOf(0, 2)), HasSubstr("or --sync=ring"));
 }
 

@@ -36,7 +36,7 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   const WorkerOptions& options = *facts.options;
   const auto text = [](absl::string_view value) { return FlagJson(FlagSlot::Json::kText, value); };
   std::map<std::string, std::string> config = {
-      {"server_count", absl::StrCat(options.servers.size())},
+      {"server_count", absl::StrCat(options.ServerCount())},
       {"train_count", absl::StrCat(facts.data->train.count)},
       {"test_count", absl::StrCat(facts.data->test.count)},
       {"security", text("")},

@@ -1,7 +1,7 @@
 // Connections on loopback, for the tests of the transport over TCP. What waits gives up when half a minute is over, or
 // when the test has had a fatal failure.
-#ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_TCP_LOOPBACK_H_
-#define STARRING_TESTS_WORKER_EXCHANGE_PEER_TCP_LOOPBACK_H_
+#ifndef STARRING_TESTS_COMMON_TRANSPORT_TCP_LOOPBACK_H_
+#define STARRING_TESTS_COMMON_TRANSPORT_TCP_LOOPBACK_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -63,4 +63,4 @@ bool Until(const std::function<bool()>& done, const std::function<void()>& step)
 
 }  // namespace starring
 
-#endif  // STARRING_TESTS_WORKER_EXCHANGE_PEER_TCP_LOOPBACK_H_
+#endif  // STARRING_TESTS_COMMON_TRANSPORT_TCP_LOOPBACK_H_

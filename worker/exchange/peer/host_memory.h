@@ -14,11 +14,11 @@
 
 #include "absl/status/statusor.h"
 #include "common/host/host_identity.h"
+#include "common/transport/collectives.h"
+#include "common/transport/message_pump.h"
 #include "common/wire/shared_memory.h"
-#include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/host_board.h"
 #include "worker/exchange/peer/memory_machine.h"
-#include "worker/exchange/peer/message_pump.h"
 
 namespace starring {
 

@@ -14,9 +14,9 @@
 #include "common/arithmetic/optimizer.h"
 #include "common/bucket_map.h"
 #include "common/layout.h"
+#include "common/transport/collectives.h"
+#include "common/transport/message_pump.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/collectives.h"
-#include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/slice_owner.h"
 
 namespace starring {

@@ -13,13 +13,15 @@
 #include "common/limits.h"
 #include "common/owned_slices.h"
 #include "common/status.h"
+#include "common/transport/collectives.h"
 #include "worker/exchange/peer/block_machine.h"
-#include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
+#include "worker/exchange/peer/dedicated_machine.h"
 #include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
+#include "worker/exchange/peer/server_ranks.h"
 
 namespace starring {
 namespace {
@@ -59,6 +61,7 @@ PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options
 PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options options)
     : way_{.algorithm = options.algorithm},
       sharing_(options.sharing),
+      stall_report_(options.stall.times.report_after),
       say_(options.stall.say),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
@@ -66,9 +69,11 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       device_(options.device),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
-      pump_(transport.get(), std::move(options.stall)),
+      pump_(transport.get(), std::move(options.stall), options.server_count),
       transport_(std::move(transport)) {
   CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+  CHECK_EQ(way_.algorithm == Algorithm::kDedicated, options.server_count > 0);
+  CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard_rank.h";
 }
 
 PeerExchange::~PeerExchange() { StopBackground(); }
@@ -77,17 +82,17 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
-  CHECK(job.sum_order == SumOrder::kChain || way_.algorithm == Algorithm::kDirect ||
-        way_.algorithm == Algorithm::kFastest)
+  CHECK(job.sum_order == SumOrder::kChain ||
+        (way_.algorithm != Algorithm::kRing && way_.algorithm != Algorithm::kAllreduce))
       << "only a star adds as a tree";
   // The caller's optimizer state need not outlive Start: job_ has the spans only while ShareStart reads them.
   job_ = job;
   job_.optimizer_state.clear();
   parameters_ = parameters;
-  if (job.rank != pump_.rank() || job.world_size != pump_.world_size()) {
+  if (job.rank != pump_.rank() || job.world_size != pump_.worker_count()) {
     return Fail(absl::InvalidArgumentError(absl::StrCat(
         "--rank=", job.rank, " --world_size=", job.world_size, ", but the launcher started this process as rank ",
-        pump_.rank(), " of ", pump_.world_size(), ": leave both flags out")));
+        pump_.rank(), " of ", pump_.worker_count(), ": leave both flags out")));
   }
   // Agreement comes first. The messages that follow have lengths that each rank computes from its own flags and layout,
   // and MPI says nothing of a message that is shorter than its receive.
@@ -106,8 +111,10 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
 }
 
 // Rank 0 compares the agreement of each rank with its own and tells the outcome to all; an empty verdict is agreement.
+// Servers compare too, as they do over gRPC, and know whether they have the memory: what they send to rank 0 is their
+// verdict.
 absl::Status PeerExchange::Agree() {
-  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
+  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline, .with_servers = true};
   // A rank that chooses and one that does not would wait for different messages. The flags of both have resolved to the
   // same values.
   if (way_.algorithm == Algorithm::kFastest) SetFlag("sync", "auto", job_.agreed_flags);
@@ -115,11 +122,14 @@ absl::Status PeerExchange::Agree() {
     SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
   }
   const std::string mine = SerializeAgreement(job_);
+  if (way_.algorithm == Algorithm::kDedicated) RETURN_IF_ERROR(JoinServers(pump_, job_, mine, stall_report_));
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
   // Only rank 0 compares, and all ranks return its verdict. So they fail with one sentence, and no notice is needed.
   std::string verdict;
   for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
-    verdict = std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message());
+    const bool is_worker = static_cast<int>(rank) < pump_.worker_count();
+    verdict =
+        is_worker ? std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message()) : all[rank];
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
   if (verdict.empty()) return absl::OkStatus();
@@ -147,7 +157,8 @@ absl::Status PeerExchange::CreateHostOwner() {
 }
 
 absl::Status PeerExchange::CreateOwner() {
-  if (way_.algorithm != Algorithm::kAllreduce && way_.memory == nullptr) {
+  const bool sends_to_ranks = way_.algorithm == Algorithm::kRing || way_.algorithm == Algorithm::kDirect;
+  if (sends_to_ranks && way_.memory == nullptr) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
         way_.algorithm == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
@@ -168,6 +179,15 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
   if (way.algorithm == Algorithm::kAllreduce) {
     return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
         .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
+  }
+  if (way.algorithm == Algorithm::kDedicated) {
+    return std::make_unique<DedicatedMachine>(
+        DedicatedMachine::Options{.buckets = &buckets,
+                                  .parameters = parameters,
+                                  .transport = transport_.get(),
+                                  .server_count = pump_.world_size() - pump_.worker_count(),
+                                  .track = track_,
+                                  .first_tag = MessagePump::kFirstDataTag});
   }
   if (way.memory != nullptr) {
     return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
@@ -200,10 +220,11 @@ GradientExchange::MemoryPlace PeerExchange::memory_place() const {
   return own_parameters_.empty() ? MemoryPlace::kHost : MemoryPlace::kDevice;
 }
 
-// Sends rank 0's parameters and optimizer state to all ranks. Each rank keeps the state of the elements that it owns.
+// Sends rank 0's parameters and optimizer state to all ranks. Each owner keeps the state of the elements that it owns.
 absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
+  if (way_.algorithm == Algorithm::kDedicated) return SendStartToServers(pump_, job_, parameters_);
   owner_->CopyParametersIn(parameters_);
   // One rank is enough. The others read them after the last message of Start, which comes later.
   if (way_.memory != nullptr && job_.rank == 0) {
@@ -236,6 +257,10 @@ absl::Status PeerExchange::ShareStart() {
 std::vector<std::vector<ElementRange>> PeerExchange::SlicesOf(const Way& way, const BucketMap& buckets, int rank) {
   std::vector<std::vector<ElementRange>> slices;
   for (int b = 0; b < buckets.bucket_count(); ++b) {
+    if (way.algorithm == Algorithm::kDedicated) {
+      slices.emplace_back();  // the servers own all
+      continue;
+    }
     // With one rank, or if each rank owns every element, blocks have no meaning.
     if (way.algorithm == Algorithm::kAllreduce || buckets.world_size() == 1) {
       slices.push_back({buckets.bucket(b)});
@@ -301,7 +326,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   const size_t head_count = std::min(values.size(), kSumHeadValues);
   SumHead head{.purpose = static_cast<int64_t>(kind.purpose), .value_count = kind.value_count, .values = {}};
   std::copy_n(values.begin(), head_count, head.values.begin());
-  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.world_size() : 0);
+  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.worker_count() : 0);
   RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(std::span(&head, 1)),
                                std::as_writable_bytes(std::span(heads)), options));
   // `heads` is empty on the other ranks, which get their result from rank 0 below. Rank 0 alone knows that two ranks
@@ -314,7 +339,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   }
   const std::span<double> rest = values.subspan(head_count);
   if (!rest.empty()) {
-    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.world_size() : 0);
+    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.worker_count() : 0);
     RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSumRest, std::as_bytes(rest),
                                  std::as_writable_bytes(std::span(all)), options));
     // Only rank 0 adds, so that all ranks get the same bits.
@@ -349,7 +374,10 @@ absl::Status PeerExchange::Finish() {
   {
     TrainerDrives drive(*this);
     RETURN_IF_ERROR(Drain());
-    RETURN_IF_ERROR(Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
+    // The servers answer when all workers have finished, which is a barrier too.
+    RETURN_IF_ERROR(way_.algorithm == Algorithm::kDedicated
+                        ? FinishAtServers(pump_, job_)
+                        : Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
   }
   StopBackground();
   return absl::OkStatus();

@@ -1,5 +1,6 @@
-// The exchange among equals: ring, co-located star and mpi. A BucketMachine decides what happens to a bucket; this
-// class starts and ends the job with the peers, waits, and decides which thread drives the transport.
+// The exchange among ranks of one world: ring, co-located star and mpi among equals, and the dedicated star over TCP,
+// whose last ranks are servers. A BucketMachine decides what happens to a bucket; this class starts and ends the job
+// with the peers, waits, and decides which thread drives the transport.
 //
 // Threads. At any time at most one thread posts and polls, and with it is inside MPI: the thread that holds the mutex.
 // In every call, above all in Await, that is the trainer's own thread: it has nothing else to do then, and no result
@@ -18,6 +19,7 @@
 #define STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,7 +33,9 @@
 #include "absl/functional/function_ref.h"
 #include "common/mutex.h"
 #include "common/owned_slices.h"
+#include "common/stall_report.h"
 #include "common/trace.h"
+#include "common/transport/message_pump.h"
 #include "common/transport/transport.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
@@ -39,27 +43,26 @@
 #include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/host_transport.h"
 #include "worker/exchange/peer/machine_trial.h"
-#include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
 class PeerExchange final : public GradientExchange {
  public:
-  // kDirect is the co-located star. kRing and kDirect over messages have the same owners, but for a short last block
-  // (common/block_owners.h). The job's order of sums is a chain, or with kDirect a tree; kAllreduce leaves it to the
-  // library. kFastest: whichever takes least time at the start of those that add in the job's order; choice() says
-  // which.
-  enum class Algorithm { kRing, kDirect, kAllreduce, kFastest };
+  // kDirect is the co-located star, kDedicated the one with servers. kRing and kDirect over messages have the same
+  // owners, but for a short last block (common/block_owners.h). The job's order of sums is a chain, or with a star a
+  // tree; kAllreduce leaves it to the library. kFastest: whichever of kRing and kDirect takes least time at the start
+  // of those that add in the job's order; choice() says which.
+  enum class Algorithm { kRing, kDirect, kDedicated, kAllreduce, kFastest };
   // kRequired: kDirect goes through memory that all ranks map (memory_machine.h), or Start fails with InvalidArgument.
   // kIfPossible: kFastest may choose that too, where the ranks can share memory.
   enum class HostSharing { kNever, kIfPossible, kRequired };
 
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
-    HostSharing sharing = HostSharing::kNever;  // kRing and kAllreduce ignore it
+    HostSharing sharing = HostSharing::kNever;  // only kDirect and kFastest heed it
+    int server_count = 0;                       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
     // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
     MpiTransport* mpi = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
@@ -69,7 +72,7 @@ class PeerExchange final : public GradientExchange {
     CudaDevice* device = nullptr;
     StallOptions stall;  // how this rank reports that it is stuck, and what it tells others about itself
   };
-  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce.
+  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce. This rank is a worker.
   PeerExchange(std::unique_ptr<Transport> transport, Options options);
   ~PeerExchange() override;
 
@@ -80,7 +83,8 @@ class PeerExchange final : public GradientExchange {
   MemoryPlace memory_place() const override;
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
-  // Unimplemented if parameters are in GPU memory, which the training step refers to.
+  // Unimplemented if parameters are in GPU memory, which the training step refers to, or at servers, which cut them
+  // when the workers join.
   absl::Status UseBuckets(const BucketMap& buckets, int64_t step) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
@@ -127,6 +131,7 @@ class PeerExchange final : public GradientExchange {
 
   Way way_;  // constant after Start; before it, the algorithm may be kFastest
   const HostSharing sharing_;
+  const std::chrono::milliseconds stall_report_;
   const std::function<void(const std::string&)> say_;
   std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
   std::optional<ExchangeChoice> choice_;  // constant after Start

@@ -10,7 +10,7 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/status.h"
-#include "worker/exchange/peer/collectives.h"
+#include "common/transport/collectives.h"
 #include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/peer/peer_exchange.h"

@@ -7,9 +7,10 @@
 #include "common/check.h"
 #include "common/owned_slices.h"
 #include "common/status.h"
-#include "worker/exchange/peer/collectives.h"
+#include "common/transport/collectives.h"
 #include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/peer_exchange.h"
+#include "worker/exchange/peer/server_ranks.h"
 
 namespace starring {
 
@@ -18,6 +19,9 @@ absl::Status PeerExchange::UseBuckets(const BucketMap& buckets, int64_t step) {
   CHECK(machine_ != nullptr) << "UseBuckets before Start";
   if (!own_parameters_.empty()) {
     return absl::UnimplementedError("messages of GPU memory keep to the buckets of the start");
+  }
+  if (way_.algorithm == Algorithm::kDedicated) {
+    return absl::UnimplementedError("servers keep to the buckets of the start: give --bucket_bytes a number");
   }
   CHECK_EQ(buckets.element_count(), job_.buckets.element_count());
   // Every rank drains before it posts anything for the new buckets. So old and new messages of one tag match in the
@@ -53,6 +57,7 @@ absl::Status PeerExchange::ShareMovingState() {
 absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
   TrainerDrives drive(*this);
   RETURN_IF_ERROR(Drain());
+  if (way_.algorithm == Algorithm::kDedicated) return FetchStateFromServers(pump_, job_, state);
   const int vector_count = StateVectorCount(job_.optimizer);
   if (pump_.rank() == 0) {
     CHECK_EQ(state.size(), vector_count);

@@ -27,8 +27,8 @@
 #include "common/mutex.h"
 #include "common/progress_state.h"
 #include "common/security/transport_security.h"
+#include "common/stall_report.h"
 #include "common/trace.h"
-#include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/lane.h"
 #include "worker/exchange/star/server_watch.h"
 

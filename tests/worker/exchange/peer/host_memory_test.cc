@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
-#include "worker/exchange/peer/message_pump.h"
 
 namespace starring {
 namespace {

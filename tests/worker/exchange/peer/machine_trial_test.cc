@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/transport/message_pump.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
-#include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/ring_machine.h"
 
 namespace starring {

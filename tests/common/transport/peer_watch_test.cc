@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/peer_watch.h"
+#include "common/transport/peer_watch.h"
 
 #include <deque>
 #include <memory>

@@ -1,12 +1,13 @@
 // The collective operations of the exchange's start and end, and of Sum, over a message pump. All ranks make the same
-// calls in the same order. All go through rank 0.
+// calls in the same order. All go through rank 0. Servers that are ranks of the world take part only where
+// CollectiveOptions says so; "all ranks" then means them too.
 //
 // Cost: O(world_size) messages at rank 0; BroadcastFromRoot: O(bytes) on every link. Too slow for gradients.
 //
 // An expired deadline is DeadlineExceeded, names the missing ranks, and is told to the peers. Ranks other than 0 wait
 // two seconds longer: they wait for rank 0, which may wait for another rank and then names it.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
-#define STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
+#ifndef STARRING_COMMON_TRANSPORT_COLLECTIVES_H_
+#define STARRING_COMMON_TRANSPORT_COLLECTIVES_H_
 
 #include <cstddef>
 #include <span>
@@ -17,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "worker/exchange/peer/message_pump.h"
+#include "common/transport/message_pump.h"
 
 namespace starring {
 
@@ -25,6 +26,7 @@ namespace starring {
 struct CollectiveOptions {
   std::string what;
   absl::Duration deadline = absl::InfiniteDuration();
+  bool with_servers = false;  // servers that are ranks of the world take part as well, not only the workers
 };
 
 // Fills `all` of rank 0 with the `mine` of every rank, in the order of ranks. `all` has world_size * mine.size() bytes
@@ -53,9 +55,12 @@ struct Route {
 };
 absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data, const CollectiveOptions& options);
 
+// Returns when the operations are complete.
+absl::Status AwaitAll(MessagePump& pump, std::span<const MessagePump::Token> tokens, const CollectiveOptions& options);
+
 // Returns when every rank has called it.
 absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options);
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_COLLECTIVES_H_
+#endif  // STARRING_COMMON_TRANSPORT_COLLECTIVES_H_

@@ -11,8 +11,8 @@
 // After a failure only Abort works; every other call returns the first failure.
 //
 // Thread safety: none; one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_MESSAGE_PUMP_H_
-#define STARRING_WORKER_EXCHANGE_PEER_MESSAGE_PUMP_H_
+#ifndef STARRING_COMMON_TRANSPORT_MESSAGE_PUMP_H_
+#define STARRING_COMMON_TRANSPORT_MESSAGE_PUMP_H_
 
 #include <chrono>
 #include <cstddef>
@@ -29,9 +29,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/stall_report.h"
+#include "common/transport/peer_watch.h"
 #include "common/transport/transport.h"
-#include "worker/exchange/peer/peer_watch.h"
-#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
@@ -53,6 +53,10 @@ enum class ControlTag : int {
   kCudaAware,
   kCudaAwareData,
   kCheck,
+  kShardJoin,
+  kShardAgreement,
+  kShardRequest,
+  kShardAnswer,
   kCount,
 };
 
@@ -61,14 +65,16 @@ class MessagePump final : private Transport::Poster {
   using Clock = std::chrono::steady_clock;
   using Token = uint64_t;
 
-  static constexpr int kFirstDataTag = 16;
+  static constexpr int kFirstDataTag = 32;
   static_assert(static_cast<int>(ControlTag::kCount) <= kFirstDataTag);
 
   // `transport` is destroyed before the pump, into whose buffers it may write until then.
-  MessagePump(Transport* transport, StallOptions stall);
+  // The last `server_count` ranks of the world are servers.
+  MessagePump(Transport* transport, StallOptions stall, int server_count = 0);
 
   int rank() const { return transport_.rank(); }
   int world_size() const { return transport_.world_size(); }
+  int worker_count() const { return world_size() - server_count_; }
 
   // Control messages. Send and Receive use buffers that the pump owns, because after a failure the library may still
   // read and write them. Take returns what a Receive has brought; it is called once. REQUIRES: IsComplete(token).
@@ -98,6 +104,9 @@ class MessagePump final : private Transport::Poster {
   // to PeerWatch::patience. The failure instead if another rank has given up first.
   absl::StatusOr<std::string> FindMissing();
 
+  // Asks `peer` how far it is. The answer goes to StallOptions::on_heard.
+  void AskProgress(int peer) { SendNotice(peer, NoticeKind::kRollCall, ""); }
+
   // OK, or the first failure, after which nothing works any more.
   const absl::Status& failure() const { return failure_; }
 
@@ -116,6 +125,7 @@ class MessagePump final : private Transport::Poster {
   Transport::Token Name(Token token) { return {.poster = this, .operation = token}; }
 
   Transport& transport_;
+  const int server_count_;
   absl::Status failure_;
   bool peers_know_ = false;
 
@@ -134,4 +144,4 @@ MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration);
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_MESSAGE_PUMP_H_
+#endif  // STARRING_COMMON_TRANSPORT_MESSAGE_PUMP_H_

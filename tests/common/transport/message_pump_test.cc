@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/message_pump.h"
+#include "common/transport/message_pump.h"
 
 #include <chrono>
 #include <functional>

@@ -1,4 +1,4 @@
-#include "worker/exchange/stall_report.h"
+#include "common/stall_report.h"
 
 #include <vector>
 

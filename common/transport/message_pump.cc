@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/message_pump.h"
+#include "common/transport/message_pump.h"
 
 #include <sched.h>
 
@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/roll_call.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 
@@ -39,12 +40,12 @@ std::string AbortText(const absl::Status& why) {
 
 // Why this rank ends when `peer` gives up. It takes over the code: mpirun passes on the exit code of whichever rank
 // ends first, and the launcher decides by it whether a restart can help.
-absl::Status GivenUp(int peer, absl::string_view abort_text) {
+absl::Status GivenUp(const std::string& peer, absl::string_view abort_text) {
   const int code = abort_text.empty() ? 0 : static_cast<unsigned char>(abort_text.front());
   const bool is_known = code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
   if (!abort_text.empty()) abort_text.remove_prefix(1);
   return absl::Status(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnavailable,
-                      absl::StrCat("rank ", peer, " gave up: ", abort_text));
+                      absl::StrCat(peer, " gave up: ", abort_text));
 }
 
 }  // namespace
@@ -54,10 +55,12 @@ MessagePump::Clock::time_point DeadlineAfter(absl::Duration duration) {
   return MessagePump::Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(duration));
 }
 
-MessagePump::MessagePump(Transport* transport, StallOptions stall)
+MessagePump::MessagePump(Transport* transport, StallOptions stall, int server_count)
     : transport_(*transport),
+      server_count_(server_count),
       watch_({.rank = transport_.rank(),
               .world_size = transport_.world_size(),
+              .server_count = server_count,
               .stall = std::move(stall),
               .send = [this](int peer, NoticeKind kind, const std::string& text) { SendNotice(peer, kind, text); }}) {}
 
@@ -190,7 +193,7 @@ absl::Status MessagePump::Listen() {
   if (kind == NoticeKind::kAbort) {
     // That rank has told the others too. If every rank passed the news on, the first reason would be lost among copies.
     peers_know_ = true;
-    return Fail(GivenUp(received->peer, text));
+    return Fail(GivenUp(ProcessName(received->peer, worker_count()), text));
   }
   watch_.OnNotice(received->peer, kind, text, now);
   return absl::OkStatus();

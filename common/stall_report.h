@@ -2,8 +2,8 @@
 // sources, for instance the servers of a star, may report the same stall; only the first report is printed.
 //
 // Thread safety: one thread.
-#ifndef STARRING_WORKER_EXCHANGE_STALL_REPORT_H_
-#define STARRING_WORKER_EXCHANGE_STALL_REPORT_H_
+#ifndef STARRING_COMMON_STALL_REPORT_H_
+#define STARRING_COMMON_STALL_REPORT_H_
 
 #include <chrono>
 #include <functional>
@@ -23,6 +23,8 @@ struct StallOptions {
   const ProgressState* progress = nullptr;
   // Prints a line; called by a thread of the exchange or by the trainer's. Null: nothing is printed.
   std::function<void(const std::string&)> say;
+  // Gets what another process says of itself. Null: it is only kept for the report.
+  std::function<void(int rank, const WorkState& state)> on_heard = nullptr;
 };
 
 class StallReport {
@@ -45,4 +47,4 @@ class StallReport {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_STALL_REPORT_H_
+#endif  // STARRING_COMMON_STALL_REPORT_H_

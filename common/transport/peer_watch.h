@@ -2,18 +2,19 @@
 // transport and no clock: notices leave through a function, and the time is passed in.
 //
 // Progress. A rank tells its two neighbours its step and phase when they have changed, at most four times a second: two
-// small messages, however many ranks there are. A rank that calls the roll receives from every rank that answers that
-// rank's progress, and what it last heard from its neighbours. So the caller learns where a rank was that no longer
-// answers.
+// small messages, however many ranks there are. Servers that are ranks too are told as well; they tell nothing. A rank
+// that calls the roll receives from every rank that answers that rank's progress, and what it last heard from its
+// neighbours. So the caller learns where a rank was that no longer answers.
 //
 // Thread safety: one thread at a time.
-#ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_WATCH_H_
-#define STARRING_WORKER_EXCHANGE_PEER_PEER_WATCH_H_
+#ifndef STARRING_COMMON_TRANSPORT_PEER_WATCH_H_
+#define STARRING_COMMON_TRANSPORT_PEER_WATCH_H_
 
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -21,7 +22,7 @@
 
 #include "common/progress_state.h"
 #include "common/roll_call.h"
-#include "worker/exchange/stall_report.h"
+#include "common/stall_report.h"
 
 namespace starring {
 
@@ -34,6 +35,7 @@ class PeerWatch {
   struct Options {
     int rank = 0;
     int world_size = 1;
+    int server_count = 0;  // of the world: the last ranks
     StallOptions stall;
     std::function<void(int peer, NoticeKind kind, const std::string& text)> send;
   };
@@ -62,12 +64,15 @@ class PeerWatch {
   std::chrono::milliseconds patience() const;
 
  private:
-  int Neighbour(int distance) const { return (options_.rank + distance + options_.world_size) % options_.world_size; }
+  // The other workers next to this one in the order of ranks; a server has none.
+  std::set<int> Neighbours() const;
   WorkState MyWork(Time now) const;
   std::string DescribeMe(Time now) const;
+  void Hear(int peer, const WorkState& work, Time now);
   void OnHere(int peer, std::string_view text, Time now);
 
   const Options options_;
+  const int worker_count_;
   RollCall roll_;
   StallReport report_;
   int64_t call_count_ = 0;
@@ -80,4 +85,4 @@ class PeerWatch {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_EXCHANGE_PEER_PEER_WATCH_H_
+#endif  // STARRING_COMMON_TRANSPORT_PEER_WATCH_H_

@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/collectives.h"
+#include "common/transport/collectives.h"
 
 #include <algorithm>
 #include <array>
@@ -20,26 +20,13 @@ using Token = MessagePump::Token;
 // message arrives before the worse one is made.
 constexpr absl::Duration kVerdictGrace = absl::Seconds(2);
 
-absl::Duration DeadlineOf(const MessagePump& pump, const CollectiveOptions& options) {
-  return pump.rank() == 0 ? options.deadline : options.deadline + kVerdictGrace;
+// How many ranks take part: the first ones of the world.
+int CountOf(const MessagePump& pump, const CollectiveOptions& options) {
+  return options.with_servers ? pump.world_size() : pump.worker_count();
 }
 
-// Waits for operations. If they take too long, the error names the missing ranks.
-absl::Status WaitFor(MessagePump& pump, std::span<const Token> tokens, const CollectiveOptions& options) {
-  const auto is_complete = [&](Token token) { return pump.IsComplete(token); };
-  const absl::Duration deadline = DeadlineOf(pump, options);
-  const absl::Status status = pump.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); },
-                                             DeadlineAfter(deadline), options.what);
-  // Without a message it is this wait that was too long. With one it is the failure of an earlier wait, which is only
-  // passed on.
-  if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
-  ASSIGN_OR_RETURN(const std::string missing, pump.FindMissing());
-  const absl::Status late = absl::DeadlineExceededError(
-      absl::StrCat(options.what, " did not end within ", absl::FormatDuration(deadline), ": ", missing));
-  // The peers wait in the same collective. They get this reason now, not the less precise one that they would find
-  // themselves.
-  pump.Abort(late);
-  return late;
+absl::Duration DeadlineOf(const MessagePump& pump, const CollectiveOptions& options) {
+  return pump.rank() == 0 ? options.deadline : options.deadline + kVerdictGrace;
 }
 
 // The parts that rank 0 receives from its peers, part r with sizes[r] bytes; parts[0] is empty. All receives are posted
@@ -48,10 +35,10 @@ absl::StatusOr<std::vector<std::vector<std::byte>>> ReceiveParts(MessagePump& pu
                                                                  std::span<const uint64_t> sizes,
                                                                  const CollectiveOptions& options) {
   std::vector<Token> tokens;
-  for (int rank = 1; rank < pump.world_size(); ++rank) {
-    tokens.push_back(pump.Receive(rank, tag, static_cast<int64_t>(sizes[rank])));
+  for (size_t rank = 1; rank < sizes.size(); ++rank) {
+    tokens.push_back(pump.Receive(static_cast<int>(rank), tag, static_cast<int64_t>(sizes[rank])));
   }
-  RETURN_IF_ERROR(WaitFor(pump, tokens, options));
+  RETURN_IF_ERROR(AwaitAll(pump, tokens, options));
   std::vector<std::vector<std::byte>> parts(1);
   for (const Token token : tokens) parts.push_back(pump.Take(token));
   return parts;
@@ -70,7 +57,7 @@ absl::Status CheckTextBytes(MessagePump& pump, int rank, uint64_t bytes) {
 absl::Status SendToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> data,
                         const CollectiveOptions& options) {
   const Token token = pump.Send(0, tag, data);
-  return WaitFor(pump, {&token, 1}, options);
+  return AwaitAll(pump, {&token, 1}, options);
 }
 
 // Moves much data in one direction between two ranks, segment by segment. A transport may take a segment long before
@@ -106,12 +93,12 @@ class SegmentStream {
   absl::Status AwaitOldest() {
     Segment segment = in_flight_.front();
     in_flight_.pop_front();
-    RETURN_IF_ERROR(WaitFor(pump_, {&segment.data, 1}, options_));
+    RETURN_IF_ERROR(AwaitAll(pump_, {&segment.data, 1}, options_));
     if (direction_ == Direction::kReceive) {
       const std::byte one{1};
       segment.taken = pump_.Send(peer_, ControlTag::kSegmentTaken, {&one, 1});
     }
-    RETURN_IF_ERROR(WaitFor(pump_, {&segment.taken, 1}, options_));
+    RETURN_IF_ERROR(AwaitAll(pump_, {&segment.taken, 1}, options_));
     if (direction_ == Direction::kSend) (void)pump_.Take(segment.taken);
     return absl::OkStatus();
   }
@@ -126,13 +113,30 @@ class SegmentStream {
 
 }  // namespace
 
+absl::Status AwaitAll(MessagePump& pump, std::span<const Token> tokens, const CollectiveOptions& options) {
+  const auto is_complete = [&](Token token) { return pump.IsComplete(token); };
+  const absl::Duration deadline = DeadlineOf(pump, options);
+  const absl::Status status = pump.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); },
+                                             DeadlineAfter(deadline), options.what);
+  // Without a message it is this wait that was too long. With one it is the failure of an earlier wait, which is only
+  // passed on.
+  if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
+  ASSIGN_OR_RETURN(const std::string missing, pump.FindMissing());
+  const absl::Status late = absl::DeadlineExceededError(
+      absl::StrCat(options.what, " did not end within ", absl::FormatDuration(deadline), ": ", missing));
+  // The peers wait in the same collective. They get this reason now, not the less precise one that they would find
+  // themselves.
+  pump.Abort(late);
+  return late;
+}
+
 absl::Status GatherToRoot(MessagePump& pump, ControlTag tag, std::span<const std::byte> mine, std::span<std::byte> all,
                           const CollectiveOptions& options) {
   if (pump.rank() != 0) return SendToRoot(pump, tag, mine, options);
-  CHECK_EQ(all.size(), mine.size() * pump.world_size());
+  CHECK_EQ(all.size(), mine.size() * CountOf(pump, options));
   std::copy(mine.begin(), mine.end(), all.begin());
   // Rank 0's own part does not travel. The order of ranks is that of `all`, whichever came first.
-  const std::vector<uint64_t> sizes(pump.world_size(), mine.size());
+  const std::vector<uint64_t> sizes(CountOf(pump, options), mine.size());
   ASSIGN_OR_RETURN(const auto parts, ReceiveParts(pump, tag, sizes, options));
   for (size_t rank = 1; rank < parts.size(); ++rank) {
     std::copy(parts[rank].begin(), parts[rank].end(), all.begin() + rank * mine.size());
@@ -146,11 +150,11 @@ absl::Status SendFromRoot(MessagePump& pump, ControlTag tag, std::span<std::byte
   // Rank 0 returns when its messages have left. That does not mean that the peers have taken them: Barrier is the call
   // that shows it.
   if (pump.rank() == 0) {
-    for (int peer = 1; peer < pump.world_size(); ++peer) tokens.push_back(pump.Send(peer, tag, data));
-    return WaitFor(pump, tokens, options);
+    for (int peer = 1; peer < CountOf(pump, options); ++peer) tokens.push_back(pump.Send(peer, tag, data));
+    return AwaitAll(pump, tokens, options);
   }
   tokens.push_back(pump.Receive(0, tag, static_cast<int64_t>(data.size())));
-  RETURN_IF_ERROR(WaitFor(pump, tokens, options));
+  RETURN_IF_ERROR(AwaitAll(pump, tokens, options));
   const std::vector<std::byte> received = pump.Take(tokens[0]);
   std::copy(received.begin(), received.end(), data.begin());
   return absl::OkStatus();
@@ -173,7 +177,7 @@ absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, con
       RETURN_IF_ERROR(arriving.Push(segment));
       RETURN_IF_ERROR(arriving.Finish());
     }
-    if (to < pump.world_size()) RETURN_IF_ERROR(leaving.Push(segment));
+    if (to < CountOf(pump, options)) RETURN_IF_ERROR(leaving.Push(segment));
   }
   // The caller may change `data` when this call returns, so the last segments must have been taken.
   return leaving.Finish();
@@ -182,7 +186,7 @@ absl::Status BroadcastFromRoot(MessagePump& pump, std::span<std::byte> data, con
 absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std::string_view mine,
                                                           const CollectiveOptions& options) {
   const uint64_t size = mine.size();
-  std::vector<uint64_t> sizes(pump.world_size());
+  std::vector<uint64_t> sizes(CountOf(pump, options));
   // The sizes go first, because a receive must be as long as its message (transport.h).
   RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kAgreementSize, std::as_bytes(std::span(&size, 1)),
                                std::as_writable_bytes(std::span(sizes)), options));
@@ -191,7 +195,7 @@ absl::StatusOr<std::vector<std::string>> GatherTextToRoot(MessagePump& pump, std
     RETURN_IF_ERROR(SendToRoot(pump, ControlTag::kAgreement, std::as_bytes(std::span(mine)), options));
     return texts;
   }
-  for (int rank = 1; rank < pump.world_size(); ++rank) RETURN_IF_ERROR(CheckTextBytes(pump, rank, sizes[rank]));
+  for (int rank = 1; rank < std::ssize(sizes); ++rank) RETURN_IF_ERROR(CheckTextBytes(pump, rank, sizes[rank]));
   ASSIGN_OR_RETURN(const auto parts, ReceiveParts(pump, ControlTag::kAgreement, sizes, options));
   texts.emplace_back(mine);
   for (size_t rank = 1; rank < parts.size(); ++rank) {
@@ -222,7 +226,7 @@ absl::Status Transfer(MessagePump& pump, Route route, std::span<std::byte> data,
 
 absl::Status Barrier(MessagePump& pump, const CollectiveOptions& options) {
   std::byte mine{1};
-  std::vector<std::byte> all(pump.rank() == 0 ? pump.world_size() : 0);
+  std::vector<std::byte> all(pump.rank() == 0 ? CountOf(pump, options) : 0);
   // Rank 0 sends the second message when it has the first one of every rank, so no rank leaves before the last one
   // came.
   RETURN_IF_ERROR(GatherToRoot(pump, ControlTag::kBarrier, {&mine, 1}, all, options));

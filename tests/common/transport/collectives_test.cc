@@ -1,4 +1,4 @@
-#include "worker/exchange/peer/collectives.h"
+#include "common/transport/collectives.h"
 
 #include <cstdint>
 #include <cstring>

@@ -1,7 +1,6 @@
-#include "worker/exchange/peer/peer_watch.h"
+#include "common/transport/peer_watch.h"
 
 #include <algorithm>
-#include <set>
 #include <span>
 
 #include "absl/strings/numbers.h"
@@ -59,7 +58,8 @@ std::vector<int64_t> Numbers(std::string_view text) {
 
 PeerWatch::PeerWatch(Options options)
     : options_(std::move(options)),
-      roll_(options_.world_size, options_.stall.times),
+      worker_count_(options_.world_size - options_.server_count),
+      roll_(options_.world_size, options_.stall.times, worker_count_),
       report_(options_.stall.say),
       calls_(options_.world_size, kSilent) {}
 
@@ -81,17 +81,25 @@ void PeerWatch::TellProgress(Time now) {
   const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
   if (news == last_told_) return;
   last_told_ = news;
-  // It is a set, because with two ranks both neighbours are one rank.
-  for (const int peer : std::set<int>{Neighbour(-1), Neighbour(1)}) {
-    options_.send(peer, NoticeKind::kProgress, EncodeWork(work, work.age));
+  std::set<int> told = Neighbours();
+  // Every server finds the root of a stall by itself, so each is told.
+  if (options_.rank < worker_count_) {
+    for (int server = worker_count_; server < options_.world_size; ++server) told.insert(server);
   }
+  for (const int peer : told) options_.send(peer, NoticeKind::kProgress, EncodeWork(work, work.age));
+}
+
+// It is a set, because with two workers both neighbours are one rank.
+std::set<int> PeerWatch::Neighbours() const {
+  if (options_.rank >= worker_count_ || worker_count_ == 1) return {};
+  return {(options_.rank + worker_count_ - 1) % worker_count_, (options_.rank + 1) % worker_count_};
 }
 
 std::string PeerWatch::DescribeMe(Time now) const {
   const WorkState mine = MyWork(now);
   // What the neighbours last said goes along: if one of them is stopped, the caller learns where it was.
   std::string text = absl::StrCat(call_count_, " ", EncodeWork(mine, mine.age));
-  for (const int peer : std::set<int>{Neighbour(-1), Neighbour(1)}) {
+  for (const int peer : Neighbours()) {
     const auto& heard = roll_.heard(peer);
     if (heard.has_value()) absl::StrAppend(&text, " ", peer, " ", EncodeWork(heard->state, Since(heard->at, now)));
   }
@@ -108,12 +116,17 @@ void PeerWatch::OnNotice(int peer, NoticeKind kind, std::string_view text, Time 
       break;
     case NoticeKind::kProgress: {
       const std::vector<int64_t> numbers = Numbers(text);
-      if (const auto work = DecodeWork(numbers); work.has_value()) roll_.OnHeard(peer, *work, now);
+      if (const auto work = DecodeWork(numbers); work.has_value()) Hear(peer, *work, now);
       break;
     }
     case NoticeKind::kAbort:
       break;
   }
+}
+
+void PeerWatch::Hear(int peer, const WorkState& work, Time now) {
+  roll_.OnHeard(peer, work, now);
+  if (options_.stall.on_heard != nullptr) options_.stall.on_heard(peer, work);
 }
 
 // The text has the peer's call count and progress, then for each of its neighbours the neighbour's rank, the progress
@@ -126,7 +139,7 @@ void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
   const auto work = DecodeWork(rest.subspan(1, kWorkNumbers));
   if (!work.has_value() || rest[0] < 0) return;
   calls_[peer] = rest[0];
-  roll_.OnHeard(peer, *work, now);
+  Hear(peer, *work, now);
   for (rest = rest.subspan(1 + kWorkNumbers); rest.size() >= 1 + kWorkNumbers; rest = rest.subspan(1 + kWorkNumbers)) {
     const int64_t rank = rest[0];
     auto hearsay = DecodeWork(rest.subspan(1, kWorkNumbers));
@@ -178,18 +191,20 @@ std::string PeerWatch::DescribeMissing(Time now) const {
     if (calls_[peer] == kSilent) silent.push_back(peer);
   }
   if (silent.size() == 1) return roll_.DescribeSilent(silent[0], now);
-  if (!silent.empty()) return absl::StrCat(NameRanks(silent), " do not answer");
+  if (!silent.empty()) return absl::StrCat(NameProcesses(silent, worker_count_), " do not answer");
   // All ranks answer. They make the same calls in the same order, so those that have made the fewest are the ones for
-  // which the others wait.
-  const int64_t fewest = *std::min_element(calls_.begin(), calls_.end());
-  if (fewest == call_count_) return "all ranks answer, and wait too";
+  // which the others wait. Servers make none.
+  const int64_t fewest = *std::min_element(calls_.begin(), calls_.begin() + worker_count_);
+  const int64_t most =
+      options_.rank < worker_count_ ? call_count_ : *std::max_element(calls_.begin(), calls_.begin() + worker_count_);
+  if (fewest == most) return "all ranks answer, and wait too";
   std::vector<int> behind;
-  for (int peer = 0; peer < options_.world_size; ++peer) {
+  for (int peer = 0; peer < worker_count_; ++peer) {
     if (calls_[peer] == fewest) behind.push_back(peer);
   }
   std::string work;
   if (behind.size() == 1) work = absl::StrCat(" (", roll_.DescribeBusy(behind[0], now), ")");
-  return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", call_count_ - fewest,
+  return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", most - fewest,
                       " calls behind", work, ": raise the deadline if it computes that long");
 }
 
