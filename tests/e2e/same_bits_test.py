@@ -98,9 +98,9 @@ class SameBitsTest(JobTest):
         flags = [*SMALL_JOB, "--model=mlp", "--epochs=10", "--max_steps=34", "--device=cpu"]
         flags.remove("--epochs=2")
         digest = self.digest("ring", workers=2, flags=[*flags, "--bucket_bytes=1"])
-        for sync in ("ring", "star/tcp"):
-            folder = self.path(sync.replace("/", "_"))
-            auto = [*flags, "--bucket_bytes=auto", "--checkpoint_dir=" + folder]
+        for sync, same_host in (("ring", "socket"), ("star/tcp", "socket"), ("star/tcp", "shared_memory")):
+            folder = self.path(sync.replace("/", "_") + "_" + same_host)
+            auto = [*flags, "--bucket_bytes=auto", "--same_host=" + same_host, "--checkpoint_dir=" + folder]
             record = self.train(sync, workers=2, flags=[*auto, "--checkpoint_every_steps=32"])
             self.assertEqual(record["parameter_sha256"], digest, sync)
             tried = {size["bucket_bytes"]: size["step_ms"] for size in record["tried_buckets"]}
