@@ -1,5 +1,7 @@
 #include "worker/exchange/peer/host_transport.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "common/check.h"
@@ -14,11 +16,26 @@ constexpr int kPollsPerLookAtNetwork = 16;
 // of a core.
 constexpr std::chrono::microseconds kNetworkInterval{1000};
 
+// How often a Poll of a thread that looks and finds nothing compares the bell: half a microsecond. A caller that polls
+// some dozen times before it yields its core so keeps it for as long as another rank needs for a small bucket: after a
+// yield, another process may have the core for milliseconds.
+constexpr int kLooksPerPoll = 8;
+
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// With more ranks than cores the rank that is waited for may need this core.
+int LooksPerPoll(int world_size) { return world_size <= sysconf(_SC_NPROCESSORS_ONLN) ? kLooksPerPoll : 0; }
+
 }  // namespace
 
 void HostTransport::Attach(HostBoard* board) {
   CHECK(board_ == nullptr);
   board_ = board;
+  looks_per_poll_ = LooksPerPoll(world_size());
 }
 
 void HostTransport::Detach() {
@@ -50,16 +67,25 @@ absl::Status HostTransport::Poll(std::vector<Token>& completed) {
   has_completed_.store(false);
   seen_bell_.store(board_->bell());
   if (waits_.empty()) return network_->Poll(completed);
+  const size_t before = completed.size();
+  TakeCompleted(completed);
+  if (is_looking_ && completed.size() == before) {
+    const uint32_t seen = seen_bell_.load(std::memory_order_relaxed);
+    for (int i = 0; i < looks_per_poll_ && board_->bell() == seen; ++i) Pause();
+  }
+  if (--polls_until_network_ > 0 && !slept_.load(std::memory_order_relaxed)) return absl::OkStatus();
+  polls_until_network_ = kPollsPerLookAtNetwork;
+  slept_.store(false, std::memory_order_relaxed);
+  return network_->Poll(completed);
+}
+
+void HostTransport::TakeCompleted(std::vector<Token>& completed) {
   std::erase_if(waits_, [&](const CountWait& wait) {
     if (!wait.IsOver()) return false;
     completed.push_back(wait.token);
     return true;
   });
   if (waits_.empty()) waits_for_counts_.store(false, std::memory_order_relaxed);
-  if (--polls_until_network_ > 0 && !slept_.load(std::memory_order_relaxed)) return absl::OkStatus();
-  polls_until_network_ = kPollsPerLookAtNetwork;
-  slept_.store(false, std::memory_order_relaxed);
-  return network_->Poll(completed);
 }
 
 void HostTransport::Wait(std::chrono::microseconds longest) {

@@ -65,9 +65,12 @@ class HostTransport final : public Transport {
     bool IsOver() const { return count->load(std::memory_order_acquire) >= target; }
   };
 
+  void TakeCompleted(std::vector<Token>& completed);
+
   const std::unique_ptr<Transport> network_;
   HostBoard* board_ = nullptr;
   bool is_looking_ = false;
+  int looks_per_poll_ = 0;
   std::vector<CountWait> waits_;  // in the order posted; at most two for each bucket
   int polls_until_network_ = 0;
 

@@ -1,11 +1,13 @@
 #include "worker/exchange/peer/machine_trial.h"
 
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "common/check.h"
 #include "common/transport/message_pump.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
@@ -54,7 +56,9 @@ TEST(MachineTrial, NamesARankThatDoesNotTakePart) {
   InMemoryNetwork network(2, 1);
   const absl::StatusOr<double> seconds = TimeARing(network, 0, absl::Milliseconds(200));
   EXPECT_TRUE(absl::IsDeadlineExceeded(seconds.status())) << seconds.status();
-  EXPECT_EQ(seconds.status().message(), "the trial did not end within 200ms: rank 1 does not answer");
+  const std::string message(seconds.status().message());
+  EXPECT_THAT(message, testing::StartsWith("the trial did not end within 200ms: "));
+  EXPECT_THAT(message, testing::HasSubstr("rank 1"));
 }
 
 }  // namespace
