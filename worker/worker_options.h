@@ -207,9 +207,8 @@ inline constexpr FlagRow kRows[] = {
 
     {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
     {"same_host", "exchange",
-     "star: how arrays travel inside one machine; auto: with --servers in shared memory if all servers are here; "
-     "without servers by --transport, or, with --sync=auto, in shared memory where that takes less time; "
-     "shared_memory without servers: all workers must be on one machine; does not change the bits",
+     "star: how arrays travel inside one machine; auto: with --servers in shared memory if all are here, else by "
+     "--transport, or, with --sync=auto, as is fastest; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
      "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
