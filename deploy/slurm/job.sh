@@ -27,10 +27,10 @@ node_address() {
   scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+'
 }
 
-# rendezvous [NODE]: prints host:port for the ranks of a job to meet: rank 0 runs on NODE, by default this one. The port
+# rendezvous NODE: prints host:port for the ranks of a job to meet: rank 0 runs on NODE. The port
 # is below those that a system gives to processes that ask for any, and nothing listens there now.
 rendezvous() {
-  local address port try node=${1:-${SLURMD_NODENAME}}
+  local address port try node=$1
   address=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
   for ((try = 0; try < 20; ++try)); do
     port=$((20000 + RANDOM % 12000))
