@@ -49,7 +49,8 @@ for sync in ring star memory mpi; do
     "${rank[@]}" --fault=seed
   expect "$sync, a NaN" 3 30 'rank [02]: INTERNAL: rank 1 gave up: gradient of fc1.weight is NaN at step 2' \
     "${rank[@]}" --fault=abort
-  expect "$sync, stopped" 3 30 '\(bucket . did not come\|a sum over all ranks did not end\) within 3s.*: rank 1 does not answer' \
+  expect "$sync, stopped" 3 30 \
+    '\(bucket . did not come\|a sum over all ranks did not end\) within 3s.*: rank 1 does not answer' \
     "${rank[@]}" --fault=stop
   expect "$sync, slow" 3 30 'rank 1 lives but is . calls behind' \
     "${rank[@]}" --fault=slow
