@@ -16,16 +16,16 @@
 
 namespace starring {
 
-// A job of `world_size` workers with one shard, which owns everything, or with shard `place.index` of several. Keeps all
-// answers until TakeAnswers.
+// A job of `world_size` workers with one shard, which owns everything, or with shard `place.index` of several. Keeps
+// all answers until TakeAnswers.
 class Shard {
  public:
   struct Place {
     int index = 0;
     int count = 1;
   };
-  explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1, Place place = {0, 1})
-      : place(place) {
+  explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1, Place where = {0, 1})
+      : place(where) {
     spec = MakeJob(0, world_size, elements, bucket_bytes);
     job = CreateJob();
     for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
