@@ -6,8 +6,8 @@
 // write parameters in memory that they share with the worker: nothing is copied if the trainer uses gradient_memory(),
 // and only small messages go through the socket.
 //
-// Threads: the exchange thread (star_client.h) polls gRPC, sends, receives, and writes received parameters to their
-// places. The trainer's calls hand it requests and wait.
+// Threads: the trainer's thread while it waits, else the exchange thread (star_client.h), polls gRPC, sends, receives,
+// and writes received parameters to their places.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 
