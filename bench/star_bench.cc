@@ -47,7 +47,7 @@ ABSL_FLAG(int, workers, 2, "worker processes");
 ABSL_FLAG(int, servers, 2, "server processes");
 ABSL_FLAG(std::vector<std::string>, addresses, {}, "servers to use instead of own ones, in order of their shards");
 ABSL_FLAG(int, rank, 0, "with --addresses: which worker this process is, the only one it starts; rank 0 prints");
-ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
+ABSL_FLAG(int, lanes, 1, "connections between a worker and a server");
 ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step of a worker computes between its Submits and its Awaits");

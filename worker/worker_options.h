@@ -92,7 +92,7 @@ struct WorkerOptions {
   bool check = false;                // dial all peers and end, instead of training
   absl::Duration join_deadline = absl::Seconds(60);
 
-  int lanes = 2;
+  int lanes = 1;
   SameHost same_host = SameHost::kSharedMemory;
   int64_t bucket_bytes = 1 << 20;
   SumOrder sum_order = SumOrder::kChain;

@@ -58,6 +58,7 @@ StarClient::StarClient(const JobSpec& job, Options options)
           .shard = static_cast<int>(s),
           .lane = static_cast<int>(l),
           .job_id = shard.job_id,
+          .slices_max = std::max<int>(kShardSlicesMax / static_cast<int>(shard.lanes.size()), 1),
           .track =
               AddTrack(options_.trace, {.name = absl::StrCat("exchange: lane ", l, ", server ", s), .peer = "shard"}),
           .on_answer = [this](std::unique_ptr<StarRequest> request)
@@ -132,9 +133,15 @@ void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
   }
   if (bytes > kSentAtOnceBytesMax) return;
   TrainerDrives drive(*this);
+  // gRPC takes a lane's next message when it has reported the end of the one before.
+  while (Drive(Clock::time_point())) {
+  }
   TakeInbox();
   // A full lane sends no more before it has been answered, and the trainer does not look for answers while it computes.
-  if (in_flight_ < kLaneRequestsMax) return;
+  const auto is_full = [](const auto& shard) {
+    return std::ranges::any_of(shard, [](const auto& lane) { return lane->has_waiting(); });
+  };
+  if (std::ranges::none_of(lanes_, is_full)) return;
   const MutexLock lock(inbox_mutex_);
   if (std::exchange(thread_sleeps_, false)) posted_.NotifyOne();
 }

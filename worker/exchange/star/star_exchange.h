@@ -26,7 +26,7 @@ namespace starring {
 
 struct StarOptions {
   std::vector<std::string> addresses;  // host:port of shard 0, 1, ...
-  int lanes = 2;                       // connections to every shard
+  int lanes = 1;                       // connections to every shard
   std::string run_id;                  // equal on all workers of a run; may be empty
   TransportSecurity security = {};     // as the servers have it
   // How arrays travel if all servers are on this machine. Otherwise, and if memory cannot be shared, they go by socket.
