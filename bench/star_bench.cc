@@ -63,7 +63,7 @@ ABSL_FLAG(std::string, transport, "grpc", "between workers and servers: grpc or 
 ABSL_FLAG(std::string, rendezvous, "", "tcp: where worker 0 listens, and servers that were started elsewhere find it");
 ABSL_FLAG(int, rank, 0,
           "with --addresses or --rendezvous: which worker this process is, the only one it starts; rank 0 prints");
-ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
+ABSL_FLAG(int, lanes, 1, "connections between a worker and a server");
 ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step of a worker computes between its Submits and its Awaits");

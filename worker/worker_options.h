@@ -94,7 +94,7 @@ struct WorkerOptions {
   bool check = false;                // dial all peers and end, instead of training
   absl::Duration join_deadline = absl::Seconds(60);
 
-  int lanes = 2;
+  int lanes = 1;
   // With servers: kSharedMemory where it is possible. Without them: kSharedMemory or an error.
   SameHost same_host = SameHost::kSharedMemory;
   int64_t bucket_bytes = 1 << 20;

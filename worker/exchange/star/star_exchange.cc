@@ -64,7 +64,11 @@ class StarExchange final : public GradientExchange {
   // Calls visit(shard, range of the parameter vector) for the shards that own something of `bucket`.
   template <typename Visit>
   void ForEachSlice(int bucket, Visit visit) const {
-    for (int shard = 0; shard < shard_count(); ++shard) {
+    // Workers begin at different shards. Otherwise all of them would send to the link of shard 0 first, then to that of
+    // shard 1, while the links of the other shards are idle.
+    const int first = static_cast<int>(int64_t{job_.rank} * shard_count() / job_.world_size);
+    for (int i = 0; i < shard_count(); ++i) {
+      const int shard = (first + i) % shard_count();
       const ElementRange slice = job_.buckets.ShardSlice(bucket, shard, shard_count());
       // A short bucket may have nothing for some shards. They get no request, and the server does not wait for any
       // (ContributionSum::CountStep).
