@@ -6,6 +6,7 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -112,7 +113,9 @@ class FailureTest(JobTest):
                 self.assertIn("rank 2", done.output)
 
     def killed_worker(self, sync, flags=()):
-        job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, *flags, "--checkpoint_dir=" + self.path("none")]))
+        # A folder for each job: on a slow machine the job before may have saved something in its own.
+        checkpoints = tempfile.mkdtemp(dir=self.folder)
+        job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, *flags, "--checkpoint_dir=" + checkpoints]))
         self.wait_for_output(job, "epoch 1/100000")
         victims = children_named(self.folder, "worker")
         self.assertGreaterEqual(len(victims), 2)
