@@ -64,7 +64,9 @@ class Run:
         flags = ["--format=json", "--bytes=" + ",".join(map(str, self.sizes)), f"--bucket_bytes={self.bucket_bytes}",
                  f"--steps_max={steps}", f"--compute_us={round(1e6 * self.compute_s)}"]
         if self.servers:
+            sync, = self.syncs
             return [programs.binary("bench/star_bench"), f"--workers={self.workers}", f"--servers={self.servers}",
+                    f"--transport={cells.BY_SYNC[sync].transport}",
                     f"--shared_memory={str(self.medium == MEMORY).lower()}", *flags]
         binding = "core" if self.workers <= len(machine.cores()) else "none"
         by_sockets = MPI_BY_SOCKETS if self.medium == SOCKETS else ()
@@ -91,20 +93,20 @@ def _sizes(workers: int, sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def plan_runs(syncs: Sequence[str], workers: Sequence[int], sizes: Sequence[int], cores: int) -> list[Run]:
-    """All commands of one round. The star over TCP with servers is not among them: no bench starts it alone."""
+    """All commands of one round."""
     runs = []
     for medium in MEDIA:
         ranks = _of_ranks(syncs, medium)
+        # Servers over TCP share no memory with workers.
+        stars = [(cell.sync,) for cell in cells.CELLS if cell.sync in syncs and cell.has_servers
+                 and (cell.transport == "grpc" or medium == SOCKETS)]
         for count in workers:
             if count > 1:
                 runs += [Run(part, medium, count, 0, _sizes(count, sizes)) for part in ranks]
-            if "star" in syncs:
-                runs += [Run(("star",), medium, count, servers, _sizes(count, sizes))
-                         for servers in sorted({1, min(count, SERVERS_MAX)})]
+            runs += [Run(star, medium, count, servers, _sizes(count, sizes))
+                     for star in stars for servers in sorted({1, min(count, SERVERS_MAX)})]
         for count in (2, 4):
-            parts = [(part, 0) for part in ranks]
-            if "star" in syncs:
-                parts += [(("star",), servers) for servers in (1, count)]
+            parts = [(part, 0) for part in ranks] + [(star, servers) for star in stars for servers in (1, count)]
             for part, servers in parts:
                 runs.append(Run(part, medium, count, servers, MESSAGES[:1], MESSAGES[1]))
                 if count <= max(2, cores):

@@ -41,7 +41,9 @@ class Programs:
                  "real_time": 1e9 * seconds[workers] * (1 if count == ELEMENTS else 1e-6)}
                 for workers in (2, 8) for count in (1024, ELEMENTS)]})
         star = "/bin/bench/star_bench" in argv
-        syncs = ["star"] if star else flag(argv, "syncs").split(",")
+        syncs = flag(argv, "syncs").split(",")
+        if star:
+            syncs = ["star" if flag(argv, "transport") == "grpc" else "star-servers-tcp"]
         if syncs == ["library"]:
             return json.dumps({"sync": "library", "workers": 1, "bytes": 4096, "latency_us": 0.0,
                                "p95_us": 10_000 * 1.01645}) + "\n"
@@ -80,8 +82,9 @@ class RunsTest(unittest.TestCase):
             self.assertLessEqual(max(run.sizes) * run.workers, growth_runs.BYTES_OF_ALL_MAX)
             self.assertGreaterEqual(int(flag(argv, "steps_max")), growth_runs.STEPS_MIN)
 
-    def test_every_cell_that_a_bench_starts_is_measured(self):
-        self.assertEqual({sync for run in self.plan() for sync in run.syncs}, set(cells.SYNCS) - {"star-servers-tcp"})
+    def test_every_cell_is_measured(self):
+        self.assertEqual({sync for run in self.plan() for sync in run.syncs}, set(cells.SYNCS))
+        self.assertEqual({run.medium for run in self.plan(["star-servers-tcp"])}, {"sockets"})
         self.assertEqual({sync for run in self.plan(["ring"]) for sync in run.syncs}, {"ring"})
         self.assertEqual({run.servers for run in self.plan(["star"]) if run.workers == 64}, {1, 4})
         computing = {run.compute_s for run in self.plan() if run.workers > CORES}
@@ -114,7 +117,7 @@ class RunsTest(unittest.TestCase):
             found, failures = growth_runs.measure(self.plan(workers=[2]), 1, lambda text: None)
         self.assertEqual({one.sync for one in found if one.medium == "memory"}, {"ring", "star"})
         by_sockets = {one.sync for one in found if one.medium == "sockets"}
-        self.assertEqual(by_sockets, set(cells.SYNCS) - {"star-servers-tcp"})
+        self.assertEqual(by_sockets, set(cells.SYNCS))
         self.assertTrue(all(text.startswith("star-mpi star-tcp by memory") for text in failures), failures)
 
     def test_kernels(self):
