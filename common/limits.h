@@ -80,8 +80,8 @@ inline constexpr int kPrefetchDepthMax = 64;
 // Every lane costs buffers on both sides.
 inline constexpr int kLanesMax = 16;
 
-// Requests of one lane that are sent and not yet answered; further ones wait at the worker. With slices of 1 MB this
-// bounds what a server holds for a worker that is ahead of the others.
+// Requests of one lane that are sent and not yet answered, those without a payload as well; further ones wait at the
+// worker.
 inline constexpr int kLaneRequestsMax = 8;
 
 // Slices that a worker has on their way to one shard, sent and not yet answered, on all its lanes together; at least
@@ -89,8 +89,9 @@ inline constexpr int kLaneRequestsMax = 8;
 // further the others are ahead, the longer links are idle when the gradients have been sent and parameters are still to
 // come. Four slices are enough for one to travel up, one to wait for its sum, one to travel down and one to follow. Of
 // 4 workers and 4 shards on hosts of their own, links of 400 Mbit/s and slices of 128 KiB, a step of 16 MiB takes 1.27
-// times its bound with two slices, 1.16 with three, 1.11 with four and 1.19 with eight. Arrays in shared memory do not
-// travel, and are not counted.
+// times its bound with two slices, 1.16 with three, 1.11 with four and 1.19 with eight. This
+// also bounds what a server holds for a worker that is ahead of the others. Arrays in shared memory do not travel, and
+// are not counted.
 inline constexpr int kShardSlicesMax = 4;
 
 // Answers that wait at the server to be written to one lane: more than a worker may have asked for, so a lane that

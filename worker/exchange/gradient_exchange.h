@@ -58,7 +58,7 @@ class GradientExchange {
   enum class MemoryPlace { kHost, kDevice };
   virtual MemoryPlace memory_place() const { return MemoryPlace::kHost; }
 
-  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Returns at once. Buckets are
+  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Waits for nobody. Buckets are
   // submitted in ascending order, every bucket once a step. An error is returned by Await.
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
 

@@ -74,7 +74,7 @@ TEST(RunRecordTest, AFlagThatMeansNothingInTheRunIsEmpty) {
   const auto on_gpu = Config(Record({"--servers=a:1,b:2", "--conv=own"}, DeviceKind::kCuda)).fields();
   EXPECT_EQ(on_gpu.at("isa").string_value(), "");
   EXPECT_EQ(on_gpu.at("conv").string_value(), "own");
-  EXPECT_EQ(on_gpu.at("lanes").number_value(), 2);
+  EXPECT_EQ(on_gpu.at("lanes").number_value(), 1);
   EXPECT_EQ(on_gpu.at("server_count").number_value(), 2);
   EXPECT_EQ(on_gpu.at("servers").list_value().values(1).string_value(), "b:2");
   EXPECT_EQ(on_gpu.at("security").string_value(), "none");

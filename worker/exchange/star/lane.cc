@@ -129,7 +129,8 @@ void Lane::OnStart(bool ok) {
 
 bool Lane::MaySendNext() const {
   if (waiting_.empty() || sent_.size() >= kLaneRequestsMax) return false;
-  return TravellingBytes(*waiting_.front()) == 0 || std::ssize(sent_) < options_.slices_max;
+  const auto travels = [](const std::unique_ptr<StarRequest>& request) { return TravellingBytes(*request) > 0; };
+  return !travels(waiting_.front()) || std::ranges::count_if(sent_, travels) < options_.slices_max;
 }
 
 // gRPC takes one write at a time. These go first: HELLO, without which the server does not know the lane; an abort, for

@@ -2,7 +2,7 @@
 // a bounded number of them unanswered. When the connection breaks, it opens a new stream and sends the unanswered
 // requests again; the shard recognises repeated ones. server/exchange_lane.h is the other end.
 //
-// Thread safety: one thread, the one that polls the completion queue.
+// Thread safety: none; StarClient's mutex guards its lanes, and who holds it polls the completion queue.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_LANE_H_
 #define STARRING_WORKER_EXCHANGE_STAR_LANE_H_
 
@@ -61,7 +61,7 @@ class Lane {
     int shard = 0;
     int lane = 0;
     uint64_t job_id = 0;
-    int slices_max = 1;           // requests with a payload that may be sent and not yet answered
+    int slices_max = 1;           // requests whose payload travels that may be sent and not yet answered
     TraceTrack* track = nullptr;  // null: there is no trace
     // `request` has been answered, and the answer has been copied to its destination.
     std::function<void(std::unique_ptr<StarRequest> request)> on_answer;

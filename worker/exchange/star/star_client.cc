@@ -129,7 +129,7 @@ void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
     // The requests to all shards take one lock and one wake-up.
     const MutexLock lock(inbox_mutex_);
     std::ranges::move(requests, std::back_inserter(inbox_));
-    if (bytes > kSentAtOnceBytesMax && std::exchange(thread_sleeps_, false)) posted_.NotifyOne();
+    if (bytes > kSentAtOnceBytesMax) WakeThread();
   }
   if (bytes > kSentAtOnceBytesMax) return;
   TrainerDrives drive(*this);
@@ -143,6 +143,11 @@ void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
   };
   if (std::ranges::none_of(lanes_, is_full)) return;
   const MutexLock lock(inbox_mutex_);
+  WakeThread();
+}
+
+void StarClient::WakeThread() {
+  is_wanted_ = true;
   if (std::exchange(thread_sleeps_, false)) posted_.NotifyOne();
 }
 
@@ -214,16 +219,13 @@ void StarClient::DriveInBackground() {
   std::chrono::microseconds pause = kPauseMin;
   bool is_idle = false;
   while (true) {
-    if (is_idle) {
+    {
       const MutexLock lock(inbox_mutex_);
-      thread_sleeps_ = inbox_.empty();
-      if (thread_sleeps_ && !stopping_) posted_.WaitFor(inbox_mutex_, kTick);
+      thread_sleeps_ = !is_wanted_ && !stopping_;
+      if (thread_sleeps_) posted_.WaitFor(inbox_mutex_, is_idle ? kTick : pause);
       thread_sleeps_ = false;
       if (stopping_) return;
-      pause = kPauseMin;
-    } else {
-      std::this_thread::sleep_for(pause);
-      pause = 2 * pause;
+      pause = std::exchange(is_wanted_, false) || is_idle ? kPauseMin : 2 * pause;
     }
     is_idle = false;
     // A thread that waits for the mutex costs the trainer a system call when it unlocks.
@@ -327,15 +329,16 @@ void StarClient::EndDrained() {
   // Pairs with gRPC's release of the last slice: gRPC's reads of the payload happen before the trainer's next writes.
   std::atomic_thread_fence(std::memory_order_acquire);
   UpdateCounters();
+  // Before the requests end: a Wait that sees the last of them end also sees why.
+  if (failure_.has_value() && status_.ok()) {
+    status_ = *failure_;
+    has_failed_ = true;
+  }
   for (auto request = drained; request != draining_.end(); ++request) {
     Pending((*request)->group).fetch_sub(1, std::memory_order_release);
     --in_flight_;
   }
   draining_.erase(drained, draining_.end());
-  if (failure_.has_value() && draining_.empty() && status_.ok()) {
-    status_ = *failure_;
-    has_failed_ = true;
-  }
 }
 
 void StarClient::UpdateCounters() {

@@ -64,7 +64,8 @@ class StarClient {
   // Gives up the requests in flight. When it returns, gRPC refers to no memory of the caller.
   ~StarClient();
 
-  // Hands over requests and returns at once.
+  // Hands over requests. The exchange thread sends large ones; small ones are sent here, after what has come meanwhile
+  // has been handled. Waits for no answer.
   void Post(std::vector<std::unique_ptr<StarRequest>> requests);
   // Returns when every request of the group (see StarRequest) is over, or when the exchange has failed: then the
   // reason.
@@ -87,6 +88,8 @@ class StarClient {
   class TrainerDrives;
 
   void DriveInBackground();
+  // The exchange thread's next visit is to begin at once.
+  void WakeThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_mutex_);
   // Handles the event that comes next, or none at `until`. `until` in the past: does not let go of the mutex.
   // Returns whether there was an event.
   bool Drive(Clock::time_point until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -149,6 +152,7 @@ class StarClient {
   ConditionVariable posted_;
   std::vector<std::unique_ptr<StarRequest>> inbox_ ABSL_GUARDED_BY(inbox_mutex_);
   bool stopping_ ABSL_GUARDED_BY(inbox_mutex_) = false;
+  bool is_wanted_ ABSL_GUARDED_BY(inbox_mutex_) = false;      // there is something that the trainer does not send
   bool thread_sleeps_ ABSL_GUARDED_BY(inbox_mutex_) = false;  // until posted_ is notified
 };
 

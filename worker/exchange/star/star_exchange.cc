@@ -308,9 +308,9 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStarExchange(const StarO
   }
   const int64_t needed = WorkerDescriptors(static_cast<int64_t>(options.addresses.size()) * options.lanes);
   if (const int64_t may_open = RaiseDescriptorLimit(needed); may_open < needed) {
-    return absl::InvalidArgumentError(absl::StrCat(options.addresses.size(), " servers with ", options.lanes,
-                                                   " lanes each need ", needed, " descriptors, this process may open ",
-                                                   may_open, ": raise the hard limit (ulimit -Hn), or lower --lanes"));
+    return absl::InvalidArgumentError(absl::StrCat(options.addresses.size(), " servers with --lanes=", options.lanes,
+                                                   " need ", needed, " descriptors, this process may open ", may_open,
+                                                   ": raise the hard limit (ulimit -Hn), or lower --lanes"));
   }
   return std::make_unique<StarExchange>(options);
 }
