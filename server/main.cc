@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
 #include "common/flags/command_line.h"
+#include "common/limits.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/status.h"
@@ -103,6 +104,8 @@ absl::Status ServeAsRank(const ServerOptions& options) {
                                     .token = options.security.token,
                                     .insecure = options.insecure,
                                     .join_deadline = options.join_deadline,
+                                    // The job's own, which is not known yet, ends earlier.
+                                    .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),
                                     .say = LogOf(options)}));
   ShardRank server(std::move(transport), {.shard = options.shard,
                                           .shard_count = options.shard_count,

@@ -35,7 +35,7 @@ struct ServerOptions {
   int world_size = 0;      // tcp: number of workers
   int shard = 0;
   int shard_count = 1;
-  std::string run_id;  // the only run that may join; empty: the first worker's
+  std::string run_id;  // the only run that may join; empty: the first worker's, over TCP one without a name
   absl::Duration join_deadline = absl::InfiniteDuration();
   int64_t memory_bytes_max = 0;  // 0: what is free
   std::string port_file;         // empty: none
@@ -62,7 +62,10 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&S::world_size>(0, kWorldSizeMax)},
     {"shard", "job", "which shard of the parameters this server owns", WholeAt<&S::shard>(0, kShardCountMax - 1)},
     {"shard_count", "job", "number of servers", WholeAt<&S::shard_count>(1, kShardCountMax)},
-    {"run_id", "job", "the only run whose workers may join, as their --run_id says; empty: that of the first worker",
+    {"run_id", "job",
+     "the only run whose workers may join, as their --run_id says; empty: that of the first worker, over tcp one "
+     "without a "
+     "name",
      TextAt<&S::run_id>("name")},
     {"join_deadline_s", "job", "seconds, from the start, for all workers to join; 0: as long as it takes",
      WholeAt<&S::asked, &Asked::join_deadline_s>(0, kDeadlineSecondsMax)},

@@ -185,6 +185,7 @@ absl::Status ShardRank::TakeStart() {
     fields.set_kind(ExchangeMessage::INITIAL_PARAMETERS);
     fields.set_vector(0);
     RETURN_IF_ERROR(TakeInitial(fields, SliceOf(b).size()));
+    if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump_, start));
   }
   scratch_ = {};
   slots_.resize(worker_count());

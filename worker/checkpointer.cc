@@ -166,7 +166,9 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
                      checkpoint.world_size, " workers, which gives other bits: resume with the build that wrote it"));
   }
   // What was fastest with other workers says nothing of these.
-  if (checkpoint.world_size == options_.worker->world_size) chosen_bucket_bytes_ = checkpoint.bucket_bytes;
+  if (checkpoint.world_size == options_.worker->world_size && options_.worker->TriesBucketSizes()) {
+    chosen_bucket_bytes_ = checkpoint.bucket_bytes;
+  }
   std::copy(checkpoint.parameters.begin(), checkpoint.parameters.end(), parameters.begin());
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
     // ReadNewestCheckpoint has made sure that every buffer is there, with this many values.

@@ -150,7 +150,9 @@ PeerExchange::Algorithm AlgorithmOf(const WorkerOptions& options) {
 
 PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
   if (options.same_host == SameHost::kSharedMemory) return PeerExchange::HostSharing::kRequired;
-  const bool may = options.RanksChoose() && !options.asked.same_host.has_value();
+  // Memory of a GPU does not come into the host's.
+  const bool may =
+      options.RanksChoose() && !options.asked.same_host.has_value() && options.cuda_aware_mpi != CudaAwareMpi::kAuto;
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 

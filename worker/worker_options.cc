@@ -206,8 +206,12 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
 }
 
 absl::Status CheckSameHost(const WorkerOptions& options) {
-  if (options.asked.same_host != SameHost::kSharedMemory || options.sync != Sync::kStar || !options.servers.empty()) {
+  if (options.asked.same_host != SameHost::kSharedMemory || options.sync == Sync::kLocal || !options.servers.empty()) {
     return absl::OkStatus();
+  }
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("same_host", "shared_memory",
+                      absl::StrCat("--sync=", SyncName(options.sync), " sends messages: drop it, or give --sync=star"));
   }
   if (options.server_ranks > 0) {
     return RefuseFlag("same_host", "shared_memory",

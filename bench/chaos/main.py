@@ -27,6 +27,7 @@ STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logr
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
          ("ring-tcp", "lenet5"): 12000}
 MODELS = ("logreg", "lenet5")
+MAY_SHARE = ("star", "star-mpi", "star-tcp")  # memory, in every other pair of jobs
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_train_count=1024", "--synthetic_test_count=64", "--global_batch=32",
              "--seed=1", "--device=cpu", "--learning_rate=0.01")
 STEPS_PER_EPOCH = 32
@@ -118,8 +119,8 @@ class Chaos:
         options = self._options
         model = MODELS[job // 4 % 2]
         steps = options.steps or STEPS[topology, model]
-        same_host = ("shared_memory", "socket")[job // 2 % 2]
-        return steps, ("--model=" + model, "--same_host=" + same_host, *SYNTHETIC,
+        same_host = ("--same_host=" + ("shared_memory", "socket")[job // 2 % 2],) if topology in MAY_SHARE else ()
+        return steps, ("--model=" + model, *same_host, *SYNTHETIC,
                        "--epochs=%d" % -(-steps // STEPS_PER_EPOCH), "--max_steps=%d" % steps,
                        "--checkpoint_every_steps=%d" % options.checkpoint_every_steps)
 

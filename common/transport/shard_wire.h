@@ -19,7 +19,7 @@
 namespace starring {
 
 // Raise it with every change after which one end would misunderstand the other.
-inline constexpr int32_t kShardWireVersion = 1;
+inline constexpr int32_t kShardWireVersion = 2;
 
 // What the worker expects the server to be, and what it tells of its job. The agreement follows as a message of
 // `agreement_bytes`.
@@ -49,6 +49,10 @@ static_assert(sizeof(ShardRequest) == 16);
 // The tags of a bucket's messages, from `first_tag` on.
 constexpr int GradientTag(int first_tag, int bucket) { return first_tag + 2 * bucket; }
 constexpr int ParametersTag(int first_tag, int bucket) { return first_tag + 2 * bucket + 1; }
+
+// At the start, after so many buckets from rank 0 all ranks meet, so that none waits longer than its deadline while
+// rank 0 sends a long vector.
+inline constexpr int kShardStartBuckets = 16;
 
 // Long arrays travel in pieces of at most this many elements, so that a server copies no more of its state at a time.
 inline constexpr int64_t kShardPieceElements = int64_t{4} << 20;

@@ -116,12 +116,13 @@ absl::Status TcpFullMesh::Judge(const TcpHello& hello) const {
   if (hello.world_size != world_size_) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", hello.rank, " has --world_size=", hello.world_size,
                                                    ", rank ", rank_, " has ", world_size_,
-                                                   ": start all ranks with the same"));
+                                                   ": start all ranks with the same; if one of them is a server, give "
+                                                   "the workers --server_ranks"));
   }
   if (hello.run_id != options_.run_id) {
-    return absl::FailedPreconditionError(absl::StrCat("rank ", hello.rank, " belongs to run \"", hello.run_id,
-                                                      "\", rank ", rank_, " to run \"", options_.run_id,
-                                                      "\": is another job using this rendezvous?"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", hello.rank, " belongs to run \"", hello.run_id, "\", rank ", rank_, " to run \"",
+                     options_.run_id, "\": give both the same --run_id, unless another job uses this rendezvous"));
   }
   if (hello.to_rank != rank_) {
     return absl::InvalidArgumentError(

@@ -274,6 +274,8 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_FALSE(shared->RanksChoose());
   EXPECT_THAT(Refusal({"--same_host=shared_memory", "--cuda_aware_mpi=auto"}, MpirunOf(0, 2)),
               HasSubstr("--same_host=shared_memory is memory of the host: drop one of the two"));
+  EXPECT_THAT(Refusal({"--same_host=shared_memory", "--sync=ring"}, MpirunOf(0, 2)),
+              HasSubstr("--sync=ring sends messages: drop it, or give --sync=star"));
   // Over TCP nothing is shared with servers.
   EXPECT_EQ(Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1"})->same_host,
             SameHost::kSocket);

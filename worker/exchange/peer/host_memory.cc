@@ -1,12 +1,14 @@
 #include "worker/exchange/peer/host_memory.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/bucket_map.h"
 #include "common/check.h"
 #include "common/host/host_identity.h"
 #include "common/status.h"
@@ -32,29 +34,61 @@ int64_t PieceElements(int rank, int world_size, const HostMemory::Options& optio
   return rank == 0 ? 2 * array + BoardElements(world_size, options) : array;
 }
 
-// A piece as the ranks tell each other: the host's boot and name, and where the memory is; or why there is none.
+// Raise it with every change after which one build would misunderstand what another writes to the memory.
+constexpr int kLayoutVersion = 1;
+
+// What a rank tells before anything is allocated.
+std::string PlaceText(const HostMemory::Options& options) {
+  const absl::StatusOr<int64_t> available = options.available_memory();
+  const int64_t bytes = available.ok() ? *available : std::numeric_limits<int64_t>::max();
+  return absl::StrJoin(
+      {options.boot_id, absl::StrCat(kLayoutVersion, "/", kRankSliceBytesMin), absl::StrCat(bytes), HostName()}, "\t");
+}
+
+// Why the ranks with these places cannot share memory, or nothing.
+absl::StatusOr<std::string> RefusalOf(const std::vector<std::string>& places, const HostMemory::Options& options) {
+  const int world_size = static_cast<int>(places.size());
+  int64_t needed = 0;
+  for (int rank = 0; rank < world_size; ++rank) {
+    needed += PieceElements(rank, world_size, options) * static_cast<int64_t>(sizeof(float));
+  }
+  const std::vector<std::string> root = absl::StrSplit(places[0], absl::MaxSplits('\t', 3));
+  for (int rank = 0; rank < world_size; ++rank) {
+    const std::vector<std::string> place = absl::StrSplit(places[rank], absl::MaxSplits('\t', 3));
+    int64_t available = 0;
+    if (place.size() != 4 || !absl::SimpleAtoi(place[2], &available)) {
+      return absl::InternalError(absl::StrCat("\"", places[rank], "\" describes no host"));
+    }
+    if (place[0] != root[0]) return absl::StrCat("rank 0 is on ", root[3], ", rank ", rank, " on ", place[3]);
+    if (place[1] != root[1]) return absl::StrCat("rank 0 and rank ", rank, " run different builds");
+    if (available < needed) {
+      return absl::StrCat("all ranks together need ", needed, " bytes, and rank ", rank, " can get ", available);
+    }
+  }
+  return std::string();
+}
+
+// A piece as the ranks tell each other: where the memory is, or why there is none.
 struct Piece {
-  std::string boot;
-  std::string host;
   v1::SharedMemory where;
   std::string error;
 };
 
 std::string ToText(const Piece& piece) {
-  return absl::StrJoin({piece.boot, piece.host, absl::StrCat(piece.where.pid()), absl::StrCat(piece.where.fd()),
+  return absl::StrJoin({absl::StrCat(piece.where.pid()), absl::StrCat(piece.where.fd()),
                         absl::StrCat(piece.where.bytes()), absl::StrCat(piece.where.nonce()), piece.error},
                        "\t");
 }
 
 absl::StatusOr<Piece> FromText(const std::string& text) {
-  const std::vector<std::string> words = absl::StrSplit(text, absl::MaxSplits('\t', 6));
+  const std::vector<std::string> words = absl::StrSplit(text, absl::MaxSplits('\t', 4));
   int64_t pid = 0, fd = 0, bytes = 0;
   uint64_t nonce = 0;
-  if (words.size() != 7 || !absl::SimpleAtoi(words[2], &pid) || !absl::SimpleAtoi(words[3], &fd) ||
-      !absl::SimpleAtoi(words[4], &bytes) || !absl::SimpleAtoi(words[5], &nonce)) {
+  if (words.size() != 5 || !absl::SimpleAtoi(words[0], &pid) || !absl::SimpleAtoi(words[1], &fd) ||
+      !absl::SimpleAtoi(words[2], &bytes) || !absl::SimpleAtoi(words[3], &nonce)) {
     return absl::InternalError(absl::StrCat("\"", text, "\" describes no memory"));
   }
-  Piece piece{.boot = words[0], .host = words[1], .where = {}, .error = words[6]};
+  Piece piece{.where = {}, .error = words[4]};
   piece.where.set_pid(pid);
   piece.where.set_fd(fd);
   piece.where.set_bytes(bytes);
@@ -67,9 +101,16 @@ absl::StatusOr<Piece> FromText(const std::string& text) {
 absl::StatusOr<HostMemory::Outcome> HostMemory::Meet(MessagePump& pump, const Options& options,
                                                      const CollectiveOptions& join) {
   CHECK_GE(pump.world_size(), 2);
+  Outcome outcome;
+  ASSIGN_OR_RETURN(std::vector<std::string> all, GatherTextToRoot(pump, PlaceText(options), join));
+  if (pump.rank() == 0) {
+    ASSIGN_OR_RETURN(outcome.refusal, RefusalOf(all, options));
+  }
+  RETURN_IF_ERROR(SendTextFromRoot(pump, outcome.refusal, join));
+  if (!outcome.refusal.empty()) return outcome;
   std::unique_ptr<HostMemory> memory(new HostMemory);
   memory->pieces_.resize(pump.world_size());
-  Piece mine{.boot = options.boot_id, .host = HostName(), .where = {}, .error = ""};
+  Piece mine;
   auto created = SharedMemory::Create(PieceElements(pump.rank(), pump.world_size(), options));
   if (created.ok()) {
     mine.where = (*created)->where();
@@ -78,18 +119,15 @@ absl::StatusOr<HostMemory::Outcome> HostMemory::Meet(MessagePump& pump, const Op
     mine.error = std::string(created.status().message());
   }
   // A rank without memory tells so and goes on, as do ranks that see its error: all must take part in all messages.
-  ASSIGN_OR_RETURN(std::vector<std::string> all, GatherTextToRoot(pump, ToText(mine), join));
+  ASSIGN_OR_RETURN(all, GatherTextToRoot(pump, ToText(mine), join));
   std::string list = absl::StrJoin(all, "\n");
   RETURN_IF_ERROR(SendTextFromRoot(pump, list, join));
   const absl::Status opened = memory->Open(absl::StrSplit(list, '\n'), pump.rank(), options);
   ASSIGN_OR_RETURN(all, GatherTextToRoot(pump, std::string(opened.message()), join));
-  std::string refusal;
   for (const std::string& error : all) {
-    if (refusal.empty()) refusal = error;
+    if (outcome.refusal.empty()) outcome.refusal = error;
   }
-  RETURN_IF_ERROR(SendTextFromRoot(pump, refusal, join));
-  Outcome outcome;
-  outcome.refusal = std::move(refusal);
+  RETURN_IF_ERROR(SendTextFromRoot(pump, outcome.refusal, join));
   if (outcome.refusal.empty()) {
     memory->Divide(pump.rank(), options);
     outcome.memory = std::move(memory);
@@ -97,20 +135,14 @@ absl::StatusOr<HostMemory::Outcome> HostMemory::Meet(MessagePump& pump, const Op
   return outcome;
 }
 
-// An error names the two ranks and, if they differ, their hosts.
+// An error names the two ranks.
 absl::Status HostMemory::Open(const std::vector<std::string>& pieces, int rank, const Options& options) {
   const int world_size = static_cast<int>(pieces_.size());
   if (std::ssize(pieces) != world_size) return absl::InternalError("the list of memories has another length");
-  ASSIGN_OR_RETURN(const Piece mine, FromText(pieces[rank]));
   for (int other = 0; other < world_size; ++other) {
     ASSIGN_OR_RETURN(const Piece piece, FromText(pieces[other]));
     if (!piece.error.empty()) return absl::UnavailableError(absl::StrCat("rank ", other, ": ", piece.error));
     if (other == rank) continue;
-    // On another host /proc may by chance have such a process with such a file.
-    if (piece.boot != mine.boot) {
-      return absl::UnavailableError(
-          absl::StrCat("rank ", rank, " is on ", mine.host, ", rank ", other, " on ", piece.host));
-    }
     auto opened = SharedMemory::Open(piece.where, PieceElements(other, world_size, options),
                                      other == 0 ? SharedMemory::Access::kReadWrite : SharedMemory::Access::kRead);
     if (!opened.ok()) {

@@ -7,6 +7,7 @@
 #define STARRING_WORKER_EXCHANGE_PEER_HOST_MEMORY_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/host/host_identity.h"
+#include "common/host/machine_limits.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
 #include "common/wire/shared_memory.h"
@@ -29,14 +31,16 @@ class HostMemory {
     int64_t element_count = 0;  // of the parameter vector
     int bucket_count = 0;
     std::string boot_id = BootId();  // of this rank's host
+    std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };  // in bytes
   };
   // Either memory, or the reason why these ranks cannot share it, as one of them says: the same on all ranks.
   struct Outcome {
     std::unique_ptr<HostMemory> memory;
     std::string refusal;
   };
-  // Collective, three messages to and from rank 0. Every rank shares memory with every other, or no rank does. An error
-  // is one of the messages. REQUIRES: world_size >= 2, and equal counts on all ranks.
+  // Collective, three messages to rank 0 and three from it. Every rank shares memory with every other, or no rank does;
+  // none is allocated unless all ranks are on one host, which has enough of it. An error is one of the messages.
+  // REQUIRES: world_size >= 2, and equal counts on all ranks.
   static absl::StatusOr<Outcome> Meet(MessagePump& pump, const Options& options, const CollectiveOptions& join);
 
   // Valid as long as this object.

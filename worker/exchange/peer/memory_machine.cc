@@ -18,8 +18,7 @@ Transport::Token TokenOf(Transport::Poster* poster, int bucket, uint64_t count) 
   return {.poster = poster, .operation = static_cast<uint64_t>(bucket) << 1 | count};
 }
 
-// The longest piece between two looks at the board and the network, and the longest that a Submit waits for the
-// background thread: 128 KiB of each gradient.
+// The longest piece of a bucket between two looks at the board and the network: 128 KiB of each gradient.
 constexpr int64_t kPieceElements = 32768;
 
 }  // namespace

@@ -285,7 +285,6 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
   if (background_sleeps_ && !machine_->IsIdle()) submitted_.NotifyOne();
-  transport_->PassOn();
 }
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {

@@ -172,6 +172,8 @@ class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
     exchange_.mutex_.Lock();
   }
   ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
+    // What this thread has completed and not handled is for the background thread.
+    exchange_.transport_->PassOn();
     exchange_.mutex_.Unlock();
     exchange_.trainer_drives_.store(false, std::memory_order_relaxed);
   }

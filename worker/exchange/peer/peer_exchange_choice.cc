@@ -70,6 +70,7 @@ absl::Status PeerExchange::ChooseFastest() {
   const CollectiveOptions join = {.what = "the choice of --sync", .deadline = job_.join_deadline};
   // All ranks have ended their trials, so no count is in use; and a rank counts again only after this message.
   RETURN_IF_ERROR(Barrier(pump_, join));
+  trial_ = nullptr;
   if (memory_ != nullptr && pump_.rank() == 0) memory_->board()->Clear();
   RETURN_IF_ERROR(SendTextFromRoot(pump_, text, join));
   const size_t tab = text.find('\t');

@@ -52,22 +52,25 @@ absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const std::strin
 
 absl::Status SendStartToServers(MessagePump& pump, const JobSpec& job, std::span<const float> parameters) {
   const CollectiveOptions start = {.what = "the servers' start", .deadline = job.join_deadline, .with_servers = true};
-  if (pump.rank() == 0) {
-    std::vector<std::span<const float>> vectors = job.optimizer_state;
-    // The state goes first, because a server takes none when it has a bucket's parameters.
-    vectors.push_back(parameters);
-    for (int shard = 0; shard < ServerCount(pump); ++shard) {
-      const Route route = {.from = 0, .to = pump.worker_count() + shard};
-      std::byte has_state{!job.optimizer_state.empty()};
-      RETURN_IF_ERROR(Transfer(pump, route, {&has_state, 1}, start));
-      for (int b = 0; b < job.buckets.bucket_count(); ++b) {
-        const ElementRange slice = job.buckets.ShardSlice(b, shard, ServerCount(pump));
-        for (const std::span<const float> vector : vectors) {
-          CHECK_EQ(std::ssize(vector), job.buckets.element_count());
-          RETURN_IF_ERROR(TransferSlice(pump, route, Writable(vector.subspan(slice.begin, slice.size())), start));
-        }
+  std::vector<std::span<const float>> vectors = job.optimizer_state;
+  // The state goes first, because a server takes none when it has a bucket's parameters.
+  vectors.push_back(parameters);
+  // Only rank 0 has anything to send.
+  const int shards = pump.rank() == 0 ? ServerCount(pump) : 0;
+  const auto route = [&pump](int shard) { return Route{.from = 0, .to = pump.worker_count() + shard}; };
+  for (int shard = 0; shard < shards; ++shard) {
+    std::byte has_state{!job.optimizer_state.empty()};
+    RETURN_IF_ERROR(Transfer(pump, route(shard), {&has_state, 1}, start));
+  }
+  for (int b = 0; b < job.buckets.bucket_count(); ++b) {
+    for (int shard = 0; shard < shards; ++shard) {
+      const ElementRange slice = job.buckets.ShardSlice(b, shard, shards);
+      for (const std::span<const float> vector : vectors) {
+        CHECK_EQ(std::ssize(vector), job.buckets.element_count());
+        RETURN_IF_ERROR(TransferSlice(pump, route(shard), Writable(vector.subspan(slice.begin, slice.size())), start));
       }
     }
+    if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump, start));
   }
   return Barrier(pump, start);
 }

@@ -77,5 +77,18 @@ TEST(HostMemory, RanksOfTwoHostsShareNone) {
   }
 }
 
+// Nothing is allocated then: a control group would end the job.
+TEST(HostMemory, RanksWithTooLittleMemoryShareNone) {
+  const auto outcomes = MeetAll([](int rank) {
+    HostMemory::Options options{.element_count = 1024, .bucket_count = 1};
+    options.available_memory = [rank]() -> absl::StatusOr<int64_t> { return rank == 1 ? 1000 : int64_t{1} << 62; };
+    return options;
+  });
+  for (const HostMemory::Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.memory, nullptr);
+    EXPECT_THAT(outcome.refusal, HasSubstr("bytes, and rank 1 can get 1000"));
+  }
+}
+
 }  // namespace
 }  // namespace starring
