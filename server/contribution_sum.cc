@@ -171,8 +171,8 @@ void ContributionSum::SumAndUpdate(int bucket) {
         const std::span<float> part(sum, std::min(OwnedSlices::kPassElements, run.end - begin));
         sum_.Next(first_rank, part);
         const std::span<float> out = after.subspan(offset, part.size());
-        // In shared memory, `before` and `after` are one array: the update goes by way of `updated`, so that it can be written
-        // past the caches.
+        // In shared memory, `before` and `after` are one array: the update goes by way of `updated`, so that it can be
+        // written past the caches.
         const bool is_in_place = b.in_place != nullptr;
         owned_.Update({.step = step,
                        .bucket = bucket,
