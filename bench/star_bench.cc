@@ -230,10 +230,10 @@ void Fork(Body body) {
   const pid_t pid = fork();
   CHECK_GE(pid, 0);
   if (pid > 0) return;
-  // Whoever ends this bench, as a time limit of bench/growth does, kills the parent alone. A child that went on would
-  // take time from the next measurement.
+  // A time limit, such as that of bench/growth, kills the parent alone. Children that went on would slow the next
+  // measurement.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // it has ended before the prctl
+  if (getppid() != parent) _exit(1);  // the parent ended before the prctl
   _exit(body());
 }
 

@@ -18,7 +18,8 @@ T, lets bucket i leave when its part of backward is done, and serves the buckets
     step = max(start + time at which the last bucket is served, all work of the host / its cores)
 
 Let M be the bytes of parameters in b buckets, S the servers, B the rate of a link. With costs of zero this is the bound
-of each cell: 2 (N - 1) / N M/B between ranks; (1 + 1/b) max(1, N / S) M/B with servers on hosts of their own.
+of each cell: 2 (N - 1) / N M/B between ranks; (1 + 1/b) max(1, N / S) M/B with servers on hosts of their own. In a
+star between ranks the few owners of a short last block (workload.groups) carry more than that.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 """Measures how the exchange of each cell grows with the number of workers, and fits what its parts cost.
 
     bazel run //bench:growth
-    bazel run //bench:growth -- --workers=1,2,4,8,16,32,64 --repeats=3 --lab=1gbit:4 --out=data/growth
+    bazel run //bench:growth -- --workers=1,2,4,8,16,32,64 --repeats=5 --lab=1gbit:4 --out=data/growth
     bazel run //bench:growth -- --syncs=ring --out=data/ring     in parts, and then all together:
     bazel run //bench:growth -- --runs=data/ring/runs.json,data/star/runs.json
 
-Workers compute nothing, so many of them fit on one machine. The fit sees some of the sizes (cost_fit.py) and is tested
-on the others: the median error shall be within 10 %, the worst within 25 %. Writes to the folder --out: costs.json for
-bench:plan, runs.json with all medians, growth.svg, table.txt. --lab also measures between emulated hosts (root only)
-how much of a link each cell wastes. Exit status 0: all measured, and the targets met; 1: not; 2: nothing measured.
+Workers compute nothing, so many of them fit on one machine. The defaults take about half an hour on two cores. The fit
+sees some of the sizes (cost_fit.py) and is tested on the others: the median error shall be within 10 %, the worst
+within 25 %. Writes to the folder --out: costs.json for bench:plan, runs.json with all medians, after each round,
+growth.svg, table.txt. --lab also measures between emulated hosts (root only) how much of a link each cell wastes. Exit
+status 0: all measured, and the targets met; 1: not; 2: nothing measured.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ from cost_book import MEDIA, MEMORY, SOCKETS
 from cost_fit import Measurement
 from workload import BUCKET_BYTES
 
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+# These numbers bound the time of all runs: three rounds shall end within about half an hour on two cores.
+WORKERS = (1, 2, 3, 4, 8, 16, 32, 64)
 # All processes' vectors together; more would measure this machine's memory, and take minutes a step.
-BYTES_OF_ALL_MAX = 128 << 20
-STEPS_MAX, STEPS_MIN = 300, 20
-STEP_WORKERS = 1000  # steps of a size times workers
+BYTES_OF_ALL_MAX = 64 << 20
+STEPS_MAX, STEPS_MIN = 40, 10
+STEP_WORKERS = 300  # steps of a size times workers
 SERVERS_MAX = 4
 BENCH_SECONDS_MAX = 900
 COMPUTE_S = (0.002, 0.01)
@@ -31,7 +32,7 @@ COMPUTE_BUCKET_BYTES = 262144
 # Many messages of one step, to tell a message's cost from that of its bytes; of a size that the fit sees.
 MESSAGES = (16 << 20, 128 << 10)  # bytes, bytes of a bucket
 MORE_WORKERS = (2, 4)  # of --workers; these send many messages, and those that fit on the cores compute
-JITTER_COMPUTE_US = 10_000
+JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
 # MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
 # ob1 obeys the choice of a btl.
@@ -160,7 +161,7 @@ def measure_kernels() -> dict[str, float]:
 def measure_jitter() -> float:
     """How much computing alone scatters, relatively, on one core of this machine."""
     text = programs.run(["mpirun", "-np", "1", "--bind-to", "core", programs.binary("bench/ring_bench"),
-                         "--syncs=library", "--bytes=4096", "--format=json", f"--steps_max={STEPS_MAX}",
+                         "--syncs=library", "--bytes=4096", "--format=json", f"--steps_max={JITTER_STEPS}",
                          f"--compute_us={JITTER_COMPUTE_US}"], MPI_ENVIRONMENT)
     row, = alone.rows(text)
     median = row["latency_us"] + JITTER_COMPUTE_US

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import subprocess
 import tempfile
 import unittest
 import unittest.mock
@@ -18,6 +19,7 @@ import measured_facts
 import plan as program
 import planning
 import predictions
+import programs
 import regimes
 import sync_cells as cells
 from emulated_hosts import Link
@@ -286,6 +288,12 @@ class ProgramTest(unittest.TestCase):
             status, _, err = self.run_plan(*flags)
             self.assertEqual(status, 2, flags)
             self.assertIn(said, err)
+
+    def test_a_check_that_fails_is_said(self):
+        for error in (programs.ProgramError("boom"), subprocess.CalledProcessError(1, "launch")):
+            with unittest.mock.patch.object(program.emulated_hosts, "compare", side_effect=error):
+                status, _, err = self.run_plan("--check=1gbit:2")
+            self.assertEqual((status, err), (2, f"plan: {error}\n"))
 
     def test_without_costs_it_says_how_to_measure_them(self):
         with unittest.mock.patch.object(cost_book, "SHIPPED", os.path.join(self.folder, "gone.json")), \
