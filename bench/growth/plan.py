@@ -147,7 +147,7 @@ def text_of(plan: planning.Plan) -> list[str]:
     lines += _table(plan, "exposed exchange ms", lambda one: f"{1e3 * one.exposed_s:.4g}")
     lines += _table(plan, "samples/s", lambda one: f"{one.rate(batch):,.0f}")
     lines += _table(plan, "band of the step +- %", lambda one: f"{100 * one.band:.0f}")
-    lines += _table(plan, "servers", lambda one: f"{one.servers or '-'}")
+    lines += _table(plan, "servers", lambda one: str(one.servers))
     points = [point for line in plan.lines for point in line.points]
     if any(point and point.extrapolated for point in points):
         lines.append("* extrapolated: more workers, or more bytes, than bench:growth measured with that cell.")
