@@ -122,5 +122,7 @@ def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, flo
     if computing:
         costs = min((dataclasses.replace(costs, contention=value) for value in CONTENTIONS),
                     key=lambda candidate: errors(computing, cores, candidate).median)
-    costs = dataclasses.replace(costs, band=band([*test, *computing] or known, cores, costs))
+    costs = dataclasses.replace(costs, band=band([*test, *computing] or known, cores, costs),
+                                workers_max=max(one.workers for one in measured),
+                                bytes_max=max(one.bytes for one in measured))
     return Fit(costs, len(known), errors(test, cores, costs))

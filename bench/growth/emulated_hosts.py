@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -12,8 +11,9 @@ import alone
 import exchange_model as model
 import machine
 import netlab
+import programs
 import sync_cells as cells
-from cost_book import SOCKETS, CostBook, place_key
+from cost_book import SOCKETS, CostBook, CostsError, place_key
 from workload import Cluster
 
 SIZES = (262144, 1048576, 4194304, 16777216)
@@ -60,9 +60,12 @@ def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float) -
     the rate.
     """
     job = model.Job(cells.BY_SYNC["ring"], 2, 0)
-    free = Cluster(hosts=2, cores=cores, bytes_per_second=math.inf)
-    own = {size: model.parts(model.loads(job, free, size, RANKS_BUCKET_BYTES)[0], free, costs) for size in seconds}
-    load, = model.loads(job, free, LARGE, RANKS_BUCKET_BYTES)
+    # Without bytes on the link, the parts are what the ranks cost themselves, whatever the rate.
+    cluster = Cluster(hosts=2, cores=cores, bytes_per_second=1.0)
+    loads = {size: model.loads(job, cluster, size, RANKS_BUCKET_BYTES)[0] for size in seconds}
+    own = {size: model.parts(dataclasses.replace(load, link_bytes=0.0), cluster, costs)
+           for size, load in loads.items()}
+    load = loads[LARGE]
     latency = max(0.0, (seconds[SMALL] - own[SMALL].exchange_s) / load.hops)
     on_wire = seconds[LARGE] - own[LARGE].start_s - load.hops * latency
     # Without that limit a link that is faster than the cores would seem to be of any rate.
@@ -108,34 +111,59 @@ def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size:
     return slowest.exchange_s, slowest.wire_s > slowest.cpu_s
 
 
+Times = dict[tuple[str, int, int], float]  # seconds by sync, servers and bytes
+
+
 def _medians(lab: netlab.Netlab, syncs: Sequence[str], workers: int, sizes: Sequence[int], repeats: int,
-             say: Callable[[str], None]) -> dict[tuple[str, int, int], float]:
-    """{(sync, servers, bytes): seconds}."""
+             say: Callable[[str], None]) -> tuple[Times, dict[str, str]]:
+    """The times, and by sync why it failed."""
     found: dict[tuple[str, int, int], list[float]] = {}
+    reasons: dict[str, str] = {}
     for repeat in range(repeats):
         say(f"{lab.section}, round {repeat + 1} of {repeats}")
         times, missing, _ = alone.exchanges(syncs, workers, 0, None, sizes, lab, STEPS_MAX)
         for one in times:
             found.setdefault((one["sync"], one["servers"], one["bytes"]), []).append(1e-6 * one["latency_us"])
-        for gap in missing if repeat == 0 else ():
-            say(f"{lab.section}: {gap['sync']} is not compared: {gap['reason']}")
-    return {key: statistics.median(values) for key, values in found.items()}
+        reasons = {**{gap["sync"]: gap["reason"] for gap in missing}, **reasons}
+    for sync, reason in reasons.items():
+        say(f"{lab.section}: {sync} has failed: {reason}")
+    return {key: statistics.median(values) for key, values in found.items()}, reasons
+
+
+def _measured_link(lab: netlab.Netlab, costs: model.Costs, repeats: int, say: Callable[[str], None]) -> Link:
+    """As two hosts of the lab find it. ProgramError if their ring fails: nothing can be predicted without the link."""
+    sizes = (SMALL, LARGE)
+    times, reasons = _medians(lab, ["ring"], 2, sizes, repeats, say)
+    if any(("ring", 0, size) not in times for size in sizes):
+        raise programs.ProgramError(f"{lab.section}: the link cannot be measured: {reasons.get('ring', 'no times')}")
+    return measured_link({size: times["ring", 0, size] for size in sizes}, costs, len(machine.cores()) / 2)
+
+
+def _syncs_with_costs(book: CostBook, say: Callable[[str], None]) -> list[str]:
+    found = []
+    for sync in cells.SYNCS:
+        try:
+            book.find(sync, SOCKETS)
+            found.append(sync)
+        except CostsError as error:
+            say(f"{sync} is not compared: {error}")
+    return found
 
 
 def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) -> list[Comparison]:
-    """Measures all cells with a worker on each host and, with half of the hosts for servers, the star once more."""
+    """Measures all cells that have costs with a worker on each host and, with half of the hosts for servers, the star
+    once more. CostsError without costs of the ring, which measures the link."""
     ring, _ = book.find("ring", SOCKETS)
+    syncs = _syncs_with_costs(book, say)
     found = []
     with netlab.Netlab(hosts=lab.hosts, rate=lab.rate) as hosts:
-        times = _medians(hosts, ["ring"], 2, [SMALL, LARGE], repeats, say)
-        link = measured_link({size: times["ring", 0, size] for size in (SMALL, LARGE)}, ring,
-                             len(machine.cores()) / 2)
+        link = _measured_link(hosts, ring, repeats, say)
         say(f"{hosts.section}: {8e-6 * link.bytes_per_second:.1f} Mbit/s of payload, {1e6 * link.latency_s:.0f} us")
-        found.append((hosts.section, lab.hosts, _medians(hosts, list(cells.SYNCS), lab.hosts, SIZES, repeats, say)))
-    if lab.hosts % 2 == 0:
+        found.append((hosts.section, lab.hosts, _medians(hosts, syncs, lab.hosts, SIZES, repeats, say)[0]))
+    if lab.hosts % 2 == 0 and "star" in syncs:
         half = lab.hosts // 2
         with netlab.Netlab(hosts=half, rate=lab.rate, server_hosts=half) as hosts:
-            own = _medians(hosts, ["star"], half, SIZES, repeats, say)
+            own, _ = _medians(hosts, ["star"], half, SIZES, repeats, say)
             found.append((hosts.section, half, {key: value for key, value in own.items()
                                                 if key[0] == alone.OWN_HOSTS}))
     return [Comparison(_place(sync), section, workers, servers, size, seconds,

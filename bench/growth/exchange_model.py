@@ -18,7 +18,8 @@ T, lets bucket i leave when its part of backward is done, and serves the buckets
     step = max(start + time at which the last bucket is served, all work of the host / its cores)
 
 Let M be the bytes of parameters in b buckets, S the servers, B the rate of a link. With costs of zero this is the bound
-of each cell: 2 (N - 1) / N M/B between ranks; (1 + 1/b) max(1, N / S) M/B with servers on hosts of their own.
+of each cell: 2 (N - 1) / N M/B between ranks; (1 + 1/b) max(1, N / S) M/B with servers on hosts of their own. In a
+star between ranks the few owners of a short last block (workload.groups) carry more than that.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import math
 from collections.abc import Mapping
 
 import sync_cells as cells
-from workload import Cluster, Workload, bucket_count, messages_per_slice, rounded_bucket_bytes
+from workload import Cluster, Workload, bucket_count, bucket_sizes, groups
 
 # Seconds for each of these:
 FITTED = (
@@ -57,7 +58,7 @@ class Load:
     processes: int
     buckets: int
     messages: float
-    message_bytes: float
+    long_messages: float
     senders: int  # that send to one owner at once
     bytes: float
     summed: float
@@ -74,6 +75,8 @@ class Costs:
     cache_bytes: float = math.inf  # a working set beyond it is in no cache
     contention: float = 1.0  # the work of an exchange costs so many times as much while the worker computes
     band: float = 0.1  # relative error that 9 of 10 predictions do not exceed
+    workers_max: float = math.inf  # of the measurements
+    bytes_max: float = math.inf  # likewise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,43 +97,53 @@ class Job:
     servers: int  # 0 where the ranks are the owners
 
 
-def _worker_load(job: Job, total: int, bucket: int, buckets: int) -> tuple[float, float, float]:
-    """Messages of one worker, bytes of one message, bytes: sent and received, as a worker and, in ranks, as an owner.
-    """
-    workers, servers = job.workers, job.servers
-    if not job.place.has_servers:
-        slice_bytes = min(bucket, total) / workers
-        each = messages_per_slice(slice_bytes)
-        return 4.0 * (workers - 1) * each * buckets, slice_bytes / each, 4.0 * (workers - 1) / workers * total
-    slice_bytes = min(bucket, total) / servers
-    each = 1 if job.place.transport == "grpc" else messages_per_slice(slice_bytes)
-    return 2.0 * servers * each * buckets, slice_bytes / each, 2.0 * total
+def _of_ranks(job: Job, cluster: Cluster, total: int, asked_bucket: int, load: Load) -> Load:
+    """`load` with the messages of the busiest host's ranks, each of which is a worker and may be an owner."""
+    workers, here = job.workers, load.processes
+    ring = job.place.topology == "ring"
+    for group in groups(total, asked_bucket, workers, few_owners=not ring):
+        owners_here = -(-here * group.owners // workers)
+        owned = group.count * group.bytes * owners_here / group.owners
+        # A rank sends to each other owner and receives from it; an owner does so with each other rank.
+        messages = 2 * group.count * (owners_here * (workers - 1) + here * group.owners - owners_here)
+        message_bytes = group.bytes / group.owners
+        crossing = here * (group.owners - owners_here) + owners_here * (workers - here)
+        load = dataclasses.replace(
+            load, messages=load.messages + messages,
+            long_messages=load.long_messages + messages * (message_bytes > EAGER_BYTES),
+            bytes=load.bytes + messages * message_bytes, summed=load.summed + owned * workers * (workers > 1),
+            applied=load.applied + owned,
+            link_bytes=load.link_bytes + (0.0 if ring else group.count * crossing * message_bytes))
+    if ring:
+        load = dataclasses.replace(load, link_bytes=2 * (workers - 1) / workers * total)
+    return load if cluster.hosts_of(workers) > 1 else dataclasses.replace(load, link_bytes=0.0)
 
 
 def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Load]:
     """The load of each kind of host: the workers', and the servers' where these have hosts of their own."""
     place, workers, servers = job.place, job.workers, job.servers
-    bucket = rounded_bucket_bytes(total, asked_bucket, workers)
     buckets = bucket_count(total, asked_bucket, workers)
     hosts = cluster.hosts_of(workers)
     here = -(-workers // hosts)
-    messages, message_bytes, moved = _worker_load(job, total, bucket, buckets)
-    of_workers = Load(hops=2, processes=here, buckets=buckets, messages=here * messages, message_bytes=message_bytes,
-                      senders=1, bytes=here * moved, summed=0.0, applied=0.0, working_set=here * COPIES * total,
-                      link_bytes=0.0)
+    idle = Load(hops=2, processes=here, buckets=buckets, messages=0.0, long_messages=0.0, senders=1, bytes=0.0,
+                summed=0.0, applied=0.0, working_set=here * COPIES * total, link_bytes=0.0)
     if not place.has_servers:
         ring = place.topology == "ring"
-        crossing = 1 if ring else here * (workers - here) / max(1, workers - 1)
-        return [dataclasses.replace(
-            of_workers, hops=2 * (workers - 1) if ring else 2 * (workers > 1), senders=1 if ring else workers - 1,
-            summed=float(here * total * (workers > 1)), applied=here * total / workers,
-            link_bytes=crossing * 2 * (workers - 1) / workers * total if hosts > 1 else 0.0)]
+        idle = dataclasses.replace(idle, hops=2 * (workers - 1) if ring else 2 * (workers > 1),
+                                   senders=1 if ring else workers - 1)
+        return [_of_ranks(job, cluster, total, asked_bucket, idle)]
+    # A slice is one message, whatever its length.
+    long_buckets = sum(count for size, count in bucket_sizes(total, asked_bucket, workers)
+                       if size / servers > EAGER_BYTES)
+    of_workers = dataclasses.replace(idle, messages=2.0 * here * servers * buckets,
+                                     long_messages=2.0 * here * servers * long_buckets, bytes=2.0 * here * total)
     own = place.placement == cells.OWN_HOSTS and cluster.hosts > 1
     servers_here = 1 if own else -(-servers // hosts)
     of_servers = dataclasses.replace(
-        of_workers, processes=servers_here, senders=workers, messages=servers_here * workers * messages / servers,
-        bytes=servers_here * workers * moved / servers, summed=servers_here * workers * total / servers,
-        applied=servers_here * total / servers, working_set=servers_here * COPIES * total / servers)
+        of_workers, processes=servers_here, senders=workers, messages=2.0 * servers_here * workers * buckets,
+        long_messages=2.0 * servers_here * workers * long_buckets, bytes=2.0 * servers_here * workers * total / servers,
+        summed=servers_here * workers * total / servers, applied=servers_here * total / servers,
+        working_set=servers_here * COPIES * total / servers)
     if own:
         fill = 1 + 1 / buckets
         return [dataclasses.replace(of_workers, link_bytes=float(here * total), fill=fill),
@@ -139,8 +152,8 @@ def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Loa
                       + servers_here * total / servers * (workers - here)) if hosts > 1 else 0.0
     return [dataclasses.replace(
         of_servers, processes=here + servers_here, messages=of_workers.messages + of_servers.messages,
-        bytes=of_workers.bytes + of_servers.bytes, working_set=of_workers.working_set + of_servers.working_set,
-        link_bytes=crossing_bytes)]
+        long_messages=of_workers.long_messages + of_servers.long_messages, bytes=of_workers.bytes + of_servers.bytes,
+        working_set=of_workers.working_set + of_servers.working_set, link_bytes=crossing_bytes)]
 
 
 def usable_cores(load: Load, cluster: Cluster) -> float:
@@ -155,7 +168,7 @@ def terms(load: Load, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
             "wake": float(load.hops * (load.processes > cluster.cores)),
             "crowd": load.hops * max(0.0, load.processes / cluster.cores - 1),
             "message": share * load.messages,
-            "long_message": share * load.messages * (load.message_bytes > EAGER_BYTES),
+            "long_message": share * load.long_messages,
             "incast": share * load.messages * math.log2(max(1, load.senders)),
             "byte": share * load.bytes, "cold_byte": share * load.bytes * cold,
             "sum_byte": share * load.summed, "apply_byte": share * load.applied}

@@ -2,14 +2,15 @@
 """Measures how the exchange of each cell grows with the number of workers, and fits what its parts cost.
 
     bazel run //bench:growth
-    bazel run //bench:growth -- --workers=1,2,4,8,16,32,64 --repeats=3 --lab=1gbit:4 --out=data/growth
+    bazel run //bench:growth -- --workers=1,2,4,8,16,32,64 --repeats=5 --lab=1gbit:4 --out=data/growth
     bazel run //bench:growth -- --syncs=ring --out=data/ring     in parts, and then all together:
     bazel run //bench:growth -- --runs=data/ring/runs.json,data/star/runs.json
 
-Workers compute nothing, so many of them fit on one machine. The fit sees some of the sizes (cost_fit.py) and is tested
-on the others: the median error shall be within 10 %, the worst within 25 %. Writes to the folder --out: costs.json for
-bench:plan, runs.json with all medians, growth.svg, table.txt. --lab also measures between emulated hosts (root only)
-how much of a link each cell wastes. Exit status 0: all measured, and the targets met; 1: not; 2: nothing measured.
+Workers compute nothing, so many of them fit on one machine. The defaults take about half an hour on two cores. The fit
+sees some of the sizes (cost_fit.py) and is tested on the others: the median error shall be within 10 %, the worst
+within 25 %. Writes to the folder --out: costs.json for bench:plan, runs.json with all medians, after each round,
+growth.svg, table.txt. --lab also measures between emulated hosts (root only) how much of a link each cell wastes. Exit
+status 0: all measured, and the targets met; 1: not; 2: nothing measured.
 """
 
 from __future__ import annotations
@@ -100,8 +101,10 @@ class Runs:
     failures: list[str]
 
     def save(self, path: str) -> None:
-        with open(path, "w", encoding="utf-8") as file:
+        """Under another name first: what is there already outlives an interruption."""
+        with open(path + ".part", "w", encoding="utf-8") as file:
             json.dump(dataclasses.asdict(self), file, indent=1)
+        os.replace(path + ".part", path)
 
     @staticmethod
     def load(paths: Sequence[str]) -> Runs:
@@ -121,14 +124,17 @@ class Runs:
                                    failures=[text for each in loaded for text in each.failures])
 
 
-def measure(options: argparse.Namespace) -> Runs:
+def measure(options: argparse.Namespace, path: str) -> Runs:
+    """Saves the runs after each round."""
     cores = len(machine.cores())
     plan = growth_runs.plan_runs(options.syncs, options.workers, growth_runs.all_bytes(), cores)
     kernels, jitter = growth_runs.measure_kernels(), growth_runs.measure_jitter()
-    measured, failures = growth_runs.measure(plan, options.repeats, say)
     facts = machine.describe(machine.Gpus())
-    return Runs(measured, kernels, jitter, cores, f"{facts['cpu']}, {cores} cores, {facts['os']}", commit(),
-                datetime.date.today().isoformat(), failures)
+    runs = Runs([], kernels, jitter, cores, f"{facts['cpu']}, {cores} cores, {facts['os']}", commit(),
+                datetime.date.today().isoformat(), [])
+    for runs.measured, runs.failures in growth_runs.rounds(plan, options.repeats, say):
+        runs.save(path)
+    return runs
 
 
 def fit_all(runs: Runs) -> tuple[dict[Key, cost_fit.Fit], list[str]]:
@@ -144,8 +150,8 @@ def fit_all(runs: Runs) -> tuple[dict[Key, cost_fit.Fit], list[str]]:
 
 
 def make_book(runs: Runs, fits: dict[Key, cost_fit.Fit], command: str) -> cost_book.CostBook:
-    return cost_book.CostBook({key: fit.costs for key, fit in fits.items()}, {}, runs.jitter,
-                              max(one.workers for one in runs.measured), runs.machine, runs.commit, runs.date, command)
+    return cost_book.CostBook({key: fit.costs for key, fit in fits.items()}, {}, runs.jitter, runs.machine, runs.commit,
+                              runs.date, command)
 
 
 def table(fits: dict[Key, cost_fit.Fit]) -> list[str]:
@@ -196,25 +202,30 @@ def main() -> int:
     out = user_path(options.out)
     os.makedirs(out, exist_ok=True)
     command = "bazel run //bench:growth" + (" -- " + shlex.join(sys.argv[1:]) if sys.argv[1:] else "")
+    runs_path, costs_path = os.path.join(out, "runs.json"), os.path.join(out, "costs.json")
     try:
-        runs = Runs.load([user_path(path) for path in options.runs.split(",")]) if options.runs else measure(options)
+        runs = (Runs.load([user_path(path) for path in options.runs.split(",")]) if options.runs
+                else measure(options, runs_path))
     except (programs.ProgramError, OSError, ValueError, TypeError, LookupError) as error:
         print(f"growth: {error}", file=sys.stderr)
         return 2
-    runs.save(os.path.join(out, "runs.json"))
+    runs.save(runs_path)
     fits, unfitted = fit_all(runs)
     failures = [*runs.failures, *unfitted]
     if not fits:
         print("growth: no cell could be fitted: " + "; ".join(failures), file=sys.stderr)
         return 2
     book = make_book(runs, fits, command)
+    cost_book.write(costs_path, book)  # now: --lab takes minutes, and may fail
     try:
-        book = dataclasses.replace(book, wire_factors=measure_lab(options.labs, book, options.repeats))
-    except (netlab.NetlabError, programs.ProgramError, cost_book.CostsError, LookupError) as error:
+        if options.labs:
+            factors = measure_lab(options.labs, book, options.repeats)
+            cost_book.write(costs_path, dataclasses.replace(book, wire_factors=factors))
+    except (netlab.NetlabError, programs.ProgramError, cost_book.CostsError, LookupError, OSError,
+            subprocess.SubprocessError) as error:
         failures.append(f"--lab={options.lab}: {error}")
     lines = [*table(fits), *(f"not measured: {failure}" for failure in failures)]
     say("\n".join(lines))
-    cost_book.write(os.path.join(out, "costs.json"), book)
     line_plot.write(os.path.join(out, "table.txt"), "\n".join(lines) + "\n")
     picture = plot(runs)
     if picture is not None:

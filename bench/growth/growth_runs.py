@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import alone
@@ -18,25 +18,25 @@ from cost_book import MEDIA, MEMORY, SOCKETS
 from cost_fit import Measurement
 from workload import BUCKET_BYTES
 
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+# These numbers bound the time of all runs: three rounds shall end within about half an hour on two cores.
+WORKERS = (1, 2, 3, 4, 8, 16, 32, 64)
 # All processes' vectors together; more would measure this machine's memory, and take minutes a step.
-BYTES_OF_ALL_MAX = 128 << 20
-STEPS_MAX, STEPS_MIN = 300, 20
-STEP_WORKERS = 1000  # steps of a size times workers
+BYTES_OF_ALL_MAX = 64 << 20
+STEPS_MAX, STEPS_MIN = 40, 10
+STEP_WORKERS = 300  # steps of a size times workers
 SERVERS_MAX = 4
 BENCH_SECONDS_MAX = 900
 COMPUTE_S = (0.002, 0.01)
 COMPUTE_BYTES = (262144, 1048576, 8388608)
 COMPUTE_BUCKET_BYTES = 262144
-# Many messages of one step, to tell a message's cost from that of its bytes.
-MESSAGES = (4 << 20, 128 << 10)  # bytes, bytes of a bucket
-JITTER_COMPUTE_US = 10_000
+# Many messages of one step, to tell a message's cost from that of its bytes; of a size that the fit sees.
+MESSAGES = (16 << 20, 128 << 10)  # bytes, bytes of a bucket
+MORE_WORKERS = (2, 4)  # of --workers; these send many messages, and those that fit on the cores compute
+JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
-# The names of ring_bench for stars without servers whose ranks share memory, as they do by default on one host. There
-# only gradients and parameters stay out of messages, so the transport makes little difference.
-IN_MEMORY = {"star-mpi": "star-mpi-shm", "star-tcp": "star-tcp-shm"}
-# MPI's own shared memory can be switched off.
-MPI_BY_SOCKETS = ("--mca", "btl", "tcp,self")
+# MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
+# ob1 obeys the choice of a btl.
+MPI_BY_SOCKETS = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
 MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                    "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
@@ -71,21 +71,7 @@ class Run:
         binding = "core" if self.workers <= len(machine.cores()) else "none"
         by_sockets = MPI_BY_SOCKETS if self.medium == SOCKETS else ()
         return ["mpirun", "-np", str(self.workers), "--bind-to", binding, *by_sockets,
-                programs.binary("bench/ring_bench"), "--syncs=" + ",".join(map(self.bench_name, self.syncs)), *flags]
-
-    def bench_name(self, sync: str) -> str:
-        return IN_MEMORY.get(sync, sync) if self.medium == MEMORY else sync
-
-
-def _of_ranks(syncs: Iterable[str], medium: str) -> list[tuple[str, ...]]:
-    """The cells among `syncs` that a ring_bench measures with this medium, one entry for each command: where sharing
-    memory fails, the ring is measured nevertheless."""
-    ranks = [sync for sync in syncs if not cells.BY_SYNC[sync].has_servers]
-    if medium == SOCKETS:
-        parts = [ranks]
-    else:
-        parts = [[sync for sync in ranks if sync == "ring"], [sync for sync in ranks if sync in IN_MEMORY]]
-    return [tuple(part) for part in parts if part]
+                programs.binary("bench/ring_bench"), "--syncs=" + ",".join(self.syncs), *flags]
 
 
 def _sizes(workers: int, sizes: Iterable[int]) -> tuple[int, ...]:
@@ -96,17 +82,17 @@ def plan_runs(syncs: Sequence[str], workers: Sequence[int], sizes: Sequence[int]
     """All commands of one round."""
     runs = []
     for medium in MEDIA:
-        ranks = _of_ranks(syncs, medium)
-        # Servers over TCP share no memory with workers.
-        stars = [(cell.sync,) for cell in cells.CELLS if cell.sync in syncs and cell.has_servers
-                 and (cell.transport == "grpc" or medium == SOCKETS)]
+        # Over TCP no message goes through memory.
+        found = [cell for cell in cells.CELLS if cell.sync in syncs and (cell.transport != "tcp" or medium == SOCKETS)]
+        ranks = tuple(cell.sync for cell in found if not cell.has_servers)
+        stars = [(cell.sync,) for cell in found if cell.has_servers]
         for count in workers:
-            if count > 1:
-                runs += [Run(part, medium, count, 0, _sizes(count, sizes)) for part in ranks]
+            if count > 1 and ranks:
+                runs.append(Run(ranks, medium, count, 0, _sizes(count, sizes)))
             runs += [Run(star, medium, count, servers, _sizes(count, sizes))
                      for star in stars for servers in sorted({1, min(count, SERVERS_MAX)})]
-        for count in (2, 4):
-            parts = [(part, 0) for part in ranks] + [(star, servers) for star in stars for servers in (1, count)]
+        for count in sorted({*MORE_WORKERS} & {*workers}):
+            parts = [(ranks, 0)] * bool(ranks) + [(star, servers) for star in stars for servers in (1, count)]
             for part, servers in parts:
                 runs.append(Run(part, medium, count, servers, MESSAGES[:1], MESSAGES[1]))
                 if count <= max(2, cores):
@@ -117,10 +103,9 @@ def plan_runs(syncs: Sequence[str], workers: Sequence[int], sizes: Sequence[int]
 
 def rows_of(run: Run, output: str) -> list[Measurement]:
     """The measurements that a run printed. Its latency_us is the step's time beyond computing."""
-    syncs = {run.bench_name(sync): sync for sync in run.syncs}
-    return [Measurement(syncs[row["sync"]], run.medium, run.workers, run.servers, int(row["bytes"]), run.bucket_bytes,
+    return [Measurement(row["sync"], run.medium, run.workers, run.servers, int(row["bytes"]), run.bucket_bytes,
                         run.compute_s, 1e-6 * float(row["latency_us"]) + run.compute_s)
-            for row in alone.rows(output) if row["sync"] in syncs]
+            for row in alone.rows(output) if row["sync"] in run.syncs]
 
 
 def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
@@ -132,8 +117,9 @@ def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
             if min(values) > 0]
 
 
-def measure(runs: Sequence[Run], repeats: int, say: Callable[[str], None]) -> tuple[list[Measurement], list[str]]:
-    """The medians of `repeats` rounds over all runs, every other round backwards, and what failed."""
+def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None]
+           ) -> Iterator[tuple[list[Measurement], list[str]]]:
+    """After each of `repeats` rounds over all runs, every other one backwards, the medians so far, and what failed."""
     found: list[Measurement] = []
     failed: dict[Run, str] = {}
     for repeat in range(repeats):
@@ -145,7 +131,7 @@ def measure(runs: Sequence[Run], repeats: int, say: Callable[[str], None]) -> tu
                 found += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
             except programs.ProgramError as error:
                 failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
-    return medians(found), list(failed.values())
+        yield medians(found), list(failed.values())
 
 
 _KERNEL_WORKERS = (2, 8)
@@ -175,7 +161,7 @@ def measure_kernels() -> dict[str, float]:
 def measure_jitter() -> float:
     """How much computing alone scatters, relatively, on one core of this machine."""
     text = programs.run(["mpirun", "-np", "1", "--bind-to", "core", programs.binary("bench/ring_bench"),
-                         "--syncs=library", "--bytes=4096", "--format=json", f"--steps_max={STEPS_MAX}",
+                         "--syncs=library", "--bytes=4096", "--format=json", f"--steps_max={JITTER_STEPS}",
                          f"--compute_us={JITTER_COMPUTE_US}"], MPI_ENVIRONMENT)
     row, = alone.rows(text)
     median = row["latency_us"] + JITTER_COMPUTE_US

@@ -46,10 +46,11 @@ def draw(title: str, x_label: str, y_label: str, lines: Sequence[Line], extrapol
              f'font-family="sans-serif" font-size="13"><title>{html.escape(title)}</title>'
              f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>'
              f'<text x="{_LEFT}" y="20" font-weight="bold">{html.escape(title)}</text>']
-    if extrapolated_from is not None and every_x[0] < extrapolated_from < every_x[-1]:
-        parts.append(f'<rect x="{x(extrapolated_from):.1f}" y="{_TOP}" height="{HEIGHT - _TOP - _BOTTOM}" '
-                     f'width="{WIDTH - _LEGEND - x(extrapolated_from):.1f}" fill="#f0f0f0"/>'
-                     f'<text x="{x(extrapolated_from) + 4:.1f}" y="{_TOP + 14}" fill="#666">extrapolated</text>')
+    if extrapolated_from is not None and extrapolated_from < every_x[-1]:
+        left = x(max(extrapolated_from, every_x[0]))
+        parts.append(f'<rect x="{left:.1f}" y="{_TOP}" height="{HEIGHT - _TOP - _BOTTOM}" '
+                     f'width="{WIDTH - _LEGEND - left:.1f}" fill="#f0f0f0"/>'
+                     f'<text x="{left + 4:.1f}" y="{_TOP + 14}" fill="#666">extrapolated</text>')
     for value in _ticks(min(every_y), max(every_y)):
         parts.append(f'<path d="M{_LEFT} {y(value):.1f}H{WIDTH - _LEGEND}" stroke="#ddd"/>'
                      f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:,g}</text>')

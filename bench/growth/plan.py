@@ -6,9 +6,9 @@
     bazel run //bench:plan -- --check=1gbit:2-4,200mbit:2-6
 
 The costs of the exchange come from costs.json of bench:growth; hosts are taken to be as fast as the one that was
-measured. A plan with more workers than bench:growth measured is extrapolated, marked *, and its band grows. --check
-measures on emulated hosts (root only) and compares. Exit status 0: printed, and --check within 10 %; 1: --check is not;
-2: refused.
+measured. A plan with more workers or bytes than bench:growth measured is extrapolated, marked *, and its band grows.
+--check measures on emulated hosts (root only) and compares. Exit status 0: printed, and --check within 10 %; 1: --check
+is not; 2: refused.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
@@ -31,9 +32,9 @@ import measured_facts
 import netlab
 import planning
 import programs
-from workload import BUCKET_BYTES, Cluster, Workload, WorkloadError
+from workload import Cluster, Workload, WorkloadError
 
-WORKERS_MAX = 1024
+WORKERS_MAX = planning.RANKS_MAX
 PAYLOAD_SHARE = 0.957  # of a link's rate; the rest are headers of Ethernet, IP and TCP
 OWN_COSTS = "data/growth/costs.json"
 
@@ -43,6 +44,12 @@ def _numbers(text: str) -> list[int]:
     if found[0] < 2 or found[-1] > WORKERS_MAX:
         raise argparse.ArgumentTypeError(f"{text}: plans are for 2 to {WORKERS_MAX} workers")
     return found
+
+
+def _servers(text: str) -> int:
+    if not 0 <= int(text) <= planning.SERVERS_MAX:
+        raise argparse.ArgumentTypeError(f"{text}: a star has 1 to {planning.SERVERS_MAX} servers; 0: the plan chooses")
+    return int(text)
 
 
 def _names(text: str) -> list[str]:
@@ -67,16 +74,18 @@ def parser() -> argparse.ArgumentParser:
                                                       "measuring it")
     add("--batch", type=int, default=64, help="samples of one worker in a step")
     add("--threads", type=int, default=1, help="compute threads per worker")
-    add("--bucket_bytes", type=int, default=BUCKET_BYTES, help="as --bucket_bytes of the worker")
+    add("--bucket_bytes", type=int, default=0, help="as --bucket_bytes of the worker; 0: its default, 4 MiB where "
+                                                    "servers share memory with the workers, else 1 MiB")
     add("--hosts", type=int, default=0, help="of the cluster; a plan goes beyond them, but 1 stays 1. Default 1, or "
                                              "those of --measure")
     add("--workers_per_host", type=int, default=1)
     add("--cores", type=float, default=float(len(machine.cores())), help="of a host; default: of this machine")
     add("--gbits", type=float, default=0.0, help="rate of every link, both ways")
     add("--latency_us", type=float, default=50.0, help="of a link")
-    add("--measure", type=_names, default=None, help="hosts: measures the link between the first two by mpirun")
+    add("--measure", type=_names, default=None, help="hosts: measures the link between the first two by mpirun, over "
+                                                     "TCP even where MPI has a faster network")
     add("--workers", type=_numbers, default=None, help=f"up to {WORKERS_MAX}; default: powers of two")
-    add("--servers", type=int, default=0, help="of each star with servers; 0: the plan chooses")
+    add("--servers", type=_servers, default=0, help="of each star with servers; 0: the plan chooses")
     add("--costs", type=_path, default=None, help=f"of bench:growth; default: {OWN_COSTS}, or the shipped one")
     add("--out", type=_path, default=None, help="plan.json, for compare --plans")
     add("--plot", type=_path, default=None, help="plan.svg: samples/s over workers")
@@ -118,10 +127,10 @@ def default_workers(cluster: Cluster) -> list[int]:
 
 
 def _table(plan: planning.Plan, title: str, value: Callable[[planning.Point], str]) -> list[str]:
-    heads = [f"{count:,}{'*' * (count > plan.measured_until)}" for count in plan.workers]
-    lines = [f"{title:26}" + "".join(f"{head:>9}" for head in heads)]
+    lines = [f"{title:26}" + "".join(f"{count:>8,} " for count in plan.workers)]
     for line in plan.lines:
-        lines.append(f"{line.name:26}" + "".join(f"{value(point):>9}" for point in line.points))
+        entries = [value(point) + " *"[point.extrapolated] if point else "- " for point in line.points]
+        lines.append(f"{line.name:26}" + "".join(f"{entry:>9}" for entry in entries))
     return [*lines, ""]
 
 
@@ -138,9 +147,13 @@ def text_of(plan: planning.Plan) -> list[str]:
     lines += _table(plan, "exposed exchange ms", lambda one: f"{1e3 * one.exposed_s:.4g}")
     lines += _table(plan, "samples/s", lambda one: f"{one.rate(batch):,.0f}")
     lines += _table(plan, "band of the step +- %", lambda one: f"{100 * one.band:.0f}")
-    lines += _table(plan, "servers", lambda one: f"{one.servers or '-'}")
-    if any(point.extrapolated for line in plan.lines for point in line.points):
-        lines.append(f"* extrapolated: no measurement has more than {plan.measured_until} workers.")
+    lines += _table(plan, "servers", lambda one: str(one.servers))
+    points = [point for line in plan.lines for point in line.points]
+    if any(point and point.extrapolated for point in points):
+        lines.append("* extrapolated: more workers, or more bytes, than bench:growth measured with that cell.")
+    if not all(points):
+        lines.append(f"- is no job: at most {planning.SERVERS_MAX} servers, and over TCP at most {planning.RANKS_MAX} "
+                     "workers and servers together.")
     lines += [sentence + "." for sentence in planning.crossings(plan)]
     lines += ["Verdict: " + "; ".join(planning.verdict(plan)) + "."]
     return lines + [f"Note: {note}." for note in plan.notes]
@@ -148,10 +161,11 @@ def text_of(plan: planning.Plan) -> list[str]:
 
 def picture_of(plan: planning.Plan) -> str:
     batch = plan.workload.batch
-    lines = [line_plot.Line(line.name, plan.workers, [one.rate(batch) for one in line.points],
-                            [one.rate(batch) / (1 + one.band) for one in line.points],
-                            [one.rate(batch) / (1 - min(one.band, planning.BAND_MAX)) for one in line.points],
-                            dashed=line.place.has_servers) for line in plan.lines]
+    drawn = [(line, [point for point in line.points if point]) for line in plan.lines]
+    lines = [line_plot.Line(line.name, [one.workers for one in points], [one.rate(batch) for one in points],
+                            [one.rate(batch) / (1 + one.band) for one in points],
+                            [one.rate(batch) / (1 - min(one.band, planning.BAND_MAX)) for one in points],
+                            dashed=line.place.has_servers) for line, points in drawn if points]
     return line_plot.draw(f"{plan.workload.name}: predicted samples/s", "workers", "samples/s", lines,
                           plan.measured_until)
 
@@ -183,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return run(options)
     except (WorkloadError, cost_book.CostsError, emulated_hosts.LabsError, netlab.NetlabError, programs.ProgramError,
-            OSError) as error:
+            OSError, subprocess.SubprocessError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import exchange_model as model
 import sync_cells as cells
-from cost_book import MEMORY, SOCKETS, CostBook
+from cost_book import MEMORY, SOCKETS, CostBook, band, is_extrapolated
 from predictions import plan_name
-from workload import Cluster, Workload
+from workload import BUCKET_BYTES, SHARED_BUCKET_BYTES, Cluster, Workload
 
 # A further server must shorten the step by this share, or the smaller number is taken.
 SERVER_GAIN_MIN = 0.03
@@ -18,6 +18,9 @@ SERVER_GAIN_MIN = 0.03
 GAIN_MIN = 1.1
 DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
 BAND_MAX = 0.9
+# What our programs refuse (common/limits.h): more servers, and over TCP, where servers are ranks too, more ranks.
+SERVERS_MAX = 256
+RANKS_MAX = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Point:
 class Line:
     name: str
     place: cells.Cell
-    points: Sequence[Point]
+    points: Sequence[Point | None]  # for each number of workers; None where our programs refuse such a job
 
     @property
     def own_hosts(self) -> bool:
@@ -53,13 +56,16 @@ class Plan:
     workers: Sequence[int]
     lines: Sequence[Line]
     alone: float  # samples/s of one process
-    measured_until: int
+    measured_until: int  # with more workers some line is extrapolated; 0: always
     notes: Sequence[str]
     source: str  # of the costs
 
-    def best(self, index: int, choose: Callable[[Line], bool] = lambda _: True) -> Line:
-        """The line with the shortest step among those chosen, with the index-th number of workers."""
-        return min(filter(choose, self.lines), key=lambda line: line.points[index].step_s)
+    def best(self, index: int, choose: Callable[[Line], bool] = lambda _: True) -> tuple[Line, Point]:
+        """The line with the shortest step among those chosen, with the index-th number of workers. Never empty: the
+        ranks may be as many as a plan has workers, in a ring and in a star."""
+        found = [(line, point) for line in self.lines if choose(line)
+                 for point in (line.points[index],) if point is not None]
+        return min(found, key=lambda pair: pair[1].step_s)
 
 
 def places(cluster: Cluster) -> list[cells.Cell]:
@@ -78,43 +84,70 @@ def line_name(place: cells.Cell) -> str:
     return plan_name(place) + where[place.placement]
 
 
-def server_counts(workers: int) -> list[int]:
-    """Those that are tried: powers of two, and as many as workers."""
-    return sorted({2 ** power for power in range(workers.bit_length()) if 2 ** power <= workers} | {workers})
+def servers_max(place: cells.Cell, workers: int) -> int:
+    """The most servers that our programs accept."""
+    return min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
+
+
+def server_counts(place: cells.Cell, workers: int) -> list[int]:
+    """Those that are tried: powers of two, and as many as workers, as far as there may be so many."""
+    powers = {2 ** power for power in range(workers.bit_length()) if 2 ** power <= workers}
+    return sorted(count for count in powers | {workers} if count <= servers_max(place, workers))
+
+
+def _medium(place: cells.Cell, workers: int, cluster: Cluster) -> str:
+    between = cluster.hosts_of(workers) > 1 or place.placement == cells.OWN_HOSTS
+    return SOCKETS if between else MEMORY
+
+
+def bucket_bytes(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload) -> int:
+    """The workload's, or the default of the worker: larger where servers share memory with the workers."""
+    shares = place.transport == "grpc" and _medium(place, workers, cluster) == MEMORY
+    return workload.bucket_bytes or (SHARED_BUCKET_BYTES if shares else BUCKET_BYTES)
 
 
 def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload, book: CostBook,
-           servers: int | None) -> Point:
-    between = cluster.hosts_of(workers) > 1 or place.placement == cells.OWN_HOSTS
-    costs, _ = book.find(place.sync, SOCKETS if between else MEMORY)
+           servers: int | None) -> Point | None:
+    costs, _ = book.find(place.sync, _medium(place, workers, cluster))
+    workload = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, cluster, workload))
 
     def predicted(count: int) -> model.Prediction:
         return model.predict(model.Job(place, workers, count), cluster, workload, costs, book.wire_factor(place),
                              book.jitter)
 
-    counts = [0] if not place.has_servers else [servers] if servers else server_counts(workers)
+    if not place.has_servers:
+        counts = [0]
+    elif servers:
+        counts = [servers] if servers <= servers_max(place, workers) else []
+    else:
+        counts = server_counts(place, workers)
+    if not counts:
+        return None
     steps = {count: predicted(count) for count in counts}
     shortest = min(one.step_s for one in steps.values())
     chosen = next(count for count in counts if steps[count].step_s <= (1 + SERVER_GAIN_MIN) * shortest)
-    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s, book.band(costs, workers),
-                 workers > book.workers_max)
+    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s, band(costs, workers, workload.bytes),
+                 is_extrapolated(costs, workers, workload.bytes))
 
 
 def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: CostBook, servers: int | None = None
          ) -> Plan:
     """The plan; with `servers`, every star with servers has so many. CostsError if the book has no costs of a cell."""
-    lines, notes = [], []
+    lines: list[Line] = []
+    notes: list[str] = []
+    measured_until = max(workers)
     for place in places(cluster):
         medium = SOCKETS if cluster.hosts > 1 else MEMORY
         costs, note = book.find(place.sync, medium)
         notes += [note] if note and note not in notes else []
+        measured_until = 0 if workload.bytes > costs.bytes_max else int(min(measured_until, costs.workers_max))
         lines.append(Line(line_name(place), place, [_point(place, count, cluster, workload, book, servers)
                                                     for count in workers]))
     alone = workload.batch / (workload.compute_s + workload.bytes * costs.seconds["apply_byte"])
     if cluster.hosts > 1 and not book.wire_factors:
         notes.append("how much of a link each cell wastes was not measured, and is planned as nothing: "
                      "bazel run //bench:growth -- --lab=1gbit:4")
-    return Plan(workload, cluster, list(workers), lines, alone, book.workers_max, notes,
+    return Plan(workload, cluster, list(workers), lines, alone, measured_until, notes,
                 f"measured on {book.machine} at {book.commit}, {book.date}, by {book.command}")
 
 
@@ -136,17 +169,16 @@ def _runs(plan: Plan, name: Callable[[int], str]) -> list[tuple[str, list[int]]]
 def crossings(plan: Plan) -> list[str]:
     """Which line is fastest where, and by how much the other topology is slower there."""
     sentences = []
-    for name, indices in _runs(plan, lambda index: plan.best(index).name):
-        line = next(line for line in plan.lines if line.name == name)
-        other = "star" if line.place.topology == "ring" else "ring"
+    for name, indices in _runs(plan, lambda index: plan.best(index)[0].name):
+        best = [plan.best(index) for index in indices]
+        other = "star" if best[0][0].place.topology == "ring" else "ring"
         margins, tied = [], []
-        for index in indices:
-            rival = plan.best(index, lambda one: one.place.topology == other)
-            ours, theirs = line.points[index], rival.points[index]
+        for index, (_, ours) in zip(indices, best):
+            _, theirs = plan.best(index, lambda one: one.place.topology == other)
             margins.append(theirs.step_s / ours.step_s)
             tied.append(theirs.step_s * (1 - min(theirs.band, BAND_MAX)) <= ours.step_s * (1 + ours.band))
         extent = f"{min(margins):.2f}" if len(margins) == 1 else f"{min(margins):.2f} to {max(margins):.2f}"
-        servers = [line.points[index].servers for index in indices]
+        servers = [ours.servers for _, ours in best]
         with_servers = f" with {servers[0]}{f' to {servers[-1]}' * (servers[-1] != servers[0])} servers" * bool(
             servers[0])
         sentences.append(f"{_counts([plan.workers[index] for index in indices])}: {name}{with_servers} is the fastest; "
@@ -158,7 +190,7 @@ def crossings(plan: Plan) -> list[str]:
 def verdict(plan: Plan) -> list[str]:
     """Whether to distribute, and until where more workers pay."""
     batch = plan.workload.batch
-    best = [plan.best(index).points[index].rate(batch) for index in range(len(plan.workers))]
+    best = [plan.best(index)[1].rate(batch) for index in range(len(plan.workers))]
     gains = [rate / plan.alone for rate in best]
     fastest = max(range(len(best)), key=lambda index: best[index])
     if gains[fastest] < GAIN_MIN:
@@ -181,21 +213,23 @@ def verdict(plan: Plan) -> list[str]:
 
 
 def to_json(plan: Plan) -> Mapping[str, Any]:
-    """What bench/compare/predictions.py reads, and more."""
+    """What bench/compare/predictions.py reads, and more. Numbers of workers that some line cannot have are left out."""
     batch = plan.workload.batch
     cluster = plan.cluster
+    kept = [index for index in range(len(plan.workers)) if all(line.points[index] for line in plan.lines)]
+    points = [[point for index in kept for point in (line.points[index],) if point] for line in plan.lines]
     return {
         "title": f"{plan.workload.name}, predicted",
         "workload": {"name": plan.workload.name, "bytes": plan.workload.bytes, "compute_s": plan.workload.compute_s,
                      "batch": batch, "threads": plan.workload.threads, "bucket_bytes": plan.workload.bucket_bytes},
         "cluster": {"hosts": cluster.hosts, "workers_per_host": cluster.workers_per_host, "cores": cluster.cores,
                     "bytes_per_second": cluster.bytes_per_second, "latency_s": cluster.latency_s},
-        "alone": plan.alone, "workers": list(plan.workers), "measured_until": plan.measured_until,
+        "alone": plan.alone, "workers": [plan.workers[index] for index in kept], "measured_until": plan.measured_until,
         "costs": plan.source, "notes": list(plan.notes), "crossings": crossings(plan), "verdict": verdict(plan),
-        "lines": [{"name": line.name, "own_hosts": line.own_hosts, "servers": [one.servers for one in line.points],
-                   "step_ms": [1e3 * one.step_s for one in line.points],
-                   "exposed_ms": [1e3 * one.exposed_s for one in line.points],
-                   "samples_per_second": [one.rate(batch) for one in line.points],
-                   "samples_per_second_low": [one.rate(batch) / (1 + one.band) for one in line.points],
-                   "samples_per_second_high": [one.rate(batch) / (1 - min(one.band, BAND_MAX)) for one in line.points]}
-                  for line in plan.lines]}
+        "lines": [{"name": line.name, "own_hosts": line.own_hosts, "servers": [one.servers for one in each],
+                   "step_ms": [1e3 * one.step_s for one in each],
+                   "exposed_ms": [1e3 * one.exposed_s for one in each],
+                   "samples_per_second": [one.rate(batch) for one in each],
+                   "samples_per_second_low": [one.rate(batch) / (1 + one.band) for one in each],
+                   "samples_per_second_high": [one.rate(batch) / (1 - min(one.band, BAND_MAX)) for one in each]}
+                  for line, each in zip(plan.lines, points)]}

@@ -12,7 +12,7 @@ import cost_fit
 import exchange_model as model
 import least_squares
 import sync_cells as cells
-from made_costs import CORES, COSTS, KERNELS, make_book, make_measurements
+from made_costs import CORES, COSTS, FREE, KERNELS, make_book, make_measurements
 
 
 class LeastSquaresTest(unittest.TestCase):
@@ -140,11 +140,27 @@ class CostBookTest(unittest.TestCase):
         book = dataclasses.replace(make_book(), costs={("ring-tcp", "sockets"): COSTS, ("ring", "sockets"): COSTS})
         self.assertEqual(book.find("ring-tcp", "memory"), (COSTS, ""))
         self.assertIn("by sockets", book.find("ring", "memory")[1])
+        # Costs of shared memory are no costs of TCP.
+        shared = dataclasses.replace(COSTS, band=0.5)
+        for sync in ("star-tcp", "ring-tcp", "star-servers-tcp"):
+            both = dataclasses.replace(book, costs={(sync, "memory"): shared, (sync, "sockets"): COSTS})
+            self.assertEqual(both.find(sync, "memory"), (COSTS, ""))
+            with self.assertRaises(cost_book.CostsError):
+                dataclasses.replace(book, costs={(sync, "memory"): shared}).find(sync, "memory")
 
     def test_a_band_grows_beyond_what_was_measured(self):
-        book = make_book()
-        self.assertEqual([round(book.band(COSTS, workers), 4) for workers in (2, 64, 128, 1024)],
+        self.assertEqual([round(cost_book.band(COSTS, workers, 4096), 4) for workers in (2, 64, 128, 1024)],
                          [0.05, 0.05, 0.075, 0.15])
+        self.assertEqual([round(cost_book.band(COSTS, 2, size), 4) for size in (16 << 20, 32 << 20, 128 << 20)],
+                         [0.05, 0.075, 0.125])
+        self.assertEqual([cost_book.is_extrapolated(COSTS, *point) for point in
+                          ((64, 16 << 20), (65, 16 << 20), (64, 17 << 20))], [False, True, True])
+        self.assertEqual(cost_book.band(FREE, 1 << 20, 1 << 40), FREE.band)
+
+    def test_each_cell_has_been_measured_so_far(self):
+        measured = make_measurements(["ring"], workers=(2, 3, 4, 8))
+        found = cost_fit.fit([one for one in measured if one.medium == "memory"], CORES, KERNELS)
+        self.assertEqual((found.costs.workers_max, found.costs.bytes_max), (8, 16 << 20))
 
     def test_keys_of_places(self):
         star = cells.BY_SYNC["star"]

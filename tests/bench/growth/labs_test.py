@@ -7,6 +7,7 @@ import unittest
 import unittest.mock
 
 import alone
+import cost_book
 import emulated_hosts as labs
 import exchange_model as model
 import machine
@@ -33,8 +34,8 @@ class FakeLab(netlab.Netlab):
 class FakeExchanges:
     """alone.exchanges of hosts whose links waste a tenth in a star with servers on hosts of their own."""
 
-    def __init__(self, slower=1.0):
-        self.slower, self.asked = slower, []
+    def __init__(self, slower=1.0, failing=("star-servers-tcp",)):
+        self.slower, self.failing, self.asked = slower, failing, []
 
     def __call__(self, syncs, workers, servers, torch, sizes, lab, steps_max):
         self.asked.append((list(syncs), workers, lab.section, steps_max))
@@ -44,7 +45,7 @@ class FakeExchanges:
         cluster = Cluster(hosts=hosts, cores=2 / (2 if list(syncs) == ["ring"] else hosts), bytes_per_second=RATE,
                           latency_s=LATENCY)
         for sync in [*syncs, *[alone.OWN_HOSTS] * (lab.server_hosts > 0)]:
-            if sync == "star-servers-tcp":
+            if sync in self.failing:
                 missing.append({"sync": sync, "workers": workers, "section": lab.section, "reason": "no benchmark"})
                 continue
             own = sync == alone.OWN_HOSTS
@@ -60,11 +61,11 @@ class FakeExchanges:
 
 @unittest.mock.patch.object(machine, "cores", lambda: [0, 1])
 class LabsTest(unittest.TestCase):
-    def compare(self, lab, fake):
+    def compare(self, lab, fake, book=None):
         said = []
         with unittest.mock.patch.object(netlab, "Netlab", FakeLab), \
                 unittest.mock.patch.object(alone, "exchanges", fake):
-            return labs.compare(lab, make_book(), 2, said.append), said
+            return labs.compare(lab, book or make_book(), 2, said.append), said
 
     def test_parse(self):
         self.assertEqual(labs.parse_labs("1gbit:2-4,200mbit:6"),
@@ -97,13 +98,28 @@ class LabsTest(unittest.TestCase):
         self.assertEqual({(one.place.sync, one.place.placement) for one in found},
                          {(cell.sync, cell.placement) for cell in cells.CELLS if cell.sync != "star-servers-tcp"}
                          | {("star", cells.OWN_HOSTS)})
-        self.assertEqual(sum("star-servers-tcp is not compared: no benchmark" in text for text in said), 1)
+        self.assertEqual(sum("star-servers-tcp has failed: no benchmark" in text for text in said), 1)
         lines = labs.table(found)
         self.assertEqual(len(lines), len(found) + 2)
         self.assertTrue(lines[-1].startswith("met") or "worst" in lines[-1])
         factors = labs.wire_factors(found)
         self.assertAlmostEqual(factors["star@own"], 1.1, delta=0.02)
         self.assertAlmostEqual(factors["ring"], 1.0, delta=0.02)
+
+    def test_without_a_link_nothing_is_predicted(self):
+        with self.assertRaisesRegex(programs.ProgramError, "netlab:4,1gbit: the link cannot be measured: no benchmark"):
+            self.compare(labs.Lab("1gbit", 4), FakeExchanges(failing=["ring"]))
+
+    def test_what_has_no_costs_is_not_measured(self):
+        fake = FakeExchanges(failing=())
+        found, said = self.compare(labs.Lab("1gbit", 4), fake, make_book(syncs=("ring", "star-mpi")))
+        self.assertEqual({sync for syncs, *_ in fake.asked for sync in syncs}, {"ring", "star-mpi"})
+        self.assertEqual({one.place.sync for one in found}, {"ring", "star-mpi"})
+        self.assertEqual(sum("star is not compared: no costs of star" in text for text in said), 1)
+        fake = FakeExchanges()
+        with self.assertRaises(cost_book.CostsError):
+            self.compare(labs.Lab("1gbit", 4), fake, make_book(syncs=("star",)))
+        self.assertEqual(fake.asked, [])
 
     def test_an_odd_lab_has_no_half_for_servers(self):
         found, _ = self.compare(labs.Lab("200mbit", 3), FakeExchanges())
@@ -125,6 +141,7 @@ class LabsTest(unittest.TestCase):
 class MeasuredFactsTest(unittest.TestCase):
     def worker(self, argv, *_):
         self.assertEqual(argv[:3], ["taskset", "-c", "4"])
+        self.assertIn("--device=cpu", argv)
         record = next(word.partition("=")[2] for word in argv if word.startswith("--record="))
         self.assertTrue(os.path.isdir(os.path.dirname(record)))
         with open(record, "w", encoding="utf-8") as file:
@@ -153,6 +170,7 @@ class MeasuredFactsTest(unittest.TestCase):
         with unittest.mock.patch.object(programs, "run", run):
             found = measured_facts.link(["a", "b", "c"], make_book())
         self.assertEqual(ran[0][ran[0].index("--host") + 1], "a:1,b:1")
+        self.assertEqual(ran[0][ran[0].index("btl") + 1], "tcp,self")
         self.assertAlmostEqual(found.bytes_per_second, RATE, delta=0.02 * RATE)
 
 

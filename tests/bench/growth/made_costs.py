@@ -15,7 +15,7 @@ import sync_cells as cells
 FREE = model.Costs({name: 0.0 for name in (*model.FITTED, *model.KERNELS)})
 COSTS = model.Costs({"step": 5e-6, "hop": 8e-6, "wake": 7e-6, "crowd": 3e-6, "message": 4e-6, "long_message": 2e-6,
                      "incast": 2e-6, "byte": 3e-10, "cold_byte": 1e-10, "sum_byte": 1e-10, "apply_byte": 4e-10},
-                    cache_bytes=16 << 20, contention=1.5, band=0.05)
+                    cache_bytes=16 << 20, contention=1.5, band=0.05, workers_max=64, bytes_max=16 << 20)
 KERNELS = {name: COSTS.seconds[name] for name in model.KERNELS}
 CORES = 2
 
@@ -37,4 +37,4 @@ def make_measurements(syncs: Sequence[str] = cells.SYNCS, workers: Sequence[int]
 
 def make_book(costs: model.Costs = COSTS, syncs: Sequence[str] = cells.SYNCS) -> cost_book.CostBook:
     return cost_book.CostBook({(sync, medium): costs for sync in syncs for medium in cost_book.MEDIA},
-                              {"ring": 1.0}, 0.0, 64, "a machine", "abc1234", "2026-11-22", "bazel run //bench:growth")
+                              {"ring": 1.0}, 0.0, "a machine", "abc1234", "2026-11-22", "bazel run //bench:growth")

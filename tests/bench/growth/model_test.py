@@ -1,13 +1,15 @@
 """Tests chunks, buckets and loads, the bounds of the cells, and steps with computing."""
 
 import dataclasses
+import functools
 import itertools
 import unittest
 
 import exchange_model as model
 import sync_cells as cells
 from made_costs import COSTS, FREE
-from workload import Cluster, Workload, WorkloadError, block_bytes, bucket_count, chunk_bytes, rounded_bucket_bytes
+from workload import (Cluster, Group, Workload, WorkloadError, block_bytes, bucket_count, chunk_bytes, groups,
+                      rounded_bucket_bytes)
 
 MIB = 1 << 20
 RATE = 1e8
@@ -49,7 +51,10 @@ class WorkloadTest(unittest.TestCase):
     def test_what_makes_no_sense_is_refused(self):
         for make in (lambda: Workload("a", 3), lambda: Workload("a", 4, -1.0), lambda: Workload("a", 4, float("nan")),
                      lambda: Workload("a", 4, batch=0), lambda: Workload("a", 4, threads=0),
-                     lambda: Cluster(hosts=0), lambda: Cluster(cores=0), lambda: Cluster(latency_s=-1.0)):
+                     lambda: Workload("a", 4, bucket_bytes=-1),
+                     lambda: Cluster(hosts=0), lambda: Cluster(cores=0), lambda: Cluster(latency_s=-1.0),
+                     *(functools.partial(Cluster, **{name: float(value)}) for value in ("nan", "inf")
+                       for name in ("cores", "bytes_per_second", "latency_s"))):
             self.assertRaises(WorkloadError, make)
         with self.assertRaisesRegex(WorkloadError, "--gbits, or --measure"):
             Cluster(hosts=2)
@@ -109,12 +114,41 @@ class LoadTest(unittest.TestCase):
         # With 16 ranks one message carries the chunks of several blocks.
         self.assertEqual(self.load("star-mpi", 16, 0).messages, 16 * 2 * 2 * 15 * 16)
         self.assertEqual(self.load("ring", 1, 0).messages, 0)
+        # With 64 ranks a bucket is 4 blocks of 256 KiB, and the last one a block and a half.
+        self.assertEqual(groups(MIB + 384 * 1024, MIB, 64, few_owners=False),
+                         [Group(MIB, 64, 1), Group(384 * 1024, 64, 1)])
+
+    def test_a_short_last_block_of_a_star_has_few_owners(self):
+        # A ring of 64 sends 63 messages in each phase from each rank, a star's only owner one to each of 63, and back.
+        self.assertEqual(self.load("ring", 64, 0, 4096).messages, 4 * 63 * 64)
+        self.assertEqual(self.load("star-mpi", 64, 0, 4096).messages, 252)
+        self.assertEqual(self.load("star-mpi", 64, 0, 65536).messages, 4 * 252)
+        found = self.load("star-tcp", 64, 0, 4096)
+        self.assertEqual((found.bytes, found.summed, found.applied), (252 * 4096, 64 * 4096, 4096))
+        # The whole blocks before it have all ranks as owners, and the short one is a group of its own.
+        self.assertEqual(groups(MIB + 384 * 1024, MIB, 64, few_owners=True),
+                         [Group(MIB, 64, 1), Group(256 * 1024, 64, 1), Group(128 * 1024, 8, 1)])
+        self.assertEqual(self.load("star-mpi", 64, 0, MIB + 384 * 1024).messages, 4 * 63 * (64 + 64 + 8))
+        # A whole block has chunks of 4 KiB with 64 ranks, and none of its owners is left out.
+        self.assertEqual(groups(256 * 1024, MIB, 64, few_owners=True), [Group(256 * 1024, 64, 1)])
+
+    def test_an_owner_is_busier_than_other_hosts(self):
+        cluster = Cluster(hosts=2, cores=2, bytes_per_second=RATE)
+        found, = model.loads(model.Job(BY_SYNC["star-mpi"], 8, 0), cluster, 4096, MIB)
+        self.assertEqual((found.messages, found.link_bytes), (2 * 7, 7 * 4096))
+        many, = model.loads(model.Job(BY_SYNC["star-mpi"], 8, 0), cluster, MIB, MIB)
+        self.assertEqual((many.messages, many.link_bytes), (4 * 7, 2 * 7 / 8 * MIB))
 
     def test_messages_of_servers(self):
         # Each of 3 workers pushes 15 buckets to 2 servers and pulls them; both sides handle each message.
         self.assertEqual(bucket_count(16 * MIB, MIB, 3), 15)  # of three blocks of 384 KiB
         self.assertEqual(self.load("star", 3, 2).messages, 2 * (3 * 2 * 2 * 15))
         self.assertEqual(self.load("star", 3, 2).processes, 5)
+        # A slice is one message, however long it is.
+        for sync in ("star", "star-servers-tcp"):
+            self.assertEqual(self.load(sync, 2, 1).messages, 2 * (2 * 1 * 2 * 16))
+            self.assertEqual(self.load(sync, 2, 1).long_messages, self.load(sync, 2, 1).messages)
+            self.assertEqual(self.load(sync, 2, 1, 4096).long_messages, 0)
 
     def test_bytes(self):
         for sync, servers in (("ring", 0), ("star-tcp", 0)):
@@ -190,8 +224,9 @@ class StepTest(unittest.TestCase):
                 def step(size, compute_s, job=job, cluster=cluster):
                     return model.predict(job, cluster, Workload("a", size, compute_s), COSTS).step_s
 
-                self.assertLess(step(MIB, 0.01), step(4 * MIB, 0.01))
-                self.assertLess(step(MIB, 0.01), step(MIB, 0.02))
+                # Of whole blocks: the few owners of a shorter one may take longer than the many of a whole one.
+                self.assertLess(step(4 * MIB, 0.01), step(16 * MIB, 0.01))
+                self.assertLess(step(4 * MIB, 0.01), step(4 * MIB, 0.02))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import os
+import subprocess
 import tempfile
 import unittest
 import unittest.mock
@@ -18,6 +19,7 @@ import measured_facts
 import plan as program
 import planning
 import predictions
+import programs
 import regimes
 import sync_cells as cells
 from emulated_hosts import Link
@@ -44,8 +46,12 @@ class PlanningTest(unittest.TestCase):
         self.assertNotIn("star/grpc on own hosts", on_one)
 
     def test_servers(self):
-        self.assertEqual(planning.server_counts(1), [1])
-        self.assertEqual(planning.server_counts(6), [1, 2, 4, 6])
+        grpc, tcp = cells.BY_SYNC["star"], cells.BY_SYNC["star-servers-tcp"]
+        self.assertEqual(planning.server_counts(grpc, 1), [1])
+        self.assertEqual(planning.server_counts(grpc, 6), [1, 2, 4, 6])
+        self.assertEqual(planning.server_counts(grpc, 1024), [2 ** power for power in range(9)])
+        self.assertEqual(planning.server_counts(tcp, 1000), [1, 2, 4, 8, 16])
+        self.assertEqual(planning.server_counts(tcp, 1024), [])
         # Each server on a host of its own adds its link, so the plan takes as many as there are workers.
         for line in make(costs=FREE, workers=[4, 16]).lines:
             if line.own_hosts:
@@ -53,23 +59,57 @@ class PlanningTest(unittest.TestCase):
         # Where nothing is gained by more servers, one is taken.
         fast = dataclasses.replace(HOSTS, bytes_per_second=1e15)
         self.assertEqual({one.servers for line in make(costs=FREE, cluster=fast).lines if line.place.has_servers
-                          for one in line.points}, {1})
+                          for one in line.points if one}, {1})
         self.assertEqual({one.servers for line in make(servers=3, workers=[4]).lines for one in line.points}, {0, 3})
+
+    def test_jobs_that_our_programs_refuse(self):
+        for found, lost in ((make(), [1024]), (make(servers=256), [1024]),
+                            (make(servers=250, workers=[2, 800]), [800])):
+            for line in found.lines:
+                over_tcp = line.place.sync == "star-servers-tcp"
+                self.assertEqual([workers for workers, point in zip(found.workers, line.points) if point is None],
+                                 lost if over_tcp else [], line.name)
+                self.assertTrue(all(point.servers <= 256 for point in line.points if point))
+            self.assertTrue(planning.crossings(found) and planning.verdict(found))
+            self.assertEqual(planning.to_json(found)["workers"], [one for one in found.workers if one not in lost])
+        text = "\n".join(program.text_of(make()))
+        self.assertRegex(text, r"star/tcp on own hosts .* - \n")
+        self.assertIn("- is no job: at most 256 servers, and over TCP at most 1024 workers and servers", text)
+        ElementTree.fromstring(program.picture_of(make(workers=[1024])))
+
+    def test_the_default_size_of_a_bucket(self):
+        on_one, between = Cluster(cores=2), dataclasses.replace(HOSTS, workers_per_host=2)
+        unset, given = Workload("a", MIB, bucket_bytes=0), Workload("a", MIB, bucket_bytes=4096)
+        star = cells.BY_SYNC["star"]
+        own = dataclasses.replace(star, placement=cells.OWN_HOSTS)
+        for place, workers, cluster, expected in (
+                (star, 4, on_one, 4 * MIB), (star, 2, between, 4 * MIB), (star, 4, between, MIB),
+                (own, 2, between, MIB),
+                (cells.BY_SYNC["star-servers-tcp"], 4, on_one, MIB), (cells.BY_SYNC["star-mpi"], 4, on_one, MIB)):
+            self.assertEqual(planning.bucket_bytes(place, workers, cluster, unset), expected)
+            self.assertEqual(planning.bucket_bytes(place, workers, cluster, given), 4096)
+
+        def star_step(size):
+            found = planning.make(Workload("a", 8 * MIB, 0.001, bucket_bytes=size), on_one, [2], make_book())
+            return next(line.points[0].step_s for line in found.lines if line.name.startswith("star/grpc"))
+
+        self.assertEqual(star_step(0), star_step(4 * MIB))
+        self.assertNotEqual(star_step(0), star_step(MIB))
 
     def test_own_hosts_win_between_hosts(self):
         found = make(costs=FREE, workers=[4, 8])
-        best = found.best(0)
-        self.assertTrue(best.own_hosts)
-        rival = found.best(0, lambda line: line.place.topology == "ring")
-        self.assertGreater(rival.points[0].step_s / best.points[0].step_s, 1.2)
+        line, best = found.best(0)
+        self.assertTrue(line.own_hosts)
+        _, rival = found.best(0, lambda line: line.place.topology == "ring")
+        self.assertGreater(rival.step_s / best.step_s, 1.2)
         self.assertIn("4 to 8 workers: star/tcp on own hosts with 4 to 8 servers is the fastest; the best ring takes",
                       planning.crossings(found)[0])
 
     def test_crossing(self):
         # Two ranks exchange in as many hops either way, and without servers' two processes. Many ranks make many hops.
         slow_start = dataclasses.replace(FREE, seconds={**FREE.seconds, "hop": 1e-3, "message": 1e-6})
-        found = make(4096, 1.0, Cluster(cores=2), [2, 64], slow_start)
-        self.assertEqual([found.best(index).place.topology for index in (0, 1)], ["ring", "star"])
+        found = make(256 * 1024, 1.0, Cluster(cores=2), [2, 64], slow_start)
+        self.assertEqual([found.best(index)[0].place.topology for index in (0, 1)], ["ring", "star"])
         sentences = planning.crossings(found)
         self.assertEqual(len(sentences), 2)
         self.assertTrue(sentences[0].startswith("2 workers: ring/mpi is the fastest; the best star takes 1.00 times"))
@@ -103,13 +143,27 @@ class PlanningTest(unittest.TestCase):
         cluster = dataclasses.replace(HOSTS, workers_per_host=2)
         found = planning.make(Workload("a", 4096, 0.001), cluster, [2], book)
         slow = {line.name for line in found.lines if line.points[0].step_s > 1}
-        self.assertEqual(slow, {"ring/mpi", "ring/tcp", "co-located/mpi", "co-located/tcp",
-                                "star/grpc with the workers"})
+        self.assertEqual(slow, {"ring/mpi", "co-located/mpi", "star/grpc with the workers"})
 
     def test_bands_and_extrapolation(self):
         line = make().lines[0]
         self.assertEqual([one.extrapolated for one in line.points], [workers > 64 for workers in POWERS])
         self.assertEqual([round(one.band, 3) for one in line.points[-5:]], [0.05, 0.075, 0.1, 0.125, 0.15])
+        self.assertEqual(make().measured_until, 64)
+        # A larger model is as far from the measurements as more workers.
+        large = make(32 * MIB, workers=[2, 4])
+        self.assertEqual({(one.extrapolated, round(one.band, 3)) for each in large.lines for one in each.points},
+                         {(True, 0.075)})
+        self.assertEqual(large.measured_until, 0)
+
+    def test_every_cell_is_extrapolated_from_its_own_measurements(self):
+        book = make_book()
+        few = dataclasses.replace(COSTS, workers_max=4)
+        book = dataclasses.replace(book, costs={key: few if key[0] == "star" else COSTS for key in book.costs})
+        found = planning.make(Workload("a", MIB, 0.01), HOSTS, [2, 8], book)
+        self.assertEqual({line.place.sync for line in found.lines if line.points[1].extrapolated}, {"star"})
+        self.assertFalse(any(line.points[0].extrapolated for line in found.lines))
+        self.assertEqual(found.measured_until, 4)
 
     def test_notes(self):
         book = dataclasses.replace(make_book(syncs=("ring", "ring-tcp", "star-mpi", "star-tcp", "star")),
@@ -136,12 +190,12 @@ class OutputTest(unittest.TestCase):
         made = make()
         text = json.dumps(planning.to_json(made))
         found = predictions.of_plan(json.loads(text))
-        self.assertEqual(len(found), 8 * len(POWERS))
+        self.assertEqual(len(found), 8 * (len(POWERS) - 1))  # over TCP 1,024 workers can have no servers
         by_key = {(one["sync"], one["accounting"], one["workers"]): one for one in found}
         self.assertEqual(len(by_key), len(found))
         for line in made.lines:
             accounting = cells.ACCOUNTING_OWN_HOSTS if line.own_hosts else "equal-workers"
-            for point in line.points:
+            for point in line.points[:-1]:
                 one = by_key[line.place.sync, accounting, point.workers]
                 self.assertAlmostEqual(one["step_ms"], 1e3 * point.step_s)
                 self.assertAlmostEqual(one["step_ms_high"], 1e3 * point.step_s * (1 + point.band))
@@ -152,9 +206,10 @@ class OutputTest(unittest.TestCase):
 
     def test_printed(self):
         text = "\n".join(program.text_of(make()))
-        for wanted in ("step ms", "exposed exchange ms", "samples/s", "servers", "128*", "1,024*", "* extrapolated",
+        for wanted in ("step ms", "exposed exchange ms", "samples/s", "servers", "1,024", "* extrapolated",
                        "star/grpc on own hosts", "Verdict: ", "is the fastest"):
             self.assertIn(wanted, text)
+        self.assertRegex(text, r"\nring/mpi( +[\d.]+ ){6}( +[\d.]+\*){4}\n")
         self.assertNotIn("*", "\n".join(program.text_of(make(workers=[2, 4]))))
         self.assertLessEqual(max(len(line) for line in text.splitlines() if line.startswith(("ring", "star"))), 120)
 
@@ -163,6 +218,10 @@ class OutputTest(unittest.TestCase):
         kinds = [element.tag.rpartition("}")[2] for element in root.iter()]
         self.assertEqual((kinds.count("polyline"), kinds.count("polygon")), (8, 8))
         self.assertIn("extrapolated", ElementTree.tostring(root, "unicode"))
+        for workers in ([128, 256], [128]):
+            self.assertIn("extrapolated", program.picture_of(make(workers=workers)))
+        self.assertIn("extrapolated", program.picture_of(make(32 * MIB, workers=[2, 4])))
+        self.assertNotIn("extrapolated", program.picture_of(make(workers=[2, 64])))
         ElementTree.fromstring(line_plot.draw("a < b", "x", "y", [line_plot.Line("one", [1.0], [2.0])]))
 
 
@@ -190,7 +249,7 @@ class ProgramTest(unittest.TestCase):
                                         "--plot=" + plot)
         self.assertEqual(status, 0)
         self.assertIn("0.957 Gbit/s of payload and 50 us between hosts", text)
-        self.assertEqual(len(predictions.read(out)), 80)
+        self.assertEqual(len(predictions.read(out)), 72)
         ElementTree.parse(plot)
 
     def test_one_host(self):
@@ -218,10 +277,23 @@ class ProgramTest(unittest.TestCase):
                             (["--bytes=1", "--compute_ms=1"], "at least one parameter"),
                             (["--bytes=4096", "--compute_ms=1", "--workers=2048"], "2 to 1024 workers"),
                             (["--bytes=4096", "--compute_ms=1", "--measure=a"], "between two hosts"),
+                            (["--bytes=4096", "--compute_ms=1", "--servers=257"], "1 to 256 servers"),
+                            (["--bytes=4096", "--compute_ms=1", "--servers=-1"], "1 to 256 servers"),
+                            (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=nan"], "a finite number"),
+                            (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=inf"], "a finite number"),
+                            (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=1", "--latency_us=nan"],
+                             "a finite number"),
+                            (["--bytes=4096", "--compute_ms=1", "--cores=nan", "--workers=2"], "a finite number"),
                             (["--check=1gbit"], "is not like 1gbit:2-4")):
             status, _, err = self.run_plan(*flags)
             self.assertEqual(status, 2, flags)
             self.assertIn(said, err)
+
+    def test_a_check_that_fails_is_said(self):
+        for error in (programs.ProgramError("boom"), subprocess.CalledProcessError(1, "launch")):
+            with unittest.mock.patch.object(program.emulated_hosts, "compare", side_effect=error):
+                status, _, err = self.run_plan("--check=1gbit:2")
+            self.assertEqual((status, err), (2, f"plan: {error}\n"))
 
     def test_without_costs_it_says_how_to_measure_them(self):
         with unittest.mock.patch.object(cost_book, "SHIPPED", os.path.join(self.folder, "gone.json")), \

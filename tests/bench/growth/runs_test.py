@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import tempfile
 import unittest
 import unittest.mock
@@ -52,9 +53,8 @@ class Programs:
         computing = 1e-6 * int(flag(argv, "compute_us"))
         lines = []
         for name in syncs:
-            sync = name.removesuffix("-shm")
             for size in map(int, flag(argv, "bytes").split(",")):
-                one = cost_fit.Measurement(sync, "sockets" if sockets else "memory", workers,
+                one = cost_fit.Measurement(name, "sockets" if sockets else "memory", workers,
                                            int(flag(argv, "servers", "0")), size, int(flag(argv, "bucket_bytes")),
                                            computing, 0.0)
                 seconds = cost_fit.predicted_s(one, CORES, COSTS)
@@ -76,25 +76,32 @@ class RunsTest(unittest.TestCase):
             self.assertEqual(argv[0] == "mpirun", not run.servers)
             if not run.servers:
                 self.assertGreater(run.workers, 1)
-                self.assertIn(flag(argv, "syncs"), ["ring", "star-mpi-shm,star-tcp-shm"] if run.medium == "memory" else
-                              ["ring,ring-tcp,star-mpi,star-tcp"])
+                self.assertEqual(flag(argv, "syncs"), "ring,star-mpi" if run.medium == "memory" else
+                                 "ring,ring-tcp,star-mpi,star-tcp")
                 self.assertEqual(argv[argv.index("--bind-to") + 1], "core" if run.workers <= 2 else "none")
             self.assertLessEqual(max(run.sizes) * run.workers, growth_runs.BYTES_OF_ALL_MAX)
             self.assertGreaterEqual(int(flag(argv, "steps_max")), growth_runs.STEPS_MIN)
 
     def test_every_cell_is_measured(self):
         self.assertEqual({sync for run in self.plan() for sync in run.syncs}, set(cells.SYNCS))
-        self.assertEqual({run.medium for run in self.plan(["star-servers-tcp"])}, {"sockets"})
+        for sync in ("ring-tcp", "star-tcp", "star-servers-tcp"):
+            self.assertEqual({run.medium for run in self.plan([sync])}, {"sockets"})
         self.assertEqual({sync for run in self.plan(["ring"]) for sync in run.syncs}, {"ring"})
         self.assertEqual({run.servers for run in self.plan(["star"]) if run.workers == 64}, {1, 4})
         computing = {run.compute_s for run in self.plan() if run.workers > CORES}
         self.assertEqual(computing, {0.0})
+        for workers in ([1, 3], [2], [4, 8]):
+            self.assertEqual({run.workers for run in self.plan(["ring", "star"], workers)}, set(workers))
+
+    def test_the_fit_sees_the_runs_with_many_messages(self):
+        self.assertIn(growth_runs.MESSAGES[0], cost_fit.FIT_BYTES)
+        self.assertTrue(any(run.bucket_bytes == growth_runs.MESSAGES[1] for run in self.plan()))
 
     def test_rounds_are_in_turns_and_become_medians(self):
         fake = Programs()
         runs = self.plan(["ring"], [2, 4])
         with unittest.mock.patch.object(programs, "run", fake.run):
-            found, failures = growth_runs.measure(runs, 3, lambda text: None)
+            *_, (found, failures) = growth_runs.rounds(runs, 3, lambda text: None)
         first, second, third = (fake.ran[i * len(runs):(i + 1) * len(runs)] for i in range(3))
         self.assertEqual((first, second), (third, first[::-1]))
         self.assertEqual(failures, [])
@@ -105,20 +112,12 @@ class RunsTest(unittest.TestCase):
     def test_what_fails_is_told_once_and_left_out(self):
         fake = Programs(failing=["star_bench"])
         with unittest.mock.patch.object(programs, "run", fake.run):
-            found, failures = growth_runs.measure(self.plan(["ring", "star"], [2]), 2, lambda text: None)
+            *_, (found, failures) = growth_runs.rounds(self.plan(["ring", "star"], [2]), 2, lambda text: None)
         self.assertEqual({one.sync for one in found}, {"ring"})
         self.assertEqual(len(failures), len(set(failures)))
         self.assertEqual(len(failures), sum("star_bench" in argv[0] for argv in fake.ran))
         first = "star by memory, 2 workers, 1 servers, buckets of 1024 KiB: /bin/bench/star_bench ended with 1"
         self.assertIn(first, failures[0])
-
-    def test_a_bench_without_shared_memory_still_measures_the_ring(self):
-        with unittest.mock.patch.object(programs, "run", Programs(failing=["-shm"]).run):
-            found, failures = growth_runs.measure(self.plan(workers=[2]), 1, lambda text: None)
-        self.assertEqual({one.sync for one in found if one.medium == "memory"}, {"ring", "star"})
-        by_sockets = {one.sync for one in found if one.medium == "sockets"}
-        self.assertEqual(by_sockets, set(cells.SYNCS))
-        self.assertTrue(all(text.startswith("star-mpi star-tcp by memory") for text in failures), failures)
 
     def test_kernels(self):
         with unittest.mock.patch.object(programs, "run", Programs().run):
@@ -148,10 +147,43 @@ class GrowthTest(unittest.TestCase):
         self.assertEqual(status, 0, said)
         self.assertEqual(sorted(os.listdir(self.out)), ["costs.json", "growth.svg", "runs.json", "table.txt"])
         book = cost_book.read(os.path.join(self.out, "costs.json"))
-        self.assertEqual(book.workers_max, 64)
+        self.assertEqual({costs.workers_max for costs in book.costs.values()}, {64})
         self.assertEqual(book.costs["ring", "memory"].contention, COSTS.contention)
         self.assertEqual(said.count(" met "), len(book.costs))
         self.assertNotIn("MISSED", said)
+
+    def test_an_interruption_loses_a_round(self):
+        fake = Programs()
+        runs = len(growth_runs.plan_runs(["ring"], [2, 4, 8], growth_runs.all_bytes(), CORES))
+
+        def run(argv, *more):
+            if sum("ring_bench" in word for one in fake.ran for word in one) > runs + 3:
+                raise KeyboardInterrupt
+            return fake.run(argv, *more)
+
+        with unittest.mock.patch.object(programs, "run", run), unittest.mock.patch.object(growth, "say"), \
+                unittest.mock.patch("sys.argv", ["growth", "--out=" + self.out, "--repeats=3", "--syncs=ring",
+                                                 "--workers=2,4,8"]), self.assertRaises(KeyboardInterrupt):
+            growth.main()
+        self.assertEqual(os.listdir(self.out), ["runs.json"])
+        self.assertEqual(self.run_growth("--runs=" + os.path.join(self.out, "runs.json"))[0], 0)
+
+    def test_a_lab_that_fails_loses_no_costs(self):
+        for error in (programs.ProgramError("boom"), subprocess.CalledProcessError(1, "launch"), OSError("gone")):
+            with unittest.mock.patch.object(growth.emulated_hosts, "compare", side_effect=error):
+                status, said = self.run_growth(*FEW, "--lab=1gbit:2")
+            self.assertEqual(status, 1)
+            self.assertIn("not measured: --lab=1gbit:2: ", said)
+            path = os.path.join(self.out, "costs.json")
+            self.assertEqual(cost_book.read(path).wire_factors, {})
+            os.remove(path)
+        with unittest.mock.patch.object(growth.emulated_hosts, "compare", side_effect=KeyboardInterrupt), \
+                self.assertRaises(KeyboardInterrupt):
+            self.run_growth(*FEW, "--lab=1gbit:2")
+        self.assertTrue(cost_book.read(path).costs)
+        with unittest.mock.patch.object(growth, "measure_lab", lambda *_: {"ring": 1.25}):
+            self.assertEqual(self.run_growth(*FEW, "--lab=1gbit:2")[0], 0)
+        self.assertEqual(cost_book.read(path).wire_factors, {"ring": 1.25})
 
     def test_a_fit_of_runs_that_were_saved(self):
         self.run_growth(*FEW)
