@@ -6,6 +6,7 @@
 #include <latch>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -263,12 +264,16 @@ TEST_F(CheckpointerTest, KeepsTheBucketsThatWereChosen) {
     EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
   });
   resume_ = true;
-  RunRanks([&](Rank* rank) {
-    std::vector<std::vector<float>> state;
-    EXPECT_EQ(rank->checkpointer->Restore(rank->parameters, &state).value(), 10);
-    EXPECT_EQ(rank->checkpointer->chosen_bucket_bytes(), 4 << 20);
-    rank->warnings.clear();
-  });
+  // What a flag says now comes before what was chosen then.
+  for (const bool tries : {false, true}) {
+    RunRanks([&](Rank* rank) {
+      if (tries) rank->options.asked.bucket_bytes = std::nullopt;
+      std::vector<std::vector<float>> state;
+      EXPECT_EQ(rank->checkpointer->Restore(rank->parameters, &state).value(), 10);
+      EXPECT_EQ(rank->checkpointer->chosen_bucket_bytes(), tries ? 4 << 20 : 0);
+      rank->warnings.clear();
+    });
+  }
 }
 
 // Before there was --sum_order, contributions were added as a chain.

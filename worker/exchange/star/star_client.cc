@@ -25,11 +25,10 @@ constexpr std::chrono::milliseconds kTick(50);
 // be waiting for its memory.
 constexpr std::chrono::milliseconds kDrainTick(1);
 // The exchange thread pauses this long between visits while the trainer computes: the shorter while answers come, and
-// twice as long after each visit that found none. A visit costs some 5 us of a core.
+// twice as long after each visit that found none. A visit costs some 5 us of a core. While the trainer drives, pauses
+// double up to kTick: the trainer ends a longer one than these when it has driven.
 constexpr std::chrono::microseconds kPauseMin(40);
 constexpr std::chrono::microseconds kPauseMax(320);
-// The same while the trainer drives.
-constexpr std::chrono::microseconds kPauseDrivenMax(1280);
 // The trainer itself sends requests whose payloads have no more than this together: copying them to a socket takes less
 // time than waking the exchange thread.
 constexpr int64_t kSentAtOnceBytesMax = 64 << 10;
@@ -89,8 +88,14 @@ class ABSL_SCOPED_LOCKABLE StarClient::TrainerDrives {
     client_.mutex_.Lock();
   }
   ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
-    client_.trainer_drives_.store(false, std::memory_order_relaxed);
+    // Not relaxed: the thread says that it rests and then looks whether the trainer drives. One of the two sees the
+    // other.
+    client_.trainer_drives_.store(false);
+    const bool is_needed = client_.in_flight_ > 0 && client_.thread_rests_.load();
     client_.mutex_.Unlock();
+    if (!is_needed) return;
+    const MutexLock lock(client_.inbox_mutex_);
+    client_.WakeThread();
   }
 
  private:
@@ -221,19 +226,18 @@ void StarClient::DriveInBackground() {
   while (true) {
     {
       const MutexLock lock(inbox_mutex_);
+      thread_rests_ = !is_idle && pause > kPauseMax;
+      if (!is_idle && !trainer_drives_.load()) pause = std::min(pause, kPauseMax);
       thread_sleeps_ = !is_wanted_ && !stopping_;
       if (thread_sleeps_) posted_.WaitFor(inbox_mutex_, is_idle ? kTick : pause);
-      thread_sleeps_ = false;
+      thread_sleeps_ = thread_rests_ = false;
       if (stopping_) return;
-      pause = std::exchange(is_wanted_, false) || is_idle ? kPauseMin : 2 * pause;
+      pause = std::exchange(is_wanted_, false) || is_idle ? kPauseMin
+                                                          : std::min<std::chrono::microseconds>(2 * pause, kTick);
     }
     is_idle = false;
     // A thread that waits for the mutex costs the trainer a system call when it unlocks.
-    if (trainer_drives_.load(std::memory_order_relaxed)) {
-      pause = std::min(pause, kPauseDrivenMax);
-      continue;
-    }
-    pause = std::min(pause, kPauseMax);
+    if (trainer_drives_.load(std::memory_order_relaxed)) continue;
     const MutexLock lock(mutex_);
     TakeInbox();
     // Only a driver that waits lets go of the mutex: this loop never does, and then no event is handled while the

@@ -127,6 +127,7 @@ class StarClient {
   std::atomic<int64_t> payload_bytes_received_ = 0;
   std::atomic<int64_t> waiting_since_ns_ = 0;  // the trainer's thread is in Wait since then; 0: it is not
   std::atomic<bool> trainer_drives_ = false;
+  std::atomic<bool> thread_rests_ = false;  // the exchange thread sleeps, longer than between visits
   // Requests that are not over, by group + 1. Counted up by the trainer, down by the thread that drives.
   std::vector<std::atomic<int>> pending_;
 
