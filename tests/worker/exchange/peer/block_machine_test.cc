@@ -147,11 +147,16 @@ TEST_P(BlockMachineRanks, PackSeveralBlocksInAMessage) {
     int64_t element_count;
     int64_t bucket_blocks;
   };
-  for (const Cut& cut : {Cut{2 * block, 2}, Cut{3 * block / 2 + 7, 2}, Cut{block + 3, 2},
-                         Cut{blocks_per_group * block, blocks_per_group},
-                         Cut{(2 * blocks_per_group + 1) * block + 1233, 2 * blocks_per_group + 2},
-                         Cut{(2 * blocks_per_group + 1) * block, blocks_per_group + 1},
-                         Cut{(blocks_per_group + 2) * block - 5, blocks_per_group - 1}}) {
+  std::vector<Cut> cuts = {Cut{2 * block, 2}, Cut{3 * block / 2 + 7, 2},
+                           Cut{(blocks_per_group + 2) * block - 5, blocks_per_group - 1}};
+  // The arrays of 16 ranks are eight times as long as those of five, and what is done with them is the same.
+  if (world_size() <= 8) {
+    cuts.insert(cuts.end(), {Cut{block + 3, 2}, Cut{blocks_per_group * block, blocks_per_group},
+                             Cut{(2 * blocks_per_group + 1) * block + 1233, 2 * blocks_per_group + 2},
+                             Cut{(2 * blocks_per_group + 1) * block, blocks_per_group + 1}});
+  }
+  const int64_t steps = world_size() <= 8 ? 2 : 1;
+  for (const Cut& cut : cuts) {
     SCOPED_TRACE(testing::Message() << cut.element_count << " elements, " << cut.bucket_blocks << " blocks a bucket");
     ExampleJob job = {
         .element_count = cut.element_count, .bucket_bytes = cut.bucket_blocks * block * 4, .world_size = world_size()};
@@ -159,8 +164,8 @@ TEST_P(BlockMachineRanks, PackSeveralBlocksInAMessage) {
       if (order == SumOrder::kTree && kind() == MachineKind::kRing) continue;
       job.sum_order = order;
       MachineRanks ranks(job, {.kind = kind(), .seed = static_cast<uint64_t>(cut.element_count)});
-      ranks.Run(2);
-      ExpectParameters(job.Reference(2), ranks, world_size());
+      ranks.Run(steps);
+      ExpectParameters(job.Reference(steps), ranks, world_size());
     }
   }
 }
