@@ -4,18 +4,26 @@
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --compute_us=2000     a trainer that computes meanwhile
 //   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --syncs=ring,ring-tcp,star-mpi,star-tcp
+//   mpirun -np 2 --bind-to core bazel-bin/bench/ring_bench --syncs=library,star-mpi-shm,star-tcp-shm,auto
+//
+// In star-mpi-shm and star-tcp-shm the ranks share memory and use messages for all but gradients and parameters; auto
+// is the way that the ranks choose at the start, over MPI (--sync=auto).
 //
 // mpirun starts the ranks of the cells over TCP as well, and MPI keeps them in step between their exchanges.
 //
 // Bus bandwidth is 2 (N - 1) / N * bytes / time: every link must carry at least these bytes, whatever the algorithm.
-// With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it.
+// With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it. `cpu`
+// is what a rank's threads spend on a step, on any core; `sleeps` and `gives way` are its voluntary and its involuntary
+// context switches. All three are means over ranks and steps.
 #include <mpi.h>
 #include <stdlib.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,18 +32,20 @@
 #include "absl/flags/parse.h"
 #include "bench/computation.h"
 #include "bench/exchange_job.h"
+#include "bench/processor_cost.h"
 #include "common/check.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
 #include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,
           std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),
           "sizes of the parameter vector");
 ABSL_FLAG(std::vector<std::string>, syncs, std::vector<std::string>({"library", "ring", "star-mpi", "mpi"}),
-          "what to measure: library, the bare MPI_Allreduce, ring, ring-tcp, star-mpi, star-tcp, mpi");
+          "what to measure: library, the bare MPI_Allreduce, ring, ring-tcp, star-mpi, star-tcp, star-mpi-shm, "
+          "star-tcp-shm, auto, mpi");
 ABSL_FLAG(std::string, rendezvous, "127.0.0.1:0",
           "for the cells over TCP, which use no secret: an address of rank 0's host that all ranks reach, and a port");
 ABSL_FLAG(int64_t, bucket_bytes, 1 << 30, "as --bucket_bytes of the worker; default: one bucket");
@@ -56,7 +66,17 @@ double MicrosecondsSince(Clock::time_point start) {
 struct Result {
   double p50_us = 0;
   double p95_us = 0;
+  ProcessorCost cost;  // of a rank's step
 };
+
+ProcessorCost MeanOverRanks(const ProcessorCost& mine) {
+  const double values[] = {mine.cpu_us, mine.voluntary_switches, mine.involuntary_switches};
+  double sums[std::size(values)];
+  MPI_Allreduce(values, sums, static_cast<int>(std::size(values)), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+  int ranks = 1;
+  MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+  return ProcessorCost{sums[0], sums[1], sums[2]} * (1.0 / ranks);
+}
 
 int RepetitionsFor(int64_t bytes) {
   const int64_t count = std::clamp<int64_t>((256 << 20) / bytes, 10, 2000);
@@ -68,17 +88,23 @@ template <typename Step>
 Result Measure(int64_t bytes, Step step) {
   const int repetitions = RepetitionsFor(bytes);
   std::vector<double> times;
+  ProcessorCost cost;
   for (int i = 0; i < repetitions + repetitions / 5; ++i) {
     MPI_Barrier(MPI_COMM_WORLD);
+    // The barrier polls, and is not counted.
+    const ProcessorCost before = ReadProcessorCost();
     const Clock::time_point start = Clock::now();
     step(i);
     double us = MicrosecondsSince(start);
+    if (i >= repetitions / 5) cost += ReadProcessorCost() - before;
     double slowest = 0;
     MPI_Allreduce(&us, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     if (i >= repetitions / 5) times.push_back(slowest);
   }
   std::sort(times.begin(), times.end());
-  return {.p50_us = times[times.size() / 2], .p95_us = times[times.size() * 95 / 100]};
+  return {.p50_us = times[times.size() / 2],
+          .p95_us = times[times.size() * 95 / 100],
+          .cost = MeanOverRanks(cost * (1.0 / repetitions))};
 }
 
 // Connects the ranks at a port of rank 0, of which MPI tells the others.
@@ -108,11 +134,20 @@ std::unique_ptr<PeerExchange> CreateExchange(const std::string& sync, const MpiR
     options.algorithm = PeerExchange::Algorithm::kRing;
   } else if (sync == "star-mpi" || sync == "star-tcp") {
     options.algorithm = PeerExchange::Algorithm::kDirect;
+  } else if (sync == "star-mpi-shm" || sync == "star-tcp-shm") {
+    options.algorithm = PeerExchange::Algorithm::kDirect;
+    options.sharing = PeerExchange::HostSharing::kRequired;
+  } else if (sync == "auto") {
+    options.algorithm = PeerExchange::Algorithm::kFastest;
+    options.sharing = PeerExchange::HostSharing::kIfPossible;
   } else {
-    CHECK(sync == "mpi") << "--syncs=" << sync << ": it can be library, ring, ring-tcp, star-mpi, star-tcp and mpi";
+    CHECK(sync == "mpi") << "--syncs=" << sync
+                         << ": it can be library, ring, ring-tcp, star-mpi, star-tcp, star-mpi-shm, star-tcp-shm, auto "
+                            "and mpi";
     options.algorithm = PeerExchange::Algorithm::kAllreduce;
   }
-  if (sync == "ring-tcp" || sync == "star-tcp") return std::make_unique<PeerExchange>(ConnectOverTcp(mpi), options);
+  if (sync == "ring-tcp" || sync == "star-tcp" || sync == "star-tcp-shm")
+    return std::make_unique<PeerExchange>(ConnectOverTcp(mpi), options);
   std::unique_ptr<MpiTransport> transport = CreateMpiTransport(mpi);
   options.mpi = transport.get();
   return std::make_unique<PeerExchange>(std::move(transport), options);
@@ -127,14 +162,17 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
   std::vector<float> parameters(job.layout.element_count(), 0.5f);
-  const std::vector<float> gradient(job.layout.element_count(), 1e-3f);
   CHECK_OK(exchange.Start(job, parameters));
+  // A trainer writes its gradients where the exchange likes to have them.
+  std::vector<float> own(exchange.gradient_memory().empty() ? job.layout.element_count() : 0);
+  const std::span<float> gradient = own.empty() ? exchange.gradient_memory() : std::span<float>(own);
+  std::ranges::fill(gradient, 1e-3f);
   const int buckets = job.buckets.bucket_count();
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   const Result result = Measure(bytes, [&](int64_t step) {
     for (int b = 0; b < buckets; ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+      exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
       if (compute_us > 0) computation.Run(compute_us / buckets);
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.
@@ -164,13 +202,15 @@ void Print(const char* name, int64_t bytes, int world_size, const Result& result
   if (PrintsJson()) {
     std::printf(
         "{\"sync\": \"%s\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
-        "\"bus_gb_per_s\": %.5f}\n",
-        name, world_size, static_cast<long long>(bytes), exposed_us, result.p95_us, bus_bytes / exposed_us / 1e3);
+        "\"bus_gb_per_s\": %.5f, \"cpu_us\": %.2f, \"voluntary_switches\": %.3f, \"involuntary_switches\": %.3f}\n",
+        name, world_size, static_cast<long long>(bytes), exposed_us, result.p95_us, bus_bytes / exposed_us / 1e3,
+        result.cost.cpu_us, result.cost.voluntary_switches, result.cost.involuntary_switches);
     std::fflush(stdout);
     return;
   }
-  std::printf("%-8s %10lld %12.1f %12.1f %12.1f %10.2f\n", name, static_cast<long long>(bytes), result.p50_us,
-              result.p95_us, exposed_us, bus_bytes / exposed_us / 1e3);
+  std::printf("%-8s %10lld %12.1f %12.1f %12.1f %10.2f %10.1f %8.2f %10.2f\n", name, static_cast<long long>(bytes),
+              result.p50_us, result.p95_us, exposed_us, bus_bytes / exposed_us / 1e3, result.cost.cpu_us,
+              result.cost.voluntary_switches, result.cost.involuntary_switches);
   std::fflush(stdout);
 }
 
@@ -180,7 +220,8 @@ int Main() {
   MpiRuntime& mpi = **runtime;
   Computation computation;
   if (mpi.rank() == 0 && !PrintsJson()) {
-    std::printf("%-8s %10s %12s %12s %12s %10s\n", "what", "bytes", "p50 us", "p95 us", "exposed us", "bus GB/s");
+    std::printf("%-8s %10s %12s %12s %12s %10s %10s %8s %10s\n", "what", "bytes", "p50 us", "p95 us", "exposed us",
+                "bus GB/s", "cpu us", "sleeps", "gives way");
   }
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     const int64_t bytes = std::stoll(text);

@@ -10,7 +10,7 @@
 
 #include "benchmark/benchmark.h"
 #include "common/progress_state.h"
-#include "worker/exchange/peer/peer_watch.h"
+#include "common/transport/peer_watch.h"
 #include "worker/straggler_watch.h"
 
 namespace starring {

@@ -8,15 +8,22 @@
 //
 //   bazel-bin/bench/star_bench --addresses=a:7077,b:7077 --workers=2 --rank=0 --bytes=7600000 --shared_memory=false
 //
+// With --transport=tcp the servers are ranks after the workers, as of worker --server_ranks; between machines all meet
+// at --rendezvous, which takes the place of --addresses.
+//
 // --job_secret, --tls and so on, as worker and server have them, protect both sides; star_security.py compares them.
 //
 // GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
-// on any core, `switches` their context switches. The servers apply SGD with momentum. With --compute_us every step of
-// a worker computes that long after its Submits, and json's `latency_us` is the step's time beyond it.
+// on any core. Then, for each worker and each server, the mean of the time that it spends on a step, of its voluntary
+// context switches (`sleeps`) and of its involuntary ones (`gives way`); a server's include its start and its end. The
+// servers apply SGD with momentum. With --compute_us every step of a worker computes that long after its Submits, and
+// json's `latency_us` is the step's time beyond it.
 #include <malloc.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -25,8 +32,11 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -34,9 +44,14 @@
 #include "absl/strings/numbers.h"
 #include "bench/computation.h"
 #include "bench/exchange_job.h"
+#include "bench/processor_cost.h"
 #include "common/check.h"
 #include "common/security/transport_security.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "server/parameter_server.h"
+#include "server/shard_rank.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/star/star_exchange.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,
@@ -46,8 +61,11 @@ ABSL_FLAG(int64_t, bucket_bytes, 1 << 20, "as --bucket_bytes of the worker");
 ABSL_FLAG(int, workers, 2, "worker processes");
 ABSL_FLAG(int, servers, 2, "server processes");
 ABSL_FLAG(std::vector<std::string>, addresses, {}, "servers to use instead of own ones, in order of their shards");
-ABSL_FLAG(int, rank, 0, "with --addresses: which worker this process is, the only one it starts; rank 0 prints");
-ABSL_FLAG(int, lanes, 2, "connections between a worker and a server");
+ABSL_FLAG(std::string, transport, "grpc", "between workers and servers: grpc or tcp");
+ABSL_FLAG(std::string, rendezvous, "", "tcp: where worker 0 listens, and servers that were started elsewhere find it");
+ABSL_FLAG(int, rank, 0,
+          "with --addresses or --rendezvous: which worker this process is, the only one it starts; rank 0 prints");
+ABSL_FLAG(int, lanes, 1, "connections between a worker and a server");
 ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step of a worker computes between its Submits and its Awaits");
@@ -73,11 +91,12 @@ void Pin(int process) {
   sched_setaffinity(0, sizeof(cores), &cores);
 }
 
-// The measurement that rank 0 makes.
+// The measurement that a process makes; a server knows its cost alone.
 struct Row {
   double p50_ms = 0;
   double p95_ms = 0;
   int64_t steps = 0;
+  ProcessorCost cost;  // of all steps
 };
 
 TransportSecurity Security() {
@@ -90,7 +109,57 @@ TransportSecurity Security() {
   return *std::move(security);
 }
 
-int ServerProcess(int shard, int address_pipe) {
+bool IsOverTcp() { return absl::GetFlag(FLAGS_transport) == "tcp"; }
+
+// How a worker of the job finds the servers. `listener`: tcp, on this machine: of worker 0.
+struct Place {
+  std::vector<std::string> addresses;
+  std::optional<TcpListener> listener;
+};
+
+// A rank of the world of workers and servers.
+std::unique_ptr<Transport> ConnectOverTcp(int rank, Place& place) {
+  const int servers = absl::GetFlag(FLAGS_servers);
+  TcpRendezvousOptions options = {.rank = rank,
+                                  .world_size = absl::GetFlag(FLAGS_workers) + servers,
+                                  .server_count = servers,
+                                  .rendezvous = absl::GetFlag(FLAGS_rendezvous),
+                                  .token = Security().token};
+  if (place.listener.has_value()) {
+    options.rendezvous = place.listener->address();
+    if (rank == 0) options.listener = std::move(place.listener);
+  }
+  auto transport = ConnectFullMesh(std::move(options));
+  CHECK_OK(transport);
+  return *std::move(transport);
+}
+
+int ServerRankProcess(int shard, Place& place, Row* row) {
+  Pin(shard);
+  ShardRank server(ConnectOverTcp(absl::GetFlag(FLAGS_workers) + shard, place),
+                   {.shard = shard, .shard_count = absl::GetFlag(FLAGS_servers)});
+  CHECK_OK(server.Run());
+  row->cost = ReadProcessorCost();
+  return 0;
+}
+
+std::unique_ptr<GradientExchange> MakeExchange(int rank, Place& place) {
+  if (IsOverTcp()) {
+    return std::make_unique<PeerExchange>(ConnectOverTcp(rank, place),
+                                          PeerExchange::Options{.algorithm = PeerExchange::Algorithm::kDedicated,
+                                                                .server_count = absl::GetFlag(FLAGS_servers)});
+  }
+  auto exchange = CreateStarExchange(
+      {.addresses = place.addresses,
+       .lanes = absl::GetFlag(FLAGS_lanes),
+       .run_id = "",
+       .security = Security(),
+       .same_host = absl::GetFlag(FLAGS_shared_memory) ? SameHost::kSharedMemory : SameHost::kSocket});
+  CHECK_OK(exchange);
+  return *std::move(exchange);
+}
+
+int ServerProcess(int shard, int address_pipe, Row* row) {
   Pin(shard);
   auto server = ParameterServer::Start({.listen = "127.0.0.1:0",
                                         .shard = shard,
@@ -103,6 +172,7 @@ int ServerProcess(int shard, int address_pipe) {
   CHECK_EQ(write(address_pipe, address.data(), address.size()), static_cast<ssize_t>(address.size()));
   const absl::Status status = (*server)->Wait();
   CHECK_OK(status);
+  row->cost = ReadProcessorCost();
   return 0;
 }
 
@@ -111,7 +181,7 @@ int64_t StepsFor(int64_t bytes) {
   return std::min(count, std::max<int64_t>(1, absl::GetFlag(FLAGS_steps_max)));
 }
 
-int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addresses, Row* row) {
+int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
   Pin(rank);
   Computation computation;
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
@@ -120,36 +190,35 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
                                        .element_count = std::max<int64_t>(bytes / 4, 1),
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
-  auto exchange = CreateStarExchange(
-      {.addresses = addresses,
-       .lanes = absl::GetFlag(FLAGS_lanes),
-       .run_id = "",
-       .security = Security(),
-       .same_host = absl::GetFlag(FLAGS_shared_memory) ? SameHost::kSharedMemory : SameHost::kSocket});
-  CHECK_OK(exchange);
+  const std::unique_ptr<GradientExchange> exchange = MakeExchange(rank, place);
   std::vector<float> parameters(job.layout.element_count(), 1.0f);
   std::vector<float> own(job.layout.element_count());
-  CHECK_OK((*exchange)->Start(job, parameters));
-  const std::span<float> memory = (*exchange)->gradient_memory();
+  CHECK_OK(exchange->Start(job, parameters));
+  const std::span<float> memory = exchange->gradient_memory();
   const std::span<float> gradient = memory.empty() ? std::span<float>(own) : memory;
   std::ranges::fill(gradient, 1e-6f);
 
   const int64_t steps = StepsFor(bytes);
   std::vector<double> times_ms;
+  const ProcessorCost before = ReadProcessorCost();
   for (int64_t step = 0; step < steps; ++step) {
     const Clock::time_point start = Clock::now();
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      (*exchange)->Submit(step, b, gradient.subspan(range.begin, range.size()));
+      exchange->Submit(step, b, gradient.subspan(range.begin, range.size()));
       if (compute_us > 0) computation.Run(compute_us / job.buckets.bucket_count());
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.
-    for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK((*exchange)->Await(step, b));
+    for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) CHECK_OK(exchange->Await(step, b));
     times_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
-  CHECK_OK((*exchange)->Finish());
+  const ProcessorCost cost = ReadProcessorCost() - before;
+  CHECK_OK(exchange->Finish());
   std::sort(times_ms.begin(), times_ms.end());
-  *row = {.p50_ms = times_ms[times_ms.size() / 2], .p95_ms = times_ms[times_ms.size() * 95 / 100], .steps = steps};
+  *row = {.p50_ms = times_ms[times_ms.size() / 2],
+          .p95_ms = times_ms[times_ms.size() * 95 / 100],
+          .steps = steps,
+          .cost = cost};
   return 0;
 }
 
@@ -157,23 +226,37 @@ int WorkerProcess(int rank, int64_t bytes, const std::vector<std::string>& addre
 // parent's destructors.
 template <typename Body>
 void Fork(Body body) {
+  const pid_t parent = getpid();
   const pid_t pid = fork();
   CHECK_GE(pid, 0);
-  if (pid == 0) _exit(body());
+  if (pid > 0) return;
+  // A time limit, such as that of bench/growth, kills the parent alone. Children that went on would slow the next
+  // measurement.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != parent) _exit(1);  // the parent ended before the prctl
+  _exit(body());
 }
 
 bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
 
+// The mean over processes of what a step costs one of them.
+ProcessorCost StepCost(std::span<const Row> processes, int64_t steps) {
+  ProcessorCost sum;
+  for (const Row& process : processes) sum += process.cost;
+  return sum * (1.0 / static_cast<double>(std::ssize(processes) * steps));
+}
+
 // Computes bus bandwidth as for an allreduce, so that both can be compared: 2 (N - 1) / N * bytes / time, although the
 // star moves other amounts.
-void PrintJson(int64_t bytes, const Row& row) {
+void PrintJson(int64_t bytes, const Row& row, const ProcessorCost& worker) {
   const int workers = absl::GetFlag(FLAGS_workers);
   const double bus_bytes = 2.0 * (workers - 1) / workers * static_cast<double>(bytes);
   const double exposed_us = 1e3 * row.p50_ms - static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   std::printf(
-      "{\"sync\": \"star\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
-      "\"bus_gb_per_s\": %.5f}\n",
-      workers, static_cast<long long>(bytes), exposed_us, 1e3 * row.p95_ms, bus_bytes / exposed_us / 1e3);
+      "{\"sync\": \"%s\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
+      "\"bus_gb_per_s\": %.5f, \"cpu_us\": %.2f, \"voluntary_switches\": %.3f, \"involuntary_switches\": %.3f}\n",
+      IsOverTcp() ? "star-servers-tcp" : "star", workers, static_cast<long long>(bytes), exposed_us, 1e3 * row.p95_ms,
+      bus_bytes / exposed_us / 1e3, worker.cpu_us, worker.voluntary_switches, worker.involuntary_switches);
   std::fflush(stdout);
 }
 
@@ -181,34 +264,50 @@ void PrintJson(int64_t bytes, const Row& row) {
 void MeasureAsOneWorker(int64_t bytes) {
   const int rank = absl::GetFlag(FLAGS_rank);
   Row row;
-  WorkerProcess(rank, bytes, absl::GetFlag(FLAGS_addresses), &row);
-  if (rank == 0) PrintJson(bytes, row);
+  Place place = {.addresses = absl::GetFlag(FLAGS_addresses), .listener = std::nullopt};
+  WorkerProcess(rank, bytes, place, &row);
+  if (rank == 0) PrintJson(bytes, row, StepCost({&row, 1}, row.steps));
 }
 
-void Measure(int64_t bytes) {
-  // `row` is shared with worker 0, which is another process.
-  Row* const row =
-      static_cast<Row*>(mmap(nullptr, sizeof(Row), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  CHECK(row != MAP_FAILED);
-  rusage before;
-  // This counts children that have been waited for: the difference is that of this size's processes.
-  getrusage(RUSAGE_CHILDREN, &before);
-  std::vector<std::string> addresses;
+// Starts the servers on this machine. `rows`: by shard, in memory that is shared with them.
+Place StartServers(Row* rows) {
+  Place place;
+  // Worker 0's process takes the listener; in the others it is only an address.
+  if (IsOverTcp()) {
+    auto listener = TcpListener::Listen("127.0.0.1:0");
+    CHECK_OK(listener);
+    place.listener = *std::move(listener);
+  }
   for (int shard = 0; shard < absl::GetFlag(FLAGS_servers); ++shard) {
+    if (IsOverTcp()) {
+      Fork([&] { return ServerRankProcess(shard, place, &rows[shard]); });
+      continue;
+    }
     int fds[2];
     CHECK_EQ(pipe(fds), 0);
-    Fork([&] { return ServerProcess(shard, fds[1]); });
+    Fork([&] { return ServerProcess(shard, fds[1], &rows[shard]); });
     close(fds[1]);
     char text[64] = {};
     CHECK_GE(read(fds[0], text, sizeof(text) - 1), 1);
     close(fds[0]);
-    addresses.emplace_back(text, std::string(text).find('\n'));
+    place.addresses.emplace_back(text, std::string(text).find('\n'));
   }
+  return place;
+}
+
+void Measure(int64_t bytes) {
+  // The rows are shared with the other processes: first those of the workers, then those of the servers.
+  const size_t worker_count = absl::GetFlag(FLAGS_workers), server_count = absl::GetFlag(FLAGS_servers);
+  const size_t shared_bytes = (worker_count + server_count) * sizeof(Row);
+  Row* const rows =
+      static_cast<Row*>(mmap(nullptr, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  CHECK(rows != MAP_FAILED);
+  rusage before;
+  // This counts children that have been waited for: the difference is that of this size's processes.
+  getrusage(RUSAGE_CHILDREN, &before);
+  Place place = StartServers(rows + worker_count);
   for (int rank = 0; rank < absl::GetFlag(FLAGS_workers); ++rank) {
-    Fork([&] {
-      Row own;
-      return WorkerProcess(rank, bytes, addresses, rank == 0 ? row : &own);
-    });
+    Fork([&] { return WorkerProcess(rank, bytes, place, &rows[rank]); });
   }
   int status = 0;
   while (wait(&status) > 0) CHECK_EQ(status, 0);
@@ -217,19 +316,21 @@ void Measure(int64_t bytes) {
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
-  const double steps = static_cast<double>(row->steps);
-  if (PrintsJson()) {
-    PrintJson(bytes, *row);
-    munmap(row, sizeof(Row));
-    return;
-  }
-  std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f %10.1f\n", static_cast<long long>(bytes), row->p50_ms,
-              row->p95_ms, 2e-6 * static_cast<double>(bytes) / row->p50_ms,
+  const Row row = rows[0];
+  const ProcessorCost worker = StepCost({rows, worker_count}, row.steps);
+  const ProcessorCost server = StepCost({rows + worker_count, server_count}, row.steps);
+  munmap(rows, shared_bytes);
+  if (PrintsJson()) return PrintJson(bytes, row, worker);
+  const double steps = static_cast<double>(row.steps);
+  std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f", static_cast<long long>(bytes), row.p50_ms, row.p95_ms,
+              2e-6 * static_cast<double>(bytes) / row.p50_ms,
               1e3 * (seconds(after.ru_utime) - seconds(before.ru_utime)) / steps,
-              1e3 * (seconds(after.ru_stime) - seconds(before.ru_stime)) / steps,
-              static_cast<double>(after.ru_nvcsw - before.ru_nvcsw + after.ru_nivcsw - before.ru_nivcsw) / steps);
+              1e3 * (seconds(after.ru_stime) - seconds(before.ru_stime)) / steps);
+  for (const ProcessorCost& cost : {worker, server}) {
+    std::printf(" %10.3f %8.1f %10.1f", 1e-3 * cost.cpu_us, cost.voluntary_switches, cost.involuntary_switches);
+  }
+  std::printf("\n");
   std::fflush(stdout);
-  munmap(row, sizeof(Row));
 }
 
 int Main(int argc, char** argv) {
@@ -237,11 +338,14 @@ int Main(int argc, char** argv) {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   absl::ParseCommandLine(argc, argv);
-  const bool alone = !absl::GetFlag(FLAGS_addresses).empty();
-  CHECK(!alone || absl::GetFlag(FLAGS_bytes).size() == 1) << ": --addresses needs one size in --bytes";
-  if (!PrintsJson() && !alone)
-    std::printf("%12s %10s %10s %8s %10s %10s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s", "cpu user", "cpu system",
-                "switches");
+  const std::string transport = absl::GetFlag(FLAGS_transport);
+  CHECK(transport == "grpc" || transport == "tcp") << "--transport=" << transport << ": it can be grpc or tcp";
+  const bool alone = !absl::GetFlag(FLAGS_addresses).empty() || !absl::GetFlag(FLAGS_rendezvous).empty();
+  CHECK(!alone || absl::GetFlag(FLAGS_bytes).size() == 1) << ": --addresses and --rendezvous need one size in --bytes";
+  if (!PrintsJson() && !alone) {
+    std::printf("%12s %10s %10s %8s %10s %10s %10s %8s %10s %10s %8s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s",
+                "cpu user", "cpu system", "worker ms", "sleeps", "gives way", "server ms", "sleeps", "gives way");
+  }
   std::fflush(stdout);
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     int64_t bytes;

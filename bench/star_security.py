@@ -64,7 +64,7 @@ def main() -> None:
                 text = run(os.path.join(flags.binaries, "bench/star_bench"), "--shared_memory=false",
                            "--bytes=" + flags.bytes, *more)
                 for line in text.splitlines()[1:]:
-                    size, p50_ms, _, _, user_ms, system_ms, _ = map(float, line.split())
+                    size, p50_ms, _, _, user_ms, system_ms = map(float, line.split()[:6])
                     exchange_ms[way, int(size)].append(p50_ms)
                     processor_ms[way, int(size)].append(user_ms + system_ms)
     heads = ["%d MiB, %s" % (size >> 20, what) for size in sizes for what in ("ms", "CPU ms")]

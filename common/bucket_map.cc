@@ -5,6 +5,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/reduction_order.h"
+#include "common/block_owners.h"
 #include "common/check.h"
 #include "common/limits.h"
 
@@ -37,7 +38,7 @@ absl::StatusOr<BucketMap> BucketMap::Create(const Options& options) {
   const int64_t wanted_bytes = std::min<int64_t>(options.bucket_bytes, options.element_count * sizeof(float));
   const int64_t block_bytes = block_elements * sizeof(float);
   // The number is rounded up, but not over the limit, or the other processes would refuse the value. A block has at
-  // most 128 MiB.
+  // most 4 MiB.
   const int64_t bucket_blocks = std::min((wanted_bytes + block_bytes - 1) / block_bytes, kBucketBytesMax / block_bytes);
 
   BucketMap map;
@@ -79,6 +80,15 @@ ElementRange BucketMap::ShardSlice(int b, int shard, int shard_count) const {
 }
 
 std::vector<ElementRange> BucketMap::RingSlice(int b, int rank) const {
+  return SliceOfBlocks(b, rank, [&](ElementRange block) { return RingChunk(block, rank, world_size_); });
+}
+
+std::vector<ElementRange> BucketMap::DirectSlice(int b, int rank) const {
+  return SliceOfBlocks(b, rank, [&](ElementRange block) { return BlockOwners(block, world_size_).SliceOf(rank); });
+}
+
+std::vector<ElementRange> BucketMap::SliceOfBlocks(int b, int rank,
+                                                   absl::FunctionRef<ElementRange(ElementRange block)> slice_of) const {
   CHECK_GE(rank, 0);
   CHECK_LT(rank, world_size_);
   const ElementRange& range = bucket(b);
@@ -87,10 +97,31 @@ std::vector<ElementRange> BucketMap::RingSlice(int b, int rank) const {
   // A bucket begins where a reduction block begins, so the blocks are counted from the bucket's begin.
   slice.reserve((range.size() + block_elements - 1) / block_elements);
   for (int64_t begin = range.begin; begin < range.end; begin += block_elements) {
-    const ElementRange chunk = RingChunk({begin, std::min(begin + block_elements, range.end)}, rank, world_size_);
-    if (chunk.size() > 0) slice.push_back(chunk);
+    const ElementRange of_block = slice_of({begin, std::min(begin + block_elements, range.end)});
+    if (of_block.size() > 0) slice.push_back(of_block);
   }
   return slice;
+}
+
+ElementRange BucketMap::last_block() const {
+  const int64_t block_elements = ReductionBlockElements(world_size_);
+  return {(element_count_ - 1) / block_elements * block_elements, element_count_};
+}
+
+int BucketMap::RankSliceCount(int b) const {
+  const int64_t bytes = bucket(b).size() * static_cast<int64_t>(sizeof(float));
+  return static_cast<int>(std::clamp<int64_t>(bytes / kRankSliceBytesMin, 1, world_size_));
+}
+
+ElementRange BucketMap::RankSlice(int b, int rank) const {
+  CHECK_GE(rank, 0);
+  CHECK_LT(rank, world_size_);
+  const int64_t count = RankSliceCount(b);
+  // The owners of a bucket begin after those of the bucket before, so that they take turns.
+  const int64_t first = b * count % world_size_;
+  const int64_t slice = (rank - first + world_size_) % world_size_;
+  if (slice >= count) return {bucket(b).end, bucket(b).end};
+  return ShardSlice(b, static_cast<int>(slice), static_cast<int>(count));
 }
 
 }  // namespace starring

@@ -3,7 +3,8 @@
 // Buckets are contiguous, a whole number of reduction blocks long (common/arithmetic/reduction_order.h), and numbered
 // in the order in which backward finishes them: bucket 0 is the end of the vector, which holds the last layers. A
 // bucket may begin inside a tensor. Owners are server shards (star: one contiguous, 64-byte aligned range per bucket)
-// or ranks (ring: its ring chunk of every block of the bucket).
+// or ranks (ring and co-located star: its ring chunk of every block of the bucket, unless the block has few owners;
+// ranks that share memory: one range, as for shards).
 //
 // Thread safety: immutable after Create; any thread may call any method.
 #ifndef STARRING_COMMON_BUCKET_MAP_H_
@@ -12,10 +13,14 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/layout.h"
 
 namespace starring {
+
+// As BlockOwners::kSliceBytesMin, for another reason: BucketMap::RankSlice.
+inline constexpr int64_t kRankSliceBytesMin = 16 << 10;
 
 class BucketMap {
  public:
@@ -47,7 +52,24 @@ class BucketMap {
   // out.
   std::vector<ElementRange> RingSlice(int b, int rank) const;
 
+  // Co-located star: the same, but a short last block may have few owners (common/block_owners.h).
+  std::vector<ElementRange> DirectSlice(int b, int rank) const;
+
+  // The last reduction block of the vector, which may be shorter than others.
+  ElementRange last_block() const;
+
+  // Ranks that share memory: the part of bucket `b` that `rank` owns, 64-byte aligned. A slice has at least
+  // kRankSliceBytesMin bytes, if the bucket has: a wake-up takes longer than the update of fewer. So a small bucket has
+  // fewer owners than there are ranks, different ones from bucket to bucket. Nobody's message must fit a ring chunk
+  // here, so the slices are one range each, and depend on where buckets begin.
+  ElementRange RankSlice(int b, int rank) const;
+  // How many ranks own a part of bucket `b`, at least 1.
+  int RankSliceCount(int b) const;
+
  private:
+  std::vector<ElementRange> SliceOfBlocks(int b, int rank,
+                                          absl::FunctionRef<ElementRange(ElementRange block)> slice_of) const;
+
   std::vector<ElementRange> buckets_;
   int64_t element_count_ = 0;
   int64_t bucket_elements_ = 0;

@@ -196,6 +196,7 @@ std::string WayOut(const std::string& name) {
   if (absl::StartsWith(name, "cudnn.")) {
     return "give all workers the same cuDNN and GPUs of one model, or --conv=own";
   }
+  if (name == "chunk_bytes") return "start all workers from the same build";
   if (name == "world_size") return "start all workers with the same --world_size";
   return "start all workers with the same flags";
 }
@@ -229,6 +230,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   *proto.mutable_optimizer() = ToProto(job.optimizer);
   *proto.mutable_schedule() = ToProto(job.schedule);
   proto.set_sum_order(job.sum_order == SumOrder::kTree ? v1::JobAgreement::TREE : v1::JobAgreement::CHAIN);
+  proto.set_chunk_bytes(ChunkBytesFor(job.world_size));
   for (const auto& [flag, value] : job.agreed_flags) {
     v1::FlagValue* pair = proto.add_flags();
     pair->set_flag(flag);
@@ -284,7 +286,13 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
   ASSIGN_OR_RETURN(agreement.buckets, BucketMap::Create({.element_count = proto.element_count(),
                                                          .bucket_bytes = proto.bucket_bytes(),
                                                          .world_size = proto.world_size()}));
-  // Worker and server cut the buckets independently. Another rounding would give them other slices.
+  // Worker and server cut blocks and buckets independently. Another chunk would give them another order of sums, and
+  // another rounding other slices.
+  if (proto.chunk_bytes() != ChunkBytesFor(agreement.world_size)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "chunk_bytes is ", proto.chunk_bytes(), ", this build adds in chunks of ", ChunkBytesFor(agreement.world_size),
+        " with ", agreement.world_size, " workers: start all processes from the same build"));
+  }
   if (agreement.buckets.bucket_bytes() != proto.bucket_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", proto.bucket_bytes(),
                                                    ", this build rounds it to ", agreement.buckets.bucket_bytes(),

@@ -83,6 +83,7 @@ enum class SumPurpose : int32_t {
   kDigest = 7,
   kDigestVerdict = 8,
   kCheckpoint = 9,
+  kBucketTrial = 10,
 };
 
 // "a vote to stop". Takes any number: a process of another build may send an unknown one.

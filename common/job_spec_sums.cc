@@ -37,6 +37,8 @@ std::string_view SumPurposeName(SumPurpose purpose) {
       return "the comparison of digests";
     case SumPurpose::kCheckpoint:
       return "a checkpoint";
+    case SumPurpose::kBucketTrial:
+      return "the choice of --bucket_bytes";
   }
   return "a purpose that this build does not know";
 }

@@ -75,13 +75,24 @@ inline constexpr int64_t kImageChannelsMax = 256;
 inline constexpr int kLoaderThreadsMax = 256;
 inline constexpr int kPrefetchDepthMax = 64;
 
-// Lanes (TCP connections) between one worker and one server. Two to four lanes fill a loopback or a 10 Gbit/s link;
-// every lane costs buffers on both sides.
+// Lanes (TCP connections) between one worker and one server. One is enough for a loopback and for 1 Gbit/s, where it is
+// better than two: buckets arrive one after the other, and a sum need not wait while the next bucket shares the link.
+// Every lane costs buffers on both sides.
 inline constexpr int kLanesMax = 16;
 
-// Requests of one lane that are sent and not yet answered; further ones wait at the worker. With slices of 1 MB this
-// bounds what a server holds for a worker that is ahead of the others.
+// Requests of one lane that are sent and not yet answered, those without a payload as well; further ones wait at the
+// worker.
 inline constexpr int kLaneRequestsMax = 8;
+
+// Slices that a worker has on their way to one shard, sent and not yet answered, on all its lanes together; at least
+// one for each lane. TCP does not share a link evenly, and a shard's sum waits for the worker that is behind: the
+// further the others are ahead, the longer links are idle when the gradients have been sent and parameters are still to
+// come. Four slices are enough for one to travel up, one to wait for its sum, one to travel down and one to follow. Of
+// 4 workers and 4 shards on hosts of their own, links of 400 Mbit/s and slices of 128 KiB, a step of 16 MiB takes 1.27
+// times its bound with two slices, 1.16 with three, 1.11 with four and 1.19 with eight. This
+// also bounds what a server holds for a worker that is ahead of the others. Arrays in shared memory do not travel, and
+// are not counted.
+inline constexpr int kShardSlicesMax = 4;
 
 // Answers that wait at the server to be written to one lane: more than a worker may have asked for, so a lane that
 // needs more is broken or hostile, and is cut.
@@ -233,8 +244,8 @@ inline constexpr int kRestartCountMax = 1000;
 inline constexpr int kDeadlineSecondsMax = 7 * 24 * 3600;  // a week: longer than a machine's maintenance
 inline constexpr int kStartSecondsMax = 3600;              // for processes of this machine to start or to save
 
-// Blocks that the ring, or the co-located star, has in flight at a time: at least two, which keep both directions of a
-// link busy, however many ranks there are.
+// Blocks, or groups of short blocks (worker/exchange/peer/block_machine.h), that the ring, or the co-located star, has
+// in flight at a time: at least two, which keep both directions of a link busy, however many ranks there are.
 constexpr int RingBlocksInFlightMax(int world_size) {
   // A block has N - 1 rounds to reduce and as many to gather, each a send and a receive.
   const int operations_per_block = 4 * (world_size > 1 ? world_size - 1 : 1);
@@ -258,7 +269,7 @@ inline constexpr int kSegmentsInFlightMax = 2;
 // length comes from another process, and is looked at before memory is taken.
 inline constexpr int64_t kCollectiveTextBytesMax = 1 << 20;
 
-// TCP between ranks (worker/exchange/peer/tcp_*).
+// TCP between ranks (transport/tcp_*).
 
 // What one Poll reads at most, and as much that it sends: some 150 us of copying, for which a Submit of the trainer may
 // have to wait. All streams that one Poll serves share it equally.
@@ -288,6 +299,10 @@ inline constexpr size_t kTcpNoticesUnsentMax = 256;
 // notice has been taken.
 inline constexpr int kTcpLossGraceMs = 250;
 inline constexpr int kTcpLastNoticeMs = 1000;
+
+// How long a rank that ends stays until the other hosts have acknowledged its reason: twice the time after which the
+// kernel repeats what a network has lost.
+inline constexpr int kTcpLastWordsMs = 500;
 
 // A connection without traffic is probed after this time and then as often.
 inline constexpr int kTcpKeepaliveSeconds = 5;

@@ -28,6 +28,20 @@ std::string NameRanks(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string ProcessName(int rank, int worker_count) {
+  return rank < worker_count ? absl::StrCat("rank ", rank) : absl::StrCat("server ", rank - worker_count);
+}
+
+std::string NameProcesses(const std::vector<int>& ranks, int worker_count) {
+  if (std::ranges::all_of(ranks, [&](int rank) { return rank < worker_count; })) return NameRanks(ranks);
+  const auto end = ranks.begin() + std::min(std::ssize(ranks), std::ptrdiff_t{kRanksNamedMax});
+  std::string text = absl::StrJoin(ranks.begin(), end, ", ", [&](std::string* out, int rank) {
+    absl::StrAppend(out, ProcessName(rank, worker_count));
+  });
+  if (end != ranks.end()) absl::StrAppend(&text, " and ", ranks.end() - end, " more");
+  return text;
+}
+
 std::string StallSentence(std::chrono::nanoseconds waited, const std::string& waits_for, const std::string& root) {
   return absl::StrCat("stuck for ", SecondsText(waited), " (", waits_for, "): ", root);
 }
@@ -74,9 +88,12 @@ std::chrono::milliseconds RollCall::AgeOf(const Heard& heard, Time now) const {
 
 std::string RollCall::DescribeSilent(int rank, Time now) const {
   const std::optional<Heard>& heard = ranks_[rank].heard;
-  if (!heard.has_value()) return absl::StrCat("rank ", rank, " does not answer, and has not been heard so far");
-  return absl::StrCat("rank ", rank, " does not answer: when last heard, ", SecondsText(now - heard->at),
-                      " ago, it was ", DescribeWork(heard->state));
+  const std::string name = ProcessName(rank, worker_count_);
+  // A server speaks when it is asked, and always waits for workers: what it was doing says nothing.
+  if (rank >= worker_count_) return absl::StrCat(name, " does not answer");
+  if (!heard.has_value()) return absl::StrCat(name, " does not answer, and has not been heard so far");
+  const std::string ago = SecondsText(now - heard->at);
+  return absl::StrCat(name, " does not answer: when last heard, ", ago, " ago, it was ", DescribeWork(heard->state));
 }
 
 std::string RollCall::DescribeBusy(int rank, Time now) const {

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "common/limits.h"
 #include "common/progress_state.h"
 
 namespace starring {
@@ -38,7 +39,9 @@ class RollCall {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  RollCall(int world_size, StallTimes times) : times_(times), ranks_(world_size) {}
+  // Ranks from `worker_count` on are servers, and are called so.
+  RollCall(int world_size, StallTimes times, int worker_count = kWorldSizeMax)
+      : times_(times), worker_count_(worker_count), ranks_(world_size) {}
 
   // `rank` itself reported `state` now.
   void OnHeard(int rank, const WorkState& state, Time now);
@@ -80,6 +83,7 @@ class RollCall {
   std::string DescribeAll(const std::vector<int>& ranks, Describe describe) const;
 
   const StallTimes times_;
+  const int worker_count_;
   std::vector<Rank> ranks_;
 };
 
@@ -88,6 +92,10 @@ std::string SecondsText(std::chrono::nanoseconds duration);
 // "rank 1", "ranks 1, 3", or the first kRanksNamedMax of limits.h: "ranks 1, 2, 3 and 983 more". A status must fit into
 // a line, and into the trailers of a gRPC call. REQUIRES: `ranks` is not empty.
 std::string NameRanks(const std::vector<int>& ranks);
+// "rank 1"; "server 0" for rank `worker_count`: where servers are ranks too, they come after the workers.
+std::string ProcessName(int rank, int worker_count);
+// The same of several, as NameRanks: "ranks 1, 3", or with a server among them "rank 1, server 0".
+std::string NameProcesses(const std::vector<int>& ranks, int worker_count);
 // "stuck for 4.2 s (step 12, bucket 3): rank 1 does not answer: ..."
 std::string StallSentence(std::chrono::nanoseconds waited, const std::string& waits_for, const std::string& root);
 // "the job goes on after 7.3 s"

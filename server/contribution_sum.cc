@@ -125,15 +125,19 @@ absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contri
 std::shared_ptr<SealedSlice> ContributionSum::FreeBuffer(int bucket) {
   Bucket& b = buckets_[bucket];
   if (b.in_place != nullptr) return b.in_place;
-  for (const std::shared_ptr<SealedSlice>& buffer : b.buffers) {
-    // The sealed slice has a second reference, `sealed`, so it is never taken.
-    if (buffer.use_count() != 1) continue;
-    // One of gRPC's threads may have dropped the last other reference after it read the buffer. use_count is a relaxed
-    // load: it tells that this reader is gone, but orders nothing. Taking a reference and dropping it is an acquire on
-    // the same counter, after which the reader's loads come before our stores. (In libstdc++ the copy that is returned
-    // would do, in libc++ it would not.)
-    std::shared_ptr<SealedSlice>(buffer).reset();
-    return buffer;
+  // The newest parameters come first: if every answer with them has left, no worker can ask for them again, since all
+  // have contributed to the next step. The update then reads and writes one array instead of two.
+  for (const bool is_sealed : {true, false}) {
+    for (const std::shared_ptr<SealedSlice>& buffer : b.buffers) {
+      // The sealed slice has a second reference, `sealed`.
+      if ((buffer == b.sealed) != is_sealed || buffer.use_count() != (is_sealed ? 2 : 1)) continue;
+      // One of gRPC's threads may have dropped the last other reference after it read the buffer. use_count is a
+      // relaxed load: it tells that this reader is gone, but orders nothing. Taking a reference and dropping it is an
+      // acquire on the same counter, after which the reader's loads come before our stores. (In libstdc++ the copy that
+      // is returned would do, in libc++ it would not.)
+      std::shared_ptr<SealedSlice>(buffer).reset();
+      return buffer;
+    }
   }
   if (std::ssize(b.buffers) == kSliceBuffersMax) {
     // All are in use, as a worker reads slowly. The oldest leaves the pool and lives as long as its readers; it is
@@ -167,8 +171,8 @@ void ContributionSum::SumAndUpdate(int bucket) {
         const std::span<float> part(sum, std::min(OwnedSlices::kPassElements, run.end - begin));
         sum_.Next(first_rank, part);
         const std::span<float> out = after.subspan(offset, part.size());
-        // In place, `before` and `after` are one array: the update goes by way of `updated`, so that it can be written
-        // past the caches.
+        // In shared memory, `before` and `after` are one array: the update goes by way of `updated`, so that it can be
+        // written past the caches.
         const bool is_in_place = b.in_place != nullptr;
         owned_.Update({.step = step,
                        .bucket = bucket,

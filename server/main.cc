@@ -1,29 +1,36 @@
 // //server: one shard of the parameter server, for one job. The workers bring model, optimizer and all other settings.
 //
-// Prints "listening on HOST:PORT" on stdout. Ends with 0 when all workers have finished, or when it is asked to stop
-// (SIGINT, SIGTERM) before a job has begun. During a job the first signal lets the workers finish; the second one ends
-// the process at once.
+// Prints "listening on HOST:PORT" on stdout; over TCP, where it looks for worker 0. Ends with 0 when all workers have
+// finished, or when it is asked to stop (SIGINT, SIGTERM) before a job has begun. During a job the first signal lets
+// the workers finish; the second one ends the process at once.
 #include <google/protobuf/stubs/logging.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
 #include "common/flags/command_line.h"
+#include "common/limits.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/status.h"
 #include "common/trace.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "server/parameter_server.h"
 #include "server/server_metrics.h"
 #include "server/server_options.h"
+#include "server/shard_rank.h"
 
 namespace starring {
 namespace {
@@ -38,14 +45,15 @@ sigset_t StopSignals() {
   return signals;
 }
 
-// Runs in a thread of its own and never returns: it waits for signals until the process ends.
-[[noreturn]] void HandleSignals(ParameterServer* server) {
+// Runs in a thread of its own and never returns: it waits for signals until the process ends. `interrupt` ends a server
+// that has no job yet.
+[[noreturn]] void HandleSignals(const std::function<void()>& interrupt) {
   const sigset_t signals = StopSignals();
   int signal_number;
   sigwait(&signals, &signal_number);
   std::fprintf(stderr,
                "server: asked to stop: a running job goes on until its workers finish; once more ends it now\n");
-  server->Interrupt();
+  interrupt();
   sigwait(&signals, &signal_number);
   _exit(kExitKilled);
 }
@@ -59,7 +67,62 @@ absl::StatusOr<ServerMetrics*> ServeMetrics(const ServerOptions& options) {
   return new ServerMetrics(metrics.release());
 }
 
-absl::Status Serve(const ServerOptions& options) {
+// Null without --trace. Never freed, like the metrics.
+absl::StatusOr<Trace*> CreateTrace(const ServerOptions& options) {
+  if (options.trace.empty()) return nullptr;
+  ASSIGN_OR_RETURN(std::unique_ptr<Trace> trace,
+                   Trace::Create({.path = options.trace, .role = Trace::Role::kServer, .number = options.shard}));
+  return trace.release();
+}
+
+std::function<void(const std::string&)> LogOf(const ServerOptions& options) {
+  const std::string prefix = absl::StrCat("server ", options.shard);
+  return [prefix](const std::string& line) { std::fprintf(stderr, "%s: %s\n", prefix.c_str(), line.c_str()); };
+}
+
+// Over TCP: one rank of the workers' world.
+absl::Status ServeAsRank(const ServerOptions& options) {
+  ASSIGN_OR_RETURN(Trace* const trace, CreateTrace(options));
+  ASSIGN_OR_RETURN(ServerMetrics* const metrics, ServeMetrics(options));
+  // Static: the thread that waits for signals lives as long as the process.
+  static std::atomic<bool> has_job = false;
+  std::thread([] {
+    HandleSignals([] {
+      if (!has_job) _exit(kExitOk);
+    });
+  }).detach();
+  const int rank = options.world_size + options.shard;
+  std::printf("meeting the workers at %s, as rank %d\n", options.rendezvous.c_str(), rank);
+  std::fflush(stdout);
+  ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
+                   ConnectFullMesh({.rank = rank,
+                                    .world_size = options.world_size + options.shard_count,
+                                    .server_count = options.shard_count,
+                                    .rendezvous = options.rendezvous,
+                                    .listener = std::nullopt,
+                                    .run_id = options.run_id,
+                                    .token = options.security.token,
+                                    .insecure = options.insecure,
+                                    .join_deadline = options.join_deadline,
+                                    // The job's own, which is not known yet, ends earlier.
+                                    .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),
+                                    .say = LogOf(options)}));
+  ShardRank server(std::move(transport), {.shard = options.shard,
+                                          .shard_count = options.shard_count,
+                                          .memory_bytes_max = options.memory_bytes_max,
+                                          .join_deadline = options.join_deadline,
+                                          .log = LogOf(options),
+                                          .on_begin = [] { has_job = true; },
+                                          .metrics = metrics,
+                                          .trace = trace});
+  const absl::Status status = server.Run();
+  // A job that failed has a trace too: that is when it is needed.
+  if (trace == nullptr) return status;
+  const absl::Status written = trace->Write();
+  return status.ok() ? written : status;
+}
+
+absl::Status ServeByGrpc(const ServerOptions& options) {
   ParameterServer::Options serving_options = {.listen = options.listen,
                                               .shard = options.shard,
                                               .shard_count = options.shard_count,
@@ -69,17 +132,9 @@ absl::Status Serve(const ServerOptions& options) {
                                               .memory_bytes_max = options.memory_bytes_max,
                                               .join_deadline = options.join_deadline,
                                               .log = nullptr};
-  std::unique_ptr<Trace> trace;
-  if (!options.trace.empty()) {
-    ASSIGN_OR_RETURN(trace,
-                     Trace::Create({.path = options.trace, .role = Trace::Role::kServer, .number = options.shard}));
-    serving_options.trace = trace.release();  // never freed, like the server
-  }
+  ASSIGN_OR_RETURN(serving_options.trace, CreateTrace(options));
   ASSIGN_OR_RETURN(serving_options.metrics, ServeMetrics(options));
-  const std::string prefix = absl::StrCat("server ", options.shard);
-  serving_options.log = [prefix](const std::string& line) {
-    std::fprintf(stderr, "%s: %s\n", prefix.c_str(), line.c_str());
-  };
+  serving_options.log = LogOf(options);
   ASSIGN_OR_RETURN(std::unique_ptr<ParameterServer> server, ParameterServer::Start(std::move(serving_options)));
   std::printf("listening on %s\n", server->address().c_str());
   std::fflush(stdout);
@@ -88,8 +143,12 @@ absl::Status Serve(const ServerOptions& options) {
   }
   // The thread is detached: it waits for signals as long as the process lives, so the server must live as long, too.
   ParameterServer* const serving = server.release();
-  std::thread([serving] { HandleSignals(serving); }).detach();
+  std::thread([serving] { HandleSignals([serving] { serving->Interrupt(); }); }).detach();
   return serving->Wait();
+}
+
+absl::Status Serve(const ServerOptions& options) {
+  return options.transport == TransportKind::kTcp ? ServeAsRank(options) : ServeByGrpc(options);
 }
 
 int Main(int argc, char** argv) {

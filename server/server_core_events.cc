@@ -89,9 +89,9 @@ absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, 
   const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
   if (needed <= descriptors_max_) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat(agreement.world_size, " workers with ", lanes, " lanes each need ", needed,
+      absl::StrCat(agreement.world_size, " workers with --lanes=", lanes, " need ", needed,
                    " descriptors at this server, which may open ", descriptors_max_,
-                   ": raise the hard limit (ulimit -Hn, LimitNOFILE), or give the workers fewer --lanes"));
+                   ": raise the hard limit (ulimit -Hn, LimitNOFILE), or lower --lanes"));
 }
 
 int64_t ParameterServer::Core::UpdateMemoryLimit() {

@@ -20,6 +20,38 @@ absl::StatusOr<absl::Duration> ReadJoinDeadline(const ParsedFlags& flags, const 
   return asked.join_deadline_s == 0 ? absl::InfiniteDuration() : absl::Seconds(asked.join_deadline_s);
 }
 
+// Whether the flags by which servers and workers find each other go together.
+absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& options) {
+  if (options.transport == TransportKind::kGrpc) {
+    for (const char* const flag : {"rendezvous", "world_size"}) {
+      if (!flags.given.contains(flag)) continue;
+      const std::string value =
+          flag == absl::string_view("rendezvous") ? options.rendezvous : absl::StrCat(options.world_size);
+      return RefuseFlag(flag, value, "over grpc the workers dial --listen: drop it, or give --transport=tcp");
+    }
+    return Annotate(ParseHostPort(options.listen).status(), "--listen");
+  }
+  if (flags.given.contains("listen")) {
+    return RefuseFlag("listen", options.listen, "over tcp a server meets the workers at --rendezvous: drop it");
+  }
+  if (!options.port_file.empty()) {
+    return RefuseFlag("port_file", options.port_file, "over tcp no worker has to know a server's address: drop it");
+  }
+  if (options.rendezvous.empty()) {
+    return RefuseFlag("transport", "tcp", "it needs --rendezvous=host:port, where worker 0 listens");
+  }
+  RETURN_IF_ERROR(ParseHostPort(options.rendezvous).status(), "--rendezvous");
+  if (options.world_size == 0) {
+    return RefuseFlag("world_size", "0", "over tcp a server is a rank after the workers: give the number of workers");
+  }
+  if (options.world_size + options.shard_count > kWorldSizeMax) {
+    return RefuseFlag("world_size", absl::StrCat(options.world_size),
+                      absl::StrCat("with --shard_count=", options.shard_count, " there are over ", kWorldSizeMax,
+                                   " processes: take fewer servers"));
+  }
+  return RefuseTls(options.security_files);
+}
+
 }  // namespace
 
 const FlagTable& ServerFlags() {
@@ -37,7 +69,7 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
   ASSIGN_OR_RETURN(options.join_deadline, ReadJoinDeadline(flags, options.asked));
   // Without the flag it is 0, and the server looks for free memory when the first worker joins.
   options.memory_bytes_max = static_cast<int64_t>(1e9 * options.asked.memory_limit_gb);
-  RETURN_IF_ERROR(ParseHostPort(options.listen).status(), "--listen");
+  RETURN_IF_ERROR(CheckTransport(flags, options));
   // ParameterServer::Start refuses this too, but knows nothing of flags.
   if (options.shard >= options.shard_count) {
     return RefuseFlag(

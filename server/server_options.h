@@ -12,8 +12,12 @@
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
+#include "common/sync.h"
 
 namespace starring {
+
+inline constexpr Choice<TransportKind> kServerTransports[] = {{"grpc", TransportKind::kGrpc},
+                                                              {"tcp", TransportKind::kTcp}};
 
 struct ServerOptions {
   // What the command line says where ParseServerOptions changes the unit or the meaning.
@@ -25,10 +29,13 @@ struct ServerOptions {
   };
   Asked asked;
 
+  TransportKind transport = TransportKind::kGrpc;
   std::string listen = "127.0.0.1:7077";
+  std::string rendezvous;  // tcp: where worker 0 listens
+  int world_size = 0;      // tcp: number of workers
   int shard = 0;
   int shard_count = 1;
-  std::string run_id;  // the only run that may join; empty: the first worker's
+  std::string run_id;  // the only run that may join; empty: the first worker's, over TCP one without a name
   absl::Duration join_deadline = absl::InfiniteDuration();
   int64_t memory_bytes_max = 0;  // 0: what is free
   std::string port_file;         // empty: none
@@ -46,10 +53,19 @@ using S = ServerOptions;
 using Asked = ServerOptions::Asked;
 
 inline constexpr FlagRow kRows[] = {
-    {"listen", "job", "address to listen on; port 0 takes a free one", TextAt<&S::listen>("host:port")},
+    {"transport", "job",
+     "what carries gradients and parameters: grpc: the workers dial this server; tcp: it meets them at --rendezvous",
+     OneOfAt<kServerTransports, &S::transport>()},
+    {"listen", "job", "grpc: address to listen on; port 0 takes a free one", TextAt<&S::listen>("host:port")},
+    {"rendezvous", "job", "tcp: where worker 0 listens, as its --rendezvous says", TextAt<&S::rendezvous>("host:port")},
+    {"world_size", "job", "tcp: number of workers, as their --world_size says",
+     WholeAt<&S::world_size>(0, kWorldSizeMax)},
     {"shard", "job", "which shard of the parameters this server owns", WholeAt<&S::shard>(0, kShardCountMax - 1)},
     {"shard_count", "job", "number of servers", WholeAt<&S::shard_count>(1, kShardCountMax)},
-    {"run_id", "job", "the only run whose workers may join, as their --run_id says; empty: that of the first worker",
+    {"run_id", "job",
+     "the only run whose workers may join, as their --run_id says; empty: that of the first worker, over tcp one "
+     "without a "
+     "name",
      TextAt<&S::run_id>("name")},
     {"join_deadline_s", "job", "seconds, from the start, for all workers to join; 0: as long as it takes",
      WholeAt<&S::asked, &Asked::join_deadline_s>(0, kDeadlineSecondsMax)},
@@ -60,7 +76,7 @@ inline constexpr FlagRow kRows[] = {
      "joins; 0: what is free then (MemAvailable, or the control group's limit), divided by the job's servers on this "
      "machine",
      ValueAt<&S::asked, &Asked::memory_limit_gb>(Real(0, kMemoryLimitGbMax))},
-    {"port_file", "output", "file to write the bound host:port to, for scripts", TextAt<&S::port_file>("file")},
+    {"port_file", "output", "grpc: file to write the bound host:port to, for scripts", TextAt<&S::port_file>("file")},
     {"trace", "output",
      "writes a timeline (Chrome trace events) when the job is over; trace.json becomes trace.server-SHARD.json",
      TextAt<&S::trace>("file")},
@@ -71,7 +87,8 @@ inline constexpr FlagRow kRows[] = {
     {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
      TextAt<&S::metrics_address>("address")},
     {"insecure", "security",
-     "without --job_secret, also listen on addresses other than loopback: any process that reaches them can join",
+     "without --job_secret, also listen, or meet, at addresses other than loopback: any process that reaches them can "
+     "join",
      SwitchAt<&S::insecure>()},
 };
 inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&S::security_files>);

@@ -256,7 +256,11 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   }
   // The answers say that shared memory holds this step, so it must before the first of them is sent.
   if (result.fate == ContributionFate::kSealed) shared_.PublishIfShared(b);
-  for (const LaneId lane : result.answer_to) SendParameters(lane, b, result.sealed);
+  // Shards begin at different workers, as workers begin at different shards (StarExchange::ForEachSlice).
+  const size_t first = result.answer_to.size() * options_.shard / options_.shard_count;
+  for (size_t i = 0; i < result.answer_to.size(); ++i) {
+    SendParameters(result.answer_to[(first + i) % result.answer_to.size()], b, result.sealed);
+  }
   return absl::OkStatus();
 }
 

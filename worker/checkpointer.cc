@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/flags/command_line.h"
 #include "common/mutex.h"
 #include "common/status.h"
@@ -93,18 +94,23 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
 }
 
 // The element ranges that each owner updates; adjacent ranges are joined.
-std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges() const {
+std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges(const GradientExchange& exchange) const {
   const WorkerOptions& worker = *options_.worker;
   const BucketMap& buckets = *options_.buckets;
-  const int shard_count = static_cast<int>(worker.servers.size());
+  // With --sync=auto the ranks have chosen.
+  const std::optional<ExchangeChoice> choice = exchange.choice();
+  const Sync sync = choice.has_value() ? choice->sync : worker.sync;
+  const int shard_count = worker.ServerCount();
   const int owner_count = worker.RanksAreOwners() ? worker.world_size : std::max(1, shard_count);
   std::vector<std::vector<ElementRange>> owners(owner_count);
   for (int owner = 0; owner < owner_count; ++owner) {
     // Bucket 0 is the end of the vector, so this order is ascending, and adjacent slices meet.
     for (int b = buckets.bucket_count() - 1; b >= 0; --b) {
       std::vector<ElementRange> slice = {buckets.bucket(b)};
-      if (worker.RanksAreOwners()) {
-        slice = buckets.RingSlice(b, owner);
+      if (worker.RanksAreOwners() && exchange.counters().shared_memory) {
+        slice = {buckets.RankSlice(b, owner)};
+      } else if (worker.RanksAreOwners()) {
+        slice = sync == Sync::kStar ? buckets.DirectSlice(b, owner) : buckets.RingSlice(b, owner);
       } else if (shard_count > 0) {
         slice = {buckets.ShardSlice(b, owner, shard_count)};
       }
@@ -151,6 +157,18 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
                                                      ": give the same value, or train without --resume"));
     }
   }
+  // With other workers sums are cut elsewhere, and nobody expects the bits of the run before.
+  if (checkpoint.world_size == options_.worker->world_size && checkpoint.chunk_bytes > 0 &&
+      checkpoint.chunk_bytes != ChunkBytesFor(checkpoint.world_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(found->folder, " was written with chunk_bytes ", checkpoint.chunk_bytes,
+                     ", this build adds in chunks of ", ChunkBytesFor(checkpoint.world_size), " with ",
+                     checkpoint.world_size, " workers, which gives other bits: resume with the build that wrote it"));
+  }
+  // What was fastest with other workers says nothing of these.
+  if (checkpoint.world_size == options_.worker->world_size && options_.worker->TriesBucketSizes()) {
+    chosen_bucket_bytes_ = checkpoint.bucket_bytes;
+  }
   std::copy(checkpoint.parameters.begin(), checkpoint.parameters.end(), parameters.begin());
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
     // ReadNewestCheckpoint has made sure that every buffer is there, with this many values.
@@ -176,7 +194,7 @@ absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> par
   // Only rank 0 knows whether it is still writing, and Save is collective: without this sum the others would gather the
   // optimizer's state alone.
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
-  if (busy_ranks == 0) return Save(step, parameters);
+  if (busy_ranks == 0) return Save(step, parameters, *exchange);
   // Only rank 0 can be the rank that is busy, so its write_ is not null here.
   if (writes()) {
     options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", write_->step,
@@ -188,11 +206,11 @@ absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> par
 absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(WaitForWrite(step, exchange));  // one at a time
-  RETURN_IF_ERROR(Save(step, parameters));
+  RETURN_IF_ERROR(Save(step, parameters, *exchange));
   return WaitForWrite(step, exchange);
 }
 
-absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters) {
+absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange) {
   std::vector<std::vector<float>> state(state_names_.size());
   std::vector<std::span<float>> state_spans(state.size());
   if (writes()) {
@@ -210,10 +228,13 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters)
   Checkpoint checkpoint{.step = step,
                         .epoch = step / options_.steps_per_epoch,
                         .config = {kept_flags.begin(), kept_flags.end()},
+                        .world_size = options_.worker->world_size,
+                        .chunk_bytes = ChunkBytesFor(options_.worker->world_size),
+                        .bucket_bytes = chosen_bucket_bytes_,
                         .parameters = {parameters.begin(), parameters.end()},
                         .state_names = state_names_,
                         .state = std::move(state),
-                        .owner_ranges = OwnerRanges()};
+                        .owner_ranges = OwnerRanges(exchange)};
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
     std::vector<float>& values = checkpoint.buffers[buffer.name];
     values.resize(buffer.values.size());

@@ -49,7 +49,7 @@ class Checkpointer {
   struct Options {
     const WorkerOptions* worker = nullptr;  // this and the next two outlive the checkpointer
     Network* network = nullptr;
-    const BucketMap* buckets = nullptr;
+    const BucketMap* buckets = nullptr;  // may become another one between two calls
     int64_t steps_per_epoch = 1;
     // As TrainingStep::GatherOptimizerState.
     std::function<absl::Status(std::span<const std::span<float>>)> gather_optimizer_state;
@@ -68,6 +68,11 @@ class Checkpointer {
   // vector of the optimizer: on other ranks, and without a checkpoint, it stays empty.
   absl::StatusOr<int64_t> Restore(std::span<float> parameters, std::vector<std::vector<float>>* state);
 
+  // The size of buckets that this run, or the run that was restored, has chosen by --bucket_bytes=auto; 0: none.
+  // Checkpoints contain it.
+  int64_t chosen_bucket_bytes() const { return chosen_bucket_bytes_; }
+  void set_chosen_bucket_bytes(int64_t bytes) { chosen_bucket_bytes_ = bytes; }
+
   // Collective; no bucket may be in flight. Fails with an error of the exchange, or if a parameter is not finite. A
   // file that cannot be written is only a warning.
   absl::Status SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
@@ -84,14 +89,15 @@ class Checkpointer {
 
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
-  absl::Status Save(int64_t step, std::span<const float> parameters);
+  absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange);
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
   absl::Status WaitForWrite(int64_t step, GradientExchange* exchange);
   void Collect();
-  std::vector<std::vector<ElementRange>> OwnerRanges() const;
+  std::vector<std::vector<ElementRange>> OwnerRanges(const GradientExchange& exchange) const;
 
   const Options options_;
   std::vector<std::string> state_names_;
+  int64_t chosen_bucket_bytes_ = 0;
   std::optional<FolderLock> lock_;
   std::shared_ptr<Write> write_;  // shared with its thread, which a hung disk may delay beyond our end; null: none
   bool is_saved_ = false;

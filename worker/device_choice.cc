@@ -103,6 +103,10 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
       absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count, watch);
       if (gpu.ok()) {
         options->device = DeviceKind::kCuda;
+        if (options->TriesBucketSizes()) {
+          return RefuseFlag("bucket_bytes", "auto",
+                            "a step on a GPU prepares its copies for one size: give a number, or --device=cpu");
+        }
         RETURN_IF_ERROR(ResolveConv(&*gpu, options));
         return gpu;
       }

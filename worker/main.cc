@@ -19,8 +19,10 @@
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/progress_state.h"
+#include "common/stall_report.h"
 #include "common/status.h"
 #include "common/trace.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/meeting.h"
@@ -29,8 +31,6 @@
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
-#include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/star_exchange.h"
 #include "worker/launcher_environment.h"
 #include "worker/model/layer_file.h"
@@ -103,7 +103,8 @@ StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState*
 // How the ranks of --transport=tcp find each other.
 TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
   return {.rank = options.rank,
-          .world_size = options.world_size,
+          .world_size = options.world_size + options.server_ranks,
+          .server_count = options.server_ranks,
           .rendezvous = options.rendezvous,
           .listener = std::nullopt,
           .run_id = options.run_id,
@@ -135,15 +136,24 @@ absl::StatusOr<PeerTransport> CreateTransport(const WorkerOptions& options, cons
   return peers;
 }
 
-PeerExchange::Algorithm AlgorithmOf(Sync sync) {
-  switch (sync) {
+PeerExchange::Algorithm AlgorithmOf(const WorkerOptions& options) {
+  if (options.RanksChoose()) return PeerExchange::Algorithm::kFastest;
+  switch (options.sync) {
     case Sync::kRing:
       return PeerExchange::Algorithm::kRing;
     case Sync::kStar:
-      return PeerExchange::Algorithm::kDirect;
+      return options.server_ranks > 0 ? PeerExchange::Algorithm::kDedicated : PeerExchange::Algorithm::kDirect;
     default:
       return PeerExchange::Algorithm::kAllreduce;
   }
+}
+
+PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
+  if (options.same_host == SameHost::kSharedMemory) return PeerExchange::HostSharing::kRequired;
+  // Memory of a GPU does not come into the host's.
+  const bool may =
+      options.RanksChoose() && !options.asked.same_host.has_value() && options.cuda_aware_mpi != CudaAwareMpi::kAuto;
+  return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStar(const WorkerOptions& options, const Tracing& tracing,
@@ -170,7 +180,9 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOpt
   ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, mpi));
   return std::make_unique<PeerExchange>(
       std::move(peers.transport),
-      PeerExchange::Options{.algorithm = AlgorithmOf(options.sync),
+      PeerExchange::Options{.algorithm = AlgorithmOf(options),
+                            .sharing = SharingOf(options),
+                            .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .trace = tracing.trace,
                             .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
@@ -276,12 +288,12 @@ class GpuHangWatch {
 
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
-  const char* const co_located = options.sync == Sync::kStar && options.servers.empty() ? "co-located " : "";
+  const char* const co_located = options.sync == Sync::kStar && options.ServerCount() == 0 ? "co-located " : "";
   std::printf("%s, %lld parameters, on %s (%lld training images), %s%s with %d worker%s, on %s\n",
               options.model.c_str(), static_cast<long long>(network.layout().parameter_count()),
               options.dataset.name.c_str(), static_cast<long long>(data.train.count), co_located,
-              SyncName(options.sync), options.world_size, options.world_size == 1 ? "" : "s",
-              choice.device()->name().c_str());
+              options.RanksChoose() ? "auto" : SyncName(options.sync), options.world_size,
+              options.world_size == 1 ? "" : "s", choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
   if (choice.cuda != nullptr) std::printf("%s\n", DescribeGpuMemory(gpu_memory, *choice.cuda).c_str());
   std::fflush(stdout);
@@ -358,6 +370,8 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                                                     .trace = tracing.trace,
                                                     .track = tracing.compute,
                                                     .state = gpu_hang_watch->state()}));
+  const std::optional<ExchangeChoice> choice_of_sync = work.exchange->choice();
+  if (choice_of_sync.has_value()) options.sync = choice_of_sync->sync;
   // Only rank 0 writes the record and the last line. It has gathered the other ranks' part of both.
   if (options.rank != 0) return absl::OkStatus();
   if (style != Progress::Style::kNone) PrintResult(options, result);
@@ -376,7 +390,8 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                          .cores_per_worker = launcher.cores_per_worker,
                          .cores_per_server = launcher.cores_per_server,
                          .versions = std::move(versions),
-                         .engines = std::move(engines)});
+                         .engines = std::move(engines),
+                         .sync_reason = choice_of_sync.has_value() ? choice_of_sync->reason : ""});
 }
 
 // This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.

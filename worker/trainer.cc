@@ -22,6 +22,7 @@
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
 #include "worker/ranks_agree.h"
+#include "worker/run_buckets.h"
 #include "worker/step/in_flight_buckets.h"
 #include "worker/stop_request.h"
 
@@ -74,6 +75,7 @@ class Trainer {
                    .epochs = worker_.epochs,
                    .steps_per_epoch = steps_per_epoch_,
                    .end_step = end_step_}),
+        buckets_({.worker = &worker_, .buckets = options.buckets, .exchange = &exchange_, .step = &training_step_}),
         straggler_watch_(worker_.world_size) {}
 
   absl::StatusOr<TrainResult> Run();
@@ -120,6 +122,7 @@ class Trainer {
   Normalization normalization_;
   std::unique_ptr<Loader> train_loader_;
   Progress progress_;
+  RunBuckets buckets_;
   std::unique_ptr<Checkpointer> checkpointer_;  // after progress_: its destructor may have a warning to print
   std::optional<StepTimer> timer_;
   StragglerWatch straggler_watch_;
@@ -164,7 +167,7 @@ absl::Status Trainer::StartExchange() {
   // The folder is checked before the ranks meet, so that a wrong one ends this rank at once and not after the join.
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
                                                         .network = &network_,
-                                                        .buckets = options_.buckets,
+                                                        .buckets = &buckets_.current(),
                                                         .steps_per_epoch = steps_per_epoch_,
                                                         .gather_optimizer_state =
                                                             [this](std::span<const std::span<float>> state) {
@@ -180,7 +183,6 @@ absl::Status Trainer::StartExchange() {
               .schedule = worker_.schedule,
               .sum_order = worker_.sum_order,
               .layout = layout(),
-              .buckets = *options_.buckets,
               .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
@@ -203,6 +205,7 @@ absl::Status Trainer::StartExchange() {
     job.optimizer_state.assign(state.begin(), state.end());
   }
   step_ = job.first_step;
+  RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
   RETURN_IF_ERROR(exchange_.Start(job, parameters));
   return training_step_.StartOptimizer(job);
 }
@@ -230,7 +233,8 @@ absl::StatusOr<Normalization> Trainer::MeasurePixels() {
 absl::Status Trainer::StartSteps() {
   first_step_ = step_;
   // At most half of the steps are warm-up, so that a short run has a summary too.
-  first_measured_step_ = step_ + std::min(kWarmupStepsMax, (end_step_ - step_) / 2);
+  first_measured_step_ =
+      step_ + std::min(std::max(kWarmupStepsMax, buckets_.trial_step_count()), (end_step_ - step_) / 2);
   // From here on the loader's threads, if it has any, fill batches, while Begin below prepares the step.
   ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
                                                   .sampler = {.sample_count = data_.train.count,
@@ -277,8 +281,10 @@ absl::Status Trainer::TrainSteps() {
       result_.stopped_early = true;
       break;
     }
+    const absl::Time step_begin = SteadyNow();
     RETURN_IF_ERROR(TrainStep());
     ++step_;
+    RETURN_IF_ERROR(buckets_.AfterStep(SteadyNow() - step_begin, step_));
     // The end of the epoch comes before the checkpoint of the same step, which then has the averaged statistics.
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
     // The last step's checkpoint is FinishRun's, which all ranks wait for.
@@ -296,7 +302,7 @@ absl::Status Trainer::TrainSteps() {
 absl::Status Trainer::TrainStep() {
   const TraceSpan span(options_.track, "step", {.step = step_});
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
-  if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1)) {
+  if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1) || buckets_.MayChangeAfterNextStep()) {
     // This exchange is counted as part of the step, because no later step overlaps with it.
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
@@ -470,7 +476,8 @@ absl::Status Trainer::FinishRun() {
 absl::Status Trainer::CheckParameters() {
   result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
   result_.steps_per_epoch = steps_per_epoch_;
-  result_.bucket_bytes = options_.buckets->bucket_bytes();
+  result_.bucket_bytes = buckets_.current().bucket_bytes();
+  result_.tried_buckets = buckets_.tried();
   // Equal parameters that are all NaN would agree too.
   RETURN_IF_ERROR(CheckFinite(layout(), step_, training_step_.parameters()));
   return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);

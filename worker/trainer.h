@@ -18,6 +18,7 @@
 #include "common/bucket_map.h"
 #include "common/progress_state.h"
 #include "common/trace.h"
+#include "worker/bucket_trial.h"
 #include "worker/data/dataset.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
@@ -52,7 +53,8 @@ struct TrainResult {
   std::string parameter_sha256;
   int64_t total_steps = 0;  // of the whole run
   int64_t steps_per_epoch = 0;
-  int64_t bucket_bytes = 0;                 // as rounded
+  int64_t bucket_bytes = 0;                 // as rounded; of the last step
+  std::vector<TriedBuckets> tried_buckets;  // by --bucket_bytes=auto in this run; empty: nothing was tried to the end
   std::vector<WorkerUse> workers;           // by rank
   std::vector<StragglerRecord> stragglers;  // in the order in which they were found
   std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
@@ -66,7 +68,7 @@ struct TrainOptions {
   const TrainAndTest* data = nullptr;
   Network* network = nullptr;
   GradientExchange* exchange = nullptr;
-  const BucketMap* buckets = nullptr;
+  const BucketMap* buckets = nullptr;  // of the first step, unless WorkerOptions::TriesBucketSizes
   TrainingStep* step = nullptr;
   Progress::Style progress = Progress::Style::kNone;
   std::function<bool()> stop_requested;  // called once a step

@@ -65,6 +65,39 @@ absl::Status CheckRendezvous(const LauncherEnvironment& launcher, const WorkerOp
   return absl::OkStatus();
 }
 
+// Servers over TCP are no addresses: they register at the rendezvous, as the workers do.
+absl::Status CheckServerRanks(const WorkerOptions& options) {
+  if (options.transport == TransportKind::kTcp && !options.servers.empty()) {
+    return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
+                      "over tcp the servers meet the workers at --rendezvous: give their number, --server_ranks, or "
+                      "--transport=grpc");
+  }
+  if (options.server_ranks == 0) return absl::OkStatus();
+  const std::string count = absl::StrCat(options.server_ranks);
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  }
+  if (options.transport != TransportKind::kTcp) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("over --transport=", TransportName(options.transport),
+                                   options.transport == TransportKind::kGrpc
+                                       ? " the workers dial the addresses of --servers: drop one of the two"
+                                       : " the ranks own the parameters: drop it, or give --transport=tcp"));
+  }
+  if (options.world_size + options.server_ranks > kWorldSizeMax) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("with ", options.world_size, " workers there are over ", kWorldSizeMax,
+                                   " processes: take fewer servers"));
+  }
+  if (options.check) {
+    return RefuseFlag("check", "true",
+                      "it does not know servers over tcp: check the hosts with --server_ranks=0 and a worker in place "
+                      "of each server");
+  }
+  return absl::OkStatus();
+}
+
 // Whether --transport, --servers and --rendezvous go together, and with the resolved --sync.
 absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOptions& options) {
   const char* const transport = TransportName(options.transport);
@@ -77,6 +110,7 @@ absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOpt
     return RefuseFlag("rendezvous", options.rendezvous,
                       absl::StrCat("--transport=", transport, " has no rendezvous: drop it, or give --transport=tcp"));
   }
+  RETURN_IF_ERROR(CheckServerRanks(options));
   switch (options.transport) {
     case TransportKind::kNone:
       break;
@@ -128,10 +162,14 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
-  const bool has_servers = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
+  const bool has_grpc = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
+  const bool has_servers = has_grpc || options.server_ranks > 0;
   const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
-  const Sync usual = has_servers ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
+  // A ring can neither add as a tree nor use shared memory.
+  const bool needs_star = options.sum_order == SumOrder::kTree || asked.same_host == SameHost::kSharedMemory;
+  const Sync usual = has_servers || (has_peers && needs_star) ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
   options.sync = asked.sync.value_or(usual);
+  options.same_host = asked.same_host.value_or(has_grpc ? SameHost::kSharedMemory : SameHost::kSocket);
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
   if (options.world_size > kWorldSizeMax) {
@@ -167,6 +205,25 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   return absl::OkStatus();
 }
 
+absl::Status CheckSameHost(const WorkerOptions& options) {
+  if (options.asked.same_host != SameHost::kSharedMemory || options.sync == Sync::kLocal || !options.servers.empty()) {
+    return absl::OkStatus();
+  }
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("same_host", "shared_memory",
+                      absl::StrCat("--sync=", SyncName(options.sync), " sends messages: drop it, or give --sync=star"));
+  }
+  if (options.server_ranks > 0) {
+    return RefuseFlag("same_host", "shared_memory",
+                      "over tcp workers and servers send messages: drop it, give --transport=grpc with --servers, or "
+                      "leave out --server_ranks, so that the ranks own the parameters");
+  }
+  if (options.cuda_aware_mpi == CudaAwareMpi::kAuto) {
+    return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
+  }
+  return absl::OkStatus();
+}
+
 // What protects the connections to the servers, or between the ranks.
 absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
   if (options.run_id.empty()) options.run_id = launcher.run_id;
@@ -195,6 +252,18 @@ int64_t DefaultBucketBytes(const WorkerOptions& options) {
   return shares ? 4 << 20 : 1 << 20;
 }
 
+// To try several sizes, the owners must take another one in the middle of the run.
+absl::Status CheckAutoBuckets(const WorkerOptions& options) {
+  if (options.asked.bucket_bytes.has_value() || options.sync == Sync::kLocal || options.RanksAreOwners()) {
+    return absl::OkStatus();
+  }
+  return RefuseFlag("bucket_bytes", "auto",
+                    options.sync == Sync::kMpi
+                        ? "MPI may add in another order if a bucket has another size: give a number, or --sync=ring"
+                        : "servers cut the parameters when the workers join, and keep to that: give a number, or leave "
+                          "out --servers and --server_ranks, so that the ranks own the parameters");
+}
+
 absl::Status CheckDevice(const WorkerOptions& options) {
   if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
     return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
@@ -217,6 +286,10 @@ bool WorkerOptions::ServersAreHere() const {
   return !servers.empty() && std::all_of(servers.begin(), servers.end(), IsLoopback);
 }
 
+bool WorkerOptions::RanksChoose() const {
+  return RanksAreOwners() && !asked.sync.has_value() && asked.same_host != SameHost::kSharedMemory;
+}
+
 bool WorkerOptions::JobIsHere() const {
   return ServersAreHere() || (transport == TransportKind::kTcp && IsLoopback(rendezvous));
 }
@@ -234,8 +307,11 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   RETURN_IF_ERROR(ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker).status());
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
+  RETURN_IF_ERROR(CheckSameHost(options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
-  options.bucket_bytes = options.asked.bucket_bytes > 0 ? options.asked.bucket_bytes : DefaultBucketBytes(options);
+  RETURN_IF_ERROR(CheckAutoBuckets(options));
+  const int64_t asked_bytes = options.asked.bucket_bytes.value_or(0);
+  options.bucket_bytes = asked_bytes > 0 ? asked_bytes : DefaultBucketBytes(options);
   options.prefetch_depth = options.asked.prefetch_depth;
   // Without a core to spare, the loader's threads would only take turns with the trainer's.
   if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;

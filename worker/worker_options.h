@@ -38,10 +38,10 @@ enum class CudaAwareMpi { kOff, kAuto };
 enum class ProgressStyle { kLive, kPlain, kNone };
 
 // The names that the command line has for the values. An empty optional is "auto".
-inline constexpr Choice<std::optional<Sync>> kSyncs[] = {
-    {"auto", std::nullopt}, {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
-inline constexpr Choice<SameHost> kSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
-                                                  {"socket", SameHost::kSocket}};
+inline constexpr Choice<SameHost> kResolvedSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
+                                                          {"socket", SameHost::kSocket}};
+inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {
+    {"auto", std::nullopt}, {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
 inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
 inline constexpr Choice<OptimizerKind> kOptimizers[] = {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}};
 inline constexpr Choice<ScheduleKind> kSchedules[] = {
@@ -75,9 +75,10 @@ struct WorkerOptions {
   struct Asked {
     std::optional<Sync> sync;
     std::optional<TransportKind> transport;
+    std::optional<SameHost> same_host;
     int rank = -1;
     int world_size = 0;
-    int64_t bucket_bytes = 0;
+    std::optional<int64_t> bucket_bytes = 0;  // 0: the usual size; empty: auto
     int prefetch_depth = -1;
   };
   Asked asked;
@@ -87,12 +88,14 @@ struct WorkerOptions {
   int rank = 0;
   int world_size = 1;
   std::vector<std::string> servers;  // star: one address per shard, in shard order; empty: the ranks are the owners
+  int server_ranks = 0;              // star over tcp: servers, which are ranks after the workers; 0: as above
   std::string rendezvous;            // tcp: where rank 0 listens for the others
   std::string run_id;                // which attempt of which job this is; equal on all workers
   bool check = false;                // dial all peers and end, instead of training
   absl::Duration join_deadline = absl::Seconds(60);
 
-  int lanes = 2;
+  int lanes = 1;
+  // With servers: kSharedMemory where it is possible. Without them: kSharedMemory or an error.
   SameHost same_host = SameHost::kSharedMemory;
   int64_t bucket_bytes = 1 << 20;
   SumOrder sum_order = SumOrder::kChain;
@@ -143,8 +146,14 @@ struct WorkerOptions {
   SecurityFiles security_files;
   TransportSecurity security;  // grpc, tcp: what the files above hold
 
-  // Rank r owns chunk r of every reduction block: a ring, or a star without servers.
-  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && servers.empty()); }
+  // A ring, or a star without servers. Who owns what: RingSlice, DirectSlice and RankSlice of common/bucket_map.h.
+  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && ServerCount() == 0); }
+  // Servers of a star, however they are reached.
+  int ServerCount() const { return servers.empty() ? server_ranks : static_cast<int>(servers.size()); }
+  // The size of buckets is chosen in the first steps. Without other ranks there is nothing to choose.
+  bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && RanksAreOwners(); }
+  // The owners among the ranks measure at the start how they exchange, and `sync` is only their first candidate.
+  bool RanksChoose() const;
   bool UsesMpi() const { return transport == TransportKind::kMpi; }
   // A star whose servers have loopback addresses: the whole job is on this machine.
   bool ServersAreHere() const;
@@ -164,8 +173,9 @@ inline constexpr double kLearningRateMax = 1e38;
 
 inline constexpr FlagRow kRows[] = {
     {"sync", "job",
-     "how gradients are synchronised; star: by --servers, or without them by the ranks themselves; auto: star with "
-     "--servers, ring with --rendezvous or under mpirun or srun, else local; mpi: plain MPI_Allreduce, as a control",
+     "how gradients are synchronised; star: by servers, or without them by the ranks themselves; auto: star with "
+     "--servers or --server_ranks; with --rendezvous or under mpirun or srun ring or star, whichever takes less time "
+     "at the start; else local; mpi: plain MPI_Allreduce, as a control",
      OneOfAt<kSyncs, &W::asked, &Asked::sync>(), kSameOnAllRanks, OneOfAt<kResolvedSyncs, &W::sync>()},
     {"transport", "job",
      "what carries gradients and parameters; auto: grpc with --servers, tcp with --rendezvous, else mpi, which needs "
@@ -177,6 +187,9 @@ inline constexpr FlagRow kRows[] = {
     {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1, which tcp refuses",
      WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
     {"servers", "job", "star: address of every server shard, in shard order", TextAt<&W::servers>("host:port,...")},
+    {"server_ranks", "job",
+     "star over tcp: number of servers, which meet the workers at --rendezvous; 0: the ranks own the parameters",
+     WholeAt<&W::server_ranks>(0, kShardCountMax), kSameOnAllRanks},
     {"rendezvous", "job",
      "tcp: where rank 0 listens, and the other ranks find it: an address of rank 0's host that they reach, and a free "
      "port",
@@ -193,12 +206,15 @@ inline constexpr FlagRow kRows[] = {
      SecondsAt<&W::join_deadline>(1, kDeadlineSecondsMax)},
 
     {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
-    {"same_host", "exchange", "star, if all servers are on this machine: how arrays travel; does not change the bits",
-     OneOfAt<kSameHosts, &W::same_host>()},
+    {"same_host", "exchange",
+     "star: how arrays travel inside one machine; auto: with --servers in shared memory if all are here, else by "
+     "--transport, or, with --sync=auto, as is fastest; does not change the bits",
+     OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
      "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
-     "servers have loopback addresses and share memory, else 1 MiB",
-     WholeAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
+     "servers have loopback addresses and share memory, else 1 MiB; auto: the fastest of 256 KiB, 1 MiB and 4 MiB in "
+     "the first 30 steps, on CPUs, by ring and co-located star",
+     WholeOrAutoAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
     {"sum_order", "exchange",
      "in which order the workers' gradients are added, part of what decides the bits: chain: as a ring passes them on; "

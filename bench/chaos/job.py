@@ -21,7 +21,7 @@ from typing import IO
 
 from bench.chaos import processes
 from bench.chaos.proxy import Proxy, cut_some
-from bench.chaos.schedule import Event, Setup
+from bench.chaos.schedule import WITH_SERVERS, Event, Setup
 
 # The time between two looks at a job, and so the precision of a time to the next step.
 TICK_S = 0.01
@@ -123,12 +123,13 @@ class Job:
     def start(self) -> None:
         """Starts the launcher, also again after it was killed."""
         setup = self._plan.setup
-        sync, _, transport = setup.topology.partition("-")
+        sync, *_, transport = setup.topology.split("-") if "-" in setup.topology else (setup.topology, "")
         command = [self._plan.launch, "--sync=" + sync, *(["--transport=" + transport] if transport else []),
                    "--workers=%d" % setup.workers, "--restarts=%d" % RESTARTS, "--metrics_port=0"]
+        if setup.topology in WITH_SERVERS:
+            command.append("--servers=%d" % setup.servers)
         if self._proxies:
-            command += ["--servers=%d" % setup.servers,
-                        "--through_proxy=" + ",".join(proxy.address for proxy in self._proxies)]
+            command.append("--through_proxy=" + ",".join(proxy.address for proxy in self._proxies))
         command += ["--", *self._plan.worker_flags, "--resume", "--progress=plain", "--share_gpus",
                     "--checkpoint_dir=" + os.path.join(self._folder, "checkpoints"),
                     "--record=" + self._record,

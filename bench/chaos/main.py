@@ -23,9 +23,11 @@ from bench.chaos.schedule import KINDS, Event, Setup, job_seed, make_schedule
 # Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, so most of the time goes into restarts.
 STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logreg"): 30000,
          ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
+         ("star-servers-tcp", "logreg"): 20000, ("star-servers-tcp", "lenet5"): 10000,
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
          ("ring-tcp", "lenet5"): 12000}
 MODELS = ("logreg", "lenet5")
+MAY_SHARE = ("star", "star-mpi", "star-tcp")  # memory, in every other pair of jobs
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_train_count=1024", "--synthetic_test_count=64", "--global_batch=32",
              "--seed=1", "--device=cpu", "--learning_rate=0.01")
 STEPS_PER_EPOCH = 32
@@ -117,8 +119,8 @@ class Chaos:
         options = self._options
         model = MODELS[job // 4 % 2]
         steps = options.steps or STEPS[topology, model]
-        same_host = ("shared_memory", "socket")[job // 2 % 2]
-        return steps, ("--model=" + model, "--same_host=" + same_host, *SYNTHETIC,
+        same_host = ("--same_host=" + ("shared_memory", "socket")[job // 2 % 2],) if topology in MAY_SHARE else ()
+        return steps, ("--model=" + model, *same_host, *SYNTHETIC,
                        "--epochs=%d" % -(-steps // STEPS_PER_EPOCH), "--max_steps=%d" % steps,
                        "--checkpoint_every_steps=%d" % options.checkpoint_every_steps)
 

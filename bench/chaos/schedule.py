@@ -10,17 +10,20 @@ import dataclasses
 import random
 
 # Weights of the kinds of events. Connections over MPI are internal to it, and ranks over TCP find each other's ports
-# themselves, so no proxy can cut them. star-mpi and star-tcp are the star without servers.
+# themselves, so no proxy can cut them. star-mpi and star-tcp are the star without servers, star-servers-tcp is the one
+# whose servers are ranks too.
 KINDS = {
     "star": {"kill": 8, "stop-short": 6, "stop-long": 5, "cut": 5, "shut-short": 2, "shut-long": 1, "freeze-short": 2,
              "freeze-long": 1},
     "star-mpi": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "star-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
+    "star-servers-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
 }
 # Those whose ranks mpirun starts.
 BY_MPIRUN = ("star-mpi", "ring")
+WITH_SERVERS = ("star", "star-servers-tcp")
 
 # A wait lasts this much longer than its deadline, so that another process can name the culprit: a worker waits for the
 # server's message, a ring's rank for rank 0's.
@@ -98,11 +101,10 @@ def _draw(rng: random.Random, setup: Setup, at_start: bool) -> Event:
 
 
 def _victim(rng: random.Random, setup: Setup, kind: str) -> tuple[str, int]:
-    star = setup.topology == "star"
     if not kind.startswith(("kill", "stop")):
         return "proxy", rng.randrange(setup.servers)
     if kind != "stop-long" and rng.random() < SUPERVISOR:  # a supervisor has no deadline that a long stop could exceed
         return (rng.choice(["launch", "mpirun"]) if setup.topology in BY_MPIRUN else "launch"), 0
-    if star and rng.random() < 0.5:
+    if setup.topology in WITH_SERVERS and rng.random() < 0.5:
         return "server", rng.randrange(setup.servers)
     return "worker", rng.randrange(setup.workers)

@@ -46,26 +46,32 @@ class _Alone:
     """Measures the exchange alone in one section: on this machine, or with one worker on each host of a lab."""
 
     def __init__(self, workers: int, servers: int, torch: programs.Torch | None, sizes: Sequence[int],
-                 lab: Netlab | None) -> None:
+                 lab: Netlab | None, steps_max: int | None = None) -> None:
         self.workers, self.servers, self.torch, self.sizes, self.lab = workers, servers, torch, sizes, lab
+        self.steps = [] if steps_max is None else [f"--steps_max={steps_max}"]
         self.size_flag = "--bytes=" + ",".join(map(str, sizes))
 
-    def star(self) -> list[dict[str, Any]]:
-        bench = [programs.binary("bench/star_bench"), f"--workers={self.workers}", "--format=json"]
+    def star(self, sync: str) -> list[dict[str, Any]]:
+        transport = cells.BY_SYNC[sync].transport
+        bench = [programs.binary("bench/star_bench"), f"--workers={self.workers}", "--format=json", *self.steps,
+                 "--transport=" + transport]
         servers = self.servers or self.workers
         if self.lab is None:
             found = rows(programs.run([*bench, f"--servers={servers}", self.size_flag], seconds_max=BENCH_SECONDS_MAX))
         else:
-            found = self._star_between_hosts(self.lab, bench, servers, own_hosts=False)
+            found = self._star_between_hosts(self.lab, bench, servers, own_hosts=False, transport=transport)
         found = [{**row, "servers": servers} for row in found]
-        if self.lab is not None and self.lab.server_hosts:
+        # Over TCP only training is measured with servers on hosts of their own: the report has no name for it here.
+        if self.lab is not None and self.lab.server_hosts and transport == "grpc":
             servers = self.servers or self.lab.server_hosts
             found += [{**row, "sync": OWN_HOSTS, "servers": servers}
-                      for row in self._star_between_hosts(self.lab, bench, servers, own_hosts=True)]
+                      for row in self._star_between_hosts(self.lab, bench, servers, own_hosts=True,
+                                                          transport=transport)]
         return found
 
-    def _star_between_hosts(self, lab: Netlab, bench: list[str], servers: int, own_hosts: bool) -> list[dict[str, Any]]:
-        return rows("".join(_star_between_hosts(lab, bench, self.workers, size, servers, own_hosts)
+    def _star_between_hosts(self, lab: Netlab, bench: list[str], servers: int, own_hosts: bool,
+                            transport: str) -> list[dict[str, Any]]:
+        return rows("".join(_star_between_hosts(lab, bench, self.workers, size, servers, own_hosts, transport)
                             for size in self.sizes))
 
     def _mpirun(self, argv: list[str], more: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -78,9 +84,10 @@ class _Alone:
         return rows(programs.run(argv, {**environment, **(more or {})}, BENCH_SECONDS_MAX))
 
     def between_ranks(self, syncs: Sequence[str]) -> list[dict[str, Any]]:
-        """Those whose owners are the ranks, and mpi: one program measures them in turns, over TCP only if asked to."""
-        bench = [programs.binary("bench/ring_bench"), "--format=json", self.size_flag]
-        if set(syncs) & set(cells.BY_RENDEZVOUS):
+        """Those whose owners are the ranks, and mpi: one program measures them in turns, over TCP and in shared memory
+        only if asked to."""
+        bench = [programs.binary("bench/ring_bench"), "--format=json", self.size_flag, *self.steps]
+        if set(syncs) & {*cells.BY_RENDEZVOUS, cells.SHARED.sync}:
             host = self.lab.addresses[0] if self.lab else "127.0.0.1"
             bench += ["--syncs=" + ",".join(syncs), f"--rendezvous={host}:0"]
         return self._mpirun(bench)
@@ -103,27 +110,23 @@ class _Alone:
         return rows(_run_on_hosts(self.lab, [(argv, {**places, "RANK": str(rank)}) for rank in range(self.workers)]))
 
 
-def _not_by_itself(sync: str) -> list[dict[str, Any]]:
-    raise NotHereError(f"no benchmark starts the exchange of {sync} alone")
-
-
 def exchanges(syncs: Sequence[str], workers: int, servers: int, torch: programs.Torch | None,
-              sizes: Sequence[int] = BYTES,
-              lab: Netlab | None = None
+              sizes: Sequence[int] = BYTES, lab: Netlab | None = None, steps_max: int | None = None
               ) -> tuple[list[schema.ExchangeTime], list[schema.Missing], list[programs.ProgramError]]:
     """Entries of `exchanges` and of `missing_exchanges` for this number of workers, and the failures, which are among
-    the latter. `servers` of 0: as many as workers, or as the lab has hosts for them.
+    the latter. `servers` of 0: as many as workers, or as the lab has hosts for them. `steps_max` limits the steps
+    of ring_bench and star_bench.
 
     mpi brings mpi4py, MPI's allreduce as Python calls it; ddp brings Gloo's allreduce, which DDP calls, and Horovod's.
     """
     section = "machine" if lab is None else lab.section
-    alone = _Alone(workers, servers, torch, sizes, lab)
-    of_ranks = [sync for sync in syncs if sync in cells.WITHOUT_SERVERS]
+    alone = _Alone(workers, servers, torch, sizes, lab, steps_max)
+    of_ranks = [sync for sync in syncs if sync in cells.WITHOUT_SERVERS and (lab is None or sync != cells.SHARED.sync)]
     parts: list[tuple[list[str], Callable[[], list[dict[str, Any]]]]] = []
     if "star" in syncs:
-        parts.append((["star"] + [OWN_HOSTS] * bool(lab and lab.server_hosts), alone.star))
+        parts.append((["star"] + [OWN_HOSTS] * bool(lab and lab.server_hosts), functools.partial(alone.star, "star")))
     if "star-servers-tcp" in syncs:
-        parts.append((["star-servers-tcp"], functools.partial(_not_by_itself, "star-servers-tcp")))
+        parts.append((["star-servers-tcp"], functools.partial(alone.star, "star-servers-tcp")))
     if of_ranks:
         parts.append((of_ranks, functools.partial(alone.between_ranks, of_ranks)))
     if "mpi" in syncs:
@@ -159,12 +162,18 @@ def _run_on_hosts(lab: Netlab, commands: list[tuple[list[str], dict[str, str]]])
     raise ValueError("no command was given")
 
 
-def _star_between_hosts(lab: Netlab, bench: list[str], workers: int, size: int, servers: int, own_hosts: bool) -> str:
+def _star_between_hosts(lab: Netlab, bench: list[str], workers: int, size: int, servers: int, own_hosts: bool,
+                        transport: str) -> str:
     """Runs the servers, and a worker on each host, for one size: a server serves one job and then ends."""
     secret = lab.make_secret(programs.binary("deploy/launch"))
-    starts, _ = lab.star_commands([programs.binary("server/server")], [], secret, servers, workers, own_hosts)
-    addresses = ",".join(word.partition("=")[2] for argv in starts for word in argv if word.startswith("--listen="))
-    argv = [*bench, "--addresses=" + addresses, f"--bytes={size}", "--shared_memory=false", "--pin=false",
+    starts, _ = lab.star_commands([programs.binary("server/server")], [], secret, servers, workers, own_hosts,
+                                  transport)
+    if transport == "tcp":
+        place = next(word for word in starts[0] if word.startswith("--rendezvous="))
+    else:
+        place = "--addresses=" + ",".join(
+            word.partition("=")[2] for argv in starts for word in argv if word.startswith("--listen="))
+    argv = [*bench, place, f"--servers={servers}", f"--bytes={size}", "--shared_memory=false", "--pin=false",
             "--job_secret=" + secret]
     with contextlib.ExitStack() as running:
         for start in starts:

@@ -76,7 +76,8 @@ class Job:
             cores = ";".join(expand(text) for text in self.configuration["cores"]["worker"])
             return [Command([*self._peer(flags), f"--world_size={self.configuration['workers']}", "--cores=" + cores],
                             programs.ONE_THREAD if self.threads == 1 else {})]
-        return [Command([*self._launch(), "--", *flags, *OURS_ONLY])]
+        own = cells.WORKER_FLAGS.get(self.configuration["sync"], [])
+        return [Command([*self._launch(), "--", *flags, *own, *OURS_ONLY])]
 
     def _peer(self, flags: list[str]) -> list[str]:
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
@@ -94,11 +95,12 @@ class Job:
     def _lab_commands(self, lab: Netlab, flags: list[str]) -> list[Command]:
         sync, workers = self.configuration["sync"], self.configuration["workers"]
         worker = [programs.binary("worker/worker"), *flags, *OURS_ONLY]
-        if sync == "star":
+        if sync in BETWEEN_HOSTS:
             secret = lab.make_secret(programs.binary("deploy/launch"))
             servers, ranks = lab.star_commands([programs.binary("server/server")], worker, secret,
                                                self.configuration["servers"], workers,
-                                               self.configuration["accounting"] == cells.ACCOUNTING_OWN_HOSTS)
+                                               self.configuration["accounting"] == cells.ACCOUNTING_OWN_HOSTS,
+                                               cells.BY_SYNC[sync].transport)
             return [Command(argv) for argv in [*servers, *ranks]]
         if sync in cells.BY_MPIRUN:
             return [Command(lab.mpirun([*worker, *sync_flags(sync)], workers), lab.environment())]
@@ -113,11 +115,13 @@ class Job:
 
 OURS_ONLY = ("--progress=none",)
 # The syncs with servers whose processes a lab can start.
-BETWEEN_HOSTS = ("star",)
+BETWEEN_HOSTS = ("star", "star-servers-tcp")
 
 
 def sync_flags(sync: str) -> list[str]:
     """The flags of worker and launcher for a sync of ours: a cell, or a control."""
+    if sync == cells.SHARED.sync:
+        return cells.SHARED.flags
     return cells.BY_SYNC[sync].flags if sync in cells.BY_SYNC else ["--sync=" + sync]
 
 
@@ -208,6 +212,8 @@ class Matrix:
 
     def _with_its_servers(self, model: str, sync: str, workers: int, scaling: str, lab: Netlab | None) -> list[Job]:
         """The jobs of a sync of ours: one, or two where a lab has hosts for the servers alone."""
+        if sync == cells.SHARED.sync and lab is not None:
+            return []  # the lab's hosts are one machine, and its ranks would share memory
         if sync not in cells.BY_SYNC or not cells.BY_SYNC[sync].has_servers:
             return [self.job(model, sync, workers, scaling, lab=lab)]
         if lab is not None and sync not in BETWEEN_HOSTS:

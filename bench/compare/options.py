@@ -87,7 +87,8 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     known = "; ".join(f"{cell.sync}: {cell.topology} over {cell.transport}, owners {cell.placement}"
                       for cell in cells.CELLS)
     add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp"],
-        help=f"what to compare: the cells ({known}) and the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned")
+        help=f"what to compare: the cells ({known}), star-mpi-shm (the star without servers "
+             "whose ranks share memory), and the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned")
     add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],
         help="one or several, separated by commas")
@@ -121,7 +122,7 @@ def _add_measuring(add: Callable[..., argparse.Action]) -> None:
     add("--loaders", type=_switch, default=True, help="measure the loaders alone")
     add("--exchange_bytes", type=_numbers, default=None, help="sizes for the exchange alone; default: 4 KB to 64 MB")
     add("--plans", type=_paths, default=[],
-        help="files of bench:plan --json, separated by commas: the verdict also says what they predict")
+        help="files of bench:plan --out, separated by commas: the verdict also says what they predict")
     add("--trace", type=_switch, default=True, help="one more short run of star and ring, with a timeline")
     add("--quick", action="store_true", help="one model, few steps: a smoke test whose timings are meaningless")
     add("--out", default="report", help="the report's folder")

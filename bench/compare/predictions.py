@@ -1,4 +1,4 @@
-"""Reads plans: what bench:plan --json has written of one model on one cluster becomes predictions for the verdict."""
+"""Reads plans: what bench:plan --out has written of one model on one cluster becomes predictions for the verdict."""
 
 from __future__ import annotations
 
@@ -71,4 +71,4 @@ def read(path: str) -> list[Prediction]:
         raise PredictionError(f"{path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise PredictionError(f"{path} is no plan ({type(error).__name__}: {error}): make one by "
-                              "bazel run //bench:plan -- --json=FILE") from error
+                              "bazel run //bench:plan -- --out=FILE") from error

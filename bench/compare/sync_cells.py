@@ -53,11 +53,17 @@ CELLS = (
 )
 BY_SYNC = {cell.sync: cell for cell in CELLS}
 SYNCS = tuple(cell.sync for cell in CELLS)
-# What else is started by our worker: one process, and MPI's own allreduce as a control.
-CONTROLS = ("local", "mpi")
-BY_MPIRUN = (*(cell.sync for cell in CELLS if cell.transport == "mpi"), "mpi")
+# A row of its own and no cell: memory carries gradients and parameters within one host, and messages carry the rest.
+SHARED = Cell("star-mpi-shm", "star", RANKS, "mpi", "the star without servers in shared memory (star-mpi-shm)",
+              ("d", "⬥"))
+NAMED = (*CELLS, SHARED)
+# The flags of the worker that the launcher does not have.
+WORKER_FLAGS = {SHARED.sync: ["--same_host=shared_memory"]}
+# What else is started by our worker: one process, that row, and MPI's own allreduce as a control.
+CONTROLS = ("local", SHARED.sync, "mpi")
+BY_MPIRUN = (*(cell.sync for cell in CELLS if cell.transport == "mpi"), SHARED.sync, "mpi")
 BY_RENDEZVOUS = tuple(cell.sync for cell in CELLS if cell.transport == "tcp" and not cell.has_servers)
-WITHOUT_SERVERS = (*(cell.sync for cell in CELLS if not cell.has_servers), "mpi")
+WITHOUT_SERVERS = (*(cell.sync for cell in CELLS if not cell.has_servers), SHARED.sync, "mpi")
 
 
 def place_of(configuration: Mapping[str, Any]) -> Cell | None:

@@ -16,7 +16,7 @@ from report import labels
 if TYPE_CHECKING:  # analysis imports this module
     from analysis import Group, Row
 
-NAMES = {**{cell.sync: cell.name for cell in cells.CELLS}, "mpi": "MPI_Allreduce (mpi)", "local": "one process",
+NAMES = {**{cell.sync: cell.name for cell in cells.NAMED}, "mpi": "MPI_Allreduce (mpi)", "local": "one process",
          "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP"}
 BOTTLENECKS = {"data": "data", "compute": "compute", "exchange": "the exchange", "straggler": "the slowest worker",
                "server CPU": "the servers' CPU time"}

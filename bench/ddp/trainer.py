@@ -296,5 +296,6 @@ class Trainer:
             "parameter_sha256": sha256,
             "workers": self._worker_uses(breakdown["forward"] + breakdown["backward"]),
             "stragglers": [],
+            "tried_buckets": [],
             "losses": self._step_losses(),
         }

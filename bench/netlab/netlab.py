@@ -166,17 +166,25 @@ class Netlab:
         return path
 
     def star_commands(self, server: list[str], worker: list[str], secret: str, servers: int | None = None,
-                      workers: int | None = None, own_hosts: bool = False) -> tuple[list[list[str]], list[list[str]]]:
+                      workers: int | None = None, own_hosts: bool = False,
+                      transport: str = "grpc") -> tuple[list[list[str]], list[list[str]]]:
         """The servers' commands and the workers' commands: shard s on host s and rank r on host r, modulo the hosts.
 
         With `own_hosts` shard s is on the host s of those for servers. `server` and `worker` are the beginnings of
-        their command lines; `secret` is the file from make_secret.
+        their command lines; `secret` is the file from make_secret. Over tcp all meet at worker 0's host.
         """
         server, worker = [*server, "--job_secret=" + secret], [*worker, "--job_secret=" + secret]
         first, hosts = (self.hosts, self.server_hosts) if own_hosts else (0, self.hosts)
         if hosts < 1:
             raise NetlabError("the lab has no hosts for servers: give server_hosts")
         servers, workers = servers or hosts, workers or self.hosts
+        if transport == "tcp":
+            meet = ["--transport=tcp", "--rendezvous=%s:%d" % (self.addresses[0], RENDEZVOUS_PORT),
+                    "--world_size=%d" % workers]
+            return ([self.command(first + shard % hosts, [*server, *meet, "--shard=%d" % shard,
+                                                          "--shard_count=%d" % servers]) for shard in range(servers)],
+                    [self.command(rank % self.hosts, [*worker, "--sync=star", *meet, "--server_ranks=%d" % servers,
+                                                      "--rank=%d" % rank]) for rank in range(workers)])
         places = ["%s:%d" % (self.addresses[first + shard % hosts], STAR_PORT + shard // hosts)
                   for shard in range(servers)]
         starts = [self.command(first + shard % hosts, [*server, "--listen=" + place, "--shard=%d" % shard,

@@ -80,7 +80,7 @@ def agreement(rng: random.Random) -> bytes:
         return rng.randbytes(rng.randrange(2000))
     return fields((1, rng.choice([1, 2, 2, 2, 1024, -1])), (2, rng.randbytes(16).hex().encode()),
                   (3, rng.choice([7850, 61706, 1 << 36, (1 << 63) - 1])), (4, rng.choice([0, 1 << 20, 1 << 40])),
-                  (6, fields((1, rng.choice([0, 1])))))
+                  (6, fields((1, rng.choice([0, 1])))), (10, rng.choice([0, 4 << 10, 128 << 10, 128 << 10])))
 
 
 def join_request(rng: random.Random) -> bytes:

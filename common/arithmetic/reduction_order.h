@@ -1,10 +1,11 @@
 // The order in which the contributions of all N workers are added, stated once for all exchanges. There are two; a job
 // has one of them, on which all its processes agree.
 //
-// *Chain*: what a ring can do. The parameter vector is cut, from its start, in *reduction blocks* of N * kChunkElements
-// elements; the last one is shorter. A block of length L is cut in N *ring chunks*: its element e is in chunk c =
-// floor(e * N / L). The contributions to an element of chunk c are added left to right starting from rank (c + 1) mod
-// N: the order in which a ring's reduce-scatter meets them, which ends at rank c, the chunk's owner in a ring.
+// *Chain*: what a ring can do. The parameter vector is cut, from its start, in *reduction blocks* of N *
+// ChunkElements(N) elements; the last one is shorter. A block of length L is cut in N *ring chunks*: its element e is
+// in chunk c = floor(e * N / L). The contributions to an element of chunk c are added left to right starting from rank
+// (c + 1) mod N: the order in which a ring's reduce-scatter meets them, which ends at rank c, the chunk's owner in a
+// ring.
 //
 // *Tree*: the workers are the leaves, in the order of their ranks. The sum of the workers [a, b) is the sum of [a, m)
 // plus the sum of [m, b), where m - a is the largest power of two below b - a. The order is the same for every element.
@@ -19,8 +20,9 @@
 #ifndef STARRING_COMMON_ARITHMETIC_REDUCTION_ORDER_H_
 #define STARRING_COMMON_ARITHMETIC_REDUCTION_ORDER_H_
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
-#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "common/layout.h"
@@ -44,12 +46,27 @@ struct RankRange {
 // In a tree, the first worker of the right half of the sum of `workers`. REQUIRES: there are two of them or more.
 int TreeMiddle(RankRange workers);
 
-// 128 KiB: the ring's message. A message costs some 4 us of either core beside its bytes (two handshakes and a system
-// call), so smaller ones cost more; larger ones gain nothing measurable, leave less to overlap, and make the smallest
-// bucket of many ranks longer.
-inline constexpr int64_t kChunkElements = 32768;
+// A message between ranks has at most 128 KiB. It costs some 4 us of either core beside its bytes (two handshakes and a
+// system call), so smaller ones cost more; larger ones gain nothing measurable and leave less to overlap.
+inline constexpr int64_t kChunkBytesMax = 128 << 10;
+inline constexpr int64_t kChunkElementsMax = kChunkBytesMax / static_cast<int64_t>(sizeof(float));
+inline constexpr int64_t kChunkBytesMin = 4 << 10;
 
-inline int64_t ReductionBlockElements(int world_size) { return world_size * kChunkElements; }
+// The bytes of a chunk of a whole block: as a message has, or, with more than four ranks, so few that the block has 128
+// to 256 KiB. A block is the smallest bucket, so many ranks overlap exchange and computation as well as few do. From 65
+// ranks on a chunk has 4 KiB, a page, and the block grows.
+//
+// The size depends on nothing but the number of ranks. It decides bits: the agreement of the ranks contains it
+// (common/job_spec.h). REQUIRES: world_size >= 1.
+constexpr int64_t ChunkBytesFor(int world_size) {
+  if (world_size <= 4) return kChunkBytesMax;
+  const uint64_t fair_share = (uint64_t{256} << 10) / static_cast<uint64_t>(world_size);
+  return std::max(kChunkBytesMin, static_cast<int64_t>(std::bit_floor(fair_share)));
+}
+constexpr int64_t ChunkElements(int world_size) {
+  return ChunkBytesFor(world_size) / static_cast<int64_t>(sizeof(float));
+}
+constexpr int64_t ReductionBlockElements(int world_size) { return world_size * ChunkElements(world_size); }
 
 // Elements of ring chunk `chunk` of the block that starts at `block.begin`; `block` as cut above.
 ElementRange RingChunk(ElementRange block, int chunk, int world_size);

@@ -128,6 +128,9 @@ v1::CheckpointManifest DescribeCheckpoint(const Layout& layout, const Checkpoint
   manifest.set_step(checkpoint.step);
   manifest.set_epoch(checkpoint.epoch);
   for (const auto& [flag, value] : checkpoint.config) (*manifest.mutable_config())[flag] = value;
+  manifest.set_world_size(checkpoint.world_size);
+  manifest.set_chunk_bytes(static_cast<int32_t>(checkpoint.chunk_bytes));
+  manifest.set_bucket_bytes(static_cast<int32_t>(checkpoint.bucket_bytes));
   manifest.set_layout_hash(layout.hash());
   manifest.set_parameter_sha256(Sha256Hex(std::as_bytes(std::span(checkpoint.parameters))));
   size_t range_count = 0;
@@ -224,6 +227,11 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
   if (manifest.step() < 0 || manifest.epoch() < 0) {
     return absl::DataLossError(
         absl::StrCat(path, " has step ", manifest.step(), " and epoch ", manifest.epoch(), ", expected 0 or more"));
+  }
+  if (manifest.world_size() < 0 || manifest.chunk_bytes() < 0 || manifest.bucket_bytes() < 0) {
+    return absl::DataLossError(absl::StrCat(path, " has world_size ", manifest.world_size(), ", chunk_bytes ",
+                                            manifest.chunk_bytes(), " and bucket_bytes ", manifest.bucket_bytes(),
+                                            ", expected 0 or more"));
   }
   return manifest;
 }
@@ -385,6 +393,9 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
   Checkpoint checkpoint;
   checkpoint.step = manifest.step();
   checkpoint.epoch = manifest.epoch();
+  checkpoint.world_size = manifest.world_size();
+  checkpoint.chunk_bytes = manifest.chunk_bytes();
+  checkpoint.bucket_bytes = manifest.bucket_bytes();
   checkpoint.config.insert(manifest.config().begin(), manifest.config().end());
   RETURN_IF_ERROR(TakeModel(&model, layout, buffer_sizes, &checkpoint), folder, "/", kModel);
   RETURN_IF_ERROR(TakeOptimizer(&optimizer, layout, state_names, wanted, &checkpoint), folder, "/", kOptimizer);

@@ -36,6 +36,9 @@ struct Checkpoint {
   int64_t step = 0;                                     // the next step of the run
   int64_t epoch = 0;                                    // number of completed epochs
   std::map<std::string, std::string> config;            // flags that a resumed run must share
+  int world_size = 0;                                   // of the run that wrote it; 0: unknown
+  int64_t chunk_bytes = 0;                              // ChunkBytesFor(world_size) of that run's build; 0: unknown
+  int64_t bucket_bytes = 0;                             // that --bucket_bytes=auto has chosen; 0: none
   std::vector<float> parameters;                        // layout.element_count(), our memory order
   std::vector<std::string> state_names;                 // PyTorch's names: "momentum_buffer"
   std::vector<std::vector<float>> state;                // by state_names, each layout.element_count()

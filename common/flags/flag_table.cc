@@ -142,7 +142,7 @@ std::string FlagLimits::Brief() const {
     case Kind::kSwitch:
       return "true, false";
     case Kind::kWhole:
-      return absl::StrCat(least, " to ", most);
+      return absl::StrCat(least, " to ", most, word.empty() ? "" : ", or ", word);
     case Kind::kReal:
       return absl::StrCat(least_allowed ? "" : "above ", real_least, " to ", most_allowed ? "" : "below ", real_most);
     case Kind::kChoice:
@@ -158,7 +158,7 @@ std::string FlagLimits::Sentence() const {
     case Kind::kSwitch:
       return "it must be true or false";
     case Kind::kWhole:
-      return absl::StrCat("it must be a whole number from ", least, " to ", most);
+      return absl::StrCat("it must be a whole number from ", least, " to ", most, word.empty() ? "" : ", or ", word);
     case Kind::kReal:
       return absl::StrCat("it must be a number ", least_allowed ? "from " : "above ", real_least,
                           most_allowed ? " to " : " to below ", real_most);
@@ -173,6 +173,7 @@ std::string FlagLimits::Sentence() const {
 bool FlagLimits::Allow(absl::string_view value) const {
   switch (kind) {
     case Kind::kWhole: {
+      if (!word.empty() && value == word) return true;
       // A number with a sign is read as signed, any other one as unsigned: a seed may be as large as 2^64 - 1.
       if (absl::StartsWith(value, "-")) {
         int64_t number;

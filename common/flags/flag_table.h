@@ -39,7 +39,8 @@ struct FlagLimits {
   Kind kind = Kind::kText;
   int64_t least = 0;  // kWhole
   uint64_t most = 0;
-  double real_least = 0;  // kReal
+  absl::string_view word;  // kWhole: may be given instead of a number; empty: there is none
+  double real_least = 0;   // kReal
   double real_most = 0;
   bool least_allowed = true;
   bool most_allowed = true;
@@ -125,6 +126,8 @@ struct FlagSlot {
 // options by address: rows of one table have fields of many types.
 namespace flag_internal {
 
+inline constexpr absl::string_view kAutoWord = "auto";
+
 template <typename Holder, typename Value>
 Holder HolderOf(Value Holder::*);
 template <auto kFirst, auto...>
@@ -203,6 +206,24 @@ std::string PrintSeconds(const void* options) {
   return absl::UnparseFlag(absl::ToInt64Seconds(FieldOf<kPath...>(options)));
 }
 
+template <auto... kPath>
+bool ParseWholeOrAuto(absl::string_view text, void* options) {
+  std::string error;
+  int64_t number = 0;
+  if (text == kAutoWord) {
+    FieldOf<kPath...>(options).reset();
+    return true;
+  }
+  if (!absl::ParseFlag(text, &number, &error)) return false;
+  FieldOf<kPath...>(options) = number;
+  return true;
+}
+template <auto... kPath>
+std::string PrintWholeOrAuto(const void* options) {
+  const auto& value = FieldOf<kPath...>(options);
+  return value.has_value() ? absl::UnparseFlag(*value) : std::string(kAutoWord);
+}
+
 template <const auto& kChoices, auto... kPath>
 bool ParseChoice(absl::string_view text, void* options) {
   const auto choice = std::ranges::find(kChoices, text, [](const auto& each) { return absl::string_view(each.name); });
@@ -241,6 +262,17 @@ constexpr FlagSlot SecondsAt(int64_t least, uint64_t most) {
   return {.limits = Whole(least, most),
           .parse = &flag_internal::ParseSeconds<kPath...>,
           .print = &flag_internal::PrintSeconds<kPath...>,
+          .json = FlagSlot::Json::kNumber,
+          .holder = &typeid(flag_internal::HolderOfPath<kPath...>)};
+}
+// A std::optional<int64_t>, which is empty if the flag is "auto".
+template <auto... kPath>
+constexpr FlagSlot WholeOrAutoAt(int64_t least, uint64_t most) {
+  FlagLimits limits = Whole(least, most);
+  limits.word = flag_internal::kAutoWord;
+  return {.limits = limits,
+          .parse = &flag_internal::ParseWholeOrAuto<kPath...>,
+          .print = &flag_internal::PrintWholeOrAuto<kPath...>,
           .json = FlagSlot::Json::kNumber,
           .holder = &typeid(flag_internal::HolderOfPath<kPath...>)};
 }

@@ -1,11 +1,13 @@
 #include "common/host/dial.h"
 
 #include <errno.h>
+#include <linux/sockios.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,6 +25,9 @@ namespace {
 
 // A name with more addresses belongs to a cluster and not to a server: the others are not dialled.
 constexpr size_t kAddressesPerName = 4;
+
+// How often HangUpAll looks.
+constexpr absl::Duration kDeliveryPause = absl::Milliseconds(1);
 
 struct Place {
   sockaddr_storage address = {};
@@ -189,6 +194,27 @@ void HangUp(const Socket& socket) {
   for (int i = 0; i < 256; ++i) {
     const ssize_t got = recv(socket.fd(), dropped, sizeof(dropped), MSG_DONTWAIT);
     if (got == 0 || (got < 0 && errno != EINTR)) return;
+  }
+}
+
+bool IsDelivered(const Socket& socket) {
+  int unacknowledged = 0;
+  // The end of the output counts as a byte.
+  if (ioctl(socket.fd(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged <= 1) return true;
+  tcp_info info = {};
+  socklen_t length = sizeof(info);
+  return getsockopt(socket.fd(), IPPROTO_TCP, TCP_INFO, &info, &length) != 0 || info.tcpi_state == TCP_CLOSE;
+}
+
+void HangUpAll(std::vector<const Socket*> sockets, absl::Duration patience) {
+  const absl::Time end = absl::Now() + patience;
+  while (true) {
+    std::erase_if(sockets, [](const Socket* socket) {
+      HangUp(*socket);
+      return IsDelivered(*socket);
+    });
+    if (sockets.empty() || absl::Now() >= end) return;
+    absl::SleepFor(kDeliveryPause);  // no event tells of an acknowledgement
   }
 }
 

@@ -35,6 +35,13 @@ class Socket {
 // closed: closing one with unread bytes resets it, and the reset may overtake what was sent last.
 void HangUp(const Socket& socket);
 
+// Whether the other end's kernel has all that was sent, or the connection is over.
+bool IsDelivered(const Socket& socket);
+
+// Hangs up, and goes on dropping what arrives, until everything is delivered or `patience` is over. A kernel repeats
+// what the network has lost, but not after a reset.
+void HangUpAll(std::vector<const Socket*> sockets, absl::Duration patience);
+
 struct DialResult {
   Socket socket;              // connected and non-blocking; none after an error
   std::string local_address;  // numeric, without a port

@@ -1,12 +1,14 @@
-// Memory that processes of one machine share: how a worker and the servers on its machine hand over arrays.
+// Memory that processes of one machine share: how a worker and the servers on its machine hand over arrays, and ranks
+// theirs (worker/exchange/peer/host_memory.h).
 //
 // One process creates the memory, and others open it with the creator's where(). It is a memfd, which is found through
 // /proc: it has no name in a file system, and nothing remains when a process dies. Its length is sealed, so that no
 // peer can make another's mapping invalid; the bytes are not protected from peers.
 //
 // Thread safety: immutable except for the bytes. Messages decide which process may read and write them when
-// (proto/starring/v1/parameter_server.proto). A process that has received a message sees what the sender wrote before
-// sending it: both calls enter the kernel, whose locks order the memory of both processes.
+// (proto/starring/v1/parameter_server.proto), or counts in the memory itself (host_board.h). A process that has
+// received a message sees what the sender wrote before sending it: both calls enter the kernel, whose locks order the
+// memory of both processes.
 #ifndef STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 #define STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 

@@ -127,7 +127,7 @@ absl::StatusOr<JobOutcome> Job::Run() {
 absl::Status Job::Start() {
   switch (options_.transport) {
     case TransportKind::kGrpc: {
-      RETURN_IF_ERROR(StartServers());
+      RETURN_IF_ERROR(StartServers({"--listen=127.0.0.1:0"}));
       ASSIGN_OR_RETURN(std::vector<std::string> addresses, AwaitServerAddresses());
       for (size_t shard = 0; shard < options_.proxies.size(); ++shard) {
         context_.merger->Print(absl::StrCat("launch: ", NameOf('s', static_cast<int>(shard)), " listens at ",
@@ -139,7 +139,11 @@ absl::Status Job::Start() {
     case TransportKind::kTcp: {
       ASSIGN_OR_RETURN(ReservedPort reserved, ReservePort());
       held_open_.push_back(std::move(reserved.holder));
-      return StartWorkers({absl::StrCat("--rendezvous=127.0.0.1:", reserved.port)});
+      const std::string rendezvous = absl::StrCat("--rendezvous=127.0.0.1:", reserved.port);
+      if (options_.server_count == 0) return StartWorkers({rendezvous});
+      RETURN_IF_ERROR(
+          StartServers({"--transport=tcp", rendezvous, absl::StrCat("--world_size=", options_.worker_count)}));
+      return StartWorkers({rendezvous, absl::StrCat("--server_ranks=", options_.server_count)});
     }
     case TransportKind::kMpi:
       return StartMpirun();
@@ -149,16 +153,19 @@ absl::Status Job::Start() {
   return absl::InternalError("no such transport");
 }
 
-absl::Status Job::StartServers() {
+absl::Status Job::StartServers(const std::vector<std::string>& meeting) {
   for (int shard = 0; shard < options_.server_count; ++shard) {
     const std::string name = NameOf('s', shard);
     ChildSpec spec;
     spec.program = options_.server_binary;
-    // Port 0: the kernel gives each server a free port, and the port file says which. A port chosen here could be taken
-    // by the time the server asks for it.
-    spec.argv = {options_.server_binary, "--listen=127.0.0.1:0", absl::StrCat("--shard=", shard),
-                 absl::StrCat("--shard_count=", options_.server_count),
-                 absl::StrCat("--port_file=", context_.folder, "/", name, ".port")};
+    spec.argv = {options_.server_binary, absl::StrCat("--shard=", shard),
+                 absl::StrCat("--shard_count=", options_.server_count)};
+    spec.argv.insert(spec.argv.end(), meeting.begin(), meeting.end());
+    // Over gRPC the kernel gives each server a free port (port 0), and the port file says which. A port chosen here
+    // could be taken by the time the server asks for it.
+    if (options_.transport == TransportKind::kGrpc) {
+      spec.argv.push_back(absl::StrCat("--port_file=", context_.folder, "/", name, ".port"));
+    }
     spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
     AppendWatching(options_.worker_count, &spec.argv);
     spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
@@ -280,7 +287,8 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 }
 
 std::vector<std::string> Job::WorkerCommand() const {
-  std::vector<std::string> command = {options_.worker_binary, absl::StrCat("--sync=", SyncName(options_.sync))};
+  std::vector<std::string> command = {options_.worker_binary,
+                                      absl::StrCat("--sync=", NameOf(kSyncs, options_.sync_asked))};
   if (options_.transport != TransportKind::kNone) {
     command.push_back(absl::StrCat("--transport=", TransportName(options_.transport)));
   }

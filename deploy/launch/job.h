@@ -48,7 +48,8 @@ class Job {
 
  private:
   absl::Status Start();
-  absl::Status StartServers();
+  // `meeting`: as of StartWorkers. Each server also gets its number.
+  absl::Status StartServers(const std::vector<std::string>& meeting);
   absl::StatusOr<std::vector<std::string>> AwaitServerAddresses();
   // `meeting`: the flags by which the workers find their servers or each other; empty for a worker alone.
   absl::Status StartWorkers(const std::vector<std::string>& meeting);

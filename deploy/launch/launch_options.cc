@@ -76,7 +76,8 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
                        shared == "run_id" ? "drop it, the launcher sets it for both" : "give it before --"));
     }
   }
-  for (const absl::string_view ours : {"sync", "transport", "rendezvous", "rank", "world_size", "servers"}) {
+  for (const absl::string_view ours :
+       {"sync", "transport", "rendezvous", "rank", "world_size", "servers", "server_ranks"}) {
     if (HasFlag(worker_flags, ours)) {
       return absl::InvalidArgumentError(
           absl::StrCat("flag --", ours, " is after --, but the launcher sets it for each worker: drop it there"));
@@ -98,7 +99,7 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
 
 // "--sync=star --transport=mpi", as far as it was given.
 std::string JobName(const LaunchOptions& options) {
-  const std::string sync = absl::StrCat("--sync=", SyncName(options.sync));
+  const std::string sync = absl::StrCat("--sync=", NameOf(kSyncs, options.sync_asked));
   if (!options.transport_asked.has_value()) return sync;
   return absl::StrCat(sync, " --transport=", NameOf(kTransports, options.transport_asked));
 }
@@ -142,17 +143,25 @@ absl::Status ReadSecurity(LaunchOptions& options) {
 }
 
 absl::Status ReadServers(LaunchOptions& options) {
-  if (options.transport == TransportKind::kGrpc) {
-    options.server_count = std::max(1, options.servers_asked);
+  const bool may_have_servers = options.sync == Sync::kStar && options.transport != TransportKind::kMpi;
+  if (may_have_servers) {
+    options.server_count = std::max(options.transport == TransportKind::kGrpc ? 1 : 0, options.servers_asked);
+  }
+  if (options.server_count > 0) {
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
   } else if (options.servers_asked > 0) {
     return RefuseFlag("servers", absl::StrCat(options.servers_asked),
-                      absl::StrCat(JobName(options), " has no servers"));
+                      absl::StrCat(JobName(options), " has no servers: drop it, or choose a star over grpc or tcp"));
+  }
+  if (options.check && options.server_count > 0 && options.transport == TransportKind::kTcp) {
+    return RefuseFlag("check", "true",
+                      "it does not know servers over tcp: check with --servers=0 and a worker in place of each server");
   }
   if (options.proxies.empty()) return absl::OkStatus();
   const std::string proxies = absl::StrJoin(options.proxies, ",");
   if (options.transport != TransportKind::kGrpc) {
-    return RefuseFlag("through_proxy", proxies, absl::StrCat(JobName(options), " has no servers"));
+    return RefuseFlag("through_proxy", proxies,
+                      absl::StrCat(JobName(options), " has no servers that workers dial: choose --transport=grpc"));
   }
   if (static_cast<int>(options.proxies.size()) != options.server_count) {
     return RefuseFlag("through_proxy", proxies,
@@ -197,6 +206,10 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
 
   // No process is started, so no program is looked for and no other flag has to fit.
   if (!options.make_secret.empty()) return options;
+  const bool has_servers = options.servers_asked > 0 || options.transport_asked == TransportKind::kGrpc;
+  options.sync = options.sync_asked.value_or(has_servers                ? Sync::kStar
+                                             : options.worker_count > 1 ? Sync::kRing
+                                                                        : Sync::kLocal);
   if (options.sync == Sync::kLocal && options.worker_count > 1) {
     return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }

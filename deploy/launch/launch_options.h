@@ -18,12 +18,13 @@
 namespace starring {
 
 struct LaunchOptions {
-  Sync sync = Sync::kStar;
+  std::optional<Sync> sync_asked = Sync::kStar;    // as given; empty: auto
+  Sync sync = Sync::kStar;                         // of auto: the topology from which the workers choose
   std::optional<TransportKind> transport_asked;    // as given
   TransportKind transport = TransportKind::kNone;  // kNone for kLocal only
   int worker_count = 1;
   int servers_asked = 0;             // as given
-  int server_count = 0;              // 0 unless a star over gRPC
+  int server_count = 0;              // 0 unless a star over gRPC, or over TCP with servers
   std::vector<std::string> proxies;  // star: what the workers dial instead of each server; empty: the servers
   int restart_count = 0;
   bool check = false;                                 // the workers dial all processes that they will talk to, and end
@@ -34,7 +35,7 @@ struct LaunchOptions {
   std::string trace;      // --trace of every process; empty: none
   int metrics_port = -1;  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
   std::string worker_binary;
-  std::string server_binary;              // grpc only
+  std::string server_binary;              // with servers only
   std::string make_secret;                // if not empty: write a secret there and end
   SecurityFiles security;                 // grpc, tcp: of all processes; without job_secret the launcher makes one
   std::vector<std::string> worker_flags;  // the words after "--"
@@ -45,16 +46,20 @@ namespace launch_flags {
 using L = LaunchOptions;
 
 inline constexpr FlagRow kRows[] = {
-    {"sync", "job", "how gradients are synchronised", OneOfAt<kResolvedSyncs, &L::sync>()},
+    {"sync", "job",
+     "how gradients are synchronised; auto: one worker local, more without servers as takes least time at the start, "
+     "which the workers measure",
+     OneOfAt<kSyncs, &L::sync_asked>()},
     {"transport", "job",
-     "what carries gradients and parameters; auto: grpc for a star, mpi for a ring; a star over mpi or tcp has no "
-     "servers, its workers own the parameters",
+     "what carries gradients and parameters; auto: grpc for a star, mpi for a ring; a star over mpi, or over tcp "
+     "without --servers, has no servers: its workers own the parameters",
      OneOfAt<kTransports, &L::transport_asked>()},
     {"workers", "job", "worker processes", WholeAt<&L::worker_count>(1, kWorldSizeMax)},
-    {"servers", "job", "star over grpc: server processes; 0 means 1", WholeAt<&L::servers_asked>(0, kShardCountMax)},
+    {"servers", "job", "star: server processes; 0: over grpc 1, over tcp none",
+     WholeAt<&L::servers_asked>(0, kShardCountMax)},
     {"through_proxy", "job",
-     "star: host:port for each server, separated by commas, that workers dial instead of it; the launcher prints where "
-     "the servers listen, so that the proxies can forward to them",
+     "star over grpc: host:port for each server, separated by commas, that workers dial instead of it; the launcher "
+     "prints where the servers listen, so that the proxies can forward to them",
      TextAt<&L::proxies>("host:port,...")},
     {"restarts", "job", "after a failure, start the job again with --resume, at most this many times",
      WholeAt<&L::restart_count>(0, kRestartCountMax)},

@@ -54,7 +54,8 @@ class TemporaryFolder {
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   const bool co_located = options.sync == Sync::kStar && options.server_count == 0;
-  std::string text = absl::StrCat("launch: ", co_located ? "co-located " : "", SyncName(options.sync), ", cores:");
+  std::string text =
+      absl::StrCat("launch: ", co_located ? "co-located " : "", NameOf(kSyncs, options.sync_asked), ", cores:");
   for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
     absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
   }

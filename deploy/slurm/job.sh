@@ -27,14 +27,14 @@ node_address() {
   scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+'
 }
 
-# rendezvous: prints host:port for the ranks of a job to meet: rank 0 runs on this node, the first one. The port is
-# below those that a system gives to processes that ask for any, and nothing listens there now.
+# rendezvous NODE: prints host:port for the ranks of a job to meet: rank 0 runs on NODE. The port
+# is below those that a system gives to processes that ask for any, and nothing listens there now.
 rendezvous() {
-  local address port try
-  address=$(node_address "${SLURMD_NODENAME}") || fail "Slurm does not know the address of node ${SLURMD_NODENAME}"
+  local address port try node=$1
+  address=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
   for ((try = 0; try < 20; ++try)); do
     port=$((20000 + RANDOM % 12000))
-    if ! (exec 3<>"/dev/tcp/${address}/${port}") 2>/dev/null; then
+    if ! timeout 2 bash -c "exec 3<>/dev/tcp/${address}/${port}" 2>/dev/null; then
       echo "${address}:${port}"
       return
     fi

@@ -25,7 +25,7 @@ TEST(BucketMapTest, BucketZeroIsTheEndOfTheVector) {
 }
 
 TEST(BucketMapTest, BucketsAreWholeBlocksAndCoverTheVector) {
-  for (const int world_size : {1, 2, 3, 5}) {
+  for (const int world_size : {1, 2, 3, 5, 8, 16, 100}) {
     const int64_t block = ReductionBlockElements(world_size);
     for (const int64_t element_count : {int64_t{1}, int64_t{16}, block, block + 16, 7 * block + 48}) {
       for (const int64_t bucket_bytes : {int64_t{1}, int64_t{65536}, 3 * block * 4, kBucketBytesMax}) {
@@ -44,6 +44,16 @@ TEST(BucketMapTest, BucketsAreWholeBlocksAndCoverTheVector) {
         EXPECT_EQ(end, 0);
       }
     }
+  }
+}
+
+// A bucket is exchanged while backward computes the next one: a job with one bucket overlaps nothing. resnet20 has
+// 272,474 parameters.
+TEST(BucketMapTest, ASmallModelHasSeveralBucketsWithManyRanks) {
+  for (const int world_size : {2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64}) {
+    const BucketMap map =
+        BucketMap::Create({.element_count = 272'480, .bucket_bytes = 1, .world_size = world_size}).value();
+    EXPECT_GE(map.bucket_count(), world_size == 3 || world_size == 4 ? 3 : 4) << world_size;
   }
 }
 
@@ -89,28 +99,68 @@ TEST(BucketMapTest, MoreShardsThanLinesLeavesSomeEmpty) {
 }
 
 TEST(BucketMapTest, RingSlicesAreTheRanksChunksOfEveryBlock) {
-  for (const int world_size : {1, 2, 3, 4}) {
+  for (const int world_size : {1, 2, 3, 4, 5, 8, 16}) {
     const int64_t block = ReductionBlockElements(world_size);
     const int64_t element_count = 5 * block + 21;
     const BucketMap map =
         BucketMap::Create({.element_count = element_count, .bucket_bytes = 2 * block * 4, .world_size = world_size})
             .value();
-    std::vector<int> owner(element_count, -1);
-    for (int b = 0; b < map.bucket_count(); ++b) {
-      for (int rank = 0; rank < world_size; ++rank) {
-        for (const ElementRange& range : map.RingSlice(b, rank)) {
-          ASSERT_GT(range.size(), 0);
-          for (int64_t e = range.begin; e < range.end; ++e) {
-            ASSERT_EQ(owner[e], -1);
-            owner[e] = rank;
+    const auto owners = [&](bool is_ring) {
+      std::vector<int> owner(element_count, -1);
+      for (int b = 0; b < map.bucket_count(); ++b) {
+        for (int rank = 0; rank < world_size; ++rank) {
+          for (const ElementRange& range : is_ring ? map.RingSlice(b, rank) : map.DirectSlice(b, rank)) {
+            EXPECT_GT(range.size(), 0);
+            for (int64_t e = range.begin; e < range.end; ++e) {
+              EXPECT_EQ(owner[e], -1);
+              owner[e] = rank;
+            }
           }
         }
       }
-    }
+      return owner;
+    };
+    const std::vector<int> owner = owners(true);
+    // Of 21 elements a co-located star's block has one owner; all others are a ring's.
+    const std::vector<int> direct = owners(false);
+    EXPECT_EQ(map.last_block(), (ElementRange{5 * block, 5 * block + 21}));
+    for (int64_t e = 0; e < element_count; ++e) ASSERT_EQ(direct[e], e < 5 * block ? owner[e] : 6 % world_size) << e;
     // The order of a sum ends at its owner.
     ForEachRun({0, element_count}, element_count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
       for (int64_t e = run.begin; e < run.end; ++e) ASSERT_EQ((owner[e] + 1) % world_size, first_rank);
     });
+  }
+}
+
+// The owners cover the bucket, no slice is shorter than it must be, and small buckets have other owners in turn.
+TEST(BucketMapTest, RankSlicesAreNotTooShort) {
+  for (const int world_size : {2, 3, 8, 16}) {
+    for (const int64_t element_count : {3, 1024, 4096, 9000, 100'000, 40'000'000}) {
+      const BucketMap map =
+          BucketMap::Create({.element_count = element_count, .bucket_bytes = 1, .world_size = world_size}).value();
+      std::vector<int64_t> owned(world_size);
+      for (int b = 0; b < map.bucket_count(); ++b) {
+        int owners = 0;
+        int64_t covered = 0;
+        for (int rank = 0; rank < world_size; ++rank) {
+          const ElementRange slice = map.RankSlice(b, rank);
+          if (slice.size() == 0) continue;
+          ++owners;
+          covered += slice.size();
+          owned[rank] += slice.size();
+          EXPECT_EQ(slice.begin % Layout::kAlignmentElements, 0);
+          // A line less, because slices are whole lines.
+          EXPECT_GE(slice.size() * 4, std::min(map.bucket(b).size() * 4, kRankSliceBytesMin) - 64);
+        }
+        EXPECT_EQ(covered, map.bucket(b).size());
+        EXPECT_EQ(owners, map.RankSliceCount(b));
+      }
+      const auto [least, most] = std::minmax_element(owned.begin(), owned.end());
+      // Many buckets are spread evenly: the last, short one has fewer owners.
+      if (map.bucket_count() > world_size) {
+        EXPECT_LE(*most - *least, kRankSliceBytesMin);
+      }
+    }
   }
 }
 

@@ -125,6 +125,17 @@ TEST(JobSpecTest, OtherConvolutionsAreNamedWithTheWayOut) {
               testing::EndsWith("=cudnn: give all workers the same cuDNN and GPUs of one model, or --conv=own"));
 }
 
+// The size of a chunk follows from the number of workers, so two builds differ if they do not agree on it.
+TEST(JobSpecTest, AnotherChunkIsADifferentBuild) {
+  const std::string ours = SerializeAgreement(MakeJob());
+  v1::JobAgreement proto;
+  ASSERT_TRUE(proto.ParseFromString(ours));
+  EXPECT_EQ(proto.chunk_bytes(), 128 << 10);
+  proto.set_chunk_bytes(64 << 10);
+  EXPECT_EQ(std::string(CompareAgreements(1, proto.SerializeAsString(), 0, ours).message()),
+            "rank 1 has chunk_bytes=65536, rank 0 has chunk_bytes=131072: start all workers from the same build");
+}
+
 // Two names of models are clearer than two hashes of layouts.
 TEST(JobSpecTest, FlagsAreNamedBeforeFields) {
   EXPECT_THAT(Compare([](JobSpec& job) {
@@ -187,6 +198,8 @@ TEST(JobSpecTest, AServerRefusesValuesOutOfBounds) {
       HasSubstr("schedule.kind is 5"));
   EXPECT_THAT(message([](auto& proto) { proto.set_sum_order(static_cast<v1::JobAgreement::SumOrder>(2)); }),
               HasSubstr("sum_order is 2"));
+  EXPECT_THAT(message([](auto& proto) { proto.clear_chunk_bytes(); }),
+              HasSubstr("chunk_bytes is 0, this build adds in chunks of 131072 with 2 workers"));
   EXPECT_EQ(ParseAgreement("\x08").status().code(), absl::StatusCode::kInvalidArgument);
 }
 

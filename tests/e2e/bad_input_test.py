@@ -163,7 +163,7 @@ class BadPeerTest(JobTest):
 
     def test_ring_workers_with_different_flags(self):
         for flag, difference in (("--seed=2", "rank 1 has --seed=2, rank 0 has --seed=1"),
-                                 ("--sync=star", "rank 1 has --sync=star, rank 0 has --sync=ring"),
+                                 ("--sync=star", "rank 1 has --sync=star, rank 0 has --sync=auto"),
                                  ("--synthetic_test_count=40", "rank 1 has data.test=40 images")):
             others = [f for f in SMALL_JOB if not f.startswith(flag.partition("=")[0])]
             command = ["mpirun", "--oversubscribe", "-np", "1", WORKER, *SMALL_JOB,

@@ -6,11 +6,12 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
 
-from tests.e2e.jobs import JobTest, SMALL_JOB, WORKER
+from tests.e2e.jobs import JobTest, SERVER, SMALL_JOB, WORKER
 
 ENDLESS = ["--dataset=synthetic", "--synthetic_train_count=600", "--synthetic_test_count=50", "--global_batch=32",
            "--model=lenet5", "--epochs=100000", "--share_gpus", "--progress=plain", "--exchange_deadline_s=10"]
@@ -77,13 +78,32 @@ class FailureTest(JobTest):
         self.killed_worker("star/mpi")
 
     def test_a_rank_killed_over_tcp_ends_the_job(self):
-        for sync in ("ring/tcp", "star/tcp"):
+        for sync in ("ring/tcp", "star/tcp", "star-servers/tcp"):
             self.killed_worker(sync)
 
+    def test_a_rank_killed_while_others_wait_in_shared_memory_ends_the_job(self):
+        before = set(os.listdir("/dev/shm"))
+        for sync in ("star/mpi", "star/tcp"):
+            self.killed_worker(sync, ["--same_host=shared_memory"])
+        self.assertEqual([name for name in os.listdir("/dev/shm") if name not in before and "starring" in name], [])
+
+    def test_a_server_killed_over_tcp_ends_the_job_and_is_named(self):
+        address = self.free_address()
+        servers = [self.start([SERVER, "--transport=tcp", "--rendezvous=" + address, "--world_size=2",
+                               "--shard=%d" % shard, "--shard_count=2"]) for shard in range(2)]
+        workers = [self.start([WORKER, "--sync=star", "--rendezvous=" + address, "--rank=%d" % rank, "--world_size=2",
+                               "--server_ranks=2", *ENDLESS]) for rank in range(2)]
+        self.wait_for_output(workers[0], "epoch 1/100000")
+        os.kill(servers[1].pid, signal.SIGKILL)
+        for survivor in (*workers, servers[0]):
+            done = self.finish(survivor, 10)  # at once: --exchange_deadline_s has not passed
+            self.assertEqual(done.returncode, 3, done.output)
+            self.assertIn("server 1", done.output)
+
     def test_survivors_over_tcp_name_the_dead_rank(self):
-        for sync in ("ring", "star"):
+        for sync in (["--sync=ring"], ["--sync=star"], ["--sync=star", "--same_host=shared_memory"]):
             address = self.free_address()
-            workers = [self.start([WORKER, "--sync=" + sync, "--rendezvous=" + address, "--rank=%d" % rank,
+            workers = [self.start([WORKER, *sync, "--rendezvous=" + address, "--rank=%d" % rank,
                                    "--world_size=3", *ENDLESS]) for rank in range(3)]
             self.wait_for_output(workers[0], "epoch 1/100000")
             os.kill(workers[2].pid, signal.SIGKILL)
@@ -92,8 +112,10 @@ class FailureTest(JobTest):
                 self.assertEqual(done.returncode, 3, done.output)
                 self.assertIn("rank 2", done.output)
 
-    def killed_worker(self, sync):
-        job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, "--checkpoint_dir=" + self.path("none")]))
+    def killed_worker(self, sync, flags=()):
+        # A folder for each job: on a slow machine the job before may have saved something in its own.
+        checkpoints = tempfile.mkdtemp(dir=self.folder)
+        job = self.start(self.job_command(sync, 2, 1, [*ENDLESS, *flags, "--checkpoint_dir=" + checkpoints]))
         self.wait_for_output(job, "epoch 1/100000")
         victims = children_named(self.folder, "worker")
         self.assertGreaterEqual(len(victims), 2)

@@ -51,7 +51,7 @@ class GoldenTest(JobTest):
 
     def test_every_cell_has_the_rings_digest(self):
         golden = {row[1:3]: row[3] for row in read_golden() if row[0] == "cpu"}
-        for sync in ("star", "star/mpi", "star/tcp", "ring/tcp"):
+        for sync in ("star", "star/mpi", "star/tcp", "ring/tcp", "star-servers/tcp"):
             self.assertEqual(self.run_job("cpu", "lenet5", 3, sync), golden["lenet5", 3], sync)
 
     def test_on_an_emulated_gpu(self):

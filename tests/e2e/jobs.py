@@ -123,12 +123,15 @@ class JobTest(unittest.TestCase):
 
     def job_command(self, sync: str, workers: int = 1, servers: int = 1, flags: Sequence[str] = (),
                     launch_flags: Sequence[str] = ()) -> list[str]:
-        """`sync` may name the transport as well: "star/mpi" is the star whose workers own the parameters."""
+        """`sync` may name the transport as well: "star/mpi" is the star whose workers own the parameters, and
+        "star-servers/tcp" the one that has servers all the same."""
         sync, _, transport = sync.partition("/")
+        has_servers = sync == "star-servers" or (sync == "star" and not transport)
+        sync = sync.removesuffix("-servers")
         command = [LAUNCH, "--sync=" + sync, "--workers=%d" % workers, *launch_flags]
         if transport:
             command.append("--transport=" + transport)
-        elif sync == "star":
+        if has_servers:
             command.append("--servers=%d" % servers)
         # The machine may have one GPU.
         share = [] if "--share_gpus" in flags or "--noshare_gpus" in flags else ["--share_gpus"]

@@ -50,7 +50,7 @@ class EightWorkersTest(JobTest):
         self.assertEqual(self.digest("ring/tcp", workers=8, flags=[*JOB, *PATIENT]), reference_digest(8, JOB))
 
     def test_several_blocks_and_adamw(self):
-        # 1.9 million parameters: eight reduction blocks, the last of which is shorter.
+        # 1.9 million parameters: 29 reduction blocks of 256 KiB, the last of which is shorter.
         flags = [*JOB, "--model=mlp", "--max_steps=2", "--optimizer=adamw", "--learning_rate=0.001"]
         for duplicate in ("--model=logreg", "--max_steps=8"):
             flags.remove(duplicate)

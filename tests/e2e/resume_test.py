@@ -19,7 +19,7 @@ class ResumeTest(JobTest):
 
     def halves(self, first, second, *extra):
         """The digest after two epochs by `first` and two more by `second`, each (sync, workers, servers)."""
-        folder = self.path("checkpoints")
+        folder = self.path("checkpoints.%d" % len(self.processes))
         flags = [*SMALL, "--checkpoint_dir=" + folder, *extra]
         for (sync, workers, servers), epochs in ((first, 2), (second, 4)):
             record = self.train(sync, workers, servers, flags=[*flags, "--epochs=%d" % epochs, "--resume"])
@@ -43,6 +43,7 @@ class ResumeTest(JobTest):
 
     def test_saved_over_tcp_resumed_over_tcp(self):
         self.assertEqual(self.halves(("ring/tcp", 2, 0), ("star/tcp", 2, 0)), self.whole())
+        self.assertEqual(self.halves(("star-servers/tcp", 2, 3), ("star-servers/tcp", 2, 1)), self.whole())
 
     def test_saved_by_ring_resumed_by_star_with_adamw(self):
         adamw = ["--optimizer=adamw", "--learning_rate=0.001"]

@@ -7,7 +7,7 @@ import signal
 import time
 import unittest
 
-from tests.e2e.jobs import JobTest, WORKER
+from tests.e2e.jobs import JobTest, SERVER, WORKER
 
 STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
 
@@ -131,6 +131,28 @@ class StallTest(JobTest):
             self.assertEqual(self.finish(second).returncode, 0)
             digests.add(self.digest(self.path("stopped." + sync)))
         self.assertEqual(len(digests), 1)
+
+    def test_ranks_over_tcp_name_a_stopped_server(self):
+        meet = ["--rendezvous=" + self.free_address(), "--world_size=2"]
+        servers = [self.start([SERVER, "--transport=tcp", *meet, "--shard=%d" % shard, "--shard_count=2"])
+                   for shard in range(2)]
+        flags = [*JOB, "--sync=star", *meet, "--server_ranks=2", "--checkpoint_dir=" + self.path("stopped.d")]
+        environment = {**os.environ, "STARRING_TEST_STOPS": "backward:5"}
+        workers = [self.start([WORKER, *flags, "--rank=0", "--record=" + self.path("stopped")]),
+                   self.start([STOPPING_WORKER, *flags, "--rank=1"], env=environment)]
+        pid = self.stopped_pid(workers[1])
+        servers[1].send_signal(signal.SIGSTOP)
+        self.wait_until(lambda: is_stopped(servers[1].pid), "the stop", servers[1])
+        os.kill(pid, signal.SIGCONT)
+        for worker in workers:
+            self.wait_until(lambda process=worker: "server 1 does not answer" in self.output_of(process), "a report",
+                            worker)
+        servers[1].send_signal(signal.SIGCONT)
+        for worker in workers:
+            done = self.finish(worker)
+            self.assertEqual(done.returncode, 0, done.output)
+            self.assertIn("the job goes on after", done.output.partition("server 1 does not answer")[2])
+        self.assertEqual(self.digest(self.path("stopped")), self.undisturbed_digest())
 
     def undisturbed_digest(self):
         """The digest of the same job without stops, which is the same for star and ring."""

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
@@ -30,7 +31,7 @@ using v1::ExchangeMessage;
 
 // The number of answers that a lane may have before the server writes them.
 constexpr size_t kAnswersKept = 16;
-constexpr int64_t kBlockElements = 32768;  // with one worker
+constexpr int64_t kBlockElements = ReductionBlockElements(1);
 
 struct JobShape {
   int world_size = 1;
@@ -62,6 +63,7 @@ Agreement AgreementOf(const JobShape& shape, int first) {
       BucketMap::Create({.element_count = shape.element_count, .bucket_bytes = 1, .world_size = shape.world_size});
   CHECK_OK(buckets);
   proto.set_bucket_bytes(buckets->bucket_bytes());
+  proto.set_chunk_bytes(ChunkBytesFor(shape.world_size));
   proto.set_first_step(shape.first_step);
   const bool adamw = (first & 16) != 0;
   proto.mutable_optimizer()->set_kind(adamw ? v1::OptimizerConfig::ADAMW : v1::OptimizerConfig::SGD);

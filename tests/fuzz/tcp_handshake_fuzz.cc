@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "common/check.h"
+#include "common/transport/tcp_handshake.h"
 #include "tests/fuzz/fuzz_input.h"
-#include "worker/exchange/peer/tcp_handshake.h"
 
 namespace {
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "common/check.h"
+#include "common/transport/tcp_stream.h"
 #include "tests/fuzz/fuzz_input.h"
-#include "worker/exchange/peer/tcp_stream.h"
 
 namespace {
 

@@ -296,6 +296,17 @@ TEST(ContributionSumTest, KeepsNoMoreBuffersThanAllowed) {
             kSliceBuffersMax);
 }
 
+// One array is read and written then, instead of two.
+TEST(ContributionSumTest, TheNewestParametersAreWrittenOverOnceNoAnswerHoldsThem) {
+  ContributionSum sums = MakeStarted(1);
+  const float* const memory = sums.Parameters(0)->parameters().data();
+  MustContribute(sums, Constant(0, 0, 0, 1, 16));
+  EXPECT_EQ(sums.Parameters(0)->parameters().data(), memory);
+  const auto held = sums.Parameters(0);
+  MustContribute(sums, Constant(0, 1, 0, 1, 16));
+  EXPECT_NE(sums.Parameters(0)->parameters().data(), memory);
+}
+
 // For ThreadSanitizer. A gRPC thread that drops an answer's bytes takes no lock, and no thread joins it. So only
 // FreeBuffer's look at the reference count orders the thread's last read before the next write to that memory.
 TEST(ContributionSumTest, MemoryIsWrittenAgainOnlyAfterTheLastRead) {
@@ -311,6 +322,7 @@ TEST(ContributionSumTest, MemoryIsWrittenAgainOnlyAfterTheLastRead) {
   bool written_again = false;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(50);
   for (int64_t step = 0; !written_again && std::chrono::steady_clock::now() < deadline; ++step) {
+    const auto newest = sums.Parameters(0);  // held, or it would be written over
     MustContribute(sums, Constant(0, step, 0, 1, 16));
     written_again = sums.Parameters(0)->parameters().data() == memory;
   }

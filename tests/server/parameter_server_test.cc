@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -99,6 +100,7 @@ v1::JoinRequest HugeRequest() {
   agreement.set_world_size(1);
   agreement.set_element_count(kElementCountMax);
   agreement.set_bucket_bytes(kBucketBytesMax);
+  agreement.set_chunk_bytes(ChunkBytesFor(1));
   agreement.mutable_optimizer()->set_kind(v1::OptimizerConfig::ADAMW);
   agreement.mutable_optimizer()->set_beta1(0.9);
   agreement.mutable_optimizer()->set_beta2(0.999);

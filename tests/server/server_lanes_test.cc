@@ -86,9 +86,9 @@ TEST(ServerLanesTest, AWorkerThatAsksAndDoesNotReadIsCut) {
   EXPECT_LT(absl::Now() - begin, kPatience / 2) << "that was the stream's own deadline";
 }
 
-TEST(ServerLanesTest, AWorkerHasNoMoreRequestsInFlightOnALaneThanAllowed) {
+TEST(ServerLanesTest, AWorkerHasNoMoreSlicesOnTheirWayThanAllowed) {
   const auto server = StartServer();
-  constexpr int kBuckets = 4 * kLaneRequestsMax;
+  constexpr int kBuckets = 4 * kShardSlicesMax;
   JobSpec job = MakeJob(0, 2, kBuckets * 2 * 32768, 1);
   ASSERT_EQ(job.buckets.bucket_count(), kBuckets);
   PendingJoin other(server->address(),
@@ -103,9 +103,9 @@ TEST(ServerLanesTest, AWorkerHasNoMoreRequestsInFlightOnALaneThanAllowed) {
   }
   Stranger monitor(server->address());
   const auto contributions = [&] { return monitor.Status().workers(0).contributions(); };
-  ASSERT_TRUE(Eventually([&] { return contributions() >= kLaneRequestsMax; }));
+  ASSERT_TRUE(Eventually([&] { return contributions() >= kShardSlicesMax; }));
   absl::SleepFor(absl::Milliseconds(200));  // more would arrive in this time
-  EXPECT_EQ(contributions(), kLaneRequestsMax);
+  EXPECT_EQ(contributions(), kShardSlicesMax);
   exchange->Abort(absl::CancelledError("the test is over"));
 }
 

@@ -53,6 +53,25 @@ TEST(ServerOptionsTest, RefusesPortsThatAreNone) {
   EXPECT_EQ(Parse({"--shard=1", "--shard_count=2", "--metrics_port=0"})->metrics_port, 0);
 }
 
+TEST(ServerOptionsTest, OverTcpItMeetsTheWorkers) {
+  const auto options = Parse({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--shard=1", "--shard_count=2"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->transport, TransportKind::kTcp);
+  EXPECT_EQ(options->world_size, 3);
+  EXPECT_THAT(Refusal({"--transport=tcp", "--world_size=3"}), HasSubstr("it needs --rendezvous=host:port"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1"}), HasSubstr("give the number of workers"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=nowhere", "--world_size=3"}), HasSubstr("--rendezvous"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--listen=a:1"}),
+              HasSubstr("meets the workers at --rendezvous"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--port_file=f"}),
+              HasSubstr("no worker has to know"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=1024"}), HasSubstr("over 1024 processes"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--tls"}),
+              HasSubstr("encrypts connections by gRPC"));
+  EXPECT_THAT(Refusal({"--rendezvous=a:1"}), HasSubstr("give --transport=tcp"));
+  EXPECT_THAT(Refusal({"--world_size=3"}), HasSubstr("give --transport=tcp"));
+}
+
 TEST(ServerOptionsTest, RefusesAShardThatIsNone) {
   EXPECT_THAT(Refusal({"--shard=2", "--shard_count=2"}), HasSubstr("--shard_count is 2"));
   EXPECT_THAT(Refusal({"--shard=-1"}), HasSubstr("flag --shard cannot be \"-1\""));

@@ -202,7 +202,7 @@ class ServerProcessTest(unittest.TestCase):
         worker = self.start_worker([server], 0, 500, "--deadline=10s")
         _, errors = worker.communicate(timeout=PATIENCE_S)
         self.assertIn("RESOURCE_EXHAUSTED", errors)
-        self.assertIn("500 workers with 2 lanes each need 2192 descriptors", errors)
+        self.assertIn("500 workers with --lanes=1 need 1192 descriptors", errors)
         self.assertIn("may open 512", errors)
 
     def test_no_worker_comes(self):

@@ -16,10 +16,16 @@
 
 namespace starring {
 
-// A job of `world_size` workers with one shard, which owns everything. Keeps all answers until TakeAnswers.
+// A job of `world_size` workers with one shard, which owns everything, or with shard `place.index` of several. Keeps
+// all answers until TakeAnswers.
 class Shard {
  public:
-  explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1) {
+  struct Place {
+    int index = 0;
+    int count = 1;
+  };
+  explicit Shard(int world_size, int64_t elements = 300'000, int64_t bucket_bytes = 1, Place where = {0, 1})
+      : place(where) {
     spec = MakeJob(0, world_size, elements, bucket_bytes);
     job = CreateJob();
     for (int rank = 0; rank < world_size; ++rank) job->OnLaneOpen({rank, 0});
@@ -30,8 +36,8 @@ class Shard {
     auto agreement = ParseAgreement(SerializeAgreement(spec));
     CHECK_OK(agreement);
     auto created = ShardJob::Create({.agreement = *std::move(agreement),
-                                     .shard = 0,
-                                     .shard_count = 1,
+                                     .shard = place.index,
+                                     .shard_count = place.count,
                                      .exchange_deadline = std::chrono::seconds(10),
                                      .join_deadline = std::chrono::seconds(5),
                                      .send = [this](Answer answer) { on_answer(std::move(answer)); },
@@ -124,7 +130,7 @@ class Shard {
   }
 
   std::span<const std::byte> Slice(const std::vector<float>& whole, int bucket) const {
-    const ElementRange range = spec.buckets.bucket(bucket);
+    const ElementRange range = spec.buckets.ShardSlice(bucket, place.index, place.count);
     return std::as_bytes(std::span(whole).subspan(range.begin, range.size()));
   }
 
@@ -145,6 +151,7 @@ class Shard {
 
   std::vector<Answer> TakeAnswers() { return std::exchange(answers, {}); }
 
+  const Place place;
   JobSpec spec;
   ShardJob::Time now{std::chrono::seconds(1000)};
   std::vector<Answer> answers;

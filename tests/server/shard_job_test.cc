@@ -40,6 +40,20 @@ TEST(ShardJobTest, SumsAndAnswersAllRanksOnceAllAreThere) {
   }
 }
 
+// If all shards answered rank 0 first, its link would be busy while those of the others are idle.
+TEST(ShardJobTest, EveryShardAnswersAnotherRankFirst) {
+  constexpr int kWorkers = 4;
+  for (int index = 0; index < 4; ++index) {
+    Shard shard(kWorkers, 300'000, 1, {.index = index, .count = 4});
+    shard.SendInitialParameters();
+    shard.TakeAnswers();
+    for (int rank = 0; rank < kWorkers; ++rank) shard.SendGradient({rank, 0}, 0, 0);
+    std::vector<int> order;
+    for (const Answer& answer : shard.TakeAnswers()) order.push_back(answer.to.rank);
+    EXPECT_THAT(order, ElementsAre(index, (index + 1) % 4, (index + 2) % 4, (index + 3) % 4));
+  }
+}
+
 // Doubled, late and out of order, from every lane: the sum stays exact.
 TEST(ShardJobTest, DuplicatesChangeNothing) {
   constexpr int kSteps = 5;

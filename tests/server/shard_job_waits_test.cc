@@ -230,11 +230,11 @@ TEST(ShardJobWaitsTest, DescribingManyBucketsTakesNoLonger) {
     }
     return shortest;
   };
-  EXPECT_LT(shortest_of(512 * kChunkElements), 2 * shortest_of(kChunkElements));
+  EXPECT_LT(shortest_of(512 * ChunkElements(1)), 2 * shortest_of(ChunkElements(1)));
 }
 
 TEST(ShardJobWaitsTest, CountsTheStepsThatAreOverForEveryBucket) {
-  Shard shard(1, 3 * kChunkElements);
+  Shard shard(1, 3 * ChunkElements(1));
   const auto complete_after = [&](int64_t step, int bucket) {
     shard.SendGradient({0, 0}, step, bucket);
     v1::GetStatusReply reply;

@@ -6,6 +6,7 @@
 #include <latch>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -218,6 +219,61 @@ TEST_F(CheckpointerTest, RankZeroAloneReadsTheOptimizersState) {
     EXPECT_EQ(state.size(), rank->options.rank == 0 ? 1 : 0);
     rank->warnings.clear();
   });
+}
+
+// The chunk's size is a function of the number of workers; a build with another function would change the bits.
+TEST_F(CheckpointerTest, AnotherChunkIsRefusedUnlessTheNumberOfWorkersDiffers) {
+  int64_t chunk_bytes = 64 << 10;
+  int world_size = kRanks;
+  write_ = [&](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
+    EXPECT_EQ(checkpoint.world_size, kRanks);
+    EXPECT_EQ(checkpoint.chunk_bytes, 128 << 10);
+    Checkpoint other = checkpoint;
+    other.chunk_bytes = chunk_bytes;
+    other.world_size = world_size;
+    return WriteCheckpoint(dir, layout, other);
+  };
+  const auto restore_after_save = [&](const std::function<void(const absl::Status&)>& expect) {
+    std::filesystem::remove_all(dir_);
+    resume_ = false;
+    RunRanks([&](Rank* rank) {
+      EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    });
+    resume_ = true;
+    RunRanks([&](Rank* rank) {
+      std::vector<std::vector<float>> state;
+      expect(rank->checkpointer->Restore(rank->parameters, &state).status());
+      rank->warnings.clear();
+    });
+  };
+  restore_after_save([](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("was written with chunk_bytes 65536, this build adds in"));
+  });
+  world_size = 9;
+  restore_after_save([](const absl::Status& status) { EXPECT_EQ(status, absl::OkStatus()); });
+  // Of a build that did not record it.
+  chunk_bytes = world_size = 0;
+  restore_after_save([](const absl::Status& status) { EXPECT_EQ(status, absl::OkStatus()); });
+}
+
+TEST_F(CheckpointerTest, KeepsTheBucketsThatWereChosen) {
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->chosen_bucket_bytes(), 0);
+    rank->checkpointer->set_chosen_bucket_bytes(4 << 20);
+    EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+  });
+  resume_ = true;
+  // What a flag says now comes before what was chosen then.
+  for (const bool tries : {false, true}) {
+    RunRanks([&](Rank* rank) {
+      if (tries) rank->options.asked.bucket_bytes = std::nullopt;
+      std::vector<std::vector<float>> state;
+      EXPECT_EQ(rank->checkpointer->Restore(rank->parameters, &state).value(), 10);
+      EXPECT_EQ(rank->checkpointer->chosen_bucket_bytes(), tries ? 4 << 20 : 0);
+      rank->warnings.clear();
+    });
+  }
 }
 
 // Before there was --sum_order, contributions were added as a chain.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -113,9 +114,9 @@ class TrainerTest : public testing::Test {
                             }});
   }
 
-  // Trains `model` as one of the two ranks of `ring`. Returns the network's buffers afterwards.
+  // Trains `model` as one of the two ranks of `ring`. Returns the network's buffers afterwards, and fills `trained`.
   std::vector<std::vector<float>> TrainInRing(const LayerFile& model, const TrainAndTest& data, int rank,
-                                              InMemoryNetwork* ring) {
+                                              InMemoryNetwork* ring, TrainResult* trained = nullptr) {
     WorkerOptions options = options_;
     options.sync = Sync::kRing;
     options.rank = rank;
@@ -142,6 +143,7 @@ class TrainerTest : public testing::Test {
                                          .stop_requested = [] { return false; }});
     EXPECT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(exchange.Release());
+    if (trained != nullptr && result.ok()) *trained = *result;
     std::vector<std::vector<float>> values;
     for (const NetworkBuffer& buffer : network->buffers()) {
       values.emplace_back(buffer.values.size());
@@ -250,6 +252,37 @@ TEST_F(TrainerTest, AveragesTheStatisticsOfManyChannelsInParts) {
   ASSERT_EQ(std::ssize(first[0]), kChannels);
   EXPECT_NE(first[0].back(), 0) << "the mean has moved";
   EXPECT_EQ(first, second);
+}
+
+// The time of a step is no reason for another bit, and both ranks must choose the same size.
+TEST_F(TrainerTest, TriesSizesOfBucketsAndChangesNoBit) {
+  const LayerFile model = LayerFile::Load("mlp").value();
+  options_.checkpoint_dir = "";
+  options_.epochs = 8;  // 32 steps
+  const TrainAndTest data = LoadDataset(options_.dataset).value();
+  const auto train = [&](std::optional<int64_t> asked_bytes) {
+    options_.asked.bucket_bytes = asked_bytes;
+    InMemoryNetwork ring(2, /*seed=*/1);
+    std::vector<TrainResult> results(2);
+    std::thread other([&] { TrainInRing(model, data, 1, &ring, &results[1]); });
+    TrainInRing(model, data, 0, &ring, &results[0]);
+    other.join();
+    return results;
+  };
+  const std::vector<TrainResult> usual = train(0), tried = train(std::nullopt);
+  EXPECT_EQ(usual[0].bucket_bytes, 1 << 20);
+  EXPECT_TRUE(usual[0].tried_buckets.empty());
+  EXPECT_EQ(tried[0].parameter_sha256, usual[0].parameter_sha256);
+  EXPECT_EQ(tried[1].parameter_sha256, usual[0].parameter_sha256);
+  EXPECT_EQ(tried[0].bucket_bytes, tried[1].bucket_bytes);
+  ASSERT_EQ(tried[0].tried_buckets.size(), 3);
+  const auto best = std::ranges::min_element(tried[0].tried_buckets, {}, &TriedBuckets::step_ms);
+  EXPECT_EQ(best->bucket_bytes, tried[0].bucket_bytes);
+  // A run with fewer steps has the usual size.
+  options_.epochs = 7;
+  const std::vector<TrainResult> brief = train(std::nullopt);
+  EXPECT_EQ(brief[0].bucket_bytes, 1 << 20);
+  EXPECT_TRUE(brief[0].tried_buckets.empty());
 }
 
 // The disk is full, and another rank dies before that is reported.

@@ -192,6 +192,25 @@ TEST(WorkerOptionsTest, RefusesTransportsThatDoNotFit) {
               HasSubstr("--sync=star --transport=mpi has none: drop it"));
 }
 
+TEST(WorkerOptionsTest, ServersOverTcpAreACount) {
+  const auto options = Parse({"--server_ranks=2", "--rendezvous=a:1", "--rank=1", "--world_size=3"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_EQ(options->sync, Sync::kStar);
+  EXPECT_EQ(options->transport, TransportKind::kTcp);
+  EXPECT_EQ(options->ServerCount(), 2);
+  EXPECT_FALSE(options->RanksAreOwners());
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--sync=ring", "--rendezvous=a:1", "--world_size=1"}),
+              HasSubstr("--sync=ring has no servers"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--sync=star", "--transport=mpi"}), HasSubstr("or give --transport=tcp"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--servers=a:1"}), HasSubstr("the addresses of --servers"));
+  EXPECT_THAT(Refusal({"--servers=a:1", "--transport=tcp", "--rendezvous=a:1", "--world_size=1"}),
+              HasSubstr("give their number, --server_ranks"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--rendezvous=a:1", "--rank=0", "--world_size=1023"}),
+              HasSubstr("over 1024 processes"));
+  EXPECT_THAT(Refusal({"--server_ranks=2", "--rendezvous=a:1", "--rank=0", "--world_size=1", "--check"}),
+              HasSubstr("--server_ranks=0"));
+}
+
 TEST(WorkerOptionsTest, OverTcpEachWorkerIsToldItsNumber) {
   const auto second = Parse({"--sync=star", "--rendezvous=a:1", "--rank=1", "--world_size=2", "--run_id=r"});
   ASSERT_TRUE(second.ok()) << second.status();
@@ -239,7 +258,7 @@ TEST(WorkerOptionsTest, AStarAddsInEitherOrder) {
   }
   EXPECT_EQ(Parse({})->sum_order, SumOrder::kChain);
   EXPECT_THAT(Refusal({"--sync=ring", "--sum_order=tree"}), HasSubstr("which is a chain: give --sync=star"));
-  EXPECT_THAT(Refusal({"--sum_order=tree"}, MpirunOf(0, 2)), HasSubstr("which is a chain: give --sync=star"));
+  EXPECT_EQ(Parse({"--sum_order=tree"}, MpirunOf(0, 2))->sync, Sync::kStar);
   EXPECT_THAT(Refusal({"--sync=mpi", "--sum_order=tree"}), HasSubstr("leaves the order to MPI: give --sync=star"));
 }
 
@@ -247,6 +266,35 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_EQ(Parse({"--servers=a:1"})->same_host, SameHost::kSharedMemory);
   EXPECT_EQ(Parse({"--servers=a:1", "--same_host=socket"})->same_host, SameHost::kSocket);
   EXPECT_THAT(Refusal({"--servers=a:1", "--same_host=pigeon"}), HasSubstr("shared_memory, socket"));
+  // Without servers it is a way of its own, which a person asks for.
+  EXPECT_EQ(Parse({"--sync=star"}, MpirunOf(0, 2))->same_host, SameHost::kSocket);
+  const auto shared = Parse({"--same_host=shared_memory"}, MpirunOf(0, 2));
+  EXPECT_EQ(shared->sync, Sync::kStar);
+  EXPECT_EQ(shared->same_host, SameHost::kSharedMemory);
+  EXPECT_FALSE(shared->RanksChoose());
+  EXPECT_THAT(Refusal({"--same_host=shared_memory", "--cuda_aware_mpi=auto"}, MpirunOf(0, 2)),
+              HasSubstr("--same_host=shared_memory is memory of the host: drop one of the two"));
+  EXPECT_THAT(Refusal({"--same_host=shared_memory", "--sync=ring"}, MpirunOf(0, 2)),
+              HasSubstr("--sync=ring sends messages: drop it, or give --sync=star"));
+  // Over TCP nothing is shared with servers.
+  EXPECT_EQ(Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1"})->same_host,
+            SameHost::kSocket);
+  EXPECT_THAT(
+      Refusal({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1", "--same_host=shared_memory"}),
+      HasSubstr("workers and servers send messages: drop it"));
+}
+
+TEST(WorkerOptionsTest, RanksChooseWithoutSync) {
+  for (const char* const more : {"--same_host=auto", "--same_host=socket", "--sum_order=tree", "--transport=mpi"}) {
+    EXPECT_TRUE(Parse({more}, MpirunOf(0, 2))->RanksChoose()) << more;
+    EXPECT_TRUE(Parse({more, "--sync=auto"}, MpirunOf(0, 2))->RanksChoose()) << more;
+    EXPECT_FALSE(Parse({more, "--sync=star"}, MpirunOf(0, 2))->RanksChoose()) << more;
+  }
+  EXPECT_TRUE(Parse({"--rendezvous=a:1", "--rank=1", "--world_size=2"})->RanksChoose());
+  EXPECT_FALSE(Parse({"--sync=ring"}, MpirunOf(0, 2))->RanksChoose());
+  EXPECT_FALSE(Parse({"--servers=a:1"}, MpirunOf(0, 2))->RanksChoose());
+  EXPECT_FALSE(Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=1", "--world_size=2"})->RanksChoose());
+  EXPECT_FALSE(Parse({})->RanksChoose());
 }
 
 TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {
@@ -257,6 +305,19 @@ TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {
   EXPECT_EQ(bytes({"--servers=127.0.0.1:1", "--bucket_bytes=5"}), 5);
   EXPECT_EQ(bytes({}), 1 << 20);
   EXPECT_THAT(Refusal({"--bucket_bytes=-1"}), HasSubstr("bucket_bytes"));
+}
+
+TEST(WorkerOptionsTest, BucketsAreTriedWhereRanksAreOwners) {
+  EXPECT_TRUE(Parse({"--sync=ring", "--bucket_bytes=auto"}, MpirunOf(0, 2))->TriesBucketSizes());
+  EXPECT_TRUE(Parse({"--sync=star", "--bucket_bytes=auto"}, MpirunOf(0, 2))->TriesBucketSizes());
+  EXPECT_FALSE(Parse({"--sync=ring"}, MpirunOf(0, 2))->TriesBucketSizes());
+  // One worker exchanges nothing.
+  EXPECT_FALSE(Parse({"--bucket_bytes=auto"})->TriesBucketSizes());
+  EXPECT_EQ(Parse({"--bucket_bytes=auto"})->bucket_bytes, 1 << 20);
+  EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--servers=a:1"}), HasSubstr("give a number, or leave out --servers"));
+  EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1"}),
+              HasSubstr("or leave out --servers and --server_ranks"));
+  EXPECT_THAT(Refusal({"--bucket_bytes=auto", "--sync=mpi"}, MpirunOf(0, 2)), HasSubstr("or --sync=ring"));
 }
 
 TEST(WorkerOptionsTest, RefusesContradictions) {

@@ -13,9 +13,9 @@
 #include <functional>
 #include <string>
 
+#include "common/transport/tcp_rendezvous.h"
 #include "proto/starring/v1/check.pb.h"
 #include "worker/exchange/peer/mpi_runtime.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
 #include "worker/launcher_environment.h"
 #include "worker/worker_options.h"
 

@@ -15,12 +15,12 @@
 #include "absl/time/clock.h"
 #include "common/flags/command_line.h"
 #include "common/limits.h"
+#include "common/stall_report.h"
 #include "common/status.h"
+#include "common/transport/collectives.h"
+#include "common/transport/message_pump.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "worker/check/topology_check.h"
-#include "worker/exchange/peer/collectives.h"
-#include "worker/exchange/peer/message_pump.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
-#include "worker/exchange/stall_report.h"
 
 namespace starring {
 namespace {

@@ -10,11 +10,14 @@
 #define STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/job_spec.h"
+#include "common/sync.h"
 
 namespace starring {
 
@@ -23,6 +26,12 @@ struct ExchangeCounters {
   int64_t bytes_received = 0;    // likewise
   bool shared_memory = false;    // the bytes went through shared memory, not through a socket
   double optimizer_seconds = 0;  // spent in this process applying the optimizer (0 in a star: the servers do it)
+};
+
+// What an exchange that may choose has chosen, and why, for people.
+struct ExchangeChoice {
+  Sync sync = Sync::kLocal;
+  std::string reason;
 };
 
 class GradientExchange {
@@ -49,12 +58,19 @@ class GradientExchange {
   enum class MemoryPlace { kHost, kDevice };
   virtual MemoryPlace memory_place() const { return MemoryPlace::kHost; }
 
-  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Returns at once. Buckets are
+  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Waits for nobody. Buckets are
   // submitted in ascending order, every bucket once a step. An error is returned by Await.
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
 
   // Returns when the parameters of `bucket` are those that step + 1 reads. Must be called once for every Submit.
   virtual absl::Status Await(int64_t step, int bucket) = 0;
+
+  // From `step` on, the parameter vector is cut in these buckets; no bit changes. Collective: every worker gives the
+  // same. Unimplemented, before anything is changed, by an exchange that cannot. REQUIRES: no bucket is in flight, and
+  // step - 1 was the last that was submitted.
+  virtual absl::Status UseBuckets(const BucketMap& /*buckets*/, int64_t /*step*/) {
+    return absl::UnimplementedError("this exchange keeps to the buckets of its start: give --bucket_bytes a number");
+  }
 
   // Replaces `values` on every worker by their element-wise sum over all workers, added in rank order. Also a barrier.
   // For few numbers (at most kSumValuesMax of limits.h). May be called while buckets are in flight. FailedPrecondition,
@@ -78,6 +94,9 @@ class GradientExchange {
   virtual absl::Status Finish() = 0;
 
   virtual ExchangeCounters counters() const = 0;
+
+  // Empty if there was nothing to choose. Valid after Start.
+  virtual std::optional<ExchangeChoice> choice() const { return std::nullopt; }
 };
 
 }  // namespace starring

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/atomic_file.h"
 #include "common/check.h"
 #include "common/flags/flag_table.h"
@@ -35,20 +36,23 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   const WorkerOptions& options = *facts.options;
   const auto text = [](absl::string_view value) { return FlagJson(FlagSlot::Json::kText, value); };
   std::map<std::string, std::string> config = {
-      {"server_count", absl::StrCat(options.servers.size())},
+      {"server_count", absl::StrCat(options.ServerCount())},
       {"train_count", absl::StrCat(facts.data->train.count)},
       {"test_count", absl::StrCat(facts.data->test.count)},
       {"security", text("")},
       {"total_steps", absl::StrCat(facts.result->total_steps)},
       {"bucket_bytes", absl::StrCat(facts.result->bucket_bytes)},
+      {"chunk_bytes", absl::StrCat(ChunkBytesFor(options.world_size))},
   };
   // Each transport, and each device below, has flags that the others ignore.
   const bool is_grpc = options.transport == TransportKind::kGrpc;
   if (is_grpc || options.transport == TransportKind::kTcp) config["security"] = text(SecurityName(options.security));
   if (!is_grpc) {
     config["lanes"] = "0";
-    config["same_host"] = text("");
+    const bool is_star = options.sync == Sync::kStar;
+    config["same_host"] = text(!is_star ? "" : facts.result->exchange.shared_memory ? "shared_memory" : "socket");
   }
+  config["sync_reason"] = text(facts.sync_reason);
   if (options.transport == TransportKind::kNone) config["transport"] = text("");
   if (options.device == DeviceKind::kCuda) {
     config["isa"] = text("");
@@ -139,6 +143,11 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
     out.set_percent(found.straggler.percent);
     out.set_first_step(static_cast<int>(found.first_step));
     out.set_last_step(static_cast<int>(found.last_step));
+  }
+  for (const TriedBuckets& tried : result.tried_buckets) {
+    v1::TriedBuckets& out = *record.add_tried_buckets();
+    out.set_bucket_bytes(static_cast<int>(tried.bucket_bytes));
+    out.set_step_ms(tried.step_ms);
   }
   for (const StepLoss& loss : result.losses) {
     v1::StepLoss& out = *record.add_losses();

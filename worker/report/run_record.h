@@ -25,6 +25,7 @@ struct RunFacts {
   std::string cores_per_server;                 // as deploy/launch pinned them; without it empty
   std::map<std::string, std::string> versions;  // of what decides bits and speed
   std::map<std::string, std::string> engines;   // CudaDevice::engines
+  std::string sync_reason;                      // why the ranks chose this --sync; empty if they did not
 };
 
 // Versions of what decides bits and speed, as built or as running, by name: starring, compiler, kernel, protobuf.

@@ -11,16 +11,25 @@
 namespace starring {
 
 InFlightBuckets::InFlightBuckets(const Options& options)
-    : options_(options), submitted_step_(static_cast<size_t>(options.buckets->bucket_count()), -1) {}
+    : options_(options),
+      buckets_(*options.buckets),
+      submitted_step_(static_cast<size_t>(buckets_.bucket_count()), -1) {}
+
+void InFlightBuckets::UseBuckets(const BucketMap& buckets) {
+  CHECK(step_ < 0 || next_bucket_ == buckets_.bucket_count()) << "step " << step_ << " was not submitted whole";
+  for (const int64_t step : submitted_step_) CHECK_LT(step, 0) << "a bucket of step " << step << " is in flight";
+  buckets_ = buckets;
+  submitted_step_.assign(static_cast<size_t>(buckets_.bucket_count()), -1);
+  step_ = -1;
+}
 
 absl::Status InFlightBuckets::Await(ElementRange range, StepTimer& timer,
                                     absl::FunctionRef<absl::Status(int)> arrived) {
   if (range.size() == 0) return absl::OkStatus();
   // Forward awaits the buckets that its next layer reads: that time is the exchange's and not forward's.
   const StepPart outer = timer.Enter(options_.exchange_part);
-  const BucketMap& buckets = *options_.buckets;
   // Buckets are numbered from the vector's end, in the order in which backward completes them.
-  for (int b = buckets.BucketOf(range.end - 1); b <= buckets.BucketOf(range.begin); ++b) {
+  for (int b = buckets_.BucketOf(range.end - 1); b <= buckets_.BucketOf(range.begin); ++b) {
     // Neighbouring layers may share a bucket: then the first of them has awaited it.
     if (submitted_step_[b] < 0) continue;
     if (timer.progress() != nullptr) timer.progress()->set_bucket(b);
@@ -52,17 +61,16 @@ absl::Status InFlightBuckets::NonFinite(int64_t step, int64_t element, const std
 }
 
 void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer) {
-  const BucketMap& buckets = *options_.buckets;
   if (step != step_) {
     // A bucket that was left out would make the other ranks wait for this one until the deadline.
-    CHECK(step_ < 0 || next_bucket_ == buckets.bucket_count()) << "step " << step_ << " was not submitted whole";
+    CHECK(step_ < 0 || next_bucket_ == buckets_.bucket_count()) << "step " << step_ << " was not submitted whole";
     step_ = step;
     next_bucket_ = 0;
   }
   const StepPart outer = timer.Enter(options_.exchange_part);
   // A bucket is complete when backward has reached its first element; a layer may complete several buckets or none.
-  for (; next_bucket_ < buckets.bucket_count() && buckets.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
-    const ElementRange range = buckets.bucket(next_bucket_);
+  for (; next_bucket_ < buckets_.bucket_count() && buckets_.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
+    const ElementRange range = buckets_.bucket(next_bucket_);
     // The exchange may still be reading its memory, and would send a mixture of two steps.
     CHECK_LT(submitted_step_[next_bucket_], 0) << "bucket " << next_bucket_ << " was not awaited";
     // Submit returns at once and reports no error. The mark is what makes Await ask for the bucket, and for its error.

@@ -23,13 +23,16 @@ namespace starring {
 class InFlightBuckets {
  public:
   struct Options {
-    const BucketMap* buckets = nullptr;  // this and the next two outlive the object
-    const Layout* layout = nullptr;
+    const BucketMap* buckets = nullptr;  // copied
+    const Layout* layout = nullptr;      // this and the next outlive the object
     GradientExchange* exchange = nullptr;
     int rank = 0;                               // for error messages
     StepPart exchange_part = StepPart::kOther;  // the part of a step that time in the exchange belongs to
   };
   explicit InFlightBuckets(const Options& options);
+
+  // From now on the vector is cut in other buckets. REQUIRES: all buckets were submitted and awaited, or none.
+  void UseBuckets(const BucketMap& buckets);
 
   // Awaits every bucket in flight that has an element in `range`, and calls `arrived` for each.
   absl::Status Await(ElementRange range, StepTimer& timer, absl::FunctionRef<absl::Status(int bucket)> arrived);
@@ -46,6 +49,7 @@ class InFlightBuckets {
 
  private:
   const Options options_;
+  BucketMap buckets_;
   std::vector<int64_t> submitted_step_;  // by bucket: its step if it is in flight, otherwise -1
   int64_t step_ = -1;                    // the last SubmitFrom's
   int next_bucket_ = 0;                  // the first bucket that was not submitted in that step

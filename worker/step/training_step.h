@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
+#include "common/check.h"
 #include "common/job_spec.h"
 #include "common/trace.h"
 #include "kernels/device.h"
@@ -75,6 +76,10 @@ class TrainingStep {
   // Waits for everything in flight. Afterwards every step that was run has finished, and the device and parameters()
   // have the parameters of the next step.
   virtual absl::Status Settle(std::vector<FinishedStep>* finished) = 0;
+
+  // The exchange has other buckets now (GradientExchange::UseBuckets). REQUIRES: a step on the CPU; before the first
+  // Run, or after Settle.
+  virtual void UseBuckets(const BucketMap&) { CHECK(false) << "this step keeps to its buckets"; }
 
   // In host memory. Valid after Begin and after Settle, until the next Run.
   virtual std::span<const float> parameters() const = 0;

@@ -81,6 +81,8 @@ class CpuTrainingStep final : public TrainingStep {
   // No step is added: on a CPU a step has finished when Run returns. Only its buckets may be in flight.
   absl::Status Settle(std::vector<FinishedStep>*) override { return Await({0, element_count()}); }
 
+  void UseBuckets(const BucketMap& buckets) override { in_flight_.UseBuckets(buckets); }
+
   std::span<const float> parameters() const override {
     return parameters_ == nullptr ? exchange_.parameter_memory() : WholeOf(*parameters_);
   }

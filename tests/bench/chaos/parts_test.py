@@ -33,6 +33,7 @@ class ScheduleTest(unittest.TestCase):
     def test_every_kind_and_victim_comes(self):
         for topology, roles in (("star", {"worker", "server", "launch", "proxy"}),
                                 ("star-mpi", {"worker", "mpirun", "launch"}),
+                                ("star-servers-tcp", {"worker", "server", "launch"}),
                                 ("star-tcp", {"worker", "launch"}), ("ring-tcp", {"worker", "launch"}),
                                 ("ring", {"worker", "mpirun", "launch"})):
             events = make_schedule(1, setup(topology), 1000)

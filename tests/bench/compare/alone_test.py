@@ -32,7 +32,8 @@ class AloneTest(unittest.TestCase):
             asked = next((word.partition("=")[2].split(",") for word in argv if word.startswith("--syncs=")),
                          ["library", "ring", "star-mpi", "mpi"])
             names = ([library] if library else asked if "ring_bench" in name else
-                     ["star"] if "star_bench" in name else ["gloo"])
+                     ["star-servers-tcp" if "--transport=tcp" in argv else "star"] if "star_bench" in name else
+                     ["gloo"])
             return "".join(json.dumps({"sync": sync, "workers": 2, "bytes": 4096, "latency_us": 1.0,
                                        "bus_gb_per_s": 1.0}) + "\n" for sync in names)
 
@@ -58,12 +59,17 @@ class AloneTest(unittest.TestCase):
         self.assertEqual((names, missing, len(ran)), (["ring"], {}, 1))
 
     def test_what_is_not_here_has_a_reason_and_is_no_failure(self):
-        names, missing, failures, _, _ = self.exchanges(["mpi", "ddp", "star-servers-tcp"], [])
+        names, missing, failures, _, _ = self.exchanges(["mpi", "ddp"], [])
         self.assertEqual(names, ["mpi"])
-        self.assertEqual(set(missing), {"mpi4py", "gloo", "horovod", "star-servers-tcp"})
+        self.assertEqual(set(missing), {"mpi4py", "gloo", "horovod"})
         self.assertIn("apt-get install python3-mpi4py", missing["mpi4py"])
         self.assertIn(programs.HOW_TO_GET_TORCH, missing["gloo"])
         self.assertEqual(failures, [])
+
+    def test_servers_over_tcp_meet_the_workers(self):
+        names, missing, _, ran, _ = self.exchanges(["star", "star-servers-tcp"])
+        self.assertEqual((names, missing, len(ran)), (["star", "star-servers-tcp"], {}, 2))
+        self.assertIn("--transport=tcp", ran[1])
 
     def test_ranks_over_tcp_meet_at_an_address_that_all_reach(self):
         for where, address in ((None, "127.0.0.1:0"), (make_lab(2), "10.77.0.1:0")):
@@ -72,6 +78,12 @@ class AloneTest(unittest.TestCase):
             self.assertIn("--syncs=ring,ring-tcp,star-tcp", ran[0])
             self.assertIn("--rendezvous=" + address, ran[0])
         self.assertFalse([word for word in self.exchanges(["ring"])[3][0] if word.startswith("--rendezvous")])
+
+    def test_ranks_share_memory_on_one_machine_only(self):
+        names, _, _, ran, _ = self.exchanges(["ring", "star-mpi-shm"])
+        self.assertEqual(names, ["ring", "star-mpi-shm"])
+        self.assertIn("--syncs=ring,star-mpi-shm", ran[0])
+        self.assertEqual(self.exchanges(["ring", "star-mpi-shm"], where=make_lab(2))[0], ["ring"])
 
     def test_a_failure_leaves_the_other_rows(self):
         names, missing, failures, _, _ = self.exchanges(["star", "ring", "mpi", "ddp"], ["torch"], ["ring_bench"])

@@ -135,6 +135,10 @@ class MatrixTest(unittest.TestCase):
         self.assertEqual(groups[2][0].configuration["global_batch"], 64)
 
     def test_a_star_without_servers_is_a_sync_of_its_own(self):
+        shared, = matrix("--syncs=star-mpi-shm", torch=False).of_group("lenet5", 2, "weak")
+        command = shared.commands("RECORD", 10)[0].argv
+        self.assertGreater(command.index("--same_host=shared_memory"), command.index("--"))
+        self.assertLess(command.index("--transport=mpi"), command.index("--"))
         found = matrix("--syncs=star-mpi,ring", torch=False).of_group("lenet5", 2, "weak")
         self.assertEqual([job.configuration["id"] for job in found],
                          ["lenet5/star-mpi/2w/equal-workers/weak", "lenet5/ring/2w/equal-workers/weak"])
@@ -194,6 +198,9 @@ class HostsTest(unittest.TestCase):
         self.assertEqual(ring[ring.index("--host") + 1], "host0:1,host1:1,host2:1")
         more = make_lab(3, 2).mpirun(["worker"], ranks=5)
         self.assertEqual(more[more.index("--host") + 1], "host0:2,host1:2,host2:1")
+
+    def test_ranks_of_several_hosts_share_no_memory(self):
+        self.assertEqual(list(self.jobs("ring,star-mpi-shm", make_lab(3))), ["mlp/ring/3w/equal-workers/weak"])
 
     def test_without_further_hosts_there_is_one_star(self):
         where = make_lab(4)

@@ -10,7 +10,7 @@ import predictions
 import regimes
 import sync_cells as cells
 
-# As bench:plan --json writes it: a line for each contender, and in it a value for each number of workers.
+# As bench:plan --out writes it: a line for each contender, and in it a value for each number of workers.
 PLAN = {
     "title": "mlp, predicted",
     "workload": {"name": "mlp", "bytes": 7.45e6, "compute_s": 0.005, "batch": 64, "threads": 1},

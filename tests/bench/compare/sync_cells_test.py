@@ -43,12 +43,14 @@ class CellsTest(unittest.TestCase):
         self.assertEqual(cells.BY_SYNC["star-servers-tcp"].flags, cells.BY_SYNC["star-tcp"].flags)
 
     def test_who_starts_them(self):
-        self.assertEqual(set(cells.BY_MPIRUN), {"ring", "star-mpi", "mpi"})
+        self.assertEqual(set(cells.BY_MPIRUN), {"ring", "star-mpi", "star-mpi-shm", "mpi"})
         self.assertEqual(set(cells.BY_RENDEZVOUS), {"ring-tcp", "star-tcp"})
-        self.assertEqual(set(cells.WITHOUT_SERVERS), {"ring", "ring-tcp", "star-mpi", "star-tcp", "mpi"})
+        self.assertEqual(set(cells.WITHOUT_SERVERS),
+                         {"ring", "ring-tcp", "star-mpi", "star-tcp", "star-mpi-shm", "mpi"})
 
     def test_what_is_no_cell(self):
-        for sync, accounting in (("mpi", "equal-workers"), ("ddp", "equal-workers"), ("star", "equal-cores")):
+        for sync, accounting in (("mpi", "equal-workers"), ("star-mpi-shm", "equal-workers"),
+                                 ("ddp", "equal-workers"), ("star", "equal-cores")):
             self.assertIsNone(cells.place_of({"sync": sync, "accounting": accounting}))
 
     def test_changes(self):

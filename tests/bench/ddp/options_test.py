@@ -45,7 +45,8 @@ class OptionsTest(unittest.TestCase):
         device = types.SimpleNamespace(world_size=2, torch=types.SimpleNamespace(type="cpu"), math="fp32", is_gpu=False)
         flags = options.parse(["--epochs=3", "--seed=9", "--nesterov"])
         config = options.config(flags, dataset, device, 12, False)
-        self.assertEqual(set(config), set(worker_flags()) | {"server_count", "security", "train_count", "test_count"})
+        self.assertEqual(set(config), set(worker_flags()) | {"chunk_bytes", "server_count", "security", "train_count",
+                                                             "test_count"})
         self.assertEqual((config["sync"], config["epochs"], config["seed"], config["nesterov"]), ("ddp", 3, "9", True))
         self.assertEqual((config["servers"], config["checkpoint_dir"], config["lanes"], config["metrics_port"]),
                          ([], "", 0, -1))

@@ -220,7 +220,7 @@ class TrainTest(unittest.TestCase):
 
     def assert_schema(self, record):
         with open("bench/ddp/worker_flags.json", encoding="utf-8") as file:
-            names = set(json.load(file)) | {"server_count", "security", "train_count", "test_count"}
+            names = set(json.load(file)) | {"chunk_bytes", "server_count", "security", "train_count", "test_count"}
         self.assertEqual(set(record["config"]), names)
         for key, message in (("host", "RunHost"), ("step_ms", "StepMilliseconds"),
                              ("breakdown_ms", "StepBreakdown"), ("exchange", "ExchangeTotals")):

@@ -33,17 +33,33 @@ TEST(ReductionOrderTest, ChunksCoverABlockByTheFormula) {
   }
 }
 
+// With up to four ranks the bits of every result that was ever published follow from 128 KiB.
+TEST(ReductionOrderTest, ManyRanksHaveSmallChunks) {
+  constexpr int64_t kKiB = 1024;
+  for (int world_size = 1; world_size <= 4; ++world_size) EXPECT_EQ(ChunkBytesFor(world_size), 128 * kKiB);
+  for (int world_size = 5; world_size <= 8; ++world_size) EXPECT_EQ(ChunkBytesFor(world_size), 32 * kKiB);
+  for (int world_size = 9; world_size <= 16; ++world_size) EXPECT_EQ(ChunkBytesFor(world_size), 16 * kKiB);
+  EXPECT_EQ(ChunkBytesFor(17), 8 * kKiB);
+  EXPECT_EQ(ChunkBytesFor(32), 8 * kKiB);
+  for (const int world_size : {33, 64, 65, 1000, 1024}) EXPECT_EQ(ChunkBytesFor(world_size), 4 * kKiB);
+  for (int world_size = 5; world_size <= 64; ++world_size) {
+    const int64_t block_bytes = ReductionBlockElements(world_size) * 4;
+    EXPECT_LE(block_bytes, 256 * kKiB) << world_size;
+    EXPECT_GT(block_bytes, 128 * kKiB) << world_size;
+  }
+}
+
 TEST(ReductionOrderTest, WholeBlocksHaveEqualChunks) {
-  for (int world_size = 1; world_size <= 5; ++world_size) {
+  for (const int world_size : {1, 2, 3, 4, 5, 8, 16, 17, 64, 100}) {
     for (int chunk = 0; chunk < world_size; ++chunk) {
       const ElementRange range = RingChunk({0, ReductionBlockElements(world_size)}, chunk, world_size);
-      EXPECT_EQ(range, (ElementRange{chunk * kChunkElements, (chunk + 1) * kChunkElements}));
+      EXPECT_EQ(range, (ElementRange{chunk * ChunkElements(world_size), (chunk + 1) * ChunkElements(world_size)}));
     }
   }
 }
 
 TEST(ReductionOrderTest, RunsFollowTheRuleForAnyRange) {
-  for (int world_size = 1; world_size <= 5; ++world_size) {
+  for (const int world_size : {1, 2, 3, 4, 5, 8, 16}) {
     const int64_t block = ReductionBlockElements(world_size);
     for (const int64_t element_count :
          {int64_t{1}, int64_t{3}, int64_t{16}, block - 1, block, block + 1, block + 3, 2 * block + 1234}) {

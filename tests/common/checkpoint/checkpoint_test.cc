@@ -44,6 +44,9 @@ Layout SmallLayout(int64_t units = 3) {
 Checkpoint Filled(const Layout& layout, int64_t step) {
   Checkpoint checkpoint{
       .step = step, .epoch = step / 10, .config = {{"seed", "1"}}, .state_names = {"momentum_buffer"}};
+  checkpoint.world_size = 6;
+  checkpoint.chunk_bytes = 32768;
+  checkpoint.bucket_bytes = 1 << 20;
   checkpoint.parameters.assign(layout.element_count(), 0.0f);
   float value = static_cast<float>(step);
   for (const Tensor& tensor : layout.tensors()) {
@@ -77,6 +80,9 @@ TEST_F(CheckpointTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read.step, 25);
   EXPECT_EQ(read.epoch, 2);
   EXPECT_EQ(read.config, written.config);
+  EXPECT_EQ(read.world_size, 6);
+  EXPECT_EQ(read.chunk_bytes, 32768);
+  EXPECT_EQ(read.bucket_bytes, 1 << 20);
   EXPECT_EQ(read.parameters, written.parameters);
   EXPECT_EQ(read.state, written.state);
   EXPECT_EQ(read.buffers, written.buffers);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,7 @@ struct Options {
   std::string text;
   std::vector<std::string> list;
   absl::Duration pause = absl::Seconds(3);
+  std::optional<int64_t> size = 4;
 };
 struct OtherOptions {
   int number = 1;
@@ -64,6 +66,25 @@ TEST(FlagLimitsTest, WholeNumbers) {
   const FlagLimits any = Whole(0, std::numeric_limits<uint64_t>::max());
   EXPECT_TRUE(any.Allow("18446744073709551615"));
   EXPECT_FALSE(any.Allow("-1"));
+}
+
+TEST(FlagLimitsTest, AWholeNumberOrAWord) {
+  const FlagSlot slot = WholeOrAutoAt<&Options::size>(0, 9);
+  EXPECT_EQ(slot.limits.Brief(), "0 to 9, or auto");
+  EXPECT_EQ(slot.limits.Sentence(), "it must be a whole number from 0 to 9, or auto");
+  Options options;
+  EXPECT_EQ(slot.print(&options), "4");
+  EXPECT_TRUE(slot.parse("auto", &options));
+  EXPECT_EQ(options.size, std::nullopt);
+  EXPECT_EQ(slot.print(&options), "auto");
+  EXPECT_TRUE(slot.parse("7", &options));
+  EXPECT_EQ(options.size, 7);
+  EXPECT_FALSE(slot.parse("Auto", &options));
+  EXPECT_EQ(options.size, 7);
+  for (const char* const value : {"auto", "0", "9"}) EXPECT_TRUE(slot.limits.Allow(value)) << value;
+  for (const char* const value : {"-1", "10", "", "aut"}) EXPECT_FALSE(slot.limits.Allow(value)) << value;
+  EXPECT_FALSE(Whole(0, 9).Allow("auto"));
+  EXPECT_FALSE(Whole(0, 9).Allow(""));
 }
 
 TEST(FlagLimitsTest, RealNumbers) {

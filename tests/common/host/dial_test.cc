@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -119,6 +120,46 @@ TEST(SocketTest, HangingUpLetsTheOtherEndReadToTheEnd) {
   char got[8] = "";
   EXPECT_EQ(recv(other.fd(), got, sizeof(got), 0), 3);
   EXPECT_EQ(recv(other.fd(), got, sizeof(got), 0), 0);
+}
+
+// What the other end has no room for is still in this end's kernel, and closing the connection would destroy it.
+TEST(SocketTest, HangingUpAllWaitsUntilEverythingIsDelivered) {
+  const Listener listener;
+  const std::vector<std::string> address = {absl::StrCat("127.0.0.1:", listener.port)};
+  DialResult dialled = std::move(DialAll(address, kPatience).front());
+  ASSERT_GE(dialled.socket.fd(), 0) << dialled.error;
+  const Socket other(accept4(listener.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+  ASSERT_EQ(send(other.fd(), "unread", 6, MSG_NOSIGNAL), 6);
+  const std::string much(8 << 20, 'x');
+  const ssize_t sent = send(dialled.socket.fd(), much.data(), much.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  ASSERT_GT(sent, 0);
+  ASSERT_FALSE(IsDelivered(dialled.socket));
+  const absl::Time start = absl::Now();
+  HangUpAll({&dialled.socket}, absl::Milliseconds(50));  // the other end reads nothing
+  EXPECT_GE(absl::Now() - start, absl::Milliseconds(50));
+  std::jthread closer([&] {
+    HangUpAll({&dialled.socket}, kPatience);
+    EXPECT_TRUE(IsDelivered(dialled.socket));
+    dialled.socket = Socket();
+  });
+  absl::SleepFor(absl::Milliseconds(50));
+  std::string got(much.size(), '.');
+  EXPECT_EQ(recv(other.fd(), got.data(), static_cast<size_t>(sent), MSG_WAITALL), sent);
+}
+
+TEST(SocketTest, AConnectionThatIsOverHasDeliveredWhatItCan) {
+  const Listener listener;
+  const std::vector<std::string> address = {absl::StrCat("127.0.0.1:", listener.port)};
+  const DialResult dialled = std::move(DialAll(address, kPatience).front());
+  ASSERT_GE(dialled.socket.fd(), 0) << dialled.error;
+  Socket other(accept4(listener.socket.fd(), nullptr, nullptr, SOCK_CLOEXEC));
+  const std::string much(8 << 20, 'x');
+  ASSERT_GT(send(dialled.socket.fd(), much.data(), much.size(), MSG_NOSIGNAL | MSG_DONTWAIT), 0);
+  other = Socket();  // with unread bytes: a reset
+  const absl::Time start = absl::Now();
+  HangUpAll({&dialled.socket}, kPatience);
+  EXPECT_LT(absl::Now() - start, kPatience);
+  EXPECT_TRUE(IsDelivered(dialled.socket));
 }
 
 TEST(DialTest, ErrorsHaveTextAndName) {

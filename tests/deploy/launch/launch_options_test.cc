@@ -54,13 +54,17 @@ TEST(LaunchOptionsTest, KnowsTheWorkersFlagsInTheirFiles) {
   EXPECT_EQ(Parse({"--", "--flagfile=/nowhere"}).status().code(), absl::StatusCode::kNotFound);
 }
 
-TEST(LaunchOptionsTest, OnlyAStarOverGrpcHasServers) {
+TEST(LaunchOptionsTest, OnlyAStarOverGrpcOrTcpHasServers) {
   const auto star = Parse({"--sync=star"});
   ASSERT_TRUE(star.ok()) << star.status();
   EXPECT_EQ(star->transport, TransportKind::kGrpc);
   EXPECT_EQ(star->server_count, 1);
   EXPECT_EQ(Parse({"--sync=ring"})->transport, TransportKind::kMpi);
   EXPECT_EQ(Parse({"--sync=mpi"})->transport, TransportKind::kMpi);
+  EXPECT_EQ(Parse({"--sync=auto"})->sync, Sync::kLocal);
+  EXPECT_EQ(Parse({"--sync=auto", "--workers=2"})->transport, TransportKind::kMpi);
+  EXPECT_EQ(Parse({"--sync=auto", "--workers=2", "--transport=tcp"})->transport, TransportKind::kTcp);
+  EXPECT_EQ(Parse({"--sync=auto", "--workers=2", "--servers=2"})->transport, TransportKind::kGrpc);
   EXPECT_EQ(Parse({"--sync=local"})->transport, TransportKind::kNone);
   for (const char* const sync : {"--sync=star", "--sync=ring"}) {
     EXPECT_EQ(Parse({sync, "--transport=mpi"})->transport, TransportKind::kMpi);
@@ -68,10 +72,20 @@ TEST(LaunchOptionsTest, OnlyAStarOverGrpcHasServers) {
     for (const char* const transport : {"--transport=mpi", "--transport=tcp"}) {
       EXPECT_EQ(Parse({sync, transport})->server_count, 0);
       const std::string job = absl::StrCat(sync, " ", transport);
-      EXPECT_THAT(Refusal({sync, transport, "--servers=2"}), HasSubstr(job + " has no servers"));
+      if (job != "--sync=star --transport=tcp") {
+        EXPECT_THAT(Refusal({sync, transport, "--servers=2"}), HasSubstr(job + " has no servers"));
+      }
       EXPECT_THAT(Refusal({sync, transport, "--through_proxy=h:1"}), HasSubstr(job + " has no servers"));
     }
   }
+}
+
+TEST(LaunchOptionsTest, AStarOverTcpHasTheServersThatItIsGiven) {
+  EXPECT_EQ(Parse({"--sync=star", "--transport=tcp", "--servers=2"})->server_count, 2);
+  EXPECT_THAT(Refusal({"--transport=tcp", "--servers=2", "--check"}), HasSubstr("it does not know servers over tcp"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--servers=1", "--through_proxy=h:1"}),
+              HasSubstr("has no servers that workers dial"));
+  EXPECT_THAT(Refusal({"--", "--server_ranks=1"}), HasSubstr("--server_ranks is after --"));
 }
 
 TEST(LaunchOptionsTest, RefusesTransportsThatASyncHasNot) {

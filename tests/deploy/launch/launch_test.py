@@ -490,7 +490,7 @@ class TcpTest(LaunchTest):
 class RefusalTest(LaunchTest):
     def test_wrong_flags(self):
         for flags, worker_flags, message in (
-                (["--sync=tree"], [], r"--sync cannot be \"tree\": it must be one of local, star, ring, mpi"),
+                (["--sync=tree"], [], r"--sync cannot be \"tree\": it must be one of auto, local, star, ring, mpi"),
                 (["--workers=0"], [], "--workers cannot be \"0\": it must be a whole number from 1"),
                 (["--sync=ring", "--servers=2"], [], "--servers cannot be \"2\": --sync=ring has no servers"),
                 (["--servers=2", "--through_proxy=h:1"], [], "it has 1 addresses for 2 servers"),

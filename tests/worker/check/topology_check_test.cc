@@ -13,9 +13,9 @@
 #include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/flags/command_line.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
 #include "worker/check/meeting.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
 
 namespace starring {
 namespace {

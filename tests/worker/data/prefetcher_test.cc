@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/worker/processor_share.h"
 
 namespace starring {
 namespace {
@@ -120,6 +121,20 @@ TEST(PrefetcherTest, FillersFillAtTheSameTimeButPlanOneByOne) {
   EXPECT_TRUE(prefetcher->Next().ok());
   EXPECT_EQ(planned, 2);
   EXPECT_EQ(met, 2);
+}
+
+// A trainer that waits for slow data, and fillers that wait for a slow trainer.
+TEST(PrefetcherTest, WaitingCostsNoCore) {
+  const std::chrono::seconds slow(1);
+  const auto prefetcher = Make({.depth = 3, .filler_count = 3, .end_step = 1000, .fill = [&](int, int64_t step) {
+                                  if (step == 0) std::this_thread::sleep_for(slow);
+                                }});
+  const ProcessorShare trainer_waits;
+  ASSERT_TRUE(prefetcher->Next().ok());
+  EXPECT_LT(trainer_waits.Read(), 0.1);
+  const ProcessorShare fillers_wait;
+  std::this_thread::sleep_for(slow);
+  EXPECT_LT(fillers_wait.Read(), 0.1);
 }
 
 TEST(PrefetcherTest, AMissedDeadlineNamesTheStepAndMayBeTriedAgain) {

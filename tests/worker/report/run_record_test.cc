@@ -32,6 +32,7 @@ Struct Record(const std::vector<std::string>& words, DeviceKind device = DeviceK
   result.total_steps = 77;
   result.bucket_bytes = 4096;
   result.steps = 3;
+  result.tried_buckets = {{.bucket_bytes = 4096, .step_ms = 2.5}, {.bucket_bytes = 8192, .step_ms = 3}};
   const absl::StatusOr<std::string> json = RunRecordJson({.options = &*options, .data = &data, .result = &result});
   EXPECT_TRUE(json.ok()) << json.status();
   Struct record;
@@ -55,6 +56,11 @@ TEST(RunRecordTest, HasTheFlagsAndWhatBecameOfTheRun) {
   EXPECT_EQ(config.at("train_count").number_value(), 60);
   EXPECT_EQ(config.at("total_steps").number_value(), 77);
   EXPECT_EQ(config.at("bucket_bytes").number_value(), 4096);
+  EXPECT_EQ(config.at("chunk_bytes").number_value(), 128 << 10);
+  const auto& tried = record.fields().at("tried_buckets").list_value();
+  ASSERT_EQ(tried.values_size(), 2);
+  EXPECT_EQ(tried.values(1).struct_value().fields().at("bucket_bytes").number_value(), 8192);
+  EXPECT_EQ(tried.values(1).struct_value().fields().at("step_ms").number_value(), 3);
 }
 
 TEST(RunRecordTest, AFlagThatMeansNothingInTheRunIsEmpty) {
@@ -68,7 +74,7 @@ TEST(RunRecordTest, AFlagThatMeansNothingInTheRunIsEmpty) {
   const auto on_gpu = Config(Record({"--servers=a:1,b:2", "--conv=own"}, DeviceKind::kCuda)).fields();
   EXPECT_EQ(on_gpu.at("isa").string_value(), "");
   EXPECT_EQ(on_gpu.at("conv").string_value(), "own");
-  EXPECT_EQ(on_gpu.at("lanes").number_value(), 2);
+  EXPECT_EQ(on_gpu.at("lanes").number_value(), 1);
   EXPECT_EQ(on_gpu.at("server_count").number_value(), 2);
   EXPECT_EQ(on_gpu.at("servers").list_value().values(1).string_value(), "b:2");
   EXPECT_EQ(on_gpu.at("security").string_value(), "none");
@@ -103,7 +109,7 @@ TEST(RunRecordTest, RecordsEveryFlagThatTheTableSays) {
       is_recorded |= changed.at(name).SerializeAsString() != usual.at(name).SerializeAsString();
     }
     const bool came_out = name == "total_steps" || name == "bucket_bytes" || name == "data_on_gpu" ||
-                          name == "cuda_aware_mpi" || name == "device";
+                          name == "cuda_aware_mpi" || name == "device" || name == "same_host";
     EXPECT_EQ(is_recorded, !change.row->Has(kNotRecorded) && !came_out) << name;
   }
 }

@@ -96,6 +96,27 @@ TEST_F(InFlightBucketsTest, ABucketLeavesWhenAllOfItIsFinalAndIsAwaitedOnce) {
   }
 }
 
+TEST_F(InFlightBucketsTest, TakesOtherBucketsBetweenTwoSteps) {
+  InFlightBuckets in_flight = Make();
+  const int64_t end = layout_.element_count();
+  const auto step = [&](int64_t number) {
+    exchange_.submitted.clear();
+    in_flight.SubmitFrom(0, number, gradients_, timer_);
+    EXPECT_TRUE(in_flight.Await({0, end}, timer_, [](int) { return absl::OkStatus(); }).ok());
+    return exchange_.submitted.size();
+  };
+  EXPECT_EQ(step(0), 3);
+  const BucketMap one = BucketMap::Create({.element_count = end, .bucket_bytes = 1 << 30, .world_size = 1}).value();
+  in_flight.UseBuckets(one);
+  EXPECT_EQ(step(1), 1);
+  in_flight.UseBuckets(buckets_);
+  EXPECT_EQ(step(2), 3);
+  in_flight.SubmitFrom(layout_.tensors()[1].range.begin, 3, gradients_, timer_);
+  EXPECT_DEATH(in_flight.UseBuckets(one), "step 3 was not submitted whole");
+  in_flight.SubmitFrom(0, 3, gradients_, timer_);
+  EXPECT_DEATH(in_flight.UseBuckets(one), "a bucket of step 3 is in flight");
+}
+
 TEST_F(InFlightBucketsTest, NamesRankStepAndTensorOfWhatIsNotFinite) {
   const InFlightBuckets in_flight = Make();
   const int64_t end = layout_.element_count();

@@ -1,7 +1,7 @@
 // A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
-// completions. There are three: the ring (ring_machine.h) and the co-located star (direct_machine.h), which have
-// reduction blocks and much else in common (block_machine.h), and the control (below), which leaves the sum to the
-// library's allreduce.
+// completions. There are four: the ring (ring_machine.h) and the co-located star (direct_machine.h), which have
+// reduction blocks and much else in common (block_machine.h), that star in memory that the ranks share
+// (memory_machine.h), and the control (below), which leaves the sum to the library's allreduce.
 //
 // A machine never waits, starts no thread and reads no clock but for traces. Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
@@ -14,10 +14,10 @@
 
 #include "common/bucket_map.h"
 #include "common/trace.h"
+#include "common/transport/transport.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/peer/transport.h"
 
 namespace starring {
 

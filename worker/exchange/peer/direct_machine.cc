@@ -12,7 +12,7 @@ namespace {
 // Places begin at cache lines, which is what the loops that add like best.
 constexpr int64_t kLineElements = Layout::kAlignmentElements;
 constexpr int64_t kWindowElements = kDirectWindowBytes / static_cast<int64_t>(sizeof(float));
-static_assert(kChunkElements % kLineElements == 0 && kWindowElements >= 2 * kChunkElements);
+static_assert(kChunkElementsMax % kLineElements == 0 && kWindowElements >= 2 * kChunkElementsMax);
 
 // Places that are not free when all contributions that have come are added: in a chain that of the sum, and in a tree
 // those of the sums that wait for their sibling.
@@ -21,19 +21,19 @@ int HeldMax(SumOrder order, const Transport& transport) {
   return TreePlaces::HeldMax({.rank = transport.rank(), .world_size = transport.world_size()});
 }
 
-// No contribution needs more than a place, so two ranks need one and three need two.
-int64_t ScratchElements(int held_max, int world_size) {
-  return std::min<int64_t>(held_max * kChunkElements + kWindowElements, std::max(1, world_size - 1) * kChunkElements);
-}
+int64_t RoundedToLines(int64_t elements) { return (elements + kLineElements - 1) / kLineElements * kLineElements; }
+
+BlockOwners LastOwners(const BucketMap& buckets) { return {buckets.last_block(), buckets.world_size()}; }
 
 }  // namespace
 
 DirectMachine::DirectMachine(const Options& options, SumOrder order)
-    : BlockMachine(options, {.blocks_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                             .scratch_elements =
-                                 ScratchElements(HeldMax(order, *options.transport), options.transport->world_size()),
+    : BlockMachine(options, {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
+                             .scratch_elements = ScratchElements(options, order),
                              // Every contribution is sent from the gradient.
-                             .gradient_sends = options.transport->world_size() - 1}),
+                             .gradient_sends = options.transport->world_size() - 1,
+                             .last_block_is_apart = LastOwners(*options.buckets).are_few()}),
+      last_owners_(LastOwners(*options.buckets)),
       held_max_(HeldMax(order, *options.transport)),
       progress_(slot_count()) {
   for (Progress& progress : progress_) {
@@ -45,58 +45,84 @@ DirectMachine::DirectMachine(const Options& options, SumOrder order)
   }
 }
 
+int64_t DirectMachine::ScratchElements(const Options& options, SumOrder order) {
+  const Transport& transport = *options.transport;
+  const int64_t others = std::max(1, transport.world_size() - 1);
+  const int64_t message_elements = MessageElementsMax(options);
+  // No contribution needs more than a place, so two ranks need one and three need two.
+  const int64_t usual =
+      std::min(HeldMax(order, transport) * message_elements + kWindowElements, others * message_elements);
+  const BlockOwners last = LastOwners(*options.buckets);
+  // Few owners have a place for each contribution.
+  const int64_t few = last.are_few() ? others * RoundedToLines(last.SliceOf(transport.rank()).size()) : 0;
+  return std::max(usual, few);
+}
+
 int DirectMachine::PeerOf(Operation operation) const {
   const bool peer_owns_the_chunk = operation.phase == Phase::kReduceSend || operation.phase == Phase::kGatherReceive;
   return peer_owns_the_chunk ? Left(operation.round + 1) : Right(operation.round + 1);
 }
 
-void DirectMachine::StartBlock(Block& block) {
-  Progress& progress = progress_[block.slot];
-  const int64_t longest_chunk = (block.range.size() + world_size() - 1) / world_size();
-  progress.place_elements = (longest_chunk + kLineElements - 1) / kLineElements * kLineElements;
+void DirectMachine::StartGroup(Group& group) {
+  Progress& progress = progress_[group.slot];
+  if (IsApart(group)) return StartFew(group, progress);
+  const int64_t longest_chunk = (group.range.size() + world_size() - 1) / world_size();
+  progress.place_elements = RoundedToLines(longest_chunk);
   progress.window = static_cast<int>(std::min<int64_t>(kWindowElements / progress.place_elements, 2 * round_count()));
   progress.place_count = std::min(held_max_ + progress.window, round_count());
   if (progress.tree.has_value()) progress.tree->Begin(progress.place_count);
   progress.sends_posted = progress.sends_done = progress.receives_posted = progress.added_count = 0;
   progress.arrived.assign(progress.arrived.size(), false);
   // Receives come first: a message for which no receive is posted would be copied by MPI, or would wait.
-  PostReceives(block, progress);
-  PostSends(block, progress);
+  PostReceives(group, progress);
+  PostSends(group, progress);
 }
 
-void DirectMachine::Advance(Block& block, Operation operation) {
-  Progress& progress = progress_[block.slot];
+void DirectMachine::Advance(Group& group, Operation operation) {
+  Progress& progress = progress_[group.slot];
+  if (IsApart(group)) {
+    if (operation.phase == Phase::kReduceReceive) OnFewContribution(group, progress);
+    return;
+  }
   switch (operation.phase) {
     case Phase::kReduceSend:
+      // The answer arrives where the packed contribution was.
+      if (group.is_packed) PostAnswer(group, operation.round);
+      [[fallthrough]];
     case Phase::kGatherSend:
       ++progress.sends_done;
-      PostSends(block, progress);
+      PostSends(group, progress);
       break;
     case Phase::kReduceReceive:
-      OnContribution(block, progress, operation.round);
+      OnContribution(group, progress, operation.round);
       break;
     case Phase::kGatherReceive:
+      TakeParameters(group, PeerOf(operation));
       break;
   }
 }
 
-void DirectMachine::PostSends(Block& block, Progress& progress) {
+void DirectMachine::PostAnswer(Group& group, int round) {
+  const Operation answer = {.phase = Phase::kGatherReceive, .round = round};
+  Receive(group, answer, Landing(group, PeerOf(answer)));
+}
+
+void DirectMachine::PostSends(Group& group, Progress& progress) {
   // There is an answer only after all contributions are in the sum.
   const int postable = progress.added_count == round_count() ? 2 * round_count() : round_count();
   while (progress.sends_posted < postable && progress.sends_posted - progress.sends_done < progress.window) {
     const int round = progress.sends_posted++ % round_count();
     if (progress.sends_posted <= round_count()) {
       const Operation contribution = {.phase = Phase::kReduceSend, .round = round};
-      const ElementRange chunk = Chunk(block, PeerOf(contribution));
-      Receive(block, {.phase = Phase::kGatherReceive, .round = round}, Parameters(chunk));
-      Send(block, contribution, Gradient(block, chunk));
+      if (!group.is_packed) PostAnswer(group, round);
+      Send(group, contribution, Contribution(group, PeerOf(contribution)));
     } else {
-      Send(block, {.phase = Phase::kGatherSend, .round = round}, Parameters(Chunk(block, rank())));
+      Send(group, {.phase = Phase::kGatherSend, .round = round}, Landing(group, rank()));
     }
   }
 }
 
-void DirectMachine::PostReceives(Block& block, Progress& progress) {
+void DirectMachine::PostReceives(Group& group, Progress& progress) {
   // Of a chain, a place but the sum's is free again when its contribution has been added. Of a tree, at most held_max_
   // places are not.
   const bool is_chain = !progress.tree.has_value();
@@ -110,43 +136,134 @@ void DirectMachine::PostReceives(Block& block, Progress& progress) {
     } else {
       place = progress.tree->Take();
     }
-    Receive(block, {.phase = Phase::kReduceReceive, .round = round}, Place(block, progress, place));
+    Receive(group, {.phase = Phase::kReduceReceive, .round = round}, Place(group, progress, place));
   }
 }
 
-void DirectMachine::OnContribution(Block& block, Progress& progress, int round) {
+void DirectMachine::OnContribution(Group& group, Progress& progress, int round) {
   progress.arrived[round] = true;
   while (progress.added_count < round_count() && progress.arrived[progress.added_count]) {
-    AddContribution(block, progress, progress.added_count++);
+    TakeContribution(group, progress, progress.added_count++);
   }
-  PostReceives(block, progress);
+  PostReceives(group, progress);
   if (progress.added_count < round_count()) return;
-  ApplyOwnChunk(block, PartsOf(block, progress));
-  PostSends(block, progress);
+  ApplyOwnChunk(group, PartsOf(group, progress));
+  PostSends(group, progress);
 }
 
-void DirectMachine::AddContribution(Block& block, Progress& progress, int round) {
+void DirectMachine::TakeContribution(Group& group, Progress& progress, int round) {
   const int place = progress.place_of[round];
   if (!progress.tree.has_value()) {
-    if (round > 0) Add(block, Place(block, progress, place), Place(block, progress, 0));
+    if (round > 0) Add(group, Place(group, progress, place), Place(group, progress, 0));
     return;
   }
   progress.tree->Put(Right(round + 1), place, [&](int from, int into) {
-    const std::span<const float> data =
-        from == TreePlaces::kOwn ? OwnContribution(block) : Place(block, progress, from);
-    Add(block, data, Place(block, progress, into));
+    const std::span<float> sum = Place(group, progress, into);
+    if (from == TreePlaces::kOwn) {
+      AddContribution(group, rank(), sum);
+    } else {
+      Add(group, Place(group, progress, from), sum);
+    }
   });
 }
 
-DirectMachine::Parts DirectMachine::PartsOf(const Block& block, const Progress& progress) const {
-  if (!progress.tree.has_value()) return {.sum = Place(block, progress, 0), .last = OwnContribution(block)};
+DirectMachine::Parts DirectMachine::PartsOf(const Group& group, const Progress& progress) const {
+  if (!progress.tree.has_value()) return {.sum = Place(group, progress, 0), .last = {}};
   const TreePlaces::Halves halves = progress.tree->halves();
-  return {.sum = Place(block, progress, halves.sum),
-          .last = halves.last == TreePlaces::kOwn ? OwnContribution(block) : Place(block, progress, halves.last)};
+  Parts parts = {.sum = Place(group, progress, halves.sum), .last = {}};
+  if (halves.last != TreePlaces::kOwn) parts.last = Place(group, progress, halves.last);
+  return parts;
 }
 
-std::span<float> DirectMachine::Place(const Block& block, const Progress& progress, int place) const {
-  return block.scratch.subspan(place * progress.place_elements, Chunk(block, rank()).size());
+std::span<float> DirectMachine::Place(const Group& group, const Progress& progress, int place) const {
+  return group.scratch.subspan(place * progress.place_elements, ChunkSize(group, rank()));
+}
+
+void DirectMachine::StartFew(Group& group, Progress& progress) {
+  const int64_t mine = last_owners_.SliceOf(rank()).size();
+  progress.place_elements = RoundedToLines(mine);
+  progress.added_count = 0;
+  if (progress.tree.has_value()) progress.tree->Begin(round_count());
+  // What is posted here, and by an owner later: an answer to each rank.
+  const int owned_rounds = mine > 0 ? round_count() : 0;
+  group.before_ready = owned_rounds;
+  for (int round = 0; round < round_count(); ++round) {
+    if (OwnerSlice(round).size() > 0) group.before_ready += 2;
+  }
+  group.before_free = group.before_ready + owned_rounds;
+  for (int round = 0; round < owned_rounds; ++round) {
+    progress.place_of[round] = progress.tree.has_value() ? progress.tree->Take() : round;
+    Receive(group, {.phase = Phase::kReduceReceive, .round = round},
+            FewPlace(group, progress, progress.place_of[round]));
+  }
+  // The block is short, so all its messages travel at once.
+  for (int round = 0; round < round_count(); ++round) {
+    const ElementRange slice = OwnerSlice(round);
+    if (slice.size() == 0) continue;
+    Receive(group, {.phase = Phase::kGatherReceive, .round = round}, Parameters(slice));
+    Send(group, {.phase = Phase::kReduceSend, .round = round}, Gradient(group, slice));
+  }
+}
+
+void DirectMachine::OnFewContribution(Group& group, Progress& progress) {
+  if (++progress.added_count < round_count()) return;
+  if (progress.tree.has_value()) {
+    ApplyFewAsTree(group, progress);
+  } else {
+    const BlockOwners::Chunks chunks = last_owners_.ChunksOf(rank());
+    for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) ApplyFewInChain(group, progress, chunk);
+  }
+  for (int round = 0; round < round_count(); ++round) {
+    Send(group, {.phase = Phase::kGatherSend, .round = round}, Parameters(last_owners_.SliceOf(rank())));
+  }
+}
+
+void DirectMachine::ApplyFewAsTree(const Group& group, Progress& progress) {
+  const ElementRange slice = last_owners_.SliceOf(rank());
+  const auto add = [&](int from, int into) {
+    const std::span<const float> data =
+        from == TreePlaces::kOwn ? Gradient(group, slice) : FewPlace(group, progress, from);
+    Add(group, data, FewPlace(group, progress, into));
+  };
+  for (int round = 0; round < round_count(); ++round) {
+    progress.tree->Put(Right(round + 1), progress.place_of[round], add);
+  }
+  const TreePlaces::Halves halves = progress.tree->halves();
+  add(halves.last, halves.sum);
+  ApplySum(group, slice, FewPlace(group, progress, halves.sum));
+}
+
+void DirectMachine::ApplyFewInChain(const Group& group, const Progress& progress, int chunk) {
+  const ElementRange range = RingChunk(group.range, chunk, world_size());
+  if (range.size() == 0) return;
+  const int64_t begin_at = range.begin - last_owners_.SliceOf(rank()).begin;
+  const auto place_of = [&](int from) {
+    const int round = (from - rank() - 1 + world_size()) % world_size();
+    return FewPlace(group, progress, round).subspan(begin_at, range.size());
+  };
+  const auto rank_at = [&](int position) { return (FirstRank(chunk, world_size()) + position) % world_size(); };
+  // The sum begins where the first contribution is. The own one is not there, but in the gradient; a + b = b + a, so it
+  // can be added to the second.
+  const bool begins_with_own = rank_at(0) == rank();
+  const std::span<float> sum = place_of(rank_at(begins_with_own ? 1 : 0));
+  if (begins_with_own) Add(group, Gradient(group, range), sum);
+  for (int position = begins_with_own ? 2 : 1; position < world_size(); ++position) {
+    const int from = rank_at(position);
+    if (from == rank()) {
+      Add(group, Gradient(group, range), sum);
+    } else {
+      Add(group, place_of(from), sum);
+    }
+  }
+  ApplySum(group, range, sum);
+}
+
+std::span<float> DirectMachine::FewPlace(const Group& group, const Progress& progress, int place) const {
+  return group.scratch.subspan(place * progress.place_elements, last_owners_.SliceOf(rank()).size());
+}
+
+ElementRange DirectMachine::OwnerSlice(int round) const {
+  return last_owners_.SliceOf(PeerOf({.phase = Phase::kReduceSend, .round = round}));
 }
 
 }  // namespace starring

@@ -17,18 +17,24 @@
 //
 // Every round is a permutation of the ranks: while they keep step, no rank receives from two at a time.
 //
-// Cost per block of L elements: every rank sends and receives 2 (N - 1) messages with 2 L (N - 1) / N elements together
+// Cost per group of L elements: every rank sends and receives 2 (N - 1) messages with 2 L (N - 1) / N elements together
 // and adds L (N - 1) / N elements, as in a ring. But only two messages follow one after the other, where a ring has
 // 2 (N - 1). An allgather in log2 N steps would need fewer messages, but each of its steps waits for another rank's.
 //
-// Window. A rank has at most `window` messages of a block on their way to others, and an owner takes at most as many
-// from others: two whole chunks' worth of bytes (limits.h), so that small chunks all travel at once. The receive of an
-// answer is posted with the contribution that it answers, so no answer comes to a rank that does not expect it.
+// Window. A rank has at most `window` messages of a group on their way to others, and an owner takes at most as many
+// from others: two whole messages' worth of bytes (limits.h), so that small ones all travel at once. The receive of an
+// answer is posted with the contribution that it answers, so no answer comes to a rank that does not expect it. If the
+// contribution is packed, the answer arrives in its memory, and the receive is posted when the contribution has been
+// sent; few answers are earlier than that.
 //
-// There is no deadlock inside a block that all ranks have started. Take the smallest round with a contribution that has
+// Few owners. If the chunks of the vector's last block are very short, only some ranks own parts of it
+// (common/block_owners.h), and only in those rounds messages travel that are to or from an owner. An owner has chunks
+// whose sums begin with different ranks, so it adds when it has all contributions: each has a place of its own.
+//
+// There is no deadlock inside a group that all ranks have started. Take the smallest round with a contribution that has
 // not been received. All contributions of the rounds before it have been sent, received and added, so its sender has
-// posted it and its owner has a place for it. When all contributions have been received, all receives of answers are
-// posted, and the answers follow in the order of their rounds.
+// posted it and its owner has a place for it. When all contributions have been received, all have been sent, so all
+// receives of answers are posted, and the answers follow in the order of their rounds.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_DIRECT_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_DIRECT_MACHINE_H_
 
@@ -38,6 +44,7 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
+#include "common/block_owners.h"
 #include "worker/exchange/peer/block_machine.h"
 #include "worker/exchange/peer/tree_places.h"
 
@@ -49,7 +56,7 @@ class DirectMachine final : public BlockMachine {
   DirectMachine(const Options& options, SumOrder order);
 
  private:
-  // How far a block in flight is.
+  // How far a group in flight is.
   struct Progress {
     int window = 0;
     int place_count = 0;
@@ -63,17 +70,30 @@ class DirectMachine final : public BlockMachine {
     std::optional<TreePlaces> tree;  // with the order of a tree only
   };
 
-  void StartBlock(Block& block) override;
-  void Advance(Block& block, Operation operation) override;
+  void StartGroup(Group& group) override;
+  void Advance(Group& group, Operation operation) override;
   int PeerOf(Operation operation) const override;
 
-  void PostSends(Block& block, Progress& progress);
-  void PostReceives(Block& block, Progress& progress);
-  void OnContribution(Block& block, Progress& progress, int round);
-  void AddContribution(Block& block, Progress& progress, int round);
-  Parts PartsOf(const Block& block, const Progress& progress) const;
-  std::span<float> Place(const Block& block, const Progress& progress, int place) const;
+  void PostSends(Group& group, Progress& progress);
+  void PostReceives(Group& group, Progress& progress);
+  void OnContribution(Group& group, Progress& progress, int round);
+  static int64_t ScratchElements(const Options& options, SumOrder order);
+  // Posts the receive of the answer to this rank's contribution of `round`.
+  void PostAnswer(Group& group, int round);
+  void TakeContribution(Group& group, Progress& progress, int round);
+  Parts PartsOf(const Group& group, const Progress& progress) const;
+  std::span<float> Place(const Group& group, const Progress& progress, int place) const;
 
+  // The block with few owners.
+  void StartFew(Group& group, Progress& progress);
+  void OnFewContribution(Group& group, Progress& progress);
+  void ApplyFewAsTree(const Group& group, Progress& progress);
+  void ApplyFewInChain(const Group& group, const Progress& progress, int chunk);
+  std::span<float> FewPlace(const Group& group, const Progress& progress, int place) const;
+  // What the rank at the other end owns, to which this rank contributes in `round`.
+  ElementRange OwnerSlice(int round) const;
+
+  const BlockOwners last_owners_;   // of the vector's last block
   const int held_max_;              // places of sums that wait for others
   std::vector<Progress> progress_;  // by slot
 };

@@ -73,8 +73,7 @@ void AvoidForbiddenSingleCopy() {
 // is in flight. So each chunk may be sent at once.
 void SendChunksEagerly() {
   constexpr int64_t kHeaderBytesMax = 1024;
-  const int64_t chunk_bytes = kChunkElements * static_cast<int64_t>(sizeof(float));
-  setenv("OMPI_MCA_btl_tcp_eager_limit", absl::StrCat(chunk_bytes + kHeaderBytesMax).c_str(), /*replace=*/0);
+  setenv("OMPI_MCA_btl_tcp_eager_limit", absl::StrCat(kChunkBytesMax + kHeaderBytesMax).c_str(), /*replace=*/0);
 }
 
 absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher) {

@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "worker/exchange/peer/transport.h"
+#include "common/transport/transport.h"
 
 namespace starring {
 

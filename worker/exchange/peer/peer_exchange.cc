@@ -13,11 +13,15 @@
 #include "common/limits.h"
 #include "common/owned_slices.h"
 #include "common/status.h"
+#include "common/transport/collectives.h"
 #include "worker/exchange/peer/block_machine.h"
-#include "worker/exchange/peer/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
+#include "worker/exchange/peer/dedicated_machine.h"
 #include "worker/exchange/peer/direct_machine.h"
+#include "worker/exchange/peer/host_memory.h"
+#include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
+#include "worker/exchange/peer/server_ranks.h"
 
 namespace starring {
 namespace {
@@ -40,37 +44,36 @@ struct SumHead {
 };
 static_assert(sizeof(SumHead) == 64, "it is sent as it is in memory");
 
+void SetFlag(const std::string& name, const std::string& value, std::vector<std::pair<std::string, std::string>>& all) {
+  const auto found = std::ranges::find(all, name, &std::pair<std::string, std::string>::first);
+  if (found == all.end()) {
+    all.emplace_back(name, value);
+  } else {
+    found->second = value;
+  }
+}
+
 }  // namespace
 
-class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
- public:
-  explicit TrainerDrives(PeerExchange& exchange) ABSL_EXCLUSIVE_LOCK_FUNCTION(exchange.mutex_) : exchange_(exchange) {
-    // The flag is set before the lock is asked for: a background thread whose pause ends now sleeps on, and does not
-    // take the mutex first. The flag only saves time, so relaxed order is enough; the mutex alone keeps one thread
-    // inside MPI.
-    exchange_.trainer_drives_.store(true, std::memory_order_relaxed);
-    exchange_.mutex_.Lock();
-  }
-  ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
-    exchange_.mutex_.Unlock();
-    exchange_.trainer_drives_.store(false, std::memory_order_relaxed);
-  }
-
- private:
-  PeerExchange& exchange_;
-};
-
 PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options)
-    : algorithm_(options.algorithm),
+    : PeerExchange(std::make_unique<HostTransport>(std::move(transport)), std::move(options)) {}
+
+PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options options)
+    : way_{.algorithm = options.algorithm},
+      sharing_(options.sharing),
+      stall_report_(options.stall.times.report_after),
+      say_(options.stall.say),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
-      pump_(transport.get(), std::move(options.stall)),
+      pump_(transport.get(), std::move(options.stall), options.server_count),
       transport_(std::move(transport)) {
-  CHECK(algorithm_ != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+  CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+  CHECK_EQ(way_.algorithm == Algorithm::kDedicated, options.server_count > 0);
+  CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard_rank.h";
 }
 
 PeerExchange::~PeerExchange() { StopBackground(); }
@@ -79,24 +82,28 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   TrainerDrives drive(*this);
   CHECK(machine_ == nullptr) << "Start called twice";
   CHECK_EQ(parameters.size(), job.layout.element_count());
-  CHECK(job.sum_order == SumOrder::kChain || algorithm_ == Algorithm::kDirect) << "only a star adds as a tree";
+  CHECK(job.sum_order == SumOrder::kChain ||
+        (way_.algorithm != Algorithm::kRing && way_.algorithm != Algorithm::kAllreduce))
+      << "only a star adds as a tree";
   // The caller's optimizer state need not outlive Start: job_ has the spans only while ShareStart reads them.
   job_ = job;
   job_.optimizer_state.clear();
   parameters_ = parameters;
-  if (job.rank != pump_.rank() || job.world_size != pump_.world_size()) {
+  if (job.rank != pump_.rank() || job.world_size != pump_.worker_count()) {
     return Fail(absl::InvalidArgumentError(absl::StrCat(
         "--rank=", job.rank, " --world_size=", job.world_size, ", but the launcher started this process as rank ",
-        pump_.rank(), " of ", pump_.world_size(), ": leave both flags out")));
+        pump_.rank(), " of ", pump_.worker_count(), ": leave both flags out")));
   }
   // Agreement comes first. The messages that follow have lengths that each rank computes from its own flags and layout,
   // and MPI says nothing of a message that is shorter than its receive.
   RETURN_IF_ERROR(Agree());
+  RETURN_IF_ERROR(ShareMemory());
+  RETURN_IF_ERROR(ChooseFastest());
   RETURN_IF_ERROR(CreateOwner());
   job_.optimizer_state = job.optimizer_state;
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
-  CreateMachine();
+  machine_ = CreateMachine();
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
   // The thread drives machine_, so it begins last. One rank alone never has anything in flight.
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
@@ -104,14 +111,25 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
 }
 
 // Rank 0 compares the agreement of each rank with its own and tells the outcome to all; an empty verdict is agreement.
+// Servers compare too, as they do over gRPC, and know whether they have the memory: what they send to rank 0 is their
+// verdict.
 absl::Status PeerExchange::Agree() {
-  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline};
+  const CollectiveOptions join = {.what = "joining", .deadline = job_.join_deadline, .with_servers = true};
+  // A rank that chooses and one that does not would wait for different messages. The flags of both have resolved to the
+  // same values.
+  if (way_.algorithm == Algorithm::kFastest) SetFlag("sync", "auto", job_.agreed_flags);
+  if (sharing_ != HostSharing::kNever) {
+    SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
+  }
   const std::string mine = SerializeAgreement(job_);
+  if (way_.algorithm == Algorithm::kDedicated) RETURN_IF_ERROR(JoinServers(pump_, job_, mine, stall_report_));
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
   // Only rank 0 compares, and all ranks return its verdict. So they fail with one sentence, and no notice is needed.
   std::string verdict;
   for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
-    verdict = std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message());
+    const bool is_worker = static_cast<int>(rank) < pump_.worker_count();
+    verdict =
+        is_worker ? std::string(CompareAgreements(static_cast<int>(rank), all[rank], 0, mine).message()) : all[rank];
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
   if (verdict.empty()) return absl::OkStatus();
@@ -121,60 +139,97 @@ absl::Status PeerExchange::Agree() {
   return absl::InvalidArgumentError(verdict);
 }
 
+OwnedSlices::Options PeerExchange::OwnerOptions() const {
+  return {.slices = SlicesOf(way_, job_.buckets, job_.rank),
+          .element_count = job_.layout.element_count(),
+          .first_step = job_.first_step,
+          .optimizer = job_.optimizer,
+          .schedule = job_.schedule};
+}
+
+absl::Status PeerExchange::CreateHostOwner() {
+  // It may fail on this rank alone, so the peers are told.
+  absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(OwnerOptions());
+  if (!owned.ok()) return Fail(owned.status());
+  machine_ = nullptr;  // if there is one, it refers to the owner that is replaced
+  owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
+  return absl::OkStatus();
+}
+
 absl::Status PeerExchange::CreateOwner() {
-  OwnedSlices::Options options{.slices = MySlices(),
-                               .element_count = job_.layout.element_count(),
-                               .first_step = job_.first_step,
-                               .optimizer = job_.optimizer,
-                               .schedule = job_.schedule};
-  if (algorithm_ != Algorithm::kAllreduce) {
+  const bool sends_to_ranks = way_.algorithm == Algorithm::kRing || way_.algorithm == Algorithm::kDirect;
+  if (sends_to_ranks && way_.memory == nullptr) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
-        algorithm_ == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
+        way_.algorithm == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
     // A rank without a GPU takes part as well: the others cannot know that it has none.
-    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, options, pairs, join));
+    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, OwnerOptions(), pairs, join));
   }
-  if (owner_ == nullptr) {
-    // It may fail on this rank alone, so the peers are told.
-    absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(std::move(options));
-    if (!owned.ok()) return Fail(owned.status());
-    owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
-  }
+  if (owner_ == nullptr) RETURN_IF_ERROR(CreateHostOwner());
   own_parameters_ = owner_->own_parameters();
   return absl::OkStatus();
 }
 
-void PeerExchange::CreateMachine() {
-  if (algorithm_ == Algorithm::kAllreduce) {
-    machine_ = std::make_unique<AllreduceMachine>(AllreduceMachine::Options{.buckets = &job_.buckets,
-                                                                            .owner = owner_.get(),
-                                                                            .parameters = parameters_,
-                                                                            .transport = mpi_,
-                                                                            .track = track_});
-    return;
+std::unique_ptr<BucketMachine> PeerExchange::CreateMachine() {
+  return CreateMachine(way_, job_.buckets, owner_.get(), own_parameters_.empty() ? parameters_ : own_parameters_);
+}
+
+std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
+                                                           std::span<float> parameters) {
+  if (way.algorithm == Algorithm::kAllreduce) {
+    return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
+        .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
   }
-  const BlockMachine::Options options = {.buckets = &job_.buckets,
-                                         .owner = owner_.get(),
-                                         .parameters = own_parameters_.empty() ? parameters_ : own_parameters_,
+  if (way.algorithm == Algorithm::kDedicated) {
+    return std::make_unique<DedicatedMachine>(
+        DedicatedMachine::Options{.buckets = &buckets,
+                                  .parameters = parameters,
+                                  .transport = transport_.get(),
+                                  .server_count = pump_.world_size() - pump_.worker_count(),
+                                  .track = track_,
+                                  .first_tag = MessagePump::kFirstDataTag});
+  }
+  if (way.memory != nullptr) {
+    return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
+                                                                  .owner = owner,
+                                                                  .arrays = way.memory->arrays(),
+                                                                  .board = way.memory->board(),
+                                                                  .transport = transport_.get(),
+                                                                  .sum_order = job_.sum_order,
+                                                                  .track = track_});
+  }
+  const BlockMachine::Options options = {.buckets = &buckets,
+                                         .owner = owner,
+                                         .parameters = parameters,
                                          .transport = transport_.get(),
                                          .track = track_,
                                          .first_tag = MessagePump::kFirstDataTag};
-  if (algorithm_ == Algorithm::kRing) {
-    machine_ = std::make_unique<RingMachine>(options);
-  } else {
-    machine_ = std::make_unique<DirectMachine>(options, job_.sum_order);
-  }
+  if (way.algorithm == Algorithm::kRing) return std::make_unique<RingMachine>(options);
+  return std::make_unique<DirectMachine>(options, job_.sum_order);
+}
+
+std::span<float> PeerExchange::gradient_memory() {
+  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradient;
+}
+
+std::span<const float> PeerExchange::parameter_memory() const {
+  return way_.memory == nullptr ? own_parameters_ : way_.memory->arrays().parameters;
 }
 
 GradientExchange::MemoryPlace PeerExchange::memory_place() const {
   return own_parameters_.empty() ? MemoryPlace::kHost : MemoryPlace::kDevice;
 }
 
-// Sends rank 0's parameters and optimizer state to all ranks. Each rank keeps the state of the elements that it owns.
+// Sends rank 0's parameters and optimizer state to all ranks. Each owner keeps the state of the elements that it owns.
 absl::Status PeerExchange::ShareStart() {
   const CollectiveOptions join = {.what = "the broadcast of rank 0's parameters", .deadline = job_.join_deadline};
   RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(parameters_), join));
+  if (way_.algorithm == Algorithm::kDedicated) return SendStartToServers(pump_, job_, parameters_);
   owner_->CopyParametersIn(parameters_);
+  // One rank is enough. The others read them after the last message of Start, which comes later.
+  if (way_.memory != nullptr && job_.rank == 0) {
+    std::ranges::copy(parameters_, way_.memory->arrays().parameters.begin());
+  }
   // Only rank 0 has loaded a checkpoint. The other ranks learn from it whether vectors of state follow.
   std::byte has_state{!job_.optimizer_state.empty()};
   RETURN_IF_ERROR(SendFromRoot(pump_, ControlTag::kState, {&has_state, 1}, join));
@@ -199,16 +254,26 @@ absl::Status PeerExchange::ShareStart() {
   return absl::OkStatus();
 }
 
-std::vector<std::vector<ElementRange>> PeerExchange::MySlices() const {
+std::vector<std::vector<ElementRange>> PeerExchange::SlicesOf(const Way& way, const BucketMap& buckets, int rank) {
   std::vector<std::vector<ElementRange>> slices;
-  for (int b = 0; b < job_.buckets.bucket_count(); ++b) slices.push_back(OwnedRanges(b, job_.rank));
+  for (int b = 0; b < buckets.bucket_count(); ++b) {
+    if (way.algorithm == Algorithm::kDedicated) {
+      slices.emplace_back();  // the servers own all
+      continue;
+    }
+    // With one rank, or if each rank owns every element, blocks have no meaning.
+    if (way.algorithm == Algorithm::kAllreduce || buckets.world_size() == 1) {
+      slices.push_back({buckets.bucket(b)});
+    } else if (way.memory != nullptr) {
+      const ElementRange slice = buckets.RankSlice(b, rank);
+      slices.push_back(slice.size() > 0 ? std::vector{slice} : std::vector<ElementRange>());
+    } else if (way.algorithm == Algorithm::kDirect) {
+      slices.push_back(buckets.DirectSlice(b, rank));
+    } else {
+      slices.push_back(buckets.RingSlice(b, rank));
+    }
+  }
   return slices;
-}
-
-std::vector<ElementRange> PeerExchange::OwnedRanges(int bucket, int rank) const {
-  // With one rank, or if each rank owns every element, blocks have no meaning.
-  if (algorithm_ == Algorithm::kAllreduce || job_.world_size == 1) return {job_.buckets.bucket(bucket)};
-  return job_.buckets.RingSlice(bucket, rank);
 }
 
 void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
@@ -234,7 +299,9 @@ absl::Status PeerExchange::Drain() {
 }
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
+  transport_->BeginLooking();
   const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
+  transport_->EndLooking();
   // An error of the GPU comes first: a deadline that has passed as well is its consequence.
   if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
@@ -258,7 +325,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   const size_t head_count = std::min(values.size(), kSumHeadValues);
   SumHead head{.purpose = static_cast<int64_t>(kind.purpose), .value_count = kind.value_count, .values = {}};
   std::copy_n(values.begin(), head_count, head.values.begin());
-  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.world_size() : 0);
+  std::vector<SumHead> heads(pump_.rank() == 0 ? pump_.worker_count() : 0);
   RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSum, std::as_bytes(std::span(&head, 1)),
                                std::as_writable_bytes(std::span(heads)), options));
   // `heads` is empty on the other ranks, which get their result from rank 0 below. Rank 0 alone knows that two ranks
@@ -271,7 +338,7 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
   }
   const std::span<double> rest = values.subspan(head_count);
   if (!rest.empty()) {
-    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.world_size() : 0);
+    std::vector<double> all(pump_.rank() == 0 ? rest.size() * pump_.worker_count() : 0);
     RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kSumRest, std::as_bytes(rest),
                                  std::as_writable_bytes(std::span(all)), options));
     // Only rank 0 adds, so that all ranks get the same bits.
@@ -280,47 +347,6 @@ absl::Status PeerExchange::Sum(SumPurpose purpose, std::span<double> values) {
     }
   }
   return SendFromRoot(pump_, ControlTag::kSumResult, std::as_writable_bytes(values), options);
-}
-
-absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>> state) {
-  TrainerDrives drive(*this);
-  RETURN_IF_ERROR(Drain());
-  const int vector_count = StateVectorCount(job_.optimizer);
-  if (pump_.rank() == 0) {
-    CHECK_EQ(state.size(), vector_count);
-    owner_->CopyStateOut(state);
-  }
-  // Every rank owns everything, so rank 0 has the whole state already.
-  if (algorithm_ == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
-  for (int i = 0; i < vector_count; ++i) {
-    RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? state[i] : std::span<float>()));
-  }
-  return absl::OkStatus();
-}
-
-// One rank after the other, and one bucket's slice after the other, so that rank 0 holds one slice besides the vectors
-// that it fills. It is slow, but checkpoints are rare.
-absl::Status PeerExchange::GatherStateVector(int vector, std::span<float> whole) {
-  const CollectiveOptions options = {.what = "gathering the optimizer's state", .deadline = job_.exchange_deadline};
-  for (int rank = 1; rank < pump_.world_size(); ++rank) {
-    if (pump_.rank() != 0 && pump_.rank() != rank) continue;
-    for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
-      const std::vector<ElementRange> ranges = OwnedRanges(b, rank);
-      int64_t count = 0;
-      for (const ElementRange& range : ranges) count += range.size();
-      // The Transfer before has ended, so its buffer may be used again.
-      scratch_.resize(count);
-      if (pump_.rank() == rank) owner_->CopyState(b, vector, scratch_);
-      RETURN_IF_ERROR(Transfer(pump_, {.from = rank, .to = 0}, std::as_writable_bytes(std::span(scratch_)), options));
-      if (pump_.rank() != 0) continue;
-      const float* from = scratch_.data();
-      for (const ElementRange& range : ranges) {
-        std::copy_n(from, range.size(), whole.begin() + range.begin);
-        from += range.size();
-      }
-    }
-  }
-  return absl::OkStatus();
 }
 
 void PeerExchange::Abort(const absl::Status& why) {
@@ -347,15 +373,27 @@ absl::Status PeerExchange::Finish() {
   {
     TrainerDrives drive(*this);
     RETURN_IF_ERROR(Drain());
-    RETURN_IF_ERROR(Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
+    // The servers answer when all workers have finished, which is a barrier too.
+    RETURN_IF_ERROR(way_.algorithm == Algorithm::kDedicated
+                        ? FinishAtServers(pump_, job_)
+                        : Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
   }
   StopBackground();
   return absl::OkStatus();
 }
 
+ExchangeCounters PeerExchange::CountersOfAllMachines() const {
+  if (machine_ == nullptr) return earlier_;
+  ExchangeCounters sum = machine_->counters();
+  sum.bytes_sent += earlier_.bytes_sent;
+  sum.bytes_received += earlier_.bytes_received;
+  sum.optimizer_seconds += earlier_.optimizer_seconds;
+  return sum;
+}
+
 ExchangeCounters PeerExchange::counters() const {
   const MutexLock lock(mutex_);
-  return machine_ == nullptr ? ExchangeCounters() : machine_->counters();
+  return CountersOfAllMachines();
 }
 
 void PeerExchange::DriveInBackground() {
@@ -364,15 +402,16 @@ void PeerExchange::DriveInBackground() {
   const MutexLock lock(mutex_);
   owner_->EnterThread();
   while (!stopping_) {
-    if (machine_->IsIdle() || !pump_.failure().ok()) {
+    const bool shares = way_.memory != nullptr;  // then others ring while nothing is in flight here
+    if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) {
       background_sleeps_ = true;
       submitted_.WaitFor(mutex_, kRollCallInterval);
       background_sleeps_ = false;
     }
     (void)pump_.Pump(MessagePump::Listening::kAlways);  // an error stays in the pump
-    if (machine_->IsIdle() || !pump_.failure().ok()) continue;
+    if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) continue;
     mutex_.Unlock();
-    unlocked_transport_.Wait(kRollCallInterval);
+    unlocked_transport_.WaitInBackground(kRollCallInterval);
     LetTheTrainerDrive();
     mutex_.Lock();
   }

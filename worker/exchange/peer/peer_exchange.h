@@ -1,67 +1,91 @@
-// The exchange among equals: ring, co-located star and mpi. A BucketMachine decides what happens to a bucket; this
-// class starts and ends the job with the peers, waits, and decides which thread drives the transport.
+// The exchange among ranks of one world: ring, co-located star and mpi among equals, and the dedicated star over TCP,
+// whose last ranks are servers. A BucketMachine decides what happens to a bucket; this class starts and ends the job
+// with the peers, waits, and decides which thread drives the transport.
 //
 // Threads. At any time at most one thread posts and polls, and with it is inside MPI: the thread that holds the mutex.
 // In every call, above all in Await, that is the trainer's own thread: it has nothing else to do then, and no result
 // waits for another thread to wake up. Between those calls, while the trainer computes, a background thread drives the
 // messages in flight, because neither Open MPI nor TCP moves them on by itself. It does so in short visits, and waits
 // in between without the mutex (Transport::Wait). With nothing in flight it sleeps until the next Submit and looks for
-// notices twenty times a second.
+// notices twenty times a second. With shared memory it sleeps until another rank rings (host_board.h): a Submit need
+// not wake it.
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
-// (cuda_aware/cuda_aware_owner.h): memory_place says where.
+// (cuda_aware/cuda_aware_owner.h): memory_place says where. Ranks of one host can share it (host_memory.h): then
+// gradient_memory and parameter_memory have it.
 //
 // After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "common/mutex.h"
+#include "common/owned_slices.h"
+#include "common/stall_report.h"
 #include "common/trace.h"
+#include "common/transport/message_pump.h"
+#include "common/transport/transport.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/message_pump.h"
+#include "worker/exchange/peer/host_memory.h"
+#include "worker/exchange/peer/host_transport.h"
+#include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
-#include "worker/exchange/peer/transport.h"
-#include "worker/exchange/stall_report.h"
 
 namespace starring {
 
 class PeerExchange final : public GradientExchange {
  public:
-  // kDirect is the co-located star. kRing and kDirect have the same owners. The job's order of sums is a chain, or with
-  // kDirect a tree; kAllreduce leaves it to the library.
-  enum class Algorithm { kRing, kDirect, kAllreduce };
+  // kDirect is the co-located star, kDedicated the one with servers. kRing and kDirect over messages have the same
+  // owners, but for a short last block (common/block_owners.h). The job's order of sums is a chain, or with a star a
+  // tree; kAllreduce leaves it to the library. kFastest: whichever of kRing and kDirect takes least time at the start
+  // of those that add in the job's order; choice() says which.
+  enum class Algorithm { kRing, kDirect, kDedicated, kAllreduce, kFastest };
+  // kRequired: kDirect goes through memory that all ranks map (memory_machine.h), or Start fails with InvalidArgument.
+  // kIfPossible: kFastest may choose that too, where the ranks can share memory.
+  enum class HostSharing { kNever, kIfPossible, kRequired };
 
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
+    HostSharing sharing = HostSharing::kNever;  // only kDirect and kFastest heed it
+    int server_count = 0;                       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
     // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
     MpiTransport* mpi = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
     // kRing, kDirect: the GPU whose memory messages leave and enter, if the transport can (cuda_aware/
-    // cuda_aware_owner.h). It outlives the exchange, and its thread calls Start. Null: messages are in host memory.
+    // cuda_aware_owner.h). It outlives the exchange, and its thread calls Start. Null: messages are in host memory,
+    // where those of shared memory always are.
     CudaDevice* device = nullptr;
     StallOptions stall;  // how this rank reports that it is stuck, and what it tells others about itself
   };
-  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce.
+  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce. This rank is a worker.
   PeerExchange(std::unique_ptr<Transport> transport, Options options);
   ~PeerExchange() override;
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
-  std::span<const float> parameter_memory() const override { return own_parameters_; }
+  std::span<float> gradient_memory() override;
+  std::span<const float> parameter_memory() const override;
+  std::optional<ExchangeChoice> choice() const override { return choice_; }
   MemoryPlace memory_place() const override;
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
+  // Unimplemented if parameters are in GPU memory, which the training step refers to, or at servers, which cut them
+  // when the workers join.
+  absl::Status UseBuckets(const BucketMap& buckets, int64_t step) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
@@ -72,13 +96,31 @@ class PeerExchange final : public GradientExchange {
  private:
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
   class TrainerDrives;
+  // How gradients travel: by messages, or through memory that is not null.
+  struct Way {
+    Algorithm algorithm = Algorithm::kRing;
+    HostMemory* memory = nullptr;
+  };
+
+  PeerExchange(std::unique_ptr<HostTransport> transport, Options options);
 
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ShareMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<double> TimeWay(const Way& way) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  OwnedSlices::Options OwnerOptions() const;
+  absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CreateMachine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::unique_ptr<BucketMachine> CreateMachine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::unique_ptr<BucketMachine> CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
+                                               std::span<float> parameters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::vector<std::vector<ElementRange>> MySlices() const;
-  std::vector<ElementRange> OwnedRanges(int bucket, int rank) const;
+  // What `rank` owns of each bucket.
+  static std::vector<std::vector<ElementRange>> SlicesOf(const Way& way, const BucketMap& buckets, int rank);
+  absl::Status ShareMovingState() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ExchangeCounters CountersOfAllMachines() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Drain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status GatherStateVector(int vector, std::span<float> whole) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -87,8 +129,13 @@ class PeerExchange final : public GradientExchange {
   void LetTheTrainerDrive() const;
   void StopBackground();
 
-  const Algorithm algorithm_;
-  Transport& unlocked_transport_;  // *transport_, for Wait and Wake, which need no lock
+  Way way_;  // constant after Start; before it, the algorithm may be kFastest
+  const HostSharing sharing_;
+  const std::chrono::milliseconds stall_report_;
+  const std::function<void(const std::string&)> say_;
+  std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
+  std::optional<ExchangeChoice> choice_;  // constant after Start
+  HostTransport& unlocked_transport_;     // *transport_, for waits and Wake, which need no lock
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
@@ -98,17 +145,41 @@ class PeerExchange final : public GradientExchange {
 
   mutable Mutex mutex_;
   // The transport, which is last, is destroyed first: until then it may write into the buffers of the others.
+  std::unique_ptr<HostMemory> memory_;  // null: the ranks share none. Constant after Start, but for its bytes
+  std::unique_ptr<MachineTrial> trial_ ABSL_GUARDED_BY(mutex_);  // during Start, and after an error in it
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<BucketMachine> machine_ ABSL_GUARDED_BY(mutex_);
+  ExchangeCounters earlier_ ABSL_GUARDED_BY(mutex_);    // of the machines before machine_
   std::vector<float> scratch_ ABSL_GUARDED_BY(mutex_);  // optimizer state on its way, at start and at checkpoints
+  std::vector<std::vector<float>> moving_state_ ABSL_GUARDED_BY(mutex_);  // all of it, while the buckets change
   MessagePump pump_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool background_sleeps_ ABSL_GUARDED_BY(mutex_) = false;  // until submitted_ is notified
-  const std::unique_ptr<Transport> transport_ ABSL_PT_GUARDED_BY(mutex_);
+  const std::unique_ptr<HostTransport> transport_ ABSL_PT_GUARDED_BY(mutex_);
 
   ConditionVariable submitted_;
   std::atomic<bool> trainer_drives_ = false;
   std::thread background_;
+};
+
+class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
+ public:
+  explicit TrainerDrives(PeerExchange& exchange) ABSL_EXCLUSIVE_LOCK_FUNCTION(exchange.mutex_) : exchange_(exchange) {
+    // The flag is set before the lock is asked for: a background thread whose pause ends now sleeps on, and does not
+    // take the mutex first. The flag only saves time, so relaxed order is enough; the mutex alone keeps one thread
+    // inside MPI.
+    exchange_.trainer_drives_.store(true, std::memory_order_relaxed);
+    exchange_.mutex_.Lock();
+  }
+  ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
+    // What this thread has completed and not handled is for the background thread.
+    exchange_.transport_->PassOn();
+    exchange_.mutex_.Unlock();
+    exchange_.trainer_drives_.store(false, std::memory_order_relaxed);
+  }
+
+ private:
+  PeerExchange& exchange_;
 };
 
 }  // namespace starring

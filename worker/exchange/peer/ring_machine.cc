@@ -2,14 +2,13 @@
 
 #include <span>
 
-#include "common/arithmetic/reduction_order.h"
 #include "common/limits.h"
 
 namespace starring {
 
 RingMachine::RingMachine(const Options& options)
-    : BlockMachine(options, {.blocks_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                             .scratch_elements = kChunkElements,
+    : BlockMachine(options, {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
+                             .scratch_elements = MessageElementsMax(options),
                              // The other hops send a partial sum.
                              .gradient_sends = 1}) {}
 
@@ -18,61 +17,63 @@ int RingMachine::PeerOf(Operation operation) const {
   return sends ? Right(1) : Left(1);
 }
 
-void RingMachine::StartBlock(Block& block) {
+void RingMachine::StartGroup(Group& group) {
   const int hops = round_count();
   // All receives of partial sums are posted before the first send. A message for which no receive is posted would be
   // copied by MPI, or would wait.
   for (int hop = 0; hop < hops; ++hop) {
-    const ElementRange range = Chunk(block, Left(2 + hop));
+    const int chunk = Left(2 + hop);
     const bool owned = hop == hops - 1;
-    Receive(block, {.phase = Phase::kReduceReceive, .round = hop},
-            owned ? block.scratch.first(range.size()) : Parameters(range));
+    Receive(group, {.phase = Phase::kReduceReceive, .round = hop},
+            owned ? group.scratch.first(ChunkSize(group, chunk)) : Landing(group, chunk));
   }
-  const ElementRange first = Chunk(block, Left(1));
-  Send(block, {.phase = Phase::kReduceSend, .round = 0}, Gradient(block, first));
+  const int first = Left(1);
+  Send(group, {.phase = Phase::kReduceSend, .round = 0}, Contribution(group, first));
   // No partial sum passes through this chunk's place in the parameter vector, because its reduction starts here. So its
-  // new parameters may arrive at any time.
-  Receive(block, {.phase = Phase::kGatherReceive, .round = 0}, Parameters(first));
+  // new parameters may arrive at any time, unless the gradient is sent from that place.
+  if (!group.is_packed) Receive(group, {.phase = Phase::kGatherReceive, .round = 0}, Landing(group, first));
 }
 
-void RingMachine::Advance(Block& block, Operation operation) {
+void RingMachine::Advance(Group& group, Operation operation) {
   const int hop = operation.round;
   switch (operation.phase) {
     case Phase::kReduceSend:
-      // The new parameters overwrite the partial sum, so their receive must not be posted before the sum has been sent.
-      if (hop > 0) {
-        Receive(block, {.phase = Phase::kGatherReceive, .round = hop}, Parameters(Chunk(block, Left(1 + hop))));
+      // The new parameters overwrite what was sent, so their receive must not be posted before it has been sent.
+      if (hop > 0 || group.is_packed) {
+        Receive(group, {.phase = Phase::kGatherReceive, .round = hop}, Landing(group, Left(1 + hop)));
       }
       break;
     case Phase::kReduceReceive:
-      OnReduceReceived(block, hop);
+      OnReduceReceived(group, hop);
       break;
     case Phase::kGatherSend:
       break;
     case Phase::kGatherReceive:
-      OnGatherReceived(block, hop);
+      OnGatherReceived(group, hop);
       break;
   }
 }
 
-void RingMachine::OnReduceReceived(Block& block, int hop) {
-  const ElementRange range = Chunk(block, Left(2 + hop));
+void RingMachine::OnReduceReceived(Group& group, int hop) {
+  const int chunk = Left(2 + hop);
+  const std::span<float> landing = Landing(group, chunk);
   // After N - 1 hops the chunk is this rank's own, since Left(N) is the rank itself.
   if (hop < round_count() - 1) {
-    // Add has ended when it returns, so MPI may read the sum from its place. Nothing is received there until the send
-    // has completed (Advance).
-    Add(block, Gradient(block, range), Parameters(range));
-    Send(block, {.phase = Phase::kReduceSend, .round = hop + 1}, Parameters(range));
+    // AddContribution has ended when it returns, so MPI may read the sum from its place. Nothing is received there
+    // until the send has completed (Advance).
+    AddContribution(group, chunk, landing);
+    Send(group, {.phase = Phase::kReduceSend, .round = hop + 1}, landing);
     return;
   }
-  ApplyOwnChunk(block, {.sum = block.scratch.first(range.size()), .last = OwnContribution(block)});
-  Send(block, {.phase = Phase::kGatherSend, .round = 0}, Parameters(range));
+  ApplyOwnChunk(group, {.sum = group.scratch.first(landing.size()), .last = {}});
+  Send(group, {.phase = Phase::kGatherSend, .round = 0}, landing);
 }
 
-void RingMachine::OnGatherReceived(Block& block, int hop) {
+void RingMachine::OnGatherReceived(Group& group, int hop) {
+  const int chunk = Left(1 + hop);
   // The right neighbour owns the chunk of the last hop and has its parameters already.
-  if (hop == round_count() - 1) return;
-  Send(block, {.phase = Phase::kGatherSend, .round = hop + 1}, Parameters(Chunk(block, Left(1 + hop))));
+  if (hop < round_count() - 1) Send(group, {.phase = Phase::kGatherSend, .round = hop + 1}, Landing(group, chunk));
+  TakeParameters(group, chunk);
 }
 
 }  // namespace starring

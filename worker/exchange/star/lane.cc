@@ -50,6 +50,11 @@ bool Answers(const ExchangeMessage& answer, const ExchangeMessage& request) {
          answer.bucket() == request.bucket() && answer.vector() == request.vector();
 }
 
+// An array in shared memory does not travel.
+int64_t TravellingBytes(const StarRequest& request) {
+  return request.fields.shared() ? 0 : std::ssize(request.payload);
+}
+
 // The server has answered that it does not want this lane: opening it again cannot help.
 bool IsRefusal(const grpc::Status& status) {
   return status.error_code() == grpc::StatusCode::FAILED_PRECONDITION ||
@@ -122,6 +127,12 @@ void Lane::OnStart(bool ok) {
   WriteNext();
 }
 
+bool Lane::MaySendNext() const {
+  if (waiting_.empty() || sent_.size() >= kLaneRequestsMax) return false;
+  const auto travels = [](const std::unique_ptr<StarRequest>& request) { return TravellingBytes(*request) > 0; };
+  return !travels(waiting_.front()) || std::ranges::count_if(sent_, travels) < options_.slices_max;
+}
+
 // gRPC takes one write at a time. These go first: HELLO, without which the server does not know the lane; an abort, for
 // which the other workers wait; the rest of a request that has begun, because the server collects the parts of one
 // request of a lane at a time; progress, because the server may be asking who is stuck. A lane that is closing then
@@ -155,7 +166,7 @@ void Lane::WriteNext() {
     if (std::exchange(writes_done_, true)) return;
     writing_ = true;
     stream_->WritesDone(&write_tag_);
-  } else if (!waiting_.empty() && sent_.size() < kLaneRequestsMax) {
+  } else if (MaySendNext()) {
     std::unique_ptr<StarRequest>& request = waiting_.front();
     // The deadline of a request counts from when the server could see it. A repeated request keeps its first time: a
     // server that breaks every stream must not put the deadline off for ever.
@@ -171,7 +182,7 @@ void Lane::WriteNext() {
 void Lane::WritePart() {
   const StarRequest& request = *sent_.back();
   if (IsTraced(request)) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = LabelsOf(request)};
-  const int64_t payload_bytes = request.fields.shared() ? 0 : std::ssize(request.payload);
+  const int64_t payload_bytes = TravellingBytes(request);
   if (payload_bytes == 0) {
     Write(request.fields, {}, nullptr);
     return;

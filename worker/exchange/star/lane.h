@@ -2,7 +2,7 @@
 // a bounded number of them unanswered. When the connection breaks, it opens a new stream and sends the unanswered
 // requests again; the shard recognises repeated ones. server/exchange_lane.h is the other end.
 //
-// Thread safety: one thread, the one that polls the completion queue.
+// Thread safety: none; StarClient's mutex guards its lanes, and who holds it polls the completion queue.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_LANE_H_
 #define STARRING_WORKER_EXCHANGE_STAR_LANE_H_
 
@@ -61,6 +61,7 @@ class Lane {
     int shard = 0;
     int lane = 0;
     uint64_t job_id = 0;
+    int slices_max = 1;           // requests whose payload travels that may be sent and not yet answered
     TraceTrack* track = nullptr;  // null: there is no trace
     // `request` has been answered, and the answer has been copied to its destination.
     std::function<void(std::unique_ptr<StarRequest> request)> on_answer;
@@ -92,6 +93,8 @@ class Lane {
   bool closed() const { return state_ == State::kClosed; }
   bool open() const { return state_ == State::kOpen; }
 
+  // Whether a request waits to be sent.
+  bool has_waiting() const { return !waiting_.empty(); }
   // The oldest request without an answer, or null.
   const StarRequest* oldest() const;
   // Why there is no connection, or OK.
@@ -114,6 +117,7 @@ class Lane {
   void OnWrite(bool ok);
   void OnFinish();
   void WriteNext();
+  bool MaySendNext() const;
   void Write(const v1::ExchangeMessage& fields, std::span<const std::byte> payload, std::shared_ptr<const void> keeper);
   // Writes the next part of sent_.back().
   void WritePart();

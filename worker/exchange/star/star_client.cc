@@ -1,47 +1,40 @@
 #include "worker/exchange/star/star_client.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <atomic>
+#include <iterator>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/host/address.h"
+#include "common/limits.h"
 #include "common/steady_time.h"
 #include "common/wire/exchange_message.h"
 
 namespace starring {
 namespace {
 
-// The exchange thread checks deadlines and lanes that are down this often.
+// Deadlines and lanes that are down are checked this often.
 constexpr std::chrono::milliseconds kTick(50);
 // The same while gRPC holds the payload of an answered request: there is no event when it lets go, and the trainer may
 // be waiting for its memory.
 constexpr std::chrono::milliseconds kDrainTick(1);
-// When the deadline has passed, the server names the missing ranks. Only if that message does not come does this side
-// give up with a message that knows less.
-constexpr std::chrono::seconds kVerdictGrace(2);
+// The exchange thread pauses this long between visits while the trainer computes: the shorter while answers come, and
+// twice as long after each visit that found none. A visit costs some 5 us of a core. While the trainer drives, pauses
+// double up to kTick: the trainer ends a longer one than these when it has driven.
+constexpr std::chrono::microseconds kPauseMin(40);
+constexpr std::chrono::microseconds kPauseMax(320);
+// The trainer itself sends requests whose payloads have no more than this together: copying them to a socket takes less
+// time than waking the exchange thread.
+constexpr int64_t kSentAtOnceBytesMax = 64 << 10;
 // How long to wait until all shards have been told that this worker gives up.
 constexpr std::chrono::seconds kAbortPatience(1);
 constexpr std::chrono::seconds kClosePatience(5);
-// A worker tells the servers its progress at most this often, and less often if there are many workers: a server gets
-// at most 250 such messages a second.
-constexpr std::chrono::milliseconds kTellInterval(250);
-constexpr std::chrono::milliseconds kTellIntervalPerWorker(4);
-
-std::string DescribeRequest(const v1::ExchangeMessage& fields) {
-  switch (fields.kind()) {
-    case v1::ExchangeMessage::GRADIENT:
-      return absl::StrCat("bucket ", fields.bucket(), " of step ", fields.step());
-    case v1::ExchangeMessage::SUM:
-      return absl::StrCat("sum ", fields.step());
-    case v1::ExchangeMessage::FINISH:
-      return "the end of the job";
-    default:
-      return absl::StrCat(v1::ExchangeMessage::Kind_Name(fields.kind()), " of bucket ", fields.bucket());
-  }
-}
 
 }  // namespace
 
@@ -50,9 +43,9 @@ StarClient::StarClient(const JobSpec& job, Options options)
       rank_(job.rank),
       world_size_(job.world_size),
       exchange_deadline_(absl::ToChronoMilliseconds(BoundedDeadline(job.exchange_deadline))),
+      pending_(static_cast<size_t>(1 + job.buckets.bucket_count())),
       watches_(options_.shards.size(), ServerWatch(options_.stall.times)),
-      report_(options_.stall.say),
-      pending_(static_cast<size_t>(1 + job.buckets.bucket_count()), 0) {
+      report_(options_.stall.say) {
   for (size_t s = 0; s < options_.shards.size(); ++s) {
     const Shard& shard = options_.shards[s];
     lanes_.emplace_back();
@@ -64,143 +57,207 @@ StarClient::StarClient(const JobSpec& job, Options options)
           .shard = static_cast<int>(s),
           .lane = static_cast<int>(l),
           .job_id = shard.job_id,
+          .slices_max = std::max<int>(kShardSlicesMax / static_cast<int>(shard.lanes.size()), 1),
           .track =
               AddTrack(options_.trace, {.name = absl::StrCat("exchange: lane ", l, ", server ", s), .peer = "shard"}),
-          .on_answer = [this](std::unique_ptr<StarRequest> request) { OnAnswer(std::move(request)); },
-          .fill_progress = [this](v1::Progress* progress) { SetProgress(MyWork(Clock::now()), progress); },
-          .on_note =
-              [this, s](const v1::ExchangeMessage& note) {
-                // HERE needs nothing more: the lane has counted it as a sign of life.
-                if (note.kind() != v1::ExchangeMessage::STALL) return;
-                const auto now = Clock::now();
-                if (note.text().empty()) {
-                  report_.Close(static_cast<int>(s), now);
-                } else {
-                  // The server reports a stall when it has lasted this long.
-                  report_.Open(static_cast<int>(s), now - options_.stall.times.report_after, note.text());
-                }
-              },
+          .on_answer = [this](std::unique_ptr<StarRequest> request)
+                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { OnAnswer(std::move(request)); },
+          .fill_progress = [this](v1::Progress* progress)
+                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { SetProgress(MyWork(Clock::now()), progress); },
+          .on_note = [this, s](const v1::ExchangeMessage& note)
+                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { OnNote(static_cast<int>(s), note); },
           .on_failure =
-              [this, s](const absl::Status& why) {
+              [this, s](const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
                 Fail(absl::Status(why.code(), absl::StrCat("server ", options_.shards[s].address, ": ",
                                                            std::string(why.message()))),
                      Tell::kNobody);
               }}));
     }
   }
+  next_tick_ = Clock::now() + kTick;
+  Tick(Clock::now());  // opens the lanes
   // This comes last, because the thread uses every member.
-  thread_ = std::thread([this] { Run(); });
+  thread_ = std::thread([this] { DriveInBackground(); });
 }
+
+// Says first that it wants the mutex, so that the exchange thread does not take it again between two events.
+class ABSL_SCOPED_LOCKABLE StarClient::TrainerDrives {
+ public:
+  explicit TrainerDrives(StarClient& client) ABSL_EXCLUSIVE_LOCK_FUNCTION(client.mutex_) : client_(client) {
+    client_.trainer_drives_.store(true, std::memory_order_relaxed);
+    client_.mutex_.Lock();
+  }
+  ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
+    // Not relaxed: the thread says that it rests and then looks whether the trainer drives. One of the two sees the
+    // other.
+    client_.trainer_drives_.store(false);
+    const bool is_needed = client_.in_flight_ > 0 && client_.thread_rests_.load();
+    client_.mutex_.Unlock();
+    if (!is_needed) return;
+    const MutexLock lock(client_.inbox_mutex_);
+    client_.WakeThread();
+  }
+
+ private:
+  StarClient& client_;
+};
 
 StarClient::~StarClient() {
   {
-    const MutexLock lock(mutex_);
-    stop_asked_ = true;
-    Wake();
+    TrainerDrives drive(*this);
+    TakeInbox();
+    Fail(absl::CancelledError("the exchange is being destroyed"), Tell::kNobody);
+    CloseLanes(Lane::Urgency::kNow);
+    DriveUntil([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return AllLanesClosed() && draining_.empty(); });
+  }
+  {
+    const MutexLock lock(inbox_mutex_);
+    stopping_ = true;
+    posted_.NotifyOne();
   }
   thread_.join();
+  // gRPC requires that a queue is drained before it is destroyed. No lane has an event left in it.
+  queue_.Shutdown();
+  void* tag;
+  bool ok;
+  while (queue_.Next(&tag, &ok)) {
+  }
 }
 
 void StarClient::Post(std::vector<std::unique_ptr<StarRequest>> requests) {
-  const MutexLock lock(mutex_);
-  // The requests to all shards take one lock and one wake-up.
-  for (std::unique_ptr<StarRequest>& request : requests) {
+  int64_t bytes = 0;
+  for (const std::unique_ptr<StarRequest>& request : requests) {
     ++Pending(request->group);
-    inbox_.push_back(std::move(request));
+    if (!request->fields.shared()) bytes += std::ssize(request->payload);
   }
-  Wake();
+  {
+    // The requests to all shards take one lock and one wake-up.
+    const MutexLock lock(inbox_mutex_);
+    std::ranges::move(requests, std::back_inserter(inbox_));
+    if (bytes > kSentAtOnceBytesMax) WakeThread();
+  }
+  if (bytes > kSentAtOnceBytesMax) return;
+  TrainerDrives drive(*this);
+  // gRPC takes a lane's next message when it has reported the end of the one before.
+  while (Drive(Clock::time_point())) {
+  }
+  TakeInbox();
+  // A full lane sends no more before it has been answered, and the trainer does not look for answers while it computes.
+  const auto is_full = [](const auto& shard) {
+    return std::ranges::any_of(shard, [](const auto& lane) { return lane->has_waiting(); });
+  };
+  if (std::ranges::none_of(lanes_, is_full)) return;
+  const MutexLock lock(inbox_mutex_);
+  WakeThread();
+}
+
+void StarClient::WakeThread() {
+  is_wanted_ = true;
+  if (std::exchange(thread_sleeps_, false)) posted_.NotifyOne();
 }
 
 absl::Status StarClient::Wait(int group) {
-  const MutexLock lock(mutex_);
-  if (Pending(group) == 0) return status_;
-  awaited_ = group;
-  // This is for the stall report only. The exchange thread infers nothing about other memory from it, so relaxed order
-  // is enough.
+  // The acquire pairs with the release in EndDrained: what the answers brought may be read.
+  if (Pending(group).load(std::memory_order_acquire) == 0 && !has_failed_) return absl::OkStatus();
+  TrainerDrives drive(*this);
+  // This is for the stall report only.
   waiting_since_ns_.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
-  changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Pending(group) == 0 || !status_.ok(); });
+  DriveUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return Pending(group) == 0 || !status_.ok(); });
   waiting_since_ns_.store(0, std::memory_order_relaxed);
-  awaited_.reset();
   return status_;
 }
 
 void StarClient::Abort(const absl::Status& why) {
-  const MutexLock lock(mutex_);
-  abort_asked_ = why;
-  Wake();
-  changed_.WaitFor(mutex_, kAbortPatience, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lanes_closed_; });
+  TrainerDrives drive(*this);
+  TakeInbox();
+  Fail(why, Tell::kShards);
+  DriveUntil([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return AllLanesClosed(); },
+             Clock::now() + kAbortPatience);
 }
 
 void StarClient::Close() {
-  const MutexLock lock(mutex_);
-  close_asked_ = true;
-  Wake();
-  changed_.WaitFor(mutex_, kClosePatience, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return lanes_closed_; });
+  TrainerDrives drive(*this);
+  WatchServers(Clock::now());  // prints that a stall is over if it has just ended
+  CloseLanes(Lane::Urgency::kOrderly);
+  DriveUntil([this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return AllLanesClosed(); },
+             Clock::now() + kClosePatience);
 }
 
-void StarClient::Wake() {
-  // One alarm is enough for all that is in the inbox when it fires.
-  if (std::exchange(wake_set_, true)) return;
-  // The time is in the past: gRPC would round "now" up to the next millisecond and wait for it.
-  alarm_.Set(&queue_, std::chrono::system_clock::time_point(), &wake_tag_);
+void StarClient::DriveUntil(absl::FunctionRef<bool()> done, Clock::time_point end) {
+  TakeInbox();
+  while (!done() && Clock::now() < end) {
+    Clock::time_point until = std::min(next_tick_, end);
+    if (!draining_.empty()) until = std::min(until, Clock::now() + kDrainTick);
+    Drive(until);
+  }
 }
 
-void StarClient::Run() {
-  // This opens the lanes at once.
-  Tick(Clock::now());
-  Clock::time_point next_tick = Clock::now() + kTick;
+bool StarClient::Drive(Clock::time_point until) {
+  const auto wait = std::chrono::duration_cast<std::chrono::microseconds>(until - Clock::now());
+  void* tag;
+  bool ok;
+  // Without the mutex only one thread, the trainer's, ever waits for events. If two threads did, one of them could
+  // sleep on after the other one has handled what it waited for.
+  const auto deadline = std::chrono::system_clock::now() + wait;
+  grpc::CompletionQueue::NextStatus event;
+  if (wait.count() > 0) {
+    mutex_.Unlock();
+    event = queue_.AsyncNext(&tag, &ok, deadline);
+    mutex_.Lock();
+  } else {
+    event = queue_.AsyncNext(&tag, &ok, deadline);
+  }
+  if (event == grpc::CompletionQueue::GOT_EVENT) static_cast<CompletionTag*>(tag)->Run(ok);
+  // The clock is looked at after every event, and not only when there is none: deadlines count on a busy thread, too.
+  const Clock::time_point now = Clock::now();
+  EndDrained();
+  if (now >= next_tick_) {
+    next_tick_ = now + kTick;
+    Tick(now);
+  }
+  return event == grpc::CompletionQueue::GOT_EVENT;
+}
+
+void StarClient::DriveInBackground() {
+  // Linux lengthens sleeps by up to 50 us by default, more than kPauseMin. A failure of this call costs only time.
+  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+  std::chrono::microseconds pause = kPauseMin;
+  bool is_idle = false;
   while (true) {
-    auto wait = std::chrono::duration_cast<std::chrono::microseconds>(next_tick - Clock::now());
-    if (!draining_.empty()) wait = std::min<std::chrono::microseconds>(wait, kDrainTick);
-    void* tag;
-    bool ok;
-    const auto event = queue_.AsyncNext(&tag, &ok, std::chrono::system_clock::now() + wait);
-    if (event == grpc::CompletionQueue::SHUTDOWN) return;
-    if (event == grpc::CompletionQueue::GOT_EVENT) static_cast<CompletionTag*>(tag)->Run(ok);
-    // The clock is looked at after every event, and not only when there is none: deadlines count on a busy thread, too.
-    const Clock::time_point now = Clock::now();
-    EndDrained();
-    if (now >= next_tick) {
-      next_tick = now + kTick;
-      Tick(now);
+    {
+      const MutexLock lock(inbox_mutex_);
+      thread_rests_ = !is_idle && pause > kPauseMax;
+      if (!is_idle && !trainer_drives_.load()) pause = std::min(pause, kPauseMax);
+      thread_sleeps_ = !is_wanted_ && !stopping_;
+      if (thread_sleeps_) posted_.WaitFor(inbox_mutex_, is_idle ? kTick : pause);
+      thread_sleeps_ = thread_rests_ = false;
+      if (stopping_) return;
+      pause = std::exchange(is_wanted_, false) || is_idle ? kPauseMin
+                                                          : std::min<std::chrono::microseconds>(2 * pause, kTick);
     }
-    UpdateCounters();
-    if (!closing_ || !AllLanesClosed()) continue;
+    is_idle = false;
+    // A thread that waits for the mutex costs the trainer a system call when it unlocks.
+    if (trainer_drives_.load(std::memory_order_relaxed)) continue;
     const MutexLock lock(mutex_);
-    if (!std::exchange(lanes_closed_, true)) changed_.NotifyAll();
-    // No alarm may be set after the shutdown. None will be: only the destructor asks to stop, and it is the last call.
-    if (stop_asked_ && !wake_set_ && draining_.empty()) queue_.Shutdown();
+    TakeInbox();
+    // Only a driver that waits lets go of the mutex: this loop never does, and then no event is handled while the
+    // trainer waits for it.
+    while (!trainer_drives_.load(std::memory_order_relaxed) && Drive(Clock::time_point())) pause = kPauseMin;
+    is_idle = IsIdle();
   }
 }
 
 void StarClient::TakeInbox() {
-  // The inbox is emptied first: a lane's Post calls gRPC, and the trainer must not wait for that when it posts the next
-  // bucket.
   std::vector<std::unique_ptr<StarRequest>> requests;
-  std::optional<absl::Status> abort;
-  bool close;
-  bool stop;
   {
-    const MutexLock lock(mutex_);
-    wake_set_ = false;
+    const MutexLock lock(inbox_mutex_);
     requests.swap(inbox_);
-    abort.swap(abort_asked_);
-    close = close_asked_;
-    stop = stop_asked_;
   }
   for (std::unique_ptr<StarRequest>& request : requests) {
     if (closing_) break;  // the exchange has failed, and the trainer will be told so
+    ++in_flight_;
     Lane& lane = *lanes_[request->shard][request->lane];
     lane.Post(std::move(request));
-  }
-  if (abort.has_value()) Fail(*abort, Tell::kShards);
-  if (close) {
-    WatchServers(Clock::now());  // prints that a stall is over if it has just ended
-    CloseLanes(Lane::Urgency::kOrderly);
-  }
-  if (stop) {
-    Fail(absl::CancelledError("the exchange is being destroyed"), Tell::kNobody);
-    CloseLanes(Lane::Urgency::kNow);
   }
 }
 
@@ -219,99 +276,9 @@ void StarClient::Tick(Clock::time_point now) {
   }
 }
 
-// A worker that waits is in the exchange, whatever its phase says: an evaluation waits in a sum, too.
-WorkState StarClient::MyWork(Clock::time_point now) const {
-  WorkState work = options_.stall.progress == nullptr ? WorkState() : options_.stall.progress->Read(now);
-  if (const int64_t since_ns = waiting_since_ns_.load(std::memory_order_relaxed); since_ns != 0) {
-    work.phase = WorkPhase::kExchange;
-    work.age =
-        std::chrono::duration_cast<std::chrono::milliseconds>(now - Clock::time_point(Clock::duration(since_ns)));
-  }
-  for (size_t s = 0; s < watches_.size(); ++s) {
-    if (watches_[s].IsUnanswered(now)) work.silent_shard = static_cast<int>(s);
-  }
-  return work;
-}
-
-void StarClient::TellProgress(Clock::time_point now) {
-  if (!options_.stall.times.enabled() || now < next_tell_) return;
-  next_tell_ = now + std::max(kTellInterval, world_size_ * kTellIntervalPerWorker);
-  const WorkState work = MyWork(now);
-  // A worker whose progress has not changed sends nothing: messages to a stopped process would pile up.
-  const std::pair<WorkPhase, int64_t> news(work.phase, work.step);
-  if (std::exchange(last_told_, news) == news) return;
-  // Every shard finds the root of a stall by itself, so each is told. One lane of it is enough.
-  for (const auto& shard : lanes_) shard[0]->PostProgress(Lane::Asks::kNothing);
-}
-
-void StarClient::WatchServers(Clock::time_point now) {
-  for (int s = 0; s < static_cast<int>(lanes_.size()); ++s) {
-    // A shard is judged by all its lanes together: one may wait for another worker's gradient while the others carry
-    // answers.
-    ServerWatch::Seen seen;
-    const StarRequest* oldest = nullptr;
-    for (const auto& lane : lanes_[s]) {
-      seen.signs_of_life += lane->signs_of_life();
-      const StarRequest* const request = lane->oldest();
-      if (request != nullptr && (oldest == nullptr || request->since < oldest->since)) oldest = request;
-    }
-    if (oldest != nullptr) seen.waiting_since = oldest->since;
-    const int source = s + static_cast<int>(lanes_.size());
-    switch (watches_[s].Look(seen, now)) {
-      case ServerWatch::Action::kNone:
-        break;
-      case ServerWatch::Action::kAsk:
-        lanes_[s][0]->PostProgress(Lane::Asks::kServer);
-        break;
-      case ServerWatch::Action::kSilent:
-        // `oldest` is set: a server is called silent only while a request waits for it.
-        report_.Open(source, watches_[s].quiet_since(),
-                     StallSentence(now - watches_[s].quiet_since(), DescribeRequest(oldest->fields),
-                                   DescribeSilence(s, *oldest, now)));
-        break;
-      case ServerWatch::Action::kAnswers:
-        report_.Close(source, now);
-        break;
-    }
-  }
-}
-
-std::string StarClient::DescribeSilence(int shard, const StarRequest& request, Clock::time_point now) const {
-  const std::string server = absl::StrCat("server ", options_.shards[shard].address, " (shard ", shard, ")");
-  const absl::Status& connection = lanes_[shard][request.lane]->connection();
-  if (!connection.ok()) {
-    return absl::StrCat(server, " cannot be reached: ", std::string(connection.message()));
-  }
-  return absl::StrCat(server, " does not answer: last heard ", SecondsText(now - watches_[shard].quiet_since()),
-                      " ago");
-}
-
-void StarClient::CheckDeadlines(Clock::time_point now) {
-  for (const auto& shard : lanes_) {
-    for (const auto& lane : shard) {
-      const StarRequest* request = lane->oldest();
-      if (request == nullptr || failure_.has_value()) continue;
-      const auto age = now - request->since;
-      const std::string server =
-          absl::StrCat("server ", options_.shards[request->shard].address, " (shard ", request->shard, ")");
-      const std::string deadline = absl::StrCat(exchange_deadline_.count() / 1000.0, " s");
-      // Without a connection no verdict can come from the server, so there is no grace.
-      if (!lane->connection().ok() && age > exchange_deadline_) {
-        Fail(absl::UnavailableError(absl::StrCat(server, " cannot be reached for ", deadline, ", ",
-                                                 DescribeRequest(request->fields), " of rank ", rank_,
-                                                 " is not answered: ", std::string(lane->connection().message()))),
-             Tell::kShards);
-      } else if (age > exchange_deadline_ + kVerdictGrace) {
-        Fail(absl::DeadlineExceededError(absl::StrCat(
-                 server, " has not answered ", DescribeRequest(request->fields), " of rank ", rank_, " within ",
-                 deadline, watches_[request->shard].IsUnanswered(now) ? ", and does not answer at all" : "")),
-             Tell::kShards);
-      }
-    }
-  }
-}
-
 void StarClient::OnAnswer(std::unique_ptr<StarRequest> request) { draining_.push_back(std::move(request)); }
+
+bool StarClient::IsIdle() const { return in_flight_ == 0 && (!closing_ || AllLanesClosed()); }
 
 void StarClient::Fail(const absl::Status& why, Tell tell) {
   if (failure_.has_value()) return;
@@ -365,16 +332,17 @@ void StarClient::EndDrained() {
   if (drained != draining_.begin() && failure_.has_value()) return;
   // Pairs with gRPC's release of the last slice: gRPC's reads of the payload happen before the trainer's next writes.
   std::atomic_thread_fence(std::memory_order_acquire);
-  const MutexLock lock(mutex_);
+  UpdateCounters();
+  // Before the requests end: a Wait that sees the last of them end also sees why.
+  if (failure_.has_value() && status_.ok()) {
+    status_ = *failure_;
+    has_failed_ = true;
+  }
   for (auto request = drained; request != draining_.end(); ++request) {
-    const int group = (*request)->group;
-    if (--Pending(group) == 0 && awaited_ == group) changed_.NotifyAll();
+    Pending((*request)->group).fetch_sub(1, std::memory_order_release);
+    --in_flight_;
   }
   draining_.erase(drained, draining_.end());
-  if (failure_.has_value() && draining_.empty() && status_.ok()) {
-    status_ = *failure_;
-    changed_.NotifyAll();
-  }
 }
 
 void StarClient::UpdateCounters() {

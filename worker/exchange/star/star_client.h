@@ -1,5 +1,9 @@
-// A worker's connection to all shards of a star. Its thread, the *exchange thread*, owns the lanes, sends the trainer's
-// requests, copies the answers to their places, watches deadlines and tells the trainer when requests are over.
+// A worker's connection to all shards of a star: sends the trainer's requests, copies the answers to their places,
+// watches deadlines and knows when requests are over.
+//
+// The thread that holds the mutex *drives*: it polls gRPC and handles what comes. While the trainer waits it drives
+// itself, so that no answer waits until another thread has woken up. Otherwise the *exchange thread* drives, in short
+// visits: often while answers come, rarely while none does, and 20 times a second while nothing is in flight.
 //
 // A request is over when it is answered and gRPC has let go of its payload: only then may the trainer write to that
 // memory again. After a failure all requests are given up, and the failure is published when gRPC holds no payload.
@@ -8,7 +12,6 @@
 #ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_CLIENT_H_
 #define STARRING_WORKER_EXCHANGE_STAR_STAR_CLIENT_H_
 
-#include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
@@ -21,14 +24,15 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/job_spec.h"
 #include "common/mutex.h"
 #include "common/progress_state.h"
 #include "common/security/transport_security.h"
+#include "common/stall_report.h"
 #include "common/trace.h"
-#include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/lane.h"
 #include "worker/exchange/star/server_watch.h"
 
@@ -46,9 +50,9 @@ class StarClient {
     std::string run_id;          // equal on all workers of a run; may be empty
     TransportSecurity security;  // as the servers have it
     Trace* trace = nullptr;      // outlives the client; null: there is none
-    StallOptions stall;          // its lines come from the thread that joins, later from the exchange thread
+    StallOptions stall;          // its lines come from the thread that joins, later from the one that drives
   };
-  // Joins the job at one shard after the other, then starts the exchange thread. Shard 0 comes first, so that workers
+  // Joins the job at one shard after the other, then opens the lanes. Shard 0 comes first, so that workers
   // which disagree are all refused there. A server that is not up yet, or that knows another process as this rank
   // (which may have died with its machine), is tried again until the join deadline, which counts for all shards
   // together; after a second the latter is said once. A long wait is reported as `stall` says.
@@ -60,7 +64,8 @@ class StarClient {
   // Gives up the requests in flight. When it returns, gRPC refers to no memory of the caller.
   ~StarClient();
 
-  // Hands over requests and returns at once.
+  // Hands over requests. The exchange thread sends large ones; small ones are sent here, after what has come meanwhile
+  // has been handled. Waits for no answer.
   void Post(std::vector<std::unique_ptr<StarRequest>> requests);
   // Returns when every request of the group (see StarRequest) is over, or when the exchange has failed: then the
   // reason.
@@ -79,28 +84,38 @@ class StarClient {
 
   StarClient(const JobSpec& job, Options options);
 
-  // ---- The exchange thread.
-  void Run();
-  void TakeInbox();
-  void Tick(Clock::time_point now);
-  void CheckDeadlines(Clock::time_point now);
-  void TellProgress(Clock::time_point now);
-  void WatchServers(Clock::time_point now);
-  std::string DescribeSilence(int shard, const StarRequest& request, Clock::time_point now) const;
-  WorkState MyWork(Clock::time_point now) const;
-  void OnAnswer(std::unique_ptr<StarRequest> request);
-  enum class Tell { kShards, kNobody };
-  void Fail(const absl::Status& why, Tell tell);
-  void CloseLanes(Lane::Urgency urgency);
-  void CutConnections();
-  bool AllLanesClosed() const;
-  // Ends requests whose payload gRPC has let go of. Publishes a failure when gRPC holds no payload.
-  void EndDrained();
-  void UpdateCounters();
+  // Locks the mutex for the trainer's thread and keeps the exchange thread from asking for it.
+  class TrainerDrives;
 
-  // Wakes the exchange thread.
-  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  int& Pending(int group) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return pending_[group + 1]; }
+  void DriveInBackground();
+  // The exchange thread's next visit is to begin at once.
+  void WakeThread() ABSL_EXCLUSIVE_LOCKS_REQUIRED(inbox_mutex_);
+  // Handles the event that comes next, or none at `until`. `until` in the past: does not let go of the mutex.
+  // Returns whether there was an event.
+  bool Drive(Clock::time_point until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DriveUntil(absl::FunctionRef<bool()> done, Clock::time_point end = Clock::time_point::max())
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeInbox() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Tick(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CheckDeadlines(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TellProgress(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WatchServers(Clock::time_point now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string DescribeSilence(int shard, const StarRequest& request, Clock::time_point now) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  WorkState MyWork(Clock::time_point now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnAnswer(std::unique_ptr<StarRequest> request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OnNote(int shard, const v1::ExchangeMessage& note) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  enum class Tell { kShards, kNobody };
+  void Fail(const absl::Status& why, Tell tell) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CloseLanes(Lane::Urgency urgency) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CutConnections() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool AllLanesClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether nothing is in flight and no lane is being closed.
+  bool IsIdle() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends requests whose payload gRPC has let go of. Publishes a failure when gRPC holds no payload.
+  void EndDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void UpdateCounters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::atomic<int>& Pending(int group) { return pending_[group + 1]; }
 
   const Options options_;
   const int rank_;
@@ -111,31 +126,35 @@ class StarClient {
   std::atomic<int64_t> payload_bytes_sent_ = 0;
   std::atomic<int64_t> payload_bytes_received_ = 0;
   std::atomic<int64_t> waiting_since_ns_ = 0;  // the trainer's thread is in Wait since then; 0: it is not
-
-  // ---- Used by the exchange thread only.
-  std::vector<std::vector<std::unique_ptr<Lane>>> lanes_;  // by shard
-  std::vector<std::unique_ptr<StarRequest>> draining_;     // answered or given up; gRPC may still hold the payload
-  std::vector<ServerWatch> watches_;                       // by shard
-  StallReport report_;  // source s: a stall that shard s reports; source s + shard count: shard s is silent
-  Clock::time_point next_tell_;
-  std::pair<WorkPhase, int64_t> last_told_ = {WorkPhase::kUnknown, -1};
-  std::optional<absl::Status> failure_;
-  Clock::time_point failed_at_;
-  bool closing_ = false;
+  std::atomic<bool> trainer_drives_ = false;
+  std::atomic<bool> thread_rests_ = false;  // the exchange thread sleeps, longer than between visits
+  // Requests that are not over, by group + 1. Counted up by the trainer, down by the thread that drives.
+  std::vector<std::atomic<int>> pending_;
 
   Mutex mutex_;
-  ConditionVariable changed_;
-  std::vector<std::unique_ptr<StarRequest>> inbox_ ABSL_GUARDED_BY(mutex_);
-  std::optional<absl::Status> abort_asked_ ABSL_GUARDED_BY(mutex_);
-  bool close_asked_ ABSL_GUARDED_BY(mutex_) = false;
-  bool stop_asked_ ABSL_GUARDED_BY(mutex_) = false;
-  bool wake_set_ ABSL_GUARDED_BY(mutex_) = false;
-  bool lanes_closed_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<int> pending_ ABSL_GUARDED_BY(mutex_);    // requests that are not over, by group + 1
-  std::optional<int> awaited_ ABSL_GUARDED_BY(mutex_);  // the group that the trainer's thread waits for
-  absl::Status status_ ABSL_GUARDED_BY(mutex_);         // the published failure
-  grpc::Alarm alarm_ ABSL_GUARDED_BY(mutex_);
-  CompletionTag wake_tag_{[this](bool) { TakeInbox(); }};
+  std::vector<std::vector<std::unique_ptr<Lane>>> lanes_ ABSL_GUARDED_BY(mutex_);  // by shard
+  // Answered or given up; gRPC may still hold the payload.
+  std::vector<std::unique_ptr<StarRequest>> draining_ ABSL_GUARDED_BY(mutex_);
+  std::vector<ServerWatch> watches_ ABSL_GUARDED_BY(mutex_);  // by shard
+  // Source s: a stall that shard s reports; source s + shard count: shard s is silent.
+  StallReport report_ ABSL_GUARDED_BY(mutex_);
+  Clock::time_point next_tick_ ABSL_GUARDED_BY(mutex_);
+  Clock::time_point next_tell_ ABSL_GUARDED_BY(mutex_);
+  std::pair<WorkPhase, int64_t> last_told_ ABSL_GUARDED_BY(mutex_) = {WorkPhase::kUnknown, -1};
+  int64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;  // requests that the lanes have, or draining_
+  std::optional<absl::Status> failure_ ABSL_GUARDED_BY(mutex_);
+  Clock::time_point failed_at_ ABSL_GUARDED_BY(mutex_);
+  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);  // the published failure
+  std::atomic<bool> has_failed_ = false;         // status_ is set
+
+  // Locked after mutex_, and only to move requests: the trainer must not wait for gRPC when it posts the next bucket.
+  Mutex inbox_mutex_;
+  ConditionVariable posted_;
+  std::vector<std::unique_ptr<StarRequest>> inbox_ ABSL_GUARDED_BY(inbox_mutex_);
+  bool stopping_ ABSL_GUARDED_BY(inbox_mutex_) = false;
+  bool is_wanted_ ABSL_GUARDED_BY(inbox_mutex_) = false;      // there is something that the trainer does not send
+  bool thread_sleeps_ ABSL_GUARDED_BY(inbox_mutex_) = false;  // until posted_ is notified
 };
 
 }  // namespace starring

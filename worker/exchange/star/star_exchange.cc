@@ -64,7 +64,11 @@ class StarExchange final : public GradientExchange {
   // Calls visit(shard, range of the parameter vector) for the shards that own something of `bucket`.
   template <typename Visit>
   void ForEachSlice(int bucket, Visit visit) const {
-    for (int shard = 0; shard < shard_count(); ++shard) {
+    // Workers begin at different shards. Otherwise all of them would send to the link of shard 0 first, then to that of
+    // shard 1, while the links of the other shards are idle.
+    const int first = static_cast<int>(int64_t{job_.rank} * shard_count() / job_.world_size);
+    for (int i = 0; i < shard_count(); ++i) {
+      const int shard = (first + i) % shard_count();
       const ElementRange slice = job_.buckets.ShardSlice(bucket, shard, shard_count());
       // A short bucket may have nothing for some shards. They get no request, and the server does not wait for any
       // (ContributionSum::CountStep).
@@ -304,9 +308,9 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStarExchange(const StarO
   }
   const int64_t needed = WorkerDescriptors(static_cast<int64_t>(options.addresses.size()) * options.lanes);
   if (const int64_t may_open = RaiseDescriptorLimit(needed); may_open < needed) {
-    return absl::InvalidArgumentError(absl::StrCat(options.addresses.size(), " servers with ", options.lanes,
-                                                   " lanes each need ", needed, " descriptors, this process may open ",
-                                                   may_open, ": raise the hard limit (ulimit -Hn), or lower --lanes"));
+    return absl::InvalidArgumentError(absl::StrCat(options.addresses.size(), " servers with --lanes=", options.lanes,
+                                                   " need ", needed, " descriptors, this process may open ", may_open,
+                                                   ": raise the hard limit (ulimit -Hn), or lower --lanes"));
   }
   return std::make_unique<StarExchange>(options);
 }

@@ -6,8 +6,8 @@
 // write parameters in memory that they share with the worker: nothing is copied if the trainer uses gradient_memory(),
 // and only small messages go through the socket.
 //
-// Threads: the exchange thread (star_client.h) polls gRPC, sends, receives, and writes received parameters to their
-// places. The trainer's calls hand it requests and wait.
+// Threads: the trainer's thread while it waits, else the exchange thread (star_client.h), polls gRPC, sends, receives,
+// and writes received parameters to their places.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 
@@ -17,16 +17,16 @@
 
 #include "absl/status/statusor.h"
 #include "common/security/transport_security.h"
+#include "common/stall_report.h"
 #include "common/trace.h"
 #include "worker/exchange/gradient_exchange.h"
-#include "worker/exchange/stall_report.h"
 #include "worker/exchange/star/same_host.h"
 
 namespace starring {
 
 struct StarOptions {
   std::vector<std::string> addresses;  // host:port of shard 0, 1, ...
-  int lanes = 2;                       // connections to every shard
+  int lanes = 1;                       // connections to every shard
   std::string run_id;                  // equal on all workers of a run; may be empty
   TransportSecurity security = {};     // as the servers have it
   // How arrays travel if all servers are on this machine. Otherwise, and if memory cannot be shared, they go by socket.

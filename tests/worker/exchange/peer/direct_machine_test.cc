@@ -16,7 +16,13 @@ namespace starring {
 namespace {
 
 constexpr int64_t kWindowElements = kDirectWindowBytes / 4;
-constexpr int64_t kScratchElementsMax = 6 * kChunkElements;
+constexpr int64_t kScratchElementsMax = 6 * kChunkElementsMax;
+
+// Of the group: as long as N messages.
+int64_t GroupElements(int world_size) { return world_size * kChunkElementsMax; }
+
+// What a machine allocates to pack the messages of `groups` groups.
+int64_t PackedElements(int world_size, int groups) { return world_size <= 4 ? 0 : groups * GroupElements(world_size); }
 
 class DirectMachineRanks : public testing::TestWithParam<int> {};
 
@@ -26,8 +32,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DirectMachineRanks, testing::Values(2, 3, 4, 5, 
 TEST(DirectMachine, KeepsOperationsAndMemoryBounded) {
   for (const int world_size : {2, 3, 4, 5, 8}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks");
-    const ExampleJob job = {.element_count = std::max(3, 24 / world_size) * ReductionBlockElements(world_size),
-                            .bucket_bytes = 1,
+    const ExampleJob job = {.element_count = std::max(3, 24 / world_size) * GroupElements(world_size),
+                            .bucket_bytes = 1 << 30,
                             .world_size = world_size};
     MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5});
     ranks.Run(1);
@@ -39,7 +45,8 @@ TEST(DirectMachine, KeepsOperationsAndMemoryBounded) {
     EXPECT_LE(ranks.network().operations_in_flight_max(), blocks * (kSends + contributions + rounds));
     EXPECT_LE(ranks.network().sends_in_flight_max(), blocks * kSends);
     EXPECT_GE(ranks.network().sends_in_flight_max(), kSends);
-    for (int rank = 0; rank < world_size; ++rank) EXPECT_LE(ranks.scratch_elements(rank), kScratchElementsMax);
+    for (int rank = 0; rank < world_size; ++rank)
+      EXPECT_LE(ranks.scratch_elements(rank), kScratchElementsMax + PackedElements(world_size, blocks));
   }
 }
 
@@ -68,15 +75,17 @@ TEST(DirectMachine, AddsAsATree) {
 TEST(DirectMachine, KeepsTheMemoryOfATreeBounded) {
   for (const int world_size : {2, 3, 8, 16}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks");
-    const ExampleJob job = {.element_count = ReductionBlockElements(world_size),
-                            .bucket_bytes = 1,
+    const ExampleJob job = {.element_count = GroupElements(world_size),
+                            .bucket_bytes = 1 << 30,
                             .world_size = world_size,
                             .sum_order = SumOrder::kTree};
-    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5, .blocks_in_flight_max = 1});
+    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5, .groups_in_flight_max = 1});
     ranks.Run(1);
     for (int rank = 0; rank < world_size; ++rank) {
       const int held = TreePlaces::HeldMax({.rank = rank, .world_size = world_size});
-      EXPECT_EQ(ranks.scratch_elements(rank), std::min(held + 2, world_size - 1) * kChunkElements) << rank;
+      EXPECT_EQ(ranks.scratch_elements(rank),
+                std::min(held + 2, world_size - 1) * kChunkElementsMax + PackedElements(world_size, 1))
+          << rank;
     }
   }
 }
@@ -84,7 +93,7 @@ TEST(DirectMachine, KeepsTheMemoryOfATreeBounded) {
 // Small chunks all travel at once: no message of a block waits for another one's completion.
 TEST_P(DirectMachineRanks, SendsSmallChunksAtOnce) {
   const int world_size = GetParam();
-  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = world_size};
+  const ExampleJob job = {.element_count = 4096 * world_size, .bucket_bytes = 1, .world_size = world_size};
   MachineRanks ranks(job, {.kind = MachineKind::kDirect});
   const std::vector<float> gradient = job.Gradient(0, 0);
   ranks.Submit(0, 0, gradient);
@@ -94,23 +103,70 @@ TEST_P(DirectMachineRanks, SendsSmallChunksAtOnce) {
 
 // In between, as many messages travel as have the window's bytes.
 TEST(DirectMachine, TheWindowIsCountedInBytes) {
-  constexpr int kRanks = 16;
-  const ExampleJob job = {.element_count = kRanks * (kWindowElements / 5), .bucket_bytes = 1, .world_size = kRanks};
+  constexpr int kRanks = 8;
+  const ExampleJob job = {
+      .element_count = kRanks * (kWindowElements / 5), .bucket_bytes = 1 << 30, .world_size = kRanks};
   MachineRanks ranks(job, {.kind = MachineKind::kDirect});
   const std::vector<float> gradient = job.Gradient(3, 0);
   ranks.Submit(3, 0, gradient);
   // kWindowElements / 5 is no multiple of a cache line, so that five of them do not fit the window's places.
   EXPECT_EQ(ranks.network().sends_in_flight_max(), 4);
-  EXPECT_EQ(ranks.network().operations_in_flight_max(), 4 + 5 + 4);  // and the receives of the answers to those four
+  // Two blocks are in each message, so the receives of the answers follow when the contributions have been sent.
+  EXPECT_EQ(ranks.network().operations_in_flight_max(), 4 + 5);
+}
+
+// Every rank sends all of a tiny vector to one rank, and gets all of it back. With 16 ranks an owner for each chunk
+// would cost eight times as many messages.
+TEST_P(DirectMachineRanks, AShortBlockHasFewOwners) {
+  const int world_size = GetParam();
+  for (const int owner_count : {1, std::min(3, world_size - 1)}) {
+    const int64_t element_count = 4096 * owner_count + 100;
+    SCOPED_TRACE(testing::Message() << owner_count << " owners");
+    for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
+      const ExampleJob job = {
+          .element_count = element_count, .bucket_bytes = 1, .world_size = world_size, .sum_order = order};
+      MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 2});
+      int owners = 0;
+      int64_t bytes = 0;
+      const BucketMap buckets = job.Buckets();
+      for (int rank = 0; rank < world_size; ++rank) owners += !buckets.DirectSlice(0, rank).empty();
+      EXPECT_EQ(owners, owner_count);
+      EXPECT_TRUE(buckets.DirectSlice(0, 0).empty() || owner_count > 1) << "rank 0 is not the first in turn";
+      ranks.Run(3);
+      for (int rank = 0; rank < world_size; ++rank) {
+        ASSERT_EQ(ranks.parameters(rank), job.Reference(3)) << rank;
+        const ExchangeCounters counters = ranks.machine(rank).counters();
+        EXPECT_EQ(counters.bytes_sent, counters.bytes_received);
+        bytes += counters.bytes_sent;
+      }
+      EXPECT_EQ(bytes, 3 * 2 * (world_size - 1) * element_count * 4);  // steps * phases
+    }
+  }
+}
+
+// The vector's last block is apart from the group that it would end, and is no other group's tail.
+TEST_P(DirectMachineRanks, AShortBlockFollowsWholeOnes) {
+  const int world_size = GetParam();
+  const int64_t block = ReductionBlockElements(world_size);
+  for (const int64_t bucket_bytes : {int64_t{1}, 3 * block * 4, int64_t{1} << 30}) {
+    ExampleJob job = {.element_count = 2 * block + 4096, .bucket_bytes = bucket_bytes, .world_size = world_size};
+    for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
+      job.sum_order = order;
+      MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 4});
+      ranks.Run(2);
+      const std::vector<float> expected = job.Reference(2);
+      for (int rank = 0; rank < world_size; ++rank) ASSERT_EQ(ranks.parameters(rank), expected) << rank;
+    }
+  }
 }
 
 // All ranks but one submit a whole step, and all messages that can travel do. The last rank then finds contributions of
 // all blocks that are in flight, and still adds them in their order.
 TEST_P(DirectMachineRanks, WaitsForARankThatIsFarBehind) {
   const int world_size = GetParam();
-  // Two blocks; with many ranks one, whose chunks are short enough for six places.
-  ExampleJob job = {.element_count = world_size <= 5 ? ReductionBlockElements(world_size) + 1000 : 10'000 * world_size,
-                    .bucket_bytes = 1,
+  // Two groups; with many ranks one, whose chunks are short enough for six places, and a block with few owners.
+  ExampleJob job = {.element_count = world_size <= 5 ? GroupElements(world_size) + 1000 : 10'000 * world_size,
+                    .bucket_bytes = 1 << 30,
                     .world_size = world_size};
   for (const auto& [last, order] : {std::pair(0, SumOrder::kChain), std::pair(world_size - 1, SumOrder::kChain),
                                     std::pair(world_size / 2, SumOrder::kTree)}) {

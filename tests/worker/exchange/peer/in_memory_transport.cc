@@ -43,7 +43,7 @@ class InMemoryNetwork::RankTransport final : public MpiTransport {
       send.data = send.copy;
       network_.Complete(rank_, token);
     }
-    network_.sends_.push_back(std::move(send));
+    if (!network_.cut_[rank_]) network_.sends_.push_back(std::move(send));
   }
 
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
@@ -88,7 +88,7 @@ class InMemoryNetwork::RankTransport final : public MpiTransport {
     std::lock_guard lock(network_.mutex_);
     auto& sends = network_.sends_;
     const auto found = std::find_if(sends.begin(), sends.end(), [&](const Send& send) {
-      return send.to == rank_ && send.tag == tag && !network_.IsCut(send.from, rank_);
+      return send.to == rank_ && send.tag == tag && !network_.cut_[rank_];
     });
     if (found == sends.end()) return std::nullopt;
     CHECK_LE(found->data.size(), data.size());

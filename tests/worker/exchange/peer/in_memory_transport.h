@@ -35,7 +35,7 @@ class InMemoryNetwork {
   // REQUIRES: the network outlives the transport; one transport per rank.
   std::unique_ptr<MpiTransport> CreateTransport(int rank);
 
-  // From now on nothing arrives at or leaves `rank`.
+  // From now on nothing arrives at or leaves `rank`. What has left before arrives, as a reason to give up must.
   void Disconnect(int rank);
 
   // Whether the transport of each rank claims to move device memory. To be called before a transport is used.
@@ -81,7 +81,6 @@ class InMemoryNetwork {
   void MatchAllreduces();
   void Complete(int rank, Transport::Token token) { complete_[rank].push_back(token); }
   bool IsCorrupt(const Send& send) const;
-  bool IsCut(int a, int b) const { return cut_[a] || cut_[b]; }
 
   const int world_size_;
   mutable std::mutex mutex_;

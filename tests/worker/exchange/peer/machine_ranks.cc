@@ -10,13 +10,13 @@
 namespace starring {
 namespace {
 
-OwnedSlices SlicesOf(const ExampleJob& job, const BucketMap& buckets, int rank) {
+OwnedSlices SlicesOf(const ExampleJob& job, const BucketMap& buckets, MachineKind kind, int rank) {
   std::vector<std::vector<ElementRange>> slices;
   for (int b = 0; b < buckets.bucket_count(); ++b) {
     if (job.world_size == 1) {
       slices.push_back({buckets.bucket(b)});
     } else {
-      slices.push_back(buckets.RingSlice(b, rank));
+      slices.push_back(kind == MachineKind::kDirect ? buckets.DirectSlice(b, rank) : buckets.RingSlice(b, rank));
     }
   }
   LearningRateSchedule schedule;
@@ -61,7 +61,7 @@ class MachineRanks::CountingOwner final : public SliceOwner {
 MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
     : job_(job), buckets_(job.Buckets()), network_(job.world_size, options.seed), random_(options.seed) {
   for (int rank = 0; rank < job.world_size; ++rank) {
-    owners_.push_back(std::make_unique<CountingOwner>(SlicesOf(job, buckets_, rank)));
+    owners_.push_back(std::make_unique<CountingOwner>(SlicesOf(job, buckets_, options.kind, rank)));
     parameters_.push_back(job.InitialParameters());
     transports_.push_back(network_.CreateTransport(rank));
   }
@@ -72,7 +72,7 @@ MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
                                            .transport = transports_[rank].get(),
                                            .track = AddTrack(options.trace, {.name = "exchange"}),
                                            .first_tag = options.first_tag,
-                                           .blocks_in_flight_max = options.blocks_in_flight_max};
+                                           .groups_in_flight_max = options.groups_in_flight_max};
     if (options.kind == MachineKind::kRing) {
       machines_.push_back(std::make_unique<RingMachine>(machine));
     } else {

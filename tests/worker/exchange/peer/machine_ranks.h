@@ -30,7 +30,7 @@ class MachineRanks {
     MachineKind kind = MachineKind::kRing;
     uint64_t seed = 1;  // of the order in which ranks are polled and messages arrive
     int first_tag = 16;
-    int blocks_in_flight_max = 0;
+    int groups_in_flight_max = 0;
     Trace* trace = nullptr;  // gets a track for each rank; outlives the ranks
   };
   // REQUIRES: with kRing the job's order of sums is a chain.

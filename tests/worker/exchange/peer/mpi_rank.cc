@@ -13,7 +13,7 @@
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/launcher_environment.h"
 
-ABSL_FLAG(std::string, sync, "ring", "ring, star (the co-located one) or mpi");
+ABSL_FLAG(std::string, sync, "ring", "ring, star (the co-located one), memory (that star in shared memory) or mpi");
 
 namespace starring {
 namespace {
@@ -28,9 +28,9 @@ int Main() {
   MpiRuntime& mpi = **runtime;
   using Algorithm = PeerExchange::Algorithm;
   const std::string sync = absl::GetFlag(FLAGS_sync);
-  const Algorithm algorithm = sync == "ring"   ? Algorithm::kRing
-                              : sync == "star" ? Algorithm::kDirect
-                                               : Algorithm::kAllreduce;
+  const Algorithm algorithm = sync == "ring"  ? Algorithm::kRing
+                              : sync == "mpi" ? Algorithm::kAllreduce
+                                              : Algorithm::kDirect;
   // With mpi the library chooses the order of the sum. Sums of integers do not depend on it.
   const bool any_order = algorithm == Algorithm::kAllreduce;
   const ExampleJob job = {.element_count = 200'000,
@@ -38,7 +38,10 @@ int Main() {
                           .world_size = mpi.world_size(),
                           .values = any_order ? GradientValues::kIntegers : GradientValues::kAny};
   std::unique_ptr<MpiTransport> transport = CreateMpiTransport(mpi);
-  const PeerExchange::Options options = {.algorithm = algorithm, .mpi = transport.get()};
+  const PeerExchange::Options options = {
+      .algorithm = algorithm,
+      .sharing = sync == "memory" ? PeerExchange::HostSharing::kRequired : PeerExchange::HostSharing::kNever,
+      .mpi = transport.get()};
   auto exchange = std::make_unique<PeerExchange>(std::move(transport), options);
   const absl::Status status = TrainExampleJob(*exchange, job, mpi.rank());
   if (!status.ok()) {

@@ -18,9 +18,9 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/check.h"
+#include "common/transport/transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/exchange/peer/transport.h"
 
 namespace {
 bool improbe_fails = false;

@@ -13,10 +13,10 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
+#include "tests/worker/exchange/peer/example_training.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
 #include "worker/exchange/local/local_exchange.h"
 
@@ -26,62 +26,8 @@ namespace {
 using Algorithm = PeerExchange::Algorithm;
 using testing::AllOf;
 using testing::HasSubstr;
-
-// The result of one rank. Outlives the rank's exchange: after an error its memory belongs to the transport.
-struct Outcome {
-  absl::Status status;
-  std::vector<float> gradient;  // of the last step
-  std::vector<float> parameters;
-  std::vector<std::vector<float>> state;  // rank 0
-  ExchangeCounters counters;
-};
-
-// One rank's training, like the trainer's: submits all buckets of a step, then awaits them in the opposite order.
-struct Training {
-  ExampleJob job;
-  int64_t step_count = 3;
-  int64_t first_step = 0;
-  std::vector<float> start;               // rank 0's parameters; empty: the job's
-  std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
-  std::function<void(int rank, JobSpec& spec)> change_spec = [](int, JobSpec&) {};
-  // Called before each step; an error ends the rank's training by Abort.
-  std::function<absl::Status(int rank, int64_t step)> before_step = [](int, int64_t) { return absl::OkStatus(); };
-};
-
-absl::Status RunRank(const Training& training, GradientExchange& exchange, int rank, Outcome& outcome) {
-  const ExampleJob& job = training.job;
-  JobSpec spec = job.Spec(rank);
-  spec.first_step = training.first_step;
-  for (const std::vector<float>& vector : training.state) {
-    if (rank == 0) spec.optimizer_state.push_back(vector);
-  }
-  training.change_spec(rank, spec);
-  outcome.parameters.assign(job.element_count, -7.0f);  // Start must replace them by rank 0's
-  if (rank == 0) outcome.parameters = training.start.empty() ? job.InitialParameters() : training.start;
-  RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
-  for (int64_t step = training.first_step; step < training.first_step + training.step_count; ++step) {
-    if (absl::Status status = training.before_step(rank, step); !status.ok()) {
-      exchange.Abort(status);
-      return status;
-    }
-    outcome.gradient = job.Gradient(rank, step);
-    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
-      const ElementRange range = spec.buckets.bucket(b);
-      exchange.Submit(step, b, std::span<const float>(outcome.gradient).subspan(range.begin, range.size()));
-    }
-    std::vector<double> values = {1.0, static_cast<double>(rank)};
-    RETURN_IF_ERROR(exchange.Sum(SumPurpose::kStopVote, values));  // buckets are in flight
-    const std::vector<double> expected = {1.0 * job.world_size, job.world_size * (job.world_size - 1) / 2.0};
-    if (values != expected) return absl::InternalError("wrong sum");
-    for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
-  }
-  outcome.state.assign(StateVectorCount(job.optimizer), std::vector<float>(rank == 0 ? job.element_count : 0));
-  const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
-  RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
-  RETURN_IF_ERROR(exchange.Finish());
-  outcome.counters = exchange.counters();
-  return absl::OkStatus();
-}
+using Training = ExampleTraining;
+using Outcome = ExampleOutcome;
 
 std::unique_ptr<PeerExchange> CreateExchange(InMemoryNetwork& network, int rank, PeerExchange::Options options = {}) {
   std::unique_ptr<MpiTransport> transport = network.CreateTransport(rank);
@@ -104,9 +50,8 @@ void RunRanks(const Training& training, const Exchanges& exchanges, std::vector<
   CHECK_EQ(outcomes.size(), exchanges.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < exchanges.size(); ++rank) {
-    threads.emplace_back([&, rank] {
-      outcomes[rank].status = RunRank(training, *exchanges[rank], static_cast<int>(rank), outcomes[rank]);
-    });
+    threads.emplace_back(
+        [&, rank] { RunExampleTraining(training, *exchanges[rank], static_cast<int>(rank), outcomes[rank]); });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -122,7 +67,7 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
 
 class PeerExchangeRanks : public testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5));
+INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 4, 5, 8));
 
 TEST_P(PeerExchangeRanks, RingAndStarGiveTheReferencesBits) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
@@ -143,6 +88,33 @@ TEST_P(PeerExchangeRanks, RingAndStarGiveTheReferencesBits) {
         EXPECT_EQ(outcomes[0].state, state);
       }
     }
+  }
+}
+
+// Buckets of one block, of the whole vector, and of two blocks, with the state of the optimizer taken along.
+TEST_P(PeerExchangeRanks, OtherBucketsChangeNoBit) {
+  const int64_t block = ReductionBlockElements(GetParam());
+  Training training = {.job = {.element_count = 5 * block / 2 / 16 * 16,
+                               .bucket_bytes = 1,
+                               .world_size = GetParam(),
+                               .optimizer = {.kind = OptimizerKind::kAdamW}},
+                       .step_count = 5,
+                       .bucket_bytes_from = {{1, 1 << 30}, {3, 2 * block * 4}, {4, 1}}};
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    const std::vector<Outcome> outcomes = RunAll(training, algorithm, 11 + GetParam());
+    const int64_t others = GetParam() - 1;
+    // The bytes of all steps are counted. In a vector whose length is a multiple of the ranks' number, chunks are even.
+    if (training.job.element_count % GetParam() == 0 && others > 0) {
+      const int64_t bytes = 2 * others * training.job.element_count / GetParam() * 4;
+      EXPECT_NEAR(outcomes[0].counters.bytes_sent, training.step_count * bytes, training.step_count * 64 * others);
+    }
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.status, absl::OkStatus());
+      EXPECT_EQ(outcome.parameters, expected);
+    }
+    EXPECT_EQ(outcomes[0].state, state);
   }
 }
 
@@ -233,7 +205,8 @@ TEST(PeerExchange, LocalIsARingOfOne) {
   ASSERT_EQ(ring[0].status, absl::OkStatus());
   const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
   Outcome local;
-  ASSERT_EQ(RunRank(training, *exchange, 0, local), absl::OkStatus());
+  RunExampleTraining(training, *exchange, 0, local);
+  ASSERT_EQ(local.status, absl::OkStatus());
   EXPECT_EQ(local.parameters, ring[0].parameters);
   EXPECT_EQ(local.state, ring[0].state);
 }
@@ -344,10 +317,12 @@ TEST(PeerExchange, RefusesASumOfDifferentThings) {
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank) {
       threads.emplace_back([&, rank] {
-        const absl::Status started = exchanges[rank]->Start(training.job.Spec(rank), parameters[rank]);
-        ASSERT_TRUE(started.ok()) << started;
+        status[rank] = exchanges[rank]->Start(training.job.Spec(rank), parameters[rank]);
+        EXPECT_TRUE(status[rank].ok()) << status[rank];
         std::vector<double> values = rank == 2 ? c.values : c.values.size() == 20 ? most : few;
-        status[rank] = exchanges[rank]->Sum(rank == 2 ? c.purpose : SumPurpose::kStopVote, values);
+        if (status[rank].ok())
+          status[rank] = exchanges[rank]->Sum(rank == 2 ? c.purpose : SumPurpose::kStopVote, values);
+        if (!status[rank].ok()) exchanges[rank]->Abort(status[rank]);
       });
     }
     for (std::thread& thread : threads) thread.join();

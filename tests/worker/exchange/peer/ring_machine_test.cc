@@ -15,7 +15,7 @@ TEST(RingMachine, KeepsOperationsAndMemoryBounded) {
   MachineRanks ranks(job, {.kind = MachineKind::kRing, .seed = 5});
   ranks.Run(2);
   EXPECT_LE(ranks.network().operations_in_flight_max(), kRingOperationsInFlightMax);
-  EXPECT_EQ(ranks.scratch_elements(0), kRingOperationsInFlightMax / 4 * kChunkElements);
+  EXPECT_EQ(ranks.scratch_elements(0), kRingOperationsInFlightMax / 4 * kChunkElementsMax);
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // Ring and co-located star over TCP give the bits that they give in memory: those of the example job's reference.
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,14 +10,13 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
 #include "common/job_spec.h"
-#include "common/status.h"
+#include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/tcp_loopback.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/tcp_loopback.h"
-#include "worker/exchange/peer/message_pump.h"
+#include "tests/worker/exchange/peer/example_training.h"
 #include "worker/exchange/peer/peer_exchange.h"
 
 namespace starring {
@@ -27,53 +25,18 @@ namespace {
 using Algorithm = PeerExchange::Algorithm;
 using testing::AllOf;
 using testing::HasSubstr;
+using Training = ExampleTraining;
+using Outcome = ExampleOutcome;
 
-struct Outcome {
-  absl::Status status;
-  std::vector<float> parameters;
-  std::vector<std::vector<float>> state;  // rank 0
-};
-
-using BeforeStep = std::function<absl::Status(int rank, int64_t step)>;
-
-absl::Status Train(const ExampleJob& job, int64_t step_count, int rank, PeerExchange& exchange,
-                   const BeforeStep& before_step, std::vector<float>& gradient, Outcome& outcome) {
-  const JobSpec spec = job.Spec(rank);
-  outcome.parameters.assign(job.element_count, -7.0f);
-  if (rank == 0) outcome.parameters = job.InitialParameters();
-  RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
-  for (int64_t step = 0; step < step_count; ++step) {
-    if (absl::Status status = before_step(rank, step); !status.ok()) {
-      exchange.Abort(status);
-      return status;
-    }
-    gradient = job.Gradient(rank, step);
-    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
-      const ElementRange range = spec.buckets.bucket(b);
-      exchange.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
-    }
-    std::vector<double> values = {1.0, static_cast<double>(rank)};
-    RETURN_IF_ERROR(exchange.Sum(SumPurpose::kStopVote, values));
-    for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
-  }
-  outcome.state.assign(StateVectorCount(job.optimizer), std::vector<float>(rank == 0 ? job.element_count : 0));
-  const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
-  RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
-  return exchange.Finish();
-}
-
-std::vector<Outcome> RunAll(
-    const ExampleJob& job, Algorithm algorithm, int64_t step_count,
-    const BeforeStep& before_step = [](int, int64_t) { return absl::OkStatus(); }) {
-  std::vector<std::unique_ptr<TcpTransport>> transports = ConnectedRanks(job.world_size);
-  std::vector<Outcome> outcomes(job.world_size);
-  std::vector<std::vector<float>> gradients(job.world_size);  // outlive the exchanges
+std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm) {
+  std::vector<std::unique_ptr<TcpTransport>> transports = ConnectedRanks(training.job.world_size);
+  std::vector<Outcome> outcomes(transports.size());  // outlive the exchanges
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < job.world_size; ++rank) {
+  for (size_t rank = 0; rank < transports.size(); ++rank) {
     threads.emplace_back([&, rank] {
       // As in a process of its own: a rank that is done leaves while others still work.
       PeerExchange exchange(std::move(transports[rank]), {.algorithm = algorithm});
-      outcomes[rank].status = Train(job, step_count, rank, exchange, before_step, gradients[rank], outcomes[rank]);
+      RunExampleTraining(training, exchange, static_cast<int>(rank), outcomes[rank]);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -104,7 +67,7 @@ TEST_P(TcpExchangeRanks, GivesTheReferencesBits) {
           .element_count = element_count, .bucket_bytes = 1, .world_size = world_size, .sum_order = order};
       std::vector<std::vector<float>> state;
       const std::vector<float> expected = job.Reference(3, &state);
-      const std::vector<Outcome> outcomes = RunAll(job, algorithm, 3);
+      const std::vector<Outcome> outcomes = RunAll({.job = job}, algorithm);
       for (const Outcome& outcome : outcomes) {
         ASSERT_EQ(outcome.status, absl::OkStatus());
         EXPECT_EQ(outcome.parameters, expected);
@@ -120,7 +83,7 @@ TEST(TcpExchangeTest, LongStateDoesNotRunAhead) {
   ASSERT_GT(job.element_count * 4 / 3, TcpUnexpectedBytesMax(3));
   std::vector<std::vector<float>> state;
   const std::vector<float> expected = job.Reference(1, &state);
-  const std::vector<Outcome> outcomes = RunAll(job, Algorithm::kRing, 1);
+  const std::vector<Outcome> outcomes = RunAll({.job = job, .step_count = 1}, Algorithm::kRing);
   for (const Outcome& outcome : outcomes) {
     ASSERT_EQ(outcome.status, absl::OkStatus());
     EXPECT_EQ(outcome.parameters, expected);
@@ -129,11 +92,12 @@ TEST(TcpExchangeTest, LongStateDoesNotRunAhead) {
 }
 
 TEST(TcpExchangeTest, AnAbortReachesAllRanksWithItsReason) {
-  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 4};
+  Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 4}, .step_count = 5};
+  training.before_step = [](int rank, int64_t step) {
+    return rank == 2 && step == 3 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
+  };
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
-    const std::vector<Outcome> outcomes = RunAll(job, algorithm, 5, [](int rank, int64_t step) {
-      return rank == 2 && step == 3 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
-    });
+    const std::vector<Outcome> outcomes = RunAll(training, algorithm);
     for (int rank = 0; rank < 4; ++rank) {
       EXPECT_FALSE(outcomes[rank].status.ok());
       EXPECT_THAT(std::string(outcomes[rank].status.message()), HasSubstr("gradient of fc1.weight is NaN")) << rank;

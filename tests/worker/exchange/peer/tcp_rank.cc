@@ -1,5 +1,6 @@
-// One rank of a job over TCP, for tcp_processes_test.sh. Rank 0 listens at a free port of loopback and writes the
-// address to --address_file, where the other ranks look for it.
+// One process of a job over TCP, for tcp_processes_test.sh: a worker of a ring, or, with --server_count, a worker or a
+// server of a star. Rank 0 listens at a free port of loopback and writes the address to --address_file, where the other
+// ranks look for it.
 #include <unistd.h>
 
 #include <chrono>
@@ -14,13 +15,16 @@
 #include "absl/flags/parse.h"
 #include "common/check.h"
 #include "common/status.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/tcp_rendezvous.h"
+#include "server/shard_rank.h"
 #include "tests/worker/exchange/peer/example_rank.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/exchange/peer/tcp_listener.h"
-#include "worker/exchange/peer/tcp_rendezvous.h"
 
 ABSL_FLAG(int, rank, 0, "of this process");
-ABSL_FLAG(int, world_size, 1, "ranks of the job");
+ABSL_FLAG(int, world_size, 1, "workers of the job");
+ABSL_FLAG(int, server_count, 0, "servers, which are the ranks after the workers");
+ABSL_FLAG(bool, shared_memory, false, "a star in shared memory, instead of a ring");
 ABSL_FLAG(std::string, address_file, "", "where rank 0 says at which address it listens");
 
 namespace starring {
@@ -45,19 +49,33 @@ std::string ReadAddress() {
 
 absl::Status Run() {
   const int rank = absl::GetFlag(FLAGS_rank);
-  TcpRendezvousOptions options = {
-      .rank = rank, .world_size = absl::GetFlag(FLAGS_world_size), .join_deadline = ExampleRankDeadline()};
+  const int worker_count = absl::GetFlag(FLAGS_world_size);
+  const int server_count = absl::GetFlag(FLAGS_server_count);
+  TcpRendezvousOptions options = {.rank = rank,
+                                  .world_size = worker_count + server_count,
+                                  .server_count = server_count,
+                                  .join_deadline = ExampleRankDeadline()};
   if (rank == 0) {
     RETURN_IF_ERROR(Listen(options));
   } else {
     options.rendezvous = ReadAddress();
   }
-  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = options.world_size};
+  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = worker_count};
   ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, ConnectFullMesh(std::move(options)));
-  auto exchange = std::make_unique<PeerExchange>(std::move(transport), PeerExchange::Options{});
+  if (rank >= worker_count) {
+    return ShardRank(std::move(transport), {.shard = rank - worker_count, .shard_count = server_count}).Run();
+  }
+  PeerExchange::Options peers = {.server_count = server_count};
+  if (server_count > 0) {
+    peers.algorithm = PeerExchange::Algorithm::kDedicated;
+  } else if (absl::GetFlag(FLAGS_shared_memory)) {
+    peers.algorithm = PeerExchange::Algorithm::kDirect;
+    peers.sharing = PeerExchange::HostSharing::kRequired;
+  }
+  auto exchange = std::make_unique<PeerExchange>(std::move(transport), peers);
   const absl::Status status = TrainExampleJob(*exchange, job, rank);
-  // As the worker does: a rank that has failed tells the others nothing more by ending.
-  if (!status.ok()) static_cast<void>(exchange.release());
+  // As the worker does.
+  if (!exchange->Release()) static_cast<void>(exchange.release());
   return status;
 }
 

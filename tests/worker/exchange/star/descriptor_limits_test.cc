@@ -43,7 +43,7 @@ TEST(DescriptorLimitsTest, AWorkerTakesWhatItNeedsOrIsRefused) {
   const absl::Status status = CreateStarExchange(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()),
-              HasSubstr("2 servers with 4 lanes each need 72 descriptors, this process may open 71"));
+              HasSubstr("2 servers with --lanes=4 need 72 descriptors, this process may open 71"));
 }
 
 }  // namespace

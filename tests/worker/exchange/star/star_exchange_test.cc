@@ -1,6 +1,8 @@
 #include "worker/exchange/star/star_exchange.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <tuple>
 
 #include "common/arithmetic/optimizer.h"
@@ -8,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 #include "tests/worker/exchange/star/tcp_proxy.h"
+#include "tests/worker/processor_share.h"
 
 namespace starring {
 namespace {
@@ -72,6 +75,29 @@ TEST(StarExchangeTest, SomeWorkersShareMemoryAndOthersDoNot) {
     });
     const std::vector<float> expected = ReferenceRun(MakeJob(0, kWorkers, 50'000, 32 << 10), kSteps, RoughGradientAt);
     for (int rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(parameters[rank], expected) << "rank " << rank;
+  }
+}
+
+// All of this process together, while the third worker sleeps: two workers that wait for it, and two servers.
+TEST(StarExchangeTest, WaitingForASlowWorkerCostsNoCore) {
+  constexpr int kWorkers = 3;
+  for (const SameHost same_host : {SameHost::kSharedMemory, SameHost::kSocket}) {
+    Servers servers(2);
+    RunWorkers(kWorkers, [&](int rank) {
+      JobSpec job = MakeJob(rank, kWorkers, 1000, 1);
+      std::vector<float> parameters = InitialParameters(job.layout.element_count());
+      auto exchange = MakeStar(servers.addresses, 2, same_host);
+      ASSERT_TRUE(exchange->Start(job, parameters).ok());
+      ASSERT_TRUE(TrainSteps(exchange.get(), job, 2, GradientAt).ok());
+      if (rank == 2) {
+        const ProcessorShare others_wait;
+        std::this_thread::sleep_for(std::chrono::seconds(2));
+        EXPECT_LT(others_wait.Read(), 0.1);
+      }
+      job.first_step = 2;
+      ASSERT_TRUE(TrainSteps(exchange.get(), job, 1, GradientAt).ok());
+      ASSERT_TRUE(exchange->Finish().ok());
+    });
   }
 }
 

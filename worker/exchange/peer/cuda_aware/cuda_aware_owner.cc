@@ -18,8 +18,8 @@ namespace {
 // What a rank can do, as it travels to rank 0 and back.
 enum class Path : int { kHost, kDevice };
 
-// A chunk, and one element more: messages that begin between two 16-byte boundaries are moved too.
-constexpr int64_t kTestElements = kChunkElements + 1;
+// The longest message, and one element more: messages that begin between two 16-byte boundaries are moved too.
+constexpr int64_t kTestElements = kChunkElementsMax + 1;
 constexpr ElementRange kMessages[] = {{1, 3}, {3, kTestElements}};
 
 // Every rank leaves with kDevice if all came with it.

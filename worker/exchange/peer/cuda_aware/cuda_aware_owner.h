@@ -13,9 +13,9 @@
 
 #include "absl/status/statusor.h"
 #include "common/owned_slices.h"
+#include "common/transport/collectives.h"
+#include "common/transport/message_pump.h"
 #include "kernels/cuda/cuda_device.h"
-#include "worker/exchange/peer/collectives.h"
-#include "worker/exchange/peer/message_pump.h"
 #include "worker/exchange/peer/mpi_transport.h"
 #include "worker/exchange/peer/slice_owner.h"
 

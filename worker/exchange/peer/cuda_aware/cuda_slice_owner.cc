@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(CudaDevic
   // last: it is not needed if there is too little memory.
   owner->parameters_ = owner->Allocate(options.element_count);
   // A ring adds the last contribution to at most one chunk at a time (Apply).
-  owner->sum_ = owner->Allocate(kChunkElements);
+  owner->sum_ = owner->Allocate(kChunkElementsMax);
   for (int i = 0; i < StateVectorCount(options.optimizer); ++i) {
     owner->state_.push_back(owner->Allocate(options.element_count));
   }

@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""Measures how the exchange of each cell grows with the number of workers, and fits what its parts cost.
+
+    bazel run //bench:growth
+    bazel run //bench:growth -- --workers=1,2,4,8,16,32,64 --repeats=5 --lab=1gbit:4 --out=data/growth
+    bazel run //bench:growth -- --syncs=ring --out=data/ring     in parts, and then all together:
+    bazel run //bench:growth -- --runs=data/ring/runs.json,data/star/runs.json
+
+Workers compute nothing, so many of them fit on one machine. The defaults take about half an hour on two cores. The fit
+sees some of the sizes (cost_fit.py) and is tested on the others: the median error shall be within 10 %, the worst
+within 25 %. Writes to the folder --out: costs.json for bench:plan, runs.json with all medians, after each round,
+growth.svg, table.txt. --lab also measures between emulated hosts (root only) how much of a link each cell wastes. Exit
+status 0: all measured, and the targets met; 1: not; 2: nothing measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_HERE = os.path.dirname(os.path.realpath(__file__))
+_BENCH = os.path.dirname(_HERE)
+sys.path[:0] = [_HERE, os.path.join(_BENCH, "compare"), os.path.join(_BENCH, "netlab")]
+
+import cost_book
+import cost_fit
+import emulated_hosts
+import growth_runs
+import line_plot
+import machine
+import netlab
+import programs
+import sync_cells as cells
+
+Key = tuple[str, str]  # sync and medium
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    def numbers(text: str) -> list[int]:
+        found = sorted({int(word) for word in text.split(",")})
+        if found[0] < 1:
+            raise argparse.ArgumentTypeError(f"{found[0]} is below 1")
+        return found
+
+    def syncs(text: str) -> list[str]:
+        for name in text.split(","):
+            if name not in cells.SYNCS:
+                raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(cells.SYNCS)}")
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(prog="growth", allow_abbrev=False, description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=numbers, default=list(growth_runs.WORKERS))
+    parser.add_argument("--repeats", type=int, default=3, help="rounds over all runs, in turns")
+    parser.add_argument("--syncs", type=syncs, default=list(cells.SYNCS), help="cells: " + ",".join(cells.SYNCS))
+    parser.add_argument("--lab", default="", help="emulated hosts, such as 1gbit:4: what each cell wastes of a link")
+    parser.add_argument("--out", default="data/growth", help="the folder of the results")
+    parser.add_argument("--runs", default="",
+                        help="runs.json of earlier runs, separated by commas: fits these, and measures only --lab")
+    options = parser.parse_args(arguments)
+    if options.repeats < 1:
+        parser.error(f"--repeats={options.repeats}: it is at least 1")
+    try:
+        options.labs = emulated_hosts.parse_labs(options.lab) if options.lab else []
+    except emulated_hosts.LabsError as error:
+        parser.error(f"--lab: {error}")
+    return options
+
+
+def user_path(path: str) -> str:
+    """`bazel run` starts us in another folder than the one where the user called it."""
+    return os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."), path))
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "-C", os.path.dirname(_BENCH), "rev-parse", "--short=7", "HEAD"],
+                          capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
+@dataclasses.dataclass
+class Runs:
+    """What runs.json has."""
+    measured: list[cost_fit.Measurement]
+    kernels: dict[str, float]
+    jitter: float
+    cores: int
+    machine: str
+    commit: str
+    date: str
+    failures: list[str]
+
+    def save(self, path: str) -> None:
+        """Under another name first: what is there already outlives an interruption."""
+        with open(path + ".part", "w", encoding="utf-8") as file:
+            json.dump(dataclasses.asdict(self), file, indent=1)
+        os.replace(path + ".part", path)
+
+    @staticmethod
+    def load(paths: Sequence[str]) -> Runs:
+        """The runs of all files together: parts of one measurement, which all have the facts of the first file."""
+        loaded = []
+        for path in paths:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+            found["measured"] = [cost_fit.Measurement(**one) for one in found["measured"]]
+            loaded.append(Runs(**found))
+        first = loaded[0]
+        for other in loaded[1:]:
+            if (other.machine, other.commit) != (first.machine, first.commit):
+                raise ValueError(f"runs of {first.machine} at {first.commit} and of {other.machine} at {other.commit}: "
+                                 "only runs of one machine and commit can be fitted together")
+        return dataclasses.replace(first, measured=growth_runs.medians(one for each in loaded for one in each.measured),
+                                   failures=[text for each in loaded for text in each.failures])
+
+
+def measure(options: argparse.Namespace, path: str) -> Runs:
+    """Saves the runs after each round."""
+    cores = len(machine.cores())
+    plan = growth_runs.plan_runs(options.syncs, options.workers, growth_runs.all_bytes(), cores)
+    kernels, jitter = growth_runs.measure_kernels(), growth_runs.measure_jitter()
+    facts = machine.describe(machine.Gpus())
+    runs = Runs([], kernels, jitter, cores, f"{facts['cpu']}, {cores} cores, {facts['os']}", commit(),
+                datetime.date.today().isoformat(), [])
+    for runs.measured, runs.failures in growth_runs.rounds(plan, options.repeats, say):
+        runs.save(path)
+    return runs
+
+
+def fit_all(runs: Runs) -> tuple[dict[Key, cost_fit.Fit], list[str]]:
+    """The fits, and what could not be fitted."""
+    fits, failures = {}, []
+    for key in sorted({(one.sync, one.medium) for one in runs.measured}):
+        try:
+            fits[key] = cost_fit.fit([one for one in runs.measured if (one.sync, one.medium) == key], runs.cores,
+                                     runs.kernels)
+        except cost_fit.FitError as error:
+            failures.append(f"{key[0]} by {key[1]}: {error}")
+    return fits, failures
+
+
+def make_book(runs: Runs, fits: dict[Key, cost_fit.Fit], command: str) -> cost_book.CostBook:
+    return cost_book.CostBook({key: fit.costs for key, fit in fits.items()}, {}, runs.jitter, runs.machine, runs.commit,
+                              runs.date, command)
+
+
+def table(fits: dict[Key, cost_fit.Fit]) -> list[str]:
+    """The costs of each fit, and whether the targets are met."""
+    micro = ("step", "hop", "wake", "crowd", "message", "long_message", "incast")
+    nano = ("byte", "cold_byte", "sum_byte", "apply_byte")
+    lines = [f"{'microseconds':26}" + "".join(f"{name:>14}" for name in micro)]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1e6 * fit.costs.seconds[name]:14.2f}" for name in micro)
+              for (sync, medium), fit in fits.items()]
+    lines += ["", f"{'nanoseconds a KiB':26}" + "".join(f"{name:>14}" for name in (*nano, "contention"))]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1024e9 * fit.costs.seconds[name]:14.2f}" for name in nano)
+              + f"{fit.costs.contention:14.2f}" for (sync, medium), fit in fits.items()]
+    lines += ["", f"On sizes left out of the fit (targets: median {100 * cost_fit.MEDIAN_ERROR_MAX:.0f} %, worst "
+                  f"{100 * cost_fit.WORST_ERROR_MAX:.0f} %):"]
+    for (sync, medium), fit in fits.items():
+        test = fit.test
+        found = (f"median {100 * test.median:5.1f} %, worst {100 * test.worst:5.1f} % ({test.worst_at})" if test.count
+                 else "no test")
+        lines.append(f"{sync + ' by ' + medium:26} {'met   ' if test.met else 'MISSED'} {found}; {fit.fitted} fitted, "
+                     f"{test.count} tested")
+    return lines
+
+
+def plot(runs: Runs, size: int = 1 << 20) -> str | None:
+    """Time over workers for one size. None if nothing has that size."""
+    lines = []
+    for medium in cost_book.MEDIA:
+        for cell in cells.CELLS:
+            # Of a star the runs with most servers.
+            points = {one.workers: one.seconds for one in sorted(runs.measured, key=lambda one: one.servers)
+                      if (one.sync, one.medium, one.bytes, one.compute_s) == (cell.sync, medium, size, 0.0)}
+            if points:
+                lines.append(line_plot.Line(f"{cell.sync} by {medium}", sorted(points),
+                                            [1e3 * points[count] for count in sorted(points)],
+                                            dashed=medium == cost_book.SOCKETS))
+    title = f"Exchange alone of {size / 2**20:g} MiB on one host"
+    return line_plot.draw(title, "workers", "ms", lines) if lines else None
+
+
+def measure_lab(labs: Sequence[emulated_hosts.Lab], book: cost_book.CostBook, repeats: int) -> dict[str, float]:
+    found = [one for lab in labs for one in emulated_hosts.compare(lab, book, repeats, say)]
+    say("\n".join(emulated_hosts.table(found)))
+    return emulated_hosts.wire_factors(found)
+
+
+def main() -> int:
+    options = parse()
+    out = user_path(options.out)
+    os.makedirs(out, exist_ok=True)
+    command = "bazel run //bench:growth" + (" -- " + shlex.join(sys.argv[1:]) if sys.argv[1:] else "")
+    runs_path, costs_path = os.path.join(out, "runs.json"), os.path.join(out, "costs.json")
+    try:
+        runs = (Runs.load([user_path(path) for path in options.runs.split(",")]) if options.runs
+                else measure(options, runs_path))
+    except (programs.ProgramError, OSError, ValueError, TypeError, LookupError) as error:
+        print(f"growth: {error}", file=sys.stderr)
+        return 2
+    runs.save(runs_path)
+    fits, unfitted = fit_all(runs)
+    failures = [*runs.failures, *unfitted]
+    if not fits:
+        print("growth: no cell could be fitted: " + "; ".join(failures), file=sys.stderr)
+        return 2
+    book = make_book(runs, fits, command)
+    cost_book.write(costs_path, book)  # now: --lab takes minutes, and may fail
+    try:
+        if options.labs:
+            factors = measure_lab(options.labs, book, options.repeats)
+            cost_book.write(costs_path, dataclasses.replace(book, wire_factors=factors))
+    except (netlab.NetlabError, programs.ProgramError, cost_book.CostsError, LookupError, OSError,
+            subprocess.SubprocessError) as error:
+        failures.append(f"--lab={options.lab}: {error}")
+    lines = [*table(fits), *(f"not measured: {failure}" for failure in failures)]
+    say("\n".join(lines))
+    line_plot.write(os.path.join(out, "table.txt"), "\n".join(lines) + "\n")
+    picture = plot(runs)
+    if picture is not None:
+        line_plot.write(os.path.join(out, "growth.svg"), picture)
+    say(f"{out}: {', '.join(sorted(os.listdir(out)))}")
+    return 0 if not failures and all(fit.test.met for fit in fits.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""Runs ring_bench and star_bench with many numbers of workers, which compute nothing or a given time, in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import alone
+import cost_fit
+import machine
+import programs
+import sync_cells as cells
+from cost_book import MEDIA, MEMORY, SOCKETS
+from cost_fit import Measurement
+from workload import BUCKET_BYTES
+
+# These numbers bound the time of all runs: three rounds shall end within about half an hour on two cores.
+WORKERS = (1, 2, 3, 4, 8, 16, 32, 64)
+# All processes' vectors together; more would measure this machine's memory, and take minutes a step.
+BYTES_OF_ALL_MAX = 64 << 20
+STEPS_MAX, STEPS_MIN = 40, 10
+STEP_WORKERS = 300  # steps of a size times workers
+SERVERS_MAX = 4
+BENCH_SECONDS_MAX = 900
+COMPUTE_S = (0.002, 0.01)
+COMPUTE_BYTES = (262144, 1048576, 8388608)
+COMPUTE_BUCKET_BYTES = 262144
+# Many messages of one step, to tell a message's cost from that of its bytes; of a size that the fit sees.
+MESSAGES = (16 << 20, 128 << 10)  # bytes, bytes of a bucket
+MORE_WORKERS = (2, 4)  # of --workers; these send many messages, and those that fit on the cores compute
+JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
+NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
+# MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
+# ob1 obeys the choice of a btl.
+MPI_BY_SOCKETS = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One command, which measures some cells with some sizes."""
+    syncs: tuple[str, ...]
+    medium: str
+    workers: int
+    servers: int  # 0: the ranks are the owners
+    sizes: tuple[int, ...]
+    bucket_bytes: int = BUCKET_BYTES
+    compute_s: float = 0.0
+
+    @property
+    def text(self) -> str:
+        servers = f", {self.servers} servers" if self.servers else ""
+        computing = f", {1e3 * self.compute_s:g} ms of computing" if self.compute_s else ""
+        return (f"{' '.join(self.syncs)} by {self.medium}, {self.workers} workers{servers}, buckets of "
+                f"{self.bucket_bytes >> 10} KiB{computing}")
+
+    def command(self) -> list[str]:
+        steps = max(STEPS_MIN, min(STEPS_MAX, STEP_WORKERS // self.workers))
+        flags = ["--format=json", "--bytes=" + ",".join(map(str, self.sizes)), f"--bucket_bytes={self.bucket_bytes}",
+                 f"--steps_max={steps}", f"--compute_us={round(1e6 * self.compute_s)}"]
+        if self.servers:
+            sync, = self.syncs
+            return [programs.binary("bench/star_bench"), f"--workers={self.workers}", f"--servers={self.servers}",
+                    f"--transport={cells.BY_SYNC[sync].transport}",
+                    f"--shared_memory={str(self.medium == MEMORY).lower()}", *flags]
+        binding = "core" if self.workers <= len(machine.cores()) else "none"
+        by_sockets = MPI_BY_SOCKETS if self.medium == SOCKETS else ()
+        return ["mpirun", "-np", str(self.workers), "--bind-to", binding, *by_sockets,
+                programs.binary("bench/ring_bench"), "--syncs=" + ",".join(self.syncs), *flags]
+
+
+def _sizes(workers: int, sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in sizes if size * workers <= BYTES_OF_ALL_MAX))
+
+
+def plan_runs(syncs: Sequence[str], workers: Sequence[int], sizes: Sequence[int], cores: int) -> list[Run]:
+    """All commands of one round."""
+    runs = []
+    for medium in MEDIA:
+        # Over TCP no message goes through memory.
+        found = [cell for cell in cells.CELLS if cell.sync in syncs and (cell.transport != "tcp" or medium == SOCKETS)]
+        ranks = tuple(cell.sync for cell in found if not cell.has_servers)
+        stars = [(cell.sync,) for cell in found if cell.has_servers]
+        for count in workers:
+            if count > 1 and ranks:
+                runs.append(Run(ranks, medium, count, 0, _sizes(count, sizes)))
+            runs += [Run(star, medium, count, servers, _sizes(count, sizes))
+                     for star in stars for servers in sorted({1, min(count, SERVERS_MAX)})]
+        for count in sorted({*MORE_WORKERS} & {*workers}):
+            parts = [(ranks, 0)] * bool(ranks) + [(star, servers) for star in stars for servers in (1, count)]
+            for part, servers in parts:
+                runs.append(Run(part, medium, count, servers, MESSAGES[:1], MESSAGES[1]))
+                if count <= max(2, cores):
+                    runs += [Run(part, medium, count, servers, COMPUTE_BYTES, COMPUTE_BUCKET_BYTES, computing)
+                             for computing in COMPUTE_S]
+    return runs
+
+
+def rows_of(run: Run, output: str) -> list[Measurement]:
+    """The measurements that a run printed. Its latency_us is the step's time beyond computing."""
+    return [Measurement(row["sync"], run.medium, run.workers, run.servers, int(row["bytes"]), run.bucket_bytes,
+                        run.compute_s, 1e-6 * float(row["latency_us"]) + run.compute_s)
+            for row in alone.rows(output) if row["sync"] in run.syncs]
+
+
+def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
+    """One measurement for each thing that was measured: the median of its rounds."""
+    found: dict[Measurement, list[float]] = {}
+    for one in rounds:
+        found.setdefault(dataclasses.replace(one, seconds=0.0), []).append(one.seconds)
+    return [dataclasses.replace(key, seconds=statistics.median(values)) for key, values in found.items()
+            if min(values) > 0]
+
+
+def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None]
+           ) -> Iterator[tuple[list[Measurement], list[str]]]:
+    """After each of `repeats` rounds over all runs, every other one backwards, the medians so far, and what failed."""
+    found: list[Measurement] = []
+    failed: dict[Run, str] = {}
+    for repeat in range(repeats):
+        for place, run in enumerate(list(runs)[::-1 if repeat % 2 else 1]):
+            if run in failed:
+                continue
+            say(f"round {repeat + 1} of {repeats}, {place + 1} of {len(runs)}: {run.text}")
+            try:
+                found += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
+            except programs.ProgramError as error:
+                failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
+        yield medians(found), list(failed.values())
+
+
+_KERNEL_WORKERS = (2, 8)
+_KERNEL_NAME = re.compile(r"ShardChain/(\d+)/workers:(\d+)/")
+
+
+def kernel_costs(benchmarks: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """sum_byte and apply_byte from a server's whole step, in nanoseconds, with two numbers of workers."""
+    times: dict[int, tuple[int, float]] = {}  # by workers: the largest count of elements and its seconds
+    for row in benchmarks:
+        match = _KERNEL_NAME.match(row["name"])
+        if match:
+            count, workers = int(match[1]), int(match[2])
+            times[workers] = max(times.get(workers, (0, 0.0)), (count, 1e-9 * float(row["real_time"])))
+    few, many = (times[workers][1] / (4 * times[workers][0]) for workers in _KERNEL_WORKERS)
+    added = max(0.0, (many - few) / (_KERNEL_WORKERS[1] - _KERNEL_WORKERS[0]))
+    return {"sum_byte": added, "apply_byte": max(0.0, few - _KERNEL_WORKERS[0] * added)}
+
+
+def measure_kernels() -> dict[str, float]:
+    core = ["taskset", "-c", str(machine.cores()[0])]
+    text = programs.run([*core, programs.binary("bench/common_bench"), "--benchmark_format=json",
+                         "--benchmark_filter=ShardChain/.*workers:(2|8)/", "--benchmark_min_time=0.3"])
+    return kernel_costs(json.loads(text)["benchmarks"])
+
+
+def measure_jitter() -> float:
+    """How much computing alone scatters, relatively, on one core of this machine."""
+    text = programs.run(["mpirun", "-np", "1", "--bind-to", "core", programs.binary("bench/ring_bench"),
+                         "--syncs=library", "--bytes=4096", "--format=json", f"--steps_max={JITTER_STEPS}",
+                         f"--compute_us={JITTER_COMPUTE_US}"], MPI_ENVIRONMENT)
+    row, = alone.rows(text)
+    median = row["latency_us"] + JITTER_COMPUTE_US
+    return max(0.0, (row["p95_us"] - median) / median / NORMAL_95)
+
+
+def all_bytes() -> list[int]:
+    return sorted({*cost_fit.FIT_BYTES, *cost_fit.TEST_BYTES})

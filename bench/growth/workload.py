@@ -1,0 +1,117 @@
+"""What is planned for: a model, a cluster, and the buckets and messages that follow from both."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+KIB = 1024
+MESSAGE_BYTES = 128 * KIB  # one message between ranks carries the chunks of several blocks up to this
+CHUNK_BYTES_MIN = 4 * KIB
+SMALL_WORLD = 4  # up to so many workers a chunk has MESSAGE_BYTES
+SLICE_BYTES_MIN = 16 * KIB  # of an owner of a short last block in a star without servers
+BUCKET_BYTES = 1 << 20  # the worker's default
+SHARED_BUCKET_BYTES = 4 << 20  # the worker's default where servers share memory with the workers
+
+
+class WorkloadError(Exception):
+    """A number describes no job or no cluster; the message says which, and what it can be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """One worker's step. All workers are alike."""
+    name: str
+    bytes: int  # of the parameter vector
+    compute_s: float = 0.0  # forward and backward, on a core that nothing else uses
+    batch: int = 64  # samples of one worker in a step
+    threads: int = 1
+    bucket_bytes: int = BUCKET_BYTES  # 0: the worker's default, which depends on the cell
+
+    def __post_init__(self) -> None:
+        if self.bytes < 4:
+            raise WorkloadError(f"a model of {self.bytes} bytes: it has at least one parameter of 4 bytes")
+        if self.compute_s < 0 or not math.isfinite(self.compute_s):
+            raise WorkloadError(f"computing of {self.compute_s} s: it can be 0 or more")
+        if min(self.batch, self.threads) < 1 or self.bucket_bytes < 0:
+            raise WorkloadError(f"a batch of {self.batch}, {self.threads} threads and buckets of {self.bucket_bytes} "
+                                "bytes: each is at least 1, and buckets of 0 are the worker's default")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Equal hosts on one switch without contention. A plan goes beyond the hosts that there are, but where there is
+    one, all processes are on it."""
+    hosts: int = 1
+    workers_per_host: int = 1
+    cores: float = 1  # of each host; a fraction where emulated hosts share them
+    bytes_per_second: float = 0.0  # payload of a link in either direction; 0 where there is one host
+    latency_s: float = 0.0  # what a message needs between two hosts in addition to one within a host
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.cores, self.bytes_per_second, self.latency_s))):
+            raise WorkloadError(f"{self.cores} cores, links of {self.bytes_per_second} bytes/s and a latency of "
+                                f"{self.latency_s} s: each is a finite number")
+        if min(self.hosts, self.workers_per_host) < 1 or self.cores <= 0:
+            raise WorkloadError(f"{self.hosts} hosts, {self.workers_per_host} workers a host and {self.cores} cores: "
+                                "each is at least 1")
+        if self.hosts > 1 and self.bytes_per_second <= 0:
+            raise WorkloadError("several hosts need the rate of a link: give --gbits, or --measure=HOST,HOST")
+        if self.latency_s < 0:
+            raise WorkloadError(f"a latency of {1e6 * self.latency_s:g} us: it can be 0 or more")
+
+    def hosts_of(self, workers: int) -> int:
+        """The hosts that so many workers use."""
+        return 1 if self.hosts == 1 else -(-workers // self.workers_per_host)
+
+
+def chunk_bytes(workers: int) -> int:
+    """The part of a block that one rank owns: smaller with more ranks, or the smallest bucket would grow with them."""
+    if workers <= SMALL_WORLD:
+        return MESSAGE_BYTES
+    return int(max(CHUNK_BYTES_MIN, 2 ** math.floor(math.log2(2 * MESSAGE_BYTES / workers))))
+
+
+def block_bytes(workers: int) -> int:
+    return workers * chunk_bytes(workers)
+
+
+def rounded_bucket_bytes(total: int, asked: int, workers: int) -> int:
+    """As common/bucket_map.h rounds: whole blocks, and no more of them than the vector has."""
+    block = block_bytes(workers)
+    return block * min(-(-asked // block), -(-total // block))
+
+
+def bucket_count(total: int, asked: int, workers: int) -> int:
+    return -(-total // rounded_bucket_bytes(total, asked, workers))
+
+
+def bucket_sizes(total: int, asked: int, workers: int) -> list[tuple[int, int]]:
+    """[(bytes, number of such buckets), ...]: whole buckets, if there are any, and the last one."""
+    bucket = rounded_bucket_bytes(total, asked, workers)
+    whole = (total - 1) // bucket
+    return [(bucket, whole)] * (whole > 0) + [(total - whole * bucket, 1)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Blocks whose messages travel together between ranks: one message carries all that a rank owns of them."""
+    bytes: int
+    owners: int
+    count: int  # of such groups
+
+
+def groups(total: int, asked: int, workers: int, few_owners: bool) -> list[Group]:
+    """As worker/exchange/peer/block_machine.h cuts the buckets. With `few_owners`, a short last block is a group of its
+    own with an owner for each SLICE_BYTES_MIN (common/block_owners.h), as in a star without servers."""
+    block = block_bytes(workers)
+    longest = MESSAGE_BYTES // chunk_bytes(workers) * block
+    last_block = total - (total - 1) // block * block
+    owners = min(workers, max(1, last_block // SLICE_BYTES_MIN)) if few_owners and last_block < block else workers
+    apart = last_block if owners < workers else 0
+    found = []
+    *whole_buckets, (last_bucket, _) = bucket_sizes(total, asked, workers)
+    for size, count in (*whole_buckets, (last_bucket - apart, 1)):
+        whole, rest = divmod(size, longest)
+        found += [Group(longest, workers, whole * count), Group(rest, workers, count)]
+    return [group for group in (*found, Group(apart, owners, 1)) if group.bytes and group.count]

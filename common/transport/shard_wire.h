@@ -1,0 +1,62 @@
+// What a worker and a server that are ranks of one world (a dedicated star over TCP) say to each other, as it is in
+// memory: little-endian. The gradients of a bucket's slice and its parameters are messages of their own, whose tags and
+// lengths both ends know.
+//
+//   worker                              server
+//   ShardJoin, agreement           ─▶   its verdict goes to rank 0, which tells all
+//   rank 0: state and parameters   ─▶   of every slice, bucket by bucket
+//   gradient of a slice            ─▶
+//                                  ◀─   its parameters, when all workers' gradients are there
+//   ShardRequest                   ─▶
+//                                  ◀─   kFetchState: the vector's slice; kFinish: one byte, when all have sent theirs
+//
+// Thread safety: plain values and pure functions.
+#ifndef STARRING_COMMON_TRANSPORT_SHARD_WIRE_H_
+#define STARRING_COMMON_TRANSPORT_SHARD_WIRE_H_
+
+#include <cstdint>
+
+namespace starring {
+
+// Raise it with every change after which one end would misunderstand the other.
+inline constexpr int32_t kShardWireVersion = 2;
+
+// What the worker expects the server to be, and what it tells of its job. The agreement follows as a message of
+// `agreement_bytes`.
+struct ShardJoin {
+  int32_t wire_version = kShardWireVersion;
+  int32_t shard = 0;
+  int32_t shard_count = 0;
+  int32_t reserved = 0;
+  int64_t join_deadline_ms = 0;
+  int64_t exchange_deadline_ms = 0;
+  int64_t stall_report_ms = 0;
+  uint64_t agreement_bytes = 0;
+};
+static_assert(sizeof(ShardJoin) == 48);
+
+// kFetchState: rank 0 asks for state vector `vector` of the server's slice of `bucket`. kFinish: the worker needs
+// nothing any more.
+struct ShardRequest {
+  enum class Kind : int32_t { kFetchState = 1, kFinish = 2 };
+  Kind kind = Kind::kFinish;
+  int32_t bucket = 0;
+  int32_t vector = 0;
+  int32_t reserved = 0;
+};
+static_assert(sizeof(ShardRequest) == 16);
+
+// The tags of a bucket's messages, from `first_tag` on.
+constexpr int GradientTag(int first_tag, int bucket) { return first_tag + 2 * bucket; }
+constexpr int ParametersTag(int first_tag, int bucket) { return first_tag + 2 * bucket + 1; }
+
+// At the start, after so many buckets from rank 0 all ranks meet, so that none waits longer than its deadline while
+// rank 0 sends a long vector.
+inline constexpr int kShardStartBuckets = 16;
+
+// Long arrays travel in pieces of at most this many elements, so that a server copies no more of its state at a time.
+inline constexpr int64_t kShardPieceElements = int64_t{4} << 20;
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_TRANSPORT_SHARD_WIRE_H_

@@ -1,0 +1,172 @@
+#include "common/transport/tcp_handshake.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+#include <cstring>
+#include <optional>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/security/job_secret.h"
+#include "common/security/sha256.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+constexpr size_t kNonceBytes = 32;
+constexpr size_t kProofBytes = 32;
+constexpr char kDials[] = "starring rank dials";
+constexpr char kIsDialled[] = "starring rank is dialled";
+
+// The payload of kHello, as it is in memory. Texts end with a zero byte.
+struct HelloPayload {
+  uint32_t purpose = 0;
+  int32_t rank = 0;
+  int32_t to_rank = 0;
+  int32_t world_size = 0;
+  uint32_t has_secret = 0;  // proves nothing: it is for the message to a rank that was started without the secret
+  char nonce[kNonceBytes] = {};
+  char address[kTcpAddressBytesMax + 1] = {};
+  char run_id[kRunIdBytesMax + 1] = {};
+};
+static_assert(sizeof(HelloPayload) == 404 && sizeof(HelloPayload) <= kTcpHelloBytesMax);
+
+std::string Nonce() {
+  std::string nonce(kNonceBytes, '\0');
+  // Blocks only before the kernel has gathered entropy once, during boot.
+  CHECK_EQ(getrandom(nonce.data(), nonce.size(), 0), std::ssize(nonce));
+  return nonce;
+}
+
+// The hello has a fixed length and contains the dialler's nonce, so no other three texts make the same code.
+std::string Proof(const std::string& token, const char* side, const std::string& hello, const std::string& nonce) {
+  return HmacSha256(token, absl::StrCat(side, hello, nonce));
+}
+
+// Whether a field that should end with a zero byte does.
+template <size_t kSize>
+bool EndsInField(const char (&text)[kSize]) {
+  return memchr(text, '\0', kSize) != nullptr;
+}
+
+absl::Status WrongSecret() {
+  return absl::UnauthenticatedError("has another job secret: give every rank of the job the same file as --job_secret");
+}
+
+}  // namespace
+
+TcpDialer::TcpDialer(Socket socket, const TcpHello& hello, std::string token)
+    : connection_(std::move(socket)), token_(std::move(token)) {
+  CHECK_LE(hello.run_id.size(), kRunIdBytesMax);
+  CHECK_LE(hello.address.size(), kTcpAddressBytesMax);
+  HelloPayload payload = {.purpose = static_cast<uint32_t>(hello.purpose),
+                          .rank = hello.rank,
+                          .to_rank = hello.to_rank,
+                          .world_size = hello.world_size,
+                          .has_secret = token_.empty() ? 0u : 1u};
+  Nonce().copy(payload.nonce, kNonceBytes);
+  hello.address.copy(payload.address, kTcpAddressBytesMax);
+  hello.run_id.copy(payload.run_id, kRunIdBytesMax);
+  hello_.assign(reinterpret_cast<const char*>(&payload), sizeof(payload));
+  connection_.Send(TcpFrameKind::kHello, hello_);
+}
+
+absl::StatusOr<bool> TcpDialer::Advance() {
+  connection_.Flush();
+  while (true) {
+    ASSIGN_OR_RETURN(const std::optional<TcpFrame> frame, connection_.Receive(kTcpHelloBytesMax));
+    if (!frame.has_value()) return false;
+    // Only one: an end that sends challenges for ever would be answered for ever.
+    if (frame->kind == TcpFrameKind::kChallenge && !is_challenged_) {
+      RETURN_IF_ERROR(OnChallenge(frame->payload));
+    } else if (frame->kind == TcpFrameKind::kWelcome) {
+      // An end that welcomes every peer but cannot prove that it knows the secret belongs to no rank of this job.
+      if (!is_genuine_) return WrongSecret();
+      return true;
+    } else {
+      return absl::InvalidArgumentError("is no rank of a job: it answers a hello with something else");
+    }
+  }
+}
+
+// Sends its own proof even if the other side's is wrong: that side then refuses, and both can say why.
+absl::Status TcpDialer::OnChallenge(const std::string& payload) {
+  if (payload.size() != kNonceBytes + kProofBytes) {
+    return absl::InvalidArgumentError("is no rank of a job: its challenge has a wrong length");
+  }
+  const std::string nonce = payload.substr(0, kNonceBytes);
+  is_challenged_ = true;
+  is_genuine_ = SameToken(payload.substr(kNonceBytes), Proof(token_, kIsDialled, hello_, nonce));
+  connection_.Send(TcpFrameKind::kProof, Proof(token_, kDials, hello_, nonce));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> TcpDoorkeeper::Advance() {
+  connection_.Flush();
+  while (true) {
+    absl::StatusOr<std::optional<TcpFrame>> frame = connection_.Receive(kTcpHelloBytesMax);
+    if (!frame.ok()) {
+      // Another program, or one that is gone, understands no refusal.
+      if (connection_.has_other_version()) {
+        connection_.Refuse(absl::InvalidArgumentError(absl::StrCat(
+            "this rank speaks version ", kTcpFrameVersion, " of the rendezvous: start all ranks from one build")));
+      }
+      return frame.status();
+    }
+    if (!frame->has_value()) return false;
+    const TcpFrame& got = **frame;
+    if (got.kind == TcpFrameKind::kHello && hello_bytes_.empty()) {
+      RETURN_IF_ERROR(OnHello(got.payload));
+    } else if (got.kind == TcpFrameKind::kProof && !hello_bytes_.empty()) {
+      RETURN_IF_ERROR(OnProof(got.payload));
+      return true;
+    } else {
+      return absl::InvalidArgumentError("is no rank of a job: it does not begin with a hello");
+    }
+  }
+}
+
+absl::Status TcpDoorkeeper::OnHello(const std::string& payload) {
+  HelloPayload hello;
+  if (payload.size() != sizeof(hello)) {
+    return absl::InvalidArgumentError("is no rank of a job: its hello has a wrong length");
+  }
+  std::memcpy(&hello, payload.data(), sizeof(hello));
+  if (!EndsInField(hello.address) || !EndsInField(hello.run_id)) {
+    return absl::InvalidArgumentError("is no rank of a job: a text of its hello does not end");
+  }
+  // They are printed, and rank 0's table has a line for each address.
+  if (!IsPrintable(hello.address) || !IsPrintable(hello.run_id)) {
+    return absl::InvalidArgumentError("is no rank of a job: a text of its hello has control characters");
+  }
+  hello_ = {.purpose = static_cast<TcpHello::Purpose>(hello.purpose),
+            .rank = hello.rank,
+            .to_rank = hello.to_rank,
+            .world_size = hello.world_size,
+            .run_id = hello.run_id,
+            .address = hello.address};
+  if ((hello.has_secret != 0) != !token_.empty()) {
+    connection_.Refuse(absl::UnauthenticatedError(
+        token_.empty() ? "you have a --job_secret, and this rank has none: give every rank the same file"
+                       : "this job has a --job_secret, and you have none: give every rank the same file"));
+    return absl::UnauthenticatedError(token_.empty() ? "has a --job_secret, and this rank has none"
+                                                     : "has no --job_secret, and this job has one");
+  }
+  hello_bytes_ = payload;
+  nonce_ = Nonce();
+  connection_.Send(TcpFrameKind::kChallenge, absl::StrCat(nonce_, Proof(token_, kIsDialled, hello_bytes_, nonce_)));
+  return absl::OkStatus();
+}
+
+absl::Status TcpDoorkeeper::OnProof(const std::string& payload) {
+  if (SameToken(payload, Proof(token_, kDials, hello_bytes_, nonce_))) return absl::OkStatus();
+  connection_.Refuse(absl::UnauthenticatedError(
+      "you have another job secret: give every rank of the job the same file as --job_secret"));
+  return WrongSecret();
+}
+
+}  // namespace starring

@@ -1,0 +1,78 @@
+#include "common/transport/tcp_listener.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "common/host/address.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// All ranks may dial at the same moment, twice each. The kernel lowers the number to net.core.somaxconn.
+constexpr int kBacklog = 4096;
+
+// The address to listen on, with port 0. A name means every address.
+sockaddr_storage PlaceOf(const std::string& host) {
+  sockaddr_storage place = {};
+  const addrinfo hints = {.ai_flags = AI_NUMERICHOST, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host == "localhost" ? "127.0.0.1" : host.c_str(), nullptr, &hints, &found) == 0) {
+    std::memcpy(&place, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+  } else {
+    place.ss_family = AF_INET6;  // all zeros: every address
+  }
+  return place;
+}
+
+// -1, with errno, if this cannot be listened on. Sets the port of `place` to the one that was bound.
+int Open(sockaddr_storage& place, int port) {
+  const bool is_six = place.ss_family == AF_INET6;
+  const socklen_t length = is_six ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  auto* const six = reinterpret_cast<sockaddr_in6*>(&place);
+  auto* const four = reinterpret_cast<sockaddr_in*>(&place);
+  (is_six ? six->sin6_port : four->sin_port) = htons(static_cast<uint16_t>(port));
+  Socket listening(socket(place.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (listening.fd() < 0) return -1;
+  const int yes = 1, no = 0;
+  // A job that is started again must not wait until the kernel has forgotten the last one's connections.
+  setsockopt(listening.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  if (is_six) setsockopt(listening.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
+  socklen_t bound = length;
+  if (bind(listening.fd(), reinterpret_cast<const sockaddr*>(&place), length) != 0 ||
+      listen(listening.fd(), kBacklog) != 0 ||
+      getsockname(listening.fd(), reinterpret_cast<sockaddr*>(&place), &bound) != 0) {
+    return -1;
+  }
+  return listening.Release();
+}
+
+}  // namespace
+
+absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address) {
+  ASSIGN_OR_RETURN(const HostPort wanted, ParseHostPort(address));
+  sockaddr_storage place = PlaceOf(wanted.host);
+  int fd = Open(place, wanted.port);
+  if (fd < 0 && errno == EAFNOSUPPORT) {  // a machine without IPv6
+    place = PlaceOf("0.0.0.0");
+    fd = Open(place, wanted.port);
+  }
+  if (fd < 0) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", address, ": ", ErrnoText(errno),
+                                                   ": is the port taken, or is the host not this machine's?"));
+  }
+  const in_port_t port = place.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(place).sin6_port
+                                                     : reinterpret_cast<const sockaddr_in&>(place).sin_port;
+  return TcpListener(Socket(fd), absl::StrCat(address.substr(0, address.rfind(':')), ":", ntohs(port)));
+}
+
+Socket TcpListener::Accept() { return Socket(accept4(fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
+
+}  // namespace starring

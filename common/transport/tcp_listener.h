@@ -1,0 +1,38 @@
+// A socket that listens for the other ranks of a job.
+//
+// Thread safety: one thread at a time.
+#ifndef STARRING_COMMON_TRANSPORT_TCP_LISTENER_H_
+#define STARRING_COMMON_TRANSPORT_TCP_LISTENER_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "common/host/dial.h"
+
+namespace starring {
+
+class TcpListener {
+ public:
+  // `address` is host:port; port 0 takes a free one. With a numeric host, or localhost, only that address is listened
+  // on; with a name every address of this machine, because a host's own name often means 127.0.1.1 on that host.
+  // InvalidArgument if the port is taken or the address is not this machine's.
+  static absl::StatusOr<TcpListener> Listen(const std::string& address);
+
+  int fd() const { return socket_.fd(); }
+  // As given to Listen, with the port that was bound.
+  const std::string& address() const { return address_; }
+
+  // A connection that does not block; none if no one waits any more.
+  Socket Accept();
+
+ private:
+  TcpListener(Socket socket, std::string address) : socket_(std::move(socket)), address_(std::move(address)) {}
+
+  Socket socket_;
+  std::string address_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_TRANSPORT_TCP_LISTENER_H_

@@ -1,0 +1,72 @@
+// How the ranks of a job find each other without mpirun, and connect every rank with every other one.
+//
+//   register   Rank 0 listens at --rendezvous. Every other rank dials it until it answers, proves that it belongs to
+//   the
+//              job (tcp_handshake.h), and says where it listens itself: at a free port of the address from which it
+//              reaches rank 0, which the other ranks then reach too.
+//   table      When all ranks have registered, rank 0 sends each the table of addresses.
+//   mesh       Every rank dials all ranks below it, twice each: a connection for messages and one for notices.
+//   go         A rank that is connected with all others tells rank 0. When all have, rank 0 tells them to begin.
+//
+// A dedicated star has servers among its ranks, after the workers; errors call them servers.
+//
+// What goes wrong is told to all: a rank that is refused learns why, and so does the log of the rank that refuses it;
+// at the deadline rank 0 names the missing ranks to those that wait; a rank that cannot reach another one tells rank 0,
+// which tells the others. A rank whose connection ends before the table is forgotten and may come back.
+//
+// Strangers cost little. A connection must prove itself within `hello_deadline` and in kTcpHelloBytesMax bytes a
+// message; until then it is no rank. kStrangerConnectionsMax of them are heard at a time beyond those that are due;
+// after that each new one replaces the oldest.
+//
+// Cost. 3 (N - 1) connections at rank 0, of which 2 (N - 1) stay, and at most 2 (N - 1) + 1 elsewhere; five round trips
+// one after the other.
+#ifndef STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
+#define STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/limits.h"
+#include "common/transport/tcp_listener.h"
+#include "common/transport/transport.h"
+
+namespace starring {
+
+struct TcpRendezvousOptions {
+  int rank = 0;
+  int world_size = 1;      // workers and servers
+  int server_count = 0;    // of them, the last ranks
+  std::string rendezvous;  // host:port, where rank 0 listens
+  // Rank 0 listens here already, instead of at `rendezvous`: for a port that the system has chosen.
+  std::optional<TcpListener> listener;
+  std::string run_id;  // of the job; all ranks have the same
+  // JobSecret::token. Without a token only a loopback address is allowed, unless `insecure`.
+  std::string token;
+  bool insecure = false;
+  absl::Duration join_deadline = absl::Seconds(60);      // until every rank is connected with every other one
+  absl::Duration exchange_deadline = absl::Seconds(60);  // for a host that is silent, within limits.h
+  absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
+  std::function<void(const std::string& line)> say;  // gets a line for each connection that is refused, for people
+};
+
+// InvalidArgument, with the way out, for options with which this rank cannot meet any other: a job can be refused
+// before it reads its data. ConnectFullMesh checks them too.
+absl::Status CheckRendezvousOptions(const TcpRendezvousOptions& options);
+
+// Meets the other ranks and returns the transport between them. Collective over all ranks. Blocks until then, or until
+// the deadline; ranks other than 0 wait two seconds longer, for rank 0's verdict.
+//
+// InvalidArgument for options that are wrong or differ from rank 0's, with both values, and for another build;
+// FailedPrecondition for another run; AlreadyExists if a rank is started twice; Unauthenticated for another secret, as
+// in a star; Unavailable, naming both ends, if a rank is gone or cannot be reached; DeadlineExceeded, naming the
+// missing ranks.
+absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions options);
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_

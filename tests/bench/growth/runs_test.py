@@ -1,0 +1,243 @@
+"""Tests bench:growth with programs that are not there."""
+
+import json
+import os
+import subprocess
+import tempfile
+import unittest
+import unittest.mock
+
+import cost_book
+import cost_fit
+import growth
+import growth_runs
+import machine
+import programs
+import sync_cells as cells
+from made_costs import CORES, COSTS, KERNELS
+
+ELEMENTS = 1 << 22
+FEW = ("--workers=1,2,4,8,16", "--syncs=ring,star")
+
+
+def flag(argv, name, default=""):
+    return next((word.partition("=")[2] for word in argv if word.startswith(f"--{name}=")), default)
+
+
+class Programs:
+    """Answers as the benches would, with COSTS."""
+
+    def __init__(self, failing=()):
+        self.failing, self.ran = failing, []
+
+    def run(self, argv, _environment=None, _seconds_max=0.0):
+        self.ran.append(argv)
+        if any(word in " ".join(argv) for word in self.failing):
+            raise programs.ProgramError(f"{argv[0]} ended with 1:\nboom")
+        if "/bin/bench/common_bench" in argv:
+            seconds = {workers: 4 * ELEMENTS * (workers * KERNELS["sum_byte"] + KERNELS["apply_byte"])
+                       for workers in (2, 8)}
+            return json.dumps({"benchmarks": [
+                {"name": f"ShardChain/{count}/workers:{workers}/piece:1048576/shift:5",
+                 "real_time": 1e9 * seconds[workers] * (1 if count == ELEMENTS else 1e-6)}
+                for workers in (2, 8) for count in (1024, ELEMENTS)]})
+        star = "/bin/bench/star_bench" in argv
+        syncs = flag(argv, "syncs").split(",")
+        if star:
+            syncs = ["star" if flag(argv, "transport") == "grpc" else "star-servers-tcp"]
+        if syncs == ["library"]:
+            return json.dumps({"sync": "library", "workers": 1, "bytes": 4096, "latency_us": 0.0,
+                               "p95_us": 10_000 * 1.01645}) + "\n"
+        workers = int(flag(argv, "workers")) if star else int(argv[argv.index("-np") + 1])
+        sockets = flag(argv, "shared_memory") == "false" if star else "tcp,self" in argv
+        computing = 1e-6 * int(flag(argv, "compute_us"))
+        lines = []
+        for name in syncs:
+            for size in map(int, flag(argv, "bytes").split(",")):
+                one = cost_fit.Measurement(name, "sockets" if sockets else "memory", workers,
+                                           int(flag(argv, "servers", "0")), size, int(flag(argv, "bucket_bytes")),
+                                           computing, 0.0)
+                seconds = cost_fit.predicted_s(one, CORES, COSTS)
+                lines.append(json.dumps({"sync": name, "workers": workers, "bytes": size,
+                                         "latency_us": 1e6 * (seconds - computing), "p95_us": 1e6 * seconds}))
+        return "\n".join(["noise", *lines])
+
+
+@unittest.mock.patch.object(machine, "cores", lambda: [0, 1])
+@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
+class RunsTest(unittest.TestCase):
+    def plan(self, syncs=cells.SYNCS, workers=(1, 2, 8, 64)):
+        return growth_runs.plan_runs(list(syncs), list(workers), growth_runs.all_bytes(), CORES)
+
+    def test_commands(self):
+        for run in self.plan():
+            argv = run.command()
+            self.assertEqual("tcp,self" in argv, run.medium == "sockets" and not run.servers)
+            self.assertEqual(argv[0] == "mpirun", not run.servers)
+            if not run.servers:
+                self.assertGreater(run.workers, 1)
+                self.assertEqual(flag(argv, "syncs"), "ring,star-mpi" if run.medium == "memory" else
+                                 "ring,ring-tcp,star-mpi,star-tcp")
+                self.assertEqual(argv[argv.index("--bind-to") + 1], "core" if run.workers <= 2 else "none")
+            self.assertLessEqual(max(run.sizes) * run.workers, growth_runs.BYTES_OF_ALL_MAX)
+            self.assertGreaterEqual(int(flag(argv, "steps_max")), growth_runs.STEPS_MIN)
+
+    def test_every_cell_is_measured(self):
+        self.assertEqual({sync for run in self.plan() for sync in run.syncs}, set(cells.SYNCS))
+        for sync in ("ring-tcp", "star-tcp", "star-servers-tcp"):
+            self.assertEqual({run.medium for run in self.plan([sync])}, {"sockets"})
+        self.assertEqual({sync for run in self.plan(["ring"]) for sync in run.syncs}, {"ring"})
+        self.assertEqual({run.servers for run in self.plan(["star"]) if run.workers == 64}, {1, 4})
+        computing = {run.compute_s for run in self.plan() if run.workers > CORES}
+        self.assertEqual(computing, {0.0})
+        for workers in ([1, 3], [2], [4, 8]):
+            self.assertEqual({run.workers for run in self.plan(["ring", "star"], workers)}, set(workers))
+
+    def test_the_fit_sees_the_runs_with_many_messages(self):
+        self.assertIn(growth_runs.MESSAGES[0], cost_fit.FIT_BYTES)
+        self.assertTrue(any(run.bucket_bytes == growth_runs.MESSAGES[1] for run in self.plan()))
+
+    def test_rounds_are_in_turns_and_become_medians(self):
+        fake = Programs()
+        runs = self.plan(["ring"], [2, 4])
+        with unittest.mock.patch.object(programs, "run", fake.run):
+            *_, (found, failures) = growth_runs.rounds(runs, 3, lambda text: None)
+        first, second, third = (fake.ran[i * len(runs):(i + 1) * len(runs)] for i in range(3))
+        self.assertEqual((first, second), (third, first[::-1]))
+        self.assertEqual(failures, [])
+        self.assertEqual(len(found), sum(len(run.sizes) for run in runs))
+        some = [cost_fit.Measurement("ring", "memory", 2, 0, 4096, 1, 0.0, seconds) for seconds in (3.0, 1.0, 9.0)]
+        self.assertEqual([one.seconds for one in growth_runs.medians(some)], [3.0])
+
+    def test_what_fails_is_told_once_and_left_out(self):
+        fake = Programs(failing=["star_bench"])
+        with unittest.mock.patch.object(programs, "run", fake.run):
+            *_, (found, failures) = growth_runs.rounds(self.plan(["ring", "star"], [2]), 2, lambda text: None)
+        self.assertEqual({one.sync for one in found}, {"ring"})
+        self.assertEqual(len(failures), len(set(failures)))
+        self.assertEqual(len(failures), sum("star_bench" in argv[0] for argv in fake.ran))
+        first = "star by memory, 2 workers, 1 servers, buckets of 1024 KiB: /bin/bench/star_bench ended with 1"
+        self.assertIn(first, failures[0])
+
+    def test_kernels(self):
+        with unittest.mock.patch.object(programs, "run", Programs().run):
+            found = growth_runs.measure_kernels()
+            self.assertAlmostEqual(growth_runs.measure_jitter(), 0.01)
+        for name in KERNELS:
+            self.assertAlmostEqual(1e9 * found[name], 1e9 * KERNELS[name])
+
+
+@unittest.mock.patch.object(machine, "cores", lambda: [0, 1])
+@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
+class GrowthTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.out = folder.name
+
+    def run_growth(self, *flags, failing=()):
+        said = []
+        with unittest.mock.patch.object(programs, "run", Programs(failing).run), \
+                unittest.mock.patch.object(growth, "say", said.append), \
+                unittest.mock.patch("sys.argv", ["growth", "--out=" + self.out, "--repeats=1", *flags]):
+            return growth.main(), "\n".join(said)
+
+    def test_files_and_targets(self):
+        status, said = self.run_growth("--workers=1,2,4,8,16,64")
+        self.assertEqual(status, 0, said)
+        self.assertEqual(sorted(os.listdir(self.out)), ["costs.json", "growth.svg", "runs.json", "table.txt"])
+        book = cost_book.read(os.path.join(self.out, "costs.json"))
+        self.assertEqual({costs.workers_max for costs in book.costs.values()}, {64})
+        self.assertEqual(book.costs["ring", "memory"].contention, COSTS.contention)
+        self.assertEqual(said.count(" met "), len(book.costs))
+        self.assertNotIn("MISSED", said)
+
+    def test_an_interruption_loses_a_round(self):
+        fake = Programs()
+        runs = len(growth_runs.plan_runs(["ring"], [2, 4, 8], growth_runs.all_bytes(), CORES))
+
+        def run(argv, *more):
+            if sum("ring_bench" in word for one in fake.ran for word in one) > runs + 3:
+                raise KeyboardInterrupt
+            return fake.run(argv, *more)
+
+        with unittest.mock.patch.object(programs, "run", run), unittest.mock.patch.object(growth, "say"), \
+                unittest.mock.patch("sys.argv", ["growth", "--out=" + self.out, "--repeats=3", "--syncs=ring",
+                                                 "--workers=2,4,8"]), self.assertRaises(KeyboardInterrupt):
+            growth.main()
+        self.assertEqual(os.listdir(self.out), ["runs.json"])
+        self.assertEqual(self.run_growth("--runs=" + os.path.join(self.out, "runs.json"))[0], 0)
+
+    def test_a_lab_that_fails_loses_no_costs(self):
+        for error in (programs.ProgramError("boom"), subprocess.CalledProcessError(1, "launch"), OSError("gone")):
+            with unittest.mock.patch.object(growth.emulated_hosts, "compare", side_effect=error):
+                status, said = self.run_growth(*FEW, "--lab=1gbit:2")
+            self.assertEqual(status, 1)
+            self.assertIn("not measured: --lab=1gbit:2: ", said)
+            path = os.path.join(self.out, "costs.json")
+            self.assertEqual(cost_book.read(path).wire_factors, {})
+            os.remove(path)
+        with unittest.mock.patch.object(growth.emulated_hosts, "compare", side_effect=KeyboardInterrupt), \
+                self.assertRaises(KeyboardInterrupt):
+            self.run_growth(*FEW, "--lab=1gbit:2")
+        self.assertTrue(cost_book.read(path).costs)
+        with unittest.mock.patch.object(growth, "measure_lab", lambda *_: {"ring": 1.25}):
+            self.assertEqual(self.run_growth(*FEW, "--lab=1gbit:2")[0], 0)
+        self.assertEqual(cost_book.read(path).wire_factors, {"ring": 1.25})
+
+    def test_a_fit_of_runs_that_were_saved(self):
+        self.run_growth(*FEW)
+        first = cost_book.read(os.path.join(self.out, "costs.json"))
+        status, _ = self.run_growth("--runs=" + os.path.join(self.out, "runs.json"), failing=["bench"])
+        self.assertEqual(status, 0)
+        self.assertEqual(cost_book.read(os.path.join(self.out, "costs.json")).costs, first.costs)
+
+    def test_parts_are_fitted_together(self):
+        self.run_growth("--workers=1,2,4,8,16", "--syncs=ring")
+        ring = os.path.join(self.out, "ring.json")
+        os.rename(os.path.join(self.out, "runs.json"), ring)
+        self.run_growth("--workers=1,2,4,8,16", "--syncs=star")
+        star = os.path.join(self.out, "star.json")
+        os.rename(os.path.join(self.out, "runs.json"), star)
+        self.assertEqual(self.run_growth(f"--runs={ring},{star}", failing=["bench"])[0], 0)
+        self.assertEqual({sync for sync, _ in cost_book.read(os.path.join(self.out, "costs.json")).costs},
+                         {"ring", "star"})
+        with open(star, encoding="utf-8") as file:
+            other = {**json.load(file), "commit": "other"}
+        with open(star, "w", encoding="utf-8") as file:
+            json.dump(other, file)
+        with unittest.mock.patch("sys.stderr"):
+            self.assertEqual(self.run_growth(f"--runs={ring},{star}")[0], 2)
+
+    def test_a_missed_target_is_said_and_fails(self):
+        self.run_growth(*FEW)
+        path = os.path.join(self.out, "runs.json")
+        with open(path, encoding="utf-8") as file:
+            runs = json.load(file)
+        for one in runs["measured"]:
+            if one["bytes"] == cost_fit.TEST_BYTES[0]:
+                one["seconds"] *= 3
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(runs, file)
+        status, said = self.run_growth("--runs=" + path)
+        self.assertEqual(status, 1)
+        self.assertIn("MISSED", said)
+        self.assertIn("worst  66.7 %", said)
+
+    def test_failures(self):
+        status, said = self.run_growth(*FEW, failing=["star_bench"])
+        self.assertEqual(status, 1)
+        self.assertIn("not measured: star by memory", said)
+        with unittest.mock.patch("sys.stderr") as stderr:
+            self.assertEqual(self.run_growth("--workers=2", failing=["ring_bench", "star_bench"])[0], 2)
+        self.assertTrue(stderr.write.called)
+
+    def test_refused(self):
+        for flags in (["--workers=0"], ["--syncs=moon"], ["--repeats=0"], ["--lab=1gbit"], ["--lab=fast:2"]):
+            with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
+                growth.parse(flags)
+        self.assertEqual([lab.hosts for lab in growth.parse(["--lab=1gbit:2-4"]).labs], [2, 3, 4])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,240 @@
+#include "common/transport/tcp_handshake.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "common/limits.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/common/transport/tcp_loopback.h"
+
+namespace starring {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+const std::string kToken(32, '\x5a');
+const std::string kOther(32, '\x5b');
+constexpr size_t kHeadBytes = 24, kHelloBytes = 404, kProofFrameBytes = kHeadBytes + 32;
+constexpr size_t kAddressOffset = 5 * 4 + 32;  // in a hello: after five numbers and the nonce
+
+TcpHello Hello() {
+  return {.purpose = TcpHello::Purpose::kNotices,
+          .rank = 7,
+          .to_rank = 3,
+          .world_size = 9,
+          .run_id = "run 12",
+          .address = "10.0.0.7:4711"};
+}
+
+struct Outcome {
+  absl::Status dialer;
+  absl::Status door;
+};
+
+// Runs both sides until each has an outcome. The door welcomes a peer that has proved itself.
+Outcome Shake(TcpDialer& dialer, TcpDoorkeeper& door) {
+  std::optional<absl::Status> dialled, opened;
+  Until([&] { return dialled.has_value() && opened.has_value(); },
+        [&] {
+          if (!opened.has_value()) {
+            const absl::StatusOr<bool> step = door.Advance();
+            if (!step.ok() || *step) opened = step.status();
+            if (opened.has_value() && opened->ok()) door.connection().Send(TcpFrameKind::kWelcome, "");
+          }
+          if (!dialled.has_value()) {
+            const absl::StatusOr<bool> step = dialer.Advance();
+            if (!step.ok() || *step) dialled = step.status();
+          }
+        });
+  const absl::Status never = absl::DeadlineExceededError("no outcome");
+  return {.dialer = dialled.value_or(never), .door = opened.value_or(never)};
+}
+
+std::string Text(const absl::Status& status) { return std::string(status.message()); }
+
+TEST(TcpHandshakeTest, TwoRanksOfOneJobOpenAConnection) {
+  for (const std::string& token : {kToken, std::string()}) {
+    SocketPair pair = ConnectedSockets();
+    TcpDialer dialer(std::move(pair.a), Hello(), token);
+    TcpDoorkeeper door(std::move(pair.b), token);
+    const Outcome outcome = Shake(dialer, door);
+    EXPECT_EQ(outcome.dialer, absl::OkStatus());
+    ASSERT_EQ(outcome.door, absl::OkStatus());
+    EXPECT_EQ(door.hello().purpose, TcpHello::Purpose::kNotices);
+    EXPECT_EQ(door.hello().rank, 7);
+    EXPECT_EQ(door.hello().to_rank, 3);
+    EXPECT_EQ(door.hello().world_size, 9);
+    EXPECT_EQ(door.hello().run_id, "run 12");
+    EXPECT_EQ(door.hello().address, "10.0.0.7:4711");
+  }
+}
+
+TEST(TcpHandshakeTest, TheLongestTextsFit) {
+  TcpHello hello = Hello();
+  hello.run_id = std::string(kRunIdBytesMax, 'r');
+  hello.address = std::string(kTcpAddressBytesMax, 'a');
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), hello, kToken);
+  TcpDoorkeeper door(std::move(pair.b), kToken);
+  ASSERT_EQ(Shake(dialer, door).door, absl::OkStatus());
+  EXPECT_EQ(door.hello().run_id, hello.run_id);
+  EXPECT_EQ(door.hello().address, hello.address);
+}
+
+TEST(TcpHandshakeTest, AnotherSecretIsRefusedAndBothSidesKnow) {
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), Hello(), kOther);
+  TcpDoorkeeper door(std::move(pair.b), kToken);
+  const Outcome outcome = Shake(dialer, door);
+  EXPECT_TRUE(absl::IsUnauthenticated(outcome.door)) << outcome.door;
+  EXPECT_THAT(Text(outcome.door), HasSubstr("has another job secret"));
+  EXPECT_TRUE(absl::IsUnauthenticated(outcome.dialer)) << outcome.dialer;
+  EXPECT_THAT(Text(outcome.dialer), HasSubstr("says: you have another job secret"));
+}
+
+TEST(TcpHandshakeTest, AMissingSecretIsNamedOnBothSides) {
+  for (const bool dialer_has_one : {true, false}) {
+    SocketPair pair = ConnectedSockets();
+    TcpDialer dialer(std::move(pair.a), Hello(), dialer_has_one ? kToken : "");
+    TcpDoorkeeper door(std::move(pair.b), dialer_has_one ? "" : kToken);
+    const Outcome outcome = Shake(dialer, door);
+    EXPECT_THAT(Text(outcome.door), HasSubstr(dialer_has_one ? "has a --job_secret" : "has no --job_secret"));
+    EXPECT_THAT(Text(outcome.dialer),
+                HasSubstr(dialer_has_one ? "says: you have a --job_secret" : "says: this job has a --job_secret"));
+  }
+}
+
+// An impostor at the address of a rank welcomes every peer.
+TEST(TcpHandshakeTest, AWelcomeWithoutAProofIsNotBelieved) {
+  for (const bool sends_challenge : {true, false}) {
+    SocketPair pair = ConnectedSockets();
+    TcpDialer dialer(std::move(pair.a), Hello(), kToken);
+    TcpFrameConnection impostor(std::move(pair.b));
+    if (sends_challenge) {
+      impostor.Send(TcpFrameKind::kChallenge, std::string(64, 'x'));
+    }
+    impostor.Send(TcpFrameKind::kWelcome, "");
+    absl::StatusOr<bool> welcome = false;
+    Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer.Advance(); });
+    EXPECT_TRUE(absl::IsUnauthenticated(welcome.status())) << welcome.status();
+  }
+}
+
+// It would be answered for ever, and its answers would pile up.
+TEST(TcpHandshakeTest, OneChallengeIsAnswered) {
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), Hello(), kToken);
+  TcpFrameConnection impostor(std::move(pair.b));
+  for (int i = 0; i < 2; ++i) impostor.Send(TcpFrameKind::kChallenge, std::string(64, 'x'));
+  absl::StatusOr<bool> welcome = false;
+  EXPECT_TRUE(Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer.Advance(); }));
+  EXPECT_TRUE(absl::IsInvalidArgument(welcome.status())) << welcome.status();
+}
+
+// What a dialler sends before its welcome: its hello, and its proof for the challenge of a true door.
+struct Recorded {
+  std::string hello;
+  std::string proof;
+};
+Recorded Record() {
+  SocketPair dialled = ConnectedSockets(), relayed = ConnectedSockets();
+  TcpDialer dialer(std::move(dialled.a), Hello(), kToken);
+  TcpDoorkeeper door(std::move(relayed.b), kToken);
+  Recorded recorded;
+  recorded.hello = ReceiveSome(dialled.b, kHeadBytes + kHelloBytes);
+  EXPECT_TRUE(SendAll(relayed.a, recorded.hello));
+  EXPECT_TRUE(Until([&] { return door.hello().rank == Hello().rank; }, [&] { EXPECT_TRUE(door.Advance().ok()); }));
+  EXPECT_TRUE(SendAll(dialled.b, ReceiveSome(relayed.a, kHeadBytes + 64)));
+  EXPECT_TRUE(Until([&] { return recorded.proof.size() == kProofFrameBytes; },
+                    [&] {
+                      EXPECT_TRUE(dialer.Advance().ok());
+                      recorded.proof += ReceiveNow(dialled.b, kProofFrameBytes - recorded.proof.size());
+                    }));
+  return recorded;
+}
+
+TEST(TcpHandshakeTest, TheSecretNeverTravels) {
+  const Recorded recorded = Record();
+  EXPECT_THAT(recorded.hello + recorded.proof, Not(HasSubstr(kToken.substr(0, 8))));
+}
+
+// A recorded handshake opens no other door.
+TEST(TcpHandshakeTest, ARecordedHandshakeOpensNoOtherDoor) {
+  const Recorded recorded = Record();
+  SocketPair pair = ConnectedSockets();
+  TcpDoorkeeper door(std::move(pair.b), kToken);
+  ASSERT_TRUE(SendAll(pair.a, recorded.hello + recorded.proof));
+  absl::StatusOr<bool> open = false;
+  Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
+  EXPECT_TRUE(absl::IsUnauthenticated(open.status())) << open.status();
+}
+
+// Sends a door's own proof back to it.
+TEST(TcpHandshakeTest, AReflectedProofOpensNoDoor) {
+  SocketPair dialled = ConnectedSockets();
+  TcpDialer dialer(std::move(dialled.a), Hello(), kToken);
+  const std::string hello = ReceiveSome(dialled.b, kHeadBytes + kHelloBytes);
+  SocketPair pair = ConnectedSockets();
+  TcpDoorkeeper door(std::move(pair.b), kToken);
+  TcpFrameConnection thief(std::move(pair.a));
+  thief.Send(TcpFrameKind::kHello, hello.substr(kHeadBytes));
+  absl::StatusOr<std::optional<TcpFrame>> challenge = std::optional<TcpFrame>();
+  absl::StatusOr<bool> open = false;
+  ASSERT_TRUE(Until([&] { return challenge.ok() && challenge->has_value(); },
+                    [&] {
+                      open = door.Advance();
+                      challenge = thief.Receive(kTcpHelloBytesMax);
+                    }));
+  thief.Send(TcpFrameKind::kProof, (*challenge)->payload.substr(32));
+  Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
+  EXPECT_TRUE(absl::IsUnauthenticated(open.status())) << open.status();
+}
+
+TEST(TcpHandshakeTest, RefusesWhatIsNoHello) {
+  const std::string endless(kHelloBytes, 'x');
+  std::string two_lines(kHelloBytes, '\0');
+  two_lines.replace(kAddressOffset, 5, "a\nb:1");
+  const struct {
+    TcpFrameKind kind;
+    std::string payload;
+    std::string expected;
+  } kCases[] = {{TcpFrameKind::kProof, std::string(32, 'x'), "does not begin with a hello"},
+                {TcpFrameKind::kHello, "short", "hello has a wrong length"},
+                {TcpFrameKind::kHello, endless, "does not end"},
+                {TcpFrameKind::kHello, two_lines, "control characters"},
+                {TcpFrameKind::kHello, std::string(kTcpHelloBytesMax + 1, 'x'), "at most 512 are allowed"}};
+  for (const auto& one : kCases) {
+    SocketPair pair = ConnectedSockets();
+    TcpFrameConnection stranger(std::move(pair.a));
+    stranger.Send(one.kind, one.payload);
+    TcpDoorkeeper door(std::move(pair.b), kToken);
+    absl::StatusOr<bool> open = false;
+    Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
+    EXPECT_THAT(Text(open.status()), HasSubstr(one.expected));
+  }
+}
+
+// A build of another version is told so in a frame that it understands.
+TEST(TcpHandshakeTest, AnotherVersionIsToldSo) {
+  SocketPair pair = ConnectedSockets();
+  SocketPair copy = ConnectedSockets();
+  TcpDialer dialer(std::move(copy.a), Hello(), kToken);
+  std::string hello = ReceiveSome(copy.b, kHeadBytes + kHelloBytes);
+  hello[8] = 2;
+  ASSERT_TRUE(SendAll(pair.a, hello));
+  TcpDoorkeeper door(std::move(pair.b), kToken);
+  absl::StatusOr<bool> open = false;
+  Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
+  EXPECT_THAT(Text(open.status()), AllOf(HasSubstr("version 2"), HasSubstr("version 1")));
+  TcpFrameConnection stranger(std::move(pair.a));
+  absl::StatusOr<std::optional<TcpFrame>> answer = std::optional<TcpFrame>();
+  Until([&] { return !answer.ok(); }, [&] { answer = stranger.Receive(0); });
+  EXPECT_THAT(Text(answer.status()), HasSubstr("says: this rank speaks version 1"));
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,64 @@
+#include "common/transport/tcp_listener.h"
+
+#include <poll.h>
+
+#include <string>
+#include <utility>
+
+#include "common/host/dial.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+bool CanConnect(TcpListener& listener, const std::string& address) {
+  const DialResult dialled = std::move(DialAll({&address, 1}, absl::Seconds(10)).front());
+  if (dialled.socket.fd() < 0) return false;
+  pollfd polled = {.fd = listener.fd(), .events = POLLIN, .revents = 0};
+  return poll(&polled, 1, 10'000) == 1 && listener.Accept().fd() >= 0;
+}
+
+TEST(TcpListenerTest, SaysWhereItListens) {
+  for (const std::string host : {"127.0.0.1", "localhost", "[::1]"}) {
+    auto listener = TcpListener::Listen(host + ":0");
+    if (!listener.ok() && host == "[::1]") continue;  // a machine without IPv6
+    ASSERT_TRUE(listener.ok()) << listener.status();
+    EXPECT_THAT(listener->address(), AllOf(StartsWith(host + ":"), Not(HasSubstr(":0"))));
+    EXPECT_TRUE(CanConnect(*listener, listener->address()));
+    EXPECT_LT(listener->Accept().fd(), 0);
+  }
+}
+
+// A host's own name may mean 127.0.1.1 on that host, and another address on all others.
+TEST(TcpListenerTest, ANameMeansEveryAddressOfThisMachine) {
+  auto listener = TcpListener::Listen("a-name-that-is-not-looked-up:0");
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const std::string port = listener->address().substr(listener->address().rfind(':'));
+  EXPECT_TRUE(CanConnect(*listener, "127.0.0.1" + port));
+  EXPECT_TRUE(CanConnect(*listener, "127.0.1.1" + port));
+}
+
+TEST(TcpListenerTest, ANumericHostMeansThatAddressOnly) {
+  auto listener = TcpListener::Listen("127.0.0.1:0");
+  ASSERT_TRUE(listener.ok());
+  EXPECT_FALSE(CanConnect(*listener, "127.0.1.1" + listener->address().substr(listener->address().rfind(':'))));
+}
+
+TEST(TcpListenerTest, RefusesWithTheReason) {
+  const auto first = TcpListener::Listen("127.0.0.1:0");
+  ASSERT_TRUE(first.ok());
+  for (const std::string& address : {first->address(), std::string("192.0.2.1:0"), std::string("nonsense")}) {
+    const absl::Status status = TcpListener::Listen(address).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(address));
+  }
+}
+
+}  // namespace
+}  // namespace starring

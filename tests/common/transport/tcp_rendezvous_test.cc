@@ -1,0 +1,562 @@
+#include "common/transport/tcp_rendezvous.h"
+
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/check.h"
+#include "common/host/dial.h"
+#include "common/limits.h"
+#include "common/transport/tcp_handshake.h"
+#include "common/transport/tcp_listener.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/common/transport/tcp_loopback.h"
+
+namespace starring {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+using Joined = absl::StatusOr<std::unique_ptr<Transport>>;
+
+const std::string kToken(32, '\x5a');
+
+std::string Text(const absl::Status& status) { return std::string(status.message()); }
+
+// A job whose ranks are threads of this process. Rank 0 listens before any of them starts.
+class Job {
+ public:
+  explicit Job(int world_size)
+      : world_size_(world_size), listener_(Listen()), address_(listener_->address()), results_(world_size) {}
+  ~Job() { Join(); }
+
+  const std::string& address() const { return address_; }
+
+  TcpRendezvousOptions Options(int rank) {
+    TcpRendezvousOptions options = {.rank = rank,
+                                    .world_size = world_size_,
+                                    .rendezvous = address_,
+                                    .run_id = "run 12",
+                                    .token = kToken,
+                                    .join_deadline = absl::Seconds(30)};
+    if (rank == 0) {
+      options.listener = std::exchange(listener_, std::nullopt);
+      options.say = [this](const std::string& line) {
+        const std::lock_guard lock(mutex_);
+        said_.push_back(line);
+      };
+    }
+    return options;
+  }
+
+  void Start(int rank) { Start(rank, Options(rank)); }
+  void Start(int rank, TcpRendezvousOptions options) {
+    threads_.emplace_back(
+        [this, rank, o = std::move(options)]() mutable { results_[rank] = ConnectFullMesh(std::move(o)); });
+  }
+  void StartAll(absl::Duration deadline = absl::Seconds(30)) {
+    for (int rank = 0; rank < world_size_; ++rank) {
+      TcpRendezvousOptions options = Options(rank);
+      options.join_deadline = deadline;
+      Start(rank, std::move(options));
+    }
+  }
+  void Join() {
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  // After Join.
+  Joined& result(int rank) { return results_[rank]; }
+  std::string error(int rank) { return Text(results_[rank].status()); }
+
+  std::vector<std::string> said() {
+    const std::lock_guard lock(mutex_);
+    return said_;
+  }
+  // Whether rank 0 says a line that contains `text`.
+  bool AwaitLine(const std::string& text) {
+    return Until(
+        [&] {
+          const std::vector<std::string> lines = said();
+          return std::any_of(lines.begin(), lines.end(),
+                             [&](const std::string& line) { return line.find(text) != std::string::npos; });
+        },
+        [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+  }
+
+  // Every rank sends a message to every other one.
+  void ExpectConnected() {
+    for (const Joined& joined : results_) ASSERT_TRUE(joined.ok()) << joined.status();
+    std::vector<std::thread> threads;
+    for (Joined& joined : results_) {
+      threads.emplace_back([&transport = **joined, this] {
+        EXPECT_EQ(transport.world_size(), world_size_);
+        const int rank = transport.rank();
+        std::vector<int> got(world_size_, -1);
+        uint64_t operation = 0;
+        size_t done = 0;
+        for (int peer = 0; peer < world_size_; ++peer) {
+          if (peer == rank) continue;
+          transport.PostReceive(peer, 16, std::as_writable_bytes(std::span(&got[peer], 1)), {.operation = operation++});
+          transport.PostSend(peer, 16, std::as_bytes(std::span(&rank, 1)), {.operation = operation++});
+        }
+        EXPECT_TRUE(Until([&] { return done == operation; },
+                          [&] {
+                            std::vector<Transport::Token> completed;
+                            EXPECT_EQ(transport.Poll(completed), absl::OkStatus());
+                            done += completed.size();
+                          }));
+        for (int peer = 0; peer < world_size_; ++peer) EXPECT_EQ(got[peer], peer == rank ? -1 : peer);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+
+ private:
+  static std::optional<TcpListener> Listen() {
+    auto listener = TcpListener::Listen("127.0.0.1:0");
+    CHECK_OK(listener);
+    return *std::move(listener);
+  }
+
+  const int world_size_;
+  std::optional<TcpListener> listener_;
+  const std::string address_;
+  std::vector<Joined> results_;
+  std::vector<std::thread> threads_;
+  std::mutex mutex_;
+  std::vector<std::string> said_;
+};
+
+// A port of loopback at which no one listens. As long as `holder` is open, no other process gets it.
+struct ReservedAddress {
+  ReservedAddress() : holder(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in place = {};
+    place.sin_family = AF_INET;
+    place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof(place);
+    const int yes = 1;
+    // As the listener does, which may therefore have the port all the same.
+    CHECK(setsockopt(holder.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) == 0);
+    CHECK(bind(holder.fd(), reinterpret_cast<sockaddr*>(&place), length) == 0);
+    CHECK(getsockname(holder.fd(), reinterpret_cast<sockaddr*>(&place), &length) == 0);
+    text = "127.0.0.1:" + std::to_string(ntohs(place.sin_port));
+  }
+  Socket holder;
+  std::string text;
+};
+
+Socket Dial(const std::string& address) {
+  DialResult dialled = std::move(DialAll({&address, 1}, absl::Seconds(10)).front());
+  CHECK_GE(dialled.socket.fd(), 0) << dialled.error;
+  return std::move(dialled.socket);
+}
+
+// A rank that the test plays itself: it has proved itself to rank 0, which may have refused it.
+class BareRank {
+ public:
+  BareRank(const std::string& rendezvous, const TcpHello& hello) : dialer_(Dial(rendezvous), hello, kToken) {}
+
+  absl::Status AwaitWelcome() {
+    absl::StatusOr<bool> welcome = false;
+    Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer_.Advance(); });
+    return welcome.ok() && !*welcome ? absl::DeadlineExceededError("no answer") : welcome.status();
+  }
+  bool AwaitTable() {
+    absl::StatusOr<std::optional<TcpFrame>> frame = std::optional<TcpFrame>();
+    return Until([&] { return frame.ok() && frame->has_value() && (*frame)->kind == TcpFrameKind::kTable; },
+                 [&] { frame = dialer_.connection().Receive(kTcpTableBytesMax); });
+  }
+  void Send(TcpFrameKind kind) { dialer_.connection().Send(kind, ""); }
+
+ private:
+  TcpDialer dialer_;
+};
+
+TcpHello HelloOf(int rank, int world_size) {
+  return {.purpose = TcpHello::Purpose::kRegister,
+          .rank = rank,
+          .to_rank = 0,
+          .world_size = world_size,
+          .run_id = "run 12",
+          .address = "127.0.0.1:9"};
+}
+
+class TcpRendezvousRanks : public testing::TestWithParam<int> {};
+
+INSTANTIATE_TEST_SUITE_P(Ranks, TcpRendezvousRanks, testing::Values(1, 2, 3, 8));
+
+TEST_P(TcpRendezvousRanks, EveryRankIsConnectedWithEveryOther) {
+  Job job(GetParam());
+  job.StartAll();
+  job.Join();
+  job.ExpectConnected();
+  EXPECT_THAT(job.said(), testing::IsEmpty());
+}
+
+TEST(TcpRendezvousTest, RankZeroMayComeLast) {
+  const ReservedAddress address;
+  std::vector<Joined> results(3);
+  std::vector<std::thread> threads;
+  for (const int rank : {1, 2, 0}) {
+    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    threads.emplace_back(
+        [&, rank] { results[rank] = ConnectFullMesh({.rank = rank, .world_size = 3, .rendezvous = address.text}); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const Joined& joined : results) EXPECT_TRUE(joined.ok()) << joined.status();
+}
+
+// --- Processes that may not take part ---
+
+TEST(TcpRendezvousTest, AnotherSecretIsRefusedAndTheJobGoesOnWithoutIt) {
+  Job job(2);
+  job.Start(0);
+  TcpRendezvousOptions wrong = job.Options(1);
+  wrong.token = std::string(32, '\x11');
+  const Joined refused = ConnectFullMesh(std::move(wrong));
+  EXPECT_TRUE(absl::IsUnauthenticated(refused.status())) << refused.status();
+  EXPECT_THAT(Text(refused.status()), AllOf(HasSubstr(job.address()), HasSubstr("another job secret")));
+  EXPECT_TRUE(job.AwaitLine("has another job secret"));
+  job.Start(1);
+  job.Join();
+  job.ExpectConnected();
+}
+
+TEST(TcpRendezvousTest, NoSecretIsRefusedByAJobThatHasOne) {
+  Job job(2);
+  job.Start(0);
+  TcpRendezvousOptions wrong = job.Options(1);
+  wrong.token.clear();
+  EXPECT_THAT(Text(ConnectFullMesh(std::move(wrong)).status()), HasSubstr("this job has a --job_secret"));
+  job.Start(1);
+  job.Join();
+  job.ExpectConnected();
+}
+
+TEST(TcpRendezvousTest, WithoutASecretOnlyLoopbackIsAllowed) {
+  for (const int rank : {0, 1}) {
+    for (const char* const address : {"192.0.2.1:7077", "node1:7077"}) {
+      const Joined refused = ConnectFullMesh({.rank = rank, .world_size = 2, .rendezvous = address});
+      EXPECT_TRUE(absl::IsInvalidArgument(refused.status()));
+      EXPECT_THAT(Text(refused.status()),
+                  AllOf(HasSubstr(address), HasSubstr("--job_secret=FILE"), HasSubstr("--insecure")));
+    }
+  }
+  // Accepted, and therefore only late.
+  EXPECT_TRUE(absl::IsDeadlineExceeded(ConnectFullMesh({.rank = 0,
+                                                        .world_size = 2,
+                                                        .rendezvous = "localhost:1",
+                                                        .listener = *TcpListener::Listen("127.0.0.1:0"),
+                                                        .insecure = true,
+                                                        .join_deadline = absl::Milliseconds(50)})
+                                           .status()));
+}
+
+TEST(TcpRendezvousTest, WrongFlagsAreRefusedBeforeAnythingIsOpened) {
+  struct Case {
+    TcpRendezvousOptions options;
+    std::string expected;
+  };
+  std::vector<Case> cases;
+  cases.push_back({{.rank = 0, .world_size = 0, .rendezvous = "127.0.0.1:1"}, "world size 0 is not between 1 and"});
+  cases.push_back(
+      {{.rank = 0, .world_size = kWorldSizeMax + 1, .rendezvous = "127.0.0.1:1"}, "not between 1 and 1024"});
+  cases.push_back({{.rank = 2, .world_size = 2, .rendezvous = "127.0.0.1:1"}, "rank 2 is not below the world size 2"});
+  cases.push_back({{.rank = -1, .world_size = 2, .rendezvous = "127.0.0.1:1"}, "rank -1 is not below"});
+  cases.push_back({{.rank = 1, .world_size = 2, .rendezvous = "127.0.0.1"}, "--rendezvous"});
+  cases.push_back({{.rank = 1, .world_size = 2, .rendezvous = "127.0.0.1:0"}, "has no port"});
+  cases.push_back({{.rank = 1, .world_size = 2, .rendezvous = "0.0.0.0:7077"}, "no address that other ranks can dial"});
+  cases.push_back({{.rank = 1, .world_size = 2, .rendezvous = "127.0.0.1:1", .run_id = std::string(256, 'r')},
+                   "--run_id has 256 bytes, at most 255"});
+  cases.push_back({{.rank = 1, .world_size = 2, .rendezvous = "127.0.0.1:1", .run_id = "run\n12"},
+                   "--run_id has control characters"});
+  for (Case& one : cases) {
+    const absl::Status status = ConnectFullMesh(std::move(one.options)).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(Text(status), HasSubstr(one.expected));
+  }
+}
+
+TEST(TcpRendezvousTest, APortThatIsTakenIsNamed) {
+  const auto taken = TcpListener::Listen("127.0.0.1:0");
+  const Joined joined = ConnectFullMesh({.rank = 0, .world_size = 2, .rendezvous = taken->address()});
+  EXPECT_TRUE(absl::IsInvalidArgument(joined.status())) << joined.status();
+  EXPECT_THAT(Text(joined.status()), AllOf(HasSubstr(taken->address()), HasSubstr("is the port taken")));
+}
+
+[[noreturn]] void JoinWithFewDescriptors() {
+  const rlimit few = {.rlim_cur = 100, .rlim_max = 100};
+  setrlimit(RLIMIT_NOFILE, &few);
+  const Joined joined = ConnectFullMesh({.rank = 0, .world_size = 64, .rendezvous = "127.0.0.1:1"});
+  std::fputs(Text(joined.status()).c_str(), stderr);
+  _exit(0);
+}
+
+TEST(TcpRendezvousTest, TooFewDescriptorsAreRefusedWithBothNumbers) {
+  EXPECT_EXIT(JoinWithFewDescriptors(), testing::ExitedWithCode(0),
+              "64 ranks need [0-9]+ descriptors each, this process may open 100");
+}
+
+// --- Ranks that do not fit together: refused by a sentence to both sides ---
+
+TEST(TcpRendezvousTest, ARankThatDoesNotFitIsRefusedAndTheJobGoesOn) {
+  Job job(3);
+  job.Start(0);
+  job.Start(1);
+  struct Case {
+    std::function<void(TcpHello&)> change;
+    absl::StatusCode code;
+    std::string expected;
+  };
+  const std::vector<Case> cases = {
+      {[](TcpHello& hello) { hello.world_size = 4; }, absl::StatusCode::kInvalidArgument,
+       "rank 2 has --world_size=4, rank 0 has 3"},
+      {[](TcpHello& hello) { hello.run_id = "run 13"; }, absl::StatusCode::kFailedPrecondition,
+       "rank 2 belongs to run \"run 13\", rank 0 to run \"run 12\""},
+      {[](TcpHello& hello) { hello.rank = 3; }, absl::StatusCode::kInvalidArgument,
+       "a rank 3 of 3 does not dial rank 0"},
+      {[](TcpHello& hello) { hello.rank = 0; }, absl::StatusCode::kInvalidArgument,
+       "a rank 0 of 3 does not dial rank 0"},
+      {[](TcpHello& hello) { hello.rank = -5; }, absl::StatusCode::kInvalidArgument, "a rank -5 of 3"},
+      {[](TcpHello& hello) { hello.to_rank = 1; }, absl::StatusCode::kInvalidArgument,
+       "rank 0 listens here, and rank 2 looks for rank 1"},
+      {[](TcpHello& hello) { hello.purpose = TcpHello::Purpose::kMessages; }, absl::StatusCode::kAlreadyExists,
+       "rank 0 expects no connection of rank 2"},
+      {[](TcpHello& hello) { hello.purpose = static_cast<TcpHello::Purpose>(77); }, absl::StatusCode::kAlreadyExists,
+       "rank 0 expects no connection of rank 2"},
+      {[](TcpHello& hello) { hello.address = "nowhere"; }, absl::StatusCode::kInvalidArgument, "nowhere"},
+  };
+  for (const Case& one : cases) {
+    TcpHello hello = HelloOf(2, 3);
+    one.change(hello);
+    const absl::Status status = BareRank(job.address(), hello).AwaitWelcome();
+    EXPECT_EQ(status.code(), one.code) << status;
+    EXPECT_THAT(Text(status), AllOf(StartsWith("says: "), HasSubstr(one.expected)));
+    EXPECT_TRUE(job.AwaitLine(one.expected)) << one.expected;
+  }
+  job.Start(2);
+  job.Join();
+  job.ExpectConnected();
+}
+
+TEST(TcpRendezvousTest, ARankIsStartedOnce) {
+  Job job(3);
+  job.Start(0);
+  {
+    BareRank first(job.address(), HelloOf(1, 3));
+    ASSERT_EQ(first.AwaitWelcome(), absl::OkStatus());
+    const absl::Status second = BareRank(job.address(), HelloOf(1, 3)).AwaitWelcome();
+    EXPECT_TRUE(absl::IsAlreadyExists(second)) << second;
+    EXPECT_THAT(Text(second), HasSubstr("rank 1 has joined already, from 127.0.0.1:"));
+    EXPECT_TRUE(job.AwaitLine("rank 1 has joined already"));
+  }
+  // The first one has ended before the others counted on it, and may come back.
+  job.Start(1);
+  job.Start(2);
+  job.Join();
+  job.ExpectConnected();
+}
+
+// --- Strangers ---
+
+TEST(TcpRendezvousTest, StrangersAreNoRanks) {
+  Job job(3);
+  job.Start(0);
+  const Socket silent = Dial(job.address());
+  const Socket browser = Dial(job.address());
+  ASSERT_TRUE(SendAll(browser, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"));
+  Socket scanner = Dial(job.address());
+  Reset(std::move(scanner));
+  EXPECT_TRUE(job.AwaitLine("is no rank of a job"));
+  job.Start(1);
+  job.Start(2);
+  job.Join();
+  job.ExpectConnected();
+}
+
+TEST(TcpRendezvousTest, ManySilentStrangersDoNotKeepTheRanksOut) {
+  Job job(3);
+  job.Start(0);
+  std::vector<Socket> strangers;
+  for (int i = 0; i < 4 * kStrangerConnectionsMax; ++i) strangers.push_back(Dial(job.address()));
+  job.Start(1);
+  job.Start(2);
+  job.Join();
+  job.ExpectConnected();
+  EXPECT_LE(job.said().size(), static_cast<size_t>(kLogRefusalsMax));
+}
+
+// A connection that is open is not due any more. Otherwise strangers could take the descriptors that the ranks need.
+TEST(TcpRendezvousTest, FewerStrangersAreHeardWhenRanksHaveJoined) {
+  Job job(3);
+  job.Start(0);
+  BareRank one(job.address(), HelloOf(1, 3));
+  ASSERT_EQ(one.AwaitWelcome(), absl::OkStatus());
+  constexpr size_t kDue = 3 * 2 - 1, kTooMany = 3;
+  std::vector<Socket> strangers;
+  for (size_t i = 0; i < kDue + kStrangerConnectionsMax + kTooMany; ++i) strangers.push_back(Dial(job.address()));
+  EXPECT_TRUE(Until([&] { return job.said().size() >= kTooMany; },
+                    [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }));
+  for (const std::string& line : job.said()) EXPECT_THAT(line, HasSubstr("was silent for too long"));
+  for (size_t i = 0; i < kTooMany; ++i) EXPECT_EQ(ReceiveSome(strangers[i], 1), "");  // the oldest
+  BareRank two(job.address(), HelloOf(2, 3));
+  EXPECT_EQ(two.AwaitWelcome(), absl::OkStatus());
+}
+
+// A rank that repeats itself for ever must not keep rank 0 busy beyond its deadline.
+TEST(TcpRendezvousTest, ARankIsReadyOnce) {
+  Job job(2);
+  job.Start(0);
+  BareRank one(job.address(), HelloOf(1, 2));
+  ASSERT_EQ(one.AwaitWelcome(), absl::OkStatus());
+  ASSERT_TRUE(one.AwaitTable());
+  for (int i = 0; i < 2; ++i) one.Send(TcpFrameKind::kReady);
+  job.Join();
+  EXPECT_TRUE(absl::IsInternal(job.result(0).status())) << job.error(0);
+  EXPECT_THAT(job.error(0), HasSubstr("has sent frame 7 at a wrong time"));
+}
+
+TEST(TcpRendezvousTest, AStrangerThatSaysNothingIsDropped) {
+  Job job(2);
+  TcpRendezvousOptions options = job.Options(0);
+  // Long enough for the rank that comes later, on a busy machine.
+  options.hello_deadline = absl::Seconds(1);
+  job.Start(0, std::move(options));
+  const Socket silent = Dial(job.address());
+  EXPECT_TRUE(job.AwaitLine("has connected and not said which rank it is within 1s"));
+  EXPECT_EQ(ReceiveSome(silent, 1), "");  // the end of the stream
+  job.Start(1);
+  job.Join();
+  job.ExpectConnected();
+}
+
+// A registration that stops half way is a stranger's.
+TEST(TcpRendezvousTest, AStalledRegistrationIsDroppedAndTheRankNamed) {
+  Job job(3);
+  for (const int rank : {0, 1}) {
+    TcpRendezvousOptions options = job.Options(rank);
+    options.hello_deadline = absl::Milliseconds(500);
+    options.join_deadline = absl::Seconds(3);
+    job.Start(rank, std::move(options));
+  }
+  TcpDialer stalled(Dial(job.address()), HelloOf(2, 3), kToken);  // the hello leaves, and nothing after it
+  EXPECT_TRUE(job.AwaitLine("has connected and not said which rank it is"));
+  job.Join();
+  for (const int rank : {0, 1}) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(job.result(rank).status())) << job.error(rank);
+    EXPECT_THAT(job.error(rank), AllOf(HasSubstr("rank 2 of 3 has not joined"), HasSubstr("within 3s"),
+                                       HasSubstr("the last connection that was refused: 127.0.0.1:")));
+  }
+}
+
+// --- Ranks that are missing ---
+
+TEST(TcpRendezvousTest, MissingRanksAreNamedToAll) {
+  Job job(5);
+  for (const int rank : {0, 2, 4}) {
+    TcpRendezvousOptions options = job.Options(rank);
+    options.join_deadline = absl::Seconds(2);
+    job.Start(rank, std::move(options));
+  }
+  job.Join();
+  for (const int rank : {0, 2, 4}) {
+    EXPECT_TRUE(absl::IsDeadlineExceeded(job.result(rank).status())) << job.error(rank);
+    EXPECT_THAT(job.error(rank), HasSubstr("ranks 1, 3 of 5 have not joined at " + job.address() + " within 2s"));
+    EXPECT_THAT(job.error(rank), Not(HasSubstr("refused")));
+  }
+  EXPECT_THAT(job.error(2), StartsWith("rank 0 (" + job.address() + ") says: "));
+}
+
+TEST(TcpRendezvousTest, AMissingRankZeroIsNamedWithItsAddress) {
+  const ReservedAddress address;
+  const Joined joined = ConnectFullMesh(
+      {.rank = 1, .world_size = 2, .rendezvous = address.text, .join_deadline = absl::Milliseconds(100)});
+  EXPECT_TRUE(absl::IsDeadlineExceeded(joined.status())) << joined.status();
+  EXPECT_THAT(Text(joined.status()),
+              AllOf(HasSubstr("did not find rank 0 at --rendezvous=" + address.text), HasSubstr("ECONNREFUSED")));
+}
+
+TEST(TcpRendezvousTest, ARankThatEndsInTheMiddleIsNamedToAll) {
+  Job job(3);
+  job.Start(0);
+  job.Start(1);
+  {
+    BareRank two(job.address(), HelloOf(2, 3));
+    ASSERT_EQ(two.AwaitWelcome(), absl::OkStatus());
+    EXPECT_TRUE(two.AwaitTable());  // now the others count on this rank
+  }
+  job.Join();
+  for (const int rank : {0, 1}) {
+    EXPECT_TRUE(absl::IsUnavailable(job.result(rank).status())) << job.error(rank);
+    EXPECT_THAT(job.error(rank), HasSubstr("rank 2 (127.0.0.1:9) has closed the connection"));
+  }
+}
+
+// Rank 1's address is closed, as by a firewall: rank 2 finds it out, and all ranks are told.
+TEST(TcpRendezvousTest, ARankThatCannotBeReachedIsNamedToAll) {
+  Job job(3);
+  job.Start(0);
+  BareRank one(job.address(), HelloOf(1, 3));  // where no process listens
+  ASSERT_EQ(one.AwaitWelcome(), absl::OkStatus());
+  job.Start(2);
+  job.Join();
+  for (const int rank : {0, 2}) {
+    EXPECT_TRUE(absl::IsUnavailable(job.result(rank).status())) << job.error(rank);
+    EXPECT_THAT(job.error(rank),
+                AllOf(HasSubstr("rank 2 cannot connect with rank 1 at 127.0.0.1:9"), HasSubstr("ECONNREFUSED")));
+  }
+}
+
+TEST(TcpRendezvousTest, ARankThatJoinsAndDoesNoMoreIsNamed) {
+  Job job(3);
+  for (const int rank : {0, 1}) {
+    TcpRendezvousOptions options = job.Options(rank);
+    options.join_deadline = absl::Seconds(2);
+    job.Start(rank, std::move(options));
+  }
+  BareRank two(job.address(), HelloOf(2, 3));
+  ASSERT_EQ(two.AwaitWelcome(), absl::OkStatus());
+  job.Join();
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(job.error(rank),
+                AllOf(HasSubstr("rank 2 joined, but did not connect with rank 0"), HasSubstr("within 2s")));
+  }
+}
+
+TEST(TcpRendezvousTest, LoopbackAndOtherAddressesDoNotMix) {
+  Job job(3);
+  job.Start(0);
+  TcpHello far = HelloOf(1, 3);
+  far.address = "10.1.2.3:4711";
+  BareRank one(job.address(), far);
+  ASSERT_EQ(one.AwaitWelcome(), absl::OkStatus());
+  BareRank two(job.address(), HelloOf(2, 3));
+  ASSERT_EQ(two.AwaitWelcome(), absl::OkStatus());
+  job.Join();
+  EXPECT_TRUE(absl::IsInvalidArgument(job.result(0).status()));
+  EXPECT_THAT(job.error(0),
+              AllOf(HasSubstr("rank 2 listens at 127.0.0.1:9, which rank 1 at 10.1.2.3:4711 cannot reach"),
+                    HasSubstr("address of its network interface")));
+}
+
+}  // namespace
+}  // namespace starring

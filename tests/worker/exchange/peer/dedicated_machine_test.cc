@@ -1,0 +1,119 @@
+// What a worker sends to servers and takes from them; tests/server/shard_rank_test.cc has the real servers and the
+// bits.
+#include "worker/exchange/peer/dedicated_machine.h"
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/check.h"
+#include "common/transport/shard_wire.h"
+#include "gtest/gtest.h"
+#include "tests/worker/exchange/peer/example_job.h"
+#include "tests/worker/exchange/peer/in_memory_transport.h"
+
+namespace starring {
+namespace {
+
+constexpr int kFirstTag = 40;
+
+// Answers each contribution of one worker with its values + 1000 (shard + 1).
+class EchoServer final : public Transport::Poster {
+ public:
+  EchoServer(std::unique_ptr<Transport> transport, const BucketMap& buckets, int shard, int shard_count)
+      : buckets_(buckets),
+        shard_(shard),
+        shard_count_(shard_count),
+        slices_(buckets.bucket_count()),
+        transport_(std::move(transport)) {
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      slices_[b].resize(buckets_.ShardSlice(b, shard_, shard_count_).size());
+      if (!slices_[b].empty()) Receive(b);
+    }
+  }
+
+  void Poll() {
+    std::vector<Transport::Token> completed;
+    CHECK_OK(transport_->Poll(completed));
+    for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+  }
+  void OnCompletion(uint64_t operation) override {
+    const int bucket = static_cast<int>(operation / 2);
+    if (operation % 2 == 1) return Receive(bucket);  // the answer has left
+    ++contribution_count;
+    for (float& value : slices_[bucket]) value += 1000.0f * static_cast<float>(shard_ + 1);
+    transport_->PostSend(0, ParametersTag(kFirstTag, bucket), std::as_bytes(std::span(slices_[bucket])),
+                         {.poster = this, .operation = operation + 1});
+  }
+
+  int contribution_count = 0;
+
+ private:
+  void Receive(int bucket) {
+    transport_->PostReceive(0, GradientTag(kFirstTag, bucket), std::as_writable_bytes(std::span(slices_[bucket])),
+                            {.poster = this, .operation = 2 * static_cast<uint64_t>(bucket)});
+  }
+
+  const BucketMap& buckets_;
+  const int shard_;
+  const int shard_count_;
+  std::vector<std::vector<float>> slices_;
+  const std::unique_ptr<Transport> transport_;
+};
+
+// Trains `steps` steps of one worker with `server_count` servers; each answer must be at its own place.
+void Exchange(int64_t element_count, int server_count, int steps) {
+  const ExampleJob job = {
+      .element_count = element_count, .bucket_bytes = 1, .world_size = 1, .values = GradientValues::kIntegers};
+  const BucketMap buckets = job.Buckets();
+  InMemoryNetwork network(1 + server_count, 7 * static_cast<uint64_t>(server_count));
+  std::vector<std::unique_ptr<EchoServer>> servers;
+  for (int shard = 0; shard < server_count; ++shard) {
+    servers.push_back(std::make_unique<EchoServer>(network.CreateTransport(1 + shard), buckets, shard, server_count));
+  }
+  std::vector<float> parameters(element_count, -7.0f);
+  const std::unique_ptr<Transport> transport = network.CreateTransport(0);
+  DedicatedMachine machine({.buckets = &buckets,
+                            .parameters = parameters,
+                            .transport = transport.get(),
+                            .server_count = server_count,
+                            .first_tag = kFirstTag});
+  for (int step = 0; step < steps; ++step) {
+    const std::vector<float> gradient = job.Gradient(0, step);
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      const ElementRange range = buckets.bucket(b);
+      machine.Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+      EXPECT_FALSE(machine.IsReady(b));
+    }
+    EXPECT_EQ(machine.Oldest().step, step);
+    std::vector<Transport::Token> completed;
+    for (int round = 0; !machine.IsIdle(); ++round) {
+      ASSERT_LT(round, 1'000'000);
+      completed.clear();
+      ASSERT_TRUE(transport->Poll(completed).ok());
+      for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+      for (const auto& server : servers) server->Poll();
+    }
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      EXPECT_TRUE(machine.IsReady(b));
+      for (int shard = 0; shard < server_count; ++shard) {
+        const ElementRange slice = buckets.ShardSlice(b, shard, server_count);
+        for (int64_t i = slice.begin; i < slice.end; ++i) {
+          ASSERT_EQ(parameters[i], gradient[i] + 1000.0f * static_cast<float>(shard + 1)) << i;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(machine.counters().bytes_sent, steps * element_count * 4);
+  EXPECT_EQ(machine.counters().bytes_received, steps * element_count * 4);
+}
+
+TEST(DedicatedMachineTest, EachServerGetsItsSliceAndItsAnswerIsAtItsPlace) {
+  for (const int server_count : {1, 2, 3}) Exchange(100'000, server_count, 3);
+}
+
+// One line of 16 elements belongs to one of three servers. The others get no message, and none is awaited.
+TEST(DedicatedMachineTest, AServerThatOwnsNothingOfABucketGetsNothing) { Exchange(16, 3, 2); }
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,72 @@
+#include "worker/exchange/peer/dedicated_machine.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+#include "common/transport/shard_wire.h"
+
+namespace starring {
+
+DedicatedMachine::DedicatedMachine(const Options& options)
+    : buckets_(*options.buckets),
+      parameters_(options.parameters),
+      transport_(*options.transport),
+      server_count_(options.server_count),
+      track_(options.track),
+      first_tag_(options.first_tag),
+      missing_(buckets_.bucket_count(), 0),
+      submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
+  CHECK_EQ(buckets_.element_count(), parameters_.size());
+  CHECK_GE(server_count_, 1);
+  CHECK_LT(server_count_, transport_.world_size());
+  CHECK_LE(ParametersTag(first_tag_, buckets_.bucket_count()), transport_.tag_max());
+}
+
+void DedicatedMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  const ElementRange range = buckets_.bucket(bucket);
+  CHECK_EQ(gradient.size(), range.size());
+  CHECK_EQ(missing_[bucket], 0) << "bucket " << bucket << " submitted twice without Await";
+  submitted_.push_back({.step = step, .bucket = bucket});
+  if (track_ != nullptr) submitted_ns_[bucket] = TraceNow();
+  const int worker_count = transport_.world_size() - server_count_;
+  const Transport::Token token = {.poster = this, .operation = static_cast<uint64_t>(bucket)};
+  for (int i = 0; i < server_count_; ++i) {
+    const int shard = (transport_.rank() + i) % server_count_;
+    const ElementRange slice = buckets_.ShardSlice(bucket, shard, server_count_);
+    // A short bucket may have nothing for some servers, which then expect nothing.
+    if (slice.size() == 0) continue;
+    const int server = worker_count + shard;
+    const auto answer = std::as_writable_bytes(parameters_.subspan(slice.begin, slice.size()));
+    const auto contribution = std::as_bytes(gradient.subspan(slice.begin - range.begin, slice.size()));
+    missing_[bucket] += 2;
+    counters_.bytes_sent += std::ssize(contribution);
+    counters_.bytes_received += std::ssize(answer);
+    transport_.PostReceive(server, ParametersTag(first_tag_, bucket), answer, token);
+    transport_.PostSend(server, GradientTag(first_tag_, bucket), contribution, token);
+  }
+}
+
+void DedicatedMachine::OnCompletion(uint64_t operation) {
+  const int bucket = static_cast<int>(operation);
+  CHECK_GT(missing_[bucket], 0);
+  if (--missing_[bucket] > 0) return;
+  // Buckets may become ready in any order.
+  const auto found =
+      std::find_if(submitted_.begin(), submitted_.end(), [&](const InFlight& s) { return s.bucket == bucket; });
+  CHECK(found != submitted_.end());
+  if (track_ != nullptr) {
+    track_->Add({.name = "exchange",
+                 .kind = TraceEvent::Kind::kFlight,
+                 .begin_ns = submitted_ns_[bucket],
+                 .end_ns = TraceNow(),
+                 .labels = {.step = found->step, .bucket = bucket}});
+  }
+  submitted_.erase(found);
+}
+
+BucketMachine::InFlight DedicatedMachine::Oldest() const {
+  CHECK(!submitted_.empty());
+  return submitted_.front();
+}
+
+}  // namespace starring

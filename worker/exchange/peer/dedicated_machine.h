@@ -1,0 +1,62 @@
+// The dedicated star among the ranks of one world: the last ranks are servers (server/shard_rank.h), one for each
+// shard.
+//
+// A *contribution* is this worker's gradient of one slice: the part of a bucket that a server owns
+// (BucketMap::ShardSlice). Submit sends each server its contribution, and the *answer* is the slice's new parameters,
+// which arrive at their place in the parameter vector. The server sums in reduction order and applies the optimizer.
+//
+// Cost per bucket of L elements: L elements sent and L received, in one message to and one from every server. Workers
+// begin with different servers: worker r with server r mod S, so that not all send to one at a time. A server keeps the
+// contributions until it has all; the receive of an answer is posted before its contribution leaves. So no message
+// comes to a process that does not expect it, and no more is under way than one contribution of every bucket.
+#ifndef STARRING_WORKER_EXCHANGE_PEER_DEDICATED_MACHINE_H_
+#define STARRING_WORKER_EXCHANGE_PEER_DEDICATED_MACHINE_H_
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "common/bucket_map.h"
+#include "common/trace.h"
+#include "common/transport/transport.h"
+#include "worker/exchange/peer/bucket_machine.h"
+
+namespace starring {
+
+class DedicatedMachine final : public BucketMachine {
+ public:
+  struct Options {
+    const BucketMap* buckets = nullptr;
+    std::span<float> parameters;  // the parameter vector
+    Transport* transport = nullptr;
+    int server_count = 0;         // the last ranks of the world; at least 1
+    TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
+    int first_tag = 0;            // the machine uses tags from here on, two a bucket
+  };
+  // All pointers outlive the machine.
+  explicit DedicatedMachine(const Options& options);
+
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void OnCompletion(uint64_t operation) override;  // the operation is the bucket
+  bool IsReady(int bucket) const override { return missing_[bucket] == 0; }
+  bool IsIdle() const override { return submitted_.empty(); }
+  InFlight Oldest() const override;
+  ExchangeCounters counters() const override { return counters_; }
+
+ private:
+  const BucketMap& buckets_;
+  const std::span<float> parameters_;
+  Transport& transport_;
+  const int server_count_;
+  TraceTrack* const track_;
+  const int first_tag_;
+  std::vector<int> missing_;           // by bucket: operations that are not complete
+  std::deque<InFlight> submitted_;     // oldest first; at most one entry a bucket
+  std::vector<int64_t> submitted_ns_;  // by bucket, if there is a track
+  ExchangeCounters counters_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_PEER_DEDICATED_MACHINE_H_

@@ -1,0 +1,157 @@
+#include "worker/exchange/peer/memory_machine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/arithmetic/sum_in_order.h"
+#include "common/check.h"
+#include "common/owned_slices.h"
+
+namespace starring {
+namespace {
+
+// An operation's number: bucket << 1 | which count.
+constexpr uint64_t kArrivals = 0;
+constexpr uint64_t kUpdates = 1;
+
+Transport::Token TokenOf(Transport::Poster* poster, int bucket, uint64_t count) {
+  return {.poster = poster, .operation = static_cast<uint64_t>(bucket) << 1 | count};
+}
+
+// The longest piece of a bucket between two looks at the board and the network: 128 KiB of each gradient.
+constexpr int64_t kPieceElements = 32768;
+
+}  // namespace
+
+MemoryMachine::MemoryMachine(const Options& options)
+    : options_(options),
+      buckets_(*options.buckets),
+      board_(*options.board),
+      transport_(*options.transport),
+      rank_(transport_.rank()),
+      world_size_(transport_.world_size()),
+      state_(buckets_.bucket_count()),
+      terms_(world_size_) {
+  CHECK_GE(world_size_, 2);
+  CHECK_EQ(std::ssize(options_.arrays.gradients), world_size_);
+  CHECK_LE(buckets_.element_count(), std::ssize(options_.arrays.parameters));
+  counters_.shared_memory = true;
+}
+
+void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  const ElementRange range = buckets_.bucket(bucket);
+  Bucket& state = state_[bucket];
+  CHECK_EQ(gradient.size(), range.size());
+  CHECK(!state.in_flight) << "bucket " << bucket << " submitted twice without Await";
+  const std::span<float> place = options_.arrays.own_gradient.subspan(range.begin, range.size());
+  if (gradient.data() != place.data()) std::ranges::copy(gradient, place.begin());
+  state.in_flight = true;
+  state.step = step;
+  ++state.submit_count;
+  if (options_.track != nullptr) state.submitted_ns = TraceNow();
+  submitted_.push_back({.step = step, .bucket = bucket});
+  const ElementRange slice = buckets_.RankSlice(bucket, rank_);
+  state.updated_end = slice.begin;
+  const int64_t others = world_size_ - 1;
+  const int64_t bytes = (range.size() - slice.size() + others * slice.size()) * static_cast<int64_t>(sizeof(float));
+  counters_.bytes_sent += bytes;
+  counters_.bytes_received += bytes;
+
+  const int64_t all_arrived = state.submit_count * world_size_;
+  if (board_.Arrive(bucket) == all_arrived) {
+    for (int owner = 0; owner < world_size_; ++owner) {
+      if (owner != rank_ && buckets_.RankSlice(bucket, owner).size() > 0) board_.Ring(owner);
+    }
+  }
+  if (slice.size() > 0) {
+    transport_.PostWait(board_.arrivals(bucket), all_arrived, TokenOf(this, bucket, kArrivals));
+  }
+  transport_.PostWait(board_.updates(bucket), state.submit_count * buckets_.RankSliceCount(bucket),
+                      TokenOf(this, bucket, kUpdates));
+}
+
+void MemoryMachine::OnCompletion(uint64_t operation) {
+  const int bucket = static_cast<int>(operation >> 1);
+  CHECK(state_[bucket].in_flight);
+  if ((operation & 1) == kArrivals) {
+    UpdatePiece(bucket);
+  } else {
+    FinishBucket(bucket);
+  }
+}
+
+void MemoryMachine::UpdatePiece(int bucket) {
+  Bucket& state = state_[bucket];
+  const ElementRange slice = buckets_.RankSlice(bucket, rank_);
+  const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
+  const TraceSpan span(options_.track, "apply", {.step = state.step, .bucket = bucket});
+  const auto start = std::chrono::steady_clock::now();
+  ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = world_size_},
+             [&](ElementRange run, int first_rank) { UpdateRun(state, bucket, run, first_rank); });
+  counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  state.updated_end = piece.end;
+  if (piece.end == slice.end) return FinishUpdate(bucket);
+  // The arrivals are complete, so the next Poll returns this one, after other operations that have completed.
+  transport_.PostWait(board_.arrivals(bucket), state.submit_count * world_size_, TokenOf(this, bucket, kArrivals));
+}
+
+// A pass over memory in pieces whose sum stays in the L1 cache, where the optimizer reads it. The last contribution of
+// a chain is added by the optimizer itself; so two ranks, whose chain and tree are alike, need no sum of their own.
+void MemoryMachine::UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank) {
+  alignas(64) float sum[OwnedSlices::kPassElements];
+  const bool is_tree = options_.sum_order == SumOrder::kTree && world_size_ > 2;
+  const int term_count = is_tree ? world_size_ : world_size_ - 1;
+  const int64_t pass = world_size_ == 2 ? run.size() : OwnedSlices::kPassElements;
+  const int last_rank = (first_rank + world_size_ - 1) % world_size_;
+  for (int64_t begin = run.begin; begin < run.end; begin += pass) {
+    const ElementRange range = {begin, std::min(begin + pass, run.end)};
+    std::span<const float> partial = Contribution(first_rank, range);
+    if (world_size_ > 2) {
+      for (int i = 0; i < term_count; ++i) {
+        terms_[i] = std::as_bytes(Contribution((first_rank + i) % world_size_, range)).data();
+      }
+      const std::span<float> out(sum, range.size());
+      const std::span<const std::byte* const> terms(terms_.data(), term_count);
+      if (is_tree) {
+        SumAsTree(terms, out);
+      } else {
+        SumInOrder(terms, out);
+      }
+      partial = out;
+    }
+    options_.owner->Apply({.step = state.step,
+                           .bucket = bucket,
+                           .range = range,
+                           .sum = partial,
+                           .last = is_tree ? std::span<const float>() : Contribution(last_rank, range),
+                           .parameters = options_.arrays.parameters.subspan(range.begin, range.size())});
+  }
+}
+
+void MemoryMachine::FinishUpdate(int bucket) {
+  if (board_.Update(bucket) < state_[bucket].submit_count * buckets_.RankSliceCount(bucket)) return;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    if (rank != rank_) board_.Ring(rank);
+  }
+}
+
+void MemoryMachine::FinishBucket(int bucket) {
+  Bucket& state = state_[bucket];
+  if (options_.track != nullptr) {
+    options_.track->Add({.name = "exchange",
+                         .kind = TraceEvent::Kind::kFlight,
+                         .begin_ns = state.submitted_ns,
+                         .end_ns = TraceNow(),
+                         .labels = {.step = state.step, .bucket = bucket}});
+  }
+  // Buckets may be ready in another order than they were submitted in.
+  submitted_.erase(std::ranges::find(submitted_, bucket, &InFlight::bucket));
+  state.in_flight = false;
+}
+
+BucketMachine::InFlight MemoryMachine::Oldest() const {
+  CHECK(!submitted_.empty());
+  return submitted_.front();
+}
+
+}  // namespace starring

@@ -1,0 +1,101 @@
+// The co-located star of ranks that share memory: all of them map every rank's gradients and one vector of parameters,
+// so a contribution is read where its rank has written it, and no answer is sent.
+//
+// Words: host_board.h's, and these. A bucket is cut in slices of at least kRankSliceBytesMin, each of which a rank owns
+// (BucketMap::RankSlice).
+//
+//   submit   A rank counts its arrival.
+//   update   When all ranks have arrived, each owner adds the contributions to its slice in the order of
+//            reduction_order.h, applies the optimizer and writes the new parameters in their place; then it counts its
+//            update. It works in pieces, and returns to the transport after each.
+//   ready    When all owners have updated, the bucket is ready on all ranks.
+//
+// Who may write what: the parameters of a bucket are written between its last arrival and its last update, when no rank
+// reads them, because a rank submits a bucket after its last use of the parameters in a step (gradient_exchange.h). A
+// rank writes the next step's gradient after the last update, when no owner reads the old one any more.
+//
+// Cost: of N ranks each reads its slice of N gradients and moves no other byte. Two wake-ups follow one after the
+// other: the last rank wakes the owners, and the last owner wakes the ranks.
+//
+// There is no deadlock: an arrival waits for nothing, and an update for arrivals alone.
+#ifndef STARRING_WORKER_EXCHANGE_PEER_MEMORY_MACHINE_H_
+#define STARRING_WORKER_EXCHANGE_PEER_MEMORY_MACHINE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <vector>
+
+#include "common/arithmetic/reduction_order.h"
+#include "common/bucket_map.h"
+#include "common/trace.h"
+#include "worker/exchange/peer/bucket_machine.h"
+#include "worker/exchange/peer/host_board.h"
+#include "worker/exchange/peer/host_transport.h"
+#include "worker/exchange/peer/slice_owner.h"
+
+namespace starring {
+
+// Arrays that all ranks of a host map, each at least as long as the parameter vector.
+struct HostArrays {
+  std::vector<std::span<const float>> gradients;  // by rank
+  std::span<float> own_gradient;                  // this rank's, to write
+  std::span<float> parameters;                    // one for all
+};
+
+class MemoryMachine final : public BucketMachine {
+ public:
+  struct Options {
+    const BucketMap* buckets = nullptr;
+    SliceOwner* owner = nullptr;  // owns this rank's RankSlice of every bucket, in host memory
+    HostArrays arrays;
+    HostBoard* board = nullptr;          // its counts are zero when the first rank submits
+    HostTransport* transport = nullptr;  // to which the board is attached
+    SumOrder sum_order = SumOrder::kChain;
+    TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
+  };
+  // All pointers and arrays outlive the machine. REQUIRES: two ranks or more.
+  explicit MemoryMachine(const Options& options);
+
+  // A gradient that is not in own_gradient, in its place, is copied there.
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void OnCompletion(uint64_t operation) override;
+  bool IsReady(int bucket) const override { return !state_[bucket].in_flight; }
+  bool IsIdle() const override { return submitted_.empty(); }
+  InFlight Oldest() const override;
+  // Counts the bytes that a star without shared memory would have moved.
+  ExchangeCounters counters() const override { return counters_; }
+
+ private:
+  struct Bucket {
+    bool in_flight = false;
+    int64_t step = 0;
+    int64_t submit_count = 0;
+    int64_t updated_end = 0;  // of the slice, in the parameter vector: what is before it has been updated
+    int64_t submitted_ns = 0;
+  };
+
+  void UpdatePiece(int bucket);
+  void UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank);
+  void FinishUpdate(int bucket);
+  void FinishBucket(int bucket);
+  std::span<const float> Contribution(int rank, ElementRange range) const {
+    return options_.arrays.gradients[rank].subspan(range.begin, range.size());
+  }
+
+  const Options options_;
+  const BucketMap& buckets_;
+  HostBoard& board_;
+  HostTransport& transport_;
+  const int rank_;
+  const int world_size_;
+  std::vector<Bucket> state_;            // by bucket
+  std::deque<InFlight> submitted_;       // oldest first; at most one entry a bucket
+  std::vector<const std::byte*> terms_;  // of a sum, in its order
+  ExchangeCounters counters_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_PEER_MEMORY_MACHINE_H_

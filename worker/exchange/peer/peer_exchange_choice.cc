@@ -1,0 +1,132 @@
+// How the ranks decide which way their gradients travel (Algorithm::kFastest), and whether they share memory.
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "common/transport/collectives.h"
+#include "worker/exchange/peer/host_memory.h"
+#include "worker/exchange/peer/machine_trial.h"
+#include "worker/exchange/peer/peer_exchange.h"
+
+namespace starring {
+namespace {
+
+// What is exchanged in a trial: long enough for bandwidth to count, short enough for seven rounds of each way at 200
+// Mbit/s in two seconds.
+constexpr int64_t kTrialElementsMax = 262'144;
+
+// Of the shortest buckets, which are one reduction block long.
+int MaxBucketCount(int64_t element_count, int world_size) {
+  const int64_t block = ReductionBlockElements(world_size);
+  return static_cast<int>(std::min<int64_t>((element_count + block - 1) / block, kBucketCountMax));
+}
+
+}  // namespace
+
+// The outcome is the same on all ranks, so they agree on what follows.
+absl::Status PeerExchange::ShareMemory() {
+  const bool may_use = way_.algorithm == Algorithm::kDirect || way_.algorithm == Algorithm::kFastest;
+  if (sharing_ == HostSharing::kNever || !may_use || pump_.world_size() == 1) return absl::OkStatus();
+  const CollectiveOptions join = {.what = "sharing memory with the other ranks", .deadline = job_.join_deadline};
+  // As many buckets as --bucket_bytes=auto, or anything else, may cut later (UseBuckets): one for each block.
+  ASSIGN_OR_RETURN(HostMemory::Outcome outcome,
+                   HostMemory::Meet(pump_,
+                                    {.element_count = job_.layout.element_count(),
+                                     .bucket_count = MaxBucketCount(job_.layout.element_count(), job_.world_size)},
+                                    join));
+  if (outcome.memory == nullptr) {
+    not_shared_ = std::move(outcome.refusal);
+    if (sharing_ == HostSharing::kIfPossible) return absl::OkStatus();
+    pump_.PeersKnow();
+    return absl::InvalidArgumentError(absl::StrCat("--same_host=shared_memory: ", not_shared_,
+                                                   ": start all ranks on one host, or give --same_host=socket"));
+  }
+  memory_ = std::move(outcome.memory);
+  transport_->Attach(memory_->board());
+  if (way_.algorithm == Algorithm::kDirect) way_.memory = memory_.get();
+  return absl::OkStatus();
+}
+
+// Every rank times every way; rank 0's times decide, and rank 0 tells the others.
+absl::Status PeerExchange::ChooseFastest() {
+  if (way_.algorithm != Algorithm::kFastest) return absl::OkStatus();
+  std::vector<std::pair<std::string, Way>> ways;
+  if (job_.sum_order == SumOrder::kChain) ways.emplace_back("ring", Way{.algorithm = Algorithm::kRing});
+  ways.emplace_back("star", Way{.algorithm = Algorithm::kDirect});
+  if (memory_ != nullptr) {
+    ways.emplace_back("star in shared memory", Way{.algorithm = Algorithm::kDirect, .memory = memory_.get()});
+  }
+  std::string text = "0\tone worker exchanges nothing";
+  if (pump_.world_size() > 1) {
+    ASSIGN_OR_RETURN(text, TimeWays(ways));
+  }
+  const CollectiveOptions join = {.what = "the choice of --sync", .deadline = job_.join_deadline};
+  // All ranks have ended their trials, so no count is in use; and a rank counts again only after this message.
+  RETURN_IF_ERROR(Barrier(pump_, join));
+  trial_ = nullptr;
+  if (memory_ != nullptr && pump_.rank() == 0) memory_->board()->Clear();
+  RETURN_IF_ERROR(SendTextFromRoot(pump_, text, join));
+  const size_t tab = text.find('\t');
+  size_t fastest = 0;
+  if (tab == std::string::npos || !absl::SimpleAtoi(text.substr(0, tab), &fastest) || fastest >= ways.size()) {
+    return Fail(absl::InternalError(absl::StrCat("rank 0 chooses \"", text, "\": all ranks must run the same build")));
+  }
+  way_ = ways[fastest].second;
+  choice_ = ExchangeChoice{.sync = way_.algorithm == Algorithm::kRing ? Sync::kRing : Sync::kStar,
+                           .reason = text.substr(tab + 1)};
+  if (pump_.rank() == 0 && say_) say_(absl::StrCat("--sync=auto: ", ways[fastest].first, ": ", choice_->reason));
+  // What was not chosen is given back.
+  if (way_.memory == nullptr && memory_ != nullptr) {
+    transport_->Detach();
+    memory_ = nullptr;
+  }
+  return absl::OkStatus();
+}
+
+// "NUMBER<tab>REASON": the number of the fastest way.
+absl::StatusOr<std::string> PeerExchange::TimeWays(const std::vector<std::pair<std::string, Way>>& ways) {
+  std::vector<double> seconds;
+  std::string times;
+  for (const auto& [name, way] : ways) {
+    ASSIGN_OR_RETURN(const double taken, TimeWay(way));
+    seconds.push_back(taken);
+    absl::StrAppendFormat(&times, "%s%s %.3f ms", times.empty() ? "" : ", ", name, taken * 1e3);
+  }
+  const int64_t timed = std::min(job_.layout.element_count(), kTrialElementsMax);
+  if (!not_shared_.empty()) absl::StrAppend(&times, "; no shared memory: ", not_shared_);
+  return absl::StrFormat("%d\tmeasured at the start, for %d of %d parameters and %d workers: %s",
+                         std::ranges::min_element(seconds) - seconds.begin(), timed, job_.layout.element_count(),
+                         pump_.world_size(), times);
+}
+
+absl::StatusOr<double> PeerExchange::TimeWay(const Way& way) {
+  const CollectiveOptions join = {.what = "the trial of an exchange", .deadline = job_.join_deadline};
+  // Buckets as in the job, so many as the trial has elements for.
+  auto buckets = BucketMap::Create({.element_count = std::min(job_.layout.element_count(), kTrialElementsMax),
+                                    .bucket_bytes = job_.buckets.bucket_bytes(),
+                                    .world_size = job_.world_size});
+  if (!buckets.ok()) return Fail(buckets.status());
+  const std::span<float> own_gradient = way.memory == nullptr ? std::span<float>() : way.memory->arrays().own_gradient;
+  auto trial = MachineTrial::Create({.buckets = *buckets,
+                                     .slices = SlicesOf(way, *buckets, job_.rank),
+                                     .optimizer = job_.optimizer,
+                                     .own_gradient = own_gradient});
+  if (!trial.ok()) return Fail(trial.status());
+  // The one before has ended.
+  trial_ = *std::move(trial);
+  return trial_->Time(
+      pump_,
+      [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return CreateMachine(way, trial_->buckets(), trial_->owner(), trial_->parameters());
+      },
+      join);
+}
+
+}  // namespace starring

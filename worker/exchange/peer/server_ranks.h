@@ -1,0 +1,36 @@
+// What a worker has to say to the servers of a dedicated star that are ranks of its world, apart from gradients
+// (dedicated_machine.h). common/transport/shard_wire.h has the messages, server/shard_rank.h the other end.
+//
+// Every call is collective over the workers, blocks, and has a deadline; an error has been told to the peers, or is
+// known to them. After an error the spans belong to the pump until it is destroyed.
+#ifndef STARRING_WORKER_EXCHANGE_PEER_SERVER_RANKS_H_
+#define STARRING_WORKER_EXCHANGE_PEER_SERVER_RANKS_H_
+
+#include <chrono>
+#include <span>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/job_spec.h"
+#include "common/transport/message_pump.h"
+
+namespace starring {
+
+// Sends every server this worker's agreement, which the server compares with those of the other workers. The servers'
+// verdicts come with GatherTextToRoot (with_servers).
+absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const std::string& agreement,
+                         std::chrono::milliseconds stall_report);
+
+// Rank 0 sends every server what it owns of job.optimizer_state, if there is any, and of `parameters`. Returns when all
+// servers take contributions.
+absl::Status SendStartToServers(MessagePump& pump, const JobSpec& job, std::span<const float> parameters);
+
+// As GradientExchange::GatherOptimizerState, at rank 0; the other workers do nothing.
+absl::Status FetchStateFromServers(MessagePump& pump, const JobSpec& job, std::span<const std::span<float>> state);
+
+// Tells the servers that this worker has finished; returns when all workers have.
+absl::Status FinishAtServers(MessagePump& pump, const JobSpec& job);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_PEER_SERVER_RANKS_H_
