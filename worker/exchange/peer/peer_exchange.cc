@@ -31,6 +31,10 @@ namespace {
 constexpr std::chrono::microseconds kPauseMin{20};
 constexpr std::chrono::microseconds kPauseMax{320};
 
+// A call of the trainer that begins so soon after the one before follows at once: nothing was computed between them.
+// Where one does not follow although it did the last time, the background thread wakes up within kRollCallInterval.
+constexpr std::chrono::microseconds kPromptMax{20};
+
 // While nothing arrives the background thread answers roll calls and tells its progress this often: well within
 // StallTimes::patience, or this rank would be called silent.
 constexpr std::chrono::milliseconds kRollCallInterval{50};
@@ -284,13 +288,30 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   machine_->Submit(step, bucket, gradient);
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
-  if (background_sleeps_ && !machine_->IsIdle()) submitted_.NotifyOne();
+  EndCall(2 * bucket);
 }
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {
   TrainerDrives drive(*this);
-  return WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(bucket); },
-                   absl::StrCat("step ", step, ", bucket ", bucket));
+  RETURN_IF_ERROR(WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(bucket); },
+                            absl::StrCat("step ", step, ", bucket ", bucket)));
+  EndCall(2 * bucket + 1);
+  return absl::OkStatus();
+}
+
+void PeerExchange::BeginCall() {
+  if (last_call_ < 0) return;
+  next_is_prompt_[last_call_] = std::chrono::steady_clock::now() - last_call_end_ < kPromptMax;
+  last_call_ = -1;
+}
+
+// On a core that both threads share, a wake-up costs more than a small exchange takes.
+void PeerExchange::EndCall(int call) {
+  if (machine_->IsIdle()) return;
+  if (call >= std::ssize(next_is_prompt_)) next_is_prompt_.resize(call + 1);
+  last_call_ = call;
+  last_call_end_ = std::chrono::steady_clock::now();
+  if (background_sleeps_ && !next_is_prompt_[call]) submitted_.NotifyOne();
 }
 
 // Await returns earlier: when the trainer may go on, parameters may still be on their way to other ranks.

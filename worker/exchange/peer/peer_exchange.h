@@ -125,6 +125,8 @@ class PeerExchange final : public GradientExchange {
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status GatherStateVector(int vector, std::span<float> whole) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void BeginCall() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndCall(int call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DriveInBackground();
   void LetTheTrainerDrive() const;
   void StopBackground();
@@ -155,6 +157,11 @@ class PeerExchange final : public GradientExchange {
   MessagePump pump_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool background_sleeps_ ABSL_GUARDED_BY(mutex_) = false;  // until submitted_ is notified
+  // By call of the trainer, 2 * bucket for a Submit and one more for an Await: its next call followed at once, the last
+  // time. Then the background thread need not wake up between the two.
+  std::vector<bool> next_is_prompt_ ABSL_GUARDED_BY(mutex_);
+  int last_call_ ABSL_GUARDED_BY(mutex_) = -1;
+  std::chrono::steady_clock::time_point last_call_end_ ABSL_GUARDED_BY(mutex_);
   const std::unique_ptr<HostTransport> transport_ ABSL_PT_GUARDED_BY(mutex_);
 
   ConditionVariable submitted_;
@@ -170,6 +177,7 @@ class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
     // inside MPI.
     exchange_.trainer_drives_.store(true, std::memory_order_relaxed);
     exchange_.mutex_.Lock();
+    exchange_.BeginCall();
   }
   ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
     // What this thread has completed and not handled is for the background thread.
