@@ -15,9 +15,6 @@
 //
 // Bfloat16 and float16 are widened to float32, added, divided, and rounded once, to the nearest, ties to even.
 //
-// A server is opened like a rank, with a rank from world_size on. It sums until all ranks have closed the group: then
-// st_wait returns ST_OK for ticket 0, the only one that a server has.
-//
 // Errors. A call returns one of the codes below, and st_last_error has the sentence. ST_PEER, ST_INTERNAL, and
 // ST_INVALID because ranks disagree, break the group on every rank: all its tickets end with the error, further calls
 // return it, and only st_close is of use.
@@ -50,7 +47,7 @@ typedef struct st_group st_group;
 
 typedef struct st_options {
   uint32_t struct_bytes;       // sizeof(st_options)
-  int32_t rank;                // 0 to world_size - 1; from there to world_size + server_count - 1: a server
+  int32_t rank;                // 0 to world_size - 1; st_serve: world_size + the number of the server
   int32_t world_size;          // processes that train
   int32_t server_count;        // 0: the ranks own the elements; otherwise that many servers do, with ST_STAR only
   int32_t topology;            // ST_STAR or ST_RING
@@ -72,6 +69,11 @@ typedef struct st_options {
 // ST_INVALID: an option is wrong, or ranks have different options. ST_PEER: a rank is missing, or not admitted.
 int st_open(const st_options* options, st_group** group);
 
+// Is a server of a group: meets the others as st_open does, adds, and returns ST_OK when all ranks have closed the
+// group, or an error when it breaks. Blocks until then. It needs memory for a few messages of every rank, and keeps
+// nothing.
+int st_serve(const st_options* options);
+
 // Begins the sum over all ranks of the `count` elements at `data`, in place, divided by `divisor` (1: the sum itself).
 // Returns at once. `data` is aligned for its type, and belongs to the group until st_wait returns ST_OK or an error for
 // `ticket`. The n-th calls of all ranks must have the same `step`, `bucket`, `layout` (a hash of what the array
@@ -85,8 +87,8 @@ int st_allreduce(st_group* group, int64_t step, int32_t bucket, uint64_t layout,
 // without progress, waiting again and again ends.
 int st_wait(st_group* group, int64_t ticket, int64_t milliseconds);
 
-// The sentence of this thread's last call that failed, for st_open with a null group. Never null. Valid until this
-// thread's next call.
+// The sentence of this thread's last call that failed, for st_open and st_serve with a null group. Never null. Valid
+// until this thread's next call.
 const char* st_last_error(const st_group* group);
 
 // Breaks the group on every rank, for the reason `why`. Returns when the other ranks have been told, after a few

@@ -92,15 +92,19 @@ absl::Status CheckSeconds(const char* name, double seconds) {
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", seconds, ", and must be more than 0"));
 }
 
-absl::Status CheckOptions(const st_options& options) {
+enum class Role { kRank, kServer };
+
+absl::Status CheckOptions(const st_options& options, Role role) {
   if (options.topology != ST_STAR && options.topology != ST_RING) {
     return absl::InvalidArgumentError(
         absl::StrCat("topology ", options.topology, " is neither star (", ST_STAR, ") nor ring (", ST_RING, ")"));
   }
-  if (options.world_size < 1 || options.server_count < 0 || options.rank < 0 ||
-      options.rank >= int64_t{options.world_size} + options.server_count) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " is none of ", options.world_size,
-                                                   " ranks and ", options.server_count, " servers"));
+  const int first = role == Role::kRank ? 0 : options.world_size;
+  const int count = role == Role::kRank ? options.world_size : options.server_count;
+  if (options.world_size < 1 || options.server_count < 0 || options.rank < first || options.rank - first >= count) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of ", options.world_size, " ranks and ",
+                                                   options.server_count, " servers after them is no ",
+                                                   role == Role::kRank ? "rank that trains" : "server"));
   }
   if (options.server_count > 0 && options.topology == ST_RING) {
     return absl::InvalidArgumentError(absl::StrCat("a ring has no servers, and server_count is ", options.server_count,
@@ -125,9 +129,16 @@ absl::Status CheckOptions(const st_options& options) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<Group>> Open(const st_options& options) {
+absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) {
+  if (given == nullptr) return absl::InvalidArgumentError("the options are null");
+  if (given->struct_bytes != sizeof(st_options)) {
+    return absl::InvalidArgumentError(absl::StrCat("st_options has ", given->struct_bytes,
+                                                   " bytes, this library expects ", sizeof(st_options),
+                                                   ": use the starring.h that came with it"));
+  }
+  const st_options& options = *given;
   Socket listening(options.listener);
-  RETURN_IF_ERROR(CheckOptions(options));
+  RETURN_IF_ERROR(CheckOptions(options, role));
   std::function<void(const std::string&)> say;
   if (options.say != nullptr) {
     say = [to = options.say, context = options.say_context](const std::string& line) { to(context, line.c_str()); };
@@ -161,16 +172,21 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options& options) {
 
 int st_open(const st_options* options, st_group** group) {
   return starring::Call([&]() -> absl::Status {
-    if (options == nullptr || group == nullptr) return absl::InvalidArgumentError("an argument is null");
+    if (group == nullptr) return absl::InvalidArgumentError("the place for the group is null");
     *group = nullptr;
-    if (options->struct_bytes != sizeof(st_options)) {
-      return absl::InvalidArgumentError(absl::StrCat("st_options has ", options->struct_bytes,
-                                                     " bytes, this library expects ", sizeof(st_options),
-                                                     ": use the starring.h that came with it"));
-    }
-    ASSIGN_OR_RETURN(std::unique_ptr<starring::Group> opened, starring::Open(*options));
+    ASSIGN_OR_RETURN(std::unique_ptr<starring::Group> opened, starring::Open(options, starring::Role::kRank));
     *group = new st_group{.process = getpid(), .group = std::move(opened)};
     return absl::OkStatus();
+  });
+}
+
+int st_serve(const st_options* options) {
+  return starring::Call([&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const std::unique_ptr<starring::Group> group, starring::Open(options, starring::Role::kServer));
+    // Its ticket ends when the ranks have gone, whenever that is, or when the group breaks.
+    std::optional<absl::Status> status;
+    while (!status.has_value()) status = group->Wait(starring::Group::kServerTicket, std::chrono::hours(1));
+    return *status;
   });
 }
 
