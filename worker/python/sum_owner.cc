@@ -76,7 +76,11 @@ void SumOwner::OnCompletion(uint64_t operation) {
   const int index = static_cast<int>((operation & ~kSends) >> kPlaceShift);
   Place& place = places_[index];
   if ((operation & kSends) == 0) {
-    if (--place.missing == 0) Add(index);
+    --place.missing;
+    // Contributions of one rank are complete in order, but need not be reported so.
+    while (places_[next_sum_].slice != nullptr && places_[next_sum_].missing == 0 && places_[next_sum_].sending == 0) {
+      Add(std::exchange(next_sum_, (next_sum_ + 1) % kPiecesOnTheirWay));
+    }
     return;
   }
   Slice& slice = slices_.at(static_cast<int64_t>(operation & kNumberMask));
