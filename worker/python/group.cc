@@ -70,6 +70,7 @@ absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> 
   std::unique_ptr<Group> group(new Group(std::move(transport), std::move(options)));
   RETURN_IF_ERROR(group->Agree());
   group->CreateMachine();
+  group->progress_.Enter(WorkPhase::kOutside, ProgressState::Clock::now());
   RETURN_IF_ERROR(group->StartThread());
   return group;
 }
