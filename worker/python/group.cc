@@ -270,7 +270,8 @@ absl::Status Group::AwaitUntil(absl::FunctionRef<bool()> done) {
         is_idle ? DeadlineAfter(kIdleWait)
                 : machine_->last_progress() + absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline));
     const absl::Status status = pump_.PumpUntil(done, deadline, is_idle ? "" : DescribeReduction(machine_->Oldest()));
-    if (!absl::IsDeadlineExceeded(status)) return status;
+    // A peer may have given up because of a deadline.
+    if (!absl::IsDeadlineExceeded(status) || !pump_.failure().ok()) return status;
     // A reduction that takes long and goes on is slow, not stuck: its deadline has moved.
     if (!is_idle && !machine_->IsIdle() &&
         MessagePump::Clock::now() - machine_->last_progress() >=

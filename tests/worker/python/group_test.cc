@@ -94,44 +94,70 @@ struct Set {
 
 class GroupSetTest : public testing::TestWithParam<Set> {};
 
-// Each rank is a thread, and its buckets change after the first step, as PyTorch's do.
+// One bucket of one step.
+struct Bucket {
+  ReductionHead head;
+  std::vector<std::vector<std::byte>> contributions;
+  std::vector<std::byte> sum;
+};
+
+Bucket MakeBucket(const Set& set, const ReductionHead& head) {
+  Bucket bucket = {.head = head, .contributions = {}, .sum = {}};
+  for (int rank = 0; rank < set.worker_count; ++rank) {
+    bucket.contributions.push_back(WildElements(head, rank, head.step + 10 * head.bucket));
+  }
+  bucket.sum = ReferenceSum(set.topology, head, bucket.contributions);
+  return bucket;
+}
+
+// The buckets change after the first step, as PyTorch's do.
+std::vector<std::vector<Bucket>> MakeSteps(const Set& set) {
+  std::vector<std::vector<Bucket>> steps;
+  for (const std::vector<int64_t>& counts : std::vector<std::vector<int64_t>>{{80'000}, {30'001, 49'999}, {0, 1, 17}}) {
+    std::vector<Bucket> buckets;
+    for (const int64_t count : counts) {
+      buckets.push_back(MakeBucket(set, {.bucket = static_cast<int>(buckets.size()),
+                                         .step = static_cast<int64_t>(steps.size()),
+                                         .count = count,
+                                         .type = steps.size() == 1 ? ElementType::kBfloat16 : ElementType::kFloat32,
+                                         .divisor = static_cast<float>(set.worker_count)}));
+    }
+    steps.push_back(std::move(buckets));
+  }
+  return steps;
+}
+
+void TakePart(Group& group, int rank, const std::vector<std::vector<Bucket>>& steps) {
+  for (const std::vector<Bucket>& buckets : steps) {
+    std::vector<std::vector<std::byte>> arrays;
+    std::vector<int64_t> tickets;
+    for (const Bucket& bucket : buckets) arrays.push_back(bucket.contributions[rank]);
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const absl::StatusOr<int64_t> ticket = group.Begin(buckets[i].head, arrays[i].data());
+      ASSERT_TRUE(ticket.ok()) << ticket.status();
+      tickets.push_back(*ticket);
+    }
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      ASSERT_EQ(Await(group, tickets[i]), absl::OkStatus());
+      EXPECT_TRUE(arrays[i] == buckets[i].sum) << DescribeReduction(buckets[i].head) << " of rank " << rank;
+    }
+  }
+}
+
 TEST_P(GroupSetTest, EverySumIsTheReferencesOnEveryRank) {
-  const auto [topology, worker_count, server_count] = GetParam();
-  Groups groups(worker_count, {.topology = topology, .server_count = server_count});
-  const std::vector<std::vector<int64_t>> steps = {{300'000}, {120'001, 70'000, 109'999}, {0, 1, 17}};
+  const Set set = GetParam();
+  const std::vector<std::vector<Bucket>> steps = MakeSteps(set);
+  Groups groups(set.worker_count, {.topology = set.topology, .server_count = set.server_count});
   std::vector<std::thread> ranks;
-  for (int rank = 0; rank < worker_count; ++rank) {
+  for (int rank = 0; rank < set.worker_count; ++rank) {
     ranks.emplace_back([&, rank] {
-      for (size_t step = 0; step < steps.size(); ++step) {
-        std::vector<ReductionHead> heads;
-        std::vector<std::vector<std::byte>> arrays;
-        std::vector<int64_t> tickets;
-        for (const int64_t count : steps[step]) {
-          ReductionHead head = Head(static_cast<int64_t>(step), static_cast<int>(heads.size()), count);
-          head.type = step == 2 ? ElementType::kBfloat16 : ElementType::kFloat32;
-          head.divisor = static_cast<float>(worker_count);
-          heads.push_back(head);
-          arrays.push_back(WildElements(head, rank, step + 10 * heads.size()));
-        }
-        for (size_t i = 0; i < heads.size(); ++i) {
-          const absl::StatusOr<int64_t> ticket = groups[rank].Begin(heads[i], arrays[i].data());
-          ASSERT_TRUE(ticket.ok()) << ticket.status();
-          tickets.push_back(*ticket);
-        }
-        for (size_t i = 0; i < heads.size(); ++i) {
-          ASSERT_EQ(Await(groups[rank], tickets[i]), absl::OkStatus());
-          std::vector<std::vector<std::byte>> contributions;
-          for (int r = 0; r < worker_count; ++r)
-            contributions.push_back(WildElements(heads[i], r, step + 10 * (i + 1)));
-          EXPECT_TRUE(arrays[i] == ReferenceSum(topology, heads[i], contributions)) << "step " << step << ", " << i;
-        }
-      }
+      TakePart(groups[rank], rank, steps);
       groups.Close(rank);
     });
   }
   for (std::thread& rank : ranks) rank.join();
-  for (int server = 0; server < server_count; ++server) {
-    EXPECT_EQ(Await(groups[worker_count + server], Group::kServerTicket), absl::OkStatus());
+  for (int server = 0; server < set.server_count; ++server) {
+    EXPECT_EQ(Await(groups[set.worker_count + server], Group::kServerTicket), absl::OkStatus());
   }
 }
 

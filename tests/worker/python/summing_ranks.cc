@@ -30,14 +30,6 @@ float ChainSum(const std::vector<float>& terms, int first) {
   return sum;
 }
 
-// The rank whose element comes first in a ring, for element `index` of an array of `count`.
-int FirstInRing(int64_t index, int64_t count, int world_size) {
-  int first = 0;
-  ForEachRun({index, index + 1}, count, {.order = SumOrder::kChain, .world_size = world_size},
-             [&](ElementRange, int first_rank) { first = first_rank; });
-  return first;
-}
-
 }  // namespace
 
 std::vector<std::byte> WildElements(const ReductionHead& head, int rank, uint64_t seed) {
@@ -59,12 +51,15 @@ std::vector<std::byte> ReferenceSum(Topology topology, const ReductionHead& head
   for (int rank = 0; rank < world_size; ++rank) Widen(head.type, contributions[rank].data(), widened[rank]);
   std::vector<float> sums(head.count);
   std::vector<float> terms(world_size);
-  for (int64_t i = 0; i < head.count; ++i) {
-    for (int rank = 0; rank < world_size; ++rank) terms[rank] = widened[rank][i];
-    sums[i] = topology == Topology::kStar ? TreeSum(terms, {0, world_size})
-                                          : ChainSum(terms, FirstInRing(i, head.count, world_size));
-    sums[i] /= head.divisor;
-  }
+  const SumOrder order = topology == Topology::kStar ? SumOrder::kTree : SumOrder::kChain;
+  ForEachRun({0, head.count}, head.count, {.order = order, .world_size = world_size},
+             [&](ElementRange run, int first_rank) {
+               for (int64_t i = run.begin; i < run.end; ++i) {
+                 for (int rank = 0; rank < world_size; ++rank) terms[rank] = widened[rank][i];
+                 sums[i] = order == SumOrder::kTree ? TreeSum(terms, {0, world_size}) : ChainSum(terms, first_rank);
+                 sums[i] /= head.divisor;
+               }
+             });
   std::vector<std::byte> elements(head.bytes());
   Finish({.type = head.type}, sums, elements.data());
   return elements;
