@@ -250,6 +250,9 @@ TEST(GroupTest, ARankThatDoesNotComeIsNamedWithinTheDeadline) {
                                                        HasSubstr("outside the exchange, before the first step")));
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(30));
+    if (server_count > 0) {
+      EXPECT_TRUE(absl::IsDeadlineExceeded(Await(groups[3], Group::kServerTicket)));
+    }
     const absl::Status late = SumOnes(groups[1], Head(7, 2, 100'000));
     EXPECT_TRUE(absl::IsDeadlineExceeded(late)) << late;
     EXPECT_THAT(std::string(late.message()), HasSubstr("gave up"));

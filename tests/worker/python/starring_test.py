@@ -24,6 +24,8 @@ DEADLINE_S = 60
 # Foreign libraries that any process has, or that a wheel carries under names of its own.
 NEEDED = r"lib(absl_\w+|c|m|gcc_s|stdc\+\+)\.so[.\d]*|ld-linux-x86-64\.so\.2"
 
+Changes = dict[str, Any]  # of options
+
 processes = multiprocessing.get_context("spawn")
 
 
@@ -38,8 +40,8 @@ class Options(ctypes.Structure):
 
 
 def options(rank: int, world_size: int, address: str, **changes: Any) -> Options:
-    made = Options(ctypes.sizeof(Options), rank, world_size, 0, STAR, address.encode(), -1, b"test", None, 0, 20.0, 20.0,
-                   4.0, None, None)
+    made = Options(ctypes.sizeof(Options), rank, world_size, 0, STAR, address.encode(), -1, b"test", None, 0, 20.0,
+                   20.0, 4.0, None, None)
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -227,7 +229,9 @@ class Job:
         return self.outcomes
 
     def send(self, rank: int, number: int) -> None:
-        os.kill(self.processes[rank].pid, number)
+        pid = self.processes[rank].pid
+        assert pid is not None
+        os.kill(pid, number)
 
     def end(self) -> None:
         for process in self.processes:
@@ -252,8 +256,8 @@ class FileTest(unittest.TestCase):
                                  check=True).stdout
         names = {line.split()[-1] for line in listing.splitlines()}
         self.assertEqual({name for name in names if not name.startswith("st_")}, set())
-        self.assertLessEqual({"st_open", "st_serve", "st_allreduce", "st_wait", "st_last_error", "st_abort", "st_close"},
-                             names)
+        interface = {"st_open", "st_serve", "st_allreduce", "st_wait", "st_last_error", "st_abort", "st_close"}
+        self.assertLessEqual(interface, names)
 
     def test_needs_no_library_that_a_process_may_have_in_another_version(self) -> None:
         listing = subprocess.run(["readelf", "--dynamic", "--wide", LIBRARY], capture_output=True, text=True,
@@ -267,8 +271,9 @@ class SumTest(unittest.TestCase):
     """Groups that go well, and those that are refused."""
 
     def test_integers_are_exact(self) -> None:
-        for world_size, changes in ((1, {}), (2, {}), (3, {"topology": RING}), (2, {"server_count": 1}),
-                                    (3, {"server_count": 2})):
+        cases: list[tuple[int, Changes]] = [(1, {}), (2, {}), (3, {"topology": RING}), (2, {"server_count": 1}),
+                                            (3, {"server_count": 2})]
+        for world_size, changes in cases:
             with self.subTest(world_size=world_size, **changes), job(adds_integers, world_size, **changes) as ranks:
                 of_ranks = world_size * (world_size - 1) / 2
                 last = [0.0, 99.0, 99.0]  # i % 100 of the last element
@@ -281,7 +286,8 @@ class SumTest(unittest.TestCase):
                     self.assertEqual(outcomes[server], (OK, None))
 
     def test_ranks_that_disagree_all_learn_both_values(self) -> None:
-        for changes in ({}, {"topology": RING}, {"server_count": 1}):
+        cases: list[Changes] = [{}, {"topology": RING}, {"server_count": 1}]
+        for changes in cases:
             with self.subTest(**changes), job(disagrees, 3, **changes) as ranks:
                 outcomes = ranks.await_outcomes()
                 for rank in range(3):
@@ -295,26 +301,28 @@ class SumTest(unittest.TestCase):
             self.assertEqual(ranks.await_outcomes(), {0: (OK, [0.0, 4.0]), 1: (OK, [0.0, 4.0])})
 
     def test_different_groups_tokens_and_topologies_are_refused(self) -> None:
-        for other, words in (({"group_name": b"another"}, "another"), ({"token": b"x" * 32}, "secret"),
-                             ({"topology": RING}, "rank 1 opens a ring, rank 0 a star")):
+        cases: list[tuple[Changes, str]] = [({"group_name": b"another"}, "another"), ({"token": b"x" * 32}, "secret"),
+                                            ({"topology": RING}, "rank 1 opens a ring, rank 0 a star")]
+        for other, words in cases:
             with self.subTest(words), job(adds_integers, 2, join_deadline_s=5.0, per_rank={1: other}) as ranks:
                 code, sentence = ranks.await_outcomes()[1]
                 self.assertIn(code, (INVALID, PEER))
                 self.assertIn(words, sentence)
 
     def test_wrong_options_are_refused_with_their_values(self) -> None:
-        for changes, words in (
-                ({"struct_bytes": 12}, "12 bytes"), ({"rank": 2}, "rank 2"), ({"rank": -1}, "rank -1"),
-                ({"topology": 5}, "topology 5"), ({"topology": RING, "server_count": 1}, "a ring has no servers"),
-                ({"rank": 1, "listener": 0}, "rank 0 listens"), ({"join_deadline_s": 0.0}, "join_deadline_s"),
-                ({"exchange_deadline_s": float("nan")}, "exchange_deadline_s"), ({"rendezvous": b"nowhere"}, "nowhere"),
-                ({"rendezvous": None}, "rendezvous"), ({"rendezvous": b"192.0.2.1:80"}, "without a token"),
-                ({"group_name": None}, "group_name"), ({"world_size": 0}, "0 ranks")):
+        cases: list[tuple[Changes, str]] = [
+            ({"struct_bytes": 12}, "12 bytes"), ({"rank": 2}, "rank 2"), ({"rank": -1}, "rank -1"),
+            ({"topology": 5}, "topology 5"), ({"topology": RING, "server_count": 1}, "a ring has no servers"),
+            ({"rank": 1, "listener": 0}, "rank 0 listens"), ({"join_deadline_s": 0.0}, "join_deadline_s"),
+            ({"exchange_deadline_s": float("nan")}, "exchange_deadline_s"), ({"rendezvous": b"nowhere"}, "nowhere"),
+            ({"rendezvous": None}, "rendezvous"), ({"rendezvous": b"192.0.2.1:80"}, "without a token"),
+            ({"group_name": None}, "group_name"), ({"world_size": 0}, "0 ranks")]
+        for changes, words in cases:
+            given: Changes = {"rank": 0, "world_size": 2, "address": "127.0.0.1:1", **changes}
+            if "listener" in changes:
+                given["listener"] = os.dup(0)  # which the library closes
             with self.subTest(**changes), self.assertRaises(Failure) as refused:
-                # Descriptor 0 would be closed.
-                if "listener" in changes:
-                    changes["listener"] = os.dup(0)
-                Group(options(**{"rank": 0, "world_size": 2, "address": "127.0.0.1:1", **changes}))
+                Group(options(**given))
             self.assertEqual(refused.exception.code, INVALID)
             self.assertIn(words, refused.exception.sentence)
         library = load()
@@ -353,8 +361,10 @@ class FaultTest(unittest.TestCase):
         self.assert_named((missing.exception.code, missing.exception.sentence), "rank 1")
 
     def test_a_killed_process_ends_all_waits_at_once(self) -> None:
-        for changes, victim, name in (({}, 1, "rank 1"), ({"topology": RING}, 1, "rank 1"),
-                                      ({"server_count": 1}, 1, "rank 1"), ({"server_count": 1}, 3, "server 0")):
+        cases: list[tuple[Changes, int, str]] = [({}, 1, "rank 1"), ({"topology": RING}, 1, "rank 1"),
+                                                 ({"server_count": 1}, 1, "rank 1"),
+                                                 ({"server_count": 1}, 3, "server 0")]
+        for changes, victim, name in cases:
             with self.subTest(victim=victim, **changes), job(adds_for_ever, 3, **changes) as ranks:
                 ranks.await_open()
                 time.sleep(0.2)
@@ -367,9 +377,10 @@ class FaultTest(unittest.TestCase):
                         self.assert_named(outcomes[rank], name)
 
     def test_a_stopped_process_ends_all_waits_within_the_deadline(self) -> None:
-        for changes, victim, name in (({}, 1, "rank 1 does not answer"),
-                                      ({"topology": RING}, 1, "rank 1 does not answer"),
-                                      ({"server_count": 1}, 3, "server 0 does not answer")):
+        cases: list[tuple[Changes, int, str]] = [({}, 1, "rank 1 does not answer"),
+                                                 ({"topology": RING}, 1, "rank 1 does not answer"),
+                                                 ({"server_count": 1}, 3, "server 0 does not answer")]
+        for changes, victim, name in cases:
             with self.subTest(victim=victim, **changes), \
                     job(adds_for_ever, 3, exchange_deadline_s=2.0, **changes) as ranks:
                 ranks.await_open()
