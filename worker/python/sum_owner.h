@@ -78,8 +78,8 @@ class SumOwner final : public Transport::Poster {
   Transport& transport_;
   const int other_count_;  // ranks whose contributions come as messages
   std::array<Place, kPiecesOnTheirWay> places_;
-  int next_place_ = 0;  // for the next piece
-  int next_sum_ = 0;    // of the next piece that is added: answers must leave in the order of pieces
+  int next_place_ = 0;               // for the next piece
+  int next_sum_ = 0;                 // of the next piece that is added: answers must leave in the order of pieces
   std::map<int64_t, Slice> slices_;  // by the reduction's number
   std::vector<const std::byte*> contributions_;
 };
