@@ -16,7 +16,6 @@
 #include "common/steady_time.h"
 #include "common/transport/collectives.h"
 #include "common/transport/tcp_transport.h"
-#include "worker/python/piece_memory.h"
 #include "worker/python/reduce_ring.h"
 #include "worker/python/reduce_star.h"
 #include "worker/python/star_cut.h"
@@ -69,7 +68,7 @@ int64_t GroupUnexpectedBytesMax(int worker_count) {
 absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> transport, Options options) {
   std::unique_ptr<Group> group(new Group(std::move(transport), std::move(options)));
   RETURN_IF_ERROR(group->Agree());
-  group->CreateMachine();
+  RETURN_IF_ERROR(group->CreateMachine());
   group->progress_.Enter(WorkPhase::kOutside, ProgressState::Clock::now());
   RETURN_IF_ERROR(group->StartThread());
   return group;
@@ -103,26 +102,31 @@ absl::Status Group::Agree() {
   return absl::InvalidArgumentError(verdict);
 }
 
-void Group::CreateMachine() {
-  const int worker_count = pump_.worker_count();
+absl::Status Group::CreateMachine() {
   if (options_.topology == Topology::kRing) {
     machine_ = std::make_unique<ReduceRing>(transport_.get());
-    return;
+    return absl::OkStatus();
   }
-  std::optional<PieceMemory> memory;
-  if (is_server() || (options_.server_count == 0 && worker_count > 1)) {
-    memory_ = AlignedFloats(PieceMemory::BytesNeeded(worker_count) / static_cast<int64_t>(sizeof(float)));
-    memory.emplace(std::as_writable_bytes(memory_.span()), worker_count);
+  ReduceStar::Options star = {
+      .transport = transport_.get(), .server_count = options_.server_count, .memory = {}, .shared = {}};
+  if (pump_.world_size() > 1) {
+    const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
+    ASSIGN_OR_RETURN(
+        memory_, GroupMemory::Meet(pump_, {.server_count = options_.server_count, .host_id = options_.host_id}, join));
+    star.memory = memory_->own();
+    star.shared = memory_->shared();
   }
-  if (is_server()) {
-    server_ = std::make_unique<SumServer>(
-        SumServer::Options{.transport = transport_.get(), .server_count = options_.server_count, .memory = *memory});
-    const MutexLock lock(mutex_);
-    tickets_[kServerTicket] = {};
-  } else {
-    machine_ = std::make_unique<ReduceStar>(ReduceStar::Options{
-        .transport = transport_.get(), .server_count = options_.server_count, .memory = memory, .shared = {}});
+  if (!is_server()) {
+    machine_ = std::make_unique<ReduceStar>(star);
+    return absl::OkStatus();
   }
+  server_ = std::make_unique<SumServer>(SumServer::Options{.transport = transport_.get(),
+                                                           .server_count = options_.server_count,
+                                                           .memory = *star.memory,
+                                                           .is_shared = memory_->is_shared()});
+  const MutexLock lock(mutex_);
+  tickets_[kServerTicket] = {};
+  return absl::OkStatus();
 }
 
 // The thread inherits the mask of signals: those of the process are for threads that expect them.

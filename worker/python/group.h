@@ -27,11 +27,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/memory.h"
+#include "common/host/host_identity.h"
 #include "common/mutex.h"
 #include "common/progress_state.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/transport.h"
+#include "worker/python/group_memory.h"
 #include "worker/python/reduce_machine.h"
 #include "worker/python/reduction.h"
 #include "worker/python/sum_server.h"
@@ -51,6 +52,7 @@ class Group {
     absl::Duration join_deadline = absl::Seconds(60);
     absl::Duration exchange_deadline = absl::Seconds(60);
     std::chrono::milliseconds stall_report{4000};  // 0: none
+    std::string host_id = BootId();                // processes of one host share memory, if they can
     std::function<void(const std::string&)> say;   // gets lines for people; any thread may call it; null: not wanted
   };
 
@@ -92,7 +94,7 @@ class Group {
   Group(std::unique_ptr<Transport> transport, Options options);
 
   absl::Status Agree();
-  void CreateMachine();
+  absl::Status CreateMachine();
   absl::Status StartThread();
   bool is_server() const { return pump_.rank() >= pump_.worker_count(); }
 
@@ -113,7 +115,7 @@ class Group {
 
   // ---- Of Create, and then of the group's thread.
   ProgressState progress_;
-  AlignedFloats memory_;
+  std::unique_ptr<GroupMemory> memory_;     // of a star of several processes
   std::unique_ptr<ReduceMachine> machine_;  // of a rank
   std::unique_ptr<SumServer> server_;       // of a server
   int64_t next_number_ = 0;

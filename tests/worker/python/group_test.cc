@@ -30,9 +30,12 @@ constexpr milliseconds kLong = seconds(60);
 // Ranks, then servers, each with connections of its own to all others.
 class Groups {
  public:
-  explicit Groups(int worker_count, const Group::Options& options = {}) : worker_count_(worker_count) {
+  enum class Hosts { kOne, kSeveral };
+  explicit Groups(int worker_count, const Group::Options& options = {}, Hosts hosts = Hosts::kOne)
+      : worker_count_(worker_count) {
     const int world_size = worker_count + options.server_count;
     std::vector<Group::Options> all(world_size, options);
+    if (hosts == Hosts::kSeveral) all.back().host_id = "another";
     const std::vector<absl::Status> statuses = Open(std::move(all), options.server_count);
     for (const absl::Status& status : statuses) EXPECT_EQ(status, absl::OkStatus());
   }
@@ -90,6 +93,7 @@ struct Set {
   Topology topology = Topology::kStar;
   int worker_count = 1;
   int server_count = 0;
+  Groups::Hosts hosts = Groups::Hosts::kOne;
 };
 
 class GroupSetTest : public testing::TestWithParam<Set> {};
@@ -147,7 +151,7 @@ void TakePart(Group& group, int rank, const std::vector<std::vector<Bucket>>& st
 TEST_P(GroupSetTest, EverySumIsTheReferencesOnEveryRank) {
   const Set set = GetParam();
   const std::vector<std::vector<Bucket>> steps = MakeSteps(set);
-  Groups groups(set.worker_count, {.topology = set.topology, .server_count = set.server_count});
+  Groups groups(set.worker_count, {.topology = set.topology, .server_count = set.server_count}, set.hosts);
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < set.worker_count; ++rank) {
     ranks.emplace_back([&, rank] {
@@ -163,14 +167,18 @@ TEST_P(GroupSetTest, EverySumIsTheReferencesOnEveryRank) {
 
 std::string NameOf(const testing::TestParamInfo<Set>& set) {
   return std::string(set.param.topology == Topology::kRing ? "Ring" : "Star") + std::to_string(set.param.worker_count) +
-         (set.param.server_count > 0 ? "And" + std::to_string(set.param.server_count) : "");
+         (set.param.server_count > 0 ? "And" + std::to_string(set.param.server_count) : "") +
+         (set.param.hosts == Groups::Hosts::kSeveral ? "OnSeveralHosts" : "");
 }
 
 constexpr Topology kStar = Topology::kStar, kRing = Topology::kRing;
+constexpr auto kSeveral = Groups::Hosts::kSeveral;
 INSTANTIATE_TEST_SUITE_P(Sets, GroupSetTest,
                          testing::Values(Set{kStar, 1}, Set{kStar, 2}, Set{kStar, 3}, Set{kStar, 5}, Set{kStar, 8},
                                          Set{kStar, 1, 1}, Set{kStar, 2, 1}, Set{kStar, 3, 2}, Set{kStar, 8, 2},
-                                         Set{kRing, 1}, Set{kRing, 2}, Set{kRing, 3}, Set{kRing, 5}, Set{kRing, 8}),
+                                         Set{kStar, 2, 0, kSeveral}, Set{kStar, 5, 0, kSeveral},
+                                         Set{kStar, 2, 2, kSeveral}, Set{kStar, 8, 0, kSeveral}, Set{kRing, 1},
+                                         Set{kRing, 2}, Set{kRing, 3}, Set{kRing, 5}, Set{kRing, 8}),
                          NameOf);
 
 TEST(GroupTest, WaitLooksSleepsAndForgets) {
