@@ -69,7 +69,9 @@ absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> 
   std::unique_ptr<Group> group(new Group(std::move(transport), std::move(options)));
   RETURN_IF_ERROR(group->Agree());
   RETURN_IF_ERROR(group->CreateMachine());
-  group->progress_.Enter(WorkPhase::kOutside, ProgressState::Clock::now());
+  // A server waits for ranks, always: it is asked only whether it answers.
+  const WorkPhase phase = group->is_server() ? WorkPhase::kExchange : WorkPhase::kOutside;
+  group->progress_.Enter(phase, ProgressState::Clock::now());
   RETURN_IF_ERROR(group->StartThread());
   return group;
 }
@@ -242,7 +244,6 @@ absl::Status Group::Drive() {
   }
 }
 
-// Other threads keep their data until the ticket ends, so a reduction that cannot begin any more is forgotten.
 void Group::BeginAll(const std::vector<Reduction>& begun) {
   for (const Reduction& reduction : begun) {
     pump_.CountCall();

@@ -71,7 +71,7 @@ class SumOwner final : public Transport::Poster {
   void Add(int index);
   void Answer(int index, std::span<const std::byte> sum);
   void EndIfOver(const Slice& slice);
-  // The number of the rank that is `i` places after this one: so that not all owners begin with the same rank.
+  // The i-th rank after this process, which is left out itself: not all owners begin with the same rank.
   int Other(int i) const;
 
   const Options options_;

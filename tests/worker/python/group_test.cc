@@ -332,25 +332,27 @@ TEST(GroupTest, SubnormalNumbersAreAdded) {
 
 // While one rank stays away, the other one says so in a line, and when it goes on.
 TEST(GroupTest, AStallIsReported) {
-  Mutex mutex;
-  std::vector<std::string> lines;
-  const auto say = [&](const std::string& line) {
+  for (const int server_count : {0, 1}) {
+    Mutex mutex;
+    std::vector<std::string> lines;
+    const auto say = [&](const std::string& line) {
+      const MutexLock lock(mutex);
+      lines.push_back(line);
+    };
+    {
+      Groups groups(2, {.server_count = server_count, .stall_report = milliseconds(400), .say = say});
+      std::thread late([&] {
+        std::this_thread::sleep_for(milliseconds(1'500));
+        EXPECT_EQ(SumOnes(groups[1], Head(5, 1, 1000)), absl::OkStatus());
+      });
+      EXPECT_EQ(SumOnes(groups[0], Head(5, 1, 1000)), absl::OkStatus());
+      late.join();
+    }
     const MutexLock lock(mutex);
-    lines.push_back(line);
-  };
-  Groups groups(2, {.stall_report = milliseconds(400), .say = say});
-  std::thread late([&] {
-    std::this_thread::sleep_for(milliseconds(1'500));
-    EXPECT_EQ(SumOnes(groups[1], Head(5, 1, 1000)), absl::OkStatus());
-  });
-  EXPECT_EQ(SumOnes(groups[0], Head(5, 1, 1000)), absl::OkStatus());
-  late.join();
-  groups.Close(0);
-  groups.Close(1);
-  const MutexLock lock(mutex);
-  ASSERT_EQ(lines.size(), 2u) << testing::PrintToString(lines);
-  EXPECT_THAT(lines[0], AllOf(HasSubstr("step 5, bucket 1"), HasSubstr("rank 1 answers, and has been outside")));
-  EXPECT_THAT(lines[1], HasSubstr("the job goes on"));
+    ASSERT_EQ(lines.size(), 2u) << testing::PrintToString(lines);
+    EXPECT_THAT(lines[0], AllOf(HasSubstr("step 5, bucket 1"), HasSubstr("rank 1 answers, and has been outside")));
+    EXPECT_THAT(lines[1], HasSubstr("the job goes on"));
+  }
 }
 
 }  // namespace
