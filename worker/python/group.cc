@@ -16,8 +16,8 @@
 #include "common/steady_time.h"
 #include "common/transport/collectives.h"
 #include "common/transport/tcp_transport.h"
-#include "worker/python/reduce_ring.h"
-#include "worker/python/reduce_star.h"
+#include "worker/python/piece_memory.h"
+#include "worker/python/ring_memory.h"
 #include "worker/python/star_cut.h"
 
 namespace starring {
@@ -105,30 +105,53 @@ absl::Status Group::Agree() {
 }
 
 absl::Status Group::CreateMachine() {
-  if (options_.topology == Topology::kRing) {
-    machine_ = std::make_unique<ReduceRing>(transport_.get());
-    return absl::OkStatus();
+  const int worker_count = pump_.worker_count();
+  const bool is_ring = options_.topology == Topology::kRing;
+  if (pump_.world_size() > 1) {
+    const GroupMemory::Options memory = {
+        .first_owner = options_.server_count > 0 ? worker_count : 0,
+        .bytes = is_ring ? RingMemory::BytesNeeded(worker_count) : PieceMemory::BytesNeeded(worker_count),
+        .host_id = options_.host_id};
+    const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
+    ASSIGN_OR_RETURN(memory_, GroupMemory::Meet(pump_, memory, join));
   }
+  if (is_server()) {
+    CreateServer();
+  } else if (is_ring) {
+    machine_ = std::make_unique<ReduceRing>(RingOptions());
+  } else {
+    machine_ = std::make_unique<ReduceStar>(StarOptions());
+  }
+  return absl::OkStatus();
+}
+
+ReduceRing::Options Group::RingOptions() {
+  ReduceRing::Options ring = {.transport = transport_.get(), .own = {}, .right = {}};
+  if (memory_ != nullptr && memory_->is_shared()) {
+    const int worker_count = pump_.worker_count();
+    ring.own.emplace(memory_->own(), worker_count);
+    ring.right.emplace(memory_->of_owners()[(pump_.rank() + 1) % worker_count], worker_count);
+  }
+  return ring;
+}
+
+ReduceStar::Options Group::StarOptions() {
   ReduceStar::Options star = {
       .transport = transport_.get(), .server_count = options_.server_count, .memory = {}, .shared = {}};
-  if (pump_.world_size() > 1) {
-    const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
-    ASSIGN_OR_RETURN(
-        memory_, GroupMemory::Meet(pump_, {.server_count = options_.server_count, .host_id = options_.host_id}, join));
-    star.memory = memory_->own();
-    star.shared = memory_->shared();
-  }
-  if (!is_server()) {
-    machine_ = std::make_unique<ReduceStar>(star);
-    return absl::OkStatus();
-  }
+  if (memory_ == nullptr) return star;
+  const int worker_count = pump_.worker_count();
+  if (!memory_->own().empty()) star.memory.emplace(memory_->own(), worker_count);
+  for (const std::span<std::byte> memory : memory_->of_owners()) star.shared.emplace_back(memory, worker_count);
+  return star;
+}
+
+void Group::CreateServer() {
   server_ = std::make_unique<SumServer>(SumServer::Options{.transport = transport_.get(),
                                                            .server_count = options_.server_count,
-                                                           .memory = *star.memory,
+                                                           .memory = PieceMemory(memory_->own(), pump_.worker_count()),
                                                            .is_shared = memory_->is_shared()});
   const MutexLock lock(mutex_);
   tickets_[kServerTicket] = {};
-  return absl::OkStatus();
 }
 
 // The thread inherits the mask of signals: those of the process are for threads that expect them.

@@ -34,6 +34,8 @@
 #include "common/transport/transport.h"
 #include "worker/python/group_memory.h"
 #include "worker/python/reduce_machine.h"
+#include "worker/python/reduce_ring.h"
+#include "worker/python/reduce_star.h"
 #include "worker/python/reduction.h"
 #include "worker/python/sum_server.h"
 
@@ -95,6 +97,9 @@ class Group {
 
   absl::Status Agree();
   absl::Status CreateMachine();
+  ReduceRing::Options RingOptions();
+  ReduceStar::Options StarOptions();
+  void CreateServer();
   absl::Status StartThread();
   bool is_server() const { return pump_.rank() >= pump_.worker_count(); }
 
@@ -115,7 +120,7 @@ class Group {
 
   // ---- Of Create, and then of the group's thread.
   ProgressState progress_;
-  std::unique_ptr<GroupMemory> memory_;     // of a star of several processes
+  std::unique_ptr<GroupMemory> memory_;     // null: the process is alone
   std::unique_ptr<ReduceMachine> machine_;  // of a rank
   std::unique_ptr<SumServer> server_;       // of a server
   int64_t next_number_ = 0;

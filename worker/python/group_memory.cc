@@ -43,9 +43,8 @@ bool AreOnOneHost(const std::vector<std::string>& places) {
 absl::StatusOr<std::unique_ptr<GroupMemory>> GroupMemory::Meet(MessagePump& pump, const Options& options,
                                                                const CollectiveOptions& join) {
   CHECK_GE(pump.world_size(), 2);
-  const int first_owner = options.server_count > 0 ? pump.worker_count() : 0;
   std::unique_ptr<GroupMemory> memory(new GroupMemory);
-  if (pump.rank() >= first_owner) memory->Create(pump.worker_count());
+  if (pump.rank() >= options.first_owner) memory->Create(options.bytes);
   const SealedMemory::Place mine = memory->made_ == nullptr ? SealedMemory::Place() : memory->made_->place();
   ASSIGN_OR_RETURN(std::vector<std::string> all, GatherTextToRoot(pump, PlaceText(options.host_id, mine), join));
   // An empty list: they are on several hosts.
@@ -55,7 +54,7 @@ absl::StatusOr<std::unique_ptr<GroupMemory>> GroupMemory::Meet(MessagePump& pump
   // A process that cannot map tells so and goes on: all must take part in all messages.
   std::string refusal;
   if (pump.rank() < pump.worker_count()) {
-    refusal = memory->OpenAll(absl::StrSplit(list, '\n'), first_owner, pump.worker_count());
+    refusal = memory->OpenAll(absl::StrSplit(list, '\n'), options);
   }
   ASSIGN_OR_RETURN(all, GatherTextToRoot(pump, refusal, join));
   for (const std::string& other : all) {
@@ -63,35 +62,34 @@ absl::StatusOr<std::unique_ptr<GroupMemory>> GroupMemory::Meet(MessagePump& pump
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump, refusal, join));
   memory->is_shared_ = refusal.empty();
-  if (!memory->is_shared_) memory->shared_.clear();
+  if (!memory->is_shared_) memory->of_owners_.clear();
   return memory;
 }
 
 // An owner needs memory in any case.
-void GroupMemory::Create(int worker_count) {
-  const int64_t bytes = PieceMemory::BytesNeeded(worker_count);
+void GroupMemory::Create(int64_t bytes) {
   if (absl::StatusOr<std::unique_ptr<SealedMemory>> made = SealedMemory::Create(bytes); made.ok()) {
     made_ = *std::move(made);
-    own_.emplace(made_->writable_bytes(), worker_count);
+    own_ = made_->writable_bytes();
   } else {
-    private_ = AlignedFloats(bytes / static_cast<int64_t>(sizeof(float)));
-    own_.emplace(std::as_writable_bytes(private_.span()), worker_count);
+    private_ = AlignedFloats((bytes + sizeof(float) - 1) / sizeof(float));
+    own_ = std::as_writable_bytes(private_.span()).first(bytes);
   }
 }
 
 // Why the memory of an owner cannot be mapped, or nothing.
-std::string GroupMemory::OpenAll(const std::vector<std::string>& places, int first_owner, int worker_count) {
-  for (size_t rank = first_owner; rank < places.size(); ++rank) {
+std::string GroupMemory::OpenAll(const std::vector<std::string>& places, const Options& options) {
+  for (size_t rank = options.first_owner; rank < places.size(); ++rank) {
     const absl::StatusOr<SealedMemory::Place> place = PlaceOf(places[rank]);
     if (!place.ok()) return std::string(place.status().message());
     if (made_ != nullptr && place->nonce == made_->place().nonce) {
-      shared_.push_back(*own_);
+      of_owners_.push_back(own_);
       continue;
     }
     absl::StatusOr<std::unique_ptr<SealedMemory>> opened =
-        SealedMemory::Open(*place, PieceMemory::BytesNeeded(worker_count), SealedMemory::Access::kReadWrite);
+        SealedMemory::Open(*place, options.bytes, SealedMemory::Access::kReadWrite);
     if (!opened.ok()) return absl::StrCat("the memory of process ", rank, ": ", std::string(opened.status().message()));
-    shared_.emplace_back((*opened)->writable_bytes(), worker_count);
+    of_owners_.push_back((*opened)->writable_bytes());
     opened_.push_back(*std::move(opened));
   }
   return "";

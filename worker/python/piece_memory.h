@@ -4,7 +4,8 @@
 //
 // Who may touch an array when follows from the messages. A rank writes its contribution to piece i in place i mod
 // kPiecesOnTheirWay when it has taken the sum of the piece before in that place; the owner writes the sum when it has
-// all contributions.
+// all contributions. A process that has received a message sees what the sender wrote before it sent it: both calls
+// enter the kernel, whose locks order the memory of both processes.
 //
 // Thread safety: immutable, but for the bytes.
 #ifndef STARRING_WORKER_PYTHON_PIECE_MEMORY_H_

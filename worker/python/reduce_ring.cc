@@ -20,11 +20,15 @@ constexpr int64_t kTagSetsMax = 1 << 18;
 
 }  // namespace
 
-ReduceRing::ReduceRing(Transport* transport)
-    : ReduceMachine(transport),
+ReduceRing::ReduceRing(const Options& options)
+    : ReduceMachine(options.transport),
+      options_(options),
       block_elements_(ReductionBlockElements(worker_count())),
       blocks_(worker_count() > 1 ? RingBlocksInFlightMax(worker_count()) : 0) {
-  for (Block& block : blocks_) block.sums = AlignedFloats(block_elements_);
+  CHECK_EQ(options.own.has_value(), options.right.has_value());
+  for (Block& block : blocks_) {
+    block.partials = AlignedFloats(is_shared() ? ChunkElements(worker_count()) : block_elements_);
+  }
 }
 
 void ReduceRing::Start(const Reduction& reduction) {
@@ -60,13 +64,14 @@ void ReduceRing::StartBlock(int slot) {
   Block& block = blocks_[slot];
   // All receives are posted before the first send: a message without one is copied.
   for (int hop = 0; hop < hop_count(); ++hop) {
-    Receive(slot, {.phase = Phase::kReduceReceive, .hop = hop}, std::as_writable_bytes(Sum(block, hop, Left(2 + hop))));
+    Receive(slot, {.phase = Phase::kReduceReceive, .hop = hop},
+            std::as_writable_bytes(Partial(slot, hop, Left(2 + hop))));
     Receive(slot, {.phase = Phase::kGatherReceive, .hop = hop}, Elements(block, Left(1 + hop)));
   }
   const int first = Left(1);
   std::span<const std::byte> message = Elements(block, first);
   if (block.reduction.head.type != ElementType::kFloat32) {
-    const std::span<float> widened = Sum(block, hop_count(), first);
+    const std::span<float> widened = Partial(slot, hop_count(), first);
     Widen(block.reduction.head.type, message.data(), widened);
     message = std::as_bytes(widened);
   }
@@ -80,10 +85,7 @@ void ReduceRing::Advance(uint64_t operation) {
   Block& block = blocks_[slot];
   CHECK(block.is_used);
   if (phase == Phase::kReduceReceive) OnReduceReceived(slot, hop);
-  // The right neighbour owns the chunk of the last hop and has its sum already.
-  if (phase == Phase::kGatherReceive && hop < hop_count() - 1) {
-    Send(slot, {.phase = Phase::kGatherSend, .hop = hop + 1}, Elements(block, Left(1 + hop)));
-  }
+  if (phase == Phase::kGatherReceive) OnGatherReceived(slot, hop);
   if (--block.missing > 0) return;
   block.is_used = false;
   Complete(block.reduction.number);
@@ -94,7 +96,7 @@ void ReduceRing::OnReduceReceived(int slot, int hop) {
   Block& block = blocks_[slot];
   const ReductionHead& head = block.reduction.head;
   const int chunk = Left(2 + hop);
-  const std::span<float> sum = Sum(block, hop, chunk);
+  const std::span<float> sum = Partial(slot, hop, chunk);
   const std::span<std::byte> own = Elements(block, chunk);
   AddElements(head.type, own.data(), sum);
   if (hop < hop_count() - 1) {
@@ -106,6 +108,13 @@ void ReduceRing::OnReduceReceived(int slot, int hop) {
   Send(slot, {.phase = Phase::kGatherSend, .hop = 0}, own);
 }
 
+void ReduceRing::OnGatherReceived(int slot, int hop) {
+  const std::span<std::byte> elements = Elements(blocks_[slot], Left(1 + hop));
+  if (is_shared()) std::ranges::copy(options_.own->Sum(slot, hop).first(elements.size()), elements.begin());
+  // The right neighbour owns the chunk of the last hop and has its sum already.
+  if (hop < hop_count() - 1) Send(slot, {.phase = Phase::kGatherSend, .hop = hop + 1}, elements);
+}
+
 std::span<std::byte> ReduceRing::Elements(const Block& block, int chunk) const {
   const ElementRange in_block = RingChunk({0, block.range.size()}, chunk, worker_count());
   const int64_t bytes = ElementBytes(block.reduction.head.type);
@@ -113,27 +122,38 @@ std::span<std::byte> ReduceRing::Elements(const Block& block, int chunk) const {
           static_cast<size_t>(in_block.size() * bytes)};
 }
 
-std::span<float> ReduceRing::Sum(Block& block, int hop, int chunk) const {
-  const ElementRange in_block = RingChunk({0, block.range.size()}, chunk, worker_count());
-  return block.sums.span().subspan(hop * ChunkElements(worker_count()), in_block.size());
+std::span<float> ReduceRing::Partial(int slot, int hop, int chunk) {
+  Block& block = blocks_[slot];
+  const int64_t size = RingChunk({0, block.range.size()}, chunk, worker_count()).size();
+  if (!is_shared()) return block.partials.span().subspan(hop * ChunkElements(worker_count()), size);
+  if (hop == hop_count()) return block.partials.span().first(size);
+  return {reinterpret_cast<float*>(options_.own->Partial(slot, hop).data()), static_cast<size_t>(size)};
 }
 
 void ReduceRing::Send(int slot, Operation operation, std::span<const std::byte> data) {
   const bool gathers = operation.phase == Phase::kGatherSend;
-  transport().PostSend(
-      (rank() + 1) % worker_count(), blocks_[slot].first_tag + (gathers ? hop_count() : 0) + operation.hop, data,
-      {.poster = this,
-       .operation = static_cast<uint64_t>(slot) << kSlotShift | static_cast<uint64_t>(operation.phase) << kPhaseShift |
-                    static_cast<uint64_t>(operation.hop)});
+  if (is_shared()) {
+    const RingMemory& right = *options_.right;
+    std::ranges::copy(data, (gathers ? right.Sum(slot, operation.hop) : right.Partial(slot, operation.hop)).begin());
+    data = {};
+  }
+  transport().PostSend((rank() + 1) % worker_count(), TagOf(slot, operation), data, TokenOf(slot, operation));
 }
 
 void ReduceRing::Receive(int slot, Operation operation, std::span<std::byte> data) {
-  const bool gathers = operation.phase == Phase::kGatherReceive;
-  transport().PostReceive(
-      Left(1), blocks_[slot].first_tag + (gathers ? hop_count() : 0) + operation.hop, data,
-      {.poster = this,
-       .operation = static_cast<uint64_t>(slot) << kSlotShift | static_cast<uint64_t>(operation.phase) << kPhaseShift |
-                    static_cast<uint64_t>(operation.hop)});
+  if (is_shared()) data = {};
+  transport().PostReceive(Left(1), TagOf(slot, operation), data, TokenOf(slot, operation));
+}
+
+int ReduceRing::TagOf(int slot, Operation operation) const {
+  const bool gathers = operation.phase == Phase::kGatherSend || operation.phase == Phase::kGatherReceive;
+  return blocks_[slot].first_tag + (gathers ? hop_count() : 0) + operation.hop;
+}
+
+Transport::Token ReduceRing::TokenOf(int slot, Operation operation) {
+  return {.poster = this,
+          .operation = static_cast<uint64_t>(slot) << kSlotShift |
+                       static_cast<uint64_t>(operation.phase) << kPhaseShift | static_cast<uint64_t>(operation.hop)};
 }
 
 }  // namespace starring

@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,13 +30,21 @@
 #include "common/memory.h"
 #include "worker/python/reduce_machine.h"
 #include "worker/python/reduction.h"
+#include "worker/python/ring_memory.h"
 
 namespace starring {
 
 class ReduceRing final : public ReduceMachine {
  public:
-  // `transport` outlives the machine.
-  explicit ReduceRing(Transport* transport);
+  struct Options {
+    Transport* transport = nullptr;
+    // This rank's memory and its right neighbour's, which this process has mapped; both or none. Without, messages have
+    // the elements.
+    std::optional<RingMemory> own;
+    std::optional<RingMemory> right;
+  };
+  // What the options refer to outlives the machine.
+  explicit ReduceRing(const Options& options);
 
  private:
   // A reduction, some of whose blocks have not started.
@@ -49,9 +58,8 @@ class ReduceRing final : public ReduceMachine {
     Reduction reduction;
     ElementRange range;  // of the reduction
     int first_tag = 0;
-    int missing = 0;  // operations
-    // Partial sums by hop; the last one is that of the first hop's message, if it is not sent from the array.
-    AlignedFloats sums;
+    int missing = 0;         // operations
+    AlignedFloats partials;  // by hop, a chunk each; with shared memory that of hop N - 1 alone
   };
   enum class Phase { kReduceSend, kReduceReceive, kGatherSend, kGatherReceive };
   struct Operation {
@@ -65,17 +73,24 @@ class ReduceRing final : public ReduceMachine {
   void StartBlocks();
   void StartBlock(int slot);
   void OnReduceReceived(int slot, int hop);
+  void OnGatherReceived(int slot, int hop);
   void Send(int slot, Operation operation, std::span<const std::byte> data);
   void Receive(int slot, Operation operation, std::span<std::byte> data);
+  int TagOf(int slot, Operation operation) const;
+  Transport::Token TokenOf(int slot, Operation operation);
   // The block's elements of `chunk`, in the array.
   std::span<std::byte> Elements(const Block& block, int chunk) const;
-  std::span<float> Sum(Block& block, int hop, int chunk) const;
+  // Where the partial sum of `chunk` arrives in reduce hop `hop`; hop N - 1: the first message, widened.
+  std::span<float> Partial(int slot, int hop, int chunk);
 
   int hop_count() const { return worker_count() - 1; }
   int tags_per_slot() const { return 2 * hop_count(); }
   // The rank, or the chunk, `distance` places to the left. REQUIRES: 0 <= distance <= N.
   int Left(int distance) const { return (rank() - distance + worker_count()) % worker_count(); }
 
+  bool is_shared() const { return options_.own.has_value(); }
+
+  const Options options_;
   const int64_t block_elements_;
   std::vector<Block> blocks_;    // by slot
   int next_slot_ = 0;            // slots are used in turn

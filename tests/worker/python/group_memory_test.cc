@@ -15,6 +15,7 @@ namespace starring {
 namespace {
 
 constexpr int kRanks = 3;
+constexpr int64_t kBytes = 10'001;
 
 // What all processes get, by rank.
 std::vector<std::unique_ptr<GroupMemory>> Meet(int server_count, const std::function<std::string(int rank)>& host_of) {
@@ -25,8 +26,9 @@ std::vector<std::unique_ptr<GroupMemory>> Meet(int server_count, const std::func
   for (int rank = 0; rank < world_size; ++rank) {
     threads.emplace_back([&, rank, transport = std::shared_ptr<Transport>(std::move(transports[rank]))] {
       MessagePump pump(transport.get(), StallOptions(), server_count);
-      auto memory = GroupMemory::Meet(pump, {.server_count = server_count, .host_id = host_of(rank)},
-                                      {.what = "joining", .deadline = absl::Seconds(30), .with_servers = true});
+      auto memory = GroupMemory::Meet(
+          pump, {.first_owner = server_count > 0 ? kRanks : 0, .bytes = kBytes, .host_id = host_of(rank)},
+          {.what = "joining", .deadline = absl::Seconds(30), .with_servers = true});
       ASSERT_TRUE(memory.ok()) << memory.status();
       memories[rank] = *std::move(memory);
     });
@@ -42,15 +44,15 @@ TEST(GroupMemoryTest, RanksMapTheMemoryOfEveryOwner) {
     const int owner_count = server_count > 0 ? server_count : kRanks;
     for (int rank = 0; rank < std::ssize(memories); ++rank) {
       EXPECT_TRUE(memories[rank]->is_shared());
-      EXPECT_EQ(memories[rank]->own().has_value(), rank >= first_owner);
-      EXPECT_EQ(std::ssize(memories[rank]->shared()), rank < kRanks ? owner_count : 0);
+      EXPECT_EQ(std::ssize(memories[rank]->own()), rank >= first_owner ? kBytes : 0);
+      EXPECT_EQ(std::ssize(memories[rank]->of_owners()), rank < kRanks ? owner_count : 0);
     }
     // What a rank writes is where the owner reads.
     for (int owner = 0; owner < owner_count; ++owner) {
       for (int rank = 0; rank < kRanks; ++rank) {
         const auto byte = static_cast<std::byte>(10 * owner + rank);
-        memories[rank]->shared()[owner].Contribution(1, rank)[5] = byte;
-        EXPECT_EQ(memories[first_owner + owner]->own()->Contribution(1, rank)[5], byte);
+        memories[rank]->of_owners()[owner][kBytes - 1 - rank] = byte;
+        EXPECT_EQ(memories[first_owner + owner]->own()[kBytes - 1 - rank], byte);
       }
     }
   }
@@ -61,8 +63,8 @@ TEST(GroupMemoryTest, OnSeveralHostsEveryOwnerHasItsOwn) {
     const auto memories = Meet(1, [&](int rank) { return rank == 1 ? other : std::string("here"); });
     for (int rank = 0; rank < std::ssize(memories); ++rank) {
       EXPECT_FALSE(memories[rank]->is_shared());
-      EXPECT_TRUE(memories[rank]->shared().empty());
-      EXPECT_EQ(memories[rank]->own().has_value(), rank == kRanks);
+      EXPECT_TRUE(memories[rank]->of_owners().empty());
+      EXPECT_EQ(std::ssize(memories[rank]->own()), rank == kRanks ? kBytes : 0);
     }
   }
   // Nobody knows the host.

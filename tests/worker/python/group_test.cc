@@ -178,7 +178,8 @@ INSTANTIATE_TEST_SUITE_P(Sets, GroupSetTest,
                                          Set{kStar, 1, 1}, Set{kStar, 2, 1}, Set{kStar, 3, 2}, Set{kStar, 8, 2},
                                          Set{kStar, 2, 0, kSeveral}, Set{kStar, 5, 0, kSeveral},
                                          Set{kStar, 2, 2, kSeveral}, Set{kStar, 8, 0, kSeveral}, Set{kRing, 1},
-                                         Set{kRing, 2}, Set{kRing, 3}, Set{kRing, 5}, Set{kRing, 8}),
+                                         Set{kRing, 2}, Set{kRing, 3}, Set{kRing, 5}, Set{kRing, 8},
+                                         Set{kRing, 2, 0, kSeveral}, Set{kRing, 5, 0, kSeveral}),
                          NameOf);
 
 TEST(GroupTest, WaitLooksSleepsAndForgets) {

@@ -8,8 +8,7 @@
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
-#include "worker/python/reduce_ring.h"
-#include "worker/python/reduce_star.h"
+#include "worker/python/ring_memory.h"
 
 namespace starring {
 namespace {
@@ -70,31 +69,56 @@ SummingRanks::SummingRanks(const Options& options)
       network_(options.worker_count + options.server_count, options.seed),
       arrays_(options.worker_count),
       completed_(options.worker_count, 0) {
-  const int world_size = options.worker_count + options.server_count;
-  std::vector<PieceMemory> places;
-  for (int rank = 0; rank < world_size; ++rank) {
+  for (int rank = 0; rank < options.worker_count + options.server_count; ++rank) {
     transports_.push_back(network_.CreateTransport(rank));
-    memories_.emplace_back(PieceMemory::BytesNeeded(options.worker_count) / static_cast<int64_t>(sizeof(float)));
-    places.emplace_back(std::as_writable_bytes(memories_.back().span()), options.worker_count);
-  }
-  const bool is_shared = options.sharing == Sharing::kMemory;
-  for (int rank = 0; rank < world_size; ++rank) {
-    Transport* const transport = transports_[rank].get();
-    if (rank >= options.worker_count) {
-      servers_.push_back(std::make_unique<SumServer>(SumServer::Options{.transport = transport,
-                                                                        .server_count = options.server_count,
-                                                                        .memory = places[rank],
-                                                                        .is_shared = is_shared}));
-    } else if (options.topology == Topology::kRing) {
-      machines_.push_back(std::make_unique<ReduceRing>(transport));
+    if (options.topology == Topology::kRing) {
+      CreateRingMemory();
     } else {
-      std::vector<PieceMemory> shared;
-      if (is_shared)
-        shared.assign(places.begin() + (options.server_count > 0 ? options.worker_count : 0), places.end());
-      machines_.push_back(std::make_unique<ReduceStar>(ReduceStar::Options{
-          .transport = transport, .server_count = options.server_count, .memory = places[rank], .shared = shared}));
+      memories_.emplace_back(PieceMemory::BytesNeeded(options.worker_count) / static_cast<int64_t>(sizeof(float)));
     }
   }
+  for (int rank = 0; rank < options.worker_count + options.server_count; ++rank) {
+    if (rank >= options.worker_count) {
+      servers_.push_back(std::make_unique<SumServer>(SumServer::Options{.transport = transports_[rank].get(),
+                                                                        .server_count = options.server_count,
+                                                                        .memory = PiecesOf(rank),
+                                                                        .is_shared = is_shared()}));
+    } else if (options.topology == Topology::kRing) {
+      machines_.push_back(std::make_unique<ReduceRing>(RingOptions(rank)));
+    } else {
+      machines_.push_back(std::make_unique<ReduceStar>(StarOptions(rank)));
+    }
+  }
+}
+
+void SummingRanks::CreateRingMemory() {
+  if (worker_count() == 1) return;
+  memories_.emplace_back(RingMemory::BytesNeeded(worker_count()) / static_cast<int64_t>(sizeof(float)));
+}
+
+PieceMemory SummingRanks::PiecesOf(int rank) {
+  return PieceMemory(std::as_writable_bytes(memories_[rank].span()), worker_count());
+}
+
+ReduceStar::Options SummingRanks::StarOptions(int rank) {
+  ReduceStar::Options star = {.transport = transports_[rank].get(),
+                              .server_count = options_.server_count,
+                              .memory = PiecesOf(rank),
+                              .shared = {}};
+  const int first_owner = options_.server_count > 0 ? worker_count() : 0;
+  for (int owner = first_owner; is_shared() && owner < std::ssize(memories_); ++owner) {
+    star.shared.push_back(PiecesOf(owner));
+  }
+  return star;
+}
+
+ReduceRing::Options SummingRanks::RingOptions(int rank) {
+  ReduceRing::Options ring = {.transport = transports_[rank].get(), .own = {}, .right = {}};
+  if (is_shared()) {
+    ring.own.emplace(std::as_writable_bytes(memories_[rank].span()), worker_count());
+    ring.right.emplace(std::as_writable_bytes(memories_[(rank + 1) % worker_count()].span()), worker_count());
+  }
+  return ring;
 }
 
 void SummingRanks::Begin(int rank, const ReductionHead& head, std::vector<std::byte> elements) {

@@ -15,6 +15,8 @@
 #include "worker/python/group.h"
 #include "worker/python/piece_memory.h"
 #include "worker/python/reduce_machine.h"
+#include "worker/python/reduce_ring.h"
+#include "worker/python/reduce_star.h"
 #include "worker/python/reduction.h"
 #include "worker/python/sum_server.h"
 
@@ -59,6 +61,11 @@ class SummingRanks {
   absl::Status End();
 
  private:
+  bool is_shared() const { return options_.sharing == Sharing::kMemory; }
+  void CreateRingMemory();
+  PieceMemory PiecesOf(int rank);
+  ReduceStar::Options StarOptions(int rank);
+  ReduceRing::Options RingOptions(int rank);
   absl::Status RunUntilIdle(bool with_servers);
   absl::Status status() const;
 
