@@ -21,8 +21,8 @@ STAR, RING = range(2)
 FLOAT32 = 0
 DEADLINE_S = 60
 
-# What any process has, and what the wheel brings: Abseil, whose namespace has its version, and zlib, whose interface has
-# not changed for decades.
+# What any process has, and what the wheel brings: Abseil, whose namespace has its version, and zlib, whose interface
+# has not changed for decades.
 NEEDED = r"lib(absl_\w+|c|m|gcc_s|stdc\+\+|z)\.so[.\d]*|ld-linux-x86-64\.so\.2"
 
 Changes = dict[str, Any]  # of options
