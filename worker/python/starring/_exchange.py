@@ -12,7 +12,6 @@ GPU buckets pass another thread first, which waits until a bucket is in host mem
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import multiprocessing.util
 import os
@@ -86,6 +85,7 @@ class BucketExchange:
         self._thread = threading.Thread(target=self._exchange, name="starring-exchange", daemon=True)
         self._thread.start()
         _open.add(self)
+        _end_with_this_process()
 
     @property
     def failure(self) -> Optional[StarringError]:
@@ -262,19 +262,27 @@ class BucketExchange:
 
 
 _open: "weakref.WeakSet[BucketExchange]" = weakref.WeakSet()
+_ends_with_process = 0  # the process for which end_all() is registered
+
+
+def _end_with_this_process() -> None:
+    global _ends_with_process
+    if _ends_with_process != os.getpid():
+        _ends_with_process = os.getpid()
+        # Unlike atexit, this also runs at the end of multiprocessing's processes, such as those of
+        # torch.multiprocessing.spawn, and not in children of fork.
+        multiprocessing.util.Finalize(None, end_all, exitpriority=100)
 
 
 def end_all() -> None:
     """Ends the groups of all models, as the process does. An uncaught exception is the reason that the others get."""
     error = getattr(sys, "last_value", None)
-    reason = f"{type(error).__name__}: {error}".split("\n", maxsplit=1)[0] if error is not None else None
+    reason = None
+    if error is not None:
+        text = str(error).split("\n", maxsplit=1)[0][:_REASON_CHARS_MAX]
+        reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
     exchanges = list(_open)
     for exchange in exchanges:
-        exchange.begin_to_end(reason[:_REASON_CHARS_MAX] if reason else None)
+        exchange.begin_to_end(reason)
     for exchange in exchanges:
         exchange.end()
-
-
-# Processes of multiprocessing, such as those of torch.multiprocessing.spawn, run no functions of atexit.
-atexit.register(end_all)
-multiprocessing.util.Finalize(None, end_all, exitpriority=100)
