@@ -14,7 +14,8 @@ import os
 import secrets
 import socket
 import stat
-from typing import Any, Callable, Dict, Optional
+import time
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from starring._library import StarringError
 
@@ -25,7 +26,7 @@ VERSION = 1
 Request = Dict[str, Any]
 
 _LINE_BYTES_MAX = 4096
-_ANSWER_S = 10.0  # for the other end to speak
+_ANSWER_S = 10.0  # for the other end to send a line
 
 
 def load_secret(path: Optional[str]) -> bytes:
@@ -57,9 +58,11 @@ def _proof(secret: bytes, nonce: str, text: str) -> str:
 
 
 def _read_line(connection: socket.socket) -> str:
-    """The next line, without its end. OSError if there is none, or too much."""
+    """The next line, without its end. OSError if there is none in time, or too much."""
     line = b""
+    end = time.monotonic() + _ANSWER_S
     while not line.endswith(b"\n"):
+        connection.settimeout(max(0.001, end - time.monotonic()))
         part = connection.recv(_LINE_BYTES_MAX)
         if not part:
             raise OSError("the other end closed the connection")
@@ -69,7 +72,7 @@ def _read_line(connection: socket.socket) -> str:
     return line[:-1].decode("utf-8", "replace")
 
 
-def split_address(address: str) -> tuple:
+def split_address(address: str) -> Tuple[str, int]:
     """("host", port) of "host:port"; StarringError if it is none."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -97,13 +97,17 @@ class Meeting:
     """One meeting of all ranks of a process group. Every rank of the group makes one, in the same order."""
 
     def __init__(self, group: Any, deadline_s: float) -> None:
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        try:
+            self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+            members = distributed_c10d.get_process_group_ranks(group)
+            self._store = distributed_c10d._get_default_store()
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise StarringError("the process group is none of torch.distributed (init_process_group, new_group), or this "
+                                f"rank is not in it: {error}") from error
         self._group, self._deadline_s = group, deadline_s
-        members = distributed_c10d.get_process_group_ranks(group)
         name = hashlib.blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()
         _meetings[name] += 1
         self._prefix = f"starring/{name}/{_meetings[name]}/"
-        self._store = distributed_c10d._get_default_store()
 
     def decide(self, mine: Registration, make: Callable[[List[Registration]], Decision]) -> Decision:
         """Rank 0's decision, on every rank: what `make` returns there, if all ranks agree. StarringError on every rank

@@ -99,17 +99,20 @@ def _decide(ranks: List[_meeting.Registration], sync: str, servers: Sequence[str
             deadlines: Any) -> Any:
     """On rank 0: where and by which secret the ranks meet. Servers are told here. Returns the decision, and the
     listening socket that goes with it."""
-    job_secret = _control.load_secret(os.environ.get(_control.SECRET_VARIABLE)) if servers else None
+    job_secret = _control.load_secret(os.environ.get(_control.SECRET_VARIABLE)) if servers else b""
     host = address or _meeting.listening_host(ranks, servers)
     listener, rendezvous = _meeting.listen(host, len(ranks) + len(servers))
     name = "torch-" + secrets.token_hex(8)
     # Servers share no process group with the ranks: their token follows from the secret that they do share.
     token = _control.group_token(job_secret, name) if servers else secrets.token_bytes(_library.TOKEN_BYTES)
-    decision = {"rendezvous": rendezvous, "name": name, "token": token.hex()}
-    for number, server in enumerate(servers):
-        _control.ask(server, job_secret, {"number": number, "server_count": len(servers), "world_size": len(ranks),
-                                          "rendezvous": rendezvous, "group_name": name, **deadlines})
-    return decision, listener
+    try:
+        for number, server in enumerate(servers):
+            _control.ask(server, job_secret, {"number": number, "server_count": len(servers), "world_size": len(ranks),
+                                              "rendezvous": rendezvous, "group_name": name, **deadlines})
+    except StarringError:
+        listener.close()
+        raise
+    return {"rendezvous": rendezvous, "name": name, "token": token.hex()}, listener
 
 
 def connect(process_group: Any = None, sync: str = "star", servers: Union[None, str, Sequence[str]] = None, *,
@@ -117,11 +120,17 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
             join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0, stall_report_s: float = 4.0
             ) -> _library.Group:
     """The ranks of a process group as a group of the library, for sums of other things than a model's gradients. All
-    ranks call it, in the same order. The arguments are those of attach()."""
+    ranks call it, in the same order. The arguments are those of attach(); `refusal` says why this rank cannot take part,
+    and `parameters` has to be equal on all."""
     group = process_group if process_group is not None else dist.group.WORLD
     addresses = _server_list(servers, sync)
     deadlines = {"join_deadline_s": join_deadline_s, "exchange_deadline_s": exchange_deadline_s}
     meeting = _meeting.Meeting(group, join_deadline_s)
+    if refusal is None:
+        try:
+            _library.load()
+        except StarringError as error:
+            refusal = str(error)
     listeners: List[Any] = []
 
     def make(ranks: List[_meeting.Registration]) -> _meeting.Decision:
@@ -174,6 +183,8 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     addresses = _server_list(servers, sync)
     attachment = Attachment(sync, dist.get_rank(group), dist.get_world_size(group), addresses)
     refusal = next(_refusals(replica, sync, addresses), None)
+    if attachment.world_size == 1 and not addresses and refusal is None:
+        return attachment  # the mean over one rank is what it has
     if refusal is None:
         try:
             replica.register_comm_hook(attachment, starring_hook)
