@@ -106,6 +106,7 @@ class BucketExchange:
         entry = _Bucket(bucket.index(), self.step, self._layout(bucket), staged.host if staged else values, staged,
                         future)
         is_last = bucket.is_last()
+        self._leave_room()
         self._submitted += 1
         self._next_index = 0 if is_last else entry.index + 1
         self.step += is_last
@@ -169,6 +170,12 @@ class BucketExchange:
                       f"bucket {self._next_index}, so ranks are no longer at the same step: after an exception in "
                       "backward end the process, and resume all ranks from a checkpoint", "invalid")
             self._raise_failure()
+
+    def _leave_room(self) -> None:
+        """Waits if more sums are under way than the library takes; DDP rarely has so many buckets."""
+        with self._changed:
+            while self._submitted - self._finished >= _library.TICKETS_MAX:
+                self._changed.wait()
 
     def _check_values(self, values: torch.Tensor) -> None:
         problem = None

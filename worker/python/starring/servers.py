@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Dict, Iterator, List, Optional
 
 from starring import _control, _library
 from starring._library import StarringError
@@ -90,19 +90,29 @@ def _start_server(number: int, listener: socket.socket, environment: Dict[str, s
 class Job:
     """Servers and, if there is one, the command that uses them. Used by the main thread, with _AWAITED blocked."""
 
-    def __init__(self, flags: argparse.Namespace, secret: str) -> None:
+    def __init__(self) -> None:
+        self.addresses: List[str] = []
         self._servers: List["subprocess.Popen[bytes]"] = []
         self._gone: List[int] = []
+        self._command: Optional["subprocess.Popen[bytes]"] = None
+
+    def start(self, flags: argparse.Namespace, secret: str) -> None:
+        """Starts all processes. StarringError if one cannot be started; end() then ends the others."""
         listeners = [_listen(flags.listen) for _ in range(flags.servers)]
         self.addresses = [f"{flags.listen}:{listener.getsockname()[1]}" for listener in listeners]
         environment = {**os.environ, _control.SECRET_VARIABLE: secret,
                        _control.SERVERS_VARIABLE: ",".join(self.addresses)}
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
-        self._servers = [_start_server(number, listener, {**environment, "PYTHONPATH": path})
-                         for number, listener in enumerate(listeners)]
-        self._command = subprocess.Popen(flags.command, env=environment,
-                                         preexec_fn=_unblock_signals) if flags.command else None
+        for number, listener in enumerate(listeners):
+            self._servers.append(_start_server(number, listener, {**environment, "PYTHONPATH": path}))
+        if not flags.command:
+            print(f"{_control.SERVERS_VARIABLE}={','.join(self.addresses)}", flush=True)
+            return
+        try:
+            self._command = subprocess.Popen(flags.command, env=environment, preexec_fn=_unblock_signals)
+        except OSError as error:
+            raise StarringError(f"{flags.command[0]} cannot be started: {error}") from error
 
     def run(self) -> int:
         """Waits for the end; returns the exit status."""
@@ -145,15 +155,12 @@ def run(flags: argparse.Namespace) -> int:
     with _secret_file(flags.job_secret) as secret:
         _library.load()
         signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
-        job: Any = None
+        job = Job()
         try:
-            job = Job(flags, secret)
-            if not flags.command:
-                print(f"{_control.SERVERS_VARIABLE}={','.join(job.addresses)}", flush=True)
+            job.start(flags, secret)
             return job.run()
         finally:
-            if job is not None:
-                job.end()
+            job.end()
 
 
 def main() -> None:
