@@ -86,8 +86,7 @@ class _Hub(threading.Thread):
 
     def run(self) -> None:
         error = self._gather()
-        for connection in self.connections.values():
-            _send(connection, ("joined", error))
+        self._tell(("joined", error))
         if error is None:
             for rank, connection in self.connections.items():
                 threading.Thread(target=self._read, args=[rank, connection], daemon=True).start()
@@ -164,9 +163,10 @@ class _Hub(threading.Thread):
         self._tell(("broken", code, sentence))
 
     def _tell(self, message: Message) -> None:
-        for connection in self.connections.values():
+        # Rank 0 comes last: its process may end with the message, and the hub with the process.
+        for rank in sorted(self.connections, reverse=True):
             try:
-                _send(connection, message)
+                _send(self.connections[rank], message)
             except OSError:
                 pass
 
