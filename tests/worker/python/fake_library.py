@@ -216,10 +216,9 @@ class _Group:
 
 
 class FakeLibrary:
-    """What _library.load() returns. `sums` counts the calls of st_allreduce."""
+    """What _library.load() returns."""
 
     def __init__(self) -> None:
-        self.sums = 0
         self._groups: Dict[int, _Group] = {}
         self._last = threading.local()
 
@@ -244,7 +243,6 @@ class FakeLibrary:
                 return self._fail(*group.error)
             if len(group.tickets) >= _library.TICKETS_MAX:
                 return self._fail(_library.INVALID, "too many sums are begun")
-            self.sums += 1
             group.begun += 1
             size = count * (4 if element_type == _library.FLOAT32 else 2)
             group.tickets[group.begun] = (data, size)
