@@ -21,6 +21,7 @@ import numpy as np
 from starring import _library
 
 _LOOK_S = 0.05
+_SERVER_TICKET = 0  # of a server; ends when all ranks have closed the group
 Message = Tuple[Any, ...]
 
 
@@ -133,7 +134,7 @@ class _Hub(threading.Thread):
                 if message or rank >= self.ranks:
                     return self._break(_library.PEER, f"{self._name(rank)} gave up: {gone[rank]}")
                 if len(gone) == self.ranks:
-                    return self._tell(("done", _library.SERVER_TICKET, b""))
+                    return self._tell(("done", _SERVER_TICKET, b""))
             elif message[0] == "sum":
                 if counts[rank] == len(calls):
                     calls.append({})
@@ -191,7 +192,7 @@ class _Group:
         self.outbox: "queue.SimpleQueue[Optional[Message]]" = queue.SimpleQueue()
         if self.error is None:
             if options.rank >= options.world_size:
-                self.tickets[_library.SERVER_TICKET] = None
+                self.tickets[_SERVER_TICKET] = None
             threading.Thread(target=self._receive_all, daemon=True).start()
             self.sender = threading.Thread(target=self._send_all, daemon=True)
             self.sender.start()
@@ -234,6 +235,16 @@ class FakeLibrary:
         self._groups[number] = group
         group_reference._obj.value = number
         return _library.OK
+
+    def st_serve(self, options_reference: Any) -> int:
+        handle = ctypes.c_void_p()
+        code = self.st_open(options_reference, ctypes.byref(handle))
+        if code == _library.OK:
+            code = _library.TIMEOUT
+            while code == _library.TIMEOUT:
+                code = self.st_wait(handle, _SERVER_TICKET, 1000)
+            self.st_close(handle)
+        return code
 
     def st_allreduce(self, handle: Any, step: int, bucket: int, layout: int, data: int, count: int, element_type: int,
                      divisor: float, ticket_reference: Any) -> int:

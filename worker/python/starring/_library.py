@@ -18,9 +18,7 @@ TOPOLOGIES = {"star": 0, "ring": 1}
 FLOAT32, BFLOAT16, FLOAT16 = range(3)
 TOKEN_BYTES = 32
 TICKETS_MAX = 1000  # that have not ended; st_allreduce refuses more
-SERVER_TICKET = 0  # ends when all ranks have closed the group
 
-_SERVER_WAIT_MS = 10000  # of one call
 _KINDS = {INVALID: "invalid", PEER: "peer", INTERNAL: "internal"}
 _Say = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p)
 
@@ -97,6 +95,7 @@ def _declare(library: Any) -> Any:
         "st_last_error": [group],
         "st_abort": [group, ctypes.c_char_p],
         "st_close": [group],
+        "st_serve": [ctypes.POINTER(Options)],
     }
     for name, arguments in prototypes.items():
         function = getattr(library, name)
@@ -182,10 +181,7 @@ class Group:
 
 
 def serve(settings: Settings) -> None:
-    """Is a server of a group until its ranks have closed it. StarringError if the group breaks."""
-    group = Group(settings)
-    try:
-        while not group.wait(SERVER_TICKET, _SERVER_WAIT_MS):
-            pass
-    finally:
-        group.close()
+    """Is a server of a group until its ranks have closed it. Releases the GIL. StarringError if the group breaks."""
+    library = load()
+    options = _CallOptions(settings)
+    _check(library, library.st_serve(ctypes.byref(options.struct)), None)
