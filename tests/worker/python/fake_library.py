@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
+import starring
 from starring import _library
 
 _LOOK_S = 0.05
@@ -312,5 +313,5 @@ def environment(folder: str) -> Dict[str, str]:
     with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as file:
         file.write("import fake_library\nfake_library.install()\n")
     here = os.path.dirname(os.path.abspath(__file__))
-    package = os.path.dirname(os.path.dirname(os.path.abspath(_library.__file__)))
+    package = os.path.dirname(os.path.dirname(os.path.abspath(starring.__file__)))
     return {"PYTHONPATH": os.pathsep.join([folder, here, package])}

@@ -10,8 +10,10 @@ import tempfile
 import time
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+import starring
+
 HERE = os.path.dirname(os.path.abspath(__file__))
-PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(HERE))), "worker", "python")
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(starring.__file__)))
 JOB_SECONDS_MAX = 120.0
 
 
@@ -59,7 +61,8 @@ class Ranks:
         end = time.monotonic() + seconds
         while not os.path.exists(os.path.join(self._folder.name, name)):
             if time.monotonic() > end or all(process.poll() is not None for process in self.processes):
-                raise AssertionError(f"no rank has come to {name}: {[self._read(rank, 1) for rank, _ in enumerate(self.processes)]}")
+                errors = [self._read(rank, 1) for rank in range(len(self.processes))]
+                raise AssertionError(f"no rank has come to {name}: {errors}")
             time.sleep(0.01)
 
     def _read(self, rank: int, output: int) -> str:

@@ -14,7 +14,6 @@ import time
 import unittest
 
 import fake_library
-import ranks
 from starring import _control, _library, _server, servers
 
 # A rank of a job with two servers, without torch: it asks them as starring.torch does, and sums once.
@@ -228,5 +227,4 @@ class ServersTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, ranks.PACKAGE)
     unittest.main()
