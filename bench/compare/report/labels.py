@@ -18,7 +18,8 @@ PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "bac
               "exposed_exchange": "exposed exchange", "optimizer": "optimizer", "other": "other"}
 # Markers keep lines apart where colours cannot be told apart.
 MARKERS = {**{cell.sync: cell.marker for cell in cells.NAMED}, "local": ("v", "▼"), "mpi": ("^", "▲"),
-           "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "ddp+star": ("8", "⬤"), "ddp+ring": ("+", "+"), "star-own-hosts": (">", "▶"), "mpi4py": ("<", "◀"),
+           "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "ddp+star": ("8", "⬤"), "ddp+ring": ("+", "+"),
+           "star-own-hosts": (">", "▶"), "mpi4py": ("<", "◀"),
            "gloo": ("D", "◆"), "horovod": ("X", "✖")}
 # Syncs whose lines often coincide with another's, or have another's colour.
 DASHED = ("mpi", "mpi4py", "ddp-tuned", "star-own-hosts", "horovod")

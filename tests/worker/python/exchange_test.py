@@ -114,7 +114,8 @@ class ExchangeTest(unittest.TestCase):
             for index in (0, 1):
                 self.submit(index, index == 1)
                 self.group.end(2 * step + index + 1)
-        self.assertEqual([call[:2] for call in self.group.calls], [(step, index) for step in range(3) for index in (0, 1)])
+        self.assertEqual([call[:2] for call in self.group.calls],
+                         [(step, index) for step in range(3) for index in (0, 1)])
 
     def test_an_error_comes_out_of_every_way(self):
         future = self.submit(0, True)
@@ -210,7 +211,8 @@ class ExchangeTest(unittest.TestCase):
         self.assertEqual(list(names.values()), ["weight (2, 2) torch.float32", "bias (2,) torch.float32"])
         self.assertEqual(_exchange.layout_hash(names.values()),
                          _exchange.layout_hash(_exchange.parameter_names(second).values()))
-        self.assertNotEqual(_exchange.layout_hash(names.values()), _exchange.layout_hash(reversed(list(names.values()))))
+        self.assertNotEqual(_exchange.layout_hash(names.values()),
+                            _exchange.layout_hash(reversed(list(names.values()))))
         self.assertEqual(_exchange.layout_hash(["a"]), 0x7E7EFF4DF4E1B65B)  # on every host and in every process
 
 

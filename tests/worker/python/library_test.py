@@ -58,7 +58,7 @@ class LoadTest(unittest.TestCase):
 
     def test_a_missing_library_is_a_sentence(self):
         with mock.patch.dict(os.environ, STARRING_LIBRARY="/nowhere/libstarring.so"):
-            with self.assertRaisesRegex(_library.StarringError, "no libstarring.so at /nowhere/libstarring.so: install"):
+            with self.assertRaisesRegex(_library.StarringError, "no libstarring.so at /nowhere/libstarring.so: "):
                 _library.load()
 
     def test_a_file_that_is_no_library_is_a_sentence(self):

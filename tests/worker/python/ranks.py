@@ -26,7 +26,7 @@ class Ended(NamedTuple):
 
 
 class Ranks:
-    """Processes that run a Python file with RANK and WORLD_SIZE, as under torchrun. A context manager, which ends them."""
+    """Processes that run a Python file with RANK and WORLD_SIZE, as torchrun's. A context manager, which ends them."""
 
     def __init__(self, world_size: int, argv: Sequence[str], environment: Optional[Dict[str, str]] = None) -> None:
         self._folder = tempfile.TemporaryDirectory()

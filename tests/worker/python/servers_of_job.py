@@ -26,7 +26,8 @@ class Servers:
             env=environment, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         addresses = self._process.stdout.readline().strip().partition("=")[2]
-        self.environment: Dict[str, str] = {"STARRING_SERVERS": addresses, "STARRING_JOB_SECRET": secret, **(more or {})}
+        self.environment: Dict[str, str] = {"STARRING_SERVERS": addresses, "STARRING_JOB_SECRET": secret,
+                                            **(more or {})}
 
     def processes(self) -> List[int]:
         """The servers, in order."""

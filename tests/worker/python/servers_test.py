@@ -1,5 +1,5 @@
-"""Tests python -m starring.servers: requests and their proofs, the launcher, and its ends. The library is fake_library.py,
-and no test needs torch.
+"""Tests python -m starring.servers: requests and their proofs, the launcher, and its ends. The library is
+fake_library.py, and no test needs torch.
 """
 
 import json
@@ -131,8 +131,8 @@ class ServersTest(unittest.TestCase):
         self.environment = {**os.environ, **fake_library.environment(self.folder)}
 
     def start(self, *arguments):
-        process = subprocess.Popen([sys.executable, "-m", "starring.servers", *arguments], env=self.environment, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen([sys.executable, "-m", "starring.servers", *arguments], env=self.environment,
+                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         return process
@@ -170,7 +170,8 @@ class ServersTest(unittest.TestCase):
     def test_exit_codes_and_signals_are_passed_on(self):
         self.assertEqual(self.run_servers("--", "sh", "-c", "exit 7")[0], 7)
         self.assertEqual(self.run_servers("--", "sh", "-c", "kill -KILL $$")[0], 128 + signal.SIGKILL)
-        script = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print(flush=True); signal.pause()"
+        script = ("import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); print(flush=True); "
+                  "signal.pause()")
         for sent, expected in ((signal.SIGTERM, 5), (signal.SIGINT, 128 + signal.SIGINT)):
             process = self.start("--", sys.executable, "-c", script)
             process.stdout.readline()

@@ -34,8 +34,8 @@ class ModeCases(JobCase):
     """Ways to use DDP. Not a test by itself."""
 
     def assert_modes(self, world_size: int) -> None:
-        names = ["reference", "buckets", "accumulated", "bfloat16", "float16", "unused", "several", "joined", "compiled",
-                 "closed", "forked"]
+        names = ["reference", "buckets", "accumulated", "bfloat16", "float16", "unused", "several", "joined",
+                 "compiled", "closed", "forked"]
         for rank, said in enumerate(self.run_job(world_size, *names)):
             with self.subTest(rank=rank):
                 self.assert_mode(said)

@@ -1,7 +1,7 @@
 """How rank 0 of a group tells a server that the group wants it. Both ends are here.
 
-A *request* is one line of JSON over TCP. The server speaks first: a fresh nonce. The request carries the HMAC of nonce and
-request under the *job secret*, a file that servers and ranks share, and the server answers with one line: {} or
+A *request* is one line of JSON over TCP. The server speaks first: a fresh nonce. The request carries the HMAC of nonce
+and request under the *job secret*, a file that servers and ranks share, and the server answers with one line: {} or
 {"refusal": sentence}. Nothing of the secret travels: the group's token follows from it and the group's name.
 """
 
@@ -41,8 +41,8 @@ def load_secret(path: Optional[str]) -> bytes:
     except OSError as error:
         raise StarringError(f"the job's secret cannot be read: {error}") from error
     if stat.S_IMODE(mode) & 0o077:
-        raise StarringError(f"the job's secret {path} has mode {stat.S_IMODE(mode):o}, so others may read it: chmod 600 "
-                            f"{path}")
+        raise StarringError(f"the job's secret {path} has mode {stat.S_IMODE(mode):o}, so others may read it: "
+                            f"chmod 600 {path}")
     if not content:
         raise StarringError(f"the job's secret {path} is empty")
     return hashlib.sha256(content).digest()
@@ -109,8 +109,8 @@ def answer(connection: socket.socket, secret: bytes, accept: Callable[[Request],
         try:
             request = json.loads(text)
             if request["version"] != VERSION:
-                raise StarringError(f"it speaks version {VERSION}, rank 0 version {request['version']}: install the same "
-                                    "starring for both")
+                raise StarringError(f"it speaks version {VERSION}, rank 0 version {request['version']}: install the "
+                                    "same starring for both")
             accept(request)
         except StarringError as error:
             refusal = str(error)

@@ -59,8 +59,8 @@ def layout_hash(names: Any) -> int:
 class BucketExchange:
     """The state of the communication hook of one model. Owns `group`.
 
-    submit() is called by the thread that runs backward, end_of_backward() by that thread or one of the engine; the other
-    methods by any thread.
+    submit() is called by the thread that runs backward, end_of_backward() by that thread or one of the engine; the
+    other methods by any thread.
     """
 
     def __init__(self, group: _library.Group, rank: int, world_size: int, names: Dict[int, str],
@@ -95,7 +95,7 @@ class BucketExchange:
         """The hook: begins the sum of a bucket, and returns the future of the same tensor. StarringError if the sums of
         this model have failed before, or if `bucket` is none that can be summed."""
         if not isinstance(bucket, dist.GradBucket):
-            raise StarringError("compiled autograd hands gradients to the hook one by one, which starring does not sum: "
+            raise StarringError("compiled autograd hands gradients to the hook one by one, which starring cannot sum: "
                                 "leave torch._dynamo.config.compiled_autograd off")
         self._check_order(bucket.index())
         values = bucket.buffer()
@@ -219,7 +219,7 @@ class BucketExchange:
         try:
             torch.autograd.Variable._execution_engine.queue_callback(self.end_of_backward)
         except RuntimeError:
-            pass  # DDP runs the hook outside of backward: for a rank without inputs (join), and before static_graph knows
+            pass  # DDP also runs the hook outside of backward, for a rank that has no more inputs (join)
 
     def _to_copy_thread(self, entry: _Bucket) -> None:
         if self._copy_thread is None:
@@ -232,10 +232,13 @@ class BucketExchange:
             try:
                 self._staging.wait(entry.staged)
             except RuntimeError as error:  # CUDA's
-                self.fail(f"rank {self._rank}: bucket {entry.index} of step {entry.step} could not be copied from the GPU: "
-                          f"{error}", "internal")
+                self._fail_copy(entry, "from", error)
             self._begin(entry)
         self._inbox.put(None)
+
+    def _fail_copy(self, entry: _Bucket, way: str, error: RuntimeError) -> None:
+        self.fail(f"rank {self._rank}: bucket {entry.index} of step {entry.step} could not be copied {way} the GPU: "
+                  f"{error}", "internal")
 
     def _exchange(self) -> None:
         for ticket, entry in iter(self._inbox.get, None):
@@ -260,8 +263,7 @@ class BucketExchange:
             else:
                 entry.future.set_result(entry.memory)
         except RuntimeError as error:  # CUDA's
-            self.fail(f"rank {self._rank}: bucket {entry.index} of step {entry.step} could not be copied to the GPU: "
-                      f"{error}", "internal")
+            self._fail_copy(entry, "to", error)
             entry.future.set_exception(self._failure)
         with self._changed:
             self._finished += 1

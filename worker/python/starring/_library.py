@@ -109,8 +109,8 @@ def load() -> Any:
     """The library, opened once for this process. StarringError if it is missing or does not fit."""
     path = next((path for path in candidates() if os.path.isfile(path)), None)
     if path is None:
-        raise StarringError(f"there is no {LIBRARY} at {' or '.join(candidates())}: install the wheel, or run bazel build "
-                            "//worker/python:libstarring.so", "internal")
+        raise StarringError(f"there is no {LIBRARY} at {' or '.join(candidates())}: install the wheel, or run bazel "
+                            "build //worker/python:libstarring.so", "internal")
     try:
         return _declare(ctypes.CDLL(path))
     except (OSError, AttributeError) as error:

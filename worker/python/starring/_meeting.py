@@ -102,8 +102,8 @@ class Meeting:
             members = distributed_c10d.get_process_group_ranks(group)
             self._store = distributed_c10d._get_default_store()
         except (RuntimeError, ValueError, KeyError) as error:
-            raise StarringError("the process group is none of torch.distributed (init_process_group, new_group), or this "
-                                f"rank is not in it: {error}") from error
+            raise StarringError("the process group is none of torch.distributed (init_process_group, new_group), or "
+                                f"this rank is not in it: {error}") from error
         self._group, self._deadline_s = group, deadline_s
         name = hashlib.blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()
         _meetings[name] += 1
@@ -179,6 +179,6 @@ def listen(host: str, backlog: int) -> Tuple[socket.socket, str]:
     try:
         listener = socket.create_server((host, 0), backlog=backlog)
     except OSError as error:
-        raise StarringError(f"rank 0 cannot listen on {host}: {error}: give attach(..., address=...) on rank 0 an address "
-                            "of its host") from error
+        raise StarringError(f"rank 0 cannot listen on {host}: {error}: give attach(..., address=...) on rank 0 an "
+                            "address of its host") from error
     return listener, f"{host}:{listener.getsockname()[1]}"

@@ -23,8 +23,8 @@ def settings_of(request: _control.Request) -> _library.Settings:
     """What a server needs to join the group of a request, without the token. ValueError, TypeError or KeyError if the
     request is broken."""
     return _library.Settings(
-        rank=int(request["world_size"]) + int(request["number"]), world_size=int(request["world_size"]), topology="star",
-        rendezvous=str(request["rendezvous"]), group_name=str(request["group_name"]),
+        rank=int(request["world_size"]) + int(request["number"]), world_size=int(request["world_size"]),
+        topology="star", rendezvous=str(request["rendezvous"]), group_name=str(request["group_name"]),
         server_count=int(request["server_count"]), join_deadline_s=float(request["join_deadline_s"]),
         exchange_deadline_s=float(request["exchange_deadline_s"]))
 

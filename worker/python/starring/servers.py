@@ -2,11 +2,11 @@
 
     python -m starring.servers --servers=2 -- torchrun --nproc_per_node=4 train.py
 
-In train.py, starring.torch.attach(model, sync="star") then finds the servers by itself. They end with the command, whose
-exit status is this program's (128 + N if signal N ended it). Signals are passed on to the command.
+In train.py, starring.torch.attach(model, sync="star") then finds the servers by itself. They end with the command,
+whose exit status is this program's (128 + N if signal N ended it). Signals are passed on to the command.
 
-Without a command the servers run until this program is ended, for jobs of other hosts: there set STARRING_SERVERS to the
-addresses that it prints, and STARRING_JOB_SECRET to a copy of the secret's file, which only you may read.
+Without a command the servers run until this program is ended, for jobs of other hosts: there set STARRING_SERVERS to
+the addresses that it prints, and STARRING_JOB_SECRET to a copy of the secret's file, which only you may read.
 
     head -c 32 /dev/urandom >secret; chmod 600 secret
     python -m starring.servers --servers=2 --listen=192.168.1.7 --job_secret=secret
@@ -42,7 +42,7 @@ def parse(arguments: Optional[List[str]] = None) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter,
                                      usage="python -m starring.servers [flags] [-- command ...]")
     parser.add_argument("--servers", type=int, default=1, help="how many")
-    parser.add_argument("--listen", default="127.0.0.1", help="the address of this host at which ranks reach the servers")
+    parser.add_argument("--listen", default="127.0.0.1", help="this host's address, at which ranks reach the servers")
     parser.add_argument("--job_secret", default="", help="a file that only you may read; default: a fresh one")
     flags = parser.parse_args(own)
     flags.command = words[len(own) + 1:]

@@ -5,8 +5,8 @@
     model = torch.nn.parallel.DistributedDataParallel(model)
     starring.torch.attach(model, sync="star")
 
-Everything else stays: the process group serves DDP's constructor, buffers and your own collectives, and the optimizer is
-PyTorch's. Only the gradients travel otherwise, each the mean over all ranks, as DDP makes it.
+Everything else stays: the process group serves DDP's constructor, buffers and your own collectives, and the optimizer
+is PyTorch's. Only the gradients travel in another way, each the mean over all ranks, as DDP makes it.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Attachment:
         return self._exchange.failure if self._exchange is not None else None
 
     def close(self) -> None:
-        """Ends the exchange before the model ends. The model cannot run backward afterwards, except under no_sync(). All
-        ranks call it after the same step; otherwise those that go on get a StarringError."""
+        """Ends the exchange before the model ends. Afterwards the model can run backward under no_sync() only. All ranks
+        call it after the same step; otherwise those that go on get a StarringError."""
         if self._exchange is not None:
             self._exchange.end()
 
@@ -120,8 +120,8 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
             join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0, stall_report_s: float = 4.0
             ) -> _library.Group:
     """The ranks of a process group as a group of the library, for sums of other things than a model's gradients. All
-    ranks call it, in the same order. The arguments are those of attach(); `refusal` says why this rank cannot take part,
-    and `parameters` has to be equal on all."""
+    ranks call it, in the same order. The arguments are those of attach(); `refusal` says why this rank cannot take
+    part, and `parameters` has to be equal on all."""
     group = process_group if process_group is not None else dist.group.WORLD
     addresses = _server_list(servers, sync)
     deadlines = {"join_deadline_s": join_deadline_s, "exchange_deadline_s": exchange_deadline_s}
@@ -161,9 +161,9 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     communication hook. Every rank calls attach() for the same model, with the same arguments.
 
     sync              "star": every element is summed by one owner, and in an order that depends on nothing but the
-                      ranks: the bits are the same for every bucket_cap_mb, with and without DDP's rebuild of buckets, and
-                      for any number of servers. "ring": partial sums travel from rank to rank; with three ranks or more
-                      the last bits of a gradient depend on its place in its bucket, and so on bucket_cap_mb.
+                      ranks: the bits are the same for every bucket_cap_mb, with and without DDP's rebuild of buckets,
+                      and for any number of servers. "ring": partial sums travel from rank to rank; with three ranks or
+                      more the last bits of a gradient depend on its place in its bucket, and so on bucket_cap_mb.
     process_group     through which the ranks meet; default: the model's. It has the same ranks in the same order.
     servers           addresses of servers ("host:port", a list, or separated by commas), which then are the owners;
                       default: those of `python -m starring.servers`, if it started this job; else the ranks are.
@@ -178,7 +178,8 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     """
     replica = _unwrapped(model)
     if not isinstance(replica, DistributedDataParallel):
-        raise StarringError(f"attach takes a DistributedDataParallel model, not a {type(model).__name__}: wrap it first")
+        raise StarringError(f"attach takes a DistributedDataParallel model, not a {type(model).__name__}: wrap it "
+                            "first")
     group = process_group if process_group is not None else replica.process_group
     addresses = _server_list(servers, sync)
     attachment = Attachment(sync, dist.get_rank(group), dist.get_world_size(group), addresses)
