@@ -128,13 +128,13 @@ class ServersTest(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
-        self.environment = {**os.environ, **fake_library.environment(self.folder)}
+        self.environment = {**os.environ, **fake_library.environment(self.folder), "STARRING_TEST": self.folder}
 
     def start(self, *arguments):
         process = subprocess.Popen([sys.executable, "-m", "starring.servers", *arguments], env=self.environment,
                                    text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.addCleanup(process.communicate)
-        self.addCleanup(process.kill)
+        self.addCleanup(process.terminate)  # which it passes on
         return process
 
     def run_servers(self, *arguments):
@@ -154,7 +154,7 @@ class ServersTest(unittest.TestCase):
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
-                    if f"PYTHONPATH={self.folder}".encode() in file.read():
+                    if f"STARRING_TEST={self.folder}".encode() in file.read():
                         found.append(pid)
             except OSError:
                 continue
@@ -190,7 +190,7 @@ class ServersTest(unittest.TestCase):
         os.kill(int(self.found_processes()[0]), signal.SIGKILL)
 
     def test_a_server_that_ends_is_reported(self):
-        process = self.start("--servers=2", "--", sys.executable, "-c", "print(flush=True); input()")
+        process = self.start("--servers=2", "--", sys.executable, "-c", "import time; print(flush=True); time.sleep(60)")
         process.stdout.readline()
         with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
             server = min(map(int, file.read().split()))

@@ -26,6 +26,7 @@ Decision = Dict[str, Any]
 
 _POLL_S_MAX = 0.05
 _GRACE_S = 5.0  # after the deadline, for rank 0's decision to arrive: rank 0 may have begun to wait later
+_DECISION = "decision"
 _UNCOMPARED = ("refusal", "host", "name")  # may differ between ranks
 _WAYS_OUT = {"sync": "give all ranks the same sync", "servers": "give all ranks the same servers",
              "parameters": "wrap the same model on all ranks"}
@@ -133,32 +134,40 @@ class Meeting:
             return {"refusal": str(error), "kind": error.kind}
 
     def _by_store(self, mine: Registration, make: Callable[[List[Registration]], Decision]) -> Decision:
-        self._store.set(f"{self._prefix}{self.rank}", json.dumps(mine))
+        self._write(str(self.rank), mine)
         if self.rank != 0:
-            self._wait_for(["decision"], self._deadline_s + _GRACE_S)
-            return json.loads(self._store.get(self._prefix + "decision"))
-        names = [str(rank) for rank in range(self.world_size)]
+            return self._read(_DECISION, time.monotonic() + self._deadline_s + _GRACE_S)
+        end = time.monotonic() + self._deadline_s
         try:
-            self._wait_for(names, self._deadline_s)
+            ranks = [self._read(str(rank), end) for rank in range(self.world_size)]
         except StarringError as error:
-            self._store.set(self._prefix + "decision", json.dumps({"refusal": str(error), "kind": error.kind}))
+            self._write(_DECISION, {"refusal": str(error), "kind": error.kind})
             raise
-        decision = self._made([json.loads(self._store.get(self._prefix + name)) for name in names], make)
-        self._store.set(self._prefix + "decision", json.dumps(decision))
+        decision = self._made(ranks, make)
+        self._write(_DECISION, decision)
         return decision
 
-    def _wait_for(self, names: Sequence[str], seconds: float) -> None:
-        # Store.wait() with a deadline leaves a TCPStore's connection out of step once the deadline has passed.
-        end = time.monotonic() + seconds
+    # Store.wait() with a deadline leaves a TCPStore's connection out of step once the deadline has passed, and not all
+    # versions can look whether there is a key. So a second key counts how often the first was written.
+
+    def _write(self, name: str, value: Dict[str, Any]) -> None:
+        self._store.set(self._prefix + name, json.dumps(value))
+        self._store.add(f"{self._prefix}{name}/written", 1)
+
+    def _is_written(self, name: str) -> bool:
+        return self._store.add(f"{self._prefix}{name}/written", 0) > 0
+
+    def _read(self, name: str, end: float) -> Dict[str, Any]:
         pause = 0.001
-        while not self._store.check([self._prefix + name for name in names]):
+        while not self._is_written(name):
             if time.monotonic() > end:
                 raise StarringError(self._missing(), "peer")
             time.sleep(pause)
             pause = min(2 * pause, _POLL_S_MAX)
+        return json.loads(self._store.get(self._prefix + name))
 
     def _missing(self) -> str:
-        missing = [str(rank) for rank in range(self.world_size) if not self._store.check([f"{self._prefix}{rank}"])]
+        missing = [str(rank) for rank in range(self.world_size) if not self._is_written(str(rank))]
         if not missing:
             return f"rank 0 registered, but has not decided within {self._deadline_s:g} s: is its process stuck?"
         who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(missing)} are"
