@@ -102,7 +102,7 @@ class _Hub(threading.Thread):
                 connection, _ = self.listener.accept()
             except OSError:
                 missing = sorted(set(range(self.processes)) - set(self.connections))
-                return _library.PEER, f"{self._name(missing[0])} has not joined within {self.join_s:g} s"
+                return _library.PEER, f"{self._describe(missing[0])} has not joined within {self.join_s:g} s"
             hello = _receive(connection)
             assert hello is not None
             if hello[1:] != self.identity:
@@ -111,7 +111,7 @@ class _Hub(threading.Thread):
             self.connections[hello[0]] = connection
         return None
 
-    def _name(self, rank: int) -> str:
+    def _describe(self, rank: int) -> str:
         return f"rank {rank}" if rank < self.ranks else f"server {rank - self.ranks}"
 
     def _read(self, rank: int, connection: socket.socket) -> None:
@@ -133,7 +133,7 @@ class _Hub(threading.Thread):
             if message is None or message[0] == "abort":
                 gone[rank] = message[1] if message else "it is gone"
                 if message or rank >= self.ranks:
-                    return self._break(_library.PEER, f"{self._name(rank)} gave up: {gone[rank]}")
+                    return self._break(_library.PEER, f"{self._describe(rank)} gave up: {gone[rank]}")
                 if len(gone) == self.ranks:
                     return self._tell(("done", _SERVER_TICKET, b""))
             elif message[0] == "sum":
