@@ -33,9 +33,10 @@ class Trace:
     training_arguments: Dict[str, Tuple[Any, ...]]  # by node: its arguments in training
 
     def place_of(self, node: fx.Node) -> str:
-        module = f"module {node.target}" if node.op == "call_module" else self.scopes.get(node.name, "")
-        module = module if module.startswith("module ") or not module else f"module {module}"
-        return ", ".join(part for part in (self.places.get(node.name, ""), module) if part) or "the model"
+        """For messages: the line of the user's code and the module, as far as there are any."""
+        path = str(node.target) if node.op == "call_module" else self.scopes.get(node.name, "")
+        parts = (self.places.get(node.name, ""), f"module {path}" if path else "")
+        return ", ".join(part for part in parts if part) or "the model"
 
 
 class _Tracer(fx.Tracer):
@@ -71,7 +72,7 @@ def _user_place() -> str:
         file = os.path.abspath(frame.f_code.co_filename)
         if file == _HERE and frame.f_code.co_name == "_traced":
             return ""
-        if file != _HERE and not file.startswith(_TORCH) and not file.startswith("<"):
+        if file != _HERE and not file.startswith(_TORCH) and os.path.exists(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
@@ -120,7 +121,7 @@ def _same_way(module: nn.Module, one: fx.Graph, other: fx.Graph) -> Dict[str, Tu
     if [(node.op, node.target) for node in nodes] != [(node.op, node.target) for node in others]:
         raise NoCounterpartError(f"{type(module).__name__}: forward has other operations in training than in "
                                  "evaluation, and a layer file has one list of layers")
-    return {node.name: (other.args, other.kwargs) for node, other in zip(nodes, others)}
+    return {node.name: (twin.args, twin.kwargs) for node, twin in zip(nodes, others)}
 
 
 def trace(module: nn.Module, image: Tuple[int, int, int]) -> Trace:
