@@ -265,6 +265,7 @@ class Loader:
         self.global_count = 0  # samples of all ranks in the step of the last batch
         self._facts = self.dataset.facts(split)
         self._arrays = ARRAYS[_index("arrays", arrays, ARRAYS)]
+        self._module = importlib.import_module(arrays)
         self._deadline_s = deadline_s
         if batch < 1 or world_size < 1:
             raise ValueError(f"batch is {batch} and world_size {world_size}: both must be 1 or more")
@@ -312,20 +313,19 @@ class Loader:
         return source
 
     def _iterate(self, source: _OpenLoader, iteration: int) -> Iterator[Tuple[Any, Any]]:
-        arrays = importlib.import_module(self._arrays)
-        make = _tensors if self._arrays == "torch" else _ndarrays
         for _ in range(self._batches):
             if iteration != self._iteration:
                 raise RuntimeError("a later iteration of this loader has begun: one at a time can go on")
-            batch, block = source.take(self._deadline_s)
-            self.global_count = batch.global_count
-            result = make(arrays, batch, block, self._facts)
-            # What this frame keeps would keep the batch while the caller computes.
-            del block
-            yield result
-            del result
+            # Without a name for it: what this frame keeps would keep the batch while the caller computes.
+            yield self._take(source)
         if self._batches < self._steps and iteration == self._iteration:
             source.take(self._deadline_s)
+
+    def _take(self, source: _OpenLoader) -> Tuple[Any, Any]:
+        batch, block = source.take(self._deadline_s)
+        self.global_count = batch.global_count
+        make = _tensors if self._arrays == "torch" else _ndarrays
+        return make(self._module, batch, block, self._facts)
 
 
 def _tensors(torch: Any, batch: _Batch, block: Any, facts: Facts) -> Tuple[Any, Any]:
