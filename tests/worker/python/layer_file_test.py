@@ -66,7 +66,7 @@ def wrong_files():
 class SchemaTest(unittest.TestCase):
     def test_is_the_protos(self):
         schema = {}
-        for message, body in re.findall(r"^message (\w+) \{(.*?)^?\}\n", read(PROTO) + "\n", re.M | re.S):
+        for message, body in re.findall(r"^message (\w+) \{(.*?)\}\n", read(PROTO) + "\n", re.M | re.S):
             schema[message] = {name: (repeated or "") + kind for repeated, kind, name in re.findall(
                 r"^ *(repeated )?(\w+) (\w+) = \d+;", re.sub(r"//.*", "", body), re.M)}
         layer = re.search(r"^message Layer \{(.*?)^\}", read(PROTO), re.M | re.S)[1]
@@ -144,7 +144,7 @@ class RefusalTest(unittest.TestCase):
                 ("layer { name: \"fc\" dense { units: ten } }", "1:35: expected a whole number, found \"ten\""),
                 ("layer {\n", "2:1: expected a field of Layer or \"}\", found the end of the file"),
                 ("layer { name: \"fc\" dense { units: 10 } relu {} }",
-                 "1:41: Layer has a \"relu\" besides its \"dense\": it can be one of them"),
+                 "1:40: Layer has a \"relu\" besides its \"dense\": it can be one of them"),
                 ("layer { name: \"fc\" name: \"fc\" }", "1:20: Layer has a second \"name\": leave out one of the two"),
                 ("", "1:1: there is no layer: write layer { name: \"fc1\" dense { units: 10 } }"),
                 (b"\0\xff\x01", "1:1: the byte 0x00, which no text has"),

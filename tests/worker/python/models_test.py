@@ -260,7 +260,7 @@ class RoundTripTest(unittest.TestCase):
             ("layer1.0.conv2", "conv2d"), ("layer1.0.bn2", "batch_norm"), ("layer1.0.add", "add")])
         self.assertEqual(self.kinds(text)[-2:], [("avgpool", "global_average_pool"), ("fc", "dense")])
         self.assertNotIn("relu {}", text)
-        self.assertEqual(list(model.state_dict()), list(Residual().state_dict()))
+        self.assertEqual(set(model.state_dict()), set(Residual().state_dict()))
 
     def test_functions_and_methods(self):
         _, text = self.round_trip(Functional(), (1, 28, 28))
@@ -353,7 +353,7 @@ class RefusalTest(unittest.TestCase):
                 (lambda net, x: net.fc(torch.add(net.conv(x), net.conv(x), alpha=2).flatten(1)), "which is called twice"),
                 (lambda net, x: net.fc(net.conv(x).mean((1, 2)).repeat(1, 16)), r"a mean over \(1, 2\)"),
                 (lambda net, x: net.fc(net.conv(x).view(-1, 128, 1).squeeze(2)), r"view from shape"),
-                (lambda net, x: F.linear(x.flatten(1), net.fc.weight[:, :64]), "linear .*use the module Linear"),
+                (lambda net, x: F.linear(net.conv(x).flatten(1), net.fc.weight), "linear .*use the module Linear"),
                 (lambda net, x: (net.fc(net.conv(x).flatten(1)),), "the result, which is not one tensor"),
                 (lambda net, x: net.twin(net.again(net.fc(net.conv(x).flatten(1)))), "shares a tensor with again"),
                 (lambda net, x: net.unequal(x), "forward has other operations in training"),

@@ -90,7 +90,7 @@ class _Converter:
         if node.op == "placeholder":
             if self._values:
                 self._refuse(node, f"the input {node.name}", "a model takes one tensor, the images")
-            self._values[node] = _Value(IMAGE, False, len(node.users) == 1)
+            self._values[node] = _Value(IMAGE, False, self._is_read_once(node))
         elif node.op == "output":
             self._finish(node)
         elif node.op == "call_module":
@@ -124,7 +124,11 @@ class _Converter:
     def _hand_on(self, node: fx.Node, value: _Value, is_flat: bool | None = None) -> None:
         """`node` has the value of what it reads."""
         self._values[node] = _Value(value.layer, value.is_flat if is_flat is None else is_flat,
-                                    value.read_once and len(node.users) == 1)
+                                    value.read_once and self._is_read_once(node))
+
+    def _is_read_once(self, node: fx.Node) -> bool:
+        # What only asks for a size reads no values.
+        return sum(user.op == "output" or user.name in self._trace.shapes for user in node.users) == 1
 
     def _shape(self, node: Any) -> Tuple[int, ...]:
         return self._trace.shapes.get(node.name, ()) if isinstance(node, fx.Node) else ()
@@ -155,7 +159,8 @@ class _Converter:
                       [one.layer for one in inputs])
         self.layers.append(layer)
         self._by_name[layer.name] = layer
-        self._values[node] = _Value(layer.name, inputs[0].is_flat if is_flat is None else is_flat, len(node.users) == 1)
+        self._values[node] = _Value(layer.name, inputs[0].is_flat if is_flat is None else is_flat,
+                                    self._is_read_once(node))
         return layer
 
     def _keep_tensors(self, node: fx.Node, module: nn.Module) -> None:
