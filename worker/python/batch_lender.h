@@ -48,9 +48,9 @@ class BatchLender final : private BatchMemory {
   // REQUIRES: closed, with no batch lent.
   ~BatchLender() override = default;
 
-  // The batch of the next step. DeadlineExceeded as Loader::Next, which may be called again. ResourceExhausted if limits.h
-  // kBatchesLentMax batches are lent, or there is no memory. FailedPrecondition in a fork of the process that made this
-  // object: its threads are not there.
+  // The batch of the next step. DeadlineExceeded as Loader::Next, after which it may be called again. ResourceExhausted
+  // if limits.h kBatchesLentMax batches are lent, or there is no memory. FailedPrecondition in a fork of the process
+  // that made this object: its threads are not there.
   absl::StatusOr<LentBatch> Next();
 
   enum class State { kInUse, kUnused };

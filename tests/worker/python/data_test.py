@@ -5,6 +5,7 @@ import gc
 import gzip
 import multiprocessing
 import os
+import re
 import struct
 import sys
 import tempfile
@@ -291,15 +292,14 @@ class DataTest(unittest.TestCase):
     def test_structs_are_the_headers(self):
         with open("worker/python/starring_data.h", encoding="utf-8") as file:
             header = file.read()
-        for name, struct_type in (("st_dataset_options", data._DatasetOptions), ("st_dataset_facts", data._DatasetFacts),
-                                  ("st_loader_options", data._LoaderOptions), ("st_batch", data._Batch)):
-            body = header.split(f"typedef struct {name} {{")[1].split("}")[0]
-            fields = [line.split("//")[0].rstrip("; ").split() for line in body.split("\n") if ";" in line.split("//")[0]]
-            self.assertEqual([one[-1] for one in fields], [field for field, _ in struct_type._fields_])
-            sizes = {"uint32_t": 4, "int32_t": 4, "int64_t": 8, "uint64_t": 8, "double": 8}
-            self.assertEqual([sizes.get(one[0] if one[0] != "const" and "*" not in one[1] else "", 8) if "*" not in
-                              "".join(one[:-1]) else 8 for one in fields],
-                             [ctypes.sizeof(kind) for _, kind in struct_type._fields_])
+        bytes_of = {"uint32_t": 4, "int32_t": 4, "int64_t": 8, "uint64_t": 8, "double": 8}
+        for name, mirror in (("st_dataset_options", data._DatasetOptions), ("st_dataset_facts", data._DatasetFacts),
+                             ("st_loader_options", data._LoaderOptions), ("st_batch", data._Batch)):
+            body = re.sub(r"//.*", "", header.split(f"typedef struct {name} {{")[1].split("}")[0])
+            fields = re.findall(r"([^;]+?)(\w+);", body)
+            self.assertEqual([field for _, field in fields], [field for field, _ in mirror._fields_])
+            self.assertEqual([bytes_of.get(kind.strip(), 8) for kind, _ in fields],  # pointers have 8
+                             [ctypes.sizeof(kind) for _, kind in mirror._fields_])
 
 
 if __name__ == "__main__":

@@ -156,8 +156,8 @@ class _Builder:
         height, width = layer.before.height + 2 * padding, layer.before.width + 2 * padding
         if kernel > min(height, width):
             padded = f" with padding {padding}" if padding > 0 else ""
-            self._fail(number, "kernel", f"kernel {kernel} is larger than its input, {layer.before}{padded}: the output "
-                                         "would have a size below 1")
+            self._fail(number, "kernel", f"kernel {kernel} is larger than its input, {layer.before}{padded}: the "
+                                         "output would have a size below 1")
         # The division rounds down, as PyTorch's does: a window that does not fit is left out.
         layer.after = Shape((height - kernel) // stride + 1, (width - kernel) // stride + 1, channels)
 

@@ -24,8 +24,8 @@ def load(path: str) -> Dict[str, torch.Tensor]:
         content = file.read()
     header_bytes = struct.unpack_from("<Q", content)[0] if len(content) >= 8 else len(content)
     if 8 + header_bytes > len(content):
-        raise WeightsError(f"{path}: the file has {len(content)} bytes, its header {header_bytes}: it is no safetensors "
-                           "file, or ends early")
+        raise WeightsError(f"{path}: the file has {len(content)} bytes, its header {header_bytes}: it is no "
+                           "safetensors file, or ends early")
     data = memoryview(bytearray(content[8 + header_bytes:]))  # torch warns of memory that cannot be written
     try:
         header = json.loads(content[8:8 + header_bytes])
