@@ -168,12 +168,13 @@ class _Converter:
         if name in self._by_name:
             self._refuse(node, f"{type(module).__name__}, which is called twice,",
                          "each layer has weights of its own")
-        for tensor in module.parameters():
+        # Without those of submodules: a layer "a" may have a layer "a.b" inside.
+        for tensor in module.parameters(recurse=False):
             owner = self._owners.setdefault(id(tensor), name)
             if owner != name:
                 self._refuse(node, f"{type(module).__name__}, which shares a tensor with {owner},",
                              "each layer has weights of its own")
-        for key, tensor in module.state_dict().items():
+        for key, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             self.tensors[f"{name}.{key}"] = tensor.detach().to("cpu").clone()
 
     # Modules.

@@ -138,7 +138,10 @@ def trace(module: nn.Module, image: Tuple[int, int, int]) -> Trace:
         reader = _ShapeReader(module, graph)
         with torch.no_grad():
             try:
-                output = reader.run(example.to(parameter.device, parameter.dtype))
+                images = example.to(parameter.device, parameter.dtype)
+                reader.run(images.clone())
+                # By the module itself: its graph does not show every change in place.
+                output = module(images)
             except RuntimeError as error:
                 raise NoCounterpartError(f"{type(module).__name__} does not take images of shape {tuple(image)} "
                                          f"(channels, height, width): {error}") from error
