@@ -4,6 +4,7 @@ Needs no PyTorch. The refusals are those of tests/worker/model/layer_file_test.c
 """
 
 import os
+import random
 import re
 import tempfile
 import unittest
@@ -166,6 +167,22 @@ class RefusalTest(unittest.TestCase):
                 ("layer { input: [\"a\" 7] }", "1:21: expected \",\" or \"]\", found \"7\"")):
             with self.subTest(text):
                 self.assertEqual(self.refusal(text), "my.textproto:" + error)
+
+    def test_damaged_text_is_refused_with_a_place(self):
+        generator = random.Random(11)
+        refused = 0
+        for _ in range(1500):
+            content = bytearray(EVERYTHING.encode())
+            for _ in range(generator.randint(1, 3)):
+                place = generator.randrange(len(content))
+                part = bytes(generator.choices(b"\"'{}[]<>:;,.-0x9eEa \n\t\\\0\xff#", k=generator.randint(0, 2)))
+                content[place:place + generator.randint(0, 2)] = part
+            try:
+                layer_graph.build(parse(bytes(content)), MNIST, 10)
+            except layer_file.LayerFileError as error:
+                refused += 1
+                self.assertRegex(str(error), r"^my\.textproto(:\d+:\d+)?: ", bytes(content))
+        self.assertGreater(refused, 500)
 
     def test_what_needs_other_shapes(self):
         self.assertEqual(self.refusal("layer { name: \"g\" global_average_pool {} }", layer_graph.Shape(2, 2, 3), 3),
