@@ -114,11 +114,15 @@ class Packages:
 
 
 class Bundle:
-    """The bundle's files by name, collected in memory."""
+    """The bundle's files by name, collected in memory.
 
-    def __init__(self, finder: LibraryFinder, with_cublas: bool = False) -> None:
+    left_to_machine: patterns of the sonames that the bundle does not include, because every machine has them.
+    """
+
+    def __init__(self, finder: LibraryFinder,
+                 left_to_machine: Sequence[re.Pattern[str]] = (GLIBC, DRIVER, CUBLAS)) -> None:
         self._finder = finder
-        self._with_cublas = with_cublas
+        self._left_to_machine = left_to_machine
         self._files: dict[str, tuple[bytes, int]] = {}  # name -> content and mode
         self._sources: dict[str, str] = {}  # name -> path of a file of the system
         self.left_out: dict[str, str] = {}  # plugin -> the library that it needs
@@ -194,8 +198,7 @@ class Bundle:
         return None
 
     def _is_from_machine(self, soname: str) -> bool:
-        return bool(GLIBC.fullmatch(soname) or DRIVER.fullmatch(soname) or
-                    (CUBLAS.fullmatch(soname) and not self._with_cublas))
+        return any(pattern.fullmatch(soname) for pattern in self._left_to_machine)
 
     def _add_libraries(self, elf: ElfFile, path: str) -> None:
         for soname in elf.needed:
@@ -345,7 +348,7 @@ def write_archive(files: dict[str, tuple[bytes, int]], output: str) -> None:
 
 def make(options: argparse.Namespace) -> None:
     finder = LibraryFinder(options.library_folder)
-    bundle = Bundle(finder, options.with_cublas)
+    bundle = Bundle(finder, (GLIBC, DRIVER) if options.with_cublas else (GLIBC, DRIVER, CUBLAS))
     for folder in ("bin", "tests", "bench"):
         for path in getattr(options, folder):
             bundle.add_program(folder, path)
