@@ -31,7 +31,7 @@ class ElfFile:
     needed: sonames of the libraries that are loaded with this file; none for a static program.
     rpath, runpath: where the loader searches them, or None. An RPATH also holds for the libraries of those libraries
       and comes before LD_LIBRARY_PATH; a RUNPATH does neither.
-    versions: the newest version of each library's symbols that the file uses: {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30)}.
+    versions: the newest version of each library's symbols that the file uses: {"GLIBC": (2, 34), "GCC": (3, 0)}.
     glibc: that of glibc. (0,) for none.
     """
 

@@ -158,6 +158,10 @@ class Bundle:
             self._add_libraries(elf, path)
         self.add(name, data, 0o755)
 
+    def add_library(self, name: str, path: str) -> None:
+        """Adds a library of ours, with its search path turned to the bundle's libraries, and those that it needs."""
+        self._add_turned(name, self._with_search_path(ElfFile(path, read(path))), 0o644)
+
     def add_system_elf(self, name: str, path: str, mode: int = 0o644) -> None:
         """Adds a program, plugin or library of the system, with our search path, and the libraries that it needs."""
         if name in self._files:
@@ -165,15 +169,23 @@ class Bundle:
         real = os.path.realpath(path)
         elf = ElfFile(path, read(real))
         self._sources[name] = real
+        # A library may have none: its program's holds for it.
+        self._add_turned(name, elf if mode != 0o755 else self._with_search_path(elf), mode)
+
+    @staticmethod
+    def _with_search_path(elf: ElfFile) -> ElfFile:
+        if elf.rpath is None and elf.runpath is None:
+            raise BundleError(f"{elf.name} has no search path that could be turned to the bundle's libraries")
+        return elf
+
+    def _add_turned(self, name: str, elf: ElfFile, mode: int) -> None:
         data = elf.data
         if elf.rpath is not None or elf.runpath is not None:
-            way = os.path.relpath("lib", os.path.dirname(name))
+            way = os.path.relpath("lib", os.path.dirname(name) or ".")
             data = elf.with_rpath("$ORIGIN" if way == "." else f"$ORIGIN/{way}")
-        elif mode == 0o755:
-            raise BundleError(f"{path} has no search path that could be turned to the bundle's libraries")
         # Added before its libraries, which may need each other in a circle.
         self.add(name, data, mode)
-        self._add_libraries(elf, path)
+        self._add_libraries(elf, elf.name)
 
     def add_plugin(self, name: str, path: str) -> None:
         """Adds a plugin of Open MPI, unless it needs a library that the bundle leaves out."""

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Makes the wheel: the Python package starring, libstarring.so, and the programs with the libraries that they need.
 
-The native part is a bundle (deploy/bundle/make_bundle.py) inside the package, in starring/_bundle. It leaves three
-libraries to the machine: glibc, as every bundle does, and the compiler's libstdc++ and libgcc_s. libstarring.so shares a
-process with PyTorch: if it brought an older libstdc++ and were loaded first, a PyTorch that needs a newer one would not
-load. Every machine with PyTorch has both.
+The native part is a bundle (deploy/bundle/make_bundle.py) whose folders bin/, lib/, share/ ... are in the package. It
+leaves three libraries to the machine: glibc, as every bundle does, and the compiler's libstdc++ and libgcc_s, which
+every machine with PyTorch has. libstarring.so shares a process with PyTorch: if it brought an older libstdc++ and were
+loaded first, a PyTorch that needs a newer one would not load.
 
 The same input gives the same bytes: files are sorted, with one date and one owner.
 """
@@ -24,7 +24,6 @@ from deploy.bundle.elf_file import ElfError, ElfFile
 from deploy.bundle.make_bundle import (CUBLAS, DRIVER, FIXED_MTIME, GLIBC, Bundle, BundleError, LibraryFinder,
                                        add_licences, add_open_mpi, manifest, read)
 
-BUNDLE = "starring/_bundle"  # the folder of the native part
 TAG = "py3-none-linux_x86_64"
 COMPILER = re.compile(r"lib(stdc\+\+|gcc_s)\.so\.\d+")
 # All that libstarring.so may bring into a process of PyTorch. Debian's Abseil has its version in its namespace, so it
@@ -50,8 +49,8 @@ Description-Content-Type: text/plain
     starring.torch.attach(model, sync="star")    # or "ring"; model is a DistributedDataParallel
 
 The programs are starring-launch, starring-worker and starring-server; --help shows their flags.
-Needs Linux on x86-64 with glibc @GLIBC@ or newer. starring/_bundle/MANIFEST.txt lists where every file comes from,
-and starring/_bundle/licences has the licences.
+Needs Linux on x86-64 with glibc @GLIBC@ or newer. starring/MANIFEST.txt lists where every file comes from,
+and starring/licences has the licences.
 """
 
 WHEEL = f"""\
@@ -71,21 +70,26 @@ starring-worker = starring._programs:worker
 Files = dict[str, tuple[bytes, int]]  # name -> content and mode
 
 
+def check_library(path: str) -> None:
+    """BundleError if libstarring.so at `path` needs a library that it may not bring along."""
+    foreign = [soname for soname in ElfFile(path, read(path)).needed
+               if not (LIBRARY_MAY_NEED.fullmatch(soname) or COMPILER.fullmatch(soname) or GLIBC.fullmatch(soname))]
+    if foreign:
+        raise BundleError(f"{path} needs {', '.join(foreign)}, which may clash with a library of PyTorch: link it "
+                          "without")
+
+
 def native_files(options: argparse.Namespace) -> tuple[Files, str]:
     """The files of the bundle, and the oldest glibc with which they run."""
     finder = LibraryFinder()
-    foreign = [soname for soname in ElfFile(options.library, read(options.library)).needed
-               if not (LIBRARY_MAY_NEED.fullmatch(soname) or COMPILER.fullmatch(soname) or GLIBC.fullmatch(soname))]
-    if foreign:
-        raise BundleError(f"{options.library} needs {', '.join(foreign)}, which may clash with a library of PyTorch: "
-                          "link it without")
+    check_library(options.library)
     bundle = Bundle(finder, (GLIBC, DRIVER, CUBLAS, COMPILER))
-    bundle.add_program("lib", options.library)
+    bundle.add_library("libstarring.so", options.library)
     for path in options.bin:
         bundle.add_program("bin", path)
     add_open_mpi(bundle, finder, options.open_mpi_starter)
     for path in options.models:
-        bundle.add(f"models/{os.path.basename(path)}", read(path))
+        bundle.add(f"share/models/{os.path.basename(path)}", read(path))
     bundle.check()
     # Named before its text is made, so that the manifest lists itself.
     bundle.add("MANIFEST.txt", b"")
@@ -137,7 +141,7 @@ def make(options: argparse.Namespace) -> None:
         raise BundleError(f"the file's name must be starring-VERSION-{TAG}.whl, not {options.output}")
     native, glibc = native_files(options)
     info = f"starring-{name[1]}.dist-info"
-    files = {**package_files(options.package), **{f"{BUNDLE}/{path}": file for path, file in native.items()}}
+    files = {**package_files(options.package), **{f"starring/{path}": file for path, file in native.items()}}
     texts = {"METADATA": METADATA.replace("@VERSION@", name[1]).replace("@GLIBC@", glibc), "WHEEL": WHEEL,
              "entry_points.txt": ENTRY_POINTS}
     files.update({f"{info}/{path}": (text.encode(), 0o644) for path, text in texts.items()})

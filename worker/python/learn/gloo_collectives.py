@@ -1,6 +1,6 @@
 """broadcast, all_reduce and barrier by torch.distributed: three ranks, which make the same calls in the same order.
 
-Start: torchrun --nproc_per_node=3 gloo_collectives.py
+Start: python3 start.py 3 gloo_collectives.py
 Check by hand: all get rank 0's 7; all get 1 + 2 + 3 = 6; every "before" is printed above every "after".
 """
 import torch

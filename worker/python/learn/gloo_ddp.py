@@ -1,6 +1,6 @@
 """DistributedDataParallel with its own all_reduce: every rank has the whole model, and gradients are averaged.
 
-Start: torchrun --nproc_per_node=2 gloo_ddp.py
+Start: python3 start.py 2 gloo_ddp.py
 Check by hand: the model is w * x with x = rank + 1, so the gradients are 1 and 2 and their mean is 1.5. With learning
 rate 0.5 a step takes 0.75 from w = 10.
 """

@@ -1,6 +1,6 @@
 """A parameter server by torch.distributed: rank 0 owns w, the workers 1 and 2 send it their gradients, two steps.
 
-Start: torchrun --nproc_per_node=3 gloo_parameter_server.py
+Start: python3 start.py 3 gloo_parameter_server.py
 Check by hand: the gradients are 1 and 2, so their mean is 1.5. With learning rate 0.5 a step takes 0.75 from w = 10.
 """
 import torch

@@ -1,6 +1,6 @@
 """all_reduce by a ring of torch.distributed's messages: rank r sends to rank r + 1 only, and all end with all sums.
 
-Start: torchrun --nproc_per_node=3 gloo_ring.py
+Start: python3 start.py 3 gloo_ring.py
 Check by hand: the ranks begin with 1 10 100, 2 20 200 and 3 30 300. The sums are 6 60 600.
 """
 import torch

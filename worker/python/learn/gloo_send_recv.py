@@ -1,6 +1,6 @@
 """send and recv by torch.distributed: rank 0 sends three numbers to rank 1, which answers with their sum.
 
-Start: torchrun --nproc_per_node=2 gloo_send_recv.py
+Start: python3 start.py 2 gloo_send_recv.py
 Check by hand: 1 + 2 + 3 = 6
 """
 import torch

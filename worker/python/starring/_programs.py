@@ -9,7 +9,7 @@ import os
 import sys
 from typing import NoReturn
 
-_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bundle", "bin")
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin")
 
 
 def _become(name: str) -> NoReturn:
