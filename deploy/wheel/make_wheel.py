@@ -89,7 +89,7 @@ def native_files(options: argparse.Namespace) -> tuple[Files, str]:
         bundle.add_program("bin", path)
     add_open_mpi(bundle, finder, options.open_mpi_starter)
     for path in options.models:
-        bundle.add(f"share/models/{os.path.basename(path)}", read(path))
+        bundle.add(f"layer_files/{os.path.basename(path)}", read(path))
     bundle.check()
     # Named before its text is made, so that the manifest lists itself.
     bundle.add("MANIFEST.txt", b"")

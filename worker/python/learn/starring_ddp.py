@@ -1,4 +1,4 @@
-"""DistributedDataParallel with a star: two lines more than gloo_ddp.py. With sync="ring" it is a ring.
+"""DistributedDataParallel with a star: two lines more than gloo_ddp.py, and the same result.
 
 Start: python3 start.py 2 starring_ddp.py
 Check by hand: the model is w * x with x = rank + 1, so the gradients are 1 and 2 and their mean is 1.5. With learning
