@@ -117,7 +117,8 @@ class LearnTest(unittest.TestCase):
         self.assertEqual([line for line in code("starring_ddp.py") if line not in added], code("gloo_ddp.py"))
 
     def test_programs(self):
-        lines = self.run_to_end("starring_programs.py", sys.executable, os.path.join(LEARN, "starring_programs.py"), LAUNCH)
+        lines = self.run_to_end("starring_programs.py", sys.executable, os.path.join(LEARN, "starring_programs.py"),
+                                LAUNCH)
         self.assertEqual([line.split()[0] for line in lines], ["--sync=star", "--sync=ring"])
         self.assertRegex(lines[0], r" [0-9a-f]{64}$")
         self.assertEqual(lines[0].split()[1], lines[1].split()[1])

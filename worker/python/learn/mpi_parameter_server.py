@@ -9,7 +9,7 @@ world = MPI.COMM_WORLD
 w = 10.0
 for step in range(2):
     if world.rank == 0:
-        gradients = {}
+        gradients: dict[int, float] = {}
         while len(gradients) < 2:  # the gradients come in any order ...
             status = MPI.Status()
             gradient = world.recv(source=MPI.ANY_SOURCE, tag=step, status=status)
