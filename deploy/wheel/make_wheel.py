@@ -27,8 +27,8 @@ from deploy.bundle.make_bundle import (CUBLAS, DRIVER, FIXED_MTIME, GLIBC, Bundl
 TAG = "py3-none-linux_x86_64"
 COMPILER = re.compile(r"lib(stdc\+\+|gcc_s)\.so\.\d+")
 # All that libstarring.so may bring into a process of PyTorch. Debian's Abseil has its version in its namespace, so it
-# meets no other Abseil there.
-LIBRARY_MAY_NEED = re.compile(r"libabsl_\w+\.so\.\d+")
+# meets no other Abseil there; and zlib, which the loader unpacks with, has only ever added symbols.
+LIBRARY_MAY_NEED = re.compile(r"libabsl_\w+\.so\.\d+|libz\.so\.1")
 
 METADATA = """\
 Metadata-Version: 2.1

@@ -125,7 +125,7 @@ class ArchiveTest(unittest.TestCase):
         self.assertGreater(newest["GLIBCXX"], (3, 4, 20))
         self.assertIn("glibc " + ".".join(map(str, newest["GLIBC"])), self.text("METADATA"))
 
-    def test_the_library_brings_only_abseil_into_a_process(self):
+    def test_what_the_library_brings_into_a_process(self):
         library = ElfFile("libstarring.so", self.files["starring/libstarring.so"])
         self.assertEqual(library.rpath, "$ORIGIN/lib")
         queue, seen = list(library.needed), set()
