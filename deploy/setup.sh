@@ -3,8 +3,8 @@
 # missing: a second run changes nothing and takes no time.
 #
 #   --test  also installs the packages of the long tests: clang and libFuzzer for bench/fuzz.py, python3-venv for the
-#           wheel, and Slurm for deploy/slurm. Slurm is left out where systemd runs, because systemd would start its daemons. To install it
-#           there: apt-get install slurm-wlm munge iproute2
+#           wheel, and Slurm for deploy/slurm. Slurm is left out where systemd runs, because systemd would start its
+#           daemons. To install it there: apt-get install slurm-wlm munge iproute2
 #
 # Exit status: 0 if everything but the optional packages is installed, 1 otherwise.
 set -euo pipefail
@@ -101,7 +101,7 @@ main() {
   if [[ ${#wanted_test[@]} -gt 0 ]]; then
     echo "setup: installing ${wanted_test[*]}"
     if ! apt_install "${wanted_test[@]}"; then
-      echo "setup: could not install ${wanted_test[*]}: only bench/fuzz.py, wheel_test, Slurm's tests and netlab's need them" >&2
+      echo "setup: could not install ${wanted_test[*]}: only long tests need them" >&2
     fi
   fi
   echo "setup: done"
