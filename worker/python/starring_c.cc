@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/time.h"
 #include "common/host/address.h"
 #include "common/host/dial.h"
@@ -129,6 +130,23 @@ absl::Status CheckOptions(const st_options& options, Role role) {
   return absl::OkStatus();
 }
 
+// The rendezvous speaks of the worker's flags, which are fields of st_options here.
+absl::Status InWordsOfOptions(const absl::Status& status) {
+  return absl::Status(
+      status.code(),
+      absl::StrReplaceAll(status.message(),
+                          {{"the same file as --job_secret", "the same token"},
+                           {"give every rank the same file", "give every process the same token"},
+                           {"--job_secret=FILE", "a token"},
+                           {"--job_secret", "token"},
+                           {"--rendezvous", "rendezvous"},
+                           {"--world_size", "world_size"},
+                           {"--run_id", "group_name"},
+                           {"--server_ranks of the workers and --shard_count of the servers say", "server_count says"},
+                           {"--server_ranks", "server_count"},
+                           {"--insecure", "insecure"}}));
+}
+
 absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) {
   if (given == nullptr) return absl::InvalidArgumentError("the options are null");
   if (given->struct_bytes != sizeof(st_options)) {
@@ -163,8 +181,9 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
   if (listening.fd() >= 0) {
     ASSIGN_OR_RETURN(rendezvous.listener, TcpListener::Adopt(std::move(listening), rendezvous.rendezvous));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, ConnectFullMesh(std::move(rendezvous)));
-  return Group::Create(std::move(transport), group);
+  absl::StatusOr<std::unique_ptr<Transport>> transport = ConnectFullMesh(std::move(rendezvous));
+  if (!transport.ok()) return InWordsOfOptions(transport.status());
+  return Group::Create(*std::move(transport), group);
 }
 
 }  // namespace

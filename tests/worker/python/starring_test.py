@@ -309,6 +309,7 @@ class SumTest(unittest.TestCase):
                 code, sentence = ranks.await_outcomes()[1]
                 self.assertIn(code, (INVALID, PEER))
                 self.assertIn(words, sentence)
+                self.assertNotIn("--", sentence)  # a flag, which this user has not
 
     def test_wrong_options_are_refused_with_their_values(self) -> None:
         cases: list[tuple[Changes, str]] = [
