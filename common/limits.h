@@ -265,6 +265,10 @@ inline constexpr int64_t kDirectWindowBytes = 256 << 10;
 // receiver has taken them: one travels while the one before it is taken. A transport may have to keep them.
 inline constexpr int kSegmentsInFlightMax = 2;
 
+// Sums that one process has begun in a group (worker/python/group.h) and not awaited. A training step has one for each
+// bucket, and begins no step before it has the sums of the last one.
+inline constexpr int64_t kReductionsMax = 1000;
+
 // One text of a collective: a rank's agreement, its report of a check, or rank 0's verdict. They have some KiB. The
 // length comes from another process, and is looked at before memory is taken.
 inline constexpr int64_t kCollectiveTextBytesMax = 1 << 20;
