@@ -73,7 +73,7 @@ class BucketExchange:
         self._staging = PinnedStaging()
         self._next_index = 0
         self._submitted = 0
-        # Guards the group against calls after its end, and the four members below. Notified at each change.
+        # Guards the group against calls after its end, and the three members below. Notified at each change.
         self._changed = threading.Condition()
         self._finished = 0
         self._failure: Optional[StarringError] = None
@@ -278,8 +278,7 @@ def _end_with_this_process() -> None:
     global _ends_with_process
     if _ends_with_process != os.getpid():
         _ends_with_process = os.getpid()
-        # Unlike atexit, this also runs at the end of multiprocessing's processes, such as those of
-        # torch.multiprocessing.spawn, and not in children of fork.
+        # Before the groups themselves are closed (_library.Group): their threads use them.
         multiprocessing.util.Finalize(None, end_all, exitpriority=100)
 
 

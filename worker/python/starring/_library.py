@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import multiprocessing.util
 import os
 from typing import Any, Callable, List, Optional
 
@@ -138,19 +139,27 @@ def _check(library: Any, code: int, group: Any) -> None:
         raise StarringError(sentence or f"libstarring.so failed with code {code}", _KINDS.get(code, "internal"))
 
 
+def _close(library: Any, handle: ctypes.c_void_p, _options: _CallOptions) -> None:
+    library.st_close(handle)
+
+
 class Group:
     """This process's place in a group of ranks. Any thread may call any method, but nothing may run during close().
 
-    Every method raises StarringError with the library's sentence. The calls release the GIL.
+    Every method raises StarringError with the library's sentence. The calls release the GIL. A group is closed at the
+    latest with its object, or with the process: a thread of the library must not call `say` of an interpreter that is
+    no more. A child of fork does not close the groups of its parent.
     """
 
     def __init__(self, settings: Settings) -> None:
         """Meets the other ranks, for at most `join_deadline_s`."""
         self._library = load()
-        self._options = _CallOptions(settings)
         self._handle = ctypes.c_void_p()
-        _check(self._library, self._library.st_open(ctypes.byref(self._options.struct), ctypes.byref(self._handle)),
-               None)
+        options = _CallOptions(settings)
+        _check(self._library, self._library.st_open(ctypes.byref(options.struct), ctypes.byref(self._handle)), None)
+        # Unlike atexit, this also runs at the end of multiprocessing's processes, such as those of
+        # torch.multiprocessing.spawn, and not in children of fork.
+        self._end = multiprocessing.util.Finalize(self, _close, [self._library, self._handle, options], exitpriority=0)
 
     def allreduce(self, step: int, bucket: int, layout: int, address: int, count: int, element_type: int,
                   divisor: float) -> int:
@@ -174,10 +183,9 @@ class Group:
         self._library.st_abort(self._handle, why.encode())
 
     def close(self) -> None:
-        """Ends the group. A second call does nothing."""
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        if handle:
-            self._library.st_close(handle)
+        """Ends the group. A second call does nothing; the other methods then raise StarringError."""
+        self._end()
+        self._handle = ctypes.c_void_p()
 
 
 def serve(settings: Settings) -> None:
