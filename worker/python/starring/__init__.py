@@ -13,4 +13,4 @@ from starring._library import StarringError
 
 __all__ = ["StarringError", "__version__"]
 
-__version__ = "1.0"
+__version__ = "0.1"
