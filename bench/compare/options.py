@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import ratios
 import sync_cells as cells
 
-SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned")
+SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
 MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
 MATHS = ("fp32", "tf32", "bf16")
 QUICK: dict[str, Any] = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False,
@@ -86,9 +86,10 @@ def _switch(text: str) -> bool:
 def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     known = "; ".join(f"{cell.sync}: {cell.topology} over {cell.transport}, owners {cell.placement}"
                       for cell in cells.CELLS)
-    add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp"],
+    add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp", "ddp+star", "ddp+ring"],
         help=f"what to compare: the cells ({known}), star-mpi-shm (the star without servers "
-             "whose ranks share memory), and the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned")
+             "whose ranks share memory), the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned, "
+             "and ddp+star and ddp+ring, which are ddp-tuned with starring.torch's exchange")
     add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],
         help="one or several, separated by commas")

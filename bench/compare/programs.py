@@ -33,6 +33,11 @@ def binary(name: str) -> str:
     raise ProgramError(f"no {name}: bazel build //{name.replace('/', ':')}")
 
 
+def starring_library() -> dict[str, str]:
+    """The environment in which starring.torch finds libstarring.so."""
+    return {"STARRING_LIBRARY": binary("worker/python/libstarring.so")}
+
+
 def peer(name: str) -> str:
     return os.path.join(ROOT, "bench/ddp", name + ".py")
 

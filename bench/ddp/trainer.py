@@ -31,6 +31,7 @@ from step_clock import GpuClock, HostClock, StepTime
 from torch.nn import functional as F
 
 EVALUATION_BATCH = 1000
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "worker", "python")  # starring
 WARMUP_STEPS_MAX = 10  # not timed; the same number as in worker/trainer.cc
 
 
@@ -94,6 +95,7 @@ class Trainer:
             self.replica = self._replicated()
         if flags.compile:
             self.replica = torch.compile(self.replica)
+        self.attachment = self._attached()
         self.optimizer = make_optimizer(flags, self.model.parameters(), captured=not self.no_graph)
         self.graph = None if self.no_graph else step_graph.GraphedStep(
             functools.partial(self._compute, flags.global_batch))
@@ -125,6 +127,20 @@ class Trainer:
         clock = self.clock
         next(self.model.parameters()).register_hook(lambda gradient: clock.done("backward"))
         return replica
+
+    def _attached(self) -> Any:
+        """The exchange of --hook, or None. Only who asks for it needs the package and its library."""
+        if self.flags.hook == "none" or self.world_size == 1:
+            return None
+        sys.path.append(PACKAGE)
+        import starring.torch
+        return starring.torch.attach(self.replica, sync=self.flags.hook, join_deadline_s=self.flags.deadline_s,
+                                     exchange_deadline_s=self.flags.deadline_s)
+
+    def close(self) -> None:
+        """Ends the exchange of --hook. All ranks call it after the same step."""
+        if self.attachment is not None:
+            self.attachment.close()
 
     @contextlib.contextmanager
     def _off_the_default_stream(self) -> Iterator[None]:

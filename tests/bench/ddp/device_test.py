@@ -107,6 +107,8 @@ class ObstacleTest(unittest.TestCase):
         self.assertIn("rate", self.obstacle("--schedule=cosine"))
         self.assertIn("rate", self.obstacle("--warmup_steps=3"))
         self.assertIn("DataLoader", self.obstacle("--data=dataloader"))
+        self.assertIn("host", self.obstacle("--hook=star", backend="nccl", world_size=2))
+        self.assertEqual(self.obstacle("--hook=star"), "")
         self.assertEqual(self.obstacle("--graph_failure=it broke"), "it broke")
         self.assertIn("CPU", step_graph.obstacle(options.parse([]), devices.Device(torch.device("cpu"))))
 

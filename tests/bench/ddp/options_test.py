@@ -48,6 +48,9 @@ class OptionsTest(unittest.TestCase):
         self.assertEqual(set(config), set(worker_flags()) | {"chunk_bytes", "server_count", "security", "train_count",
                                                              "test_count"})
         self.assertEqual((config["sync"], config["epochs"], config["seed"], config["nesterov"]), ("ddp", 3, "9", True))
+        for flags, world_size, sync in ((["--hook=star"], 2, "ddp+star"), (["--hook=ring"], 1, "local")):
+            device.world_size = world_size
+            self.assertEqual(options.config(options.parse(flags), dataset, device, 12, False)["sync"], sync)
         self.assertEqual((config["servers"], config["checkpoint_dir"], config["lanes"], config["metrics_port"]),
                          ([], "", 0, -1))
 
