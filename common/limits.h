@@ -75,6 +75,10 @@ inline constexpr int64_t kImageChannelsMax = 256;
 inline constexpr int kLoaderThreadsMax = 256;
 inline constexpr int kPrefetchDepthMax = 64;
 
+// Batches that a loop in Python holds at a time (worker/python/batch_lender.h): each sample of MNIST as a batch of its
+// own. A loop that holds more never lets any go.
+inline constexpr int64_t kBatchesLentMax = int64_t{1} << 16;
+
 // Lanes (TCP connections) between one worker and one server. One is enough for a loopback and for 1 Gbit/s, where it is
 // better than two: buckets arrive one after the other, and a sum need not wait while the next bucket shares the link.
 // Every lane costs buffers on both sides.

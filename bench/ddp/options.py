@@ -29,6 +29,13 @@ def positive(text: str) -> int:
     return value
 
 
+def _model(text: str) -> str:
+    try:
+        return models.known(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def core_lists(text: str) -> list[list[int]]:
     """"0,1;2,3" to [[0, 1], [2, 3]]."""
     return [[int(core) for core in cores.split(",")] for cores in text.split(";")] if text else []
@@ -69,9 +76,10 @@ def _add_shared(add: Callable[..., argparse.Action]) -> None:
             add("--" + name, type=_whole_number(name, flag), default=int(flag["default"]), help=text)
         elif flag["type"] == "float":
             add("--" + name, type=float, default=float(flag["default"]), help=text)
-        else:  # PyTorch's side has the shipped models only, and reads no layer files
-            choices = sorted(models.MODELS) if name == "model" else flag.get("choices")
-            add("--" + name, default=flag["default"], choices=choices, help=text)
+        elif name == "model":
+            add("--model", type=_model, default=flag["default"], help=text)
+        else:
+            add("--" + name, default=flag["default"], choices=flag.get("choices"), help=text)
 
 
 def _add_process(add: Callable[..., argparse.Action]) -> None:

@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 import data as data_files
-import models
+import models  # first: it finds the package starring
 import numpy as np
 import options
 import philox
@@ -122,10 +122,11 @@ class Trainer:
             self.model, device_ids=[self.device.torch] if self.device.is_gpu else None,
             bucket_cap_mb=flags.bucket_cap_mb, gradient_as_bucket_view=flags.gradient_as_bucket_view,
             static_graph=flags.static_graph)
-        # Backward ends with the gradient of the model's first tensor. The rest of the time is exchange.
+        # Backward ends with the gradient of the layer file's first tensor. The rest of the time is exchange.
         # The hook must not refer to self: DDP and the hook would form a cycle that the garbage collector cannot see.
         clock = self.clock
-        next(self.model.parameters()).register_hook(lambda gradient: clock.done("backward"))
+        first = dict(self.model.named_parameters())[self.model.layer_graph.tensor_names[0]]
+        first.register_hook(lambda gradient: clock.done("backward"))
         return replica
 
     def _attached(self) -> Any:
