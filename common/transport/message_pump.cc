@@ -23,6 +23,10 @@ namespace {
 constexpr int kHardPolls = 64;
 constexpr std::chrono::microseconds kYieldingFor{50};
 
+// Where messages move only while somebody polls (Transport::polls_for), it yields for longer, as long as nobody else
+// wants the core: then a yield returns at once.
+constexpr std::chrono::microseconds kPromptYieldMax{100};
+
 // How long a wait sleeps at most: PeerWatch::Look is to be called this often. A message ends the sleep earlier.
 constexpr std::chrono::milliseconds kSleepMax{20};
 
@@ -139,6 +143,7 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
   const bool is_watched = !what.empty();
   int polls = 0;  // since something arrived
   Clock::time_point idle_since;
+  bool core_is_free = true;
   // A message may have ended the last sleep, and a notice would otherwise wait for many more sleeps.
   Listening listening = Listening::kNowAndThen;
   while (!done()) {
@@ -154,14 +159,17 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
     const Clock::time_point now = Clock::now();
     if (polls == kHardPolls) {
       idle_since = now;
+      core_is_free = true;
       if (is_watched) watch_.BeginWait(now);
     }
     // The deadline is looked at only in a pause. A wait in which messages keep arriving goes on: the ranks are slow,
     // but not stuck.
     if (now >= deadline) return absl::DeadlineExceededError("");
     if (is_watched) watch_.Look(what, now);
-    if (now - idle_since < kYieldingFor) {
+    const Clock::duration idle = now - idle_since;
+    if (idle < kYieldingFor || (core_is_free && idle < transport_.polls_for())) {
       sched_yield();
+      core_is_free = Clock::now() - now < kPromptYieldMax;
     } else {
       transport_.Wait(
           std::chrono::ceil<std::chrono::microseconds>(std::min<Clock::duration>(kSleepMax, deadline - now)));

@@ -66,6 +66,9 @@ class Transport {
   // `longest`. May return early. The caller does not hold the lock under which other threads poll and post, unless no
   // other thread asks for that lock.
   virtual void Wait(std::chrono::microseconds longest) = 0;
+  // For how long a wait should rather poll than call Wait, as long as no other thread wants the core: not at all where
+  // an arrival ends Wait, and long where messages move only while Poll is called.
+  virtual std::chrono::microseconds polls_for() const { return std::chrono::microseconds(0); }
   // Ends a Wait, or the next one if no thread is in Wait.
   virtual void Wake() = 0;
 

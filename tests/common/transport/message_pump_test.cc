@@ -127,11 +127,13 @@ class SilentTransport final : public Transport {
     std::this_thread::sleep_for(longest);
   }
   void Wake() override {}
+  std::chrono::microseconds polls_for() const override { return polling; }
   std::optional<Received> TryReceive(int, std::span<std::byte>) override {
     ++looks;
     return std::nullopt;
   }
   int polls = 0, polls_before = 0, waits = 0, looks = 0;
+  std::chrono::microseconds polling{0};
 };
 
 // One poll and one look for a notice each time it wakes up: a rank that waits for a slow peer costs no core.
@@ -147,6 +149,31 @@ TEST(MessagePump, AWaitPollsForMomentsAndThenSleeps) {
   EXPECT_LE(transport.waits, 20);
   EXPECT_LE(transport.polls - transport.polls_before, transport.waits + 1);
   EXPECT_GE(transport.looks, transport.waits - 1);
+}
+
+// Where messages move only while it polls, it sleeps only if another thread takes the core, which on a busy machine may
+// happen in most attempts.
+TEST(MessagePump, AWaitPollsOnWhereMessagesMoveOnlyThen) {
+  int waits = -1;
+  for (int attempt = 0; attempt < 1000 && waits != 0; ++attempt) {
+    SilentTransport transport;
+    transport.polling = std::chrono::hours(1);
+    MessagePump pump(&transport, {});
+    const auto deadline = MessagePump::Clock::now() + std::chrono::milliseconds(2);
+    EXPECT_TRUE(absl::IsDeadlineExceeded(pump.PumpUntil([] { return false; }, deadline, "")));
+    waits = transport.waits;
+  }
+  EXPECT_EQ(waits, 0);
+}
+
+// But not for ever.
+TEST(MessagePump, AWaitThatHasPolledLongEnoughSleeps) {
+  SilentTransport transport;
+  transport.polling = std::chrono::milliseconds(5);
+  MessagePump pump(&transport, {});
+  const auto deadline = MessagePump::Clock::now() + std::chrono::milliseconds(200);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(pump.PumpUntil([] { return false; }, deadline, "")));
+  EXPECT_GE(transport.waits, 1);
 }
 
 // An empty one, one of an unknown kind, and two that are no answer to a roll call.

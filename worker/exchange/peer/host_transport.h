@@ -53,6 +53,9 @@ class HostTransport final : public Transport {
   absl::Status Poll(std::vector<Token>& completed) override;
   void Wait(std::chrono::microseconds longest) override;
   void Wake() override;
+  std::chrono::microseconds polls_for() const override {
+    return waits_for_counts_.load(std::memory_order_relaxed) ? std::chrono::microseconds(0) : network_->polls_for();
+  }
   [[nodiscard]] std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
     return network_->TryReceive(tag, data);
   }

@@ -55,8 +55,9 @@ absl::Status MpiError(const char* call, int code);
 // Collective over all ranks of `runtime`, which outlives the transport. If operations are pending when the transport is
 // destroyed, its communicator is not freed; then the process must leave by MpiRuntime::ExitWithoutFinalize.
 //
-// MPI cannot sleep until a message arrives, so Wait pauses between two polls: for as long as the pauses since a
-// poll has found something, between 20 and 320 us.
+// MPI cannot sleep until a message arrives, so Wait pauses between two polls: for as long as the pauses since a poll
+// has found something, between 20 and 320 us, and after a tenth of a second up to 2 ms. A wait had better poll that
+// long.
 //
 // Thread safety: as transport.h says; Wait and Wake do not enter MPI (MPI_THREAD_SERIALIZED).
 [[nodiscard]] std::unique_ptr<MpiTransport> CreateMpiTransport(const MpiRuntime& runtime);
