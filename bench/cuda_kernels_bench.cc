@@ -132,6 +132,14 @@ void RunConv2d(Bench& bench, const char* name, const Conv2dSpec& s) {
   bench.Report(absl::StrCat("conv ", name, " backward"),
                {.bytes = 2 * tensors + kElementBytes * static_cast<double>(out), .flops = 2 * flops},
                [&] { (*conv)->Backward(x, w, y, dy, dx, dw, db); });
+  // The first layer of a network makes no dx.
+  Conv2dSpec first = s;
+  first.input_gradient = InputGradient::kNotNeeded;
+  auto first_conv = bench.device()->CreateConv2d(first);
+  CHECK_OK(first_conv);
+  bench.Report(absl::StrCat("conv ", name, " weights alone"),
+               {.bytes = tensors + kElementBytes * static_cast<double>(2 * out), .flops = flops},
+               [&] { (*first_conv)->Backward(x, w, y, dy, nullptr, dw, db); });
   bench.Clear();
 }
 

@@ -5,10 +5,11 @@
 
 For each of --maths (fp32: exact; tf32; bf16), model and batch, the jobs run in turns (A B C A B C ...) on the same GPU.
 The table has medians of --repeats in milliseconds per step, and ratios. Starring's step is the whole step, from the
-loader to the optimizer, on synthetic data. It runs with and without its graph, with cuDNN if that is found, and with
-its own convolutions. PyTorch's data set is in the GPU's memory (ddp/torch_steps.py) and its optimizer is fused; it runs
-eagerly, captured in a CUDA graph, and captured with images in channels_last. A run takes at least --steps steps and
---seconds seconds after a second of warm-up, and its value is the median of the steps (Starring's include the warm-up).
+loader to the optimizer, on synthetic data. It runs with and without its graph, and with the convolutions that
+--conv=auto does not take: cuDNN's in fp32, its own otherwise. PyTorch's data set is in the GPU's memory
+(ddp/torch_steps.py) and its optimizer is fused; it runs eagerly, captured in a CUDA graph, and captured with images in
+channels_last. A run takes at least --steps steps and --seconds seconds after a second of warm-up, and its value is the
+median of the steps (Starring's include the warm-up).
 Targets: at batch 64 at most a quarter of PyTorch eager and 0.9 of PyTorch captured, at batch 512 PyTorch's best.
 
 Exit status: 0 all targets met, 1 not all, 2 nothing could be measured. --device=cpu only shows that the script works.
@@ -29,7 +30,7 @@ from typing import Dict, List, Tuple
 HERE = os.path.dirname(os.path.abspath(__file__))
 WORKERS = ("../bin/worker", "../bazel-bin/worker/worker")  # in a bundle, in a source tree
 JOB_SECONDS_MAX = 900
-OURS = ("graph", "no graph", "own conv")  # own conv: a graph, and convolutions without cuDNN
+OURS = ("graph", "no graph", "other conv")  # other conv: a graph, and the convolutions that --conv=auto does not take
 THEIRS = ("eager", "captured", "nhwc")  # nhwc: captured, channels_last
 MATHS = ("fp32", "tf32", "bf16")
 # Divisible by 64 and by 512: a shorter last batch would need a graph of its own in the middle of a run.
@@ -78,11 +79,13 @@ def run_worker(flags: argparse.Namespace, math: str, job: str, model: str, batch
     with tempfile.TemporaryDirectory() as folder:
         record_file = os.path.join(folder, "record.json")
         size = ["--synthetic_size=32", "--synthetic_channels=3"] if model == "resnet20" else []
+        other_conv = "cudnn" if math == "fp32" else "own"
         run([flags.worker, "--sync=local", f"--device={flags.device}", f"--math={math}", f"--model={model}",
              "--dataset=synthetic", *size, f"--synthetic_train_count={TRAIN_COUNT}", f"--global_batch={batch}",
              "--synthetic_test_count=10", "--epochs=100000", f"--max_steps={steps}", "--progress=none",
              f"--loader_threads={flags.loader_threads}", f"--record={record_file}",
-             *(["--nocuda_graph"] if job == "no graph" else []), *(["--conv=own"] if job == "own conv" else [])])
+             *(["--nocuda_graph"] if job == "no graph" else []),
+             *([f"--conv={other_conv}"] if job == "other conv" else [])])
         with open(record_file, encoding="utf-8") as file:
             record = json.load(file)
     return record["step_ms"]["p50"], record["host"]["device"]

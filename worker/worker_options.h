@@ -301,8 +301,9 @@ inline constexpr FlagRow kRows[] = {
      OneOfAt<kMaths, &W::math>(), kSameOnAllRanks | kPeerTakes},
     {"conv", "processor",
      "cuda: how convolutions are computed; cudnn: by deterministic engines that cuDNN's heuristics choose for each "
-     "shape, never by timing, and in tf32 with --math=bf16; own: by Starring's kernels and cuBLASLt; auto: cudnn where "
-     "it is found, else own",
+     "shape, never by timing, and in tf32 with --math=bf16; own: by Starring's kernels and cuBLASLt; auto: own in "
+     "fp32, "
+     "else cudnn where it is found",
      OneOfAt<kConvolutions, &W::conv>(), kSameOnAllRanks},
     {"share_gpus", "processor",
      "cuda: workers may share a GPU; without this flag, a machine with more workers than GPUs refuses them",

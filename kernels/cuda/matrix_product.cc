@@ -109,8 +109,11 @@ absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* f
                  "cublasLtMatmulDescSetAttribute");
   };
   RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
-  // The heuristics want a bias pointer that is as aligned as later ones: any address of the workspace will do.
-  const void* const some_bias = static_cast<const char*>(context_->workspace.data()) + kAlignmentBytes;
+  // The heuristics want a bias pointer that is as aligned as later ones: any address of the workspace will do. Without
+  // a bias it must be null: cuBLASLt 13.1 finds an algorithm all the same, and then refuses every call of it.
+  const void* const some_bias = (epilogue & CUBLASLT_EPILOGUE_BIAS) == 0
+                                    ? nullptr
+                                    : static_cast<const char*>(context_->workspace.data()) + kAlignmentBytes;
   RETURN_IF_ERROR(set_operation(CUBLASLT_MATMUL_DESC_BIAS_POINTER, some_bias));
 
   cublasLtMatmulPreference_t preference = nullptr;

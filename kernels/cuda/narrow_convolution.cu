@@ -9,9 +9,11 @@ namespace starring::cuda {
 namespace {
 
 constexpr int kTileRows = 64;
+constexpr int kTallTileRows = 128;
 constexpr int kTileDepth = 32;
-constexpr int kTileSide = 4;  // a thread sums kTileSide x kTileSide elements
-// Blocks of a weight gradient: about twice as many as the 132 multiprocessors of an H100 hold at a time, four each.
+constexpr int kTileSide = 4;  // a thread sums kTileSide x kTileSide elements, in a tall tile twice as many rows
+constexpr int64_t kMultiprocessors = 132;  // of an H100, for which shapes of grids are chosen on every GPU
+// Blocks of a weight gradient: between two and three times as many as an H100 holds at a time, three each.
 constexpr int64_t kWeightBlocksMax = 1024;
 constexpr int64_t kSliceRowsMin = 256;
 // A row or column that stays outside of the image whatever kernel row or column is added: such an element loads as 0,
@@ -227,20 +229,28 @@ class Gatherer {
         outer_(static_cast<int>(threadIdx.x) % kLanes * (kOuter / kLanes)),
         place_(factor.At(outer_first + outer_)) {}
 
-  // tile[d] = the factor at depth first + d, 0 from `end` on.
-  __device__ void Fill(int32_t first, int32_t end, Quad (*tile)[kOuter / kPackFloats]) const {
+  // Loads the factor at the depths from `first` on, 0 from `end` on.
+  __device__ void Load(int32_t first, int32_t end) {
 #pragma unroll
-    for (int i = 0; i < kTileDepth; i += kLaneCount * kStep) {
-      const int d = i + lane_ * kStep;
-      // With few columns there are more threads than places in the tile; the others have nothing to load.
+    for (int i = 0; i < kLoads; ++i) {
+      const int d = DepthOf(i);
+      held_[i] = {};
+      if (d < kTileDepth && first + d < end) held_[i] = factor_.Load(place_, first + d);
+    }
+  }
+
+  // tile[d] = what was loaded for depth first + d.
+  __device__ void Store(Quad (*tile)[kOuter / kPackFloats]) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int d = DepthOf(i);
+      // With few columns there are more threads than places in the tile; the others have nothing to store.
       if (d >= kTileDepth) break;
-      Pack<float, kWidth> v = {};
-      if (first + d < end) v = factor_.Load(place_, first + d);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const int outer = kAlongDepth ? outer_ : outer_ + j;
         // The tile is depth by outer whatever the factor's order in memory, so that the product reads both tiles alike.
-        tile[kAlongDepth ? d + j : d][outer / kPackFloats].v[outer % kPackFloats] = v.v[j];
+        tile[kAlongDepth ? d + j : d][outer / kPackFloats].v[outer % kPackFloats] = held_[i].v[j];
       }
     }
   }
@@ -251,50 +261,67 @@ class Gatherer {
   static constexpr int kStep = kAlongDepth ? kWidth : 1;
   static constexpr int kLanes = kAlongDepth ? kOuter : kOuter / kWidth;  // threads along `outer`
   static constexpr int kLaneCount = kBlockThreads / kLanes;              // threads along the depth
+  static constexpr int kLoads = (kTileDepth + kLaneCount * kStep - 1) / (kLaneCount * kStep);
+
+  __device__ int DepthOf(int load) const { return (load * kLaneCount + lane_) * kStep; }
 
   const Factor& factor_;
   const int lane_, outer_;
   const typename Factor::Place place_;
+  Pack<float, kWidth> held_[kLoads];
 };
 
-// One tile of 64 rows by kColumns, over slice_depth of the depth from blockIdx.y * slice_depth on.
+// One tile of kRows by kColumns, over slice_depth of the depth from blockIdx.y * slice_depth on.
 //
 // Each step fills both tiles and then multiplies them: for each depth a thread reads four numbers of each, by two
-// 16-byte loads, for 16 multiply-adds. kGroups groups of threads have the same outputs, and each takes every kGroups-th
-// depth: a block has 256 threads even where its outputs need fewer. While a block waits for a gather, other blocks of
-// the multiprocessor compute.
-template <int kColumns, typename A, typename B, typename Store>
-__global__ void __launch_bounds__(kBlockThreads)
+// 16-byte loads, for 16 multiply-adds; in a tall tile eight of a, for 32. The next step's parts are on their way from
+// memory to registers meanwhile. kGroups groups of threads have the same outputs, and each takes every kGroups-th
+// depth: a block has 256 threads even where its outputs need fewer.
+template <int kRows, int kColumns, typename A, typename B, typename Store>
+__global__ void __launch_bounds__(kBlockThreads, kRows == kTileRows ? 3 : 2)
     ProductKernel(const A a, const B b, const Store store, int32_t depth, int32_t slice_depth) {
-  constexpr int kGroupThreads = kTileRows * kColumns / (kTileSide * kTileSide);
+  constexpr int kQuadRows = kTileRows / kTileSide;  // of the threads; in a tall tile each has two quads of rows
+  constexpr int kRowQuads = kRows / kTileRows;
+  constexpr int kSums = kRowQuads * kTileSide;
+  constexpr int kGroupThreads = kQuadRows * kColumns / kTileSide;
   constexpr int kGroups = kBlockThreads / kGroupThreads;
-  // a takes 8 KiB of shared memory, b 2 to 8 KiB.
-  __shared__ Quad a_tile[kTileDepth][kTileRows / kPackFloats];
+  // a takes 8 or 16 KiB of shared memory, b 2 to 8 KiB.
+  __shared__ Quad a_tile[kTileDepth][kRows / kPackFloats];
   __shared__ Quad b_tile[kTileDepth][kColumns / kPackFloats];
   const int thread = static_cast<int>(threadIdx.x);
   const int group = thread / kGroupThreads, in_group = thread % kGroupThreads;
   const int quad_row = in_group / (kColumns / kTileSide), quad_column = in_group % (kColumns / kTileSide);
-  const int32_t row_first = static_cast<int32_t>(blockIdx.x) * kTileRows;
+  const int32_t row_first = static_cast<int32_t>(blockIdx.x) * kRows;
   // The divisions of a thread's place are done here, once for the whole walk.
-  const Gatherer<kTileRows, A> gather_a(a, row_first);
-  const Gatherer<kColumns, B> gather_b(b, 0);
+  Gatherer<kRows, A> gather_a(a, row_first);
+  Gatherer<kColumns, B> gather_b(b, 0);
   const int32_t begin = static_cast<int32_t>(blockIdx.y) * slice_depth;
   const int32_t end = depth - begin < slice_depth ? depth : begin + slice_depth;
 
-  Quad sums[kTileSide] = {};
+  Quad sums[kSums] = {};
+  gather_a.Load(begin, end);
+  gather_b.Load(begin, end);
   for (int32_t first = begin; first < end; first += kTileDepth) {
-    gather_a.Fill(first, end, a_tile);
-    gather_b.Fill(first, end, b_tile);
+    gather_a.Store(a_tile);
+    gather_b.Store(b_tile);
     __syncthreads();  // all threads have filled the tiles that all threads now read
+    // Beyond `end` nothing is read.
+    gather_a.Load(first + kTileDepth, end);
+    gather_b.Load(first + kTileDepth, end);
     // The tile beyond `end` holds zeros, but counting less is cheaper than adding them.
     const int steps = end - first < kTileDepth ? end - first : kTileDepth;
 #pragma unroll 4
     for (int d = group; d < steps; d += kGroups) {
-      const Quad row = a_tile[d][quad_row], column = b_tile[d][quad_column];
+      const Quad column = b_tile[d][quad_column];
 #pragma unroll
-      for (int i = 0; i < kTileSide; ++i) {
+      for (int r = 0; r < kRowQuads; ++r) {
+        const Quad row = a_tile[d][r * kQuadRows + quad_row];
 #pragma unroll
-        for (int j = 0; j < kTileSide; ++j) sums[i].v[j] = fmaf(row.v[i], column.v[j], sums[i].v[j]);
+        for (int i = 0; i < kTileSide; ++i) {
+          Quad& sum = sums[r * kTileSide + i];
+#pragma unroll
+          for (int j = 0; j < kTileSide; ++j) sum.v[j] = fmaf(row.v[i], column.v[j], sum.v[j]);
+        }
       }
     }
     // All threads have read the tiles that the next step overwrites.
@@ -302,12 +329,19 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 
   // The groups' sums are added in order through a_tile, which holds those of one group at a time.
-  static_assert(kGroups == 1 || kTileRows * kColumns <= kTileDepth * kTileRows);
+  static_assert(kGroups == 1 || kRows * kColumns <= kTileDepth * kRows);
   Quad* const others = &a_tile[0][0];
+#pragma unroll
   for (int g = 1; g < kGroups; ++g) {
-    for (int i = 0; i < kTileSide && group == g; ++i) others[i * kGroupThreads + in_group] = sums[i];
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (group == g) others[i * kGroupThreads + in_group] = sums[i];
+    }
     __syncthreads();
-    for (int i = 0; i < kTileSide && group == 0; ++i) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (group != 0) continue;
+#pragma unroll
       for (int j = 0; j < kTileSide; ++j) sums[i].v[j] += others[i * kGroupThreads + in_group].v[j];
     }
     __syncthreads();
@@ -315,8 +349,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   // No barrier follows, so threads may leave.
   if (group != 0) return;
 #pragma unroll
-  for (int i = 0; i < kTileSide; ++i) {
-    store(row_first + quad_row * kTileSide + i, quad_column * kTileSide, sums[i]);
+  for (int i = 0; i < kSums; ++i) {
+    const int quad = i / kTileSide * kQuadRows + quad_row;
+    store(row_first + quad * kTileSide + i % kTileSide, quad_column * kTileSide, sums[i]);
   }
 }
 
@@ -324,16 +359,32 @@ struct ProductShape {
   int64_t rows = 0, columns = 0, depth = 0;
   int64_t slices = 1;
   int64_t slice_depth = 0;
+  bool is_tall = false;
 };
 
+template <int kRows, typename A, typename B, typename Store>
+cudaError_t LaunchTiles(cudaStream_t stream, const ProductShape& s, const A& a, const B& b, const Store& store) {
+  const LaunchShape shape = {.blocks = CeilDivide(s.rows, kRows), .blocks_y = s.slices};
+  // The narrowest tile that holds all columns is taken: the rest of a tile is products with zeros.
+  const auto kernel = s.columns <= 16   ? ProductKernel<kRows, 16, A, B, Store>
+                      : s.columns <= 32 ? ProductKernel<kRows, 32, A, B, Store>
+                                        : ProductKernel<kRows, 64, A, B, Store>;
+  return Launch(stream, shape, kernel, a, b, store, static_cast<int32_t>(s.depth), static_cast<int32_t>(s.slice_depth));
+}
+
+// Tiles of either height add in the same order.
 template <typename A, typename B, typename Store>
 cudaError_t LaunchProduct(cudaStream_t stream, const ProductShape& s, const A& a, const B& b, const Store& store) {
-  const LaunchShape shape = {.blocks = CeilDivide(s.rows, kTileRows), .blocks_y = s.slices};
-  // The narrowest tile that holds all columns is taken: the rest of a tile is products with zeros.
-  const auto kernel = s.columns <= 16   ? ProductKernel<16, A, B, Store>
-                      : s.columns <= 32 ? ProductKernel<32, A, B, Store>
-                                        : ProductKernel<64, A, B, Store>;
-  return Launch(stream, shape, kernel, a, b, store, static_cast<int32_t>(s.depth), static_cast<int32_t>(s.slice_depth));
+  return s.is_tall ? LaunchTiles<kTallTileRows>(stream, s, a, b, store)
+                   : LaunchTiles<kTileRows>(stream, s, a, b, store);
+}
+
+// A tall tile does a third more per byte of shared memory, but only two of its blocks fit a multiprocessor. It gains 6
+// to 16 % where it takes several steps, and its blocks fill an H100 several times, or less than once; else most of the
+// GPU would wait for the last ones.
+bool IsTall(int64_t rows, int64_t columns, int64_t depth) {
+  const int64_t blocks = CeilDivide(rows, kTallTileRows);
+  return columns >= 16 && depth > 2 * kTileDepth && (blocks <= kMultiprocessors || blocks >= 7 * kMultiprocessors);
 }
 
 ProductShape WeightProduct(const PatchShape& s, int64_t out_channels) {
@@ -367,7 +418,11 @@ cudaError_t NarrowForward(cudaStream_t stream, const PatchShape& s, int64_t out_
                            .activation = args.activation,
                            .bias = args.bias,
                            .out = args.y};
-  const ProductShape shape = {.rows = s.rows(), .columns = out_channels, .depth = s.patch(), .slice_depth = s.patch()};
+  const ProductShape shape = {.rows = s.rows(),
+                              .columns = out_channels,
+                              .depth = s.patch(),
+                              .slice_depth = s.patch(),
+                              .is_tall = IsTall(s.rows(), out_channels, s.patch())};
   const auto launch = [&]<int kWidth>() {
     return LaunchProduct(stream, shape, Patches<kWidth>{g, args.x}, Filters<kWidth>{g, args.weight}, store);
   };
@@ -387,7 +442,11 @@ cudaError_t NarrowInputGradient(cudaStream_t stream, const PatchShape& s, int64_
                            .bias = nullptr,
                            .out = dx};
   const int64_t depth = s.kernel_height * s.kernel_width * out_channels;
-  const ProductShape shape = {.rows = g.pixels, .columns = s.channels, .depth = depth, .slice_depth = depth};
+  const ProductShape shape = {.rows = g.pixels,
+                              .columns = s.channels,
+                              .depth = depth,
+                              .slice_depth = depth,
+                              .is_tall = IsTall(g.pixels, s.channels, depth)};
   const auto launch = [&]<int kWidth>() {
     return LaunchProduct(stream, shape, Outputs<kWidth>{g, dy}, FiltersOfPlaces{g, weight}, store);
   };
@@ -415,8 +474,8 @@ cudaError_t NarrowWeightGradient(cudaStream_t stream, const PatchShape& s, int64
   const StoreSlice store = {
       .rows = g.patch_size, .columns = g.out_channels_size, .out = shape.slices > 1 ? args.partial : args.dweight};
   const auto launch = [&]<int kXWidth, int kDyWidth>() {
-    return LaunchProduct(stream, shape, PatchesTransposed<kXWidth>{g, args.x}, OutputGradients<kDyWidth>{g, args.dy},
-                         store);
+    return LaunchTiles<kTileRows>(stream, shape, PatchesTransposed<kXWidth>{g, args.x},
+                                  OutputGradients<kDyWidth>{g, args.dy}, store);
   };
   // x and dy take packs independently of each other.
   const auto launch_by_x = [&]<int kDyWidth>() {

@@ -2,8 +2,9 @@
 //
 // Words. A *product* is (rows, depth) by (depth, columns). A block computes a tile of 64 rows and all columns (padded
 // to 16, 32 or 64). It walks along the depth in steps of 32, gathers both factors' parts into shared memory, and each
-// thread sums 4 x 4 elements in registers. With fewer than 64 columns, 2 or 4 groups of threads take turns along the
-// depth, and their sums are added in order at the end.
+// thread sums 4 x 4 elements in registers, while the next step's parts come from memory. Large products have *tall*
+// tiles of 128 rows, with 8 x 4 elements for a thread and the same order of sums. With fewer than 64 columns, 2 or 4
+// groups of threads take turns along the depth, and their sums are added in order at the end.
 //
 // Factors are not rounded, and sums are float32 with fused multiplication and addition, as CudaMath::kFp32 promises.
 #ifndef STARRING_KERNELS_CUDA_NARROW_CONVOLUTION_H_
@@ -22,11 +23,11 @@ namespace starring::cuda {
 inline constexpr int64_t kNarrowChannelsMax = 64;
 inline constexpr int64_t kNarrowPatchMax = 512;
 
-// Whether these kernels compute a convolution, rather than columns and cuBLASLt. The limits are estimates; no GPU has
-// measured them. Columns cost 8 bytes of traffic per element (written, then read), the product 2 * out_channels FLOP.
-// GPUs of 2020 to 2023 do 10 to 20 float32 FLOP in the time of one byte. With 16, the columns take longer than the
-// product up to 64 output channels. The input gradient's tile holds no more than 64 input channels. Beyond
-// kNarrowPatchMax a block's walk along the depth is long, and cuBLASLt, which may split it, is the better choice.
+// Whether these kernels compute a convolution, rather than columns and cuBLASLt. The limits are estimates. Columns cost
+// 8 bytes of traffic per element (written, then read), the product 2 * out_channels FLOP. GPUs of 2020 to 2023 do 10 to
+// 20 float32 FLOP in the time of one byte. With 16, the columns take longer than the product up to 64 output channels.
+// The input gradient's tile holds no more than 64 input channels. Beyond kNarrowPatchMax a block's walk along the depth
+// is long, and cuBLASLt, which may split it, is the better choice.
 inline bool IsNarrow(const PatchShape& shape, int64_t out_channels) {
   return shape.channels <= kNarrowChannelsMax && out_channels <= kNarrowChannelsMax && shape.patch() <= kNarrowPatchMax;
 }
@@ -43,7 +44,7 @@ struct NarrowForwardArgs {
 // Shapes:      x: (images, in_height, in_width, channels); weight: (out_channels, patch); bias: (out_channels);
 //              y: (images, out_height, out_width, out_channels), float32.
 // Writes:      y is overwritten (=).
-// Launch:      256 threads a block, one block per 64 places of the output, 10 to 16 KiB of shared memory.
+// Launch:      256 threads a block, one block per 64 or 128 places of the output, 10 to 24 KiB of shared memory.
 // Requires:    IsNarrow; 16-byte alignment and channels % 4 == 0 for vector loads, out_channels % 4 == 0 for vector
 //              stores, scalar path otherwise (all tested).
 // Cost:        2 * rows * patch * out_channels FLOP, more by the padding to 16, 32 or 64 columns; x is read from memory
@@ -56,7 +57,7 @@ struct NarrowForwardArgs {
 // dx = the gradient of x: for each element the sum over the kernel's places and the output channels.
 // Shapes:      dy as y, dx as x, weight as above.
 // Writes:      dx is overwritten (=): every element gathers its own sum, so there are no atomics.
-// Launch:      256 threads a block, one block per 64 pixels of x, 10 to 16 KiB of shared memory.
+// Launch:      256 threads a block, one block per 64 or 128 pixels of x, 10 to 24 KiB of shared memory.
 // Requires:    IsNarrow; 16-byte alignment and out_channels % 4 == 0 for vector loads, channels % 4 == 0 for vector
 //              stores, scalar path otherwise (all tested).
 // Cost:        2 FLOP per pixel of x, place of the kernel, channel and output channel, also for the places that a

@@ -200,7 +200,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                               cudaStream_t stream) {
   const bool adds_bias = (operation->epilogue & CUBLASLT_EPILOGUE_BIAS) != 0;
   if (c != d || c_layout != d_layout || !Fit(*operation, *a_layout, *b_layout, *d_layout) || !Aligned(a) ||
-      !Aligned(b) || !Aligned(d) || (adds_bias && !Aligned(operation->bias)) ||
+      !Aligned(b) || !Aligned(d) || (adds_bias ? !Aligned(operation->bias) : operation->bias != nullptr) ||
       algorithm->chosen_for != static_cast<uint64_t>(operation->epilogue)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }

@@ -46,7 +46,8 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             return json.load(file)["parameter_sha256"]
 
     def test_cudnn_gives_the_same_bits_in_every_way(self):
-        flags = [*cuda_jobs.without(self.everything(), "epochs"), "--epochs=2"]
+        base = [*cuda_jobs.without(self.everything(), "epochs"), "--epochs=2"]
+        flags = [*base, "--conv=cudnn"]
         os.environ["EMULATED_GPU_CUDNN"] = "91900"
         self.addCleanup(os.environ.pop, "EMULATED_GPU_CUDNN")
         local = self.cuda("local", flags=flags)
@@ -55,11 +56,11 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertIn("cuDNN 9.19.0", local["host"]["device"])
         # Three convolutions, in batches of 33 and of 1. The evaluation has 20 samples at once and is planned for 256.
         self.assertEqual(len(local["host"]["engines"]), 12)
-        plain = self.cuda("local", flags=[*flags, "--nocuda_graph", "--conv=cudnn"])
+        plain = self.cuda("local", flags=[*flags, "--nocuda_graph"])
         self.assertEqual(plain["parameter_sha256"], local["parameter_sha256"])
         self.assertEqual(self.cuda("star", 3, 2, flags)["parameter_sha256"],
                          self.cuda("ring", 3, flags=flags)["parameter_sha256"])
-        own = self.cuda("local", flags=[*flags, "--conv=own"])
+        own = self.cuda("local", flags=base)
         self.assertEqual((own["config"]["conv"], own["host"]["engines"]), ("own", {}))
         self.assert_near(local, own)
         self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=late", "local", flags=flags), local["parameter_sha256"])
@@ -70,10 +71,10 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 (["EMULATED_GPU_CUDNN=0"], "rank 1 has --conv=own, rank 0 has --conv=cudnn: with --conv=auto a worker"),
                 (["EMULATED_GPU_CUDNN=91800"], "rank 1 has cudnn.version=9.18.0, rank 0 has cudnn.version=9.19.0: "),
                 ([with_cudnn, "EMULATED_GPU_CUDNN_ENGINE=9"],
-                 r"rank 1 has cudnn\.engines of a convolution 1 x 14 x 14 x 6 to 16, .*=forward 9 \(.*, rank 0 has "
-                 r"cudnn\.engines of .*=forward 7 \(.*: give all workers the same cuDNN .*--conv=own")):
+                 r"rank 1 has cudnn\.engines of a convolution 1 x 14 x 14 x 6 to 16, .*=forward 49 \(.*, rank 0 has "
+                 r"cudnn\.engines of .*=forward 47 \(.*: give all workers the same cuDNN .*--conv=own")):
             # The last batch has one sample. Only rank 0 computes it, but both ranks plan for it.
-            job = [self.worker, *cuda_jobs.DATA, "--model=lenet5", "--epochs=1", "--device=cuda"]
+            job = [self.worker, *cuda_jobs.DATA, "--model=lenet5", "--epochs=1", "--device=cuda", "--math=tf32"]
             done = self.run_to_end(["mpirun", "--oversubscribe", "-np", "1", "env", with_cudnn, *job,
                                     ":", "-np", "1", "env", *other, *job], deadline_s=120)
             self.assertNotEqual(done.returncode, 0)

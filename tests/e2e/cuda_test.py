@@ -38,10 +38,11 @@ if REASON is None:
 
         def test_own_convolutions_train_as_cudnns(self):
             flags = [*self.everything(), "--record_losses"]
-            by_cudnn = self.cuda("local", flags=flags)
-            if by_cudnn["config"]["conv"] != "cudnn":
+            # In tf32 --conv=auto takes cuDNN where it is found.
+            if self.cuda("local", flags=[*flags, "--math=tf32"])["config"]["conv"] != "cudnn":
                 self.skipTest("NO cuDNN WAS FOUND: no convolution ran by it")
-            own = self.cuda("local", flags=[*flags, "--conv=own"])
+            by_cudnn = self.cuda("local", flags=[*flags, "--conv=cudnn"])
+            own = self.cuda("local", flags=flags)
             self.assertEqual(own["config"]["conv"], "own")
             self.assert_near(by_cudnn, own)
             self.assertEqual(self.cuda("local", flags=[*flags, "--conv=own", "--nocuda_graph"])["parameter_sha256"],

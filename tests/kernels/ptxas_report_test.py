@@ -8,8 +8,10 @@ import re
 import sys
 import unittest
 
-# 256 threads a block, and at least three blocks of them on a multiprocessor's 65536 registers.
+# 256 threads a block, and at least three blocks of them on a multiprocessor's 65536 registers; two of a tall tile.
 REGISTERS_MAX = 80
+TALL_REGISTERS_MAX = 128
+TALL = "ProductKernelILi128E"
 ARCHITECTURES = {"sm_80", "sm_90"}
 
 KERNEL = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
@@ -57,7 +59,7 @@ class PtxasReportTest(unittest.TestCase):
                 with self.subTest(kernel=name, target=target):
                     self.assertEqual(stack, 0, "bytes of stack")
                     self.assertEqual(spills, 0, "bytes spilled")
-                    self.assertLessEqual(registers, REGISTERS_MAX)
+                    self.assertLessEqual(registers, TALL_REGISTERS_MAX if TALL in name else REGISTERS_MAX)
             print(f"{os.path.basename(path)}: {len(names)} kernels, at most "
                   f"{max(registers for _, _, registers in kernels.values())} registers, no spills")
         print(f"{total} kernels for each of {', '.join(sorted(ARCHITECTURES))}")

@@ -197,14 +197,18 @@ TEST_F(DeviceChoiceTest, CpuIsTheCpu) {
 }
 
 TEST_F(DeviceChoiceTest, ConvIsResolved) {
-  const auto resolved = [](const cuda_emulation::EmulatedGpu& gpu, const char* device, const char* conv) {
+  const auto resolved = [](const cuda_emulation::EmulatedGpu& gpu, const char* device, const char* conv,
+                           CudaMath math = CudaMath::kFp32) {
     cuda_emulation::Gpu() = gpu;
-    WorkerOptions options{.device = ValueOf(kDevices, device), .conv = ValueOf(kConvolutions, conv)};
+    WorkerOptions options{.device = ValueOf(kDevices, device), .math = math, .conv = ValueOf(kConvolutions, conv)};
     const auto choice = ChooseDevice({}, &options);
     return choice.ok() ? NameOf(kConvolutions, options.conv) : std::string(choice.status().message());
   };
   EXPECT_EQ(resolved({}, "cuda", "auto"), "own");
-  EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "auto"), "cudnn");
+  EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "auto"), "own");
+  EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "auto", CudaMath::kTf32), "cudnn");
+  EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "auto", CudaMath::kBf16), "cudnn");
+  EXPECT_EQ(resolved({}, "cuda", "auto", CudaMath::kTf32), "own");
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "auto", "cudnn"), "cudnn");
   EXPECT_EQ(resolved({.cudnn_version = 91900}, "cuda", "own"), "own");
   EXPECT_EQ(resolved({.driver_version = 0}, "auto", "auto"), "auto");
@@ -222,6 +226,7 @@ TEST_F(DeviceChoiceTest, AutoSaysWhyACudnnThatIsThereIsOfNoUse) {
   EXPECT_THAT(ChooseDevice({}, &options_)->note, IsEmpty());
   cuda_emulation::Gpu() = {.cudnn_version = 91900, .cudnn_starts = false};
   options_.conv = CudaConvolutions::kAuto;
+  options_.math = CudaMath::kTf32;
   const auto choice = ChooseDevice({}, &options_);
   ASSERT_TRUE(choice.ok()) << choice.status();
   EXPECT_THAT(choice->note, HasSubstr("note: convolutions by kernels of our own: cudnnCreate: CUDNN_STATUS_NOT_INIT"));
@@ -231,6 +236,7 @@ TEST_F(DeviceChoiceTest, AutoSaysWhyACudnnThatIsThereIsOfNoUse) {
 TEST_F(DeviceChoiceTest, RanksCompareTheVersionAndTheEngines) {
   using Facts = std::vector<std::pair<std::string, std::string>>;
   cuda_emulation::Gpu() = {.cudnn_version = 91002};
+  options_.conv = CudaConvolutions::kCudnn;
   auto choice = ChooseDevice({}, &options_).value();
   EXPECT_EQ(DeviceFacts(*choice.cuda), (Facts{{"cudnn.version", "9.10.2"}}));
   const Conv2dSpec spec = {.batch = 2, .in_height = 1, .in_width = 1, .in_channels = 3, .out_channels = 1};
