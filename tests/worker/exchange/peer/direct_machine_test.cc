@@ -133,8 +133,9 @@ TEST_P(DirectMachineRanks, AShortBlockHasFewOwners) {
       EXPECT_EQ(owners, owner_count);
       EXPECT_TRUE(buckets.DirectSlice(0, 0).empty() || owner_count > 1) << "rank 0 is not the first in turn";
       ranks.Run(3);
+      const std::vector<float> expected = job.Reference(3);
       for (int rank = 0; rank < world_size; ++rank) {
-        ASSERT_EQ(ranks.parameters(rank), job.Reference(3)) << rank;
+        ASSERT_EQ(ranks.parameters(rank), expected) << rank;
         const ExchangeCounters counters = ranks.machine(rank).counters();
         EXPECT_EQ(counters.bytes_sent, counters.bytes_received);
         bytes += counters.bytes_sent;
@@ -148,13 +149,13 @@ TEST_P(DirectMachineRanks, AShortBlockHasFewOwners) {
 TEST_P(DirectMachineRanks, AShortBlockFollowsWholeOnes) {
   const int world_size = GetParam();
   const int64_t block = ReductionBlockElements(world_size);
-  for (const int64_t bucket_bytes : {int64_t{1}, 3 * block * 4, int64_t{1} << 30}) {
-    ExampleJob job = {.element_count = 2 * block + 4096, .bucket_bytes = bucket_bytes, .world_size = world_size};
-    for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
-      job.sum_order = order;
+  for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
+    ExampleJob job = {.element_count = 2 * block + 4096, .world_size = world_size, .sum_order = order};
+    const std::vector<float> expected = job.Reference(2);
+    for (const int64_t bucket_bytes : {int64_t{1}, 3 * block * 4, int64_t{1} << 30}) {
+      job.bucket_bytes = bucket_bytes;
       MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 4});
       ranks.Run(2);
-      const std::vector<float> expected = job.Reference(2);
       for (int rank = 0; rank < world_size; ++rank) ASSERT_EQ(ranks.parameters(rank), expected) << rank;
     }
   }

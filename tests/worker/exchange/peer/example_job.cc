@@ -1,6 +1,7 @@
 #include "tests/worker/exchange/peer/example_job.h"
 
-#include <cmath>
+#include <algorithm>
+#include <array>
 #include <iterator>
 #include <utility>
 
@@ -14,27 +15,54 @@ namespace {
 
 using Gradients = std::vector<std::vector<float>>;  // by rank
 
+// SplitMix64: Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. As with Philox, the
+// word of any element follows from its number alone. Under a sanitizer, Philox took five sixths of some tests' time.
+uint64_t Mix(uint64_t word) {
+  word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9u;
+  word = (word ^ word >> 27) * 0x94D049BB133111EBu;
+  return word ^ word >> 31;
+}
+uint64_t WordAt(uint64_t stream, uint64_t element) { return Mix(stream + (element + 1) * 0x9E3779B97F4A7C15u); }
+
+// The lower and the upper half of a word serve as two numbers.
+uint32_t Lower(uint64_t word) { return static_cast<uint32_t>(word); }
+uint32_t Upper(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+
+// Each rank and step has a stream of its own, which is none of the parameters'.
+uint64_t GradientStream(uint64_t seed, int rank, int64_t step) { return WordAt(WordAt(Mix(seed), 1 + step), rank); }
+
+// 2^-15 to 2^4.
+constexpr std::array<float, 20> kMagnitudes = [] {
+  std::array<float, 20> magnitudes;
+  float magnitude = 0x1p-15f;
+  for (float& entry : magnitudes) {
+    entry = magnitude;
+    magnitude *= 2;
+  }
+  return magnitudes;
+}();
+
 // Written as the definition of a tree is, without TreeMiddle.
-float TreeSum(const Gradients& gradients, int64_t element, RankRange ranks) {
-  if (ranks.end - ranks.begin == 1) return gradients[ranks.begin][element];
+std::vector<float> TreeSum(const Gradients& gradients, RankRange ranks) {
+  if (ranks.end - ranks.begin == 1) return gradients[ranks.begin];
   int left = 1;
   while (2 * left < ranks.end - ranks.begin) left *= 2;
-  return TreeSum(gradients, element, {ranks.begin, ranks.begin + left}) +
-         TreeSum(gradients, element, {ranks.begin + left, ranks.end});
+  std::vector<float> sum = TreeSum(gradients, {ranks.begin, ranks.begin + left});
+  const std::vector<float> right = TreeSum(gradients, {ranks.begin + left, ranks.end});
+  for (size_t i = 0; i < sum.size(); ++i) sum[i] += right[i];
+  return sum;
 }
 
 std::vector<float> SumOf(const Gradients& gradients, SumOrder order) {
   const int world_size = static_cast<int>(gradients.size());
   const auto element_count = std::ssize(gradients[0]);
+  if (order == SumOrder::kTree) return TreeSum(gradients, {0, world_size});
   std::vector<float> sum(element_count);
-  if (order == SumOrder::kTree) {
-    for (int64_t i = 0; i < element_count; ++i) sum[i] = TreeSum(gradients, i, {0, world_size});
-    return sum;
-  }
   ForEachRun({0, element_count}, element_count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
-    for (int64_t i = run.begin; i < run.end; ++i) {
-      sum[i] = gradients[first_rank][i];
-      for (int k = 1; k < world_size; ++k) sum[i] += gradients[(first_rank + k) % world_size][i];
+    std::copy_n(gradients[first_rank].begin() + run.begin, run.size(), sum.begin() + run.begin);
+    for (int k = 1; k < world_size; ++k) {
+      const float* const next = gradients[(first_rank + k) % world_size].data();
+      for (int64_t i = run.begin; i < run.end; ++i) sum[i] += next[i];
     }
   });
   return sum;
@@ -64,22 +92,21 @@ BucketMap ExampleJob::Buckets() const {
 
 std::vector<float> ExampleJob::InitialParameters() const {
   std::vector<float> parameters(element_count);
-  const RandomKey key = {.seed = seed, .purpose = RandomPurpose::kInit};
-  for (int64_t i = 0; i < element_count; ++i) parameters[i] = UnitFloat(key.At(i)[0]) - 0.5f;
+  const uint64_t stream = Mix(seed);
+  uint64_t element = 0;
+  for (float& parameter : parameters) parameter = UnitFloat(Lower(WordAt(stream, element++))) - 0.5f;
   return parameters;
 }
 
 std::vector<float> ExampleJob::Gradient(int rank, int64_t step) const {
   std::vector<float> gradient(element_count);
-  const RandomKey key = {.seed = seed,
-                         .purpose = RandomPurpose::kSynthetic,
-                         .stream = static_cast<uint32_t>(rank),
-                         .epoch = static_cast<uint32_t>(step)};
-  for (int64_t i = 0; i < element_count; ++i) {
-    const PhiloxWords words = key.At(i);
-    gradient[i] = values == GradientValues::kIntegers
-                      ? static_cast<float>(BelowN(words[0], 17)) - 8.0f
-                      : std::ldexp(UnitFloat(words[0]) - 0.5f, static_cast<int>(BelowN(words[1], 20)) - 15);
+  const uint64_t stream = GradientStream(seed, rank, step);
+  uint64_t element = 0;
+  for (float& entry : gradient) {
+    const uint64_t word = WordAt(stream, element++);
+    entry = values == GradientValues::kIntegers
+                ? static_cast<float>(BelowN(Lower(word), 17)) - 8.0f
+                : (UnitFloat(Lower(word)) - 0.5f) * kMagnitudes[BelowN(Upper(word), kMagnitudes.size())];
   }
   return gradient;
 }

@@ -49,7 +49,7 @@ class InMemoryNetwork::RankTransport final : public MpiTransport {
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
     std::lock_guard lock(network_.mutex_);
     CountPosted();
-    network_.receives_.push_back({.from = peer, .to = rank_, .tag = tag, .data = data, .token = token});
+    network_.receives_[{peer, rank_, tag}].push_back({.data = data, .token = token});
   }
 
   void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) override {
@@ -126,7 +126,7 @@ void InMemoryNetwork::Disconnect(int rank) {
   cut_[rank] = true;
   // Eager messages, which were copied, still arrive. Messages in the rank's own memory are lost.
   std::erase_if(sends_, [&](const Send& send) { return send.to == rank || (send.from == rank && !send.eager); });
-  std::erase_if(receives_, [&](const Receive& receive) { return receive.to == rank; });
+  std::erase_if(receives_, [&](const auto& entry) { return std::get<1>(entry.first) == rank; });
 }
 
 void InMemoryNetwork::CorruptMessages(int tag, std::optional<NetworkLink> link) {
@@ -158,23 +158,23 @@ int64_t InMemoryNetwork::message_bytes_max() const {
 // Pairs the oldest send and the oldest receive of the same (from, to, tag); leaves a random part for later, but never
 // lets a younger message of a triple overtake an older one.
 void InMemoryNetwork::Match() {
-  std::set<std::tuple<int, int, int>> held_back;
+  std::set<Triple> held_back;
   for (auto send = sends_.begin(); send != sends_.end();) {
-    const auto key = std::tuple(send->from, send->to, send->tag);
-    const auto receive = std::find_if(receives_.begin(), receives_.end(), [&](const Receive& candidate) {
-      return std::tuple(candidate.from, candidate.to, candidate.tag) == key;
-    });
-    if (receive == receives_.end() || held_back.contains(key) || cut_[send->to] || Chance(30)) {
-      held_back.insert(key);
+    const Triple triple(send->from, send->to, send->tag);
+    const auto waiting = receives_.find(triple);
+    if (waiting == receives_.end() || held_back.contains(triple) || cut_[send->to] || Chance(30)) {
+      held_back.insert(triple);
       ++send;
       continue;
     }
-    CHECK_EQ(send->data.size(), receive->data.size());
-    std::copy(send->data.begin(), send->data.end(), receive->data.begin());
-    if (IsCorrupt(*send)) receive->data.back() ^= std::byte{0x10};
-    Complete(receive->to, receive->token);
+    const Receive receive = waiting->second.front();
+    waiting->second.pop_front();
+    if (waiting->second.empty()) receives_.erase(waiting);
+    CHECK_EQ(send->data.size(), receive.data.size());
+    std::copy(send->data.begin(), send->data.end(), receive.data.begin());
+    if (IsCorrupt(*send)) receive.data.back() ^= std::byte{0x10};
+    Complete(send->to, receive.token);
     if (!send->eager) Complete(send->from, send->token);
-    receives_.erase(receive);
     send = sends_.erase(send);
   }
 }

@@ -9,11 +9,13 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -54,6 +56,7 @@ class InMemoryNetwork {
  private:
   class RankTransport;
 
+  using Triple = std::tuple<int, int, int>;  // from, to, tag: messages with the same one match in the order posted
   struct Send {
     int from = 0;
     int to = 0;
@@ -64,9 +67,6 @@ class InMemoryNetwork {
     Transport::Token token;
   };
   struct Receive {
-    int from = 0;
-    int to = 0;
-    int tag = 0;
     std::span<std::byte> data;
     Transport::Token token;
   };
@@ -86,7 +86,7 @@ class InMemoryNetwork {
   mutable std::mutex mutex_;
   std::mt19937_64 random_;
   std::deque<Send> sends_;                               // in the order posted
-  std::deque<Receive> receives_;                         // likewise
+  std::map<Triple, std::deque<Receive>> receives_;       // likewise; no deque is empty
   std::vector<std::deque<Allreduce>> allreduces_;        // by rank
   std::vector<std::vector<Transport::Token>> complete_;  // by rank: not polled yet
   std::vector<bool> cut_;

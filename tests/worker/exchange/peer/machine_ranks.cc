@@ -60,9 +60,9 @@ class MachineRanks::CountingOwner final : public SliceOwner {
 
 MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
     : job_(job), buckets_(job.Buckets()), network_(job.world_size, options.seed), random_(options.seed) {
+  parameters_.assign(job.world_size, job.InitialParameters());
   for (int rank = 0; rank < job.world_size; ++rank) {
     owners_.push_back(std::make_unique<CountingOwner>(SlicesOf(job, buckets_, options.kind, rank)));
-    parameters_.push_back(job.InitialParameters());
     transports_.push_back(network_.CreateTransport(rank));
   }
   for (int rank = 0; rank < job.world_size; ++rank) {
