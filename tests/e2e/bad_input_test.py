@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import struct
+import time
 import unittest
 
 from tests.e2e.jobs import JobTest, LAUNCH, SERVER, SMALL_JOB, WORKER
@@ -134,6 +135,7 @@ class BadPeerTest(JobTest):
         self.assertIn(address.rpartition(":")[2], done.output)
 
     def test_star_workers_with_different_flags(self):
+        jobs = []
         for flag, first, second in (("seed", "1", "2"), ("model", "lenet5", "mlp"), ("learning_rate", "0.05", "0.01"),
                                     ("global_batch", "33", "34"), ("synthetic_train_count", "200", "190")):
             _, address = self.start_server()
@@ -141,6 +143,12 @@ class BadPeerTest(JobTest):
             workers = [self.start([WORKER, "--servers=" + address, "--rank=%d" % rank, "--world_size=2",
                                    "--join_deadline_s=5", *flags, "--%s=%s" % (flag, value)])
                        for rank, value in ((0, first), (1, second))]
+            jobs.append((first, second, workers))
+            end = time.monotonic() + 60
+            while all(worker.poll() is None for worker in workers) and time.monotonic() < end:
+                time.sleep(0.02)  # for either of them
+        # The worker of each job that is not refused waits for another one: all of them at the same time.
+        for first, second, workers in jobs:
             done = [self.finish(worker, deadline_s=60) for worker in workers]
             refused = [d for d in done if d.returncode == REFUSED]
             self.assertTrue(refused, done[0].output + done[1].output)
@@ -189,6 +197,7 @@ class BadPeerTest(JobTest):
         secrets = [self.path("secret.%d" % number) for number in range(2)]
         for secret in secrets:
             self.assertEqual(self.run_to_end([LAUNCH, "--make_secret=" + secret], deadline_s=60).returncode, 0)
+        waiting = []
         for first, second, said, code in (
                 (["--job_secret=" + secrets[0]], ["--job_secret=" + secrets[1]], "another job secret", REFUSED),
                 (["--job_secret=" + secrets[0]], [], "job_secret", REFUSED),
@@ -200,18 +209,23 @@ class BadPeerTest(JobTest):
             refused = self.finish(workers[1], deadline_s=60)
             self.assertEqual(refused.returncode, code, refused.output)  # as in a star
             self.assertIn(said, refused.output)
-            # The other one hears of it, and waits for a rank 1 that belongs to the job.
-            waiting = self.finish(workers[0], deadline_s=60)
-            self.assertEqual(waiting.returncode, PEER_MISSING, waiting.output)
-            self.assertIn("rank 1 of 2 has not joined at " + address, waiting.output)
+            waiting.append((address, workers[0]))
+        # The other ones hear of it, and wait for a rank 1 that belongs to the job: all of them at the same time.
+        for address, worker in waiting:
+            done = self.finish(worker, deadline_s=60)
+            self.assertEqual(done.returncode, PEER_MISSING, done.output)
+            self.assertIn("rank 1 of 2 has not joined at " + address, done.output)
 
     def test_a_rank_over_tcp_that_never_comes_is_named(self):
+        waiting = []
         for rank, said in ((0, "rank 1 of 2 has not joined at %s"),
                            (1, "rank 1 did not find rank 0 at --rendezvous=%s")):
             address = self.free_address()
-            done = self.finish(self.tcp_worker(address, rank), deadline_s=60)
+            waiting.append((said % address, self.tcp_worker(address, rank)))
+        for said, worker in waiting:
+            done = self.finish(worker, deadline_s=60)
             self.assertEqual(done.returncode, PEER_MISSING, done.output)
-            self.assertIn(said % address, done.output)
+            self.assertIn(said, done.output)
 
 
 if __name__ == "__main__":
