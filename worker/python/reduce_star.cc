@@ -30,10 +30,9 @@ ReduceStar::ReduceStar(Options options)
                                       .worker_count = worker_count(),
                                       .memory = *options_.memory,
                                       .is_shared = !options_.shared.empty(),
-                                      .on_answered = [this](int64_t number) {
-                                        NoteProgress();
-                                        Complete(number);
-                                      }});
+                                      .on_answered = [this](int64_t number) { Complete(number); },
+                                      // A long slice is slow, not stuck: each of its pieces counts.
+                                      .on_progress = [this] { NoteProgress(); }});
 }
 
 void ReduceStar::Start(const Reduction& reduction) {

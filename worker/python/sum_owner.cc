@@ -73,6 +73,7 @@ void SumOwner::FillPlaces() {
 }
 
 void SumOwner::OnCompletion(uint64_t operation) {
+  if (options_.on_progress != nullptr) options_.on_progress();
   const int index = static_cast<int>((operation & ~kSends) >> kPlaceShift);
   Place& place = places_[index];
   if ((operation & kSends) == 0) {

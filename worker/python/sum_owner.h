@@ -44,6 +44,8 @@ class SumOwner final : public Transport::Poster {
     bool is_shared = false;  // the other ranks have mapped the memory: messages have no bytes
     // A slice of the reduction with this number is over: all have been sent its sums.
     std::function<void(int64_t number)> on_answered;
+    // A contribution has come, or an answer has gone. Null: not wanted.
+    std::function<void()> on_progress;
   };
   explicit SumOwner(Options options);
 
