@@ -50,6 +50,14 @@ absl::Status SumServer::TakeHead(int rank) {
   Begun& begun = found->second;
   RETURN_IF_ERROR(CheckSameHead(begun.first, {.rank = rank, .head = head}));
   if (++begun.rank_count == worker_count_) begun_.erase(found);
+  // A rank has at most kReductionsMax tickets, and a sum of elements ends when all ranks have begun it. Other servers
+  // may own the last sums that have ended, but each server owns one of every server_count. Sums of no elements end
+  // without the other ranks, and must not fill this server's memory.
+  if (std::ssize(begun_) > kReductionsMax + server_count_) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has begun ", begun_.size(),
+                                                   " sums that another rank has not begun, at most ",
+                                                   kReductionsMax + server_count_, " are allowed"));
+  }
   if (is_first) BeginSlice({.number = number, .head = head});
   return absl::OkStatus();
 }

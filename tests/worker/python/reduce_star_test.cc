@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/python/summing_ranks.h"
@@ -132,6 +133,17 @@ TEST_P(ReduceStarTest, ADifferenceNamesBothRanksAndBothValues) {
   }
   // No rank may use a sum of arrays that do not belong together.
   for (int rank = 0; rank < ranks.worker_count(); ++rank) EXPECT_EQ(ranks.completed_count(rank), 0);
+}
+
+// Sums of no elements end without the other ranks.
+TEST(SumServerTest, ARankThatIsFarAheadIsRefused) {
+  SummingRanks ranks({.worker_count = 2, .server_count = 1});
+  for (int64_t step = 0; step < kReductionsMax + 2; ++step) {
+    ranks.Begin(0, Head(step, 0, 0, ElementType::kFloat32), {});
+  }
+  const absl::Status status = ranks.End();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 has begun 1002 sums"));
 }
 
 std::string NameOf(const testing::TestParamInfo<Set>& set) {
