@@ -54,7 +54,11 @@ absl::StatusOr<std::unique_ptr<GroupMemory>> GroupMemory::Meet(MessagePump& pump
   // A process that cannot map tells so and goes on: all must take part in all messages.
   std::string refusal;
   if (pump.rank() < pump.worker_count()) {
-    refusal = memory->OpenAll(absl::StrSplit(list, '\n'), options);
+    const std::vector<std::string> places = absl::StrSplit(list, '\n');
+    // A line feed in the text of a process would give the places after it to other ranks.
+    refusal = std::ssize(places) == pump.world_size()
+                  ? memory->OpenAll(places, options)
+                  : absl::StrCat(places.size(), " places of memory for ", pump.world_size(), " processes");
   }
   ASSIGN_OR_RETURN(all, GatherTextToRoot(pump, refusal, join));
   for (const std::string& other : all) {
@@ -62,7 +66,10 @@ absl::StatusOr<std::unique_ptr<GroupMemory>> GroupMemory::Meet(MessagePump& pump
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump, refusal, join));
   memory->is_shared_ = refusal.empty();
-  if (!memory->is_shared_) memory->of_owners_.clear();
+  if (!memory->is_shared_) {
+    memory->of_owners_.clear();
+    memory->opened_.clear();
+  }
   return memory;
 }
 
