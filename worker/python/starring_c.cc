@@ -1,10 +1,13 @@
 // The functions of starring.h: they check what a caller gives, and turn statuses into codes and sentences.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,9 +20,12 @@
 #include "absl/time/time.h"
 #include "common/host/address.h"
 #include "common/host/dial.h"
+#include "common/limits.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "common/transport/tcp_listener.h"
 #include "common/transport/tcp_rendezvous.h"
+#include "common/transport/transport.h"
 #include "worker/python/element_sum.h"
 #include "worker/python/group.h"
 #include "worker/python/reduction.h"
@@ -39,6 +45,10 @@ static_assert(static_cast<int>(ElementType::kFloat32) == ST_FLOAT32 &&
               static_cast<int>(ElementType::kFloat16) == ST_FLOAT16);
 
 constexpr size_t kTokenBytes = 32;
+
+// What the ranks that are connected have at least to agree, of the deadline that both share: the last rank may connect
+// at its end.
+constexpr absl::Duration kAgreementDeadlineMin = absl::Seconds(5);
 
 // The sentence of this thread's last call that failed.
 std::string& LastError() {
@@ -107,6 +117,10 @@ absl::Status CheckOptions(const st_options& options, Role role) {
                                                    options.server_count, " servers after them is no ",
                                                    role == Role::kRank ? "rank that trains" : "server"));
   }
+  if (int64_t{options.world_size} + options.server_count > kWorldSizeMax) {
+    return absl::InvalidArgumentError(absl::StrCat(options.world_size, " ranks and ", options.server_count,
+                                                   " servers: at most ", kWorldSizeMax, " processes form a group"));
+  }
   if (options.server_count > 0 && options.topology == ST_RING) {
     return absl::InvalidArgumentError(absl::StrCat("a ring has no servers, and server_count is ", options.server_count,
                                                    ": take a star, or no servers"));
@@ -139,6 +153,7 @@ absl::Status InWordsOfOptions(const absl::Status& status) {
                            {"give every rank the same file", "give every process the same token"},
                            {"--job_secret=FILE", "a token"},
                            {"--job_secret", "token"},
+                           {"job secret", "token"},
                            {"--rendezvous", "rendezvous"},
                            {"--world_size", "world_size"},
                            {"--run_id", "group_name"},
@@ -161,12 +176,14 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
   if (options.say != nullptr) {
     say = [to = options.say, context = options.say_context](const std::string& line) { to(context, line.c_str()); };
   }
-  const Group::Options group = {.topology = static_cast<Topology>(options.topology),
-                                .server_count = options.server_count,
-                                .join_deadline = absl::Seconds(options.join_deadline_s),
-                                .exchange_deadline = absl::Seconds(options.exchange_deadline_s),
-                                .stall_report = absl::ToChronoMilliseconds(absl::Seconds(options.stall_report_s)),
-                                .say = say};
+  const absl::Time begin = SteadyNow();
+  const absl::Duration stall_report = BoundedDeadline(absl::Seconds(options.stall_report_s));
+  Group::Options group = {.topology = static_cast<Topology>(options.topology),
+                          .server_count = options.server_count,
+                          .join_deadline = absl::Seconds(options.join_deadline_s),
+                          .exchange_deadline = absl::Seconds(options.exchange_deadline_s),
+                          .stall_report = absl::ToChronoMilliseconds(stall_report),
+                          .say = say};
   TcpRendezvousOptions rendezvous = {.rank = options.rank,
                                      .world_size = options.world_size + options.server_count,
                                      .server_count = options.server_count,
@@ -183,7 +200,9 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
   }
   absl::StatusOr<std::unique_ptr<Transport>> transport = ConnectFullMesh(std::move(rendezvous));
   if (!transport.ok()) return InWordsOfOptions(transport.status());
-  return Group::Create(*std::move(transport), group);
+  const absl::Duration rest = absl::Floor(group.join_deadline - (SteadyNow() - begin), absl::Milliseconds(100));
+  group.join_deadline = std::min(group.join_deadline, std::max(rest, kAgreementDeadlineMin));
+  return Group::Create(*std::move(transport), std::move(group));
 }
 
 }  // namespace

@@ -302,7 +302,7 @@ class SumTest(unittest.TestCase):
             self.assertEqual(ranks.await_outcomes(), {0: (OK, [0.0, 4.0]), 1: (OK, [0.0, 4.0])})
 
     def test_different_groups_tokens_and_topologies_are_refused(self) -> None:
-        cases: list[tuple[Changes, str]] = [({"group_name": b"another"}, "another"), ({"token": b"x" * 32}, "secret"),
+        cases: list[tuple[Changes, str]] = [({"group_name": b"another"}, "another"), ({"token": b"x" * 32}, "token"),
                                             ({"topology": RING}, "rank 1 opens a ring, rank 0 a star")]
         for other, words in cases:
             with self.subTest(words), job(adds_integers, 2, join_deadline_s=5.0, per_rank={1: other}) as ranks:
@@ -318,7 +318,8 @@ class SumTest(unittest.TestCase):
             ({"rank": 1, "listener": 0}, "rank 0 listens"), ({"join_deadline_s": 0.0}, "join_deadline_s"),
             ({"exchange_deadline_s": float("nan")}, "exchange_deadline_s"), ({"rendezvous": b"nowhere"}, "nowhere"),
             ({"rendezvous": None}, "rendezvous"), ({"rendezvous": b"192.0.2.1:80"}, "without a token"),
-            ({"group_name": None}, "group_name"), ({"world_size": 0}, "0 ranks")]
+            ({"group_name": None}, "group_name"), ({"world_size": 0}, "0 ranks"),
+            ({"world_size": 2**31 - 1, "server_count": 1}, "1 servers: at most")]
         for changes, words in cases:
             given: Changes = {"rank": 0, "world_size": 2, "address": "127.0.0.1:1", **changes}
             if "listener" in changes:
