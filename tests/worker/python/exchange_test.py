@@ -134,6 +134,16 @@ class ExchangeTest(unittest.TestCase):
         future = self.submit(0)
         with self.assertRaisesRegex(StarringError, "no"):
             future.wait()
+        self.assertEqual(self.group.aborts, ["rank 1 gave up in step 0: no"])
+
+    def test_after_an_interrupt_in_the_hook_no_backward_waits(self):
+        with mock.patch.object(self.group, "allreduce", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                self.submit(0, True)
+        self.assertEqual(self.group.aborts, ["rank 1 was interrupted at bucket 0 of step 0"])
+        with self.assertRaisesRegex(StarringError, "interrupted"):
+            self.exchange.end_of_backward()
+        self.assert_submit_fails("interrupted", 0)
 
     def test_a_backward_that_stopped_is_noticed_in_the_next(self):
         self.submit(0)

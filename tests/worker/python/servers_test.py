@@ -190,7 +190,8 @@ class ServersTest(unittest.TestCase):
         os.kill(int(self.found_processes()[0]), signal.SIGKILL)
 
     def test_a_server_that_ends_is_reported(self):
-        process = self.start("--servers=2", "--", sys.executable, "-c", "import time; print(flush=True); time.sleep(60)")
+        script = "import time; print(flush=True); time.sleep(60)"
+        process = self.start("--servers=2", "--", sys.executable, "-c", script)
         process.stdout.readline()
         with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
             server = min(map(int, file.read().split()))

@@ -37,7 +37,7 @@ _REASON_CHARS_MAX = 200
 
 class _Bucket(NamedTuple):
     """A bucket that the hook was given."""
-    index: int
+    number: int  # its index, which a tuple has as a method
     step: int
     layout: int
     memory: torch.Tensor  # what the library sums: the bucket itself, or its copy in host memory
@@ -107,13 +107,9 @@ class BucketExchange:
                         future)
         is_last = bucket.is_last()
         self._leave_room()
-        self._submitted += 1
-        self._next_index = 0 if is_last else entry.index + 1
+        self._next_index = 0 if is_last else entry.number + 1
         self.step += is_last
-        if staged:
-            self._to_copy_thread(entry)
-        else:
-            self._begin(entry)
+        self._hand_over(entry)
         if is_last:
             self._wait_at_the_end_of_backward()
         return future
@@ -125,7 +121,7 @@ class BucketExchange:
         Ctrl-C would have to wait for the exchange.
         """
         with self._changed:
-            while self._finished < self._submitted:
+            while self._finished < self._submitted and self._failure is None:
                 self._changed.wait()
         self._raise_failure()
 
@@ -136,6 +132,7 @@ class BucketExchange:
                 self._failure = StarringError(why, kind)
                 if not self._closing:
                     self._group.abort(why)
+                self._changed.notify_all()
 
     def begin_to_end(self, why: Optional[str] = None) -> None:
         """Lets the exchange thread end the group; waits for nothing. All ranks get `why`, if it is given; if it is not,
@@ -174,7 +171,7 @@ class BucketExchange:
     def _leave_room(self) -> None:
         """Waits if more sums are under way than the library takes; DDP rarely has so many buckets."""
         with self._changed:
-            while self._submitted - self._finished >= _library.TICKETS_MAX:
+            while self._submitted - self._finished >= _library.TICKETS_MAX and self._failure is None:
                 self._changed.wait()
 
     def _check_values(self, values: torch.Tensor) -> None:
@@ -202,17 +199,32 @@ class BucketExchange:
                 self._names.get(id(parameter), f"? {tuple(parameter.shape)}") for parameter in parameters)
         return self._layouts[key]
 
+    def _hand_over(self, entry: _Bucket) -> None:
+        try:
+            self._submitted += 1
+            if entry.staged is not None:
+                self._to_copy_thread(entry)
+            else:
+                self._begin(entry)
+        except BaseException:
+            # Ctrl-C, most likely. The bucket may never be finished: a later backward must fail, not wait for it.
+            self.fail(f"rank {self._rank} was interrupted at bucket {entry.number} of step {entry.step}")
+            raise
+
     def _begin(self, entry: _Bucket) -> None:
         """Begins the sum and hands the bucket to the exchange thread."""
         ticket = -1
         with self._changed:
             if self._failure is None and not self._closing:
                 try:
-                    ticket = self._group.allreduce(entry.step, entry.index, entry.layout, entry.memory.data_ptr(),
+                    ticket = self._group.allreduce(entry.step, entry.number, entry.layout, entry.memory.data_ptr(),
                                                    entry.memory.numel(), ELEMENT_TYPES[entry.memory.dtype],
                                                    float(self._world_size))
                 except StarringError as error:
                     self._failure = error
+                    # A call that was only refused breaks nothing, and the others would wait until the deadline.
+                    self._group.abort(f"rank {self._rank} gave up in step {entry.step}: {error}")
+                    self._changed.notify_all()
         self._inbox.put((ticket, entry))
 
     def _wait_at_the_end_of_backward(self) -> None:
@@ -229,6 +241,7 @@ class BucketExchange:
 
     def _copy(self) -> None:
         for entry in iter(self._copies.get, None):
+            assert entry.staged is not None, "only buckets of a GPU are copied"
             try:
                 self._staging.wait(entry.staged)
             except RuntimeError as error:  # CUDA's
@@ -237,7 +250,7 @@ class BucketExchange:
         self._inbox.put(None)
 
     def _fail_copy(self, entry: _Bucket, way: str, error: RuntimeError) -> None:
-        self.fail(f"rank {self._rank}: bucket {entry.index} of step {entry.step} could not be copied {way} the GPU: "
+        self.fail(f"rank {self._rank}: bucket {entry.number} of step {entry.step} could not be copied {way} the GPU: "
                   f"{error}", "internal")
 
     def _exchange(self) -> None:

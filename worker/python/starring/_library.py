@@ -119,13 +119,17 @@ def load() -> Any:
                             "needs (x86-64, glibc 2.36 or newer)", "internal") from error
 
 
+def _callback(say: Callable[[str], None]) -> Any:
+    """`say` as the library calls it."""
+    return _Say(lambda _, line: say(line.decode("utf-8", "replace")))
+
+
 class _CallOptions:
     """An st_options, and what must live as long as the group that it opens."""
 
     def __init__(self, settings: Settings) -> None:
         self._token = (ctypes.c_uint8 * TOKEN_BYTES)(*settings.token) if settings.token is not None else None
-        say = settings.say
-        self._say = _Say(lambda _, line: say(line.decode("utf-8", "replace"))) if say is not None else _Say()
+        self._say = _callback(settings.say) if settings.say is not None else _Say()
         self.struct = Options(
             ctypes.sizeof(Options), settings.rank, settings.world_size, settings.server_count,
             TOPOLOGIES[settings.topology], settings.rendezvous.encode(), settings.listener,

@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import Any
 
 from starring import _control, _library
@@ -17,6 +18,7 @@ from starring._library import StarringError
 
 GROUPS_MAX = 64  # served at a time
 _CONNECTIONS_MAX = 16  # speaking at a time; the next ones wait to be accepted
+_PAUSE_S = 1.0  # after an accept that failed: what is missing does not come back at once
 
 
 def settings_of(request: _control.Request) -> _library.Settings:
@@ -47,6 +49,7 @@ class Server:
             except OSError as error:  # such as too many open files
                 self._say(f"cannot accept: {error}")
                 self._speaking.release()
+                time.sleep(_PAUSE_S)
                 continue
             threading.Thread(target=self._speak, args=[connection], daemon=True).start()
 

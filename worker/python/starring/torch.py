@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import secrets
+import sys
 import weakref
 from typing import Any, Iterator, List, Optional, Sequence, Union
 
@@ -49,8 +50,10 @@ class Attachment:
         return self._exchange.failure if self._exchange is not None else None
 
     def close(self) -> None:
-        """Ends the exchange before the model ends. Afterwards the model can run backward under no_sync() only. All ranks
-        call it after the same step; otherwise those that go on get a StarringError."""
+        """Ends the exchange before the model ends. Afterwards the model can run backward under no_sync() only.
+
+        All ranks call it after the same step; otherwise those that go on get a StarringError.
+        """
         if self._exchange is not None:
             self._exchange.end()
 
@@ -61,7 +64,7 @@ class Attachment:
 
 
 # Without annotations: DDP compares them with types, and those of this file are strings.
-def starring_hook(state, bucket):
+def _starring_hook(state, bucket):
     return state._hook(bucket)
 
 
@@ -69,12 +72,16 @@ def _unwrapped(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)  # torch.compile(DistributedDataParallel(...))
 
 
-def _refusals(model: Any, sync: str, servers: Sequence[str]) -> Iterator[str]:
-    """Why this model cannot be served."""
+def _wrong_arguments(sync: str, servers: Sequence[str]) -> Iterator[str]:
     if sync not in SYNCS:
         yield f"sync={sync!r} is not one of {', '.join(SYNCS)}"
     if sync == "ring" and servers:
         yield "a ring has no servers: give sync=\"star\", or no servers"
+
+
+def _refusals(model: Any, sync: str, servers: Sequence[str]) -> Iterator[str]:
+    """Why this model cannot be served."""
+    yield from _wrong_arguments(sync, servers)
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _exchange.ELEMENT_TYPES:
             yield (f"parameter {name} is {parameter.dtype}, and only float32, bfloat16 and float16 are summed: convert "
@@ -84,8 +91,8 @@ def _refusals(model: Any, sync: str, servers: Sequence[str]) -> Iterator[str]:
     for name, module in model.module.named_modules():
         if getattr(module, "sparse", False) is True:
             yield f"layer {name} has sparse gradients, which are not summed: make it with sparse=False"
-    compiled = getattr(getattr(torch, "_dynamo", None), "config", None)
-    if getattr(compiled, "compiled_autograd", False):
+    # Not torch._dynamo: to ask for it would import it, which takes seconds.
+    if getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False):
         yield "compiled autograd is not served: leave torch._dynamo.config.compiled_autograd off"
 
 
@@ -126,6 +133,7 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
     addresses = _server_list(servers, sync)
     deadlines = {"join_deadline_s": join_deadline_s, "exchange_deadline_s": exchange_deadline_s}
     meeting = _meeting.Meeting(group, join_deadline_s)
+    refusal = refusal or next(_wrong_arguments(sync, addresses), None)
     if refusal is None:
         try:
             _library.load()
@@ -148,7 +156,8 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
     return _library.Group(_library.Settings(
         rank=meeting.rank, world_size=meeting.world_size, topology=sync, rendezvous=decision["rendezvous"],
         group_name=decision["name"], token=bytes.fromhex(decision["token"]), server_count=len(addresses),
-        listener=listener, stall_report_s=stall_report_s, say=_LOG.warning, **deadlines))
+        listener=listener, join_deadline_s=join_deadline_s, exchange_deadline_s=exchange_deadline_s,
+        stall_report_s=stall_report_s, say=_LOG.warning))
 
 
 def attach(model: Any, sync: str = "star", process_group: Any = None,
@@ -188,7 +197,7 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
         return attachment  # the mean over one rank is what it has
     if refusal is None:
         try:
-            replica.register_comm_hook(attachment, starring_hook)
+            replica.register_comm_hook(attachment, _starring_hook)
         except RuntimeError as error:
             refusal = f"the model has a communication hook already: {error}"
     names = _exchange.parameter_names(replica.module)
