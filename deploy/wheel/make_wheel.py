@@ -90,6 +90,8 @@ def native_files(options: argparse.Namespace) -> tuple[Files, str]:
     add_open_mpi(bundle, finder, options.open_mpi_starter)
     for path in options.models:
         bundle.add(f"layer_files/{os.path.basename(path)}", read(path))
+    for path in options.headers:
+        bundle.add(f"include/{os.path.basename(path)}", read(path))
     bundle.check()
     # Named before its text is made, so that the manifest lists itself.
     bundle.add("MANIFEST.txt", b"")
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--library", required=True, help="libstarring.so")
     parser.add_argument("--bin", nargs="+", required=True, help="the programs")
     parser.add_argument("--models", nargs="*", default=[], help="layer files")
+    parser.add_argument("--headers", nargs="*", default=[], help="those of libstarring.so")
     parser.add_argument("--open_mpi_starter", required=True, help="the program that becomes mpirun and orted")
     parser.add_argument("--licence", required=True)
     try:

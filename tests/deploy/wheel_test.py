@@ -100,8 +100,9 @@ class ArchiveTest(unittest.TestCase):
 
     def test_everything_is_inside(self):
         for name in ("__init__.py", "torch.py", "servers.py", "data.py", "models.py", "py.typed", "libstarring.so",
-                     "bin/launch", "bin/server", "bin/worker", "bin/mpirun", "layer_files/lenet5.textproto",
-                     "MANIFEST.txt", "licences/libgrpc29/copyright", "licences/libabsl20220623/copyright"):
+                     "include/starring.h", "include/starring_data.h", "bin/launch", "bin/server", "bin/worker",
+                     "bin/mpirun", "layer_files/lenet5.textproto", "MANIFEST.txt", "licences/libgrpc29/copyright",
+                     "licences/libabsl20220623/copyright"):
             self.assertIn(f"starring/{name}", self.files)
         for name, data in self.files.items():
             self.assertNotIn("__pycache__", name)
