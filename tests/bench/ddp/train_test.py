@@ -28,6 +28,8 @@ import run_record
 import train
 
 TRAIN_COUNT, TEST_COUNT = 101, 23
+# The peer starts from the source tree, to which its file is a link, and would look for the library there.
+os.environ["STARRING_LIBRARY"] = os.path.abspath("worker/python/libstarring.so")
 
 
 def write_idx(path, array):
