@@ -253,6 +253,10 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
     replaced->id.reset();
     replaced->Cancel();
   }
+  // The worker waits for this answer: what it sent before the acceptor knows it would count as a stranger's.
+  v1::ExchangeMessage here;
+  here.set_kind(v1::ExchangeMessage::HERE);
+  lane->Send({.to = id, .fields = std::move(here)});
   job_->OnLaneOpen(id);
   UpdateSeatTime();
 }

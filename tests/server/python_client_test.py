@@ -13,7 +13,7 @@ import unittest
 from tests.server.server_process import Server, agreement_bytes, digest_of, make_secret, start_worker
 
 STEPS = 3
-WIRE_VERSION = 1  # of common/wire/exchange_message.h, and what this client was written for
+WIRE_VERSION = 2  # of common/wire/exchange_message.h, and what this client was written for
 
 
 def generate_stubs(folder):
@@ -61,6 +61,7 @@ class PythonWorker:
         self.answers = self.service.Exchange(iter(self.requests.get, None))
         self.requests.put(self.pb.ExchangeMessage(kind=self.pb.ExchangeMessage.HELLO, rank=rank, lane=0,
                                                   job_id=reply.job_id))
+        assert next(self.answers).kind == self.pb.ExchangeMessage.HERE
 
     def ask(self, answer_kind, **fields):
         self.requests.put(self.pb.ExchangeMessage(**fields))

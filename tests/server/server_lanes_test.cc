@@ -48,6 +48,9 @@ class OneLaneJob {
         lane_(worker_) {
     EXPECT_TRUE(join_.Wait().ok());
     EXPECT_TRUE(lane_.Write(HelloOf(join_)));
+    ExchangeMessage answer;
+    EXPECT_TRUE(lane_.Read(&answer));
+    EXPECT_EQ(answer.kind(), ExchangeMessage::HERE);
     EXPECT_TRUE(AwaitLanes(1));
   }
   bool AwaitLanes(int count) {
@@ -168,6 +171,7 @@ TEST(ServerLanesTest, TracksOfManyLanesKeepFewEventsEach) {
     workers.emplace_back(server->address());
     streams.emplace_back(workers.back());
     ASSERT_TRUE(streams[rank].Write(HelloOf(joins[0], rank)));
+    ASSERT_TRUE(streams[rank].Read(&answer));
     if (rank == 0) {
       ExchangeMessage parameters = MessageOf(ExchangeMessage::INITIAL_PARAMETERS, -1);
       parameters.set_payload(gradient.payload());

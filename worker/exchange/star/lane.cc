@@ -100,7 +100,7 @@ const StarRequest* Lane::oldest() const {
 void Lane::Open() {
   state_ = State::kStarting;
   // The new stream knows nothing of the old one: HELLO, an abort and the parts of a request are written again.
-  hello_sent_ = abort_sent_ = writes_done_ = false;
+  hello_sent_ = is_known_ = abort_sent_ = writes_done_ = false;
   next_part_ = 0;
   context_ = std::make_unique<grpc::ClientContext>();
   stream_ = stub_.PrepareCall(context_.get(), kMethod, options_.queue);
@@ -133,10 +133,11 @@ bool Lane::MaySendNext() const {
   return !travels(waiting_.front()) || std::ranges::count_if(sent_, travels) < options_.slices_max;
 }
 
-// gRPC takes one write at a time. These go first: HELLO, without which the server does not know the lane; an abort, for
-// which the other workers wait; the rest of a request that has begun, because the server collects the parts of one
-// request of a lane at a time; progress, because the server may be asking who is stuck. A lane that is closing then
-// ends its half of the stream; any other lane sends the next request.
+// gRPC takes one write at a time. These go first: HELLO, without which the server does not know the lane, and after
+// which nothing else goes before the server has answered: it cuts a stranger that sends much. Then an abort, for which
+// the other workers wait; the rest of a request that has begun, because the server collects the parts of one request of
+// a lane at a time; progress, because the server may be asking who is stuck. A lane that is closing then ends its half
+// of the stream; any other lane sends the next request.
 void Lane::WriteNext() {
   if (state_ != State::kOpen || writing_) return;
   if (!hello_sent_) {
@@ -147,6 +148,8 @@ void Lane::WriteNext() {
     hello.set_lane(options_.lane);
     hello.set_job_id(options_.job_id);
     Write(hello, {}, nullptr);
+  } else if (!is_known_ && (!closing_ || abort_.has_value())) {
+    return;  // OnRead goes on
   } else if (abort_.has_value() && !abort_sent_) {
     abort_sent_ = true;
     ExchangeMessage message;
@@ -231,6 +234,7 @@ void Lane::OnRead(bool ok) {
   }
   // Only a message proves that the server works: a stream also starts on a connection that is accepted and then closed.
   connection_ = absl::OkStatus();
+  is_known_ = true;  // the first message answers HELLO
   ++signs_of_life_;
   backoff_ = kBackoffMin;
   if (const absl::StatusOr<ReceivedMessage> message = DecodeByteBuffer(incoming_); message.ok()) {
@@ -243,6 +247,7 @@ void Lane::OnRead(bool ok) {
   // The lane reads after a failure, too: that read notices the end of the stream.
   reading_ = true;
   stream_->Read(&incoming_, &read_tag_);
+  WriteNext();
 }
 
 void Lane::TakeAnswer(const ReceivedMessage& message) {

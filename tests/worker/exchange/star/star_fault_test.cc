@@ -1,4 +1,5 @@
 // The star when connections break, servers or workers vanish, or messages are wrong.
+#include <grpcpp/grpcpp.h>
 #include <sys/socket.h>
 
 #include <filesystem>
@@ -7,10 +8,12 @@
 #include <optional>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/host/address.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 #include "tests/worker/exchange/star/tcp_proxy.h"
 
@@ -387,6 +390,52 @@ TEST(StarFaultTest, AServerThatHangsIsNamedWithinTheDeadline) {
   const absl::Status status = TrainSteps(exchange.get(), job, 1, GradientAt);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
   EXPECT_THAT(Message(status), AllOf(HasSubstr(proxy.address()), HasSubstr("of step 0"), HasSubstr("of rank 0")));
+}
+
+// Answers Join, and HELLO when it is told to: by a refusal, which ends the job.
+class SlowServer final : public v1::ParameterServer::Service {
+ public:
+  SlowServer() {
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+
+  grpc::Status Exchange(grpc::ServerContext*,
+                        grpc::ServerReaderWriter<v1::ExchangeMessage, v1::ExchangeMessage>* stream) override {
+    v1::ExchangeMessage hello;
+    EXPECT_TRUE(stream->Read(&hello));
+    EXPECT_EQ(hello.kind(), v1::ExchangeMessage::HELLO);
+    hello_arrived.set_value();
+    may_answer.get_future().wait();
+    return grpc::Status(grpc::StatusCode::FAILED_PRECONDITION, "the test is over");
+  }
+  grpc::Status Join(grpc::ServerContext*, const v1::JoinRequest*, v1::JoinReply*) override { return grpc::Status::OK; }
+
+  std::promise<void> hello_arrived, may_answer;
+
+ private:
+  int port_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// A server cuts connections that send much before it has read HELLO, and may be too busy to read it soon.
+TEST(StarFaultTest, AWorkerSendsNothingLongBeforeItsHelloIsAnswered) {
+  SlowServer server;
+  TcpProxy proxy(server.address());
+  std::thread worker([&] {
+    const JobSpec job = Job(0, 1, absl::Seconds(20), absl::Seconds(20));
+    std::vector<float> parameters = InitialParameters(job.layout.element_count());
+    const absl::Status started = MakeStar({proxy.address()}, 1, SameHost::kSocket)->Start(job, parameters);
+    EXPECT_TRUE(absl::IsFailedPrecondition(started)) << started;
+  });
+  server.hello_arrived.get_future().wait();
+  absl::SleepFor(absl::Milliseconds(200));  // more would arrive in this time
+  EXPECT_LT(proxy.bytes_from_clients(), 8 << 10);
+  server.may_answer.set_value();
+  worker.join();
 }
 
 // As on a slow link, where the kernel takes few bytes before the first answers arrive.

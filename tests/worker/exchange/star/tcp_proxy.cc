@@ -114,6 +114,7 @@ void TcpProxy::Forward(int client) {
       int64_t room = static_cast<int64_t>(buffer.size());
       if (cuts_left_ > 0 && cut_bytes_ > 0) room = std::min(room, cut_bytes_ - forwarded);
       const ssize_t got = room > 0 ? recv(ends[i].fd, buffer.data(), room, 0) : 0;
+      if (i == 0 && got > 0) bytes_from_clients_ += got;
       alive = got > 0 && WriteAll(ends[1 - i].fd, buffer.data(), got);
       forwarded += got;
       if (cut_bytes_ > 0 && forwarded >= cut_bytes_ && cuts_left_-- > 0) {

@@ -27,6 +27,9 @@ class TcpProxy {
   void CutEvery(int64_t bytes, int times);
   int cuts() const { return cuts_; }
 
+  // What clients have sent.
+  int64_t bytes_from_clients() const { return bytes_from_clients_; }
+
   // Resets all connections and refuses new ones, or accepts them again.
   enum class Door { kOpen, kShut };
   void Set(Door door);
@@ -49,6 +52,7 @@ class TcpProxy {
   std::atomic<int64_t> cut_bytes_ = 0;
   std::atomic<int> cuts_left_ = 0;
   std::atomic<int> cuts_ = 0;
+  std::atomic<int64_t> bytes_from_clients_ = 0;
 
   std::mutex mutex_;
   std::vector<std::thread> forwarders_;  // guarded by mutex_
