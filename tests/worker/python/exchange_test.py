@@ -161,6 +161,21 @@ class ExchangeTest(unittest.TestCase):
         with self.assertRaisesRegex(StarringError, "compiled autograd"):
             self.exchange.submit((torch.ones(2), None))
 
+    def test_an_error_in_the_hook_comes_out_of_backward_as_it_is(self):
+        for error in (StarringError("seeded", "peer"), KeyboardInterrupt("seeded")):
+            futures = []
+            weights = torch.ones(4, requires_grad=True)
+            bucket = Bucket(0, torch.ones(4))
+            weights.register_hook(lambda _: futures.append(_exchange.raise_after_backward(error, bucket)))
+            with self.assertRaisesRegex(type(error), "seeded") as caught:
+                weights.sum().backward()
+            self.assertEqual(getattr(caught.exception, "kind", "peer"), "peer")
+            self.assertTrue(futures[0].done())  # or C++ code that waits for it would wait for ever
+            with self.assertRaisesRegex(type(error), "seeded"):
+                _exchange.raise_after_backward(error, bucket)
+            with self.assertRaisesRegex(type(error), "seeded"):
+                _exchange.raise_after_backward(error, (torch.ones(2), None))
+
     def test_narrow_types(self):
         self.submit(0, values=torch.ones(2, dtype=torch.bfloat16))
         self.submit(1, values=torch.ones(2, dtype=torch.float16))

@@ -56,6 +56,32 @@ def layout_hash(names: Any) -> int:
     return int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=8).digest(), "little")
 
 
+def raise_after_backward(error: BaseException, bucket: Any) -> Any:
+    """Lets the backward that runs the hook end with `error`; returns what the hook returns for `bucket`.
+
+    An exception that leaves the hook passes DDP's C++ code, and PyTorch 1.13 turns it into a RuntimeError. One that a
+    callback of the engine raises keeps its type. Outside of backward (join) `error` is raised at once.
+    """
+    def raise_error() -> None:
+        raise error
+
+    if not isinstance(bucket, dist.GradBucket):
+        raise error
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(raise_error)
+    except RuntimeError:
+        raise error from None
+    # Complete, for the first step with static_graph waits for it in C++ before it comes to the callback.
+    values = bucket.buffer()
+    future: Any = _future_on(values.device)
+    future.set_result(values)
+    return future
+
+
+def _future_on(device: torch.device) -> Any:
+    return torch.futures.Future(devices=[device]) if device.type == "cuda" else torch.futures.Future()
+
+
 class BucketExchange:
     """The state of the communication hook of one model. Owns `group`.
 
@@ -101,7 +127,7 @@ class BucketExchange:
         values = bucket.buffer()
         self._check_values(values)
         on_gpu = values.device.type == "cuda"
-        future: Any = torch.futures.Future(devices=[values.device]) if on_gpu else torch.futures.Future()
+        future = _future_on(values.device)
         staged = self._staging.copy_to_host(bucket.index(), values) if on_gpu else None
         entry = _Bucket(bucket.index(), self.step, self._layout(bucket), staged.host if staged else values, staged,
                         future)

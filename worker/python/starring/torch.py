@@ -58,9 +58,12 @@ class Attachment:
             self._exchange.end()
 
     def _hook(self, bucket: Any) -> Any:
-        if self._exchange is None:
-            raise StarringError("starring.torch.attach failed on this model, so its gradients cannot be exchanged")
-        return self._exchange.submit(bucket)
+        try:
+            if self._exchange is None:
+                raise StarringError("starring.torch.attach failed on this model, so its gradients cannot be exchanged")
+            return self._exchange.submit(bucket)
+        except (StarringError, KeyboardInterrupt) as error:
+            return _exchange.raise_after_backward(error, bucket)
 
 
 # Without annotations: DDP compares them with types, and those of this file are strings.
