@@ -22,6 +22,7 @@ import starring
 from starring import _library
 
 _LOOK_S = 0.05
+_HUB_END_S = 5.0
 _SERVER_TICKET = 0  # of a server; ends when all ranks have closed the group
 Message = Tuple[Any, ...]
 
@@ -177,8 +178,10 @@ class _Group:
     """A process's end: a thread that sends, and one that receives."""
 
     def __init__(self, options: Any) -> None:
+        self.hub: Optional[_Hub] = None
         if options.listener >= 0:
-            _Hub(socket.socket(fileno=options.listener), options).start()
+            self.hub = _Hub(socket.socket(fileno=options.listener), options)
+            self.hub.start()
         self.changed = threading.Condition()
         self.tickets: Dict[int, Any] = {}  # the place of the elements
         self.ended: Dict[int, bytes] = {}
@@ -297,6 +300,9 @@ class FakeLibrary:
             group.connection.shutdown(socket.SHUT_WR)
         except OSError:
             pass
+        # The hub ends with this process, and has yet to tell servers that the group is over.
+        if group.hub is not None:
+            group.hub.join(_HUB_END_S)
         return _library.OK
 
 
