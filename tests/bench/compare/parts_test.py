@@ -117,7 +117,7 @@ class AgreementTest(unittest.TestCase):
 
         made = [unittest.mock.Mock(configuration={"model": "mlp", "workers": 2, "sync": sync}, shared_flags=[])
                 for sync in ("ring", "ddp", "ddp+star")]
-        with unittest.mock.patch.object(agreement, "write_first_weights"), \
+        with unittest.mock.patch.object(agreement, "write_first_weights", return_value="weights"), \
                 unittest.mock.patch.object(agreement, "_losses", losses):
             found = agreement.check(made[0], made[1:], None)
         self.assertEqual([(entry["peer"], entry["agrees"]) for entry in found], [("ddp", True), ("ddp+star", False)])
