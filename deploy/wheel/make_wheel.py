@@ -102,11 +102,12 @@ def native_files(options: argparse.Namespace) -> tuple[Files, str]:
 
 
 def package_files(paths: list[str]) -> Files:
-    """The modules by their names in the wheel. Each path has a folder starring/, which is the package."""
+    """The modules by their names in the wheel. Each path is in a folder starring/, which is the package."""
     files: Files = {}
     for path in paths:
         _, found, name = ("/" + path).rpartition("/starring/")
-        if not found:
+        # Bazel's folder of the whole repository has that name too.
+        if not found or "/" in name:
             raise BundleError(f"{path} is in no folder starring/: the package has no place for it")
         files[f"starring/{name}"] = (read(path), 0o644)
     if "starring/__init__.py" not in files:
