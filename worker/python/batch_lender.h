@@ -30,9 +30,9 @@ namespace starring {
 struct LentBatch {
   int64_t step = 0;
   int64_t epoch = 0;
-  int64_t global_count = 0;   // samples of all ranks in this step
-  std::span<float> images;    // (labels.size(), height, width, channels), normalised, 64-byte aligned
-  std::span<int64_t> labels;  // 64 bits, as PyTorch's losses want them; may be empty
+  int64_t global_count = 0;     // samples of all ranks in this step
+  std::span<float> images;      // (labels.size(), height, width, channels), normalised, 64-byte aligned
+  std::span<int64_t> labels;    // 64 bits, as PyTorch's losses want them; may be empty
   std::byte* memory = nullptr;  // for GiveBack; null: there is no batch left
 };
 

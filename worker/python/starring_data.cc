@@ -72,9 +72,8 @@ absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, in
 absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options& options) {
   RETURN_IF_ERROR(CheckSize("st_dataset_options", options.struct_bytes, sizeof options));
   if (options.name == nullptr) return absl::InvalidArgumentError("the data set has no name");
-  DatasetOptions dataset{.name = options.name,
-                         .data_dir = options.data_dir == nullptr ? "" : options.data_dir,
-                         .seed = options.seed};
+  DatasetOptions dataset{
+      .name = options.name, .data_dir = options.data_dir == nullptr ? "" : options.data_dir, .seed = options.seed};
   const auto set = [](int64_t given, int64_t* value) { *value = given == 0 ? *value : given; };
   set(options.synthetic_train_count, &dataset.synthetic_train_count);
   set(options.synthetic_test_count, &dataset.synthetic_test_count);
@@ -101,8 +100,8 @@ absl::Status CheckLoader(const st_loader_options& options) {
   RETURN_IF_ERROR(CheckRange("end_step", options.end_step, options.first_step, kStepCountMax));
   // The negation also refuses NaN.
   if (!(options.deadline_s > 0 && options.deadline_s <= kDeadlineSecondsMax)) {
-    return absl::InvalidArgumentError(absl::StrCat("deadline_s is ", options.deadline_s,
-                                                   ", it must be above 0 and at most ", kDeadlineSecondsMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("deadline_s is ", options.deadline_s, ", it must be above 0 and at most ", kDeadlineSecondsMax));
   }
   if ((options.mean == nullptr) != (options.deviation == nullptr)) {
     return absl::InvalidArgumentError("mean and deviation belong together: give both or none");

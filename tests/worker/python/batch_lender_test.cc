@@ -102,9 +102,9 @@ TEST_P(BatchLenderDepthTest, ABatchStaysUntilItIsGivenBack) {
   for (int step = 0; step < 30; step += 2) EXPECT_TRUE(lender->GiveBack(lent[step].memory).ok());
   for (int step = 30; step < 60; ++step) lent.push_back(*lender->Next());
   // Those that were not given back.
-  lent.erase(std::remove_if(lent.begin(), lent.end(), [](const LentBatch& one) {
-    return one.step < 30 && one.step % 2 == 0;
-  }), lent.end());
+  lent.erase(
+      std::remove_if(lent.begin(), lent.end(), [](const LentBatch& one) { return one.step < 30 && one.step % 2 == 0; }),
+      lent.end());
   for (const LentBatch& batch : lent) {
     Loader::Options at_step = options.loader;
     at_step.first_step = batch.step;

@@ -100,18 +100,18 @@ TEST_F(StarringDataTest, BatchesAreThoseOfTheWorkersLoader) {
       options_.shuffle = is_training;
       options_.augment = is_training ? ST_AUGMENT_CROP_FLIP : ST_AUGMENT_NONE;
       options_.first_step = 1;
-      auto loader = Loader::Create(
-          {.dataset = &images,
-           .sampler = {.sample_count = images.count,
-                       .global_batch = 10,
-                       .rank = rank,
-                       .world_size = 3,
-                       .seed = 4,
-                       .order = is_training ? Sampler::Order::kShuffled : Sampler::Order::kSequential},
-           .normalization = NormalizationFromSums(PixelSums(sets.train, 0, sets.train.count)),
-           .augment = is_training ? Augment::kCropFlip : Augment::kNone,
-           .first_step = 1,
-           .end_step = 12});
+      auto loader =
+          Loader::Create({.dataset = &images,
+                          .sampler = {.sample_count = images.count,
+                                      .global_batch = 10,
+                                      .rank = rank,
+                                      .world_size = 3,
+                                      .seed = 4,
+                                      .order = is_training ? Sampler::Order::kShuffled : Sampler::Order::kSequential},
+                          .normalization = NormalizationFromSums(PixelSums(sets.train, 0, sets.train.count)),
+                          .augment = is_training ? Augment::kCropFlip : Augment::kNone,
+                          .first_step = 1,
+                          .end_step = 12});
       ASSERT_TRUE(loader.ok()) << loader.status();
       st_loader* const ours = Open();
       for (int step = 1; step < 12; ++step) {
