@@ -79,7 +79,8 @@ def pin_and_work(rank: int, *arguments: Any) -> None:
 def work(rank: int, world_size: int, init_method: str, sizes: list[int], syncs: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size)
-    exchanges = {sync: Gloo() if sync == "gloo" else Starring(sync.partition("+")[2]) for sync in syncs}
+    exchanges: dict[str, Gloo | Starring] = {
+        sync: Gloo() if sync == "gloo" else Starring(sync.partition("+")[2]) for sync in syncs}
     for size in sizes:
         for sync, exchange in exchanges.items():
             seconds = measure(exchange, size)

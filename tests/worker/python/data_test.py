@@ -87,7 +87,7 @@ class DataTest(unittest.TestCase):
         self.assertEqual((images.dtype, labels.dtype), (torch.float32, torch.int64))
         self.assertTrue(images.is_contiguous(memory_format=torch.channels_last))
         self.assertEqual(images.data_ptr() % 64, 0)
-        self.assertEqual(self.dataset.facts("test"), (23, 3, 12, 10, 10))
+        self.assertEqual(self.dataset.facts("test"), data.Facts(23, 3, 12, 10, 10))
         torch.nn.functional.cross_entropy(images.mean((2, 3)).repeat(1, 4), labels)
 
     def test_order_is_the_workers(self):

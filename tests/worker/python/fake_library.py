@@ -216,7 +216,8 @@ class _Group:
                 if message and message[0] == "done":
                     self.ended[message[1]] = message[2]
                 elif self.error is None:
-                    self.error = message[1:] if message else (_library.PEER, "rank 0 gave up: it is gone")
+                    self.error = ((message[1], message[2]) if message
+                                  else (_library.PEER, "rank 0 gave up: it is gone"))
                 self.changed.notify_all()
 
 

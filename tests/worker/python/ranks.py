@@ -71,7 +71,7 @@ class Ranks:
 
     def wait(self, ranks: Optional[Sequence[int]] = None, seconds: float = JOB_SECONDS_MAX) -> List[Ended]:
         """How `ranks`, or all, have ended. AssertionError if one has not after `seconds`."""
-        found = {}
+        found: Dict[int, float] = {}
         waited = list(range(len(self.processes))) if ranks is None else list(ranks)
         end = time.monotonic() + seconds
         while len(found) < len(waited):

@@ -197,7 +197,7 @@ class _Converter:
         hint = _HINTS.get(name, f"layers are {', '.join(KINDS)}")
         self._refuse(node, name, hint)
 
-    def _window(self, node: fx.Node, what: str, **values: Any) -> Dict[str, int]:
+    def _window(self, node: fx.Node, what: str, **values: Any) -> Dict[str, Any]:
         """Numbers that a layer has once, for both axes."""
         settings = {}
         for name, value in values.items():

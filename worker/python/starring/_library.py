@@ -129,7 +129,7 @@ class _CallOptions:
 
     def __init__(self, settings: Settings) -> None:
         self._token = (ctypes.c_uint8 * TOKEN_BYTES)(*settings.token) if settings.token is not None else None
-        self._say = _callback(settings.say) if settings.say is not None else _Say()
+        self._say = _callback(settings.say) if settings.say is not None else ctypes.cast(0, _Say)
         self.struct = Options(
             ctypes.sizeof(Options), settings.rank, settings.world_size, settings.server_count,
             TOPOLOGIES[settings.topology], settings.rendezvous.encode(), settings.listener,

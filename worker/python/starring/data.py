@@ -17,12 +17,13 @@ gone. So a batch may be kept as long as anyone needs it; a loop that keeps none 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import importlib
 import os
 import time
 import weakref
-from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, Iterator, Sequence, Tuple
 
 from ._library import INVALID, load, OK, StarringError, TIMEOUT
 
@@ -136,7 +137,8 @@ def _index(what: str, value: str, allowed: Sequence[str]) -> int:
     return allowed.index(value)
 
 
-class Facts(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Facts:
     """What a data set is."""
     count: int
     channels: int
@@ -329,7 +331,7 @@ class Loader:
 
 
 def _tensors(torch: Any, batch: _Batch, block: Any, facts: Facts) -> Tuple[Any, Any]:
-    _, channels, height, width, _ = facts
+    channels, height, width = facts.channels, facts.height, facts.width
     shape = (batch.count, height, width, channels)
     if batch.count == 0:  # frombuffer takes no empty buffer
         return torch.empty(shape).permute(0, 3, 1, 2), torch.empty((0,), dtype=torch.int64)
@@ -340,7 +342,7 @@ def _tensors(torch: Any, batch: _Batch, block: Any, facts: Facts) -> Tuple[Any, 
 
 
 def _ndarrays(numpy: Any, batch: _Batch, block: Any, facts: Facts) -> Tuple[Any, Any]:
-    _, channels, height, width, _ = facts
+    channels, height, width = facts.channels, facts.height, facts.width
     shape = (batch.count, height, width, channels)
     images = numpy.frombuffer(block, numpy.float32, batch.count * height * width * channels,
                               batch.images - batch.memory)

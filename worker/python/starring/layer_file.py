@@ -102,7 +102,7 @@ def _kind_text(layer: Layer) -> str:
     for field, field_type in SCHEMA[SCHEMA["Layer"][layer.kind]].items():
         value = layer.get(field)
         if value:
-            text = {"bool": "true", "float": _text_format.float_text}.get(field_type, str)
+            text: Any = {"bool": "true", "float": _text_format.float_text}.get(field_type, str)
             words.append(f"{field}: {text if isinstance(text, str) else text(value)}")
     return f"{layer.kind} {{ {' '.join(words)} }}" if words else f"{layer.kind} {{}}"
 

@@ -19,7 +19,6 @@ import sys
 import weakref
 from typing import Any, Iterator, List, Optional, Sequence, Union
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
