@@ -26,7 +26,7 @@ class Trace:
     """The operations of a module in evaluation."""
     graph: fx.Graph
     scopes: Dict[str, str]  # by node: the path of the module whose forward has the operation
-    places: Dict[str, str]  # by node: "net.py:12", empty where the user's code is not involved
+    places: Dict[str, str]  # by node: "NET.py:12", empty where the user's code is not involved
     shapes: Dict[str, Tuple[int, ...]]  # by node, of tensors only
     example: torch.Tensor
     output: Any  # what the module makes of `example`

@@ -54,7 +54,7 @@ def from_layer_file(path: str, image: Image = (1, 28, 28), classes: int | None =
 
 def to_layer_file(module: nn.Module, path: str, image: Image = (1, 28, 28), weights: str | None = None) -> str:
     """Traces `module` by torch.fx and writes its layers to the layer file `path` and its tensors to the safetensors
-    file `weights`, by default beside it: net.textproto and net.safetensors. Returns the path of the weights.
+    file `weights`, by default beside it: NET.textproto and NET.safetensors. Returns the path of the weights.
 
     The module takes one batch of images and returns logits. Before anything is written, the layer file is read again
     and must compute what the module computes. Modes and weights of `module` stay as they are.
