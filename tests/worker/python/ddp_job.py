@@ -1,9 +1,10 @@
 """One rank of a job under DistributedDataParallel: runs the cases that its command line names, in order.
 
-    ddp_job.py [--fake] CASE...
+    ddp_job.py [--fake] [--cuda] CASE...
 
 A case returns a value, which the rank prints as {"CASE": value}. What a case may learn of the world is in the
-environment, as ranks.py sets it. With --fake the library is fake_library.py.
+environment, as ranks.py sets it. With --fake the library is fake_library.py; with --cuda models are on the GPU, which
+all ranks share.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from starring import _exchange, _library
 
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 WIDTH, BATCH, STEPS = 256, 4, 4
+DEVICE = "cuda" if "--cuda" in sys.argv else "cpu"
 DEADLINES = {"join_deadline_s": 5.0, "exchange_deadline_s": 2.0, "stall_report_s": 0.5}
 # DDP's first bucket has up to 1 MiB, and a layer 257 KiB: with 0.25 there are five buckets after the first step.
 CAPS_MB = (0.25, 0.6, 25)
@@ -46,7 +48,7 @@ def layers(seed: int = 1, dtype: Any = torch.float32, count: int = 9) -> torch.n
     parts: List[torch.nn.Module] = []
     for _ in range(count):
         parts += [(torch.nn.Linear if dtype == torch.float32 else NarrowLinear)(WIDTH, WIDTH), torch.nn.ReLU()]
-    return torch.nn.Sequential(*parts).to(dtype)
+    return torch.nn.Sequential(*parts).to(DEVICE, dtype)
 
 
 class Partial(torch.nn.Module):
@@ -63,13 +65,13 @@ class Partial(torch.nn.Module):
 
 def batch(rank: int, step: int, dtype: Any = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(BATCH, WIDTH, generator=generator).to(dtype)
+    return torch.randn(BATCH, WIDTH, generator=generator).to(DEVICE, dtype)
 
 
 def digest(module: torch.nn.Module) -> str:
     found = hashlib.sha256()
     for parameter in module.parameters():
-        found.update(parameter.detach().float().numpy().tobytes())
+        found.update(parameter.detach().float().cpu().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
@@ -91,7 +93,8 @@ def reference(seed: int = 1, dtype: Any = torch.float32, accumulate: int = 1) ->
             for part in range(accumulate):
                 loss_of(model, batch(rank, accumulate * step + part, dtype)).backward()
         for gradients in zip(*([parameter.grad for parameter in model.parameters()] for model in models)):
-            mean = (fake_library.tree_sum([gradient.float() for gradient in gradients]) / WORLD_SIZE).to(dtype)
+            # On the CPU: a GPU divides by multiplying.
+            mean = (fake_library.tree_sum([one.float().cpu() for one in gradients]) / WORLD_SIZE).to(dtype)
             for gradient in gradients:
                 gradient.copy_(mean)
         for optimizer in optimizers:
@@ -158,7 +161,7 @@ def narrow(dtype: Any) -> List[str]:
 def bfloat16() -> List[str]:
     """Without DDP: Gloo broadcasts no bfloat16 in PyTorch 1.13, and so DDP cannot have such a model there."""
     group = starring.torch.connect(**DEADLINES)
-    parts = [(batch(rank, 0) * 1e3).to(torch.bfloat16) for rank in range(WORLD_SIZE)]
+    parts = [(batch(rank, 0).cpu() * 1e3).to(torch.bfloat16) for rank in range(WORLD_SIZE)]
     values = parts[RANK].clone()
     ticket = group.allreduce(0, 0, 0, values.data_ptr(), values.numel(), _library.BFLOAT16, float(WORLD_SIZE))
     while not group.wait(ticket, 1000):
@@ -181,7 +184,8 @@ def unused() -> List[bool]:
             optimizer.zero_grad()
             loss_of(model, batch(RANK, step)).backward()
             optimizer.step()
-        parameters.append(torch.cat([parameter.detach().flatten() for parameter in module.parameters()]))
+        # On the CPU: Gloo gathers nothing from a GPU.
+        parameters.append(torch.cat([parameter.detach().flatten().cpu() for parameter in module.parameters()]))
     same = [torch.empty_like(parameters[0]) for _ in range(WORLD_SIZE)]
     dist.all_gather(same, parameters[0])
     return [torch.allclose(*parameters, rtol=1e-4, atol=1e-6), all(torch.equal(same[0], one) for one in same)]
@@ -225,7 +229,7 @@ def joined() -> int:
 def compiled() -> List[str]:
     if not hasattr(torch, "compile"):
         return ["none"]
-    model = Ddp(layers(), bucket_cap_mb=0.25)
+    model = Ddp(layers(), bucket_cap_mb=1)  # at least DDP's first bucket, or the compiler refuses it
     starring.torch.attach(torch.compile(model, backend="aot_eager"), **DEADLINES)
     return [train(torch.compile(model, backend="aot_eager"))]
 
@@ -244,6 +248,7 @@ def error_of(work: Callable[[], Any]) -> Dict[str, Any]:
 def refusals() -> Dict[str, Any]:
     """attach() with something wrong on rank 1, or on all."""
     one = RANK == 1
+    Ddp(layers())  # the first one imports much, for seconds
 
     def attach(module: torch.nn.Module, **arguments: Any) -> Callable[[], Any]:
         return lambda: starring.torch.attach(Ddp(module), **{**DEADLINES, **arguments})
@@ -419,7 +424,7 @@ def main() -> None:
     names = sys.argv[1:]
     if "--fake" in names:
         fake_library.install()
-        names.remove("--fake")
+    names = [name for name in names if not name.startswith("--")]
     torch.set_num_threads(1)
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo", timeout=GLOO_DEADLINE)

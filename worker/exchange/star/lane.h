@@ -160,7 +160,7 @@ class Lane {
   grpc::Status final_status_;
   bool hello_sent_ = false;
   bool is_known_ = false;  // the server has answered HELLO
-  int next_part_ = 0;  // above 0: the part of sent_.back() to be written next; 0: it is written as a whole
+  int next_part_ = 0;      // above 0: the part of sent_.back() to be written next; 0: it is written as a whole
   bool abort_sent_ = false;
   bool writes_done_ = false;
   bool reading_ = false;
