@@ -2,9 +2,9 @@
 # Installs the packages that Starring is built and tested with, from Debian 12's own archive. Installs only what is
 # missing: a second run changes nothing and takes no time.
 #
-#   --test  also installs the packages of the long tests: clang and libFuzzer for bench/fuzz.py, python3-venv for the
-#           wheel, and Slurm for deploy/slurm. Slurm is left out where systemd runs, because systemd would start its
-#           daemons. To install it there: apt-get install slurm-wlm munge iproute2
+#   --test  also installs the packages of the long tests: clang with its sanitizers, libFuzzer and OpenMP, python3-venv
+#           for the wheel, and Slurm for deploy/slurm. Slurm is left out where systemd runs, because systemd would start
+#           its daemons. To install it there: apt-get install slurm-wlm munge iproute2
 #
 # Exit status: 0 if everything but the optional packages is installed, 1 otherwise.
 set -euo pipefail
@@ -24,9 +24,10 @@ PACKAGES=(
 # PyTorch uses the BLAS that is installed. With the reference BLAS the peer would be unfairly slow: 6 GFLOP/s instead of
 # 90 with OpenBLAS.
 OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-mpi4py python3-matplotlib python3-jinja2)
-TEST_PACKAGES=(clang libclang-rt-14-dev python3-venv slurm-wlm munge iproute2)
+WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv)
+TEST_PACKAGES=("${WITHOUT_SLURM[@]}" slurm-wlm munge iproute2)
 # The test of this file sets SYSTEMD.
-if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=(clang libclang-rt-14-dev python3-venv); fi
+if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=("${WITHOUT_SLURM[@]}"); fi
 if [[ ${1:-} != --test ]]; then TEST_PACKAGES=(); fi
 
 # Prints the arguments that are not installed packages, one per line.

@@ -55,7 +55,7 @@ TEST(MemoryTest, FloatsAreZeroAndMoveWithoutACopy) {
 }
 
 // The sanitizers bring a malloc of their own.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(STARRING_TSAN)
+#if !defined(STARRING_ASAN) && !defined(STARRING_TSAN)
 TEST(MemoryTest, ASizeThatNoMachineHasGivesNull) {
   const AlignedMemory memory(int64_t{1} << 60, AlignedMemory::Content::kUndefined);
   EXPECT_EQ(memory.data(), nullptr);

@@ -13,7 +13,7 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(STARRING_ASAN)
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -113,7 +113,7 @@ class Stack {
 
   // Switches from this stack to `to`; returns when another stack switches back.
   void SwitchTo(Stack& to) {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(STARRING_ASAN)
     void* fake = nullptr;
     to.came_from_ = this;
     __sanitizer_start_switch_fiber(&fake, to.bottom(), to.size());
@@ -125,7 +125,7 @@ class Stack {
   }
   // The first function on a new stack.
   void Begin() {
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(STARRING_ASAN)
     __sanitizer_finish_switch_fiber(nullptr, &came_from_->bottom_, &came_from_->size_);
 #endif
   }
@@ -141,7 +141,7 @@ class Stack {
   Place place_ = {};
 #endif
   std::unique_ptr<char[]> memory_;
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(STARRING_ASAN)
   const void* bottom() const { return memory_ ? memory_.get() : bottom_; }
   size_t size() const { return memory_ ? kStackBytes : size_; }
   Stack* came_from_ = nullptr;

@@ -23,7 +23,7 @@
 #include "tests/kernels/square_conv2d.h"
 
 // A sanitizer has its own allocator, which these functions would replace.
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(STARRING_ASAN) && !defined(STARRING_TSAN)
 #define STARRING_COUNTS_ALLOCATIONS
 extern "C" {
 void* __libc_malloc(size_t size);

@@ -87,7 +87,7 @@ std::vector<int64_t> SampleOf(int64_t count);
 // (the smallest, an odd one) and every fifth, because all of them took 400 seconds.
 template <typename Spec>
 std::vector<Spec> Tested(const std::vector<Spec>& shapes) {
-#if defined(__SANITIZE_ADDRESS__) || defined(STARRING_TSAN) || defined(STARRING_UBSAN)
+#if defined(STARRING_ASAN) || defined(STARRING_TSAN) || defined(STARRING_UBSAN)
   std::vector<Spec> few;
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (i < 2 || i % 5 == 0) few.push_back(shapes[i]);

@@ -4,14 +4,14 @@
 
 #include "gtest/gtest.h"
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(STARRING_ASAN)
 #include <sanitizer/lsan_interface.h>
 #endif
 
 namespace starring {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(STARRING_ASAN)
 TEST(SanitizersDeathTest, AddressSeesUseAfterFree) {
   EXPECT_DEATH(
       {

@@ -18,8 +18,9 @@ extern "C" const char* __lsan_default_suppressions() {
       "leak:__vasprintf_internal\n"
       // gRPC 1.51 keeps the buffer of a TLS handshake that took several reads or failed.
       "leak:gpr_realloc\n"
-      // libgomp's thread pool.
-      "leak:libgomp.so\n";
+      // The thread pools of GCC's and clang's OpenMP.
+      "leak:libgomp.so\n"
+      "leak:libomp.so\n";
 }
 
 // MPI_Finalize unloads Open MPI's plugins before the leak check at exit. The check then could not tell that a leak is a

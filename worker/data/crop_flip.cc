@@ -11,6 +11,17 @@ namespace {
 
 using Bytes16 = uint8_t __attribute__((vector_size(16)));
 
+// Byte i of the result is bytes[places[i]]. REQUIRES: places[i] < 16.
+[[gnu::always_inline]] inline Bytes16 Shuffle(Bytes16 bytes, Bytes16 places) {
+#if defined(__clang__)  // compiles tests with sanitizers, and has nothing for places that are not constants
+  Bytes16 result;
+  for (int i = 0; i < 16; ++i) result[i] = bytes[places[i]];
+  return result;
+#else
+  return __builtin_shuffle(bytes, places);
+#endif
+}
+
 // A rectangle of pixels inside an image: `rows` rows of `row_bytes` bytes; the next row begins `stride` bytes later.
 struct Rectangle {
   int64_t rows = 0;
@@ -68,7 +79,7 @@ struct ReverseRowsArgs {
     for (; left >= 16; left -= group_bytes, target += group_bytes) {
       Bytes16 pixels;
       std::memcpy(&pixels, source + left - 16, 16);
-      pixels = __builtin_shuffle(pixels, last);
+      pixels = Shuffle(pixels, last);
       // Writes up to 7 bytes after the group. They are inside the row, and the next group overwrites them.
       std::memcpy(target, &pixels, 16);
     }
@@ -77,7 +88,7 @@ struct ReverseRowsArgs {
     // exactly where the row ends. A 16-byte store would write into the next row.
     Bytes16 pixels;
     std::memcpy(&pixels, source, 16);
-    pixels = __builtin_shuffle(pixels, first);
+    pixels = Shuffle(pixels, first);
     target += left - group_bytes;
     std::memcpy(target, &pixels, 8);
     std::memcpy(target + group_bytes - 8, reinterpret_cast<const uint8_t*>(&pixels) + 8, 8);

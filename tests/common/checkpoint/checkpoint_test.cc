@@ -368,7 +368,7 @@ int64_t PeakMemoryBytes() {
 // Three vectors of 16 MiB, each in 16 tensors of 1 MiB. A file is written tensor by tensor: a writer that held a whole
 // vector would exceed the 8 MiB that are allowed.
 TEST_F(CheckpointTest, WritingTakesNoMoreMemoryThanATensor) {
-#if defined(__SANITIZE_ADDRESS__) || defined(STARRING_TSAN)
+#if defined(STARRING_ASAN) || defined(STARRING_TSAN)
   GTEST_SKIP() << "a sanitizer takes memory of its own";
 #endif
   std::vector<TensorSpec> specs;

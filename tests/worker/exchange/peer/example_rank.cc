@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kFaultyStep = 2;
 constexpr std::chrono::seconds kSleep{2};
 // Of a core, while a rank waits for one that sleeps. Instrumented code takes several times as long.
-#if defined(__SANITIZE_ADDRESS__) || defined(STARRING_TSAN)
+#if defined(STARRING_ASAN) || defined(STARRING_TSAN)
 constexpr double kWaitingShareMax = 0.3;
 #else
 constexpr double kWaitingShareMax = 0.1;
