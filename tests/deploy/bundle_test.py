@@ -244,6 +244,20 @@ class BundleTest(unittest.TestCase):
             {**AS_ROOT, "PATH": "/usr/bin:/bin"})
         self.assertIn("library", text)
 
+    def test_without_ssh_other_nodes_are_not_replaced_by_this_one(self):
+        agent, called = os.path.join(self.folder, "agent"), os.path.join(self.folder, "called")
+        with open(agent, "w") as file:
+            file.write(f"#!/bin/sh\n: >{called}\nexit 1\n")
+        os.chmod(agent, 0o755)
+        mpirun = [self.path("bin/mpirun"), "-np", "1"]
+        for flags in (["--host", "other:1"], ["--mca", "plm_rsh_agent", agent, "--host", "other:1"]):
+            done = subprocess.run([*mpirun, *flags, "/bin/echo", "ran here"], env=AS_ROOT, cwd="/", text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS_MAX, check=False)
+            self.assertNotEqual(done.returncode, 0, done.stdout)
+            self.assertNotIn("ran here", done.stdout)
+        self.assertTrue(os.path.exists(called))
+        self.assertIn("ran here", self.run_to_end([*mpirun, "--host", "localhost:1", "/bin/echo", "ran here"], AS_ROOT))
+
     # A machine with nothing installed.
 
     def test_on_a_bare_machine(self):
