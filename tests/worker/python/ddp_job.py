@@ -1,10 +1,9 @@
 """One rank of a job under DistributedDataParallel: runs the cases that its command line names, in order.
 
-    ddp_job.py [--fake] [--cuda] CASE...
+    ddp_job.py [--cuda] CASE...
 
 A case returns a value, which the rank prints as {"CASE": value}. What a case may learn of the world is in the
-environment, as ranks.py sets it. With --fake the library is fake_library.py; with --cuda models are on the GPU, which
-all ranks share.
+environment, as ranks.py sets it. With --cuda models are on the GPU, which all ranks share.
 """
 
 from __future__ import annotations
@@ -421,10 +420,7 @@ def cases(names: Sequence[str]) -> Iterator[Dict[str, Any]]:
 
 
 def main() -> None:
-    names = sys.argv[1:]
-    if "--fake" in names:
-        fake_library.install()
-    names = [name for name in names if not name.startswith("--")]
+    names = [name for name in sys.argv[1:] if name != "--cuda"]
     torch.set_num_threads(1)
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo", timeout=GLOO_DEADLINE)

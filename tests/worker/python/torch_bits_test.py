@@ -18,6 +18,9 @@ class TorchBitsTest(torch_cases.ModeCases, torch_cases.RefusalCases, torch_cases
     def test_refusals(self) -> None:
         self.assert_refusals(2)
 
+    def test_a_group_of_some_ranks(self) -> None:
+        self.assertEqual([len(said["subgroup"]) for said in self.run_job(3, "subgroup")], [0, 1, 1])
+
     def test_one_digest_with_2_processes(self) -> None:
         self.assert_star_has_one_digest(2)
 

@@ -1,5 +1,5 @@
-"""What must hold of models under DistributedDataParallel with starring.torch, whatever the library is: torch_test.py
-runs these cases with fake_library.py, torch_bits_test.py and torch_faults_test.py run them with libstarring.so.
+"""What must hold of models under DistributedDataParallel with starring.torch, and what torch_bits_test.py,
+torch_faults_test.py and, on a GPU, torch_gpu_test.py ask of it.
 """
 
 from __future__ import annotations
