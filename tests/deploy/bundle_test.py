@@ -249,14 +249,15 @@ class BundleTest(unittest.TestCase):
         with open(agent, "w") as file:
             file.write(f"#!/bin/sh\n: >{called}\nexit 1\n")
         os.chmod(agent, 0o755)
-        mpirun = [self.path("bin/mpirun"), "-np", "1"]
+        mpirun, environment = [self.path("bin/mpirun"), "-np", "1"], {**AS_ROOT, "PATH": "/nowhere"}
         for flags in (["--host", "other:1"], ["--mca", "plm_rsh_agent", agent, "--host", "other:1"]):
-            done = subprocess.run([*mpirun, *flags, "/bin/echo", "ran here"], env=AS_ROOT, cwd="/", text=True,
+            done = subprocess.run([*mpirun, *flags, "/bin/echo", "ran here"], env=environment, cwd="/", text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS_MAX, check=False)
             self.assertNotEqual(done.returncode, 0, done.stdout)
             self.assertNotIn("ran here", done.stdout)
         self.assertTrue(os.path.exists(called))
-        self.assertIn("ran here", self.run_to_end([*mpirun, "--host", "localhost:1", "/bin/echo", "ran here"], AS_ROOT))
+        here = self.run_to_end([*mpirun, "--host", "localhost:1", "/bin/echo", "ran here"], environment)
+        self.assertIn("ran here", here)
 
     # A machine with nothing installed.
 
