@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -249,8 +250,9 @@ class BundleTest(unittest.TestCase):
         with open(agent, "w") as file:
             file.write(f"#!/bin/sh\n: >{called}\nexit 1\n")
         os.chmod(agent, 0o755)
-        mpirun, environment = [self.path("bin/mpirun"), "-np", "1"], {**AS_ROOT, "PATH": "/nowhere"}
-        for flags in (["--host", "other:1"], ["--mca", "plm_rsh_agent", agent, "--host", "other:1"]):
+        mpirun, environment = [self.path("bin/mpirun")], {**AS_ROOT, "PATH": "/nowhere"}
+        nodes = ["--mca", "rmaps_base_oversubscribe", "1", "--host", socket.gethostname() + ":1,other:1", "-np", "2"]
+        for flags in (nodes, ["--mca", "plm_rsh_agent", agent, *nodes]):
             done = subprocess.run([*mpirun, *flags, "/bin/echo", "ran here"], env=environment, cwd="/", text=True,
                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS_MAX, check=False)
             self.assertNotEqual(done.returncode, 0, done.stdout)
