@@ -15,17 +15,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/element_range.h"
 #include "common/memory.h"
 
 namespace starring {
-
-// Elements [begin, end) of the parameter vector.
-struct ElementRange {
-  int64_t begin = 0;
-  int64_t end = 0;
-  int64_t size() const { return end - begin; }
-  friend bool operator==(const ElementRange&, const ElementRange&) = default;
-};
 
 struct TensorSpec {
   // PyTorch's state_dict name, "conv1.weight".

@@ -75,6 +75,10 @@ inline constexpr int64_t kImageChannelsMax = 256;
 inline constexpr int kLoaderThreadsMax = 256;
 inline constexpr int kPrefetchDepthMax = 64;
 
+// Batches that a loop in Python holds at a time (worker/python/batch_lender.h): each sample of MNIST as a batch of its
+// own. A loop that holds more never lets any go.
+inline constexpr int64_t kBatchesLentMax = int64_t{1} << 16;
+
 // Lanes (TCP connections) between one worker and one server. One is enough for a loopback and for 1 Gbit/s, where it is
 // better than two: buckets arrive one after the other, and a sum need not wait while the next bucket shares the link.
 // Every lane costs buffers on both sides.
@@ -264,6 +268,10 @@ inline constexpr int64_t kDirectWindowBytes = 256 << 10;
 // Segments of a long control message (a broadcast, a rank's optimizer state) that a sender may have sent before the
 // receiver has taken them: one travels while the one before it is taken. A transport may have to keep them.
 inline constexpr int kSegmentsInFlightMax = 2;
+
+// Sums that one process has begun in a group (worker/python/group.h) and not awaited. A training step has one for each
+// bucket, and begins no step before it has the sums of the last one.
+inline constexpr int64_t kReductionsMax = 1000;
 
 // One text of a collective: a rank's agreement, its report of a check, or rank 0's verdict. They have some KiB. The
 // length comes from another process, and is looked at before memory is taken.

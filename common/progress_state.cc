@@ -29,6 +29,9 @@ std::string DescribeWork(const WorkState& state) {
       return absl::StrCat("in the checkpoint after step ", state.step);
     case WorkPhase::kBetweenSteps:
       return absl::StrCat("between two steps, at step ", state.step);
+    case WorkPhase::kOutside:
+      if (state.step < 0) return "outside the exchange, before the first step";
+      return absl::StrCat("outside the exchange, after step ", state.step, ", bucket ", state.bucket);
     // This is the phase before the first one, and what an unknown number of another build's becomes.
     case WorkPhase::kUnknown:
       break;

@@ -25,8 +25,9 @@ enum class WorkPhase : uint8_t {
   kEvaluation = 6,
   kCheckpoint = 7,
   kBetweenSteps = 8,
+  kOutside = 9,  // of a process that knows only when it exchanges (worker/python): it does anything else
 };
-inline constexpr int kWorkPhaseCount = 9;
+inline constexpr int kWorkPhaseCount = 10;
 
 struct WorkState {
   WorkPhase phase = WorkPhase::kUnknown;

@@ -2,9 +2,9 @@
 # Installs the packages that Starring is built and tested with, from Debian 12's own archive. Installs only what is
 # missing: a second run changes nothing and takes no time.
 #
-#   --test  also installs the packages of the long tests: clang with its sanitizers, libFuzzer and OpenMP, and Slurm
-#           for deploy/slurm. Slurm is left out where systemd runs, because systemd would start its daemons. To install
-#           it there: apt-get install slurm-wlm munge iproute2
+#   --test  also installs the packages of the long tests: clang with its sanitizers, libFuzzer and OpenMP, python3-venv
+#           for the wheel, and Slurm for deploy/slurm. Slurm is left out where systemd runs, because systemd would start
+#           its daemons. To install it there: apt-get install slurm-wlm munge iproute2
 #
 # Exit status: 0 if everything but the optional packages is installed, 1 otherwise.
 set -euo pipefail
@@ -16,7 +16,7 @@ PACKAGES=(
   libgtest-dev libgmock-dev libbenchmark-dev                 # the tests
   python3 python3-numpy python3-grpcio python3-protobuf
   clang-format clang-tidy shellcheck flake8 mypy procps
-  python3-pyelftools                                         # deploy:bundle
+  python3-pyelftools                                         # deploy:bundle, deploy:wheel
   curl ca-certificates                                       # deploy/get_data.sh
   dataset-fashion-mnist                                      # the images that //worker trains on by default
 )
@@ -24,10 +24,10 @@ PACKAGES=(
 # PyTorch uses the BLAS that is installed. With the reference BLAS the peer would be unfairly slow: 6 GFLOP/s instead of
 # 90 with OpenBLAS.
 OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-mpi4py python3-matplotlib python3-jinja2)
-SANITIZER_PACKAGES=(clang libclang-rt-14-dev libomp-14-dev)
-TEST_PACKAGES=("${SANITIZER_PACKAGES[@]}" slurm-wlm munge iproute2)
+WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv)
+TEST_PACKAGES=("${WITHOUT_SLURM[@]}" slurm-wlm munge iproute2)
 # The test of this file sets SYSTEMD.
-if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=("${SANITIZER_PACKAGES[@]}"); fi
+if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=("${WITHOUT_SLURM[@]}"); fi
 if [[ ${1:-} != --test ]]; then TEST_PACKAGES=(); fi
 
 # Prints the arguments that are not installed packages, one per line.
@@ -102,7 +102,7 @@ main() {
   if [[ ${#wanted_test[@]} -gt 0 ]]; then
     echo "setup: installing ${wanted_test[*]}"
     if ! apt_install "${wanted_test[@]}"; then
-      echo "setup: could not install ${wanted_test[*]}: only bench/fuzz.py, Slurm's tests and netlab's need them" >&2
+      echo "setup: could not install ${wanted_test[*]}: only long tests need them" >&2
     fi
   fi
   echo "setup: done"

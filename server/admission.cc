@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
-#include "common/security/job_secret.h"
+#include "common/security/hmac_sha256.h"
 #include "common/status.h"
 #include "common/wire/exchange_message.h"
 

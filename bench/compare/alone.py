@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TYPE_CHECKING, cast
 
+import jobs
 import machine
 import programs
 import results as schema
@@ -100,13 +101,16 @@ class _Alone:
         return self._mpirun([python, programs.peer("exchange_by_mpirun"), "--library=" + name, self.size_flag],
                             programs.ONE_THREAD)
 
-    def gloo(self) -> list[dict[str, Any]]:
+    def of_torch(self, syncs: Sequence[str]) -> list[dict[str, Any]]:
+        """Gloo's allreduce, and those of starring.torch: one program measures them in turns."""
         if self.torch is None:
             raise NotHereError(f"no python3 here has PyTorch: {programs.HOW_TO_GET_TORCH}")
-        argv = [self.torch.python, programs.peer("exchange"), f"--world_size={self.workers}", self.size_flag]
+        argv = [self.torch.python, programs.peer("exchange"), f"--world_size={self.workers}", self.size_flag,
+                "--syncs=" + ",".join(syncs)]
+        library = programs.starring_library() if set(syncs) & set(jobs.HOOKS) else {}
         if self.lab is None:
-            return rows(programs.run(argv, programs.ONE_THREAD, BENCH_SECONDS_MAX))
-        places = {**programs.ONE_THREAD, **self.lab.torch_environment(self.workers)}
+            return rows(programs.run(argv, {**programs.ONE_THREAD, **library}, BENCH_SECONDS_MAX))
+        places = {**programs.ONE_THREAD, **library, **self.lab.torch_environment(self.workers)}
         return rows(_run_on_hosts(self.lab, [(argv, {**places, "RANK": str(rank)}) for rank in range(self.workers)]))
 
 
@@ -118,6 +122,7 @@ def exchanges(syncs: Sequence[str], workers: int, servers: int, torch: programs.
     of ring_bench and star_bench.
 
     mpi brings mpi4py, MPI's allreduce as Python calls it; ddp brings Gloo's allreduce, which DDP calls, and Horovod's.
+    ddp+star and ddp+ring are our allreduces as starring.torch calls them.
     """
     section = "machine" if lab is None else lab.section
     alone = _Alone(workers, servers, torch, sizes, lab, steps_max)
@@ -131,8 +136,9 @@ def exchanges(syncs: Sequence[str], workers: int, servers: int, torch: programs.
         parts.append((of_ranks, functools.partial(alone.between_ranks, of_ranks)))
     if "mpi" in syncs:
         parts.append((["mpi4py"], functools.partial(alone.of_library, "mpi4py")))
-    if any(sync.startswith("ddp") for sync in syncs):
-        parts.append((["gloo"], alone.gloo))
+    if any(sync in jobs.PEERS for sync in syncs):
+        of_torch = ["gloo", *(sync for sync in syncs if sync in jobs.HOOKS)]
+        parts.append((of_torch, functools.partial(alone.of_torch, of_torch)))
         parts.append((["horovod"], functools.partial(alone.of_library, "horovod")))
     found: list[schema.ExchangeTime] = []
     missing: list[schema.Missing] = []

@@ -141,7 +141,9 @@ def disagreements(results: schema.Results, model: str | None = None) -> list[sch
 
 def _baseline(results: schema.Results, configuration: schema.Configuration) -> float | None:
     """The rate of one worker with the same code, in the same section if it was measured there, else on the machine."""
-    wanted = configuration["sync"] if configuration["sync"].startswith("ddp") else "local"
+    wanted = "local"
+    if configuration["sync"].startswith("ddp"):
+        wanted = "ddp" if configuration["sync"] == "ddp" else "ddp-tuned"  # without its hook, if it has one
     per_worker = configuration["global_batch"] / configuration["workers"]
     found = None
     for other in results["configurations"]:

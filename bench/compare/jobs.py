@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # bench/netlab is imported only for a comparison between host
     from netlab import Netlab
 
 OURS = (*cells.SYNCS, *cells.CONTROLS)
-PEERS = ("ddp", "ddp-tuned")
+# DDP with the settings of ddp-tuned, whose communication hook is starring.torch's: only the exchange is another.
+HOOKS = {"ddp+star": "star", "ddp+ring": "ring"}
+PEERS = ("ddp", "ddp-tuned", *HOOKS)
 CPU = device_choice.Device()
 
 
@@ -75,7 +77,7 @@ class Job:
         if self.configuration["sync"] in PEERS:
             cores = ";".join(expand(text) for text in self.configuration["cores"]["worker"])
             return [Command([*self._peer(flags), f"--world_size={self.configuration['workers']}", "--cores=" + cores],
-                            programs.ONE_THREAD if self.threads == 1 else {})]
+                            {**(programs.ONE_THREAD if self.threads == 1 else {}), **self._library()})]
         own = cells.WORKER_FLAGS.get(self.configuration["sync"], [])
         return [Command([*self._launch(), "--", *flags, *own, *OURS_ONLY])]
 
@@ -83,6 +85,9 @@ class Job:
         settings = [f"--{name}={value}" for name, value in self.settings.items()]
         assert self.torch is not None, "jobs of the peer exist only where there is a PyTorch"
         return [self.torch.python, programs.peer("train"), *flags, *settings]
+
+    def _library(self) -> dict[str, str]:
+        return programs.starring_library() if self.configuration["sync"] in HOOKS else {}
 
     def _launch(self) -> list[str]:
         configuration = self.configuration
@@ -108,7 +113,7 @@ class Job:
             secret = lab.make_secret(programs.binary("deploy/launch"))
             return [Command(argv) for argv in lab.rank_commands([*worker, *sync_flags(sync)], secret, workers)]
         places = {"MASTER_ADDR": lab.addresses[0], "MASTER_PORT": "7078", "WORLD_SIZE": str(workers),
-                  "GLOO_SOCKET_IFNAME": "eth0", **programs.ONE_THREAD}
+                  "GLOO_SOCKET_IFNAME": "eth0", **programs.ONE_THREAD, **self._library()}
         return [Command(lab.command(rank, self._peer([*flags, "--pin=false"])), {**places, "RANK": str(rank)})
                 for rank in range(workers)]
 
@@ -207,7 +212,9 @@ class Matrix:
                 jobs += [self.job(model, sync, workers - servers, scaling, servers, "equal-cores", workers)
                          for sync in options.syncs if sync in cells.BY_SYNC and cells.BY_SYNC[sync].has_servers]
         if self.torch is not None:
-            jobs += [self.job(model, sync, workers, scaling, lab=lab) for sync in options.syncs if sync in PEERS]
+            # One worker exchanges nothing, so a hook would change nothing.
+            jobs += [self.job(model, sync, workers, scaling, lab=lab) for sync in options.syncs
+                     if sync in PEERS and (workers > 1 or sync not in HOOKS)]
         return jobs
 
     def _with_its_servers(self, model: str, sync: str, workers: int, scaling: str, lab: Netlab | None) -> list[Job]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import ratios
 import sync_cells as cells
 
-SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned")
+SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
 MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
 MATHS = ("fp32", "tf32", "bf16")
 QUICK: dict[str, Any] = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False,
@@ -45,11 +45,11 @@ def _positive(text: str) -> int:
 
 
 def _models(text: str) -> list[str]:
-    names = [name for name in text.split(",") if name]
+    """Shipped models by name, and layer files by paths, which have a '/' or a '.'."""
+    names = [_path(name) if "/" in name or "." in name else name for name in text.split(",") if name]
     for name in names:
-        if name not in MODELS:
-            raise argparse.ArgumentTypeError(
-                f"{name!r} is not one of {', '.join(MODELS)}: bench/ddp/models.py has only these")
+        if name not in MODELS and not os.path.isfile(name):
+            raise argparse.ArgumentTypeError(f"{name!r} is neither one of {', '.join(MODELS)} nor a layer file")
     return list(dict.fromkeys(names))
 
 
@@ -86,12 +86,13 @@ def _switch(text: str) -> bool:
 def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     known = "; ".join(f"{cell.sync}: {cell.topology} over {cell.transport}, owners {cell.placement}"
                       for cell in cells.CELLS)
-    add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp"],
+    add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp", "ddp+star", "ddp+ring"],
         help=f"what to compare: the cells ({known}), star-mpi-shm (the star without servers "
-             "whose ranks share memory), and the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned")
+             "whose ranks share memory), the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned, "
+             "and ddp+star and ddp+ring, which are ddp-tuned with starring.torch's exchange")
     add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],
-        help="one or several, separated by commas")
+        help="one or several, separated by commas: names, or paths of layer files")
     add("--dataset", default="fashion-mnist", choices=["mnist", "fashion-mnist", "cifar10", "synthetic"])
     add("--data_dir", default="", help="the folder with the data set")
     add("--augment", default="none", choices=["none", "crop_flip"])

@@ -30,7 +30,12 @@ def binary(name: str) -> str:
         path = os.path.join(folder, name)
         if folder and os.path.isfile(path) and os.access(path, os.X_OK):
             return os.path.realpath(path)
-    raise ProgramError(f"no {name}: bazel build //{name.replace('/', ':')}")
+    raise ProgramError(f"no {name}: bazel build //{os.path.dirname(name)}:{os.path.basename(name)}")
+
+
+def starring_library() -> dict[str, str]:
+    """The environment in which starring.torch finds libstarring.so."""
+    return {"STARRING_LIBRARY": binary("worker/python/libstarring.so")}
 
 
 def peer(name: str) -> str:

@@ -64,7 +64,7 @@ class _OptionalConfiguration(TypedDict, total=False):
 class Configuration(_OptionalConfiguration):
     """One job of the matrix, and its runs."""
     id: str  # "lenet5/star/2w/equal-workers/weak"; outside the section "machine" followed by "@section"
-    sync: str  # a cell of sync_cells.py, local, mpi, ddp, ddp-tuned
+    sync: str  # a cell of sync_cells.py, local, mpi, ddp, ddp-tuned, ddp+star, ddp+ring
     model: str
     dataset: str
     section: str  # "machine", or "netlab:4,1gbit"; "netlab:4+4,1gbit" has 4 more hosts, for servers alone
@@ -110,7 +110,7 @@ class Training(TypedDict):
 class Agreement(TypedDict):
     """The losses of the first steps, of Starring and of the peer."""
     model: str
-    peer: str  # ddp, ddp-tuned
+    peer: str  # ddp, ddp-tuned, ddp+star, ddp+ring
     workers: int
     steps: int
     tolerance: float  # relative

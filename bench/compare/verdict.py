@@ -17,7 +17,8 @@ if TYPE_CHECKING:  # analysis imports this module
     from analysis import Group, Row
 
 NAMES = {**{cell.sync: cell.name for cell in cells.NAMED}, "mpi": "MPI_Allreduce (mpi)", "local": "one process",
-         "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP"}
+         "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP",
+         "ddp+star": "tuned PyTorch DDP by our star", "ddp+ring": "tuned PyTorch DDP by our ring"}
 BOTTLENECKS = {"data": "data", "compute": "compute", "exchange": "the exchange", "straggler": "the slowest worker",
                "server CPU": "the servers' CPU time"}
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from typing import Any, Iterable
 
 import numpy as np
 import torch
@@ -91,7 +92,7 @@ class Batches(Dataset):
         return images.normalized(pixels), images.labels[index]
 
 
-def samples_per_second(loader: DataLoader) -> float:
+def samples_per_second(loader: Iterable[Any]) -> float:
     count = 0
     began = 0.0
     for batch, (images, _) in enumerate(loader):

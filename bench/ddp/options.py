@@ -29,6 +29,13 @@ def positive(text: str) -> int:
     return value
 
 
+def _model(text: str) -> str:
+    try:
+        return models.known(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def core_lists(text: str) -> list[list[int]]:
     """"0,1;2,3" to [[0, 1], [2, 3]]."""
     return [[int(core) for core in cores.split(",")] for cores in text.split(";")] if text else []
@@ -69,9 +76,10 @@ def _add_shared(add: Callable[..., argparse.Action]) -> None:
             add("--" + name, type=_whole_number(name, flag), default=int(flag["default"]), help=text)
         elif flag["type"] == "float":
             add("--" + name, type=float, default=float(flag["default"]), help=text)
-        else:  # PyTorch's side has the shipped models only, and reads no layer files
-            choices = sorted(models.MODELS) if name == "model" else flag.get("choices")
-            add("--" + name, default=flag["default"], choices=choices, help=text)
+        elif name == "model":
+            add("--model", type=_model, default=flag["default"], help=text)
+        else:
+            add("--" + name, default=flag["default"], choices=flag.get("choices"), help=text)
 
 
 def _add_process(add: Callable[..., argparse.Action]) -> None:
@@ -91,6 +99,8 @@ def _add_comparison(add: Callable[..., argparse.Action]) -> None:
     add("--loader_workers", type=int, default=2, help="with --data=dataloader: its worker processes")
     add("--set_to_none", type=boolean, default=None, help="of zero_grad; not given: the version's default")
     add("--bucket_cap_mb", type=float, default=25, help="DDP's buckets")
+    add("--hook", default="none", choices=["none", "star", "ring"],
+        help="star, ring: starring.torch exchanges DDP's buckets, instead of the backend")
     _switch(add, "--gradient_as_bucket_view", False, None)
     _switch(add, "--static_graph", False, None)
     _switch(add, "--channels_last", False, None)
@@ -116,6 +126,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--nesterov needs --momentum above 0")
     if flags.device == "cpu" and flags.math != "fp32":
         parser.error(f"--device=cpu computes in fp32, not in {flags.math}: drop one of the two")
+    if flags.hook != "none" and flags.precision == "double":
+        parser.error(f"--hook={flags.hook} sums float32, and --precision=double is not: drop one of the two")
     if flags.cores and len(flags.cores) < flags.world_size:
         parser.error(f"--cores has {len(flags.cores)} lists for {flags.world_size} processes")
     return flags
@@ -128,13 +140,19 @@ def _nothing(flag):
     return {"bool": False, "int": min(0, flag.get("least", 0)), "float": 0.0, "str": ""}[flag["type"]]
 
 
+def _sync(flags: argparse.Namespace, world_size: int) -> str:
+    if world_size == 1:
+        return "local"
+    return "ddp" if flags.hook == "none" else "ddp+" + flags.hook
+
+
 def config(flags: argparse.Namespace, dataset: Dataset, device: Device, steps_total: int,
            cuda_graph: bool) -> Dict[str, Any]:
     """`config` of the run record: every flag that the worker's record has, and what the peer itself has to say."""
     world_size = device.world_size
     values = {name: getattr(flags, name) if flag["peer"] else _nothing(flag) for name, flag in _worker_flags().items()}
     values.update({
-        "sync": "ddp" if world_size > 1 else "local", "world_size": world_size, "server_count": 0, "security": "",
+        "sync": _sync(flags, world_size), "world_size": world_size, "server_count": 0, "security": "",
         "chunk_bytes": 0,
         "train_count": len(dataset.train_labels), "test_count": len(dataset.test_labels), "seed": str(flags.seed),
         "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "total_steps": steps_total, "device": device.torch.type,

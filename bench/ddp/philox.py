@@ -7,6 +7,7 @@ loss curves differ only by rounding, and by dropout's masks, which are PyTorch's
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,13 +58,14 @@ def pictures(seed: int, stream: int, count: int, picture_bytes: int) -> np.ndarr
     return drawn.view(np.uint8).reshape(count, 16 * blocks)[:, :picture_bytes]
 
 
-def initialize(model: torch.nn.Module, seed: int) -> None:
+def initialize(model: Any, seed: int) -> None:
     """Sets the initial values of a model's parameters: worker/model/network_graph.h."""
-    parameters = list(model.named_parameters())
+    parameters = dict(model.named_parameters())
     fan_in = {}
-    for number, (name, tensor) in enumerate(parameters):
+    for number, name in enumerate(model.layer_graph.tensor_names):
+        tensor = parameters[name]
         module = name.rsplit(".", 1)[0]
-        if isinstance(model.get_submodule(module), torch.nn.BatchNorm2d):
+        if isinstance(model.get_submodule(module), (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)):
             continue  # PyTorch's initial 1 and 0 are also ours
         if name.endswith(".weight"):
             fan_in[module] = tensor[0].numel()

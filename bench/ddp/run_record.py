@@ -26,8 +26,9 @@ def _in_our_order(name: str, tensor: torch.Tensor, flattened: dict[str, tuple[in
 def parameter_vector(model: Any) -> np.ndarray:
     """All trainable tensors in one float32 array, in our memory order, each on a 64-byte boundary, gaps zero."""
     parts = []
-    for name, tensor in model.named_parameters():
-        values = _in_our_order(name, tensor, model.flattened).reshape(-1)
+    parameters, flattened = dict(model.named_parameters()), model.layer_graph.flattened
+    for name in model.layer_graph.tensor_names:
+        values = _in_our_order(name, parameters[name], flattened).reshape(-1)
         parts += [values, np.zeros(-len(values) % ALIGNMENT_ELEMENTS, np.float32)]
     return np.concatenate(parts).astype("<f4")
 

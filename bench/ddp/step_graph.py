@@ -37,6 +37,8 @@ def obstacle(flags: argparse.Namespace, device: Device) -> str:
         return "the batches of a DataLoader are on the host"
     if device.backend == "gloo":
         return "Gloo's allreduce runs on the host"
+    if flags.hook != "none" and device.world_size > 1:
+        return f"the {flags.hook} of --hook runs on the host"
     if device.world_size > 1 and _version() < (2, 0):
         return f"torch {torch.__version__} captures no step of DistributedDataParallel, 2.0 does"
     if flags.schedule == "cosine" or flags.warmup_steps > 0:

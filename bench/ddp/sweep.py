@@ -21,12 +21,15 @@ def _step_seconds(flags: argparse.Namespace, rank: int, device: Device, data: tr
     """The median step of the slowest rank. All ranks get the same number, so that they choose the same settings."""
     tried = trainer.Trainer(flags, rank, device, data)
     tried.train_epoch(0)
+    tried.close()
     return device.max_over_ranks([statistics.median(tried.step_seconds)])[0]
 
 
 def _candidates(flags: argparse.Namespace, device: Device) -> Iterator[dict[str, Any]]:
     if device.world_size > 1:
         yield from ({"bucket_cap_mb": megabytes} for megabytes in BUCKETS_MB if megabytes != flags.bucket_cap_mb)
+    if flags.hook != "none":
+        return  # the rest does not depend on the exchange: it is taken from the sweep without a hook
     yield {"channels_last": True}
     yield {"foreach": True}
     if device.is_gpu:

@@ -31,7 +31,7 @@ SAMPLES = 8192  # in the data set; the larger images exceed a GPU's cache
 
 def parse_flags() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0], allow_abbrev=False)
-    parser.add_argument("--model", default="lenet5", choices=sorted(models.MODELS))
+    parser.add_argument("--model", type=models.known, default="lenet5", help="a name, or the path of a layer file")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--mode", default="eager", choices=["eager", "captured"])
     parser.add_argument("--math", default="fp32", choices=["fp32", "tf32", "bf16"])

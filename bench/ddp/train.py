@@ -78,6 +78,7 @@ def _work(flags: argparse.Namespace, rank: int, device: devices.Device) -> None:
         if rank == 0 and flags.cuda_graph and trainer.no_graph:
             print(f"note: no CUDA graph: {trainer.no_graph}; steps are launched one kernel after the other")
         record = trainer.run()
+        trainer.close()
         if rank == 0:
             if flags.record:
                 run_record.write(flags.record, record)

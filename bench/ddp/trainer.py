@@ -14,7 +14,7 @@ import time
 from typing import Any, Dict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 import data as data_files
-import models
+import models  # first: it finds the package starring
 import numpy as np
 import options
 import philox
@@ -31,6 +31,7 @@ from step_clock import GpuClock, HostClock, StepTime
 from torch.nn import functional as F
 
 EVALUATION_BATCH = 1000
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "worker", "python")  # starring
 WARMUP_STEPS_MAX = 10  # not timed; the same number as in worker/trainer.cc
 
 
@@ -94,6 +95,7 @@ class Trainer:
             self.replica = self._replicated()
         if flags.compile:
             self.replica = torch.compile(self.replica)
+        self.attachment = self._attached()
         self.optimizer = make_optimizer(flags, self.model.parameters(), captured=not self.no_graph)
         self.graph = None if self.no_graph else step_graph.GraphedStep(
             functools.partial(self._compute, flags.global_batch))
@@ -120,11 +122,26 @@ class Trainer:
             self.model, device_ids=[self.device.torch] if self.device.is_gpu else None,
             bucket_cap_mb=flags.bucket_cap_mb, gradient_as_bucket_view=flags.gradient_as_bucket_view,
             static_graph=flags.static_graph)
-        # Backward ends with the gradient of the model's first tensor. The rest of the time is exchange.
+        # Backward ends with the gradient of the layer file's first tensor. The rest of the time is exchange.
         # The hook must not refer to self: DDP and the hook would form a cycle that the garbage collector cannot see.
         clock = self.clock
-        next(self.model.parameters()).register_hook(lambda gradient: clock.done("backward"))
+        first = dict(self.model.named_parameters())[self.model.layer_graph.tensor_names[0]]
+        first.register_hook(lambda gradient: clock.done("backward"))
         return replica
+
+    def _attached(self) -> Any:
+        """The exchange of --hook, or None. Only who asks for it needs the package and its library."""
+        if self.flags.hook == "none" or self.world_size == 1:
+            return None
+        sys.path.append(PACKAGE)
+        import starring.torch
+        return starring.torch.attach(self.replica, sync=self.flags.hook, join_deadline_s=self.flags.deadline_s,
+                                     exchange_deadline_s=self.flags.deadline_s)
+
+    def close(self) -> None:
+        """Ends the exchange of --hook. All ranks call it after the same step."""
+        if self.attachment is not None:
+            self.attachment.close()
 
     @contextlib.contextmanager
     def _off_the_default_stream(self) -> Iterator[None]:

@@ -25,7 +25,7 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "common/layout.h"
+#include "common/element_range.h"
 
 namespace starring {
 

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <openssl/crypto.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -112,11 +111,6 @@ absl::Status MakeJobSecret(const std::string& path) {
   // Half a secret would be refused by every process, and O_EXCL would keep the next call from replacing it.
   if (!status.ok()) unlink(path.c_str());
   return status;
-}
-
-bool SameToken(absl::string_view a, absl::string_view b) {
-  // The time of memcmp would tell a guesser how many first bytes are right.
-  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace starring

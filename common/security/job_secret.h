@@ -65,9 +65,6 @@ absl::Status MakeJobSecret(const std::string& path);
 enum class FileReaders { kOwnerOnly, kAny };
 absl::StatusOr<std::string> ReadPemFile(const std::string& path, FileReaders readers);
 
-// Takes the same time for any two tokens of one length: a guess that begins right must not look different.
-[[nodiscard]] bool SameToken(absl::string_view a, absl::string_view b);
-
 }  // namespace starring
 
 #endif  // STARRING_COMMON_SECURITY_JOB_SECRET_H_

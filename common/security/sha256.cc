@@ -1,7 +1,6 @@
 #include "common/security/sha256.h"
 
 #include <openssl/evp.h>
-#include <openssl/hmac.h>
 
 #include <bit>
 
@@ -40,13 +39,5 @@ std::string Sha256::HexDigest() {
 
 std::string Sha256Hex(std::span<const std::byte> bytes) { return Sha256().Update(bytes).HexDigest(); }
 std::string Sha256Hex(std::string_view text) { return Sha256().Update(text).HexDigest(); }
-
-std::string HmacSha256(std::string_view key, std::string_view text) {
-  unsigned char code[EVP_MAX_MD_SIZE];
-  unsigned int size = 0;
-  CHECK(HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()),
-             reinterpret_cast<const unsigned char*>(text.data()), text.size(), code, &size) != nullptr);
-  return {reinterpret_cast<const char*>(code), size};
-}
 
 }  // namespace starring

@@ -1,4 +1,4 @@
-// SHA-256 (FIPS 180-4) by OpenSSL, as 64 hexadecimal digits, and a message authentication code made of it.
+// SHA-256 (FIPS 180-4) by OpenSSL, as 64 hexadecimal digits.
 #ifndef STARRING_COMMON_SECURITY_SHA256_H_
 #define STARRING_COMMON_SECURITY_SHA256_H_
 
@@ -35,10 +35,6 @@ class Sha256 {
 
 std::string Sha256Hex(std::span<const std::byte> bytes);
 std::string Sha256Hex(std::string_view text);
-
-// HMAC-SHA-256 (RFC 2104) of `text`: 32 bytes, which only those who know the key can make. Compare by SameToken
-// (job_secret.h).
-std::string HmacSha256(std::string_view key, std::string_view text);
 
 }  // namespace starring
 

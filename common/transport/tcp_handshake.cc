@@ -10,8 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/limits.h"
-#include "common/security/job_secret.h"
-#include "common/security/sha256.h"
+#include "common/security/hmac_sha256.h"
 #include "common/status.h"
 
 namespace starring {

@@ -1,11 +1,13 @@
 #include "common/transport/tcp_listener.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <cstring>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -71,6 +73,19 @@ absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address) {
   const in_port_t port = place.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(place).sin6_port
                                                      : reinterpret_cast<const sockaddr_in&>(place).sin_port;
   return TcpListener(Socket(fd), absl::StrCat(address.substr(0, address.rfind(':')), ":", ntohs(port)));
+}
+
+absl::StatusOr<TcpListener> TcpListener::Adopt(Socket socket, const std::string& address) {
+  RETURN_IF_ERROR(ParseHostPort(address).status());
+  int listens = 0;
+  socklen_t length = sizeof(listens);
+  const int flags = fcntl(socket.fd(), F_GETFL);
+  if (flags < 0 || getsockopt(socket.fd(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0 ||
+      fcntl(socket.fd(), F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(socket.fd(), F_SETFD, FD_CLOEXEC) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("descriptor ", socket.fd(), " is no socket that listens at ", address));
+  }
+  return TcpListener(std::move(socket), address);
 }
 
 Socket TcpListener::Accept() { return Socket(accept4(fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }

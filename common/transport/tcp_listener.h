@@ -19,8 +19,11 @@ class TcpListener {
   // InvalidArgument if the port is taken or the address is not this machine's.
   static absl::StatusOr<TcpListener> Listen(const std::string& address);
 
+  // A socket that listens at `address` already. InvalidArgument if it does not listen; it is closed then.
+  static absl::StatusOr<TcpListener> Adopt(Socket socket, const std::string& address);
+
   int fd() const { return socket_.fd(); }
-  // As given to Listen, with the port that was bound.
+  // As given to Listen or Adopt, with the port that was bound.
   const std::string& address() const { return address_; }
 
   // A connection that does not block; none if no one waits any more.

@@ -75,6 +75,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions 
   RETURN_IF_ERROR(CheckRendezvousOptions(options));
   const int rank = options.rank;
   const int server_count = options.server_count;
+  int64_t unexpected_bytes_max = options.unexpected_bytes_max;
   const int64_t silence_ms =
       std::clamp<int64_t>(absl::ToInt64Milliseconds(options.exchange_deadline), kTcpSilenceMsMin, kTcpSilenceMsMax);
   std::vector<TcpTransport::Link> links(1);
@@ -83,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions 
     ASSIGN_OR_RETURN(links, mesh.Connect());
   }
   // Between workers and servers every receive of a gradient or of parameters is posted before the message leaves.
-  const int64_t unexpected_bytes_max = server_count > 0 ? kTcpControlBytesMax : 0;
+  if (unexpected_bytes_max == 0 && server_count > 0) unexpected_bytes_max = kTcpControlBytesMax;
   return TcpTransport::Create({.rank = rank,
                                .links = std::move(links),
                                .server_count = server_count,

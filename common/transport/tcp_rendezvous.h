@@ -1,9 +1,8 @@
 // How the ranks of a job find each other without mpirun, and connect every rank with every other one.
 //
 //   register   Rank 0 listens at --rendezvous. Every other rank dials it until it answers, proves that it belongs to
-//   the
-//              job (tcp_handshake.h), and says where it listens itself: at a free port of the address from which it
-//              reaches rank 0, which the other ranks then reach too.
+//              the job (tcp_handshake.h), and says where it listens itself: at a free port of the address from which
+//              it reaches rank 0, which the other ranks then reach too.
 //   table      When all ranks have registered, rank 0 sends each the table of addresses.
 //   mesh       Every rank dials all ranks below it, twice each: a connection for messages and one for notices.
 //   go         A rank that is connected with all others tells rank 0. When all have, rank 0 tells them to begin.
@@ -23,6 +22,7 @@
 #ifndef STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
 #define STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,6 +50,8 @@ struct TcpRendezvousOptions {
   bool insecure = false;
   absl::Duration join_deadline = absl::Seconds(60);      // until every rank is connected with every other one
   absl::Duration exchange_deadline = absl::Seconds(60);  // for a host that is silent, within limits.h
+  // TcpTransport::Options::unexpected_bytes_max; 0: as the worker's exchanges need it.
+  int64_t unexpected_bytes_max = 0;
   absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
   std::function<void(const std::string& line)> say;  // gets a line for each connection that is refused, for people
 };

@@ -1,128 +1,42 @@
 #include "common/wire/shared_memory.h"
 
-#include <errno.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cstring>
-#include <string>
-
-#include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "common/check.h"
-#include "common/nonce.h"
 #include "common/status.h"
 
 namespace starring {
 namespace {
 
-constexpr char kName[] = "starring";
-constexpr char kLink[] = "/memfd:starring";  // how /proc shows it
-// The nonce has a page of its own, so the values begin on a page.
-constexpr int64_t kHeaderBytes = 4096;
-
-int64_t FileBytes(int64_t element_count) { return kHeaderBytes + element_count * static_cast<int64_t>(sizeof(float)); }
-
-absl::Status SystemError(const std::string& what) {
-  return absl::UnavailableError(absl::StrCat(what, ": ", std::strerror(errno)));
-}
-
-// Whether a mapping of the file stays valid whatever its maker does, and has the right length.
-bool IsSealed(int fd, int64_t bytes) {
-  struct stat file;
-  const int seals = fcntl(fd, F_GET_SEALS);
-  return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, &file) == 0 && file.st_size == bytes;
-}
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  ~FileDescriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
+int64_t ByteCount(int64_t element_count) { return element_count * static_cast<int64_t>(sizeof(float)); }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(int64_t element_count) {
   CHECK_GE(element_count, 0);
+  ASSIGN_OR_RETURN(std::unique_ptr<SealedMemory> memory, SealedMemory::Create(ByteCount(element_count)));
   v1::SharedMemory where;
-  where.set_bytes(element_count * static_cast<int64_t>(sizeof(float)));
-  where.set_nonce(DrawNonce());
-  std::unique_ptr<SharedMemory> memory(new SharedMemory(where, element_count));
-  memory->fd_ = memfd_create(kName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (memory->fd_ < 0) return SystemError("memfd_create");
-  memory->where_.set_pid(getpid());
-  memory->where_.set_fd(memory->fd_);
-  // Allocates all pages now: a machine without memory refuses here, instead of killing a process in the middle of a
-  // step.
-  if (fallocate(memory->fd_, 0, 0, FileBytes(element_count)) != 0) return SystemError("fallocate");
-  // A shorter file would end a peer by SIGBUS at its next access to the lost pages. The third seal keeps the other two
-  // as they are.
-  if (fcntl(memory->fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return SystemError("F_ADD_SEALS");
-  RETURN_IF_ERROR(memory->Map(memory->fd_, Access::kReadWrite));
-  const uint64_t nonce = where.nonce();
-  std::memcpy(memory->mapping_, &nonce, sizeof(nonce));
-  return memory;
+  where.set_bytes(ByteCount(element_count));
+  where.set_nonce(memory->place().nonce);
+  where.set_pid(memory->place().pid);
+  where.set_fd(memory->place().fd);
+  return std::unique_ptr<SharedMemory>(new SharedMemory(std::move(where), std::move(memory)));
 }
 
 absl::StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Open(const v1::SharedMemory& where, int64_t element_count,
                                                                  Access access) {
-  // Each check rules out another wrong file: by name before the file is opened, by seals and length before it is
-  // mapped, and by the nonce before a value is read.
-  const std::string path = absl::StrCat("/proc/", where.pid(), "/fd/", where.fd());
-  // On another machine the path may name any file, and opening a device or a pipe can have effects: only a file of our
-  // name is opened.
-  char link[sizeof(kLink)];
-  const ssize_t length = readlink(path.c_str(), link, sizeof(link));
-  if (length < 0) return SystemError(path);
-  if (!absl::StartsWith(absl::string_view(link, length), kLink)) {
-    return absl::UnavailableError(absl::StrCat(path, " is no shared memory of starring"));
-  }
-  const FileDescriptor file(
-      open(path.c_str(), (access == Access::kRead ? O_RDONLY : O_RDWR) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (file.get() < 0) return SystemError(path);
-  // The question is about the open descriptor, which stays the same file, unlike the path.
-  if (!IsSealed(file.get(), FileBytes(element_count))) {
-    return absl::UnavailableError(absl::StrCat(path, " is not sealed memory of ", element_count, " elements"));
-  }
-  std::unique_ptr<SharedMemory> memory(new SharedMemory(where, element_count));
-  RETURN_IF_ERROR(memory->Map(file.get(), access));  // the mapping outlives the descriptor
-  uint64_t nonce;
-  std::memcpy(&nonce, memory->mapping_, sizeof(nonce));
-  // The process id may be another process's by now, whose descriptor of that number is memory of the same length.
-  if (nonce != where.nonce()) return absl::UnavailableError(absl::StrCat(path, " is the memory of another job"));
-  return memory;
+  ASSIGN_OR_RETURN(std::unique_ptr<SealedMemory> memory,
+                   SealedMemory::Open({.pid = where.pid(), .fd = where.fd(), .nonce = where.nonce()},
+                                      ByteCount(element_count), access));
+  return std::unique_ptr<SharedMemory>(new SharedMemory(where, std::move(memory)));
 }
 
-absl::Status SharedMemory::Map(int fd, Access access) {
-  writable_ = access == Access::kReadWrite;
-  // Populated, so that no step has page faults.
-  void* const mapping = mmap(nullptr, FileBytes(element_count_), writable_ ? PROT_READ | PROT_WRITE : PROT_READ,
-                             MAP_SHARED | MAP_POPULATE, fd, 0);
-  if (mapping == MAP_FAILED) return SystemError("mmap");
-  mapping_ = mapping;
-  values_ = reinterpret_cast<float*>(static_cast<std::byte*>(mapping) + kHeaderBytes);
-  return absl::OkStatus();
-}
-
-SharedMemory::~SharedMemory() {
-  if (mapping_ != nullptr) munmap(mapping_, FileBytes(element_count_));
-  if (fd_ >= 0) close(fd_);
+std::span<const float> SharedMemory::values() const {
+  const std::span<const std::byte> bytes = memory_->bytes();
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
 std::span<float> SharedMemory::writable_values() {
-  CHECK(writable_);
-  return {values_, static_cast<size_t>(element_count_)};
+  const std::span<std::byte> bytes = memory_->writable_bytes();
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
 }  // namespace starring

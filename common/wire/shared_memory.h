@@ -1,9 +1,8 @@
 // Memory that processes of one machine share: how a worker and the servers on its machine hand over arrays, and ranks
 // theirs (worker/exchange/peer/host_memory.h).
 //
-// One process creates the memory, and others open it with the creator's where(). It is a memfd, which is found through
-// /proc: it has no name in a file system, and nothing remains when a process dies. Its length is sealed, so that no
-// peer can make another's mapping invalid; the bytes are not protected from peers.
+// One process creates the memory, and others open it with the creator's where(), as a message has it. What it is made
+// of is told in common/host/sealed_memory.h.
 //
 // Thread safety: immutable except for the bytes. Messages decide which process may read and write them when
 // (proto/starring/v1/parameter_server.proto), or counts in the memory itself (host_board.h). A process that has
@@ -16,16 +15,18 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "absl/status/statusor.h"
-#include "common/layout.h"
+#include "common/element_range.h"
+#include "common/host/sealed_memory.h"
 #include "proto/starring/v1/parameter_server.pb.h"
 
 namespace starring {
 
 class SharedMemory {
  public:
-  enum class Access { kRead, kReadWrite };
+  using Access = SealedMemory::Access;
 
   // Zeroed, 4096-byte aligned, readable and writable. Fails with Unavailable if the system has no memfd or no memory.
   // REQUIRES: element_count >= 0.
@@ -36,9 +37,7 @@ class SharedMemory {
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Open(const v1::SharedMemory& where, int64_t element_count,
                                                             Access access);
 
-  ~SharedMemory();
-
-  std::span<const float> values() const { return {values_, static_cast<size_t>(element_count_)}; }
+  std::span<const float> values() const;
   // REQUIRES: Create or kReadWrite.
   std::span<float> writable_values();
 
@@ -46,15 +45,11 @@ class SharedMemory {
   const v1::SharedMemory& where() const { return where_; }
 
  private:
-  SharedMemory(const v1::SharedMemory& where, int64_t element_count) : where_(where), element_count_(element_count) {}
-  absl::Status Map(int fd, Access access);
+  SharedMemory(v1::SharedMemory where, std::unique_ptr<SealedMemory> memory)
+      : where_(std::move(where)), memory_(std::move(memory)) {}
 
-  v1::SharedMemory where_;
-  int64_t element_count_;
-  int fd_ = -1;  // after Create: open as long as others may open the memory
-  bool writable_ = false;
-  void* mapping_ = nullptr;
-  float* values_ = nullptr;
+  const v1::SharedMemory where_;
+  const std::unique_ptr<SealedMemory> memory_;
 };
 
 // Elements `range` of an array as bytes of a message.

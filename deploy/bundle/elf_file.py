@@ -31,7 +31,8 @@ class ElfFile:
     needed: sonames of the libraries that are loaded with this file; none for a static program.
     rpath, runpath: where the loader searches them, or None. An RPATH also holds for the libraries of those libraries
       and comes before LD_LIBRARY_PATH; a RUNPATH does neither.
-    glibc: the newest version of glibc's symbols that the file uses, as a tuple: (2, 34). (0,) for none.
+    versions: the newest version of each library's symbols that the file uses: {"GLIBC": (2, 34), "GCC": (3, 0)}.
+    glibc: that of glibc. (0,) for none.
     """
 
     def __init__(self, name: str, data: bytes) -> None:
@@ -49,7 +50,8 @@ class ElfFile:
             for segment in elf.iter_segments():
                 if isinstance(segment, DynamicSegment):
                     self._read_dynamic(segment)
-            self.glibc = _newest_glibc(elf)
+            self.versions = _newest_versions(elf)
+            self.glibc = self.versions.get("GLIBC", (0,))
         except (ELFError, ELFParseError) as error:
             raise ElfError(f"{name} is a broken ELF file: {error}") from error
 
@@ -80,13 +82,13 @@ class ElfFile:
         return bytes(changed)
 
 
-def _newest_glibc(elf: ELFFile) -> tuple[int, ...]:
-    versions: list[tuple[int, ...]] = [(0,)]
+def _newest_versions(elf: ELFFile) -> dict[str, tuple[int, ...]]:
+    newest: dict[str, tuple[int, ...]] = {}
     for section in elf.iter_sections():
         if isinstance(section, GNUVerNeedSection):
             for _, needed in section.iter_versions():
                 for version in needed:
-                    prefix, _, number = version.name.partition("_")
-                    if prefix == "GLIBC" and number.replace(".", "").isdigit():
-                        versions.append(tuple(map(int, number.split("."))))
-    return max(versions)
+                    prefix, _, number = version.name.rpartition("_")
+                    if prefix and number.replace(".", "").isdigit():
+                        newest[prefix] = max(newest.get(prefix, (0,)), tuple(map(int, number.split("."))))
+    return newest

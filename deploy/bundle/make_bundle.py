@@ -114,11 +114,15 @@ class Packages:
 
 
 class Bundle:
-    """The bundle's files by name, collected in memory."""
+    """The bundle's files by name, collected in memory.
 
-    def __init__(self, finder: LibraryFinder, with_cublas: bool = False) -> None:
+    left_to_machine: patterns of the sonames that the bundle does not include, because every machine has them.
+    """
+
+    def __init__(self, finder: LibraryFinder,
+                 left_to_machine: Sequence[re.Pattern[str]] = (GLIBC, DRIVER, CUBLAS)) -> None:
         self._finder = finder
-        self._with_cublas = with_cublas
+        self._left_to_machine = left_to_machine
         self._files: dict[str, tuple[bytes, int]] = {}  # name -> content and mode
         self._sources: dict[str, str] = {}  # name -> path of a file of the system
         self.left_out: dict[str, str] = {}  # plugin -> the library that it needs
@@ -154,6 +158,10 @@ class Bundle:
             self._add_libraries(elf, path)
         self.add(name, data, 0o755)
 
+    def add_library(self, name: str, path: str) -> None:
+        """Adds a library of ours, with its search path turned to the bundle's libraries, and those that it needs."""
+        self._add_turned(name, self._with_search_path(ElfFile(path, read(path))), 0o644)
+
     def add_system_elf(self, name: str, path: str, mode: int = 0o644) -> None:
         """Adds a program, plugin or library of the system, with our search path, and the libraries that it needs."""
         if name in self._files:
@@ -161,15 +169,23 @@ class Bundle:
         real = os.path.realpath(path)
         elf = ElfFile(path, read(real))
         self._sources[name] = real
+        # A library may have none: its program's holds for it.
+        self._add_turned(name, elf if mode != 0o755 else self._with_search_path(elf), mode)
+
+    @staticmethod
+    def _with_search_path(elf: ElfFile) -> ElfFile:
+        if elf.rpath is None and elf.runpath is None:
+            raise BundleError(f"{elf.name} has no search path that could be turned to the bundle's libraries")
+        return elf
+
+    def _add_turned(self, name: str, elf: ElfFile, mode: int) -> None:
         data = elf.data
         if elf.rpath is not None or elf.runpath is not None:
-            way = os.path.relpath("lib", os.path.dirname(name))
+            way = os.path.relpath("lib", os.path.dirname(name) or ".")
             data = elf.with_rpath("$ORIGIN" if way == "." else f"$ORIGIN/{way}")
-        elif mode == 0o755:
-            raise BundleError(f"{path} has no search path that could be turned to the bundle's libraries")
         # Added before its libraries, which may need each other in a circle.
         self.add(name, data, mode)
-        self._add_libraries(elf, path)
+        self._add_libraries(elf, elf.name)
 
     def add_plugin(self, name: str, path: str) -> None:
         """Adds a plugin of Open MPI, unless it needs a library that the bundle leaves out."""
@@ -194,8 +210,7 @@ class Bundle:
         return None
 
     def _is_from_machine(self, soname: str) -> bool:
-        return bool(GLIBC.fullmatch(soname) or DRIVER.fullmatch(soname) or
-                    (CUBLAS.fullmatch(soname) and not self._with_cublas))
+        return any(pattern.fullmatch(soname) for pattern in self._left_to_machine)
 
     def _add_libraries(self, elf: ElfFile, path: str) -> None:
         for soname in elf.needed:
@@ -345,7 +360,7 @@ def write_archive(files: dict[str, tuple[bytes, int]], output: str) -> None:
 
 def make(options: argparse.Namespace) -> None:
     finder = LibraryFinder(options.library_folder)
-    bundle = Bundle(finder, options.with_cublas)
+    bundle = Bundle(finder, (GLIBC, DRIVER) if options.with_cublas else (GLIBC, DRIVER, CUBLAS))
     for folder in ("bin", "tests", "bench"):
         for path in getattr(options, folder):
             bundle.add_program(folder, path)

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "common/host/bundled_open_mpi.h"
 
@@ -23,10 +24,23 @@ bool IsOnPath(const std::string& program) {
   return false;
 }
 
+// Whether the command line says how to reach other nodes, or which.
+bool NamesOtherNodes(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == "plm_rsh_agent" || word.ends_with("-hostfile") || word.ends_with("-machinefile")) return true;
+    const bool is_host = word == "--host" || word == "-host" || word == "-H";
+    if (is_host && i + 1 < argc && !std::string_view(argv[i + 1]).starts_with("localhost")) return true;
+  }
+  return false;
+}
+
 // Without ssh on the machine, Open MPI's component for other nodes fails at the start, even for ranks on this machine
-// alone. This excludes the component.
-void AllowForNoSsh() {
+// alone. This excludes the component. Not where other nodes are named: without it Open MPI would start all of their
+// ranks here, and say nothing.
+void AllowForNoSsh(int argc, char** argv) {
   if (getenv("OMPI_MCA_plm_rsh_agent") != nullptr || IsOnPath("ssh") || IsOnPath("rsh")) return;
+  if (NamesOtherNodes(argc, argv)) return;
   setenv("OMPI_MCA_plm", "^rsh", /*replace=*/0);
 }
 
@@ -40,7 +54,7 @@ int main(int argc, char** argv) {
     return 1;
   }
   starring::UseBundledOpenMpi(folder);
-  AllowForNoSsh();
+  AllowForNoSsh(argc, argv);
   // mpirun derives the folder of orted on other nodes from an absolute argv[0].
   argv[0] = self;
   const std::string program = folder + "/libexec" + strrchr(self, '/');

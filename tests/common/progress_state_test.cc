@@ -45,6 +45,8 @@ TEST(ProgressStateTest, SaysInWordsWhereAProcessIs) {
   EXPECT_EQ(words(WorkPhase::kEvaluation), "in the evaluation after step 7");
   EXPECT_EQ(words(WorkPhase::kCheckpoint), "in the checkpoint after step 7");
   EXPECT_EQ(words(WorkPhase::kBetweenSteps), "between two steps, at step 7");
+  EXPECT_EQ(words(WorkPhase::kOutside, 2), "outside the exchange, after step 7, bucket 2");
+  EXPECT_EQ(DescribeWork({.phase = WorkPhase::kOutside}), "outside the exchange, before the first step");
   EXPECT_EQ(words(WorkPhase::kUnknown), "computing");
 }
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -11,6 +12,7 @@ import unittest
 
 from deploy.bundle import make_bundle
 from deploy.bundle.elf_file import ElfError, ElfFile, is_elf
+from loaded_files import LoadedFiles
 
 ARCHIVE = os.path.abspath("deploy/starring-bundle.tar.gz")
 LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -54,17 +56,6 @@ program=$1
 shift
 exec env -i "$(command -v chroot || echo /usr/sbin/chroot)" "$root" "/bare box/starring/$program" "$@"
 """
-
-
-def mapped_files(pid):
-    """The program of a process and the files that it maps as code; nothing if the process has ended."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
-        return os.readlink(f"/proc/{pid}/exe"), {line[5] for line in lines
-                                                 if len(line) == 6 and "x" in line[1] and line[5].startswith("/")}
-    except OSError:
-        return None, set()
 
 
 def is_glibc(path):
@@ -191,16 +182,10 @@ class BundleTest(unittest.TestCase):
         self.assertGreater(programs, 10)
 
     def test_star_and_ring_with_an_empty_environment(self):
-        mapped = {}
-
-        def watch():
-            for pid in filter(str.isdigit, os.listdir("/proc")):
-                program, files = mapped_files(pid)
-                if program is not None and program.startswith(self.bundle):
-                    mapped.setdefault(os.path.relpath(program, self.bundle), set()).update(files)
-
-        star = self.train(STAR, watch=watch)
-        ring = self.train(RING, watch=watch)
+        loaded = LoadedFiles(self.bundle)
+        star = self.train(STAR, watch=loaded.look)
+        ring = self.train(RING, watch=loaded.look)
+        mapped = loaded.by_program
         self.assertEqual(star, ring)
         for program in ("bin/launch", "bin/worker", "bin/server", "libexec/mpirun"):
             self.assertIn(program, mapped)
@@ -259,6 +244,22 @@ class BundleTest(unittest.TestCase):
              "other:2", "-np", "2", bundle + "/bench/ring_bench", "--bytes=4096"],
             {**AS_ROOT, "PATH": "/usr/bin:/bin"})
         self.assertIn("library", text)
+
+    def test_without_ssh_other_nodes_are_not_replaced_by_this_one(self):
+        agent, called = os.path.join(self.folder, "agent"), os.path.join(self.folder, "called")
+        with open(agent, "w") as file:
+            file.write(f"#!/bin/sh\n: >{called}\nexit 1\n")
+        os.chmod(agent, 0o755)
+        mpirun, environment = [self.path("bin/mpirun")], {**AS_ROOT, "PATH": "/nowhere"}
+        nodes = ["--mca", "rmaps_base_oversubscribe", "1", "--host", socket.gethostname() + ":1,other:1", "-np", "2"]
+        for flags in (nodes, ["--mca", "plm_rsh_agent", agent, *nodes]):
+            done = subprocess.run([*mpirun, *flags, "/bin/echo", "ran here"], env=environment, cwd="/", text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=SECONDS_MAX, check=False)
+            self.assertNotEqual(done.returncode, 0, done.stdout)
+            self.assertNotIn("ran here", done.stdout)
+        self.assertTrue(os.path.exists(called))
+        here = self.run_to_end([*mpirun, "--host", "localhost:1", "/bin/echo", "ran here"], environment)
+        self.assertIn("ran here", here)
 
     # A machine with nothing installed.
 

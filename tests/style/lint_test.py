@@ -26,7 +26,7 @@ MYPY = ["/usr/bin/mypy", "--no-error-summary", "--cache-dir=/dev/null"]
 # {search path: the folders that are checked with it}
 MYPY_RUNS = {
     "bench/compare:bench/netlab:bench/growth": ("bench/compare/", "bench/netlab/", "bench/growth/"),
-    "bench/ddp": ("bench/ddp/",),
+    "bench/ddp:worker/python": ("bench/ddp/", "worker/python/"),
     ".:tests/style": ("",),
 }
 

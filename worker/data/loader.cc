@@ -102,31 +102,50 @@ absl::Status Loader::Start() {
 }
 
 absl::StatusOr<const Batch*> Loader::Next() {
+  taken_ = nullptr;
   ASSIGN_OR_RETURN(const int slot, prefetcher_->Next());
-  return &slots_[static_cast<size_t>(slot)].batch;
+  taken_ = &slots_[static_cast<size_t>(slot)];
+  return &taken_->batch;
+}
+
+void Loader::ReplaceMemory(std::byte* fresh) {
+  CHECK(options_.memory != nullptr && taken_ != nullptr && fresh != taken_->memory);
+  // The slot is the caller's until the next Next, so no filler reads it now.
+  Place(fresh, *taken_);
+}
+
+// A slot has room for the largest share of any step, so that no later batch needs an allocation.
+BatchLayout Loader::Layout() const {
+  return LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * ValueBytes(options_.format));
 }
 
 absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
-  const BatchLayout layout =
-      // A slot has room for the largest share of any step, so that no later batch needs an allocation.
-      LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * ValueBytes(options_.format));
-  ASSIGN_OR_RETURN(std::byte* const data, memory->Allocate(layout.size_bytes));
-  slot.batch.memory = data;
-  if (options_.format == Format::kSamples) {
-    slot.samples = reinterpret_cast<uint32_t*>(data);
-    return absl::OkStatus();
-  }
-  slot.labels = reinterpret_cast<int32_t*>(data);
-  if (options_.format == Format::kNormalized) slot.images = reinterpret_cast<float*>(data + layout.values);
-  if (options_.format == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(data + layout.values);
+  ASSIGN_OR_RETURN(std::byte* const data, memory->Allocate(Layout().size_bytes));
+  Place(data, slot);
+  if (options_.format == Format::kSamples) return absl::OkStatus();
   // This image is never copied to a GPU, so it does not use the device's memory, which may be pinned.
   ASSIGN_OR_RETURN(std::byte* const augmented, own_memory_->Allocate(dataset_.image_bytes()));
   slot.augmented = reinterpret_cast<uint8_t*>(augmented);
   return absl::OkStatus();
 }
 
+void Loader::Place(std::byte* memory, Slot& slot) const {
+  std::byte* const values = memory + Layout().values;
+  slot.memory = memory;
+  if (options_.format == Format::kSamples) {
+    slot.samples = reinterpret_cast<uint32_t*>(memory);
+    return;
+  }
+  slot.labels = reinterpret_cast<int32_t*>(memory);
+  if (options_.format == Format::kNormalized) slot.images = reinterpret_cast<float*>(values);
+  if (options_.format == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(values);
+}
+
 void Loader::Fill(Slot& slot) const {
   const std::vector<int64_t>& samples = slot.batch.plan.samples;
+  // The batch's pointers are set for every batch: the slot may have other memory, and the last batch of an epoch may be
+  // smaller.
+  slot.batch.memory = slot.memory;
   if (options_.format == Format::kSamples) {
     // The sampler refuses data sets whose samples do not fit 32 bits.
     std::transform(samples.begin(), samples.end(), slot.samples, [](int64_t i) { return static_cast<uint32_t>(i); });
@@ -135,7 +154,6 @@ void Loader::Fill(Slot& slot) const {
   }
   const int64_t image_bytes = dataset_.image_bytes();
   const ImageShape shape{.height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels};
-  // The spans are set for every batch, because the last one of an epoch may be smaller.
   const size_t values = samples.size() * static_cast<size_t>(image_bytes);
   slot.batch.images = {slot.images, slot.images == nullptr ? 0 : values};
   slot.batch.pixels = {slot.pixels, slot.pixels == nullptr ? 0 : values};

@@ -74,7 +74,7 @@ class Loader {
     Normalization normalization;
     Augment augment = Augment::kNone;
     Format format = Format::kNormalized;
-    int threads = 1;         // size of an OpenMP team whose members fill whole batches; at most prefetch_depth work
+    int threads = 1;         // each fills whole batches; at most prefetch_depth of them work
     int prefetch_depth = 3;  // batches filled or being filled before Next asks; 0: Next fills, whatever `threads` is
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
@@ -97,11 +97,19 @@ class Loader {
   // batch is not filled in time.
   absl::StatusOr<const Batch*> Next();
 
+  // Takes the memory of the batch that the last Next has returned out of the loader, for a caller who wants to keep the
+  // batch, and gives the loader `fresh` in its place. The Batch keeps pointing to the old memory until the next call of
+  // Next.
+  // REQUIRES: Options::memory, of which `fresh` is a block as long as those of the loader; the last Next has returned a
+  // batch, whose memory is still the loader's.
+  void ReplaceMemory(std::byte* fresh);
+
  private:
   class OwnMemory;
-  // One batch, and the places in batch.memory that a filler writes to; those that the format does not have are null.
+  // One batch, its memory, and the places in it that a filler writes to; those that the format does not have are null.
   struct Slot {
     Batch batch;
+    std::byte* memory = nullptr;
     int32_t* labels = nullptr;
     uint32_t* samples = nullptr;
     float* images = nullptr;
@@ -113,6 +121,8 @@ class Loader {
   explicit Loader(const Options& options);
   absl::Status Start();
   absl::Status Allocate(BatchMemory* memory, Slot& slot);
+  BatchLayout Layout() const;
+  void Place(std::byte* memory, Slot& slot) const;
   void Fill(Slot& slot) const;
 
   const Options options_;
@@ -121,6 +131,7 @@ class Loader {
   const PixelNormalizer normalizer_;
   const std::unique_ptr<OwnMemory> own_memory_;
   std::vector<Slot> slots_;
+  Slot* taken_ = nullptr;                   // the slot of the batch that the last Next has returned
   std::unique_ptr<Prefetcher> prefetcher_;  // last, so that its threads end before the members that they use
 };
 

@@ -23,10 +23,13 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> Prefetcher::Create(Options options) 
   CHECK_GE(options.first_step, 0);
   CHECK(options.plan != nullptr && options.fill != nullptr);
   std::unique_ptr<Prefetcher> prefetcher(new Prefetcher(std::move(options)));
-  if (prefetcher->options_.depth == 0) return prefetcher;
+  const int fillers = std::min(prefetcher->options_.filler_count, prefetcher->options_.depth);
   try {
-    prefetcher->first_filler_ = std::thread(&Prefetcher::RunFillers, prefetcher.get());
+    for (int i = 0; i < fillers; ++i) {
+      prefetcher->fillers_.emplace_back(&Prefetcher::RunFiller, prefetcher.get());
+    }
   } catch (const std::system_error& error) {
+    // The destructor ends the threads that have begun.
     return absl::ResourceExhaustedError(absl::StrCat("no thread for the loader: ", error.what()));
   }
   return prefetcher;
@@ -39,10 +42,7 @@ Prefetcher::~Prefetcher() {
     end_ = 0;
   }
   released_.NotifyAll();
-  if (first_filler_.joinable()) first_filler_.join();
-  // The join orders the first filler's last unlock before the members' destruction, and libgomp's barrier that of the
-  // others. ThreadSanitizer sees the join but not the barrier; it sees this lock.
-  const MutexLock lock(mutex_);
+  for (std::thread& filler : fillers_) filler.join();
 }
 
 int Prefetcher::SlotOf(int64_t step) const {
@@ -77,16 +77,6 @@ absl::StatusOr<int> Prefetcher::Next() {
   }
   ++taken_end_;
   return SlotOf(step);
-}
-
-// ThreadSanitizer does not see libgomp's synchronisation, so nothing here depends on it: the team is forked once, by a
-// thread whose creation ThreadSanitizer sees, and everything else goes through mutex_. A team may be smaller than asked
-// for (OMP_THREAD_LIMIT); each member works until nothing is left, so any size is enough.
-void Prefetcher::RunFillers() {
-  const int fillers = std::min(options_.filler_count, options_.depth);
-  if (fillers == 1) return RunFiller();
-#pragma omp parallel num_threads(fillers)
-  RunFiller();
 }
 
 // Waits for a slot without a deadline: how long a step takes is up to the trainer, and the destructor ends the wait.

@@ -1,10 +1,9 @@
 // Fills numbered batches some steps before their consumer asks for them.
 //
 // There are depth + 1 slots: one belongs to the consumer, the other `depth` are filled or being filled. Step s is in
-// slot (s - first_step) mod slot count. The fillers are an OpenMP team that lives as long as the prefetcher, and each
-// of its threads fills whole batches. (A team that divided every batch would fork and join more often than a batch of
-// small images is worth, and libgomp's threads spin while they wait.) All waiting is on condition variables, so an idle
-// filler takes no core from the trainer.
+// slot (s - first_step) mod slot count. The fillers are threads that live as long as the prefetcher, and each fills
+// whole batches. (Threads that divided every batch would meet more often than a batch of small images is worth.) All
+// waiting is on condition variables, so an idle filler takes no core from the trainer.
 //
 // Thread safety: one thread calls Next.
 #ifndef STARRING_WORKER_DATA_PREFETCHER_H_
@@ -51,7 +50,6 @@ class Prefetcher {
 
  private:
   explicit Prefetcher(Options options);
-  void RunFillers();
   void RunFiller();
   bool IsFilled(int64_t step) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   int SlotOf(int64_t step) const;
@@ -67,7 +65,7 @@ class Prefetcher {
   int64_t end_ ABSL_GUARDED_BY(mutex_);           // no step from here on is begun: end_step, or 0 in the destructor
   std::vector<int64_t> slot_step_ ABSL_GUARDED_BY(mutex_);  // by slot: the step that was filled there; -1 for none
 
-  std::thread first_filler_;  // leads the team; not joinable with depth 0
+  std::vector<std::thread> fillers_;  // none with depth 0
 };
 
 }  // namespace starring

@@ -10,7 +10,7 @@ import sync_cells as cells
 
 from . import units
 
-SYNCS = ("local", *cells.SYNCS, cells.SHARED.sync, "mpi", "ddp", "ddp-tuned")
+SYNCS = ("local", *cells.SYNCS, cells.SHARED.sync, "mpi", "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
 # What is measured alone only. Its colour is that of the sync whose exchange it is.
 ALONE = {"star-own-hosts": "star", "mpi4py": "mpi", "gloo": "ddp", "horovod": "ddp-tuned"}
 PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")
@@ -18,7 +18,8 @@ PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "bac
               "exposed_exchange": "exposed exchange", "optimizer": "optimizer", "other": "other"}
 # Markers keep lines apart where colours cannot be told apart.
 MARKERS = {**{cell.sync: cell.marker for cell in cells.NAMED}, "local": ("v", "▼"), "mpi": ("^", "▲"),
-           "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "star-own-hosts": (">", "▶"), "mpi4py": ("<", "◀"),
+           "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "ddp+star": ("8", "⬤"), "ddp+ring": ("+", "+"),
+           "star-own-hosts": (">", "▶"), "mpi4py": ("<", "◀"),
            "gloo": ("D", "◆"), "horovod": ("X", "✖")}
 # Syncs whose lines often coincide with another's, or have another's colour.
 DASHED = ("mpi", "mpi4py", "ddp-tuned", "star-own-hosts", "horovod")

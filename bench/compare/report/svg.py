@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from .labels import ALONE, PARTS, SYNCS
 
-COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync for sync in SYNCS) + ("sync-unknown",)
+COLOR_NAMES = (("ink", "muted", "rule") + tuple("sync-" + sync.replace("+", "-") for sync in SYNCS) + ("sync-unknown",)
                + tuple("part-" + part for part in PARTS))
 # Each name has its own colour. None is black, because matplotlib leaves black out of its output.
 _COLORS = {name: f"#01{index + 1:02x}fe" for index, name in enumerate(COLOR_NAMES)}
@@ -40,7 +40,7 @@ def color(name: str) -> str:
 
 def sync_color_name(sync: str) -> str:
     """Gloo, measured alone, has the colour of DDP, whose exchange it is."""
-    name = "sync-" + ALONE.get(sync, sync)
+    name = "sync-" + ALONE.get(sync, sync).replace("+", "-")
     return name if name in _COLORS else "sync-unknown"
 
 

@@ -31,9 +31,8 @@ class AloneTest(unittest.TestCase):
             library = next((word.partition("=")[2] for word in argv if word.startswith("--library=")), None)
             asked = next((word.partition("=")[2].split(",") for word in argv if word.startswith("--syncs=")),
                          ["library", "ring", "star-mpi", "mpi"])
-            names = ([library] if library else asked if "ring_bench" in name else
-                     ["star-servers-tcp" if "--transport=tcp" in argv else "star"] if "star_bench" in name else
-                     ["gloo"])
+            names = ([library] if library else
+                     ["star-servers-tcp" if "--transport=tcp" in argv else "star"] if "star_bench" in name else asked)
             return "".join(json.dumps({"sync": sync, "workers": 2, "bytes": 4096, "latency_us": 1.0,
                                        "bus_gb_per_s": 1.0}) + "\n" for sync in names)
 
@@ -53,6 +52,14 @@ class AloneTest(unittest.TestCase):
         self.assertEqual(names, ["star", "ring", "star-mpi", "mpi", "mpi4py", "gloo", "horovod"])
         self.assertEqual((missing, failures), ({}, []))
         self.assertEqual(sum(argv[0] == "mpirun" for argv in ran), 3)
+
+    def test_hooks_are_measured_beside_gloo(self):
+        names, missing, failures, ran, _ = self.exchanges(["ddp", "ddp+star", "ddp+ring"], ["torch", "horovod"])
+        self.assertEqual(names, ["gloo", "ddp+star", "ddp+ring", "horovod"])
+        self.assertEqual((missing, failures), ({}, []))
+        self.assertIn("--syncs=gloo,ddp+star,ddp+ring", ran[0])
+        self.assertEqual(self.exchanges(["ddp+star"], ["torch", "horovod"])[0], ["gloo", "ddp+star", "horovod"])
+        self.assertEqual(set(self.exchanges(["ddp", "ddp+star"], [])[1]), {"gloo", "ddp+star", "horovod"})
 
     def test_what_was_not_asked_for_is_left_out(self):
         names, missing, _, ran, _ = self.exchanges(["ring"], ["numpy", "mpi4py", "torch", "horovod"])

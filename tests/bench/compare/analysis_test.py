@@ -72,12 +72,21 @@ class RatesTest(unittest.TestCase):
         found = analysis.analyse(made(configuration("local", [40, 40], workers=1),
                                       configuration("ddp", [10, 10], workers=1),
                                       configuration("ring", [60, 60]), configuration("ddp", [16, 16]),
-                                      configuration("star", [40, 40], workers=1, servers=1, accounting="equal-cores"),
-                                      configuration("ring", [50, 50], scaling="strong")))
+                                      configuration("star", [40, 40], workers=1, servers=1, accounting="equal-cores")))
         self.assertAlmostEqual(row(found, "ring", 1)["efficiency"], 0.75)
         self.assertAlmostEqual(row(found, "ddp", 1)["efficiency"], 0.8)
         # A worker and a server have two cores, so they belong to the group of two workers and reach half of the ideal.
         self.assertAlmostEqual(row(found, "star", 1)["efficiency"], 0.5)
+        # A hook changes nothing for one process, so there is no row of it.
+        found = analysis.analyse(made(configuration("ddp", [10, 10], workers=1),
+                                      configuration("ddp-tuned", [20, 20], workers=1),
+                                      configuration("ddp+star", [36, 36]), configuration("ring", [60, 60])))
+        self.assertAlmostEqual(row(found, "ddp+star", 1)["efficiency"], 0.9)
+
+    def test_efficiency_of_strong_scaling(self):
+        found = analysis.analyse(made(configuration("local", [40, 40], workers=1),
+                                      configuration("ring", [60, 60]),
+                                      configuration("ring", [50, 50], scaling="strong")))
         # Strong scaling is compared with one worker with the same global batch, which is also the weak scaling's job.
         self.assertAlmostEqual(row(found, "ring", 2)["efficiency"], 0.625)
 

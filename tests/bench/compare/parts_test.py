@@ -8,11 +8,13 @@ import unittest.mock
 
 import agreement
 import alone
+import device_choice
 import jobs
 import machine
 import measure
 import netlab
 import options
+import peer_settings
 import programs
 import ratios
 import results as schema
@@ -106,6 +108,22 @@ class AgreementTest(unittest.TestCase):
         self.assertEqual((settled["peer_precision"], settled["single_difference"]), ("double", 0.25))
         self.assertFalse(agreement.settle(against([2.0, 1.25]), lambda: against([2.0, 1.2]))["agrees"])
 
+    def test_a_hook_is_checked_in_single_precision_alone(self):
+        ran = []
+
+        def losses(job, _gpus, more=()):
+            ran.append((job.configuration["sync"], [word for word in more if word.startswith("--precision")]))
+            return [2.0, 1.0] if "--precision=double" in more or not more else [2.0, 1.5]
+
+        made = [unittest.mock.Mock(configuration={"model": "mlp", "workers": 2, "sync": sync}, shared_flags=[])
+                for sync in ("ring", "ddp", "ddp+star")]
+        with unittest.mock.patch.object(agreement, "write_first_weights", return_value="weights"), \
+                unittest.mock.patch.object(agreement, "_losses", losses):
+            found = agreement.check(made[0], made[1:], None)
+        self.assertEqual([(entry["peer"], entry["agrees"]) for entry in found], [("ddp", True), ("ddp+star", False)])
+        self.assertEqual(ran[1:], [("ddp", ["--precision=single"]), ("ddp", ["--precision=double"]),
+                                   ("ddp+star", ["--precision=single"])])
+
 
 @unittest.mock.patch.object(machine, "cores", lambda: CORES)
 @unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
@@ -157,6 +175,18 @@ class MatrixTest(unittest.TestCase):
         # One worker and one server have as many cores as two workers.
         self.assertEqual([job.configuration["id"] for job in found if job.configuration["workers"] == 1],
                          ["lenet5/star-servers-tcp/1w/equal-cores/weak", "lenet5/star/1w/equal-cores/weak"])
+
+    def test_a_hook_is_a_row_where_something_is_exchanged(self):
+        built = matrix("--syncs=ddp,ddp+star,ddp+ring")
+        found = {job.configuration["sync"]: job.configuration["command"] for job in built.of_group("mlp", 2, "weak")}
+        self.assertEqual(list(found), ["ddp", "ddp-tuned", "ddp+star", "ddp+ring"])
+        for sync, command in found.items():
+            self.assertEqual("STARRING_LIBRARY=/bin/worker/python/libstarring.so" in command, sync in jobs.HOOKS, sync)
+        self.assertEqual([job.configuration["sync"] for job in built.of_group("mlp", 1, "weak")], ["ddp", "ddp-tuned"])
+        lab = make_lab(2)
+        star = next(job for job in built.of_group("mlp", 2, "weak", lab) if job.configuration["sync"] == "ddp+star")
+        self.assertEqual([command.environment["STARRING_LIBRARY"] for command in star.commands("RECORD", 10)],
+                         ["/bin/worker/python/libstarring.so"] * 2)
 
     def test_without_torch_there_is_no_column_of_it(self):
         found = matrix("--syncs=ring,mpi,ddp", torch=False).of_group("lenet5", 2, "weak")
@@ -230,6 +260,60 @@ class HostsTest(unittest.TestCase):
             with self.assertRaises(netlab.NetlabError):
                 netlab.Netlab(hosts, "1gbit", server_hosts)
         self.assertEqual(len(netlab.Netlab(150, "1gbit", 50).addresses), 200)
+
+
+@unittest.mock.patch.object(machine, "cores", lambda: CORES)
+@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
+class PeerSettingsTest(unittest.TestCase):
+    """The sweep with a program that is not there, which finds what the test says."""
+
+    def settings(self, syncs, *flags, best=None, gpu=False):
+        self.ran = []
+
+        def run(argv, environment=None, seconds_max=0):
+            self.ran.append((argv, environment))
+            if best is None:
+                raise programs.ProgramError("train ended with 1:\nboom")
+            path = next(word.partition("=")[2] for word in argv if word.startswith("--sweep="))
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump({"settings": best, "step_ms": 1.0, "tried": [{"settings": best, "step_ms": 1.0}]}, file)
+            return ""
+
+        device = device_choice.Device("cuda", 2) if gpu else jobs.CPU
+        torch = programs.Torch("python3", "2.1")
+        self.peer = peer_settings.PeerSettings(parse(*flags), torch, device, lambda text: None)
+        with unittest.mock.patch.object(programs, "run", run):
+            return [self.peer("mlp", sync, 2) for sync in syncs]
+
+    def test_a_hook_has_the_settings_of_the_tuned_one_and_its_own_buckets(self):
+        tuned, star, again = self.settings(["ddp-tuned", "ddp+star", "ddp+star"], best={"bucket_cap_mb": 4.0})
+        self.assertEqual(star, {**tuned, "hook": "star"})
+        self.assertIs(star, again)
+        self.assertEqual(len(self.ran), 2)
+        argv, environment = self.ran[1]
+        self.assertIn("--hook=star", argv)
+        self.assertIn("--bucket_cap_mb=4.0", argv)  # where its sweep begins
+        self.assertIn("STARRING_LIBRARY", environment)
+        self.assertNotIn("STARRING_LIBRARY", self.ran[0][1])
+        self.assertTrue(self.peer.notes[1].startswith("mlp, 2 workers, ddp+star: settings tried"), self.peer.notes)
+
+    def test_without_a_sweep(self):
+        star, ring = self.settings(["ddp+star", "ddp+ring"], "--sweep=false")
+        self.assertEqual((star.pop("hook"), ring.pop("hook")), ("star", "ring"))
+        self.assertEqual((star, ring), (jobs.tuned(jobs.CPU),) * 2)
+        self.assertEqual(self.ran, [])
+
+    def test_a_sweep_that_fails_is_noted(self):
+        star, = self.settings(["ddp+star"])
+        self.assertEqual(star, {**jobs.tuned(jobs.CPU), "hook": "star"})
+        self.assertEqual([failure.partition(": ")[0] for failure in self.peer.failures],
+                         ["no sweep of PyTorch's settings for mlp, 2 workers, ddp-tuned",
+                          "no sweep of PyTorch's settings for mlp, 2 workers, ddp+star"])
+
+    def test_a_hook_captures_no_graph(self):
+        star, = self.settings(["ddp+star"], "--sweep=false", gpu=True)
+        self.assertNotIn("cuda_graph", star)
+        self.assertIn("cudnn_benchmark", star)
 
 
 class OptionsTest(unittest.TestCase):

@@ -107,6 +107,8 @@ class ObstacleTest(unittest.TestCase):
         self.assertIn("rate", self.obstacle("--schedule=cosine"))
         self.assertIn("rate", self.obstacle("--warmup_steps=3"))
         self.assertIn("DataLoader", self.obstacle("--data=dataloader"))
+        self.assertIn("host", self.obstacle("--hook=star", backend="nccl", world_size=2))
+        self.assertEqual(self.obstacle("--hook=star"), "")
         self.assertEqual(self.obstacle("--graph_failure=it broke"), "it broke")
         self.assertIn("CPU", step_graph.obstacle(options.parse([]), devices.Device(torch.device("cpu"))))
 
@@ -227,11 +229,11 @@ class StandInTest(unittest.TestCase):
 
     def test_dropout_drops_others_in_every_step(self):
         x = torch.ones(4, 1000)
-        old = philox_dropout.PhiloxDropout(0.5, 3, 1)
+        old = philox_dropout.PhiloxDropout(0.5, 3, 1, (1000, 1, 1))
         masks = []
         for step in range(3):
             old.prepare(step, 8)
-            fresh = philox_dropout.PhiloxDropout(0.5, 3, 1)
+            fresh = philox_dropout.PhiloxDropout(0.5, 3, 1, (1000, 1, 1))
             fresh.prepare(step, 8)
             masks.append(old(x))
             self.assertTrue(torch.equal(masks[-1], fresh(x)))

@@ -3,13 +3,11 @@
 import contextlib
 import io
 import json
+import os
 import sys
+import tempfile
 import types
 import unittest
-
-if "models" not in sys.modules:
-    # The real one imports PyTorch; the command line needs the names alone.
-    sys.modules["models"] = types.SimpleNamespace(MODELS={"lenet5": None, "mlp": None})
 
 import options
 
@@ -40,6 +38,20 @@ class OptionsTest(unittest.TestCase):
                 self.assertIn("is not from", self.refusal(f"--{name}={flag['least'] - 1}"))
                 self.assertIn("is not from", self.refusal(f"--{name}={flag['most'] + 1}"))
 
+    def test_a_model_is_a_shipped_one_or_a_layer_file(self):
+        self.assertEqual(options.parse(["--model=resnet20"]).model, "resnet20")
+        self.assertIn("use one of lenet5, logreg, mlp, mnist_cnn, resnet20", self.refusal("--model=lenet6"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "own.textproto")
+            self.assertIn(f"layer file {path}: No such file", self.refusal(f"--model={path}"))
+            with open(path, "w", encoding="utf-8") as file:
+                file.write('layer { name: "fc" dense { units: 10 } }')
+            self.assertEqual(options.parse([f"--model={path}"]).model, path)
+            with open(path, "w", encoding="utf-8") as file:
+                file.write('layer {\n name: "fc" dense { unit: 10 } }')
+            self.assertIn(f"{path}:2:21: Dense has no field", self.refusal(f"--model={path}"))
+        self.assertNotIn("torch", sys.modules)
+
     def test_the_record_has_every_flag_that_the_workers_record_has(self):
         dataset = types.SimpleNamespace(train_labels=[1, 2], test_labels=[3])
         device = types.SimpleNamespace(world_size=2, torch=types.SimpleNamespace(type="cpu"), math="fp32", is_gpu=False)
@@ -48,6 +60,9 @@ class OptionsTest(unittest.TestCase):
         self.assertEqual(set(config), set(worker_flags()) | {"chunk_bytes", "server_count", "security", "train_count",
                                                              "test_count"})
         self.assertEqual((config["sync"], config["epochs"], config["seed"], config["nesterov"]), ("ddp", 3, "9", True))
+        for flags, world_size, sync in ((["--hook=star"], 2, "ddp+star"), (["--hook=ring"], 1, "local")):
+            device.world_size = world_size
+            self.assertEqual(options.config(options.parse(flags), dataset, device, 12, False)["sync"], sync)
         self.assertEqual((config["servers"], config["checkpoint_dir"], config["lanes"], config["metrics_port"]),
                          ([], "", 0, -1))
 

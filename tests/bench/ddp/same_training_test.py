@@ -24,6 +24,24 @@ import train
 WORKER = os.path.realpath("worker/worker")
 TOLERANCE = 5e-4
 STEPS = 12
+# Every kind of layer, at places that no shipped model has it; PyTorch's submodules have another order than the layers.
+OWN_LAYERS = """
+layer { name: "b.conv" conv2d { out_channels: 8 kernel: 3 stride: 2 padding: 1 no_bias: true } }
+layer { name: "a.norm" batch_norm { relu: true epsilon: 0.001 momentum: 0.2 } }
+layer { name: "b.pool" max_pool { kernel: 3 stride: 2 padding: 1 } }
+layer { name: "a.conv" conv2d { out_channels: 8 kernel: 3 padding: 1 } }
+layer { name: "b.drop" dropout { rate: 0.1 } }
+layer { name: "a.add" input: "b.drop" input: "b.pool" add { relu: true } }
+layer { name: "mean" global_average_pool {} }
+layer { name: "side" dense { units: 12 } }
+layer { name: "flat" input: "a.add" flatten {} }
+layer { name: "drop" dropout { rate: 0.7 } }
+layer { name: "fc" dense { units: 12 relu: true no_bias: true } }
+layer { name: "join" input: "fc" input: "side" add {} }
+layer { name: "norm" batch_norm {} }
+layer { name: "relu" relu {} }
+layer { name: "last" dense { units: 10 } }
+"""
 
 
 def smooth_images(generator, count, channels, height, width):
@@ -93,6 +111,12 @@ class SameTrainingTest(unittest.TestCase):
 
     def test_lenet5_with_momentum(self):
         self.compare("--model=lenet5", "--learning_rate=0.02")
+
+    def test_a_layer_file_of_ones_own(self):
+        path = f"{self.folder.name}/own.textproto"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(OWN_LAYERS)
+        self.compare(f"--model={path}", "--learning_rate=0.02", theirs_alone=["--dropout=starring"], tolerance=5e-3)
 
     def test_mlp_against_double_precision(self):
         self.compare("--model=mlp", "--learning_rate=0.02", theirs_alone=["--precision=double"], tolerance=2e-6)

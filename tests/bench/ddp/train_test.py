@@ -28,6 +28,8 @@ import run_record
 import train
 
 TRAIN_COUNT, TEST_COUNT = 101, 23
+# The peer starts from the source tree, to which its file is a link, and would look for the library there.
+os.environ["STARRING_LIBRARY"] = os.path.abspath("worker/python/libstarring.so")
 
 
 def write_idx(path, array):
@@ -200,6 +202,16 @@ class TrainTest(unittest.TestCase):
         self.assertGreater(sizes[0], 4 << 20)
         self.assertEqual(record["config"]["bucket_bytes"], 1 << 18)
 
+    def test_our_star_trains_the_same(self):
+        # With two processes a sum has one order, and PyTorch divides by 2, as we do, without rounding.
+        with tempfile.TemporaryDirectory() as folder:
+            write_mnist(folder)
+            flags = {"world_size": 2, "model": "mlp", "max_steps": 12, "bucket_cap_mb": 1}
+            ours = [self.run_peer(folder, hook=hook, **flags) for hook in ("star", "ring")]
+            theirs = self.run_peer(folder, **flags)
+        self.assertEqual([record["config"]["sync"] for record in ours], ["ddp+star", "ddp+ring"])
+        self.assertEqual({record["parameter_sha256"] for record in ours}, {theirs["parameter_sha256"]})
+
     def test_nothing_holds_the_process_group_at_the_end(self):
         # Otherwise its threads sometimes outlive the interpreter, which ends the process by SIGABRT.
         script = ("import gc, train; from torch.nn.parallel import DistributedDataParallel as Ddp; train.main();"
@@ -209,7 +221,7 @@ class TrainTest(unittest.TestCase):
             port = probe.getsockname()[1]
         with tempfile.TemporaryDirectory() as folder:
             write_mnist(folder)
-            flags = ["--dataset=mnist", f"--data_dir={folder}", "--epochs=1", "--global_batch=16"]
+            flags = ["--dataset=mnist", f"--data_dir={folder}", "--epochs=1", "--global_batch=16", "--hook=star"]
             group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
                      "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.path.dirname(train.__file__)}
             ranks = [subprocess.Popen([sys.executable, "-c", script, *flags],

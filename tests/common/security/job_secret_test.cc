@@ -103,14 +103,5 @@ TEST(JobSecretTest, AnExistingFileIsNeverOverwritten) {
   EXPECT_FALSE(MakeJobSecret("/nowhere/secret").ok());
 }
 
-TEST(JobSecretTest, TokensAreComparedWhole) {
-  EXPECT_TRUE(SameToken("", ""));
-  EXPECT_TRUE(SameToken("abc", "abc"));
-  EXPECT_FALSE(SameToken("abc", "abd"));
-  EXPECT_FALSE(SameToken("abc", "xbc"));
-  EXPECT_FALSE(SameToken("abc", "ab"));
-  EXPECT_FALSE(SameToken("", "abc"));
-}
-
 }  // namespace
 }  // namespace starring

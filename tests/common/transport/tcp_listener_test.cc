@@ -1,6 +1,8 @@
 #include "common/transport/tcp_listener.h"
 
 #include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <string>
 #include <utility>
@@ -48,6 +50,27 @@ TEST(TcpListenerTest, ANumericHostMeansThatAddressOnly) {
   auto listener = TcpListener::Listen("127.0.0.1:0");
   ASSERT_TRUE(listener.ok());
   EXPECT_FALSE(CanConnect(*listener, "127.0.1.1" + listener->address().substr(listener->address().rfind(':'))));
+}
+
+TEST(TcpListenerTest, ASocketThatListensIsTakenOver) {
+  const auto first = TcpListener::Listen("127.0.0.1:0");
+  ASSERT_TRUE(first.ok());
+  auto adopted = TcpListener::Adopt(Socket(dup(first->fd())), first->address());
+  ASSERT_TRUE(adopted.ok()) << adopted.status();
+  EXPECT_EQ(adopted->address(), first->address());
+  EXPECT_TRUE(CanConnect(*adopted, first->address()));
+  EXPECT_LT(adopted->Accept().fd(), 0);  // at once
+}
+
+TEST(TcpListenerTest, WhatDoesNotListenIsNotTakenOver) {
+  int pipes[2];
+  ASSERT_EQ(pipe(pipes), 0);
+  const Socket end(pipes[1]);
+  for (const int fd : {socket(AF_INET, SOCK_STREAM, 0), pipes[0], -1}) {
+    const absl::Status status = TcpListener::Adopt(Socket(fd), "127.0.0.1:7").status();
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("127.0.0.1:7"));
+  }
 }
 
 TEST(TcpListenerTest, RefusesWithTheReason) {

@@ -58,6 +58,7 @@ std::vector<std::unique_ptr<TcpTransport>> ConnectedRanks(int world_size, const 
   for (int rank = 0; rank < world_size; ++rank) {
     options[rank] = {.rank = rank,
                      .links = std::vector<TcpTransport::Link>(world_size),
+                     .server_count = base.server_count,
                      .unexpected_bytes_max = base.unexpected_bytes_max,
                      .silence_ms = base.silence_ms,
                      .loss_grace_ms = base.loss_grace_ms,

@@ -348,6 +348,37 @@ TEST(LoaderTest, BatchesAreInTheMemoryThatIsGiven) {
   }
 }
 
+TEST(LoaderTest, ABatchWhoseMemoryIsTakenOutStaysUntouched) {
+  const Dataset dataset = MakeDataset(40, 3);
+  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kPixels, Loader::Format::kSamples}) {
+    for (const int depth : {0, 1, 3}) {
+      GuardedMemory memory;  // outlives the loader
+      Loader::Options options = MakeOptions(dataset, 17);
+      options.augment = Loader::Augment::kCropFlip;
+      options.format = format;
+      options.prefetch_depth = depth;
+      options.memory = &memory;
+      const auto loader = MakeLoader(options);
+      std::vector<Batch> kept;
+      for (int step = 0; step < 12; ++step) {
+        kept.push_back(**loader->Next());
+        // Longer than any format needs.
+        loader->ReplaceMemory(*memory.Allocate(LayOutBatch(17, 4 * dataset.image_bytes()).size_bytes));
+      }
+      options.memory = nullptr;
+      const auto expected = MakeLoader(options);
+      for (const Batch& batch : kept) {
+        const Batch& same = **expected->Next();
+        EXPECT_THAT(batch.images, Pointwise(Eq(), same.images));
+        EXPECT_THAT(batch.pixels, Pointwise(Eq(), same.pixels));
+        EXPECT_THAT(batch.labels, Pointwise(Eq(), same.labels));
+        EXPECT_THAT(batch.samples, Pointwise(Eq(), same.samples));
+      }
+      EXPECT_TRUE(memory.GuardsAreIntact());
+    }
+  }
+}
+
 TEST(LoaderTest, TooLittleMemoryIsRefusedWithTheWayOut) {
   const Dataset dataset = MakeDataset(40, 3);
   Loader::Options options = MakeOptions(dataset, 17);

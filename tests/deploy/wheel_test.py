@@ -1,0 +1,255 @@
+"""Tests the wheel: its lists, what its files need of a machine, and its programs and package once it is installed."""
+
+import base64
+import csv
+import email
+import glob
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import zipfile
+
+from deploy.bundle.elf_file import ElfFile, is_elf
+from deploy.bundle.make_bundle import GLIBC, BundleError
+from deploy.wheel import make_wheel
+from loaded_files import LoadedFiles
+
+WHEEL, = map(os.path.abspath, glob.glob("deploy/starring-*.whl"))
+VERSION = os.path.basename(WHEEL).split("-")[1]
+INFO = f"starring-{VERSION}.dist-info"
+PYTHON = "/usr/bin/python3"
+SECONDS_MAX = 240  # for all waits that a loaded machine may delay
+# The newest versions that Debian 12 has: of glibc, and of GCC 12's two libraries.
+FLOORS = {"GLIBC": (2, 36), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13), "GCC": (12, 0, 0)}
+JOB = ["--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=50", "--global_batch=32",
+       "--max_steps=40", "--progress=plain"]
+EXAMPLES = os.path.abspath("worker/python/learn")
+
+
+def is_of_machine(path):
+    name = os.path.basename(path)
+    return bool(GLIBC.fullmatch(name) or make_wheel.COMPILER.fullmatch(re.sub(r"\.so\.6\.0\.\d+$", ".so.6", name)))
+
+
+def run_to_end(command, environment=None, watch=None):
+    """Runs a command in /, with only `environment`. Returns its exit code, and its standard output and error."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, env=environment or {}, cwd="/", stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT)
+        end = time.monotonic() + SECONDS_MAX
+        while process.poll() is None and time.monotonic() < end:
+            if watch is not None:
+                watch()
+            time.sleep(0.01)  # the period of looks at the processes
+        process.kill()
+        process.wait()
+        output.seek(0)
+        return process.returncode, output.read().decode(errors="replace")
+
+
+class ArchiveTest(unittest.TestCase):
+    """The wheel as a file."""
+
+    @classmethod
+    def setUpClass(cls):
+        with zipfile.ZipFile(WHEEL) as archive:
+            cls.members = archive.infolist()
+            cls.files = {member.filename: archive.read(member) for member in cls.members}
+
+    def text(self, name):
+        return self.files[f"{INFO}/{name}"].decode()
+
+    def test_record_lists_every_file_with_its_hash(self):
+        rows = {row[0]: row[1:] for row in csv.reader(self.text("RECORD").splitlines())}
+        self.assertEqual(rows.pop(f"{INFO}/RECORD"), ["", ""])
+        expected = {}
+        for name, data in self.files.items():
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+            expected[name] = [f"sha256={digest}", str(len(data))]
+        del expected[f"{INFO}/RECORD"]
+        self.assertEqual(rows, expected)
+
+    def test_metadata(self):
+        metadata = email.message_from_string(self.text("METADATA"))
+        self.assertEqual((metadata["Name"], metadata["Version"]), ("starring", VERSION))
+        self.assertNotIn("@", self.text("METADATA"))
+        wheel = email.message_from_string(self.text("WHEEL"))
+        self.assertEqual(wheel.get_all("Tag"), ["py3-none-linux_x86_64"])
+        self.assertTrue(WHEEL.endswith(f"-{wheel['Tag']}.whl"))
+        self.assertEqual(wheel["Root-Is-Purelib"], "false")
+        self.assertIn("Apache License", self.text("LICENSE"))
+
+    def test_the_same_files_give_the_same_bytes(self):
+        files = {member.filename: (self.files[member.filename], member.external_attr >> 16 & 0o777)
+                 for member in reversed(self.members)}
+        with tempfile.TemporaryDirectory() as folder:
+            again = os.path.join(folder, "again.whl")
+            make_wheel.write_wheel(files, again)
+            with open(WHEEL, "rb") as one, open(again, "rb") as other:
+                self.assertEqual(one.read(), other.read())
+        self.assertEqual({member.date_time for member in self.members}, {(2026, 1, 1, 0, 0, 0)})
+        self.assertTrue(self.members[-1].filename.startswith(INFO))
+
+    def test_everything_is_inside(self):
+        for name in ("__init__.py", "torch.py", "servers.py", "data.py", "models.py", "py.typed", "libstarring.so",
+                     "include/starring.h", "include/starring_data.h", "bin/launch", "bin/server", "bin/worker",
+                     "bin/mpirun", "layer_files/lenet5.textproto", "MANIFEST.txt", "licences/libgrpc29/copyright",
+                     "licences/libabsl20220623/copyright"):
+            self.assertIn(f"starring/{name}", self.files)
+        for name, data in self.files.items():
+            self.assertNotIn("__pycache__", name)
+            if name.endswith(".py") and data:
+                self.assertTrue(data.lstrip().startswith(b'"""'), f"{name} has no docstring")
+
+    def test_what_the_files_need_of_a_machine(self):
+        newest = {}
+        for name, data in self.files.items():
+            if is_elf(data):
+                elf = ElfFile(name, data)
+                self.assertIsNone(elf.runpath, name)
+                for soname in elf.needed:
+                    self.assertTrue(is_of_machine(soname) or f"starring/lib/{soname}" in self.files, (name, soname))
+                for prefix in FLOORS:
+                    version = elf.versions.get(prefix, (0,))
+                    self.assertLessEqual(version, FLOORS[prefix], f"{name} needs {prefix} {version}")
+                    newest[prefix] = max(version, newest.get(prefix, (0,)))
+        # So low that no version was read?
+        self.assertGreater(newest["GLIBC"], (2, 30))
+        self.assertGreater(newest["GLIBCXX"], (3, 4, 20))
+        self.assertIn("glibc " + ".".join(map(str, newest["GLIBC"])), self.text("METADATA"))
+
+    def test_what_the_library_brings_into_a_process(self):
+        library = ElfFile("libstarring.so", self.files["starring/libstarring.so"])
+        self.assertEqual(library.rpath, "$ORIGIN/lib")
+        queue, seen = list(library.needed), set()
+        while queue:
+            soname = queue.pop()
+            if soname not in seen and not is_of_machine(soname):
+                seen.add(soname)
+                self.assertRegex(soname, make_wheel.LIBRARY_MAY_NEED)
+                queue += ElfFile(soname, self.files[f"starring/lib/{soname}"]).needed
+        self.assertTrue(seen)
+
+
+class MakeWheelTest(unittest.TestCase):
+    """Problems that must end the build of a wheel."""
+
+    def test_a_library_with_a_foreign_library_is_an_error(self):
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(WHEEL) as archive:
+            server = archive.extract("starring/bin/server", folder)
+            with self.assertRaisesRegex(BundleError, "may clash with a library of PyTorch"):
+                make_wheel.check_library(server)
+
+    def test_a_module_outside_the_package_is_an_error(self):
+        with self.assertRaisesRegex(BundleError, "has no place for it"):
+            make_wheel.package_files([__file__])
+
+
+class InstalledTest(unittest.TestCase):
+    """The wheel in a virtual environment, far from the tree that it was built from."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="starring_venv_")
+        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.venv = cls.make_environment("plain")
+        cls.package, = glob.glob(os.path.join(cls.venv, "lib/python3*/site-packages/starring"))
+
+    @classmethod
+    def make_environment(cls, name, *flags):
+        """A virtual environment with the wheel: by pip, or, without Debian's python3-venv, unpacked by hand."""
+        venv = os.path.join(cls.folder, name)
+        environment = {"PATH": "/usr/bin:/bin", "HOME": cls.folder}
+        if importlib.util.find_spec("ensurepip") is not None:
+            subprocess.run([PYTHON, "-m", "venv", *flags, venv], env=environment, check=True, timeout=SECONDS_MAX)
+            subprocess.run([f"{venv}/bin/python", "-m", "pip", "--isolated", "--disable-pip-version-check", "--quiet",
+                            "install", "--no-index", "--no-deps", WHEEL], env=environment, check=True,
+                           timeout=SECONDS_MAX)
+            return venv
+        subprocess.run([PYTHON, "-m", "venv", "--without-pip", *flags, venv], env=environment, check=True,
+                       timeout=SECONDS_MAX)
+        packages, = glob.glob(f"{venv}/lib/python3*/site-packages")
+        with zipfile.ZipFile(WHEEL) as archive:
+            for member in archive.infolist():
+                os.chmod(archive.extract(member, packages), member.external_attr >> 16 & 0o777)
+        for program in ("launch", "server", "worker"):
+            with open(f"{venv}/bin/starring-{program}", "w", encoding="utf-8") as file:
+                file.write(f"#!{venv}/bin/python\nfrom starring import _programs\n_programs.{program}()\n")
+            os.chmod(file.name, 0o755)
+        return venv
+
+    def run_program(self, name, *flags, watch=None):
+        code, text = run_to_end([os.path.join(self.venv, "bin", name), *flags], watch=watch)
+        self.assertEqual(code, 0, text)
+        return text
+
+    def check_loaded(self, files):
+        """Code comes from the package or is the machine's C and C++ library, and nothing else."""
+        for file in files:
+            self.assertTrue(file.startswith(self.package + "/") or is_of_machine(file), file)
+
+    def train(self, *launch_flags):
+        """Trains, checks what the processes loaded, and returns the digest of the parameters."""
+        record = os.path.join(self.folder, "record.json")
+        loaded = LoadedFiles(self.package)
+        self.run_program("starring-launch", *launch_flags, "--", *JOB, f"--record={record}", watch=loaded.look)
+        self.assertIn("bin/worker", loaded.by_program)
+        for files in loaded.by_program.values():
+            self.check_loaded(files)
+        with open(record, encoding="utf-8") as file:
+            return json.load(file)["parameter_sha256"], loaded.by_program
+
+    def test_programs_become_the_commands(self):
+        for program in ("launch", "server", "worker"):
+            self.assertIn(f"starring {program} {VERSION}", self.run_program(f"starring-{program}", "--version"))
+        code, text = run_to_end([os.path.join(self.venv, "bin/starring-worker"), "--no_such_flag"])
+        self.assertEqual(code, 2, text)
+
+    def test_a_star_and_a_ring(self):
+        star, star_files = self.train("--sync=star", "--workers=2", "--servers=1")
+        self.assertIn("bin/server", star_files)
+        ring, ring_files = self.train("--sync=ring", "--workers=2")
+        self.assertIn("libexec/mpirun", ring_files)
+        self.assertEqual(star, ring)
+
+    def test_the_package_opens_its_own_library(self):
+        code, text = run_to_end([os.path.join(self.venv, "bin/python"), "-c", (
+            "import starring, starring._library\n"
+            "import importlib.metadata\n"
+            "starring._library.load()\n"
+            "assert importlib.metadata.version('starring') == starring.__version__, starring.__version__\n"
+            "print(open('/proc/self/maps').read())")])
+        self.assertEqual(code, 0, text)
+        ours = {line.split()[-1] for line in text.splitlines() if "starring" in line or "libabsl" in line}
+        self.assertIn(f"{self.package}/libstarring.so", ours)
+        self.assertTrue(any("libabsl" in path for path in ours))
+        self.check_loaded(ours)
+
+    def test_star_under_pytorch(self):
+        if importlib.util.find_spec("torch") is None:
+            self.skipTest("no torch for /usr/bin/python3: install python3-torch")
+        venv = self.make_environment("with_torch", "--system-site-packages")
+        # Copies, because a script's folder is the first in which Python looks for modules.
+        start, example = (shutil.copy(os.path.join(EXAMPLES, name), self.folder)
+                          for name in ("start.py", "starring_ddp.py"))
+        code, text = run_to_end([f"{venv}/bin/python", start, "2", example], {"PATH": "/usr/bin:/bin"})
+        self.assertEqual(code, 0, text)
+        self.assertEqual(sorted(text.splitlines())[-1], "rank 1 step 1 gradient 1.5 w 8.5")
+
+    def test_the_build_tree_is_elsewhere(self):
+        # What the other tests compare with would prove nothing if the environment were inside the build's folders.
+        self.assertFalse(self.package.startswith(os.path.dirname(os.path.realpath(WHEEL))))
+        self.assertNotIn("bazel", self.package)
+        self.assertEqual(sys.executable, PYTHON)
+
+
+if __name__ == "__main__":
+    unittest.main()

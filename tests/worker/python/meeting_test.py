@@ -1,0 +1,153 @@
+"""Tests how ranks meet: what they compare, the address at which they meet, and who is named as missing."""
+
+import collections
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import unittest
+from unittest import mock
+
+if importlib.util.find_spec("torch") is None:
+    print("SKIPPED: this python3 has no torch, so nothing of starring.torch was tested", file=sys.stderr)
+    sys.exit(0)
+
+import torch.distributed as dist
+
+from starring import _meeting
+from starring._library import StarringError
+
+
+def rank(host="a", name="here", refusal=None, **more):
+    return {"refusal": refusal, "host": host, "name": name, "sync": "star", "servers": [], **more}
+
+
+class CompareTest(unittest.TestCase):
+    def test_equal_ranks_agree(self):
+        self.assertIsNone(_meeting.disagreement([rank(), rank(host="b", name="there")]))
+
+    def test_both_values_are_named(self):
+        self.assertEqual(_meeting.disagreement([rank(), rank(), rank(sync="ring")]),
+                         "rank 2 has sync=ring, rank 0 has sync=star: give all ranks the same sync")
+        self.assertRegex(_meeting.disagreement([rank(), rank(later=1)]), "rank 1 has later=1, rank 0 has later=None")
+
+    def test_a_refusal_comes_first(self):
+        self.assertEqual(_meeting.disagreement([rank(), rank(sync="ring"), rank(refusal="no")]), "rank 2: no")
+
+
+class AddressTest(unittest.TestCase):
+    def setUp(self):
+        patch = mock.patch.dict(os.environ)
+        patch.start()
+        self.addCleanup(patch.stop)
+        os.environ.pop("MASTER_ADDR", None)
+
+    def test_one_host_meets_on_its_loopback(self):
+        self.assertEqual(_meeting.listening_host([rank(), rank()], []), "127.0.0.1")
+        self.assertEqual(_meeting.listening_host([rank(), rank()], ["127.0.0.1:7", "localhost:8"]), "127.0.0.1")
+
+    def test_several_hosts_meet_at_the_masters_address(self):
+        os.environ["MASTER_ADDR"] = "10.0.0.1"
+        with mock.patch.object(_meeting, "_is_own_address", side_effect=lambda host: host == "10.0.0.1"):
+            self.assertEqual(_meeting.listening_host([rank(), rank(host="b")], []), "10.0.0.1")
+            self.assertEqual(_meeting.listening_host([rank(), rank()], ["10.0.0.9:7"]), "10.0.0.1")
+
+    def test_or_where_this_host_reaches_another_from(self):
+        os.environ["MASTER_ADDR"] = "10.0.0.1"  # of another host
+        with mock.patch.object(_meeting, "_is_own_address", side_effect=lambda host: host == "127.0.0.1"):
+            self.assertEqual(_meeting.listening_host([rank(), rank(host="b", name="localhost")], []), "127.0.0.1")
+
+    def test_or_the_way_out_is_said(self):
+        with mock.patch.object(_meeting, "_is_own_address", return_value=False):
+            with self.assertRaisesRegex(StarringError, "which of its addresses there reach it: give.*address="):
+                _meeting.listening_host([rank(), rank(host="b", name="there")], [])
+
+    def test_the_loopback_is_no_address_for_others(self):
+        self.assertFalse(_meeting._is_own_address("127.0.0.1"))
+        self.assertFalse(_meeting._is_own_address("192.0.2.1"))
+
+    def test_listens_on_a_free_port(self):
+        listener, address = _meeting.listen("127.0.0.1", 4)
+        with listener, socket.create_connection(listener.getsockname(), timeout=10):
+            self.assertEqual(address, f"127.0.0.1:{listener.getsockname()[1]}")
+        with self.assertRaisesRegex(StarringError, "cannot listen on 192.0.2.1"):
+            _meeting.listen("192.0.2.1", 4)
+
+    def test_hosts_are_told_apart(self):
+        self.assertEqual(_meeting.host_identity(), _meeting.host_identity())
+        self.assertIn("net:", _meeting.host_identity())
+
+
+class MeetingTest(unittest.TestCase):
+    """Ranks as threads over one store."""
+
+    def decide(self, size, ranks, make=lambda found: {"count": len(found)}, refusals=()):
+        store = dist.HashStore()
+        found = {}
+
+        def take_part(number):
+            with self.lock:
+                with mock.patch.object(dist, "get_rank", return_value=number), \
+                     mock.patch.object(dist, "get_world_size", return_value=size), \
+                     mock.patch.object(_meeting.distributed_c10d, "get_process_group_ranks",
+                                       return_value=list(range(size))), \
+                     mock.patch.object(_meeting.distributed_c10d, "_get_default_store", return_value=store), \
+                     mock.patch.object(_meeting, "_meetings", collections.Counter()):
+                    meeting = _meeting.Meeting(object(), 0.5)
+            try:
+                found[number] = meeting.decide(rank(refusal=dict(refusals).get(number)), make)
+            except StarringError as error:
+                found[number] = str(error)
+
+        threads = [threading.Thread(target=take_part, args=[number]) for number in ranks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    def setUp(self):
+        self.lock = threading.Lock()
+        patch = mock.patch.object(_meeting, "_GRACE_S", 0.5)
+        patch.start()
+        self.addCleanup(patch.stop)
+
+    def test_all_get_rank_0s_decision(self):
+        self.assertEqual(self.decide(3, [0, 1, 2]), {number: {"count": 3} for number in range(3)})
+
+    def test_all_get_one_refusal(self):
+        found = self.decide(3, [0, 1, 2], refusals=[(1, "no")])
+        self.assertEqual(set(found.values()), {"rank 1: no"})
+
+        def make(_):
+            raise StarringError("rank 0 cannot listen")
+        self.assertEqual(set(self.decide(3, [0, 1, 2], make).values()), {"rank 0 cannot listen"})
+
+    def test_a_missing_rank_is_named_on_every_rank(self):
+        found = self.decide(4, [0, 3])
+        self.assertEqual(len(found), 2)
+        for said in found.values():
+            self.assertRegex(said, "^ranks 1, 2 are missing")
+        for said in self.decide(3, [1, 2]).values():
+            self.assertRegex(said, "^rank 0 is missing")
+
+
+class RealStoreTest(unittest.TestCase):
+    def test_a_group_of_one_meets_itself(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            for _ in range(2):
+                meeting = _meeting.Meeting(dist.group.WORLD, 5.0)
+                self.assertEqual(meeting.decide(rank(), lambda found: {"count": len(found)}), {"count": 1})
+            with mock.patch.object(_meeting.distributed_c10d, "_get_default_store", return_value=None):
+                meeting = _meeting.Meeting(dist.group.WORLD, 5.0)
+            self.assertEqual(meeting.decide(rank(), lambda found: {"count": len(found)}), {"count": 1})
+        finally:
+            dist.destroy_process_group()
+        with self.assertRaisesRegex(StarringError, "none of torch.distributed"):
+            _meeting.Meeting(object(), 5.0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,410 @@
+"""Models both ways: layer files as modules of PyTorch, and modules as layer files."""
+
+import contextlib
+import copy
+import os
+import pickle
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError:
+    print("SKIPPED: this python3 has no torch, so starring.models was not tested", file=sys.stderr)
+    sys.exit(0)
+
+from starring import layer_file, models, weights
+from torch import nn
+from torch.nn import functional as F
+
+IMAGES = {"logreg": (1, 28, 28), "mlp": (1, 28, 28), "lenet5": (1, 28, 28), "mnist_cnn": (1, 28, 28),
+          "resnet20": (3, 32, 32)}
+EVERYTHING = """name: "everything"
+layer { name: "stem.conv" conv2d { out_channels: 4 kernel: 3 stride: 2 padding: 1 no_bias: true } }
+layer { name: "stem.norm" batch_norm { relu: true epsilon: 0.001 momentum: 0.25 } }
+layer { name: "pool" max_pool { kernel: 3 stride: 2 padding: 1 } }
+layer { name: "stem" conv2d { out_channels: 4 kernel: 1 } }
+layer { name: "drop" dropout { rate: 0.3 } }
+layer { name: "sum" input: "drop" input: "pool" add { relu: true } }
+layer { name: "flat" flatten {} }
+layer { name: "twice" input: "flat" input: "flat" add {} }
+layer { name: "fc-1" dense { units: 7 } }
+layer { name: "norm" batch_norm {} }
+layer { name: "last" dense { units: 10 no_bias: true } }
+"""
+
+
+def sample(image, count=3):
+    return torch.randn((count, *image), generator=torch.Generator().manual_seed(7))
+
+
+def same_weights(module, other):
+    return all(torch.equal(value, other.state_dict()[name]) for name, value in module.state_dict().items())
+
+
+def randomize(module):
+    """Weights and running statistics that no module begins with."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) * 0.5 + 0.1)
+    return module
+
+
+class BasicBlock(nn.Module):
+    """As torchvision writes it: one ReLU for all, in place."""
+
+    def __init__(self, before, after, stride=1):
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(after, after, (3, 3), padding="same", bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.downsample = None if stride == 1 else nn.Sequential(
+            nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x):
+        identity = x if self.downsample is None else self.downsample(x)
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        out += identity
+        return self.relu(out)
+
+
+class Residual(nn.Module):
+    """Average pooling, and a flatten by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 8, 3, padding=1)
+        self.layer1 = nn.Sequential(BasicBlock(8, 8), BasicBlock(8, 16, 2))
+        self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.layer1(F.relu(self.conv1(x)))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+class Functional(nn.Module):
+    """Every function and method with a counterpart."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Conv2d(1, 4, 3)
+        self.b = nn.Conv2d(4, 4, 3, padding="valid")
+        self.fc1 = nn.Linear(4 * 12 * 12, 20)
+        self.same = nn.Identity()
+        self.fc2 = nn.Linear(20, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.a(x))
+        y = F.max_pool2d(self.b(x).relu_(), 2, stride=2)
+        z = F.dropout(torch.add(y, F.relu(y)), 0.25, training=self.training)
+        z = z.contiguous().view(z.size(0), -1)
+        z = self.same(F.dropout(self.fc1(z), training=False))
+        return self.fc2(F.relu(z, inplace=True))
+
+
+class FromLayerFileTest(unittest.TestCase):
+    def test_names_and_shapes_are_the_workers(self):
+        model = models.from_layer_file("lenet5")
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        self.assertEqual(shapes, {"conv1.weight": (6, 1, 5, 5), "conv1.bias": (6,), "conv2.weight": (16, 6, 5, 5),
+                                  "conv2.bias": (16,), "fc1.weight": (120, 400), "fc1.bias": (120,),
+                                  "fc2.weight": (84, 120), "fc2.bias": (84,), "fc3.weight": (10, 84),
+                                  "fc3.bias": (10,)})
+        resnet = models.from_layer_file("resnet20", image=(3, 32, 32), classes=10)
+        self.assertIn("layer2.0.downsample.1.running_mean", resnet.state_dict())
+        self.assertEqual(resnet.layer_graph.tensor_names, [name for name, _ in resnet.named_parameters()])
+        with self.assertRaisesRegex(models.LayerFileError, ":12:29: layer fc3: .* 10 outputs.* 7 classes"):
+            models.from_layer_file("lenet5", classes=7)
+
+    def test_computes_what_the_file_says(self):
+        with self.layer_file(EVERYTHING) as path:
+            model = randomize(models.from_layer_file(path, image=(2, 13, 9)))
+        modules = dict(model.named_modules())
+        x = sample((2, 13, 9))
+        model.eval()
+        with torch.no_grad():
+            y = F.relu(modules["stem.norm"](F.conv2d(x, modules["stem.conv"].weight, None, 2, 1)))
+            pool = F.max_pool2d(y, 3, 2, 1)
+            y = F.relu(F.conv2d(pool, model.stem.weight, model.stem.bias) + pool)
+            y = torch.flatten(y, 1)
+            y = modules["norm"](modules["fc-1"](y + y))
+            self.assertTrue(torch.equal(model(x), F.linear(y, model.last.weight)))
+        self.assertEqual((modules["stem.norm"].momentum, modules["norm"].momentum, modules["norm"].eps),
+                         (0.25, 0.1, 1e-5))
+        self.assertAlmostEqual(modules["stem.norm"].eps, 1e-3)
+        self.assertIsInstance(modules["norm"], nn.BatchNorm1d)
+        model.train()
+        self.assertFalse(torch.equal(model(x), model(x)))
+
+    def test_is_a_module_like_any_other(self):
+        model = models.from_layer_file("resnet20", image=(3, 32, 32)).eval()
+        x = sample((3, 32, 32))
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.fx.symbolic_trace(model)):
+            self.assertTrue(torch.equal(model(x), other(x)))
+        # A module that takes a layer's place is the one that runs.
+        self.assertFalse(torch.equal(model(x), self.with_other_fc(copy.deepcopy(model))(x)))
+        model.double()(x.double()).sum().backward()
+        self.assertTrue(all(parameter.grad is not None for parameter in model.parameters()))
+
+    def with_other_fc(self, model):
+        model.fc = nn.Linear(64, 10)
+        return model
+
+    def test_weights_of_a_checkpoint(self):
+        with tempfile.TemporaryDirectory() as folder:
+            model = randomize(models.from_layer_file("resnet20", image=(3, 32, 32)))
+            weights.save(f"{folder}/model.safetensors", model.state_dict())
+            again = models.from_layer_file("resnet20", (3, 32, 32), weights=f"{folder}/model.safetensors")
+            self.assertTrue(same_weights(model, again))
+            with self.assertRaisesRegex(weights.WeightsError, "does not fit lenet5"):
+                models.from_layer_file("lenet5", weights=f"{folder}/model.safetensors")
+
+    def test_a_name_that_no_module_can_have_is_refused(self):
+        for name in ("forward", "a.weight"):
+            text = ("layer { name: \"a\" conv2d { out_channels: 2 kernel: 3 } }\n"
+                    f"layer {{ name: \"{name}\" relu {{}} }}\nlayer {{ name: \"fc\" dense {{ units: 10 }} }}")
+            with self.layer_file(text) as path:
+                with self.assertRaisesRegex(models.LayerFileError, f"layer {name}: .*rename the layer"):
+                    models.from_layer_file(path)
+
+    @contextlib.contextmanager
+    def layer_file(self, text):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "own.textproto")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            yield path
+
+
+class WeightsTest(unittest.TestCase):
+    def test_damaged_files_are_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "w.safetensors")
+            tensors = {"b": torch.arange(6.0).view(2, 3), "a": torch.tensor(7), "c": torch.empty(0, 4)}
+            weights.save(path, tensors)
+            with open(path, "rb") as file:
+                content = file.read()
+            loaded = weights.load(path)
+            self.assertEqual(list(loaded), ["a", "b", "c"])
+            for name, tensor in tensors.items():
+                self.assertTrue(torch.equal(loaded[name], tensor))
+                self.assertEqual(loaded[name].dtype, tensor.dtype)
+            self.assertEqual((8 + int.from_bytes(content[:8], "little")) % 64, 0)
+            for damaged in (b"", content[:7], content[:40], content[:-1], b"\xff" * 8 + content[8:],
+                            content.replace(b"F32", b"F16"), content.replace(b"[2,3]", b"[2,4]"),
+                            content.replace(b"\"shape\"", b"\"shapf\""), b"\2\0\0\0\0\0\0\0[]"):
+                with open(path, "wb") as file:
+                    file.write(damaged)
+                with self.assertRaisesRegex(weights.WeightsError, "w.safetensors: "):
+                    weights.load(path)
+
+
+class RoundTripTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def round_trip(self, module, image, name="net"):
+        """Writes and reads `module`; returns the model and the text of the file."""
+        path = os.path.join(self.folder, name + ".textproto")
+        before = {key: value.clone() for key, value in module.state_dict().items()}
+        modes = [one.training for one in module.modules()]
+        where = models.to_layer_file(module, path, image)
+        self.assertEqual(where, os.path.join(self.folder, name + ".safetensors"))
+        self.assertEqual([one.training for one in module.modules()], modes)
+        for key, value in module.state_dict().items():
+            self.assertTrue(torch.equal(value, before[key]), key)
+        again = models.from_layer_file(path, image, weights=where)
+        x = sample(image)
+        with torch.no_grad():
+            expected = copy.deepcopy(module).eval()(x)
+            torch.testing.assert_close(copy.deepcopy(again).eval()(x), expected, rtol=1e-5, atol=1e-5)
+        with open(path, encoding="utf-8") as file:
+            return again, file.read()
+
+    def kinds(self, text):
+        return [(layer.name, layer.kind) for layer in layer_file.parse(text.encode(), "x").layers]
+
+    def test_every_shipped_model(self):
+        for name, image in IMAGES.items():
+            with self.subTest(name):
+                model = randomize(models.from_layer_file(name, image))
+                again, text = self.round_trip(model, image)
+                self.assertEqual(text, layer_file.load(name).text())
+                self.assertEqual(list(again.state_dict()), list(model.state_dict()))
+                self.assertTrue(same_weights(model, again))
+                with torch.no_grad():
+                    self.assertTrue(torch.equal(again.eval()(sample(image)), model.eval()(sample(image))))
+                self.assertEqual(self.round_trip(again, image)[1], text)
+
+    def test_every_kind_of_layer(self):
+        path = os.path.join(self.folder, "everything.textproto")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(EVERYTHING)
+        model = randomize(models.from_layer_file(path, (2, 13, 9)))
+        _, text = self.round_trip(model, (2, 13, 9))
+        self.assertEqual(text, layer_file.load(path).text())
+
+    def test_a_module_as_torchvision_writes_it(self):
+        model, text = self.round_trip(randomize(Residual()), (3, 12, 12))
+        self.assertEqual(self.kinds(text)[:6], [
+            ("conv1", "conv2d"), ("layer1.0.conv1", "conv2d"), ("layer1.0.bn1", "batch_norm"),
+            ("layer1.0.conv2", "conv2d"), ("layer1.0.bn2", "batch_norm"), ("layer1.0.add", "add")])
+        self.assertEqual(self.kinds(text)[-2:], [("avgpool", "global_average_pool"), ("fc", "dense")])
+        self.assertNotIn("relu {}", text)
+        self.assertEqual(set(model.state_dict()), set(Residual().state_dict()))
+
+    def test_functions_and_methods(self):
+        _, text = self.round_trip(Functional(), (1, 28, 28))
+        self.assertEqual(self.kinds(text), [
+            ("a", "conv2d"), ("b", "conv2d"), ("pool", "max_pool"), ("relu", "relu"), ("add", "add"),
+            ("dropout", "dropout"), ("fc1", "dense"), ("fc2", "dense")])
+        self.assertIn("fc1\" dense { units: 20 relu: true }", text)
+
+    def test_a_sequence(self):
+        module = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), nn.MaxPool2d(2, 1), nn.Dropout(0.1),
+                               nn.AvgPool2d((12, 12)), nn.Flatten(), nn.Linear(3, 10))
+        _, text = self.round_trip(module, (1, 28, 28))
+        self.assertEqual(self.kinds(text), [("0", "conv2d"), ("2", "max_pool"), ("3", "dropout"),
+                                            ("4", "global_average_pool"), ("6", "dense")])
+        self.assertIn("dropout { rate: 0.1 }", text)
+
+    def test_a_relu_stays_alone_where_its_input_is_read_twice(self):
+        class Fork(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc1, self.fc2 = nn.Linear(4, 6), nn.Linear(6, 3)
+
+            def forward(self, x):
+                y = self.fc1(torch.flatten(x, 1))
+                return self.fc2(F.relu(y) + y)
+
+        _, text = self.round_trip(Fork(), (1, 2, 2))
+        self.assertEqual(self.kinds(text), [("fc1", "dense"), ("relu", "relu"), ("add", "add"), ("fc2", "dense")])
+
+
+class RefusalTest(unittest.TestCase):
+    def refusal(self, forward, image=(1, 8, 8), error=models.NoCounterpartError, **parts):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.fc = nn.Conv2d(1, 2, 3, padding=1), nn.Linear(2 * 64, 10)
+                for name, part in parts.items():
+                    setattr(self, name, part)
+
+            def forward(self, x):
+                return forward(self, x)
+
+        with tempfile.TemporaryDirectory() as folder:
+            with self.assertRaises(error) as refused:
+                models.to_layer_file(Net(), os.path.join(folder, "net.textproto"), image)
+            self.assertEqual(os.listdir(folder), [])
+        return str(refused.exception)
+
+    def test_names_the_operation_and_its_line(self):
+        def forward(net, x):
+            x = net.conv(x)
+            x = torch.sigmoid(x)  # the line
+            return net.fc(x.flatten(1))
+
+        with open(__file__, encoding="utf-8") as file:
+            line = next(number for number, text in enumerate(file, 1) if text.endswith("# the line\n"))
+        self.assertRegex(self.refusal(forward), rf"models_test.py:{line}: sigmoid has no counterpart in a layer file: "
+                                                "layers are conv2d, dense, ")
+
+    def test_names_the_module(self):
+        text = self.refusal(lambda net, x: net.fc(net.body(x).flatten(1)),
+                            body=nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.GELU()))
+        self.assertRegex(text, r"models_test.py:\d+, module body.1: GELU has no counterpart")
+
+    def test_modules(self):
+        for module, expected in (
+                (nn.Conv2d(1, 2, (3, 1), padding=(1, 0)), r"Conv2d with kernel=\(3, 1\)"),
+                (nn.Conv2d(1, 2, 3, padding=2, dilation=2), r"Conv2d with dilation=\(2, 2\)"),
+                (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), "padding_mode=circular"),
+                (nn.Conv2d(1, 2, 4, padding="same"), "padding=\"same\" and a kernel of 4"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 3, padding=1, groups=2)), "groups=2"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, affine=False)), "affine=False"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, momentum=None)), "momentum=None"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5)), "Dropout2d"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout(1.0)), "p=1.0"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(3, 1, 1, ceil_mode=True)), "ceil_mode=True"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(3, 1, 1)), "average pooling of 8 x 8 pixels"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AdaptiveAvgPool2d((8, 8))), r"output_size=\(8, 8\)"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(8, 8)), r"Linear of a tensor with shape \(2, 2, 8, 8\)")):
+            with self.subTest(expected):
+                self.assertRegex(self.refusal(lambda net, x: net.fc(net.body(x).flatten(1)), body=module),
+                                 expected + ".* has no counterpart in a layer file: ")
+
+    def test_functions(self):
+        shared = nn.Linear(10, 10)
+        for forward, expected in (
+                (lambda net, x: F.log_softmax(net.fc(net.conv(x).flatten(1)), 1), "log_softmax .*return the logits"),
+                (lambda net, x: net.fc(F.dropout(net.conv(x).flatten(1), 0.5)), "also drops in evaluation"),
+                (lambda net, x: net.fc((net.conv(x) + 1).flatten(1)), "addition of tensors of different shapes"),
+                (lambda net, x: net.fc((net.conv(x) + net.conv(x)).flatten(1)), "which is called twice"),
+                (lambda net, x: net.fc(torch.add(net.conv(x), x, alpha=2).flatten(1)), "addition with alpha"),
+                (lambda net, x: net.fc(net.conv(x).mean((1, 2)).repeat(1, 16)), r"a mean over \(1, 2\)"),
+                (lambda net, x: net.fc(net.conv(x).view(-1, 128, 1).squeeze(2)), r"view from shape"),
+                (lambda net, x: F.linear(net.conv(x).flatten(1), net.fc.weight), "linear .*use the module Linear"),
+                (lambda net, x: (net.fc(net.conv(x).flatten(1)),), "the result, which is not one tensor"),
+                (lambda net, x: net.twin(net.again(net.fc(net.conv(x).flatten(1)))), "shares a tensor with again"),
+                (lambda net, x: net.unequal(x), "forward has other operations in training"),
+                (lambda net, x: net.conv(x) if x.sum() > 0 else x, "Net cannot be traced: .*models_test"),
+                (lambda net, x: net.fc(x.flatten(1)), "does not take images of shape")):
+            twin = nn.Linear(10, 10)
+            twin.weight = shared.weight
+            with self.subTest(expected):
+                self.assertRegex(self.refusal(forward, again=shared, twin=twin, unequal=Unequal()), expected)
+
+    def test_in_place(self):
+        def relu(net, x):
+            x = net.conv(x)
+            y = F.relu_(x)
+            return net.fc((x + y).flatten(1))
+
+        def add(net, x):
+            y = net.conv(x)
+            z = F.relu(y)
+            return net.fc((y.add_(z) + z).flatten(1))
+
+        def add_to_itself(net, x):
+            y = z = net.conv(x)
+            y += F.relu(y)
+            return net.fc((y + z).flatten(1))
+
+        self.assertIn("a ReLU that changes what another operation reads", self.refusal(relu))
+        self.assertIn("an addition that changes what another operation reads", self.refusal(add))
+        # PyTorch 1.13 traces it as a sum of its own.
+        self.assertRegex(self.refusal(add_to_itself), "an addition that changes|the layers compute something else")
+
+    def test_what_the_worker_would_refuse(self):
+        text = self.refusal(lambda net, x: net.fc(net.norm(net.conv(x).flatten(1))), error=models.LayerFileError,
+                            norm=nn.BatchNorm1d(128))
+        self.assertIn("layer norm: batch_norm of a flattened image is not supported", text)
+        text = self.refusal(lambda net, x: net.conv(x), error=models.LayerFileError)
+        self.assertIn("layer conv: is the last layer, its output must be 2 numbers a sample", text)
+
+
+class Unequal(nn.Module):
+    """Another network in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.fc(x.flatten(1))
+        return x if self.training else F.relu(x)
+
+
+if __name__ == "__main__":
+    unittest.main()

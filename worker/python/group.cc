@@ -1,0 +1,336 @@
+#include "worker/python/group.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <cfenv>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/limits.h"
+#include "common/status.h"
+#include "common/steady_time.h"
+#include "common/transport/collectives.h"
+#include "common/transport/tcp_transport.h"
+#include "worker/python/piece_memory.h"
+#include "worker/python/ring_memory.h"
+#include "worker/python/star_cut.h"
+
+namespace starring {
+namespace {
+
+// Raise it with every change after which one process would misunderstand another: heads, cuts, tags, orders of sums.
+constexpr int32_t kGroupVersion = 1;
+
+// How long a process with nothing under way waits at a time.
+constexpr absl::Duration kIdleWait = absl::Hours(1);
+
+// How long Abort waits for its notices to leave, which takes the thread two seconds at most.
+constexpr std::chrono::seconds kAbortPatience{5};
+
+// What must be equal on all processes, as it is in memory, little-endian. The number of processes is part of the
+// rendezvous.
+struct GroupAgreement {
+  int32_t version = kGroupVersion;
+  Topology topology = Topology::kStar;
+  int32_t server_count = 0;
+};
+
+std::string DescribeTopology(const GroupAgreement& agreement) {
+  if (agreement.topology == Topology::kRing) return "a ring";
+  if (agreement.server_count == 0) return "a star without servers";
+  return absl::StrCat("a star with ", agreement.server_count, agreement.server_count == 1 ? " server" : " servers");
+}
+
+// Empty: both are the same.
+std::string Compare(const std::string& name, const GroupAgreement& other, const GroupAgreement& root) {
+  if (other.version != root.version) {
+    return absl::StrCat(name, " has version ", other.version, " of libstarring, rank 0 version ", root.version,
+                        ": install the same on all hosts");
+  }
+  if (other.topology == root.topology && other.server_count == root.server_count) return "";
+  return absl::StrCat(name, " opens ", DescribeTopology(other), ", rank 0 ", DescribeTopology(root),
+                      ": give all processes the same options");
+}
+
+}  // namespace
+
+int64_t GroupUnexpectedBytesMax(int worker_count) {
+  const int64_t pieces = 2 * kPiecesOnTheirWay * (PieceBytes(worker_count) + kTcpKeptMessageBytes);
+  const int64_t heads = kReductionsMax * (static_cast<int64_t>(sizeof(ReductionHead)) + kTcpKeptMessageBytes);
+  return std::max(TcpUnexpectedBytesMax(worker_count), kTcpControlBytesMax + pieces) + heads;
+}
+
+absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> transport, Options options) {
+  std::unique_ptr<Group> group(new Group(std::move(transport), std::move(options)));
+  RETURN_IF_ERROR(group->Agree());
+  RETURN_IF_ERROR(group->CreateMachine());
+  // A server waits for ranks, always: it is asked only whether it answers.
+  const WorkPhase phase = group->is_server() ? WorkPhase::kExchange : WorkPhase::kOutside;
+  group->progress_.Enter(phase, ProgressState::Clock::now());
+  RETURN_IF_ERROR(group->StartThread());
+  return group;
+}
+
+Group::Group(std::unique_ptr<Transport> transport, Options options)
+    : options_(std::move(options)),
+      pump_(transport.get(),
+            {.times = {.report_after = options_.stall_report}, .progress = &progress_, .say = options_.say},
+            options_.server_count),
+      transport_(std::move(transport)) {
+  CHECK_LT(options_.server_count, transport_->world_size());
+  CHECK(options_.server_count == 0 || options_.topology == Topology::kStar);
+}
+
+// Only rank 0 compares, and all processes return its verdict. So they fail with one sentence.
+absl::Status Group::Agree() {
+  if (pump_.world_size() == 1) return absl::OkStatus();
+  const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
+  const GroupAgreement mine = {.topology = options_.topology, .server_count = options_.server_count};
+  std::vector<GroupAgreement> all(pump_.rank() == 0 ? pump_.world_size() : 0);
+  RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kAgreement, std::as_bytes(std::span(&mine, 1)),
+                               std::as_writable_bytes(std::span(all)), join));
+  std::string verdict;
+  for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
+    verdict = Compare(ProcessName(static_cast<int>(rank), pump_.worker_count()), all[rank], mine);
+  }
+  RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
+  if (verdict.empty()) return absl::OkStatus();
+  pump_.PeersKnow();
+  return absl::InvalidArgumentError(verdict);
+}
+
+absl::Status Group::CreateMachine() {
+  const int worker_count = pump_.worker_count();
+  const bool is_ring = options_.topology == Topology::kRing;
+  if (pump_.world_size() > 1) {
+    const GroupMemory::Options memory = {
+        .first_owner = options_.server_count > 0 ? worker_count : 0,
+        .bytes = is_ring ? RingMemory::BytesNeeded(worker_count) : PieceMemory::BytesNeeded(worker_count),
+        .host_id = options_.host_id};
+    const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
+    ASSIGN_OR_RETURN(memory_, GroupMemory::Meet(pump_, memory, join));
+  }
+  if (is_server()) {
+    CreateServer();
+  } else if (is_ring) {
+    machine_ = std::make_unique<ReduceRing>(RingOptions());
+  } else {
+    machine_ = std::make_unique<ReduceStar>(StarOptions());
+  }
+  return absl::OkStatus();
+}
+
+ReduceRing::Options Group::RingOptions() {
+  ReduceRing::Options ring = {.transport = transport_.get(), .own = {}, .right = {}};
+  if (memory_ != nullptr && memory_->is_shared()) {
+    const int worker_count = pump_.worker_count();
+    ring.own.emplace(memory_->own(), worker_count);
+    ring.right.emplace(memory_->of_owners()[(pump_.rank() + 1) % worker_count], worker_count);
+  }
+  return ring;
+}
+
+ReduceStar::Options Group::StarOptions() {
+  ReduceStar::Options star = {
+      .transport = transport_.get(), .server_count = options_.server_count, .memory = {}, .shared = {}};
+  if (memory_ == nullptr) return star;
+  const int worker_count = pump_.worker_count();
+  if (!memory_->own().empty()) star.memory.emplace(memory_->own(), worker_count);
+  for (const std::span<std::byte> memory : memory_->of_owners()) star.shared.emplace_back(memory, worker_count);
+  return star;
+}
+
+void Group::CreateServer() {
+  server_ = std::make_unique<SumServer>(SumServer::Options{.transport = transport_.get(),
+                                                           .server_count = options_.server_count,
+                                                           .memory = PieceMemory(memory_->own(), pump_.worker_count()),
+                                                           .is_shared = memory_->is_shared()});
+  const MutexLock lock(mutex_);
+  tickets_[kServerTicket] = {};
+}
+
+// The thread inherits the mask of signals: those of the process are for threads that expect them.
+absl::Status Group::StartThread() {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  absl::Status status;
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& error) {
+    status = absl::InternalError(absl::StrCat("cannot start a thread: ", error.what()));
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return status;
+}
+
+Group::~Group() {
+  {
+    const MutexLock lock(mutex_);
+    orders_.stop = true;
+    Order();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Group::Order() {
+  has_orders_ = true;
+  transport_->Wake();
+}
+
+absl::StatusOr<int64_t> Group::Begin(const ReductionHead& head, std::byte* data) {
+  RETURN_IF_ERROR(CheckHead(head));
+  const MutexLock lock(mutex_);
+  if (!broken_.ok()) return broken_;
+  if (is_server()) return absl::InvalidArgumentError("a server adds what the ranks begin, and begins nothing itself");
+  if (std::ssize(tickets_) >= kReductionsMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(tickets_.size(), " sums are begun and not awaited, the most that are allowed: wait for some"));
+  }
+  const int64_t number = begun_count_++;
+  tickets_[number + 1] = {};
+  orders_.begun.push_back({.number = number, .head = head, .data = data});
+  Order();
+  return number + 1;
+}
+
+std::optional<absl::Status> Group::Wait(int64_t ticket, std::chrono::milliseconds patience) {
+  patience = std::clamp(patience, std::chrono::milliseconds(0), std::chrono::milliseconds(kDeadlineMsMax));
+  const MutexLock lock(mutex_);
+  // Another thread may take the ticket's end meanwhile.
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto found = tickets_.find(ticket);
+    return found == tickets_.end() || found->second.has_ended;
+  };
+  if (!changed_.WaitFor(mutex_, patience, is_over)) return std::nullopt;
+  const auto found = tickets_.find(ticket);
+  if (found == tickets_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("ticket ", ticket, " is none, or has ended already"));
+  }
+  const absl::Status status = found->second.status;
+  tickets_.erase(found);
+  return status;
+}
+
+void Group::Abort(const absl::Status& why) {
+  CHECK(!why.ok());
+  const MutexLock lock(mutex_);
+  if (is_over_) return;
+  if (orders_.abort.ok()) orders_.abort = why;
+  Order();
+  changed_.WaitFor(mutex_, kAbortPatience, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_over_; });
+}
+
+Group::Orders Group::TakeOrders() {
+  const MutexLock lock(mutex_);
+  has_orders_ = false;
+  Orders orders = std::exchange(orders_, {});
+  // A rank that goes with tickets that have not ended leaves sums behind which the others cannot complete.
+  if (orders.stop && orders.abort.ok() &&
+      std::ranges::any_of(tickets_, [](const auto& entry) { return !entry.second.has_ended; })) {
+    orders.abort = absl::AbortedError(is_server() ? "the server was closed while ranks use it"
+                                                  : "the rank has closed the group before its sums ended");
+  }
+  return orders;
+}
+
+void Group::Run() {
+  // Sums must not depend on what the process has set, for instance that subnormal numbers are 0.
+  std::fesetenv(FE_DFL_ENV);
+  pthread_setname_np(pthread_self(), "starring");
+  const absl::Status status = is_server() ? Serve() : Drive();
+  if (!status.ok()) pump_.Abort(status);
+  const MutexLock lock(mutex_);
+  // Nothing touches the data of a reduction any more.
+  broken_ = status.ok() ? absl::FailedPreconditionError("the group has ended") : status;
+  is_over_ = true;
+  for (auto& [number, ticket] : tickets_) {
+    if (!ticket.has_ended) ticket = {.has_ended = true, .status = status};
+  }
+  changed_.NotifyAll();
+}
+
+absl::Status Group::Drive() {
+  while (true) {
+    const Orders orders = TakeOrders();
+    RETURN_IF_ERROR(orders.abort);
+    if (orders.stop) return Leave();
+    BeginAll(orders.begun);
+    RETURN_IF_ERROR(machine_->status());
+    EndTickets(machine_->TakeCompleted());
+    RETURN_IF_ERROR(AwaitNews());
+  }
+}
+
+void Group::BeginAll(const std::vector<Reduction>& begun) {
+  for (const Reduction& reduction : begun) {
+    pump_.CountCall();
+    progress_.set_step(reduction.head.step);
+    progress_.set_bucket(reduction.head.bucket);
+    progress_.Enter(WorkPhase::kExchange, ProgressState::Clock::now());
+    machine_->Begin(reduction);
+    next_number_ = reduction.number + 1;
+  }
+}
+
+void Group::EndTickets(const std::vector<int64_t>& numbers) {
+  if (numbers.empty()) return;
+  if (machine_->IsIdle()) progress_.Enter(WorkPhase::kOutside, ProgressState::Clock::now());
+  const MutexLock lock(mutex_);
+  for (const int64_t number : numbers) tickets_.at(number + 1).has_ended = true;
+  changed_.NotifyAll();
+}
+
+// Returns when there are orders, or a reduction is complete or wrong.
+absl::Status Group::AwaitNews() {
+  return AwaitUntil([this] { return has_orders_ || machine_->has_completed() || !machine_->status().ok(); });
+}
+
+absl::Status Group::AwaitUntil(absl::FunctionRef<bool()> done) {
+  while (true) {
+    const bool is_idle = machine_ == nullptr || machine_->IsIdle();
+    const MessagePump::Clock::time_point deadline =
+        is_idle ? DeadlineAfter(kIdleWait)
+                : machine_->last_progress() + absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline));
+    const absl::Status status = pump_.PumpUntil(done, deadline, is_idle ? "" : DescribeReduction(machine_->Oldest()));
+    // A peer may have given up because of a deadline.
+    if (!absl::IsDeadlineExceeded(status) || !pump_.failure().ok()) return status;
+    // A reduction that takes long and goes on is slow, not stuck: its deadline has moved.
+    if (!is_idle && !machine_->IsIdle() &&
+        MessagePump::Clock::now() - machine_->last_progress() >=
+            absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline))) {
+      return DescribeDeadline();
+    }
+  }
+}
+
+absl::Status Group::DescribeDeadline() {
+  const std::string what = DescribeReduction(machine_->Oldest());
+  ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
+  return absl::DeadlineExceededError(
+      absl::StrCat(what, " did not come within ", absl::FormatDuration(options_.exchange_deadline), ": ", missing));
+}
+
+// Nothing is under way here, so other ranks need nothing of this one but, if there are servers, to know that it goes.
+absl::Status Group::Leave() {
+  if (options_.server_count == 0) return absl::OkStatus();
+  machine_->Begin({.number = next_number_, .head = {.kind = ReductionHead::Kind::kEnd}});
+  return AwaitUntil([this] { return machine_->IsIdle(); });
+}
+
+absl::Status Group::Serve() {
+  while (true) {
+    const Orders orders = TakeOrders();
+    RETURN_IF_ERROR(orders.abort);
+    RETURN_IF_ERROR(server_->status());
+    if (orders.stop || server_->is_over()) return absl::OkStatus();
+    RETURN_IF_ERROR(AwaitUntil([this] { return has_orders_ || server_->is_over() || !server_->status().ok(); }));
+  }
+}
+
+}  // namespace starring

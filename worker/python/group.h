@@ -1,0 +1,146 @@
+// One process's part in a group that sums arrays (starring.h): its transport, the machine that carries out the
+// reductions, or a server's sums, and the thread that drives both.
+//
+// Threads. After Create, transport, pump and machine belong to the group's own thread. Callers leave orders for it
+// under the mutex, and sleep until it has ended their ticket. It has no signal handlers to run, and the default
+// floating-point environment, whatever the process has set.
+//
+// Faults. A group that is *broken* has a reason, with which all its tickets end; all peers have been told it, or have
+// told it. A ticket that makes no progress within the exchange deadline breaks the group with the sentence that names
+// the rank which keeps the others waiting (common/transport/peer_watch.h).
+#ifndef STARRING_WORKER_PYTHON_GROUP_H_
+#define STARRING_WORKER_PYTHON_GROUP_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/host/host_identity.h"
+#include "common/mutex.h"
+#include "common/progress_state.h"
+#include "common/transport/message_pump.h"
+#include "common/transport/transport.h"
+#include "worker/python/group_memory.h"
+#include "worker/python/reduce_machine.h"
+#include "worker/python/reduce_ring.h"
+#include "worker/python/reduce_star.h"
+#include "worker/python/reduction.h"
+#include "worker/python/sum_server.h"
+
+namespace starring {
+
+enum class Topology : int32_t { kStar = 0, kRing = 1 };
+
+// What a correct rank of a group can send before its receive is posted, for TcpRendezvousOptions.
+int64_t GroupUnexpectedBytesMax(int worker_count);
+
+class Group {
+ public:
+  struct Options {
+    Topology topology = Topology::kStar;
+    int server_count = 0;  // the last ranks of the world, with a star only
+    absl::Duration join_deadline = absl::Seconds(60);
+    absl::Duration exchange_deadline = absl::Seconds(60);
+    std::chrono::milliseconds stall_report{4000};  // 0: none
+    std::string host_id = BootId();                // processes of one host share memory, if they can
+    std::function<void(const std::string&)> say;   // gets lines for people; any thread may call it; null: not wanted
+  };
+
+  // The only ticket of a server; those of ranks are above.
+  static constexpr int64_t kServerTicket = 0;
+
+  // Collective over all processes of the transport's world. InvalidArgument, naming both values, if their options
+  // differ.
+  static absl::StatusOr<std::unique_ptr<Group>> Create(std::unique_ptr<Transport> transport, Options options);
+
+  // Leaves the group. With a ticket that has not ended, or at a server that is still needed, breaks it for the others.
+  ~Group();
+
+  // Begins the next reduction of this rank and returns its ticket; `data` is as Reduction::data. InvalidArgument for a
+  // head that is wrong, and at a server; ResourceExhausted if kReductionsMax tickets have not ended; the reason if the
+  // group is broken.
+  absl::StatusOr<int64_t> Begin(const ReductionHead& head, std::byte* data) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Sleeps until `ticket` has ended, for `patience` at most; empty: it has not. Otherwise how it has ended, after which
+  // it is unknown: InvalidArgument.
+  std::optional<absl::Status> Wait(int64_t ticket, std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Breaks the group for the reason `why`, unless it is broken. Returns when the peers have been told, or could not be
+  // told within some seconds. REQUIRES: !why.ok().
+  void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  // What callers want of the group's thread.
+  struct Orders {
+    std::vector<Reduction> begun;
+    absl::Status abort;
+    bool stop = false;
+  };
+  struct Ticket {
+    bool has_ended = false;
+    absl::Status status;
+  };
+
+  Group(std::unique_ptr<Transport> transport, Options options);
+
+  absl::Status Agree();
+  absl::Status CreateMachine();
+  ReduceRing::Options RingOptions();
+  ReduceStar::Options StarOptions();
+  void CreateServer();
+  absl::Status StartThread();
+  bool is_server() const { return pump_.rank() >= pump_.worker_count(); }
+
+  // The group's thread. An error ends it, and breaks the group.
+  void Run() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Drive() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Serve() ABSL_LOCKS_EXCLUDED(mutex_);
+  absl::Status Leave();
+  absl::Status AwaitNews();
+  absl::Status AwaitUntil(absl::FunctionRef<bool()> done);
+  absl::Status DescribeDeadline();
+  void BeginAll(const std::vector<Reduction>& begun);
+  void EndTickets(const std::vector<int64_t>& numbers) ABSL_LOCKS_EXCLUDED(mutex_);
+  Orders TakeOrders() ABSL_LOCKS_EXCLUDED(mutex_);
+  void Order() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+
+  // ---- Of Create, and then of the group's thread.
+  ProgressState progress_;
+  std::unique_ptr<GroupMemory> memory_;     // null: the process is alone
+  std::unique_ptr<ReduceMachine> machine_;  // of a rank
+  std::unique_ptr<SumServer> server_;       // of a server
+  int64_t next_number_ = 0;
+  MessagePump pump_;
+  // Is destroyed first: until then it may write into the memory of the others.
+  std::unique_ptr<Transport> transport_;
+
+  // ---- Of all threads.
+  std::atomic<bool> has_orders_ = false;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  Orders orders_ ABSL_GUARDED_BY(mutex_);
+  int64_t begun_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<int64_t, Ticket> tickets_ ABSL_GUARDED_BY(mutex_);
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);   // why; OK: it is not
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  // the thread has ended, or will at once
+
+  std::thread thread_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_PYTHON_GROUP_H_

@@ -1,0 +1,270 @@
+"""Layer files: models as lists of layers, in the text format of proto/starring/v1/layer_file.proto.
+
+Reads and writes them without protobuf, and refuses what the worker refuses, in the same words: "FILE:LINE:COLUMN:
+reason" or "FILE:LINE:COLUMN: layer NAME: reason". Shapes are layer_graph.py's matter. Needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from typing import Any, Dict, List, Mapping, NoReturn
+
+from . import _text_format
+from ._text_format import Position
+
+# The messages of the proto; tests/worker/python/layer_file_test.py compares the two.
+SCHEMA: Dict[str, Dict[str, str]] = {
+    "ModelDefinition": {"name": "string", "layer": "repeated Layer"},
+    "Layer": {"name": "string", "input": "repeated string", "conv2d": "Conv2d", "dense": "Dense", "relu": "Relu",
+              "max_pool": "MaxPool2d", "global_average_pool": "GlobalAveragePool", "batch_norm": "BatchNorm",
+              "dropout": "Dropout", "add": "Add", "flatten": "Flatten"},
+    "Conv2d": {"out_channels": "int32", "kernel": "int32", "stride": "int32", "padding": "int32", "relu": "bool",
+               "no_bias": "bool"},
+    "Dense": {"units": "int32", "relu": "bool", "no_bias": "bool"},
+    "Relu": {},
+    "MaxPool2d": {"kernel": "int32", "stride": "int32", "padding": "int32"},
+    "GlobalAveragePool": {},
+    "BatchNorm": {"relu": "bool", "epsilon": "float", "momentum": "float"},
+    "Dropout": {"rate": "float"},
+    "Add": {"relu": "bool"},
+    "Flatten": {},
+}
+KINDS = [field for field in SCHEMA["Layer"] if field not in ("name", "input")]
+IMAGE = "input"  # the name by which a layer reads the image
+
+# common/limits.h; the same test compares them.
+LIMITS = {"kLayerFileBytesMax": 1 << 20, "kLayerCountMax": 4096, "kLayerNameBytesMax": 255, "kLayerWidthMax": 1 << 20,
+          "kLayerKernelMax": 1 << 12, "kSampleElementsMax": 1 << 31, "kElementCountMax": 1 << 36}
+
+_LINE_WIDTH = 120
+_HEADER = "# proto-file: proto/starring/v1/layer_file.proto\n# proto-message: starring.v1.ModelDefinition\n"
+
+
+class LayerFileError(ValueError):
+    """A layer file is wrong or missing. The message names file, line, column, layer and reason, as far as known."""
+
+
+@dataclasses.dataclass
+class Layer:
+    """One layer of a file."""
+    name: str
+    kind: str  # one of KINDS; empty if the file gives none, which is refused
+    settings: Dict[str, Any] = dataclasses.field(default_factory=dict)  # the fields of its kind that are set
+    inputs: List[str] = dataclasses.field(default_factory=list)  # as written; empty: the layer above
+    # By "layer", "kind" and the names of fields; empty if the layer was not read from a text.
+    positions: Mapping[str, Position] = dataclasses.field(default_factory=dict)
+
+    def get(self, field: str) -> Any:
+        """A field of the layer's kind; a field that is not set has protobuf's default."""
+        defaults = {"int32": 0, "bool": False, "float": 0.0}
+        return self.settings.get(field, defaults[SCHEMA[SCHEMA["Layer"][self.kind]][field]])
+
+
+@dataclasses.dataclass
+class LayerFile:
+    """A layer file that has been checked, as far as that needs no shapes."""
+    file_name: str
+    name: str
+    layers: List[Layer]
+
+    def error(self, number: int, field: str, reason: str) -> LayerFileError:
+        """At `field` ("kernel", "input", ...) if the text sets it, otherwise at the layer's kind or the layer."""
+        layer = self.layers[number]
+        place = next((layer.positions[one] for one in (field, "kind", "layer") if one in layer.positions), None)
+        where = f"{self.file_name}:{place.line}:{place.column}" if place else self.file_name
+        return LayerFileError(f"{where}: layer {layer.name or number + 1}: {reason}")
+
+    def text(self, comment: str = "") -> str:
+        """The file's text, in which each layer has a line if that fits. Equal definitions have equal texts."""
+        lines = [_HEADER + "".join(f"# {line}\n" for line in comment.split("\n") if line)]
+        if self.name:
+            lines.append(f"name: {_quoted(self.name)}\n")
+        for number, layer in enumerate(self.layers):
+            above = self.layers[number - 1].name if number > 0 else IMAGE
+            inputs = [] if layer.inputs == [above] else layer.inputs
+            fields = [f"name: {_quoted(layer.name)}", *(f"input: {_quoted(one)}" for one in inputs), _kind_text(layer)]
+            line = f"layer {{ {' '.join(fields)} }}"
+            lines.append(line + "\n" if len(line) <= _LINE_WIDTH else
+                         "layer {\n" + "".join(f"  {field}\n" for field in fields) + "}\n")
+        return "".join(lines)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\{ord(match[0]):03o}", escaped) + '"'
+
+
+def _kind_text(layer: Layer) -> str:
+    words = []
+    for field, field_type in SCHEMA[SCHEMA["Layer"][layer.kind]].items():
+        value = layer.get(field)
+        if value:
+            text: Any = {"bool": "true", "float": _text_format.float_text}.get(field_type, str)
+            words.append(f"{field}: {text if isinstance(text, str) else text(value)}")
+    return f"{layer.kind} {{ {' '.join(words)} }}" if words else f"{layer.kind} {{}}"
+
+
+def _shipped_folder() -> str:
+    """Where the shipped models are: beside this file in a wheel, with the worker's sources in a source tree."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    beside = os.path.join(here, "layer_files")
+    return beside if os.path.isdir(beside) else os.path.join(here, "..", "..", "model", "models")
+
+
+def shipped_names() -> List[str]:
+    """The models that `load` knows by name."""
+    suffix = ".textproto"
+    try:
+        return sorted(name[:-len(suffix)] for name in os.listdir(_shipped_folder()) if name.endswith(suffix))
+    except OSError:
+        return []
+
+
+def load(model: str) -> LayerFile:
+    """`model` is the name of a shipped model or the path of a layer file, which has a '/' or a '.'."""
+    known = ", ".join(shipped_names()) or "none"
+    if "/" in model or "." in model:
+        return parse(_read(model, known), model)
+    if model not in shipped_names():
+        raise LayerFileError(f"there is no model named \"{model}\": use one of {known}, or the path of a layer file "
+                             "(with a '/' or a '.')")
+    return parse(_read(os.path.join(_shipped_folder(), model + ".textproto"), known), model + ".textproto")
+
+
+def _read(path: str, known: str) -> bytes:
+    limit = LIMITS["kLayerFileBytesMax"]
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        cure = f": give the path of a layer file or one of {known}" if isinstance(error, FileNotFoundError) else ""
+        raise LayerFileError(f"layer file {path}: {error.strerror}{cure}") from error
+    if len(content) > limit:
+        raise LayerFileError(f"layer file {path} is longer than {limit} bytes, which no layer file needs")
+    return content
+
+
+def parse(content: bytes, file_name: str) -> LayerFile:
+    """The layer file with this content. `file_name` is what messages call it."""
+    try:
+        message = _text_format.parse(content, "ModelDefinition", SCHEMA, {"Layer": KINDS})
+    except _text_format.TextFormatError as error:
+        raise LayerFileError(f"{file_name}:{error}") from error
+    if not message.values.get("layer"):
+        raise LayerFileError(f"{file_name}:1:1: there is no layer: write layer {{ name: \"fc1\" dense {{ units: 10 }} "
+                             "}")
+    file = LayerFile(file_name, message.values.get("name", ""), [_layer_of(one) for one in message.values["layer"]])
+    check(file)
+    return file
+
+
+def _layer_of(message: _text_format.Message) -> Layer:
+    kind = next((one for one in KINDS if one in message.values), "")
+    positions = {"layer": message.position, **message.positions}
+    settings: Dict[str, Any] = {}
+    if kind:
+        positions["kind"] = positions[kind]
+        settings = message.values[kind].values
+        positions = {**message.values[kind].positions, **positions}
+    return Layer(message.values.get("name", ""), kind, settings, message.values.get("input", []), positions)
+
+
+def check(file: LayerFile) -> None:
+    """Names, kinds, ranges of numbers and inputs, as CheckLayers of worker/model/layer_file.h."""
+    limit = LIMITS["kLayerCountMax"]
+    if len(file.layers) > limit:
+        raise file.error(limit, "", f"the file has {len(file.layers)} layers, at most {limit} are allowed")
+    names = {layer.name for layer in file.layers}
+    above: Dict[str, int] = {}
+    for number, layer in enumerate(file.layers):
+        _Place(file, number).check(above, names)
+        above[layer.name] = number
+    read = {name for layer in file.layers for name in layer.inputs}
+    for number, (layer, below) in enumerate(zip(file.layers, file.layers[1:])):
+        if layer.name not in read and below.inputs:
+            raise file.error(number, "name", "its output is read by no layer")
+
+
+class _Place:
+    """One layer of a file, for the checks of its fields."""
+
+    def __init__(self, file: LayerFile, number: int) -> None:
+        self.file, self.number = file, number
+        self.layer = file.layers[number]
+
+    def check(self, above: Mapping[str, int], names: set[str]) -> None:
+        self._check_name(above)
+        if not self.layer.kind:
+            self._fail("name", f"has no kind: add {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        getattr(self, "_check_" + self.layer.kind, lambda: None)()
+        self._check_inputs(above, names)
+
+    def _fail(self, field: str, reason: str) -> NoReturn:
+        raise self.file.error(self.number, field, reason)
+
+    def _check_name(self, above: Mapping[str, int]) -> None:
+        name, limit = self.layer.name, LIMITS["kLayerNameBytesMax"]
+        if not name:
+            self._fail("name", "has no name")
+        if name == IMAGE:
+            self._fail("name", f"the name \"{IMAGE}\" is the image's, choose another")
+        if len(name.encode("utf-8")) > limit:
+            self._fail("name", f"the name has {len(name.encode('utf-8'))} bytes, at most {limit} are allowed")
+        strange = re.search(r"[^A-Za-z0-9_.-]", name)
+        if strange:
+            self._fail("name", f"the name has the character '{strange[0]}', allowed are letters, digits, '_', '-' and "
+                               "'.'")
+        if name in above:
+            self._fail("name", f"the name is used by two layers, numbers {above[name] + 1} and {self.number + 1}")
+
+    def _check_inputs(self, above: Mapping[str, int], names: set[str]) -> None:
+        inputs, is_add = self.layer.inputs, self.layer.kind == "add"
+        if len(inputs) != 2 if is_add else len(inputs) > 1:
+            wanted = "add needs 2" if is_add else "this kind of layer takes 1"
+            self._fail("input", f"has {len(inputs)} inputs, {wanted}")
+        for name in inputs:
+            if name == IMAGE or name in above:
+                continue
+            if name == self.layer.name:
+                self._fail("input", "reads its own output, which makes a cycle")
+            if name in names:
+                self._fail("input", f"reads layer {name}, which comes below it: put layers in forward order, without "
+                                    "cycles")
+            self._fail("input", f"reads layer {name}, which does not exist")
+
+    def _check_range(self, field: str, lowest: int, highest: int) -> None:
+        value = self.layer.get(field)
+        if not lowest <= value <= highest:
+            self._fail(field, f"{field} is {value}, it must be from {lowest} to {highest}")
+
+    def _check_conv2d(self) -> None:
+        kernel_max = LIMITS["kLayerKernelMax"]
+        self._check_range("out_channels", 1, LIMITS["kLayerWidthMax"])
+        self._check_range("kernel", 1, kernel_max)
+        self._check_range("stride", 0, kernel_max)
+        self._check_range("padding", 0, kernel_max)
+
+    def _check_dense(self) -> None:
+        self._check_range("units", 1, LIMITS["kLayerWidthMax"])
+
+    def _check_max_pool(self) -> None:
+        kernel_max = LIMITS["kLayerKernelMax"]
+        self._check_range("kernel", 1, kernel_max)
+        self._check_range("stride", 0, kernel_max)
+        # With more padding, some windows would see nothing but padding, and have no maximum.
+        self._check_range("padding", 0, self.layer.get("kernel") // 2)
+
+    def _check_batch_norm(self) -> None:
+        epsilon, momentum = self.layer.get("epsilon"), self.layer.get("momentum")
+        if not epsilon >= 0 or math.isinf(epsilon):
+            self._fail("epsilon", f"epsilon is {epsilon:g}, it must be 0 or more (0 means 1e-5)")
+        if not 0 <= momentum <= 1:
+            self._fail("momentum", f"momentum is {momentum:g}, it must be from 0 to 1 (0 means 0.1)")
+
+    def _check_dropout(self) -> None:
+        rate = self.layer.get("rate")
+        if not 0 <= rate < 1:
+            self._fail("rate", f"rate is {rate:g}, it must be 0 or more and below 1")

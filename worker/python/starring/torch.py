@@ -1,0 +1,215 @@
+"""Gradients of a DistributedDataParallel model by a star or a ring of ours. Two lines turn a script around:
+
+    import starring.torch
+    ...
+    model = torch.nn.parallel.DistributedDataParallel(model)
+    starring.torch.attach(model, sync="star")
+
+Everything else stays: the process group serves DDP's constructor, buffers and your own collectives, and the optimizer
+is PyTorch's. Only the gradients travel in another way, each the mean over all ranks, as DDP makes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import secrets
+import sys
+import weakref
+from typing import Any, Iterator, List, Optional, Sequence, Union
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from starring import _control, _exchange, _library, _meeting
+from starring._library import StarringError
+
+__all__ = ["Attachment", "StarringError", "attach", "connect"]
+
+SYNCS = ("star", "ring")
+_LOG = logging.getLogger("starring")
+
+
+class Attachment:
+    """What attach() returns. It need not be kept: the exchange ends with the model, or with the process."""
+
+    def __init__(self, sync: str, rank: int, world_size: int, servers: Sequence[str]) -> None:
+        self.sync, self.rank, self.world_size, self.servers = sync, rank, world_size, list(servers)
+        self._exchange: Optional[_exchange.BucketExchange] = None
+
+    @property
+    def step(self) -> int:
+        """How many times gradients were exchanged."""
+        return self._exchange.step if self._exchange is not None else 0
+
+    @property
+    def failure(self) -> Optional[StarringError]:
+        """Why no gradients can be exchanged any more, or None."""
+        return self._exchange.failure if self._exchange is not None else None
+
+    def close(self) -> None:
+        """Ends the exchange before the model ends. Afterwards the model can run backward under no_sync() only.
+
+        All ranks call it after the same step; otherwise those that go on get a StarringError.
+        """
+        if self._exchange is not None:
+            self._exchange.end()
+
+    def _hook(self, bucket: Any) -> Any:
+        try:
+            if self._exchange is None:
+                raise StarringError("starring.torch.attach failed on this model, so its gradients cannot be exchanged")
+            return self._exchange.submit(bucket)
+        except (StarringError, KeyboardInterrupt) as error:
+            return _exchange.raise_after_backward(error, bucket)
+
+
+# Without annotations: DDP compares them with types, and those of this file are strings.
+def _starring_hook(state, bucket):
+    return state._hook(bucket)
+
+
+def _unwrapped(model: Any) -> Any:
+    return getattr(model, "_orig_mod", model)  # torch.compile(DistributedDataParallel(...))
+
+
+def _wrong_arguments(sync: str, servers: Sequence[str]) -> Iterator[str]:
+    if sync not in SYNCS:
+        yield f"sync={sync!r} is not one of {', '.join(SYNCS)}"
+    if sync == "ring" and servers:
+        yield "a ring has no servers: give sync=\"star\", or no servers"
+
+
+def _refusals(model: Any, sync: str, servers: Sequence[str]) -> Iterator[str]:
+    """Why this model cannot be served."""
+    yield from _wrong_arguments(sync, servers)
+    for name, parameter in model.module.named_parameters():
+        if parameter.requires_grad and parameter.dtype not in _exchange.ELEMENT_TYPES:
+            yield (f"parameter {name} is {parameter.dtype}, and only float32, bfloat16 and float16 are summed: convert "
+                   "the model")
+        if parameter.device.type not in ("cpu", "cuda"):
+            yield f"parameter {name} is on {parameter.device}, and only the CPU and CUDA are served"
+    for name, module in model.module.named_modules():
+        if getattr(module, "sparse", False) is True:
+            yield f"layer {name} has sparse gradients, which are not summed: make it with sparse=False"
+    # Not torch._dynamo: to ask for it would import it, which takes seconds.
+    if getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False):
+        yield "compiled autograd is not served: leave torch._dynamo.config.compiled_autograd off"
+
+
+def _server_list(servers: Union[None, str, Sequence[str]], sync: str) -> List[str]:
+    if servers is None:  # starring.servers says where they are; a ring has none
+        servers = os.environ.get(_control.SERVERS_VARIABLE, "") if sync == "star" else ""
+    return [server for server in servers.split(",") if server] if isinstance(servers, str) else list(servers)
+
+
+def _decide(ranks: List[_meeting.Registration], sync: str, servers: Sequence[str], address: Optional[str],
+            deadlines: Any) -> Any:
+    """On rank 0: where and by which secret the ranks meet. Servers are told here. Returns the decision, and the
+    listening socket that goes with it."""
+    job_secret = _control.load_secret(os.environ.get(_control.SECRET_VARIABLE)) if servers else b""
+    host = address or _meeting.listening_host(ranks, servers)
+    listener, rendezvous = _meeting.listen(host, len(ranks) + len(servers))
+    name = "torch-" + secrets.token_hex(8)
+    # Servers share no process group with the ranks: their token follows from the secret that they do share.
+    token = _control.group_token(job_secret, name) if servers else secrets.token_bytes(_library.TOKEN_BYTES)
+    try:
+        for number, server in enumerate(servers):
+            _control.ask(server, job_secret, {"number": number, "server_count": len(servers), "world_size": len(ranks),
+                                              "rendezvous": rendezvous, "group_name": name, **deadlines})
+    except StarringError:
+        listener.close()
+        raise
+    return {"rendezvous": rendezvous, "name": name, "token": token.hex()}, listener
+
+
+def connect(process_group: Any = None, sync: str = "star", servers: Union[None, str, Sequence[str]] = None, *,
+            refusal: Optional[str] = None, parameters: str = "", address: Optional[str] = None,
+            join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0, stall_report_s: float = 4.0
+            ) -> _library.Group:
+    """The ranks of a process group as a group of the library, for sums of other things than a model's gradients. All
+    ranks call it, in the same order. The arguments are those of attach(); `refusal` says why this rank cannot take
+    part, and `parameters` has to be equal on all."""
+    group = process_group if process_group is not None else dist.group.WORLD
+    addresses = _server_list(servers, sync)
+    deadlines = {"join_deadline_s": join_deadline_s, "exchange_deadline_s": exchange_deadline_s}
+    meeting = _meeting.Meeting(group, join_deadline_s)
+    refusal = refusal or next(_wrong_arguments(sync, addresses), None)
+    if refusal is None:
+        try:
+            _library.load()
+        except StarringError as error:
+            refusal = str(error)
+    listeners: List[Any] = []
+
+    def make(ranks: List[_meeting.Registration]) -> _meeting.Decision:
+        decision, listener = _decide(ranks, sync, addresses, address, deadlines)
+        listeners.append(listener)
+        return decision
+
+    mine = _meeting.registration(refusal, sync=sync, servers=addresses, parameters=parameters, **deadlines)
+    try:
+        decision = meeting.decide(mine, make)
+        listener = listeners.pop().detach() if listeners else -1
+    finally:
+        for unused in listeners:
+            unused.close()
+    return _library.Group(_library.Settings(
+        rank=meeting.rank, world_size=meeting.world_size, topology=sync, rendezvous=decision["rendezvous"],
+        group_name=decision["name"], token=bytes.fromhex(decision["token"]), server_count=len(addresses),
+        listener=listener, join_deadline_s=join_deadline_s, exchange_deadline_s=exchange_deadline_s,
+        stall_report_s=stall_report_s, say=_LOG.warning))
+
+
+def attach(model: Any, sync: str = "star", process_group: Any = None,
+           servers: Union[None, str, Sequence[str]] = None, *, address: Optional[str] = None,
+           join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0,
+           stall_report_s: float = 4.0) -> Attachment:
+    """Lets a star or a ring of ours exchange the gradients of `model` instead of its process group.
+
+    `model` is a DistributedDataParallel, or a torch.compile of one, that has run no backward yet and has no
+    communication hook. Every rank calls attach() for the same model, with the same arguments.
+
+    sync              "star": every element is summed by one owner, and in an order that depends on nothing but the
+                      ranks: the bits are the same for every bucket_cap_mb, with and without DDP's rebuild of buckets,
+                      and for any number of servers. "ring": partial sums travel from rank to rank; with three ranks or
+                      more the last bits of a gradient depend on its place in its bucket, and so on bucket_cap_mb.
+    process_group     through which the ranks meet; default: the model's. It has the same ranks in the same order.
+    servers           addresses of servers ("host:port", a list, or separated by commas), which then are the owners;
+                      default: those of `python -m starring.servers`, if it started this job; else the ranks are.
+    address           rank 0's, by which the other ranks reach it; default: found.
+    join_deadline_s   for all ranks to be there.
+    exchange_deadline_s  without any progress, after which a sum has failed on every rank.
+    stall_report_s    without progress, after which the logger "starring" is told who waits for whom.
+
+    Raises StarringError, on every rank, if ranks disagree, one is missing, or the model cannot be served. Later errors
+    come out of backward(): as StarringError, or, where PyTorch catches it (in the first step with static_graph), as a
+    RuntimeError with the same sentence.
+    """
+    replica = _unwrapped(model)
+    if not isinstance(replica, DistributedDataParallel):
+        raise StarringError(f"attach takes a DistributedDataParallel model, not a {type(model).__name__}: wrap it "
+                            "first")
+    group = process_group if process_group is not None else replica.process_group
+    addresses = _server_list(servers, sync)
+    attachment = Attachment(sync, dist.get_rank(group), dist.get_world_size(group), addresses)
+    refusal = next(_refusals(replica, sync, addresses), None)
+    if attachment.world_size == 1 and not addresses and refusal is None:
+        return attachment  # the mean over one rank is what it has
+    if refusal is None:
+        try:
+            replica.register_comm_hook(attachment, _starring_hook)
+        except RuntimeError as error:
+            refusal = f"the model has a communication hook already: {error}"
+    names = _exchange.parameter_names(replica.module)
+    parameters = hashlib.sha256("\n".join(names.values()).encode()).hexdigest()[:16]
+    library_group = connect(group, sync, addresses, refusal=refusal, parameters=parameters, address=address,
+                            join_deadline_s=join_deadline_s, exchange_deadline_s=exchange_deadline_s,
+                            stall_report_s=stall_report_s)
+    exchange = _exchange.BucketExchange(library_group, attachment.rank, attachment.world_size, names,
+                                        exchange_deadline_s)
+    attachment._exchange = exchange
+    # The exchange must not keep the model alive. A process that ends calls _exchange.end_all() instead.
+    weakref.finalize(replica, exchange.begin_to_end).atexit = False
+    return attachment
