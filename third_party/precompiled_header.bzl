@@ -22,6 +22,8 @@ def _precompiled_header_impl(ctx):
         cc_toolchain = toolchain,
         source_file = header.path,
         output_file = compiled.path,
+        # As .bazelrc's --force_pic.
+        use_pic = True,
         user_compile_flags = ctx.fragments.cpp.copts + ctx.fragments.cpp.cxxopts + ctx.attr.copts,
     )
     command = cc_common.get_memory_inefficient_command_line(

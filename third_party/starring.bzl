@@ -67,7 +67,7 @@ _TEST_COPTS = select({
 _TEST_HEADERS = "third_party/gtest/test_headers.h"
 _TEST_HEADERS_COPTS = select({
     "//:sanitized": [],
-    "//conditions:default": ["-include", _TEST_HEADERS],
+    "//conditions:default": ["-include", _TEST_HEADERS, "-Winvalid-pch"],
 })
 _TEST_HEADERS_DEPS = select({
     "//:sanitized": [],
@@ -109,7 +109,7 @@ def starring_cc_test(
     Args:
       name: ends in _test.
       size: small, medium, large or enormous: 1, 5, 15 or 60 minutes at most.
-      copts: after ours.
+      copts: after ours. With any, nothing is precompiled: GCC would refuse it for -fopenmp, for example.
       deps: the libraries under test.
       linkopts: after ours.
       main: the target with main(); "//third_party/gtest" for a test that writes its own.
@@ -118,7 +118,7 @@ def starring_cc_test(
     native.cc_test(
         name = name,
         size = size,
-        copts = _COPTS + _TEST_COPTS + _TEST_HEADERS_COPTS + copts,
+        copts = _COPTS + _TEST_COPTS + (copts or _TEST_HEADERS_COPTS),
         linkopts = _PROCESS_LINKOPTS + linkopts,
         deps = deps + [main] + _PROCESS_DEPS + _TEST_HEADERS_DEPS,
         **kwargs
