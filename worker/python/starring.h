@@ -22,7 +22,7 @@
 // Threads. Several threads may use a group at the same time. Only st_close must be the last call.
 //
 // fork. A group belongs to the process that opened it. In a child of fork every call on it returns ST_INVALID and has
-// no effect, also st_close. The child may open groups of its own.
+// no effect, also st_close; the group's connections are closed there. The child may open groups of its own.
 #ifndef STARRING_WORKER_PYTHON_STARRING_H_
 #define STARRING_WORKER_PYTHON_STARRING_H_
 

@@ -178,6 +178,17 @@ def forks(group: Group, rank: int) -> list[float]:
     return [float(status), array[0]]
 
 
+def adds_beside_a_child(group: Group, rank: int) -> None:
+    """Like a process with a DataLoader, whose workers outlive it for a while if it is killed."""
+    if os.fork() == 0:
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(0.05)
+        time.sleep(12)
+        os._exit(0)
+    adds_for_ever(group, rank)
+
+
 def run_process(role: Callable[[Group, int], Any], given: dict[str, Any], results: Any) -> None:
     """One process: a rank that does what `role` says, or a server."""
     rank = given["rank"]
@@ -378,6 +389,18 @@ class FaultTest(unittest.TestCase):
                 for rank in range(3):
                     if rank != victim:
                         self.assert_named(outcomes[rank], name)
+
+    def test_a_killed_process_is_noticed_although_its_children_go_on(self) -> None:
+        cases: list[Changes] = [{}, {"topology": RING}, {"server_count": 1}]
+        for changes in cases:
+            with self.subTest(**changes), job(adds_beside_a_child, 2, **changes) as ranks:
+                ranks.await_open()
+                time.sleep(0.2)
+                started = time.monotonic()
+                ranks.send(1, signal.SIGKILL)
+                outcomes = ranks.await_outcomes(len(ranks.processes) - 1)
+                self.assertLess(time.monotonic() - started, 8)
+                self.assert_named(outcomes[0], "rank 1")
 
     def test_a_stopped_process_ends_all_waits_within_the_deadline(self) -> None:
         cases: list[tuple[Changes, int, str]] = [({}, 1, "rank 1 does not answer"),
