@@ -189,6 +189,14 @@ std::string WayOut(const std::string& name) {
   if (absl::StartsWith(name, "data.")) {
     return "give all workers the same files in --data_dir, or the same --synthetic_ flags";
   }
+  if (absl::StartsWith(name, "arithmetic.")) {
+    return "they would compute other bits: give all workers the same --isa, the lowest of theirs, and start all from one "
+           "bundle, which brings its libraries";
+  }
+  if (absl::StartsWith(name, "answer.")) {
+    return "one of the machines computes other bits than the others from the same data: give all workers --isa=baseline, "
+           "and test the memory of the one that still differs";
+  }
   if (name == "--conv") {
     return "with --conv=auto a worker takes cuDNN where it finds it: install it for all workers, or give all of them "
            "--conv=own";
@@ -230,6 +238,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   *proto.mutable_optimizer() = ToProto(job.optimizer);
   *proto.mutable_schedule() = ToProto(job.schedule);
   proto.set_sum_order(job.sum_order == SumOrder::kTree ? v1::JobAgreement::TREE : v1::JobAgreement::CHAIN);
+  proto.set_micro_batches(job.micro_batches);
   proto.set_chunk_bytes(ChunkBytesFor(job.world_size));
   for (const auto& [flag, value] : job.agreed_flags) {
     v1::FlagValue* pair = proto.add_flags();
@@ -282,6 +291,14 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
       break;
     default:
       return absl::InvalidArgumentError(absl::StrCat("sum_order is ", proto.sum_order(), ", this build knows 0 and 1"));
+  }
+  agreement.micro_batches = proto.micro_batches();
+  if (agreement.micro_batches != 0 &&
+      (agreement.micro_batches < proto.world_size() || agreement.micro_batches > kMicroBatchesMax ||
+       agreement.sum_order != SumOrder::kTree)) {
+    return absl::InvalidArgumentError(absl::StrCat("micro_batches is ", agreement.micro_batches, ", it must be ",
+                                                   proto.world_size(), ", the number of workers, to ", kMicroBatchesMax,
+                                                   ", with sum_order TREE"));
   }
   ASSIGN_OR_RETURN(agreement.buckets, BucketMap::Create({.element_count = proto.element_count(),
                                                          .bucket_bytes = proto.bucket_bytes(),

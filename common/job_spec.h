@@ -29,6 +29,7 @@ struct JobSpec {
   OptimizerConfig optimizer;
   LearningRateSchedule schedule;
   SumOrder sum_order = SumOrder::kChain;
+  int micro_batches = 0;  // leaves of a step's sum (common/leaf_shares.h), with kTree; 0: every worker is one
   Layout layout;
   BucketMap buckets;
 
@@ -61,6 +62,7 @@ struct Agreement {
   OptimizerConfig optimizer;
   LearningRateSchedule schedule;
   SumOrder sum_order = SumOrder::kChain;
+  int micro_batches = 0;
   BucketMap buckets;
   std::vector<std::pair<std::string, std::string>> agreed_flags;
 };
@@ -84,6 +86,8 @@ enum class SumPurpose : int32_t {
   kDigestVerdict = 8,
   kCheckpoint = 9,
   kBucketTrial = 10,
+  kEvaluation = 11,
+  kLeafValues = 12,
 };
 
 // "a vote to stop". Takes any number: a process of another build may send an unknown one.

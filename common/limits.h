@@ -11,6 +11,8 @@ namespace starring {
 // Ranks of one job. The owner of a slice keeps one contribution of each rank, and their sum reads as many arrays at
 // once.
 inline constexpr int kWorldSizeMax = 1024;
+// Leaves of one sum: as many as it may have workers.
+inline constexpr int kMicroBatchesMax = kWorldSizeMax;
 
 // Server shards of one star. Every worker holds several connections to each.
 inline constexpr int kShardCountMax = 256;

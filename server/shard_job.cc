@@ -24,6 +24,7 @@ ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind k
   fields.set_step(request.step());
   fields.set_bucket(request.bucket());
   fields.set_vector(request.vector());
+  fields.set_node(request.node());
   return fields;
 }
 
@@ -57,7 +58,8 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
   for (const ElementRange slice : OwnedRanges(options)) owned.slices.push_back({slice});
   ASSIGN_OR_RETURN(
       ContributionSum sums,
-      ContributionSum::Create(std::move(owned), {.order = agreement.sum_order, .world_size = agreement.world_size}));
+      ContributionSum::Create(std::move(owned), {.order = agreement.sum_order, .world_size = agreement.world_size},
+                              agreement.micro_batches));
   return std::unique_ptr<ShardJob>(new ShardJob(std::move(options), std::move(sums)));
 }
 
@@ -69,7 +71,8 @@ ShardJob::ShardJob(Options options, ContributionSum sums)
       shared_({.sums = &sums_,
                .slices = slices_,
                .element_count = options_.agreement.buckets.element_count(),
-               .world_size = world_size()}),
+               .world_size = world_size(),
+               .micro_batches = options_.agreement.micro_batches}),
       workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now + options_.join_deadline}),
       sum_(world_size()),
       finish_wait_(world_size()),
@@ -233,13 +236,14 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   if (const auto newest = sums_.Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
   RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
   Contribution contribution{
-      .from = from, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper};
+      .from = from, .step = step, .bucket = b, .node = message.fields.node(), .pieces = message.payload,
+      .keeper = message.keeper};
   if (message.fields.shared()) {
     // Nothing has travelled. The gradient is read in the worker's memory when the last contribution is here; until its
     // answer comes, the worker does not write there.
-    const std::shared_ptr<const SharedMemory>& gradients = shared_.GradientsOf(from.rank);
-    contribution.pieces = {BytesOf(gradients->values(), slices_[b])};
-    contribution.keeper = gradients;
+    ASSIGN_OR_RETURN(const std::span<const float> gradient, shared_.GradientOf(from.rank, message.fields.node()));
+    contribution.pieces = {BytesOf(gradient, slices_[b])};
+    contribution.keeper = shared_.GradientsOf(from.rank);
     bytes_received_ += static_cast<int64_t>(contribution.pieces[0].size());
   }
   // This comes before the contribution, which may complete the step.
@@ -253,6 +257,11 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   if (result.fate != ContributionFate::kDuplicate) {
     ++workers_[from.rank].contributions;
     if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
+  }
+  if (result.accepted) {
+    ExchangeMessage answer = AnswerTo(message.fields, ExchangeMessage::ACCEPTED);
+    answer.set_shared(message.fields.shared());  // as an answer with parameters says it
+    Send(from, std::move(answer));
   }
   // The answers say that shared memory holds this step, so it must before the first of them is sent.
   if (result.fate == ContributionFate::kSealed) shared_.PublishIfShared(b);

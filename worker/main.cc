@@ -23,6 +23,7 @@
 #include "common/status.h"
 #include "common/trace.h"
 #include "common/transport/tcp_rendezvous.h"
+#include "kernels/cpu/cpu_device.h"
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/meeting.h"
@@ -240,6 +241,8 @@ absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const WorkerOptions& optio
       .exchange = work.exchange.get(),
       .buckets = &buckets,
       .rank = options.rank,
+      .world_size = options.world_size,
+      .micro_batches = static_cast<int>(options.micro_batches),
       .exchange_part = options.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange};
   if (choice.cuda == nullptr) {
     ASSIGN_OR_RETURN(work.step, CreateCpuTrainingStep(parts, choice.cpu.get()));
@@ -315,7 +318,12 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
 }
 
 // What all ranks' devices must have alike, as Train asks for it; null where there is nothing to compare.
-std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const CudaDevice* cuda) {
+std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const WorkerOptions& options,
+                                                                          const CudaDevice* cuda) {
+  // With micro-batches anyone may compute any part of the sum.
+  if (options.micro_batches > 0) {
+    return [isa = options.isa.value_or(BestInstructionSet())] { return CpuArithmetic(isa); };
+  }
   if (cuda == nullptr || cuda->cudnn_version().empty()) return nullptr;
   return [cuda] { return DeviceFacts(*cuda); };
 }
@@ -329,8 +337,9 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
-  // The shares of a batch differ by one at most, and the arena must hold the largest: hence the rounding up.
-  const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
+  // The parts of a batch differ by one sample at most, and the arena must hold the largest: hence the rounding up.
+  const int64_t parts = options.micro_batches > 0 ? options.micro_batches : options.world_size;
+  const int64_t largest_share = (options.global_batch + parts - 1) / parts;
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
                                        .channels = data.train.channels,
@@ -365,7 +374,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                                                     .step = work.step.get(),
                                                     .progress = style,
                                                     .stop_requested = StopRequested,
-                                                    .device_facts = FactsOf(choice.cuda.get()),
+                                                    .device_facts = FactsOf(options, choice.cuda.get()),
                                                     .observers = instruments.observers(),
                                                     .trace = tracing.trace,
                                                     .track = tracing.compute,

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -14,6 +15,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/check.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/security/sha256.h"
 #include "common/status.h"
@@ -56,6 +58,21 @@ int64_t EndStep(const WorkerOptions& worker, int64_t steps_per_epoch) {
   return worker.max_steps > 0 ? std::min(end, worker.max_steps) : end;
 }
 
+// In how many parts a global batch is cut.
+int PartCount(const WorkerOptions& worker) {
+  return worker.micro_batches > 0 ? static_cast<int>(worker.micro_batches) : worker.world_size;
+}
+
+// The leaves that this worker computes, in the order in which it does; none without --micro_batches.
+std::vector<int> LeavesOf(const WorkerOptions& worker) {
+  std::vector<int> leaves;
+  if (worker.micro_batches == 0) return leaves;
+  for (const LeafRange& node : ShareOf(worker.rank, worker.world_size, static_cast<int>(worker.micro_batches))) {
+    for (int leaf = node.begin; leaf < node.end; ++leaf) leaves.push_back(leaf);
+  }
+  return leaves;
+}
+
 class Trainer {
  public:
   explicit Trainer(const TrainOptions& options)
@@ -85,6 +102,7 @@ class Trainer {
   absl::Status StartExchange();
   absl::Status PlanEveryShape();
   absl::StatusOr<Normalization> MeasurePixels();
+  absl::StatusOr<std::string> KnownAnswer();
   absl::Status StartSteps();
   absl::Status TrainSteps();
   absl::Status TrainStep();
@@ -94,7 +112,6 @@ class Trainer {
   absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status SaveCheckpoint();
   absl::Status AverageBuffers();
-  absl::Status SumInParts(SumPurpose purpose, std::span<double> values);
   absl::Status SumLosses();
   absl::Status FinishRun();
   absl::Status CheckParameters();
@@ -105,6 +122,8 @@ class Trainer {
     if (options_.state != nullptr) options_.state->Enter(phase, std::chrono::steady_clock::now());
   }
   const Layout& layout() const { return network_.layout(); }
+  // What a step's losses and a test are must not depend on the number of workers (--micro_batches).
+  bool has_leaves() const { return worker_.micro_batches > 0; }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that has just finished
   // After `step_count` steps an epoch ends, or the run in the middle of one.
   bool EndsEpoch(int64_t step_count) const { return step_count % steps_per_epoch_ == 0 || step_count == end_step_; }
@@ -153,8 +172,12 @@ absl::StatusOr<TrainResult> Trainer::Run() {
 }
 
 absl::Status Trainer::RunToEnd() {
+  // With leaves, a worker shows what it computes before it meets the others, and needs the constants for that.
+  if (has_leaves()) normalization_ = NormalizationFromSums(PixelSums(data_.train, 0, data_.train.count));
   RETURN_IF_ERROR(StartExchange());
-  ASSIGN_OR_RETURN(normalization_, MeasurePixels());
+  if (!has_leaves()) {
+    ASSIGN_OR_RETURN(normalization_, MeasurePixels());
+  }
   RETURN_IF_ERROR(StartSteps());
   RETURN_IF_ERROR(TrainSteps());
   return FinishRun();
@@ -182,6 +205,7 @@ absl::Status Trainer::StartExchange() {
               .optimizer = worker_.optimizer,
               .schedule = worker_.schedule,
               .sum_order = worker_.sum_order,
+              .micro_batches = static_cast<int>(worker_.micro_batches),
               .layout = layout(),
               .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
               .join_deadline = worker_.join_deadline,
@@ -191,6 +215,11 @@ absl::Status Trainer::StartExchange() {
   if (options_.device_facts != nullptr) {
     RETURN_IF_ERROR(PlanEveryShape());
     for (auto& fact : options_.device_facts()) job.agreed_flags.push_back(std::move(fact));
+  }
+  // The causes come before the answer: a refusal names the first fact that differs.
+  if (has_leaves() && worker_.world_size > 1) {
+    ASSIGN_OR_RETURN(std::string answer, KnownAnswer());
+    job.agreed_flags.emplace_back("answer.first_leaf", std::move(answer));
   }
   // The owners know steps but not epochs, so the end of a cosine is told to them in steps.
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
@@ -213,13 +242,31 @@ absl::Status Trainer::StartExchange() {
 // The ranks compare the engines that their devices chose for each shape. A rank meets only the batch sizes of its own
 // shares, so each rank plans for the sizes of all ranks: otherwise their lists would differ.
 absl::Status Trainer::PlanEveryShape() {
-  for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, worker_.world_size)) {
+  for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, PartCount(worker_))) {
     RETURN_IF_ERROR(network_.PlanTraining(batch));
   }
-  for (const int64_t batch : ShareSizes(data_.test.count, kEvaluationBatch * worker_.world_size, worker_.world_size)) {
+  const int divided_by = has_leaves() ? 1 : worker_.world_size;
+  for (const int64_t batch : ShareSizes(data_.test.count, kEvaluationBatch * divided_by, divided_by)) {
     RETURN_IF_ERROR(network_.PlanEvaluation(batch));
   }
   return absl::OkStatus();
+}
+
+// Every worker computes the same leaf. Whoever gets other bits, for whatever reason, would change the result with the
+// leaves that it is dealt.
+absl::StatusOr<std::string> Trainer::KnownAnswer() {
+  ASSIGN_OR_RETURN(const std::unique_ptr<Loader> first, Loader::Create({.dataset = &data_.train,
+                                                                        .sampler = {.sample_count = data_.train.count,
+                                                                                    .global_batch = worker_.global_batch,
+                                                                                    .world_size = PartCount(worker_),
+                                                                                    .seed = worker_.seed},
+                                                                        .normalization = normalization_,
+                                                                        .augment = worker_.augment,
+                                                                        .format = training_step_.batch_format(),
+                                                                        .prefetch_depth = 0,
+                                                                        .end_step = 1}));
+  ASSIGN_OR_RETURN(const Batch* leaf, first->Next());
+  return training_step_.KnownAnswer(*leaf);
 }
 
 absl::StatusOr<Normalization> Trainer::MeasurePixels() {
@@ -239,9 +286,10 @@ absl::Status Trainer::StartSteps() {
   ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
                                                   .sampler = {.sample_count = data_.train.count,
                                                               .global_batch = worker_.global_batch,
-                                                              .rank = worker_.rank,
-                                                              .world_size = worker_.world_size,
+                                                              .rank = has_leaves() ? 0 : worker_.rank,
+                                                              .world_size = PartCount(worker_),
                                                               .seed = worker_.seed},
+                                                  .parts = LeavesOf(worker_),
                                                   .normalization = normalization_,
                                                   .augment = worker_.augment,
                                                   .format = training_step_.batch_format(),
@@ -346,13 +394,14 @@ void Trainer::TakeFinished() {
 absl::Status Trainer::AverageBuffers() {
   // Every rank has normalised its own samples by their own mean and variance. Running statistics are linear in those of
   // the batches, so their mean over the ranks is the result that one worker would have from the means over the ranks.
-  if (worker_.world_size == 1) return absl::OkStatus();
+  // With leaves every rank has added the statistics of all.
+  if (worker_.world_size == 1 || has_leaves()) return absl::OkStatus();
   for (const NetworkBuffer& buffer : network_.buffers()) {
     std::vector<float> mine(buffer.values.size());
     RETURN_IF_ERROR(network_.ReadBuffer(buffer, mine));
     // The sum is in double and in the order of ranks, so that every rank gets the same bits.
     std::vector<double> values(mine.begin(), mine.end());
-    RETURN_IF_ERROR(SumInParts(SumPurpose::kRunningStatistics, values));
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kRunningStatistics, values, &exchange_));
     for (size_t i = 0; i < values.size(); ++i) mine[i] = static_cast<float>(values[i] / worker_.world_size);
     RETURN_IF_ERROR(network_.WriteBuffer(buffer, mine));
   }
@@ -362,12 +411,16 @@ absl::Status Trainer::AverageBuffers() {
 // Adds this rank's part of the test set to `sums`: the loss, the number of correct answers, the number of samples.
 absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
   const TraceSpan span(options_.track, "evaluate");
+  // Every batch is divided among the ranks; with leaves, whole batches are, so that the same are computed by whomever.
+  const int divided_by = has_leaves() ? 1 : worker_.world_size;
   const Sampler::Options sampler{.sample_count = data_.test.count,
-                                 .global_batch = kEvaluationBatch * worker_.world_size,
-                                 .rank = worker_.rank,
-                                 .world_size = worker_.world_size,
+                                 .global_batch = kEvaluationBatch * divided_by,
+                                 .rank = has_leaves() ? 0 : worker_.rank,
+                                 .world_size = divided_by,
                                  .order = Sampler::Order::kSequential};
-  const int64_t end_step = Sampler(sampler).steps_per_epoch();
+  const int64_t batch_count = Sampler(sampler).steps_per_epoch();
+  const ElementRange mine =
+      has_leaves() ? PartOf(batch_count, worker_.rank, worker_.world_size) : ElementRange{0, batch_count};
   // This loader has no trace, since the whole evaluation is one span, and has memory of its own, which the step copies.
   // It lives for one evaluation, so that its threads take no core from training.
   ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create({.dataset = &data_.test,
@@ -376,17 +429,25 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
                                                                           .format = training_step_.batch_format(),
                                                                           .threads = worker_.loader_threads,
                                                                           .prefetch_depth = worker_.prefetch_depth,
-                                                                          .end_step = end_step}));
-  for (int64_t i = 0; i < end_step; ++i) {
+                                                                          .first_step = mine.begin,
+                                                                          .end_step = mine.end}));
+  std::vector<double> losses(static_cast<size_t>(batch_count)), correct(losses.size());
+  for (int64_t i = mine.begin; i < mine.end; ++i) {
     Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
     // The last batch may have no sample for this rank.
     if (batch->plan.samples.empty()) continue;
     ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
-    sums[0] += loss.loss_sum;
-    sums[1] += static_cast<double>(loss.correct);
+    losses[static_cast<size_t>(i)] = loss.loss_sum;
+    correct[static_cast<size_t>(i)] = static_cast<double>(loss.correct);
     sums[2] += static_cast<double>(batch->plan.samples.size());
   }
+  if (has_leaves()) {
+    // Zeros from all ranks but one make the sum a gather. Everyone then has all losses, to be added in the same order.
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, losses, &exchange_));
+  }
+  sums[0] += std::accumulate(losses.begin(), losses.end(), 0.0);
+  sums[1] += std::accumulate(correct.begin(), correct.end(), 0.0);
   return absl::OkStatus();
 }
 
@@ -401,6 +462,8 @@ absl::Status Trainer::FinishEpoch() {
   // One sum carries all four values, because each sum costs a round trip through all ranks.
   std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
+  // With leaves every rank has the losses of all.
+  if (has_leaves() && worker_.rank > 0) sums[0] = sums[1] = 0;
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
   CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks agreed on the data at Start
   const EpochSummary summary{.epoch = epoch(),
@@ -436,23 +499,13 @@ absl::Status Trainer::SaveCheckpoint() {
 // Turns the losses of the last steps from sums over this rank's samples into sums over all ranks' samples. Each value
 // is divided by the global batch already, so the sum is the mean.
 absl::Status Trainer::SumLosses() {
+  if (has_leaves()) return absl::OkStatus();  // they are of all samples already
   const std::span<StepLoss> losses = std::span(result_.losses).subspan(losses_summed_);
   std::vector<double> values(losses.size());
   for (size_t i = 0; i < values.size(); ++i) values[i] = losses[i].loss;
-  RETURN_IF_ERROR(SumInParts(SumPurpose::kLosses, values));
+  RETURN_IF_ERROR(SumInParts(SumPurpose::kLosses, values, &exchange_));
   for (size_t i = 0; i < values.size(); ++i) losses[i].loss = values[i];
   losses_summed_ = result_.losses.size();
-  return absl::OkStatus();
-}
-
-// Sums any number of values. An epoch may have more steps, and a layer more channels, than one message of the exchange
-// can carry values. All ranks have the same number, so they cut it into the same parts.
-absl::Status Trainer::SumInParts(SumPurpose purpose, std::span<double> values) {
-  while (!values.empty()) {
-    const std::span<double> part = values.first(std::min<size_t>(values.size(), kSumValuesMax));
-    RETURN_IF_ERROR(exchange_.Sum(purpose, part));
-    values = values.subspan(part.size());
-  }
   return absl::OkStatus();
 }
 

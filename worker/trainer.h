@@ -60,7 +60,7 @@ struct TrainResult {
   std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
 };
 
-// Samples that a rank evaluates at once.
+// Samples that are evaluated at once: per rank, or with --micro_batches by whoever does.
 inline constexpr int64_t kEvaluationBatch = 256;
 
 struct TrainOptions {

@@ -7,6 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
 #include "common/host/address.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/status.h"
@@ -159,6 +160,22 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
   return CheckTransport(launcher, options);
 }
 
+// How many leaves the sum of a step has. They bring the tree along: another order would depend on who adds.
+absl::Status ResolveMicroBatches(WorkerOptions& options) {
+  options.micro_batches = options.asked.micro_batches.value_or(AutoMicroBatches(options.global_batch));
+  if (options.micro_batches == 0) return absl::OkStatus();
+  const std::string value = absl::StrCat(options.micro_batches);
+  if (options.micro_batches > options.global_batch) {
+    return RefuseFlag("micro_batches", value,
+                      absl::StrCat("--global_batch=", options.global_batch, " has not as many samples: give fewer"));
+  }
+  if (options.device == DeviceKind::kCuda) {
+    return RefuseFlag("micro_batches", value, "--device=cuda computes a step's batch at once: give --device=cpu");
+  }
+  options.sum_order = SumOrder::kTree;
+  return absl::OkStatus();
+}
+
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
@@ -180,15 +197,26 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
     return RefuseFlag("rank", absl::StrCat(options.rank),
                       absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
   }
+  if (options.micro_batches > 0 && options.world_size > options.micro_batches) {
+    return RefuseFlag("micro_batches", absl::StrCat(options.micro_batches),
+                      absl::StrCat("each of ", options.world_size, " workers computes one at least: give more, or "
+                                   "start fewer workers"));
+  }
   if (options.sum_order == SumOrder::kTree && (options.sync == Sync::kRing || options.sync == Sync::kMpi)) {
     return RefuseFlag(
-        "sum_order", "tree",
+        options.micro_batches > 0 ? "micro_batches" : "sum_order",
+        options.micro_batches > 0 ? absl::StrCat(options.micro_batches) : "tree",
         absl::StrCat("--sync=", SyncName(options.sync),
                      options.sync == Sync::kRing ? " passes partial sums from rank to rank, which is a chain"
                                                  : " leaves the order to MPI",
-                     ": give --sync=star, or --sum_order=chain"));
+                     ": give --sync=star, or ", options.micro_batches > 0 ? "no --micro_batches" : "--sum_order=chain"));
   }
   RETURN_IF_ERROR(ResolveTransport(launcher, options));
+  if (options.micro_batches > 0 && options.sync == Sync::kStar && options.transport != TransportKind::kGrpc) {
+    return RefuseFlag("micro_batches", absl::StrCat(options.micro_batches),
+                      absl::StrCat("a star over ", TransportName(options.transport),
+                                   " adds one gradient of every worker: give --servers=host:port,..."));
+  }
   if (!options.servers.empty()) return CheckServers(options.servers);
   if (options.sync == Sync::kLocal && options.world_size > 1) {
     return RefuseFlag("sync", NameOf(kSyncs, asked.sync),
@@ -305,6 +333,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                                                  const LauncherEnvironment& launcher) {
   WorkerOptions options;
   RETURN_IF_ERROR(ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker).status());
+  RETURN_IF_ERROR(ResolveMicroBatches(options));
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
   RETURN_IF_ERROR(CheckSameHost(options));

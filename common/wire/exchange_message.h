@@ -30,7 +30,7 @@ namespace starring {
 
 // The version of the wire between workers and servers (proto/starring/v1/parameter_server.proto). Raise it with every
 // change after which an older peer would misunderstand a newer one. Builds of different versions refuse each other.
-inline constexpr int kWireVersion = 2;  // programs before the first number send 0
+inline constexpr int kWireVersion = 3;  // programs before the first number send 0
 
 using BytePiece = std::span<const std::byte>;
 

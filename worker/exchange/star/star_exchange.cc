@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/host/address.h"
 #include "common/host/machine_limits.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/wire/grpc_transport.h"
@@ -44,13 +45,19 @@ class StarExchange final : public GradientExchange {
   ~StarExchange() override { (void)StarExchange::Release(); }
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
-  std::span<float> gradient_memory() override {
-    return gradient_memory_ == nullptr ? std::span<float>() : gradient_memory_->writable_values();
+  std::span<float> gradient_memory() override { return node_memory(node_count_ - 1); }
+  std::span<float> node_memory(int node) override {
+    if (gradient_memory_ == nullptr) return {};
+    const auto element_count = static_cast<size_t>(job_.buckets.element_count());
+    return gradient_memory_->writable_values().subspan(static_cast<size_t>(node) * element_count, element_count);
   }
   std::span<const float> parameter_memory() const override {
     return parameter_memory_ == nullptr ? std::span<const float>() : parameter_memory_->values();
   }
-  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
+    SubmitNode(step, bucket, node_count_ - 1, gradient);
+  }
+  void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
@@ -86,7 +93,8 @@ class StarExchange final : public GradientExchange {
   const StarOptions options_;
   JobSpec job_;
   std::span<float> parameters_;
-  std::unique_ptr<SharedMemory> gradient_memory_;  // both are set, or neither
+  int node_count_ = 1;                             // of this worker's share
+  std::unique_ptr<SharedMemory> gradient_memory_;  // an array for each node; both are set, or neither
   std::unique_ptr<SharedMemory> parameter_memory_;
   int64_t next_sum_ = 0;
   bool over_ = false;
@@ -111,6 +119,7 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   CHECK_EQ(static_cast<int64_t>(parameters.size()), job.buckets.element_count());
   job_ = job;
   parameters_ = parameters;
+  node_count_ = static_cast<int>(ShareOf(job.rank, job.world_size, job.micro_batches).size());
 
   StarClient::Options client{.shards = {},
                              .run_id = options_.run_id,
@@ -135,7 +144,7 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
 // no error if memory cannot be shared with every shard: arrays then go through the socket.
 absl::Status StarExchange::ShareMemory() {
   const int64_t element_count = job_.buckets.element_count();
-  auto gradients = SharedMemory::Create(element_count);
+  auto gradients = SharedMemory::Create(node_count_ * element_count);
   if (!gradients.ok()) return absl::OkStatus();
   ExchangeMessage fields;
   *fields.mutable_gradient_memory() = (*gradients)->where();
@@ -203,10 +212,10 @@ void StarExchange::ExpectParameters(ElementRange slice, StarRequest* request) {
   }
 }
 
-void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+void StarExchange::SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) {
   const ElementRange range = job_.buckets.bucket(bucket);
   CHECK_EQ(static_cast<int64_t>(gradient.size()), range.size());
-  if (const std::span<float> memory = gradient_memory(); !memory.empty()) {
+  if (const std::span<float> memory = node_memory(node); !memory.empty()) {
     const std::span<float> place = memory.subspan(range.begin, range.size());
     // The trainer has written elsewhere. The copy goes past the caches, as the servers read it on other cores, and is
     // complete before any server is told of it.
@@ -216,9 +225,16 @@ void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   ForEachSlice(bucket, [&](int shard, ElementRange slice) {
     requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, step, bucket));
     // With shared memory the payload does not travel. Lane::WriteNext only counts it.
-    requests.back()->payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
-    ExpectParameters(slice, requests.back().get());
-    requests.back()->group = bucket;
+    StarRequest& request = *requests.back();
+    request.fields.set_node(node);
+    request.payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
+    request.group = bucket;
+    request.more_nodes_follow = node < node_count_ - 1;
+    if (!request.more_nodes_follow) {
+      ExpectParameters(slice, &request);
+    } else if (parameter_memory_ != nullptr) {
+      request.fields.set_shared(true);
+    }
   });
   client_->Post(std::move(requests));
 }

@@ -43,7 +43,7 @@ constexpr std::array<float, 20> kMagnitudes = [] {
 }();
 
 // Written as the definition of a tree is, without TreeMiddle.
-std::vector<float> TreeSum(const Gradients& gradients, RankRange ranks) {
+std::vector<float> TreeSum(const Gradients& gradients, LeafRange ranks) {
   if (ranks.end - ranks.begin == 1) return gradients[ranks.begin];
   int left = 1;
   while (2 * left < ranks.end - ranks.begin) left *= 2;
