@@ -212,11 +212,6 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
                      ": give --sync=star, or ", options.micro_batches > 0 ? "no --micro_batches" : "--sum_order=chain"));
   }
   RETURN_IF_ERROR(ResolveTransport(launcher, options));
-  if (options.micro_batches > 0 && options.sync == Sync::kStar && options.transport != TransportKind::kGrpc) {
-    return RefuseFlag("micro_batches", absl::StrCat(options.micro_batches),
-                      absl::StrCat("a star over ", TransportName(options.transport),
-                                   " adds one gradient of every worker: give --servers=host:port,..."));
-  }
   if (!options.servers.empty()) return CheckServers(options.servers);
   if (options.sync == Sync::kLocal && options.world_size > 1) {
     return RefuseFlag("sync", NameOf(kSyncs, asked.sync),

@@ -46,6 +46,15 @@ class MicroBatchesTest(JobTest):
             star = self.train("star", workers=3, servers=2, flags=[*flags, *more])
             self.assertEqual(outcome(star), local, more)
 
+    def test_every_way_of_the_messages(self):
+        flags = [*FLAGS, "--model=lenet5"]
+        local = outcome(self.train("local", flags=flags))
+        for sync, workers, more in (("star/tcp", 2, []), ("star/tcp", 3, []), ("star/mpi", 3, ["--bucket_bytes=1"]),
+                                    ("star/tcp", 5, []), ("star-servers/tcp", 3, []),
+                                    ("star/tcp", 3, ["--same_host=shared_memory"]), ("auto/tcp", 3, [])):
+            record = self.train(sync, workers=workers, servers=2, flags=[*flags, *more])
+            self.assertEqual(outcome(record), local, (sync, workers, more))
+
     def test_two_leaves_are_a_ring_of_two(self):
         flags = [*SMALL_JOB, "--model=lenet5", "--device=cpu"]
         ring = self.digest("ring", workers=2, flags=flags)
