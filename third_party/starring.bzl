@@ -62,8 +62,8 @@ _TEST_COPTS = select({
     "//conditions:default": ["-O1"],
 })
 
-# Parsing GoogleTest takes a third to a half of the time in which a test compiles. The sanitizers' builds do without, and
-# so show whether each test includes what it uses.
+# Parsing GoogleTest takes a quarter to a half of the time in which a test compiles. The sanitizers' builds do without,
+# and so show whether each test includes what it uses.
 _TEST_HEADERS = "third_party/gtest/test_headers.h"
 _TEST_HEADERS_COPTS = select({
     "//:sanitized": [],
