@@ -1,4 +1,4 @@
-"""A precompiled header of GCC: headers that many sources include, parsed once."""
+"""A precompiled header: headers that many sources include, parsed once."""
 
 load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "CPP_COMPILE_ACTION_NAME")
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
@@ -15,8 +15,8 @@ def _precompiled_header_impl(ctx):
         unsupported_features = ctx.disabled_features,
     )
 
-    # GCC takes a precompiled header only for a source that is compiled with the same options. These are the ones that
-    # Bazel gives to a cc_test's source, in its order.
+    # A compiler takes a precompiled header only for a source that is compiled with the same options. These are the
+    # ones that Bazel gives to such a source, in its order.
     variables = cc_common.create_compile_variables(
         feature_configuration = features,
         cc_toolchain = toolchain,
@@ -31,12 +31,20 @@ def _precompiled_header_impl(ctx):
         action_name = CPP_COMPILE_ACTION_NAME,
         variables = variables,
     )
-    ctx.actions.run(
-        executable = cc_common.get_tool_for_action(
-            feature_configuration = features,
-            action_name = CPP_COMPILE_ACTION_NAME,
-        ),
-        arguments = ["-x", "c++-header"] + command,
+    tool = cc_common.get_tool_for_action(feature_configuration = features, action_name = CPP_COMPILE_ACTION_NAME)
+
+    arguments = [tool, "-x", "c++-header"]
+    if toolchain.compiler == "clang":
+        # From standard input: Clang would note the header's path in the sandbox, and look for it there. GCC takes a
+        # file.
+        shell = "exec \"$@\" < " + header.path
+        arguments += ["-" if word == header.path else word for word in command]
+    else:
+        shell = "exec \"$@\""
+        arguments += command
+    ctx.actions.run_shell(
+        command = shell,
+        arguments = arguments,
         env = cc_common.get_environment_variables(
             feature_configuration = features,
             action_name = CPP_COMPILE_ACTION_NAME,
@@ -51,7 +59,7 @@ def _precompiled_header_impl(ctx):
 
 precompiled_header = rule(
     implementation = _precompiled_header_impl,
-    doc = "Makes NAME.h, which includes `headers`, and NAME.h.gch, which GCC reads instead.",
+    doc = "Makes NAME.h, which includes `headers`, and NAME.h.gch, which GCC and Clang read instead.",
     attrs = {
         "copts": attr.string_list(doc = "the options of the sources that include it"),
         "headers": attr.string_list(mandatory = True, doc = "as after #include: headers of the system alone"),

@@ -62,16 +62,26 @@ _TEST_COPTS = select({
     "//conditions:default": ["-O1"],
 })
 
-# Parsing GoogleTest takes a quarter to a half of the time in which a test compiles. The sanitizers' builds do without,
-# and so show whether each test includes what it uses.
-_TEST_HEADERS = "third_party/gtest/test_headers.h"
-_TEST_HEADERS_COPTS = select({
-    "//:sanitized": [],
-    "//conditions:default": ["-include", _TEST_HEADERS, "-Winvalid-pch"],
-})
-_TEST_HEADERS_DEPS = select({
-    "//:sanitized": [],
-    "//conditions:default": ["//third_party/gtest:precompiled"],
+# Parsing what a source includes takes a third of its compilation, or more, so the headers that most include are parsed
+# once. clang-tidy does without, and so shows whether each source that ships includes what it uses. A target with
+# options of its own does without, too: the compiler would refuse it for -fopenmp, for example.
+def _precompiled_copts(header):
+    return [
+        "-include",
+        "$(BINDIR)/" + header,
+        "-Winvalid-pch",
+        # Inside std::string, GCC 12 then reports more of what is not there (see -Wno-restrict).
+        "-Wno-array-bounds",
+        "-Wno-stringop-overflow",
+    ]
+
+_HEADERS_COPTS = _precompiled_copts("third_party/absl/library_headers.h")
+_TEST_HEADERS_COPTS = _precompiled_copts("third_party/gtest/test_headers.h")
+
+# What .bazelrc's per_file_copt gives to a test's source in the sanitizers' builds.
+_TEST_PER_FILE_COPTS = select({
+    "//:sanitized": ["-O0", "-fno-sanitize=undefined"],
+    "//conditions:default": [],
 })
 
 # Linked into every program and test.
@@ -84,8 +94,13 @@ _PROCESS_DEPS = select({
 # libraries that its libraries need. A RUNPATH, the linker's default, does neither. Outside a bundle there is no ../lib.
 _PROCESS_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../lib"]
 
-def starring_cc_library(name, copts = [], **kwargs):
-    native.cc_library(name = name, copts = _COPTS + copts, **kwargs)
+def starring_cc_library(name, copts = [], deps = [], **kwargs):
+    native.cc_library(
+        name = name,
+        copts = _COPTS + (copts or _HEADERS_COPTS),
+        deps = deps + ["//third_party/absl:precompiled"],
+        **kwargs
+    )
 
 def starring_cc_binary(name, copts = [], deps = [], linkopts = [], **kwargs):
     native.cc_binary(
@@ -103,35 +118,46 @@ def starring_cc_test(
         deps = [],
         linkopts = [],
         main = "//third_party/gtest:gtest_main",
+        precompiled = True,
         **kwargs):
     """A GoogleTest binary.
 
     Args:
       name: ends in _test.
       size: small, medium, large or enormous: 1, 5, 15 or 60 minutes at most.
-      copts: after ours. With any, nothing is precompiled: GCC would refuse it for -fopenmp, for example.
+      copts: after ours. With any, nothing is precompiled.
       deps: the libraries under test.
       linkopts: after ours.
       main: the target with main(); "//third_party/gtest" for a test that writes its own.
+      precompiled: False where .bazelrc's per_file_copt gives the source other options than a test's.
       **kwargs: as for cc_test.
     """
     native.cc_test(
         name = name,
         size = size,
-        copts = _COPTS + _TEST_COPTS + (copts or _TEST_HEADERS_COPTS),
+        copts = _COPTS + _TEST_COPTS + (copts or (_TEST_HEADERS_COPTS if precompiled else [])),
         linkopts = _PROCESS_LINKOPTS + linkopts,
-        deps = deps + [main] + _PROCESS_DEPS + _TEST_HEADERS_DEPS,
+        deps = deps + [main, "//third_party/gtest:precompiled"] + _PROCESS_DEPS,
         **kwargs
     )
 
-def starring_test_headers(name, headers):
-    """The headers that are precompiled for starring_cc_test.
+def starring_library_headers(name, headers):
+    """The headers that are precompiled for starring_cc_library.
 
     Args:
       name: a rule with NAME.h and NAME.h.gch.
       headers: headers of the system, as after #include.
     """
-    precompiled_header(name = name, headers = headers, copts = _COPTS + _TEST_COPTS)
+    precompiled_header(name = name, headers = headers, copts = _COPTS)
+
+def starring_test_headers(name, headers):
+    """The same for starring_cc_test.
+
+    Args:
+      name: a rule with NAME.h and NAME.h.gch.
+      headers: headers of the system, as after #include.
+    """
+    precompiled_header(name = name, headers = headers, copts = _COPTS + _TEST_COPTS + _TEST_PER_FILE_COPTS)
 
 def _grpc_stubs_impl(ctx):
     proto = ctx.attr.proto[ProtoInfo]

@@ -43,7 +43,9 @@ def _clang_tidy_impl(target, ctx):
         "-idirafter",
         "/usr/lib/gcc/x86_64-linux-gnu/12/include",
     ])
-    flags.add_all([copt for copt in ctx.rule.attr.copts if not copt.startswith(("-W", "-O"))])
+    # The third and fourth are the precompiled header: a source must include what it uses without it, too.
+    ours = ("-W", "-O", "-include", "$(BINDIR)")
+    flags.add_all([copt for copt in ctx.rule.attr.copts if not copt.startswith(ours)])
     flags.add_all(depset(transitive = [context.defines for context in contexts]), before_each = "-D")
     for kind, folders in [
         ("-iquote", [context.quote_includes for context in contexts]),
