@@ -1,11 +1,17 @@
 #include "common/job_spec.h"
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "common/check.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "proto/starring/v1/job.pb.h"
@@ -189,6 +195,14 @@ std::string WayOut(const std::string& name) {
   if (absl::StartsWith(name, "data.")) {
     return "give all workers the same files in --data_dir, or the same --synthetic_ flags";
   }
+  if (absl::StartsWith(name, "arithmetic.")) {
+    return "they would compute other bits: give all workers the same --isa, the lowest of theirs, and start all from "
+           "one bundle, which brings its libraries";
+  }
+  if (absl::StartsWith(name, "known_answer.")) {
+    return "one of the machines computes other bits than the others from the same data: give all workers "
+           "--isa=baseline, and test the memory of the one that still differs";
+  }
   if (name == "--conv") {
     return "with --conv=auto a worker takes cuDNN where it finds it: install it for all workers, or give all of them "
            "--conv=own";
@@ -217,7 +231,41 @@ absl::StatusOr<v1::JobAgreement> ParseProto(const std::string& bytes) {
       absl::StrCat(bytes.size(), " bytes that are no job agreement: start all processes from the same build"));
 }
 
+// Every rank owns a leaf at least.
+absl::Status ParseLeafOwners(const v1::JobAgreement& proto, Agreement* agreement) {
+  std::vector<int> leaf_count(static_cast<size_t>(std::max(0, std::min(proto.world_size(), kMicroBatchesMax))));
+  for (const absl::string_view text : absl::StrSplit(proto.leaf_owners(), ',', absl::SkipEmpty())) {
+    int owner = -1;
+    if (!absl::SimpleAtoi(text, &owner) || owner < 0 || owner >= std::ssize(leaf_count) ||
+        std::ssize(agreement->leaf_owners) >= kMicroBatchesMax) {
+      return absl::InvalidArgumentError(absl::StrCat("leaf_owners has \"", absl::CHexEscape(text.substr(0, 20)),
+                                                     "\", ranks are below ", proto.world_size()));
+    }
+    agreement->leaf_owners.push_back(owner);
+    ++leaf_count[static_cast<size_t>(owner)];
+  }
+  if (agreement->leaf_owners.empty()) return absl::OkStatus();
+  if (std::ssize(agreement->leaf_owners) != agreement->micro_batches || std::ranges::count(leaf_count, 0) > 0 ||
+      std::ssize(leaf_count) != proto.world_size()) {
+    return absl::InvalidArgumentError(absl::StrCat("leaf_owners has ", agreement->leaf_owners.size(), " of ",
+                                                   agreement->micro_batches, " leaves, or a rank has none"));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<int> OwnersOf(const std::vector<int>& leaf_owners, int micro_batches, int world_size) {
+  return leaf_owners.empty() ? DealLeavesEvenly(micro_batches, world_size) : leaf_owners;
+}
+
 }  // namespace
+
+std::vector<int> LeafOwnersOf(const JobSpec& job) {
+  return OwnersOf(job.leaf_owners, job.micro_batches, job.world_size);
+}
+
+std::vector<int> LeafOwnersOf(const Agreement& agreement) {
+  return OwnersOf(agreement.leaf_owners, agreement.micro_batches, agreement.world_size);
+}
 
 std::string SerializeAgreement(const JobSpec& job) {
   v1::JobAgreement proto;
@@ -230,7 +278,9 @@ std::string SerializeAgreement(const JobSpec& job) {
   *proto.mutable_optimizer() = ToProto(job.optimizer);
   *proto.mutable_schedule() = ToProto(job.schedule);
   proto.set_sum_order(job.sum_order == SumOrder::kTree ? v1::JobAgreement::TREE : v1::JobAgreement::CHAIN);
-  proto.set_chunk_bytes(ChunkBytesFor(job.world_size));
+  proto.set_micro_batches(job.micro_batches);
+  proto.set_leaf_owners(absl::StrJoin(job.leaf_owners, ","));
+  proto.set_chunk_bytes(ChunkBytesFor(job.buckets.world_size()));
   for (const auto& [flag, value] : job.agreed_flags) {
     v1::FlagValue* pair = proto.add_flags();
     pair->set_flag(flag);
@@ -283,15 +333,25 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
     default:
       return absl::InvalidArgumentError(absl::StrCat("sum_order is ", proto.sum_order(), ", this build knows 0 and 1"));
   }
+  agreement.micro_batches = proto.micro_batches();
+  if (agreement.micro_batches != 0 &&
+      (agreement.micro_batches < proto.world_size() || agreement.micro_batches > kMicroBatchesMax ||
+       agreement.sum_order != SumOrder::kTree)) {
+    return absl::InvalidArgumentError(absl::StrCat("micro_batches is ", agreement.micro_batches, ", it must be ",
+                                                   proto.world_size(), ", the number of workers, to ", kMicroBatchesMax,
+                                                   ", with sum_order TREE"));
+  }
+  RETURN_IF_ERROR(ParseLeafOwners(proto, &agreement));
+  const int buckets_for = agreement.leaf_owners.empty() ? proto.world_size() : 1;
   ASSIGN_OR_RETURN(agreement.buckets, BucketMap::Create({.element_count = proto.element_count(),
                                                          .bucket_bytes = proto.bucket_bytes(),
-                                                         .world_size = proto.world_size()}));
+                                                         .world_size = buckets_for}));
   // Worker and server cut blocks and buckets independently. Another chunk would give them another order of sums, and
   // another rounding other slices.
-  if (proto.chunk_bytes() != ChunkBytesFor(agreement.world_size)) {
+  if (proto.chunk_bytes() != ChunkBytesFor(buckets_for)) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "chunk_bytes is ", proto.chunk_bytes(), ", this build adds in chunks of ", ChunkBytesFor(agreement.world_size),
-        " with ", agreement.world_size, " workers: start all processes from the same build"));
+        "chunk_bytes is ", proto.chunk_bytes(), ", this build adds in chunks of ", ChunkBytesFor(buckets_for), " with ",
+        buckets_for, " workers: start all processes from the same build"));
   }
   if (agreement.buckets.bucket_bytes() != proto.bucket_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", proto.bucket_bytes(),

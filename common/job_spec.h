@@ -29,6 +29,8 @@ struct JobSpec {
   OptimizerConfig optimizer;
   LearningRateSchedule schedule;
   SumOrder sum_order = SumOrder::kChain;
+  int micro_batches = 0;         // leaves of a step's sum (common/leaf_shares.h), with kTree; 0: every worker is one
+  std::vector<int> leaf_owners;  // by leaf the rank that computes it, in an elastic run; empty: dealt evenly
   Layout layout;
   BucketMap buckets;
 
@@ -40,6 +42,8 @@ struct JobSpec {
   // The optimizer's state vectors at first_step, each layout.element_count() long; empty means zeros. Only rank 0's are
   // used.
   std::vector<std::span<const float>> optimizer_state;
+  // The owners have parameters and state of first_step: nobody's are taken.
+  bool owners_have_parameters = false;
 
   absl::Duration join_deadline = absl::Seconds(60);      // for all processes to show up
   absl::Duration exchange_deadline = absl::Seconds(60);  // for any one bucket or sum
@@ -61,12 +65,18 @@ struct Agreement {
   OptimizerConfig optimizer;
   LearningRateSchedule schedule;
   SumOrder sum_order = SumOrder::kChain;
+  int micro_batches = 0;
+  std::vector<int> leaf_owners;  // as in JobSpec
   BucketMap buckets;
   std::vector<std::pair<std::string, std::string>> agreed_flags;
 };
 
 // InvalidArgument, naming the field and its value, if `bytes` are not an agreement or a value is out of bounds.
 absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes);
+
+// By leaf the rank that computes it; without micro-batches every rank is a leaf.
+std::vector<int> LeafOwnersOf(const JobSpec& job);
+std::vector<int> LeafOwnersOf(const Agreement& agreement);
 
 // What a sum over all ranks is for. Ranks that have diverged (another data set, another build) would otherwise add
 // numbers of different meaning, or wait for each other in vain. So a sum carries its purpose and its length, and
@@ -84,6 +94,8 @@ enum class SumPurpose : int32_t {
   kDigestVerdict = 8,
   kCheckpoint = 9,
   kBucketTrial = 10,
+  kEvaluation = 11,
+  kLeafValues = 12,
 };
 
 // "a vote to stop". Takes any number: a process of another build may send an unknown one.

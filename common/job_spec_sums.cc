@@ -39,6 +39,10 @@ std::string_view SumPurposeName(SumPurpose purpose) {
       return "a checkpoint";
     case SumPurpose::kBucketTrial:
       return "the choice of --bucket_bytes";
+    case SumPurpose::kEvaluation:
+      return "the losses of an evaluation";
+    case SumPurpose::kLeafValues:
+      return "the losses and statistics of a step";
   }
   return "a purpose that this build does not know";
 }

@@ -11,6 +11,8 @@ namespace starring {
 // Ranks of one job. The owner of a slice keeps one contribution of each rank, and their sum reads as many arrays at
 // once.
 inline constexpr int kWorldSizeMax = 1024;
+// Leaves of one sum: as many as it may have workers.
+inline constexpr int kMicroBatchesMax = kWorldSizeMax;
 
 // Server shards of one star. Every worker holds several connections to each.
 inline constexpr int kShardCountMax = 256;
@@ -101,6 +103,9 @@ inline constexpr int kShardSlicesMax = 4;
 // Answers that wait at the server to be written to one lane: more than a worker may have asked for, so a lane that
 // needs more is broken or hostile, and is cut.
 inline constexpr int kLaneAnswersMax = 4 * kLaneRequestsMax;
+
+// Orders that wait for a member of an elastic run to read them (server/elastic/attend_stream.h).
+inline constexpr int kOrdersWaitingMax = 64;
 
 // The fields of an exchange message without its payload: numbers and at most one status text.
 inline constexpr int64_t kMessageFieldsBytesMax = 64 << 10;

@@ -28,13 +28,13 @@ class Admission {
   absl::Status Check(const v1::JoinRequest& request, absl::string_view peer);
   absl::Status Check(const v1::GetStatusRequest& request, absl::string_view peer);
   absl::Status Check(const v1::CheckRequest& request, absl::string_view peer);
+  // A request that brings nothing else. Unauthenticated if the token is wrong.
+  absl::Status CheckToken(absl::string_view token, absl::string_view peer);
 
   // " (2 requests without the job's secret were refused, the last from PEER)", or nothing.
   std::string DescribeRefusals() const;
 
  private:
-  absl::Status CheckToken(absl::string_view token, absl::string_view peer);
-
   const std::string token_;
   int64_t refused_count_ = 0;
   std::string last_refused_;

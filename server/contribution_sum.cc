@@ -23,28 +23,53 @@ int64_t SliceBytes(const OwnedSlices& owned, int bucket) {
   return owned.slice_element_count(bucket) * static_cast<int64_t>(sizeof(float));
 }
 
+// What is added at an element, in order: with a chain, and where each worker is a leaf, one input a worker.
+PieceSum SumOf(ReductionOrder reduction, const std::vector<Contributor>& contributors) {
+  if (reduction.order == SumOrder::kChain) return PieceSum(reduction);
+  std::vector<int> leaves;
+  for (const Contributor& one : contributors) leaves.push_back(one.leaves.size());
+  return PieceSum::OfNodes(std::move(leaves));
+}
+
 }  // namespace
 
-absl::StatusOr<ContributionSum> ContributionSum::Create(OwnedSlices::Options owned, ReductionOrder reduction) {
+absl::StatusOr<ContributionSum> ContributionSum::Create(OwnedSlices::Options owned, ReductionOrder reduction,
+                                                        std::vector<int> leaf_owners) {
   const int world_size = reduction.world_size;
   if (world_size < 1 || world_size > kWorldSizeMax) {
     return absl::InvalidArgumentError(absl::StrCat("world_size is ", world_size, ", it must be 1 to ", kWorldSizeMax));
   }
+  const auto leaf_count = std::ssize(leaf_owners);
+  if (leaf_count != 0 && (leaf_count < world_size || leaf_count > kMicroBatchesMax)) {
+    return absl::InvalidArgumentError(absl::StrCat("micro_batches is ", leaf_count, ", it must be ", world_size,
+                                                   ", the number of workers, to ", kMicroBatchesMax));
+  }
+  if (leaf_count != 0 && reduction.order != SumOrder::kTree) {
+    return absl::InvalidArgumentError(absl::StrCat("micro_batches is ", leaf_count, ", which need sum_order TREE"));
+  }
+  if (leaf_owners.empty()) leaf_owners = DealLeavesEvenly(0, world_size);
   ASSIGN_OR_RETURN(OwnedSlices slices, OwnedSlices::Create(std::move(owned)));
-  return ContributionSum(std::move(slices), reduction);
+  return ContributionSum(std::move(slices), reduction, ContributorsOf(leaf_owners));
 }
 
-ContributionSum::ContributionSum(OwnedSlices owned, ReductionOrder reduction)
+ContributionSum::ContributionSum(OwnedSlices owned, ReductionOrder reduction, std::vector<Contributor> contributors)
     : owned_(std::move(owned)),
       reduction_(reduction),
+      contributors_(std::move(contributors)),
+      contributors_of_(reduction.world_size),
       buckets_(owned_.bucket_count()),
-      sum_(reduction),
+      sum_(SumOf(reduction, contributors_)),
       contributed_count_(reduction.world_size),
       steps_complete_(owned_.first_step()) {
   for (int b = 0; b < owned_.bucket_count(); ++b) {
     buckets_[b].wait = CollectiveWait(reduction.world_size);
-    buckets_[b].contributions.resize(reduction.world_size);
+    buckets_[b].contributions.resize(contributors_.size());
     buckets_behind_ += owned_.slice_element_count(b) > 0;
+  }
+  for (const Contributor& one : contributors_) {
+    auto& of_rank = contributors_of_[one.rank];
+    if (std::ssize(of_rank) <= one.node) of_rank.resize(one.node + 1);
+    of_rank[one.node] = static_cast<int>(&one - contributors_.data());
   }
 }
 
@@ -95,21 +120,45 @@ absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contri
                                                       " at step ", step,
                                                       ", which has no parameters yet: rank 0 sends them first"));
   }
+  const std::vector<int>& of_rank = contributors_of_[from.rank];
+  if (contribution.node < 0 || contribution.node >= std::ssize(of_rank)) {
+    return absl::InvalidArgumentError(absl::StrCat("worker ", from.rank, " sends node ", contribution.node,
+                                                   " of its share for bucket ", bucket, " at step ", step,
+                                                   ", the share has ", of_rank.size()));
+  }
+  const int contributor = of_rank[contribution.node];
+  ContributeResult result{.accepted = !contributors_[contributor].is_last};
   // The worker has lost the answer with its connection, and asks for it again.
   if (step == b.sealed->step() && step >= owned_.first_step()) {
-    return ContributeResult{.fate = ContributionFate::kDuplicate, .sealed = b.sealed, .answer_to = {from}};
+    result.fate = ContributionFate::kDuplicate;
+    if (!result.accepted) {
+      result.sealed = b.sealed;
+      result.answer_to = {from};
+    }
+    return result;
   }
   if (step != b.sealed->step() + 1) {
     return absl::FailedPreconditionError(absl::StrCat("worker ", from.rank, " contributes to step ", step,
                                                       " of bucket ", bucket, ", step ", b.sealed->step() + 1,
                                                       " is expected"));
   }
-  if (!b.wait.Add(from, now)) return ContributeResult{.fate = ContributionFate::kDuplicate};
+  if (b.contributions[contributor].has_value()) {
+    // Only where the answer goes may have changed.
+    if (!result.accepted && b.wait.Has(from.rank)) b.wait.Add(from, now);
+    result.fate = ContributionFate::kDuplicate;
+    return result;
+  }
   // The contribution is kept, not added: which one is added first depends on the element, not on the order of arrival.
-  b.contributions[from.rank] = std::move(contribution);
-  ++contributed_count_[from.rank];
-  if (b.wait.count() == 1) ++started_count_;
-  ContributeResult result{.first_arrival = b.wait.since()};
+  b.contributions[contributor] = std::move(contribution);
+  const auto is_here = [&](int one) { return b.contributions[one].has_value(); };
+  if (std::all_of(of_rank.begin(), of_rank.end(), is_here)) {
+    b.wait.Add(from, now);
+    ++contributed_count_[from.rank];
+    if (b.wait.count() == 1) ++started_count_;
+    result.first_arrival = b.wait.since();
+  } else {
+    result.first_arrival = b.wait.empty() ? now : b.wait.since();
+  }
   if (!b.wait.complete()) return result;
   SumAndUpdate(bucket);
   result.fate = ContributionFate::kSealed;
@@ -156,7 +205,9 @@ void ContributionSum::SumAndUpdate(int bucket) {
   Bucket& b = buckets_[bucket];
   const int64_t step = b.sealed->step() + 1;
   // Each contribution is read from front to back, in the pieces in which it arrived.
-  for (int rank = 0; rank < reduction_.world_size; ++rank) sum_.SetInput(rank, b.contributions[rank].pieces);
+  for (size_t i = 0; i < contributors_.size(); ++i) {
+    sum_.SetInput(static_cast<int>(i), b.contributions[i]->pieces);
+  }
   const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
   const std::span<const float> before = b.sealed->parameters();
   const std::span<float> after = buffer->values_;
@@ -187,7 +238,7 @@ void ContributionSum::SumAndUpdate(int bucket) {
   }
   buffer->step_ = step;
   b.sealed = buffer;
-  for (Contribution& contribution : b.contributions) contribution = {};  // the messages' memory goes back to gRPC
+  for (auto& contribution : b.contributions) contribution.reset();  // the messages' memory goes back to gRPC
 }
 
 // buckets_behind_ counts the buckets that have not completed step steps_complete_ yet. The seal that brings it to 0

@@ -1,8 +1,9 @@
 // Gathers the contributions of all workers to a shard's buckets. When the last contribution of a step arrives, adds
 // them in reduction order and applies the optimizer in the same pass over memory. The result is a *sealed* slice.
 //
-// A step needs one contribution of every worker. Who has contributed is what counts, not how many messages arrived: a
-// worker that lost a connection sends again.
+// A step needs one contribution of every worker, or with micro-batches one for every node of a worker's share
+// (common/leaf_shares.h). What has been contributed is what counts, not how many messages arrived: a worker that lost a
+// connection sends again.
 //
 // Memory: a contribution stays in the message that brought it until the sum is made; nothing is copied. The updated
 // parameters go to a buffer of this object, or in place to memory that all workers read (UpdateInPlace).
@@ -13,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/arithmetic/sum_in_order.h"
+#include "common/leaf_shares.h"
 #include "common/memory.h"
 #include "common/owned_slices.h"
 #include "common/wire/exchange_message.h"
@@ -58,6 +61,7 @@ struct Contribution {
   LaneId from;
   int64_t step = 0;
   int bucket = 0;
+  int node = 0;                        // which of the worker's share, in the order of the share
   std::vector<BytePiece> pieces;       // of any length and alignment
   std::shared_ptr<const void> keeper;  // shared: the transport may hold the message too
 };
@@ -70,6 +74,9 @@ enum class ContributionFate {
 
 struct ContributeResult {
   ContributionFate fate = ContributionFate::kPending;
+  // It is not the last of the worker's share: the sender is told now that it has arrived, and gets no parameters for
+  // it.
+  bool accepted = false;
   // The parameters after the contribution's step, and the lanes that now get them: of all workers for kSealed, of the
   // sender if it asks again for a step that is sealed. Else null and none. Shared: all answers refer to one memory.
   std::shared_ptr<const SealedSlice> sealed;
@@ -82,8 +89,10 @@ class ContributionSum {
  public:
   using Time = CollectiveWait::Time;
 
-  // InvalidArgument as OwnedSlices::Create, or if the world size is out of bounds.
-  static absl::StatusOr<ContributionSum> Create(OwnedSlices::Options owned, ReductionOrder reduction);
+  // With `leaf_owners` (common/leaf_shares.h) the order is a tree; without, every worker is a leaf. InvalidArgument as
+  // OwnedSlices::Create, or if a number is out of bounds. REQUIRES: an owner is below world_size, each has a leaf.
+  static absl::StatusOr<ContributionSum> Create(OwnedSlices::Options owned, ReductionOrder reduction,
+                                                std::vector<int> leaf_owners = {});
 
   // Of all methods that take one: REQUIRES: 0 <= bucket < owned().bucket_count().
 
@@ -99,8 +108,8 @@ class ContributionSum {
   //   step in progress     kPending, kSealed or kDuplicate
   //   the step before      kDuplicate with its sealed slice, if that is a step of this run
   //   any other step       FailedPrecondition naming worker, step, bucket and the step that is expected
-  // FailedPrecondition also without SetParameters; InvalidArgument, naming both values, on a wrong number of bytes. An
-  // error changes nothing. REQUIRES: 0 <= contribution.from.rank < world size.
+  // FailedPrecondition also without SetParameters; InvalidArgument, naming both values, on a wrong number of bytes or a
+  // node that the worker's share has not. An error changes nothing. REQUIRES: 0 <= contribution.from.rank < world size.
   absl::StatusOr<ContributeResult> Contribute(Contribution contribution, Time now);
 
   // The newest sealed slice of `bucket`; null before SetParameters.
@@ -124,14 +133,15 @@ class ContributionSum {
 
  private:
   struct Bucket {
-    CollectiveWait wait;                      // for the step in progress, the one after sealed->step()
-    std::vector<Contribution> contributions;  // by rank: those of the workers in `wait`
+    // For the step in progress, the one after sealed->step(): the workers all of whose contributions are here.
+    CollectiveWait wait;
+    std::vector<std::optional<Contribution>> contributions;  // of that step, by contributor
     std::shared_ptr<const SealedSlice> sealed;
     std::vector<std::shared_ptr<SealedSlice>> buffers;  // the sealed one among them; at most kSliceBuffersMax
     std::shared_ptr<SealedSlice> in_place;              // if not null, it is sealed, and there are no buffers
   };
 
-  ContributionSum(OwnedSlices owned, ReductionOrder reduction);
+  ContributionSum(OwnedSlices owned, ReductionOrder reduction, std::vector<Contributor> contributors);
   const Bucket& BucketAt(int bucket) const;
   absl::Status CheckBytes(int bucket, std::span<const BytePiece> pieces, const char* what) const;
   std::shared_ptr<SealedSlice> FreeBuffer(int bucket);
@@ -140,6 +150,8 @@ class ContributionSum {
 
   OwnedSlices owned_;
   ReductionOrder reduction_;
+  std::vector<Contributor> contributors_;
+  std::vector<std::vector<int>> contributors_of_;  // by rank, then node: an index of contributors_
   std::vector<Bucket> buckets_;
   PieceSum sum_;
   int started_count_ = 0;               // buckets whose step in progress has a contribution

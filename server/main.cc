@@ -132,6 +132,15 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
                                               .memory_bytes_max = options.memory_bytes_max,
                                               .join_deadline = options.join_deadline,
                                               .log = nullptr};
+  if (options.elastic) {
+    serving_options.elastic = {.coordinator = options.shard == 0 ? options.listen : options.coordinator,
+                               .state_dir = options.state_dir,
+                               .first_workers = options.first_workers,
+                               .min_workers = options.min_workers,
+                               .gone = absl::ToChronoMilliseconds(options.asked.member_gone),
+                               .silent = absl::ToChronoMilliseconds(options.asked.member_silent),
+                               .stuck = absl::ToChronoMilliseconds(options.asked.member_stuck)};
+  }
   ASSIGN_OR_RETURN(serving_options.trace, CreateTrace(options));
   ASSIGN_OR_RETURN(serving_options.metrics, ServeMetrics(options));
   serving_options.log = LogOf(options);

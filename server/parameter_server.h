@@ -7,6 +7,7 @@
 #ifndef STARRING_SERVER_PARAMETER_SERVER_H_
 #define STARRING_SERVER_PARAMETER_SERVER_H_
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -37,6 +38,17 @@ class ParameterServer {
     int64_t memory_bytes_max = 0;
     std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };  // in bytes
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
+    // An elastic run: generations follow each other until the coordinator, which shard 0 has, ends the run.
+    struct Elastic {
+      std::string coordinator;  // host:port of shard 0; empty: the run is not elastic. On shard 0 its own address
+      std::string state_dir;    // snapshots, and on shard 0 the log; empty: snapshots are in memory alone
+      int first_workers = 1;    // shard 0: the first generation begins with them
+      int min_workers = 1;
+      std::chrono::milliseconds gone{1'000};  // MemberTimes
+      std::chrono::milliseconds silent{5'000};
+      std::chrono::milliseconds stuck{10'000};
+    };
+    Elastic elastic = {};
     absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
     std::function<void(const std::string&)> log;  // gets lines for people, on the polling thread
     ServerMetrics* metrics = nullptr;             // outlives the server; null: there are none

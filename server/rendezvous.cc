@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "common/arithmetic/optimizer.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/status.h"
 
@@ -143,9 +144,10 @@ int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
     owned += agreement.buckets.ShardSlice(b, shard, shard_count).size() * static_cast<int64_t>(sizeof(float));
   }
-  // Buffers of the parameters and a copy in shared memory, the optimizer's state, a contribution of every worker.
-  const int64_t copies = kSliceBuffersMax + 1 + StateVectorCount(agreement.optimizer) + agreement.world_size;
-  const int64_t per_bucket = kBytesPerBucket + agreement.world_size * kBytesPerContribution;
+  // Buffers of the parameters and a copy in shared memory, the optimizer's state, all contributions.
+  const auto contributions = std::ssize(ContributorsOf(LeafOwnersOf(agreement)));
+  const int64_t copies = kSliceBuffersMax + 1 + StateVectorCount(agreement.optimizer) + contributions;
+  const int64_t per_bucket = kBytesPerBucket + contributions * kBytesPerContribution;
   return owned * copies + agreement.buckets.bucket_count() * per_bucket;
 }
 

@@ -47,7 +47,7 @@ ParameterServer::Core::Core(Options options)
                       .keep = [this](const std::string& peer) { acceptor_->Keep(peer); }}),
       track_(AddTrack(options_.trace, {.name = "shard"})),
       admission_(options_.security.token),
-      rendezvous_(options_.shard, options_.shard_count, options_.run_id,
+      rendezvous_(std::in_place, options_.shard, options_.shard_count, options_.run_id,
                   [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); }),
       job_id_(DrawNonce()),
       refusals_([this](const std::string& line) { Log(line); }) {}
@@ -63,7 +63,7 @@ ParameterServer::Core::~Core() {
   thread_.join();
 }
 
-absl::Status ParameterServer::Core::Start() {
+absl::Status ParameterServer::Core::CheckOptions() const {
   if (options_.shard_count < 1 || options_.shard_count > kShardCountMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("shard count ", options_.shard_count, " is not between 1 and ", kShardCountMax));
@@ -73,14 +73,22 @@ absl::Status ParameterServer::Core::Start() {
         absl::StrCat("shard ", options_.shard, " is not below the shard count ", options_.shard_count));
   }
   RETURN_IF_ERROR(ParseHostPort(options_.listen).status(), "--listen");
-  const bool is_exposed = !IsLoopbackHost(options_.listen.substr(0, options_.listen.rfind(':')));
-  if (is_exposed && options_.security.token.empty() && !options_.insecure) {
+  if (is_exposed() && options_.security.token.empty() && !options_.insecure) {
     return absl::InvalidArgumentError(absl::StrCat(
         "listening on ", options_.listen,
         " without a secret would let everyone on the network join: give servers and "
         "workers --job_secret=FILE (deploy/launch --make_secret=FILE makes one), listen on 127.0.0.1, or accept it by "
         "--insecure"));
   }
+  return absl::OkStatus();
+}
+
+bool ParameterServer::Core::is_exposed() const {
+  return !IsLoopbackHost(options_.listen.substr(0, options_.listen.rfind(':')));
+}
+
+absl::Status ParameterServer::Core::Start() {
+  RETURN_IF_ERROR(CheckOptions());
   // A connection costs two descriptors, and the usual soft limit is 1,024.
   descriptors_max_ = RaiseDescriptorLimit(kDescriptorsMax);
   // A wrong address is found before anything of gRPC exists. Connections wait in the kernel until the acceptor is
@@ -107,6 +115,10 @@ absl::Status ParameterServer::Core::Start() {
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       MakeServerCredentials(options_.security));
   builder.RegisterService(&service_);
+  if (is_elastic() && options_.shard == 0) {
+    MakeCoordinator();
+    builder.RegisterService(coordinator_->service());
+  }
   queue_ = builder.AddCompletionQueue();
   server_ = builder.BuildAndStart();
   // gRPC requires that a queue is drained before it is destroyed.
@@ -118,7 +130,7 @@ absl::Status ParameterServer::Core::Start() {
     }
     return absl::InternalError("gRPC cannot start a server");
   }
-  if (is_exposed && !options_.security.tls.has_value()) {
+  if (is_exposed() && !options_.security.tls.has_value()) {
     Log("connections are not encrypted: --tls on servers and workers encrypts them");
   }
   // The first Join tells how many connections the job has (OnJoin). Until then all are strangers.
@@ -127,6 +139,7 @@ absl::Status ParameterServer::Core::Start() {
     connection.fd = fd;
     to_grpc_->HandleNewConnection(&connection);
   });
+  if (is_elastic()) MakeMember();
   thread_ = std::thread([this] { Run(); });
   return absl::OkStatus();
 }
@@ -143,6 +156,7 @@ void ParameterServer::Core::Run() {
   ListenForStatus();
   ListenForCheck();
   ListenForLane();
+  if (coordinator_ != nullptr) coordinator_->Listen(queue_.get());
   bool queue_is_down = false;
   Clock::time_point next_tick = Clock::now() + kTick;
   while (true) {
@@ -159,7 +173,7 @@ void ParameterServer::Core::Run() {
       Tick(now);
     }
     if (server_is_down_ && join_calls_.empty() && status_calls_.empty() && check_calls_.empty() && lanes_.empty() &&
-        !queue_is_down) {
+        (coordinator_ == nullptr || coordinator_->is_idle()) && !queue_is_down) {
       queue_is_down = true;
       queue_->Shutdown();
     }
@@ -179,9 +193,9 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
     pending_joins_.erase(call);
     // This comes before the rank leaves: it is not among the missing ones itself. Its call is no longer pending, so
     // OnJoinGone does not let the worker leave a second time, when it may have come back.
-    const std::string missing = absl::StrCat(rendezvous_.DescribeMissing(), DescribeStrangers());
+    const std::string missing = absl::StrCat(rendezvous_->DescribeMissing(), DescribeStrangers());
     // The rank is free again: its worker may come back with other flags.
-    rendezvous_.Leave(call->request().rank(), call->request().worker_id());
+    rendezvous_->Leave(call->request().rank(), call->request().worker_id());
     // The number is rounded, because it is what was left of the worker's deadline when it called.
     const double seconds = std::round(static_cast<double>(deadline.count()) / 100.0) / 10.0;
     call->Refuse(absl::DeadlineExceededError(absl::StrCat(missing, " within ", seconds, " s")));
@@ -194,15 +208,16 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   if (job_ != nullptr) {
     job_->CheckDeadlines(now);
     EndIfTold(now);
-    return;
   }
+  if (is_elastic()) return TickElastic(now);
+  if (job_ != nullptr) return;
   absl::Status result;
   // A running job is not interrupted: its workers finish, and the server with them.
   if (interrupted_) {
     result = absl::OkStatus();
   } else if (absl::FromChrono(now - started_) >= options_.join_deadline) {
     result = absl::DeadlineExceededError(absl::StrCat(
-        rendezvous_.DescribeMissing(), " within ", absl::FormatDuration(options_.join_deadline), DescribeStrangers()));
+        rendezvous_->DescribeMissing(), " within ", absl::FormatDuration(options_.join_deadline), DescribeStrangers()));
   } else {
     return;
   }
@@ -281,6 +296,15 @@ void ParameterServer::Core::ListenForLane() {
 
 void ParameterServer::Core::EndIfTold(Clock::time_point now) {
   if (job_->state() == ShardJob::State::kRunning) return;
+  if (is_elastic()) {
+    // What a generation's end means for the run is the coordinator's decision.
+    if (job_->status().ok()) {
+      member_->SetFinished();
+    } else {
+      member_->SetTrouble(std::string(job_->status().message()));
+    }
+    return;
+  }
   if (!job_over_since_.has_value()) {
     job_over_since_ = now;
     Log(job_->status().ok() ? std::string("all workers have finished")

@@ -22,6 +22,8 @@
 #include "server/admission.h"
 #include "server/check_service.h"
 #include "server/connection_acceptor.h"
+#include "server/elastic/coordinator_service.h"
+#include "server/elastic/shard_member.h"
 #include "server/exchange_lane.h"
 #include "server/parameter_server.h"
 #include "server/rendezvous.h"
@@ -46,6 +48,9 @@ class ParameterServer::Core {
   using StatusCall = UnaryCall<v1::GetStatusRequest, v1::GetStatusReply>;
   using CheckCall = UnaryCall<v1::CheckRequest, v1::CheckReply>;
 
+  absl::Status CheckOptions() const;
+  // Whether others than this machine's processes reach the address.
+  bool is_exposed() const;
   // Asks gRPC for one more call of each kind.
   void ListenForJoin();
   void ListenForStatus();
@@ -80,6 +85,17 @@ class ParameterServer::Core {
   // Seats are taken for longer while the job has all its connections: no worker is among those that wait then.
   void UpdateSeatTime();
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
+  // Of an elastic run: obeys what the coordinator has ordered, and reports.
+  void TickElastic(Clock::time_point now);
+  void MakeCoordinator();
+  void MakeMember();
+  void Obey(const v1::MemberOrder& order);
+  // Cuts what belongs to a generation below `number`.
+  void LeaveGeneration(int64_t number);
+  void ServeGeneration(const v1::MemberOrder& order);
+  // Whether a Join is for the generation that is served. Unavailable: not yet; FailedPrecondition: it is over.
+  absl::Status CheckGeneration(const v1::JoinRequest& request) const;
+  bool is_elastic() const { return !options_.elastic.coordinator.empty(); }
   // Once the job is over: ends when every worker has taken its last answers, or after the time to linger.
   void EndIfTold(Clock::time_point now);
   void Log(const std::string& line) const;
@@ -118,12 +134,18 @@ class ParameterServer::Core {
   TraceTrack* const track_;                                      // null: there is no trace
   std::map<LaneId, TraceTrack*> tracks_;  // of all lanes that were ever open, if there is a trace
   Admission admission_;
-  Rendezvous rendezvous_;
-  const uint64_t job_id_;
-  absl::Status begin_failure_;  // why the job did not begin though all workers had joined
+  std::optional<Rendezvous> rendezvous_;  // always there; of the generation, in an elastic run
+  uint64_t job_id_;                       // likewise
+  absl::Status begin_failure_;            // why the job did not begin though all workers had joined
   int64_t unheard_logged_ = 0;
   RefusalLog refusals_;
   std::unique_ptr<ShardJob> job_;
+  std::unique_ptr<CoordinatorService> coordinator_;  // shard 0 of an elastic run
+  std::unique_ptr<ShardMember> member_;              // an elastic run
+  int64_t prepared_ = 0;                             // lanes of generations below this one are cut
+  int64_t serving_ = 0;                              // the generation that workers may join; 0: none
+  v1::MemberOrder generation_;                       // its SERVE
+  std::shared_ptr<const Snapshot> start_;            // with which it begins
   bool trace_written_ = false;
   std::set<int> acknowledged_ranks_;  // have taken their last answers
   std::optional<Clock::time_point> job_over_since_;

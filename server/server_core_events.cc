@@ -30,7 +30,7 @@ int64_t LaneTraceEvents(int64_t track_count) {
 void ParameterServer::Core::OnJoin(JoinCall* call) {
   ListenForJoin();
   // A Join after the job has begun comes from a worker that lost the answer to its first one.
-  const bool had_begun = rendezvous_.complete();
+  const bool had_begun = rendezvous_->complete();
   const v1::JoinRequest& request = call->request();
   // A refused request counts as well: the peer speaks the protocol, so TLS is not what is wrong with it.
   acceptor_->Heard(call->peer());
@@ -45,7 +45,12 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
     call->Refuse(status);
     return;
   }
-  status = rendezvous_.Join(request, PeerNameOfUri(call->peer()));
+  if (is_elastic()) status = CheckGeneration(request);
+  if (!status.ok()) {
+    call->Refuse(status);
+    return;
+  }
+  status = rendezvous_->Join(request, PeerNameOfUri(call->peer()));
   if (!status.ok()) {
     refusals_.Add(absl::StrCat("refused rank ", request.rank(), ": ", std::string(status.message())), Clock::now());
     call->Refuse(status);
@@ -59,14 +64,14 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   }
   acceptor_->Keep(call->peer());  // the worker waits in this call, perhaps for hours
   // The job is known now, and with it the number of its connections.
-  acceptor_->SetLimit(rendezvous_.agreement().world_size * rendezvous_.lanes() + kStrangerConnectionsMax);
+  acceptor_->SetLimit(rendezvous_->agreement().world_size * rendezvous_->lanes() + kStrangerConnectionsMax);
   DropOlderJoin(request);
   const auto deadline = DeadlineOf(request.join_deadline_ms());
   pending_joins_[call] = {.expires = Clock::now() + deadline, .deadline = deadline};
-  if (rendezvous_.complete()) {
+  if (rendezvous_->complete()) {
     BeginJob();
   } else {
-    Log(absl::StrCat("rank ", request.rank(), " joined; ", rendezvous_.DescribeMissing()));
+    Log(absl::StrCat("rank ", request.rank(), " joined; ", rendezvous_->DescribeMissing()));
   }
 }
 
@@ -110,18 +115,18 @@ int64_t ParameterServer::Core::UpdateMemoryLimit() {
 
 void ParameterServer::Core::OnJoinGone(JoinCall* call) {
   // An answered call ends, too, and its worker has not left.
-  if (pending_joins_.erase(call) > 0) rendezvous_.Leave(call->request().rank(), call->request().worker_id());
+  if (pending_joins_.erase(call) > 0) rendezvous_->Leave(call->request().rank(), call->request().worker_id());
   join_calls_.erase(call);
 }
 
 absl::StatusOr<std::unique_ptr<ShardJob>> ParameterServer::Core::CreateJob() {
   // A worker that asked for more lanes than those before made CheckAffordable count again, and there may be less now.
-  RETURN_IF_ERROR(CheckShardMemory(rendezvous_.agreement(), options_.shard, options_.shard_count, memory_bytes_max_));
-  return ShardJob::Create({.agreement = rendezvous_.agreement(),
+  RETURN_IF_ERROR(CheckShardMemory(rendezvous_->agreement(), options_.shard, options_.shard_count, memory_bytes_max_));
+  return ShardJob::Create({.agreement = rendezvous_->agreement(),
                            .shard = options_.shard,
                            .shard_count = options_.shard_count,
-                           .exchange_deadline = DeadlineOf(rendezvous_.exchange_deadline_ms()),
-                           .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
+                           .exchange_deadline = DeadlineOf(rendezvous_->exchange_deadline_ms()),
+                           .join_deadline = DeadlineOf(rendezvous_->join_deadline_ms()),
                            .send =
                                [this](Answer answer) {
                                  // An answer to a lane that is gone is dropped. The worker repeats its request on the
@@ -130,10 +135,14 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ParameterServer::Core::CreateJob() {
                                  if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
                                },
                            .now = Clock::now(),
-                           .stall_times = {.report_after = std::chrono::milliseconds(rendezvous_.stall_report_ms())},
+                           .stall_times = {.report_after = std::chrono::milliseconds(rendezvous_->stall_report_ms())},
                            .log = [this](const std::string& line) { Log(line); },
                            .track = track_,
-                           .metrics = options_.metrics});
+                           .metrics = options_.metrics,
+                           .snapshots = is_elastic() ? &member_->snapshots() : nullptr,
+                           .snapshot_every = generation_.snapshot_every(),
+                           .steps_per_epoch = is_elastic() ? member_->terms().steps_per_epoch() : 1,
+                           .start = start_});
 }
 
 void ParameterServer::Core::BeginJob() {
@@ -152,12 +161,16 @@ void ParameterServer::Core::BeginJob() {
   pending_joins_.clear();
   if (!job.ok()) {
     begin_failure_ = job.status();
-    End(job.status());
+    if (is_elastic()) {
+      member_->SetTrouble(std::string(job.status().message()));
+    } else {
+      End(job.status());
+    }
     return;
   }
   job_ = *std::move(job);
   check_service_.Close(job_->world_size());
-  const Agreement& agreement = rendezvous_.agreement();
+  const Agreement& agreement = rendezvous_->agreement();
   Log(absl::StrCat("all ", agreement.world_size, " workers joined: ", agreement.buckets.element_count(),
                    " elements in ", agreement.buckets.bucket_count(), " buckets, from step ", agreement.first_step));
 }
@@ -177,18 +190,18 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
     reply.set_state(v1::GetStatusReply::FAILED);
     reply.set_message(std::string(begin_failure_.message()));
   } else {
-    reply.set_message(rendezvous_.DescribeMissing());
-    if (rendezvous_.has_workers()) {
-      reply.set_world_size(rendezvous_.agreement().world_size);
-      reply.set_first_step(rendezvous_.agreement().first_step);
+    reply.set_message(rendezvous_->DescribeMissing());
+    if (rendezvous_->has_workers()) {
+      reply.set_world_size(rendezvous_->agreement().world_size);
+      reply.set_first_step(rendezvous_->agreement().first_step);
       for (int rank = 0; rank < reply.world_size(); ++rank) {
         v1::GetStatusReply::Worker* worker = reply.add_workers();
         worker->set_rank(rank);
-        worker->set_joined(rendezvous_.Joined(rank));
+        worker->set_joined(rendezvous_->Joined(rank));
       }
     }
   }
-  reply.set_run_id(rendezvous_.run_id());
+  reply.set_run_id(rendezvous_->run_id());
   reply.set_shard(options_.shard);
   reply.set_shard_count(options_.shard_count);
   reply.set_uptime_seconds(std::chrono::duration<double>(Clock::now() - started_).count());
@@ -238,7 +251,7 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
   if (options_.trace != nullptr) {
     TraceTrack*& track = tracks_[id];
     if (track == nullptr) {
-      const int64_t track_count = static_cast<int64_t>(job_->world_size()) * rendezvous_.lanes();
+      const int64_t track_count = static_cast<int64_t>(job_->world_size()) * rendezvous_->lanes();
       track = AddTrack(options_.trace, {.name = absl::StrCat("lane ", id.lane, " of worker ", id.rank),
                                         .events_max = LaneTraceEvents(track_count)});
     }
@@ -273,7 +286,7 @@ void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
 
 void ParameterServer::Core::UpdateSeatTime() {
   // A job that has all its connections needs no seat, so strangers can be slowed down for its sake.
-  const bool is_whole = std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_.lanes();
+  const bool is_whole = std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_->lanes();
   acceptor_->SetSeatTime(std::chrono::milliseconds(is_whole ? kStrangerSeatMs : 0));
 }
 

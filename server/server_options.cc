@@ -52,6 +52,39 @@ absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& optio
   return RefuseTls(options.security_files);
 }
 
+// How long an elastic run waits for a shard that is gone, or for enough workers, unless it is told.
+constexpr absl::Duration kElasticJoinDeadline = absl::Seconds(60);
+
+absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
+  if (!options.elastic) {
+    for (const char* const flag : {"coordinator", "state_dir", "first_workers", "min_workers", "member_gone_s",
+                                   "member_silent_s", "member_stuck_s"}) {
+      if (flags.given.contains(flag)) {
+        return absl::InvalidArgumentError(absl::StrCat("--", flag, " is for an elastic run: give --elastic, too"));
+      }
+    }
+    return absl::OkStatus();
+  }
+  if (options.transport != TransportKind::kGrpc) {
+    return RefuseFlag("elastic", "true", "over tcp the world is fixed: give --transport=grpc");
+  }
+  if (options.shard == 0) {
+    if (!options.coordinator.empty()) {
+      return RefuseFlag("coordinator", options.coordinator, "shard 0 is the coordinator: drop it");
+    }
+    if (options.state_dir.empty()) {
+      return RefuseFlag("elastic", "true", "shard 0 needs --state_dir=folder for the log of the run");
+    }
+  } else {
+    if (options.coordinator.empty()) {
+      return RefuseFlag("elastic", "true", "a shard needs --coordinator=host:port, where shard 0 listens");
+    }
+    RETURN_IF_ERROR(ParseHostPort(options.coordinator).status(), "--coordinator");
+  }
+  if (options.join_deadline == absl::InfiniteDuration()) options.join_deadline = kElasticJoinDeadline;
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 const FlagTable& ServerFlags() {
@@ -76,6 +109,7 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
         "shard", absl::StrCat(options.shard),
         absl::StrCat("shards count from 0 to shard_count - 1, and --shard_count is ", options.shard_count));
   }
+  RETURN_IF_ERROR(ResolveElastic(flags, options));
   // The servers of one machine share a command line, so each takes a port of its own. 0 asks for any free port and -1
   // for none: neither is counted up.
   const int first_port = options.asked.metrics_port;

@@ -26,6 +26,9 @@ struct ServerOptions {
     absl::Duration join_deadline = absl::InfiniteDuration();
     double memory_limit_gb = 0;
     int metrics_port = -1;
+    absl::Duration member_gone = absl::Seconds(1);
+    absl::Duration member_silent = absl::Seconds(5);
+    absl::Duration member_stuck = absl::Seconds(10);
   };
   Asked asked;
 
@@ -45,6 +48,13 @@ struct ServerOptions {
   bool insecure = false;
   SecurityFiles security_files;
   TransportSecurity security;  // what the files above hold
+
+  // An elastic run.
+  bool elastic = false;
+  std::string coordinator;  // host:port of shard 0; empty: this is shard 0
+  std::string state_dir;    // empty: snapshots are in memory alone
+  int first_workers = 1;
+  int min_workers = 1;
 };
 
 namespace server_flags {
@@ -86,6 +96,28 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&S::asked, &Asked::metrics_port>(-1, kPortMax)},
     {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
      TextAt<&S::metrics_address>("address")},
+    {"elastic", "elastic", "workers may join and leave while the job runs; it survives what dies",
+     SwitchAt<&S::elastic>()},
+    {"coordinator", "elastic", "where shard 0, the coordinator, listens; shard 0 itself needs none",
+     TextAt<&S::coordinator>("host:port")},
+    {"state_dir", "elastic",
+     "folder for snapshots, which survive this process, and on shard 0 for the log of generations, without which the "
+     "run "
+     "cannot go on; empty: snapshots are in memory, and shard 0 needs a folder",
+     TextAt<&S::state_dir>("folder")},
+    {"first_workers", "elastic", "shard 0: the run begins when so many workers have come",
+     WholeAt<&S::first_workers>(1, kMicroBatchesMax)},
+    {"min_workers", "elastic", "shard 0: with fewer workers the run waits, for --join_deadline_s",
+     WholeAt<&S::min_workers>(1, kMicroBatchesMax)},
+    {"member_gone_s", "elastic", "shard 0: seconds without a connection after which a process is given up",
+     SecondsAt<&S::asked, &Asked::member_gone>(1, kDeadlineSecondsMax)},
+    {"member_silent_s", "elastic", "shard 0: seconds without a report after which a process is given up",
+     SecondsAt<&S::asked, &Asked::member_silent>(1, kDeadlineSecondsMax)},
+    {"member_stuck_s", "elastic",
+     "shard 0: seconds after which a worker that computes and finishes nothing is given up, or 20 times the usual time "
+     "of "
+     "a micro-batch, whichever is longer",
+     SecondsAt<&S::asked, &Asked::member_stuck>(1, kDeadlineSecondsMax)},
     {"insecure", "security",
      "without --job_secret, also listen, or meet, at addresses other than loopback: any process that reaches them can "
      "join",

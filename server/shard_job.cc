@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/check.h"
+#include "common/generation.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/wire/exchange_message.h"
@@ -24,6 +25,7 @@ ExchangeMessage AnswerTo(const ExchangeMessage& request, ExchangeMessage::Kind k
   fields.set_step(request.step());
   fields.set_bucket(request.bucket());
   fields.set_vector(request.vector());
+  fields.set_node(request.node());
   return fields;
 }
 
@@ -57,8 +59,11 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
   for (const ElementRange slice : OwnedRanges(options)) owned.slices.push_back({slice});
   ASSIGN_OR_RETURN(
       ContributionSum sums,
-      ContributionSum::Create(std::move(owned), {.order = agreement.sum_order, .world_size = agreement.world_size}));
-  return std::unique_ptr<ShardJob>(new ShardJob(std::move(options), std::move(sums)));
+      ContributionSum::Create(std::move(owned), {.order = agreement.sum_order, .world_size = agreement.world_size},
+                              agreement.micro_batches > 0 ? LeafOwnersOf(agreement) : std::vector<int>()));
+  std::unique_ptr<ShardJob> job(new ShardJob(std::move(options), std::move(sums)));
+  if (job->options_.start != nullptr) RETURN_IF_ERROR(job->SetStart());
+  return job;
 }
 
 ShardJob::ShardJob(Options options, ContributionSum sums)
@@ -69,7 +74,8 @@ ShardJob::ShardJob(Options options, ContributionSum sums)
       shared_({.sums = &sums_,
                .slices = slices_,
                .element_count = options_.agreement.buckets.element_count(),
-               .world_size = world_size()}),
+               .world_size = world_size(),
+               .leaf_owners = LeafOwnersOf(options_.agreement)}),
       workers_(world_size(), Worker{.lanes_open = {}, .alone_since = options_.now + options_.join_deadline}),
       sum_(world_size()),
       finish_wait_(world_size()),
@@ -168,6 +174,10 @@ absl::Status ShardJob::Handle(LaneId from, const ReceivedMessage& message, Time 
     case ExchangeMessage::SHARE:
       TakeShare(from, message);
       return absl::OkStatus();
+    case ExchangeMessage::SIDE_VALUES:
+      return TakeSideValues(from, message);
+    case ExchangeMessage::FETCH_SIDE_VALUES:
+      return FetchSideValues(from, message);
     case ExchangeMessage::FINISH:
       return TakeFinish(from, message, now);
     case ExchangeMessage::ABORT:
@@ -232,14 +242,18 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   // gradient.
   if (const auto newest = sums_.Parameters(b); newest != nullptr && step < newest->step()) return absl::OkStatus();
   RETURN_IF_ERROR(shared_.NoteRequest(from.rank, message.fields));
-  Contribution contribution{
-      .from = from, .step = step, .bucket = b, .pieces = message.payload, .keeper = message.keeper};
+  Contribution contribution{.from = from,
+                            .step = step,
+                            .bucket = b,
+                            .node = message.fields.node(),
+                            .pieces = message.payload,
+                            .keeper = message.keeper};
   if (message.fields.shared()) {
     // Nothing has travelled. The gradient is read in the worker's memory when the last contribution is here; until its
     // answer comes, the worker does not write there.
-    const std::shared_ptr<const SharedMemory>& gradients = shared_.GradientsOf(from.rank);
-    contribution.pieces = {BytesOf(gradients->values(), slices_[b])};
-    contribution.keeper = gradients;
+    ASSIGN_OR_RETURN(const std::span<const float> gradient, shared_.GradientOf(from.rank, message.fields.node()));
+    contribution.pieces = {BytesOf(gradient, slices_[b])};
+    contribution.keeper = shared_.GradientsOf(from.rank);
     bytes_received_ += static_cast<int64_t>(contribution.pieces[0].size());
   }
   // This comes before the contribution, which may complete the step.
@@ -253,6 +267,17 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   if (result.fate != ContributionFate::kDuplicate) {
     ++workers_[from.rank].contributions;
     if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
+  }
+  if (result.accepted) {
+    ExchangeMessage answer = AnswerTo(message.fields, ExchangeMessage::ACCEPTED);
+    answer.set_shared(message.fields.shared());  // as an answer with parameters says it
+    Send(from, std::move(answer));
+  }
+  // A snapshot is taken before any answer leaves: then nobody can have gone on to the next step.
+  const bool is_sealed = result.fate == ContributionFate::kSealed;
+  if (is_sealed && options_.snapshots != nullptr &&
+      IsSnapshotStep(step + 1, options_.snapshot_every, options_.steps_per_epoch)) {
+    TakeSnapshot(step + 1, b);
   }
   // The answers say that shared memory holds this step, so it must before the first of them is sent.
   if (result.fate == ContributionFate::kSealed) shared_.PublishIfShared(b);
@@ -310,6 +335,65 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
                        std::ranges::copy(sums_.owned().state(b, vector).subspan(begin, out.size()), out.begin());
                      },
                  .made_count = count});
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::SetStart() {
+  const Snapshot& start = *options_.start;
+  if (start.step != options_.agreement.first_step) {
+    return absl::InvalidArgumentError(absl::StrCat("the snapshot is of step ", start.step,
+                                                   ", the generation begins at ", options_.agreement.first_step));
+  }
+  int64_t offset = 0;
+  for (int b = 0; b < static_cast<int>(slices_.size()); ++b) {
+    const ElementRange slice = {offset, offset + slices_[b].size()};
+    for (size_t i = 1; i < start.arrays.size(); ++i) {
+      const std::vector<BytePiece> state = {BytesOf(start.arrays[i].span(), slice)};
+      RETURN_IF_ERROR(sums_.SetState(b, static_cast<int>(i) - 1, state));
+    }
+    const std::vector<BytePiece> parameters = {BytesOf(start.arrays[0].span(), slice)};
+    RETURN_IF_ERROR(sums_.SetParameters(b, parameters));
+    offset = slice.end;
+  }
+  return absl::OkStatus();
+}
+
+void ShardJob::TakeSnapshot(int64_t step, int bucket) {
+  const TraceSpan span(options_.track, "snapshot", {.step = step, .bucket = bucket});
+  std::vector<std::span<const float>> slices = {sums_.Parameters(bucket)->parameters()};
+  for (int i = 0; i < StateVectorCount(options_.agreement.optimizer); ++i) {
+    slices.push_back(sums_.owned().state(bucket, i));
+  }
+  options_.snapshots->Take(step, bucket, slices);
+}
+
+absl::Status ShardJob::TakeSideValues(LaneId from, const ReceivedMessage& message) {
+  RETURN_IF_ERROR(CheckIsRank0(from));
+  if (options_.snapshots == nullptr || options_.shard != 0) {
+    return absl::FailedPreconditionError("SIDE_VALUES go to shard 0 of an elastic run");
+  }
+  const int64_t bytes = message.payload_bytes;
+  if (bytes % static_cast<int64_t>(sizeof(double)) != 0 || message.fields.step() <= options_.agreement.first_step) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("SIDE_VALUES of step ", message.fields.step(), " with ", bytes, " bytes"));
+  }
+  std::vector<double> values(static_cast<size_t>(bytes) / sizeof(double));
+  std::byte* to = reinterpret_cast<std::byte*>(values.data());
+  for (const BytePiece& piece : message.payload) to = std::ranges::copy(piece, to).out;
+  options_.snapshots->SetSideValues(message.fields.step(), std::move(values));
+  Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
+  return absl::OkStatus();
+}
+
+absl::Status ShardJob::FetchSideValues(LaneId from, const ReceivedMessage& message) {
+  const std::span<const double> all =
+      options_.start == nullptr ? std::span<const double>() : std::span(options_.start->side_values);
+  const auto begin = static_cast<size_t>(std::clamp<int64_t>(message.fields.step(), 0, std::ssize(all)));
+  const auto block = std::make_shared<std::vector<double>>(kSideValuesBlock);  // shared: a keeper is
+  const auto values = all.subspan(begin, std::min<size_t>(all.size() - begin, kSideValuesBlock - 1));
+  block->front() = static_cast<double>(all.size());
+  std::ranges::copy(values, block->begin() + 1);
+  Send(from, AnswerTo(message.fields, ExchangeMessage::SIDE_VALUES_RESULT), std::as_bytes(std::span(*block)), block);
   return absl::OkStatus();
 }
 

@@ -30,6 +30,7 @@
 #include "common/wire/exchange_message.h"
 #include "server/collective_wait.h"
 #include "server/contribution_sum.h"
+#include "server/elastic/snapshot_store.h"
 #include "server/server_metrics.h"
 #include "server/shared_arrays.h"
 #include "server/stall_watch.h"
@@ -68,6 +69,12 @@ class ShardJob {
     std::function<void(const std::string&)> log;  // gets lines for people; null: no log
     TraceTrack* track = nullptr;                  // of the calling thread; null: there is no trace
     ServerMetrics* metrics = nullptr;             // null: there are none
+
+    // Of an elastic run; without a store there are no snapshots.
+    SnapshotStore* snapshots = nullptr;     // outlives the job
+    int64_t snapshot_every = 1;             // steps, and
+    int64_t steps_per_epoch = 1;            // where epochs end (IsSnapshotStep)
+    std::shared_ptr<const Snapshot> start;  // of agreement.first_step; null: rank 0 brings the parameters
   };
   // Allocates what CheckShardMemory counts (rendezvous.h). InvalidArgument as ContributionSum::Create.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
@@ -115,6 +122,11 @@ class ShardJob {
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
   void TakeShare(LaneId from, const ReceivedMessage& message);
+  absl::Status TakeSideValues(LaneId from, const ReceivedMessage& message);
+  absl::Status FetchSideValues(LaneId from, const ReceivedMessage& message);
+  // The slices and the state with which the job begins.
+  absl::Status SetStart();
+  void TakeSnapshot(int64_t step, int bucket);
   absl::Status TakeFinish(LaneId from, const ReceivedMessage& message, Time now);
 
   absl::Status CheckBucket(const v1::ExchangeMessage& fields) const;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/check.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/steady_time.h"
@@ -22,14 +23,17 @@ constexpr std::chrono::milliseconds kTick(100);
 // How long the last answers may take to leave: a worker that is gone never takes them.
 constexpr std::chrono::seconds kLinger(5);
 
-// An operation's number: kind << 56 | rank << 32 | bucket, or the number of an answer.
+// An operation's number: kind << 56 | node << 44 | rank << 32 | bucket, or the number of an answer.
 enum class Kind : uint64_t { kContribution, kRequest, kAnswer };
 constexpr int kKindShift = 56;
+constexpr int kNodeShift = 44;
 constexpr int kRankShift = 32;
+static_assert(kWorldSizeMax < 1 << (kNodeShift - kRankShift));
 
 uint64_t Operation(Kind kind, uint64_t number) { return static_cast<uint64_t>(kind) << kKindShift | number; }
-uint64_t Operation(Kind kind, int rank, int bucket) {
-  return Operation(kind, static_cast<uint64_t>(rank) << kRankShift | static_cast<uint64_t>(bucket));
+uint64_t Operation(Kind kind, int rank, int bucket, int node = 0) {
+  return Operation(kind, static_cast<uint64_t>(node) << kNodeShift | static_cast<uint64_t>(rank) << kRankShift |
+                             static_cast<uint64_t>(bucket));
 }
 
 std::chrono::milliseconds DeadlineOf(int64_t ms) {
@@ -188,6 +192,10 @@ absl::Status ShardRank::TakeStart() {
     if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump_, start));
   }
   scratch_ = {};
+  std::vector<int> node_counts(worker_count());
+  for (const Contributor& one : ContributorsOf(LeafOwnersOf(rendezvous_.agreement()))) {
+    ++node_counts[one.rank];
+  }
   slots_.resize(worker_count());
   requests_.resize(worker_count());
   for (int rank = 0; rank < worker_count(); ++rank) {
@@ -195,8 +203,10 @@ absl::Status ShardRank::TakeStart() {
     PostRequest(rank);
     for (int b = 0; b < buckets().bucket_count(); ++b) {
       if (SliceOf(b).size() == 0) continue;
-      slots_[rank][b] = {.gradient = AlignedFloats(SliceOf(b).size()), .step = rendezvous_.agreement().first_step};
-      PostContribution(rank, b);
+      Slot& slot = slots_[rank][b];
+      slot.step = rendezvous_.agreement().first_step;
+      for (int node = 0; node < node_counts[rank]; ++node) slot.gradients.emplace_back(SliceOf(b).size());
+      PostContributions(rank, b);
     }
   }
   return Barrier(pump_, start);
@@ -257,10 +267,11 @@ absl::Status ShardRank::EndJob() {
 
 void ShardRank::OnCompletion(uint64_t operation) {
   const uint64_t number = operation & ((uint64_t{1} << kKindShift) - 1);
-  const int rank = static_cast<int>(number >> kRankShift);
+  const int rank = static_cast<int>(number >> kRankShift & ((uint64_t{1} << (kNodeShift - kRankShift)) - 1));
   switch (static_cast<Kind>(operation >> kKindShift)) {
     case Kind::kContribution:
-      return OnContribution(rank, static_cast<int>(number & std::numeric_limits<uint32_t>::max()));
+      return OnContribution(rank, static_cast<int>(number & std::numeric_limits<uint32_t>::max()),
+                            static_cast<int>(number >> kNodeShift));
     case Kind::kRequest:
       return OnRequest(rank);
     case Kind::kAnswer:
@@ -270,14 +281,16 @@ void ShardRank::OnCompletion(uint64_t operation) {
 }
 
 // A slice longer than one message of the star's wire goes to the job in parts, as it would come there.
-void ShardRank::OnContribution(int rank, int bucket) {
+void ShardRank::OnContribution(int rank, int bucket, int node) {
   Slot& slot = slots_[rank][bucket];
   ExchangeMessage fields;
   fields.set_kind(ExchangeMessage::GRADIENT);
-  // A worker's messages of one bucket come in the order of steps, so the step does not travel.
-  fields.set_step(slot.step++);
+  // A worker's messages of one bucket come in the order of steps and nodes, so neither travels. All nodes of a step are
+  // received at once, and may complete in any order.
+  fields.set_step(slot.step);
   fields.set_bucket(bucket);
-  Feed(rank, std::move(fields), std::as_bytes(slot.gradient.span()));
+  fields.set_node(node);
+  Feed(rank, std::move(fields), std::as_bytes(slot.gradients[node].span()));
 }
 
 void ShardRank::Feed(int rank, ExchangeMessage fields, std::span<const std::byte> payload) {
@@ -343,18 +356,24 @@ void ShardRank::Answered(Answer answer) {
 void ShardRank::SendParameters(Answer answer) {
   const int rank = answer.to.rank;
   const int bucket = answer.fields.bucket();
-  // The contributions are in the sum, so their memory is free. The worker may send the next one when it has the answer.
-  PostContribution(rank, bucket);
+  // The contributions are in the sum, so their memory is free. The worker may send the next ones when it has the
+  // answer.
+  slots_[rank][bucket].step = answer.fields.step() + 1;
+  PostContributions(rank, bucket);
   const uint64_t number = next_answer_++;
   answering_.emplace(number, std::move(answer.keeper));
   transport_->PostSend(rank, ParametersTag(MessagePump::kFirstDataTag, bucket), answer.payload,
                        {.poster = this, .operation = Operation(Kind::kAnswer, number)});
 }
 
-void ShardRank::PostContribution(int rank, int bucket) {
-  transport_->PostReceive(rank, GradientTag(MessagePump::kFirstDataTag, bucket),
-                          std::as_writable_bytes(slots_[rank][bucket].gradient.span()),
-                          {.poster = this, .operation = Operation(Kind::kContribution, rank, bucket)});
+// Messages of one tag match in the order in which their receives are posted.
+void ShardRank::PostContributions(int rank, int bucket) {
+  std::vector<AlignedFloats>& gradients = slots_[rank][bucket].gradients;
+  for (int node = 0; node < std::ssize(gradients); ++node) {
+    transport_->PostReceive(rank, GradientTag(MessagePump::kFirstDataTag, bucket),
+                            std::as_writable_bytes(gradients[node].span()),
+                            {.poster = this, .operation = Operation(Kind::kContribution, rank, bucket, node)});
+  }
 }
 
 void ShardRank::PostRequest(int rank) {

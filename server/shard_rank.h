@@ -69,10 +69,10 @@ class ShardRank final : private Transport::Poster {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // The contribution of one worker to one bucket that is arriving.
+  // The contributions of one worker to one bucket that are arriving.
   struct Slot {
-    AlignedFloats gradient;
-    int64_t step = 0;
+    std::vector<AlignedFloats> gradients;  // by node of the worker's share
+    int64_t step = 0;                      // of all of them
   };
   // Optimizer state that rank 0 has asked for.
   struct Fetch {
@@ -91,12 +91,12 @@ class ShardRank final : private Transport::Poster {
   absl::Status EndJob();
 
   void OnCompletion(uint64_t operation) override;
-  void OnContribution(int rank, int bucket);
+  void OnContribution(int rank, int bucket, int node);
   void OnRequest(int rank);
   void Answered(Answer answer);
   void SendParameters(Answer answer);
   void Feed(int rank, v1::ExchangeMessage fields, std::span<const std::byte> payload);
-  void PostContribution(int rank, int bucket);
+  void PostContributions(int rank, int bucket);
   void PostRequest(int rank);
   void Log(const std::string& line) const;
 

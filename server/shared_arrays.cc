@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/leaf_shares.h"
 #include "common/status.h"
 
 namespace starring {
@@ -11,12 +13,21 @@ SharedArrays::SharedArrays(const Options& options)
     : options_(options), workers_(options_.world_size), buckets_(options_.slices.size()) {}
 
 absl::StatusOr<v1::SharedMemory> SharedArrays::Share(int rank, const v1::ExchangeMessage& request) {
-  ASSIGN_OR_RETURN(auto gradients,
-                   SharedMemory::Open(request.gradient_memory(), options_.element_count, SharedMemory::Access::kRead));
+  const auto node_count = std::ssize(ShareOf(rank, options_.leaf_owners));
+  ASSIGN_OR_RETURN(auto gradients, SharedMemory::Open(request.gradient_memory(), node_count * options_.element_count,
+                                                      SharedMemory::Access::kRead));
   // The worker's memory is kept only when there is memory for parameters as well: it shares both or none.
   RETURN_IF_ERROR(OpenParameters(request));
   workers_[rank].gradients = std::move(gradients);
   return parameters_->where();
+}
+
+absl::StatusOr<std::span<const float>> SharedArrays::GradientOf(int rank, int node) const {
+  const std::span<const float> all = workers_[rank].gradients->values();
+  if (node < 0 || node >= std::ssize(all) / options_.element_count) {
+    return absl::InvalidArgumentError(absl::StrCat("node ", node, " of its share, for which it shares no memory"));
+  }
+  return all.subspan(static_cast<size_t>(node * options_.element_count), static_cast<size_t>(options_.element_count));
 }
 
 absl::Status SharedArrays::OpenParameters(const v1::ExchangeMessage& request) {

@@ -30,6 +30,7 @@ class SharedArrays {
     std::span<const ElementRange> slices;  // what the shard owns, by bucket; outlives this
     int64_t element_count = 0;             // of the whole parameter vector
     int world_size = 1;
+    std::vector<int> leaf_owners;  // LeafOwnersOf the agreement
   };
   explicit SharedArrays(const Options& options);
 
@@ -43,7 +44,10 @@ class SharedArrays {
   // What the worker's last request said.
   bool Shares(int rank) const { return workers_[rank].shares; }
 
-  // REQUIRES: Share(rank, ...) was OK. Shared with contributions that are in it.
+  // A worker has an array for each node of its share. InvalidArgument if it has no such node. REQUIRES: Share(rank,
+  // ...) was OK.
+  absl::StatusOr<std::span<const float>> GradientOf(int rank, int node) const;
+  // The memory of all of them. REQUIRES: as above. Shared with contributions that are in it.
   const std::shared_ptr<const SharedMemory>& GradientsOf(int rank) const { return workers_[rank].gradients; }
 
   // Call before each contribution to `bucket`. When all workers read parameters in shared memory, ContributionSum

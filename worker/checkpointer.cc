@@ -76,7 +76,7 @@ Checkpointer::~Checkpointer() {
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
   const WorkerOptions& worker = *options.worker;
-  if (!worker.checkpoint_dir.empty() && !worker.resume && HasCheckpoint(worker.checkpoint_dir)) {
+  if (!worker.checkpoint_dir.empty() && !worker.resume && !options.goes_on && HasCheckpoint(worker.checkpoint_dir)) {
     return RefuseFlag("checkpoint_dir", worker.checkpoint_dir,
                       "it holds checkpoints of a run before: add --resume to go on with it, or name another folder");
   }

@@ -54,6 +54,7 @@ class Checkpointer {
     // As TrainingStep::GatherOptimizerState.
     std::function<absl::Status(std::span<const std::span<float>>)> gather_optimizer_state;
     std::function<void(const std::string&)> warn;  // shows a line to a person
+    bool goes_on = false;                          // the run has begun already: the folder may have its checkpoints
     // Tests put a slow disk here. It may still run after the checkpointer was destroyed.
     std::function<absl::Status(const std::string& dir, const Layout&, const Checkpoint&)> write = WriteCheckpoint;
   };

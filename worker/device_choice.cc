@@ -109,6 +109,10 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
       absl::StatusOr<DeviceChoice> gpu = ChooseGpu(launcher, *options, gpu_count, watch);
       if (gpu.ok()) {
         options->device = DeviceKind::kCuda;
+        if (options->micro_batches > 0) {
+          return RefuseFlag("micro_batches", absl::StrCat(options->micro_batches),
+                            "a step on a GPU computes its batch at once: give --device=cpu");
+        }
         if (options->TriesBucketSizes()) {
           return RefuseFlag("bucket_bytes", "auto",
                             "a step on a GPU prepares its copies for one size: give a number, or --device=cpu");

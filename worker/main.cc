@@ -23,15 +23,19 @@
 #include "common/status.h"
 #include "common/trace.h"
 #include "common/transport/tcp_rendezvous.h"
+#include "kernels/cpu/cpu_device.h"
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/meeting.h"
 #include "worker/data/dataset.h"
+#include "worker/data/normalization.h"
 #include "worker/device_choice.h"
+#include "worker/elastic/elastic_run.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/star/star_exchange.h"
+#include "worker/known_answer.h"
 #include "worker/launcher_environment.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
@@ -157,24 +161,26 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStar(const WorkerOptions& options, const Tracing& tracing,
-                                                             StallOptions stall) {
+                                                             StallOptions stall, std::function<bool()> superseded) {
   return CreateStarExchange({.addresses = options.servers,
                              .lanes = options.lanes,
                              .run_id = options.run_id,
                              .security = options.security,
                              .same_host = options.same_host,
                              .trace = tracing.trace,
-                             .stall = std::move(stall)});
+                             .stall = std::move(stall),
+                             .superseded = std::move(superseded)});
 }
 
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, CudaDevice* cuda,
                                                                  MpiRuntime* mpi, const Tracing& tracing,
-                                                                 StallOptions stall) {
+                                                                 StallOptions stall, std::function<bool()> superseded) {
   if (options.sync == Sync::kLocal) {
     return CreateLocalExchange(tracing.compute,
                                cuda == nullptr ? LocalUpdates::kExchange : LocalUpdates::kTrainingStep);
   }
-  if (options.transport == TransportKind::kGrpc) return CreateStar(options, tracing, std::move(stall));
+  if (options.transport == TransportKind::kGrpc)
+    return CreateStar(options, tracing, std::move(stall), std::move(superseded));
   // All others go over one transport, and differ in the way of the messages. Without a device the exchange takes and
   // gives host memory.
   ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, mpi));
@@ -232,14 +238,20 @@ CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const 
 absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const WorkerOptions& options, CudaTrainingStepOptions cuda_step,
                                                       const DeviceChoice& choice, const BucketMap& buckets,
                                                       MpiRuntime* mpi, const Tracing& tracing, StallOptions stall,
-                                                      Network* network) {
+                                                      Network* network, const Segment* segment = nullptr,
+                                                      std::function<bool()> superseded = nullptr) {
   ExchangeAndStep work;
-  ASSIGN_OR_RETURN(work.exchange, CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall)));
+  ASSIGN_OR_RETURN(work.exchange,
+                   CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall), std::move(superseded)));
   const TrainingStepParts parts{
       .network = network,
       .exchange = work.exchange.get(),
       .buckets = &buckets,
       .rank = options.rank,
+      .world_size = options.world_size,
+      .micro_batches = static_cast<int>(options.micro_batches),
+      .leaf_owners = segment == nullptr ? std::vector<int>() : segment->leaf_owners,
+      .on_leaf = segment == nullptr ? nullptr : segment->on_leaf,
       .exchange_part = options.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange};
   if (choice.cuda == nullptr) {
     ASSIGN_OR_RETURN(work.step, CreateCpuTrainingStep(parts, choice.cpu.get()));
@@ -289,11 +301,12 @@ class GpuHangWatch {
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
   const char* const co_located = options.sync == Sync::kStar && options.ServerCount() == 0 ? "co-located " : "";
-  std::printf("%s, %lld parameters, on %s (%lld training images), %s%s with %d worker%s, on %s\n",
-              options.model.c_str(), static_cast<long long>(network.layout().parameter_count()),
-              options.dataset.name.c_str(), static_cast<long long>(data.train.count), co_located,
-              options.RanksChoose() ? "auto" : SyncName(options.sync), options.world_size,
-              options.world_size == 1 ? "" : "s", choice.device()->name().c_str());
+  std::string topology = absl::StrCat(co_located, options.RanksChoose() ? "auto" : SyncName(options.sync), " with ",
+                                      options.world_size, options.world_size == 1 ? " worker" : " workers");
+  if (options.elastic) topology = absl::StrCat("elastic star, ", options.micro_batches, " micro-batches");
+  std::printf("%s, %lld parameters, on %s (%lld training images), %s, on %s\n", options.model.c_str(),
+              static_cast<long long>(network.layout().parameter_count()), options.dataset.name.c_str(),
+              static_cast<long long>(data.train.count), topology.c_str(), choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
   if (choice.cuda != nullptr) std::printf("%s\n", DescribeGpuMemory(gpu_memory, *choice.cuda).c_str());
   std::fflush(stdout);
@@ -315,9 +328,135 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
 }
 
 // What all ranks' devices must have alike, as Train asks for it; null where there is nothing to compare.
-std::function<std::vector<std::pair<std::string, std::string>>()> FactsOf(const CudaDevice* cuda) {
+using Facts = std::function<absl::StatusOr<std::vector<std::pair<std::string, std::string>>>()>;
+
+Facts FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* network, const CudaDevice* cuda) {
+  // With micro-batches anyone may compute any part of the sum.
+  if (options->micro_batches > 0 && (options->world_size > 1 || options->elastic)) {
+    return [=, known = std::optional<std::vector<std::pair<std::string, std::string>>>()]() mutable
+           -> absl::StatusOr<std::vector<std::pair<std::string, std::string>>> {
+      // Asked for each generation, and computed once.
+      if (known.has_value()) return *known;
+      // Its name sorts behind those of the facts that may be the cause: a refusal names the first that differs.
+      auto facts = CpuArithmetic(options->isa.value_or(BestInstructionSet()));
+      ASSIGN_OR_RETURN(std::string answer, KnownAnswer(*options, *data, network));
+      facts.emplace_back("known_answer.first_leaf", std::move(answer));
+      known = facts;
+      return facts;
+    };
+  }
   if (cuda == nullptr || cuda->cudnn_version().empty()) return nullptr;
   return [cuda] { return DeviceFacts(*cuda); };
+}
+
+// What a job needs to train, once or for each generation of an elastic run.
+struct JobParts {
+  const WorkerOptions* options = nullptr;
+  const LauncherEnvironment* launcher = nullptr;
+  const TrainAndTest* data = nullptr;
+  const DeviceChoice* choice = nullptr;
+  Network* network = nullptr;
+  CudaTrainingStepOptions cuda_step;
+  MpiRuntime* mpi = nullptr;
+  Tracing tracing;
+  const Instruments* instruments = nullptr;
+  ProgressState* state = nullptr;
+  Facts facts;
+};
+
+// The result of a training whose exchange and step are gone.
+struct Trained {
+  TrainResult result;
+  std::optional<ExchangeChoice> choice;
+  std::string gpu_transfer;
+  bool data_on_gpu = false;
+};
+
+absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment = nullptr,
+                                 std::function<bool()> superseded = nullptr) {
+  const WorkerOptions& options = *parts.options;
+  ASSIGN_OR_RETURN(const BucketMap buckets,
+                   BucketMap::Create({.element_count = parts.network->layout().element_count(),
+                                      .bucket_bytes = options.bucket_bytes,
+                                      // The buckets of an elastic run are the same with any number of workers.
+                                      .world_size = segment == nullptr ? options.world_size : 1}));
+  // An elastic run decides only now who is rank 0.
+  const Progress::Style style = ChooseStyle(options, *parts.launcher);
+  ASSIGN_OR_RETURN(const ExchangeAndStep work,
+                   CreateExchangeAndStep(options, parts.cuda_step, *parts.choice, buckets, parts.mpi, parts.tracing,
+                                         MakeStallOptions(options, parts.state, style), parts.network, segment,
+                                         std::move(superseded)));
+  TrainOptions training{.worker = &options,
+                        .data = parts.data,
+                        .network = parts.network,
+                        .exchange = work.exchange.get(),
+                        .buckets = &buckets,
+                        .step = work.step.get(),
+                        .progress = style,
+                        .stop_requested = StopRequested,
+                        .device_facts = parts.facts,
+                        .observers = parts.instruments->observers(),
+                        .trace = parts.tracing.trace,
+                        .track = parts.tracing.compute,
+                        .state = parts.state,
+                        .segment = segment};
+  // All workers have shown the same data, so nobody need measure it together with others.
+  if (segment != nullptr) {
+    training.normalization = NormalizationFromSums(PixelSums(parts.data->train, 0, parts.data->train.count));
+  }
+  ASSIGN_OR_RETURN(TrainResult result, Train(training));
+  return Trained{.result = std::move(result),
+                 .choice = work.exchange->choice(),
+                 .gpu_transfer = std::string(work.step->transfer()),
+                 .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples};
+}
+
+// nullopt: another worker reports the run. Sets the options of the last generation.
+absl::StatusOr<std::optional<Trained>> TrainElastic(const JobParts& parts, WorkerOptions* options) {
+  ASSIGN_OR_RETURN(auto facts, parts.facts());
+  std::optional<Trained> last;
+  const auto train = [&](const Segment& segment,
+                         const std::function<bool()>& superseded) -> absl::StatusOr<TrainResult> {
+    ASSIGN_OR_RETURN(last, TrainJob(parts, &segment, superseded));
+    return last->result;
+  };
+  ASSIGN_OR_RETURN(
+      const std::optional<TrainResult> result,
+      RunElastic({.options = options,
+                  .data = parts.data,
+                  .network = parts.network,
+                  .facts = std::move(facts),
+                  .state = parts.state,
+                  .stop_requested = StopRequested,
+                  .say = [](const std::string& line) { std::fprintf(stderr, "worker: %s\n", line.c_str()); },
+                  .train = train}));
+  if (!result.has_value()) return std::nullopt;
+  return last;
+}
+
+// The last line and the run record. Only rank 0 writes them: it has gathered the other ranks' part of both.
+absl::Status ReportRun(const JobParts& parts, WorkerOptions options, const Trained& trained) {
+  const DeviceChoice& choice = *parts.choice;
+  if (trained.choice.has_value()) options.sync = trained.choice->sync;
+  if (options.rank != 0) return absl::OkStatus();
+  if (ChooseStyle(options, *parts.launcher) != Progress::Style::kNone) PrintResult(options, trained.result);
+  if (options.record.empty()) return absl::OkStatus();
+  std::map<std::string, std::string> versions = LibraryVersions(), engines;
+  if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
+    versions["cudnn"] = choice.cuda->cudnn_version();
+    engines = choice.cuda->engines();
+  }
+  return WriteRunRecord({.options = &options,
+                         .data = parts.data,
+                         .result = &trained.result,
+                         .device = choice.device()->name(),
+                         .gpu_transfer = trained.gpu_transfer,
+                         .data_on_gpu = trained.data_on_gpu,
+                         .cores_per_worker = parts.launcher->cores_per_worker,
+                         .cores_per_server = parts.launcher->cores_per_server,
+                         .versions = std::move(versions),
+                         .engines = std::move(engines),
+                         .sync_reason = trained.choice.has_value() ? trained.choice->reason : ""});
 }
 
 // The options are a copy, in which ChooseDevice replaces "auto" by what it has chosen.
@@ -329,13 +468,13 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
-  // The shares of a batch differ by one at most, and the arena must hold the largest: hence the rounding up.
-  const int64_t largest_share = (options.global_batch + options.world_size - 1) / options.world_size;
+  // The parts of a batch differ by one sample at most, and the arena must hold the largest: hence the rounding up.
+  const int64_t part_count = options.micro_batches > 0 ? options.micro_batches : options.world_size;
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
                                        .channels = data.train.channels,
                                        .classes = data.train.classes,
-                                       .batch_max = largest_share,
+                                       .batch_max = (options.global_batch + part_count - 1) / part_count,
                                        .evaluation_batch_max = kEvaluationBatch,
                                        .seed = options.seed,
                                        .track = tracing.compute};
@@ -348,50 +487,27 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device());
   if (!created.ok()) return choice.cuda == nullptr ? created.status() : RefuseIfOutOfGpuMemory(created.status());
   const std::unique_ptr<Network> network = *std::move(created);
-  ASSIGN_OR_RETURN(const BucketMap buckets, BucketMap::Create({.element_count = network->layout().element_count(),
-                                                               .bucket_bytes = options.bucket_bytes,
-                                                               .world_size = options.world_size}));
-  const Progress::Style style = ChooseStyle(options, launcher);
   // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
+  const Progress::Style style = ChooseStyle(options, launcher);
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
-  ASSIGN_OR_RETURN(const ExchangeAndStep work,
-                   CreateExchangeAndStep(options, cuda_step, choice, buckets, mpi, tracing,
-                                         MakeStallOptions(options, gpu_hang_watch->state(), style), network.get()));
-  ASSIGN_OR_RETURN(const TrainResult result, Train({.worker = &options,
-                                                    .data = &data,
-                                                    .network = network.get(),
-                                                    .exchange = work.exchange.get(),
-                                                    .buckets = &buckets,
-                                                    .step = work.step.get(),
-                                                    .progress = style,
-                                                    .stop_requested = StopRequested,
-                                                    .device_facts = FactsOf(choice.cuda.get()),
-                                                    .observers = instruments.observers(),
-                                                    .trace = tracing.trace,
-                                                    .track = tracing.compute,
-                                                    .state = gpu_hang_watch->state()}));
-  const std::optional<ExchangeChoice> choice_of_sync = work.exchange->choice();
-  if (choice_of_sync.has_value()) options.sync = choice_of_sync->sync;
-  // Only rank 0 writes the record and the last line. It has gathered the other ranks' part of both.
-  if (options.rank != 0) return absl::OkStatus();
-  if (style != Progress::Style::kNone) PrintResult(options, result);
-  if (options.record.empty()) return absl::OkStatus();
-  std::map<std::string, std::string> versions = LibraryVersions(), engines;
-  if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
-    versions["cudnn"] = choice.cuda->cudnn_version();
-    engines = choice.cuda->engines();
+  const JobParts parts{.options = &options,
+                       .launcher = &launcher,
+                       .data = &data,
+                       .choice = &choice,
+                       .network = network.get(),
+                       .cuda_step = cuda_step,
+                       .mpi = mpi,
+                       .tracing = tracing,
+                       .instruments = &instruments,
+                       .state = gpu_hang_watch->state(),
+                       .facts = FactsOf(&options, &data, network.get(), choice.cuda.get())};
+  std::optional<Trained> trained;
+  if (options.elastic) {
+    ASSIGN_OR_RETURN(trained, TrainElastic(parts, &options));
+  } else {
+    ASSIGN_OR_RETURN(trained, TrainJob(parts));
   }
-  return WriteRunRecord({.options = &options,
-                         .data = &data,
-                         .result = &result,
-                         .device = choice.device()->name(),
-                         .gpu_transfer = work.step->transfer(),
-                         .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
-                         .cores_per_worker = launcher.cores_per_worker,
-                         .cores_per_server = launcher.cores_per_server,
-                         .versions = std::move(versions),
-                         .engines = std::move(engines),
-                         .sync_reason = choice_of_sync.has_value() ? choice_of_sync->reason : ""});
+  return trained.has_value() ? ReportRun(parts, options, *trained) : absl::OkStatus();
 }
 
 // This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.

@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstdio>
 #include <functional>
+#include <iterator>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <span>
@@ -14,6 +16,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/check.h"
+#include "common/generation.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/security/sha256.h"
 #include "common/status.h"
@@ -21,6 +25,7 @@
 #include "worker/checkpointer.h"
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
+#include "worker/elastic/run_history.h"
 #include "worker/ranks_agree.h"
 #include "worker/run_buckets.h"
 #include "worker/step/in_flight_buckets.h"
@@ -54,6 +59,24 @@ std::vector<int64_t> ShareSizes(int64_t count, int64_t global_batch, int world_s
 int64_t EndStep(const WorkerOptions& worker, int64_t steps_per_epoch) {
   const int64_t end = steps_per_epoch * worker.epochs;
   return worker.max_steps > 0 ? std::min(end, worker.max_steps) : end;
+}
+
+// In how many parts a global batch is cut.
+int PartCount(const WorkerOptions& worker) {
+  return worker.micro_batches > 0 ? static_cast<int>(worker.micro_batches) : worker.world_size;
+}
+
+// The leaves that this worker computes, in the order in which it does; none without --micro_batches.
+std::vector<int> LeavesOf(const WorkerOptions& worker, const Segment* segment) {
+  std::vector<int> leaves;
+  if (worker.micro_batches == 0) return leaves;
+  const std::vector<int> owners = segment != nullptr
+                                      ? segment->leaf_owners
+                                      : DealLeavesEvenly(static_cast<int>(worker.micro_batches), worker.world_size);
+  for (const LeafRange& node : ShareOf(worker.rank, owners)) {
+    for (int leaf = node.begin; leaf < node.end; ++leaf) leaves.push_back(leaf);
+  }
+  return leaves;
 }
 
 class Trainer {
@@ -94,17 +117,34 @@ class Trainer {
   absl::Status Evaluate(std::span<double, 3> sums);
   absl::Status SaveCheckpoint();
   absl::Status AverageBuffers();
-  absl::Status SumInParts(SumPurpose purpose, std::span<double> values);
   absl::Status SumLosses();
   absl::Status FinishRun();
   absl::Status CheckParameters();
   absl::Status GatherUse();
+
+  // Of an elastic run: what the snapshot of first_step has besides parameters, and what that of step_ is to have.
+  absl::Status RestoreHistory();
+  absl::Status SubmitHistory();
+  bool IsElastic() const { return options_.segment != nullptr; }
+  bool HasSnapshot(int64_t step) const {
+    return IsElastic() && IsSnapshotStep(step, options_.segment->snapshot_every, steps_per_epoch_);
+  }
+  // Whether there is a checkpoint of `step`, the next or the last one. An elastic run never goes back behind one, so it
+  // waits there for the next snapshot.
+  bool SavesAt(int64_t step) const {
+    const bool is_due = checkpoints_.IsDue(step);
+    return IsElastic() ? (is_due || checkpoint_is_due_) && HasSnapshot(step) : is_due;
+  }
+  // Whether the epoch that ended before step_ has been evaluated.
+  bool IsEvaluated() const { return !result_.epochs.empty() && result_.epochs.back().epoch == epoch(); }
 
   // Tells stall reports what this worker is doing outside its steps. In a step, the timer tells them.
   void Enter(WorkPhase phase) {
     if (options_.state != nullptr) options_.state->Enter(phase, std::chrono::steady_clock::now());
   }
   const Layout& layout() const { return network_.layout(); }
+  // What a step's losses and a test are must not depend on the number of workers (--micro_batches).
+  bool has_leaves() const { return worker_.micro_batches > 0; }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that has just finished
   // After `step_count` steps an epoch ends, or the run in the middle of one.
   bool EndsEpoch(int64_t step_count) const { return step_count % steps_per_epoch_ == 0 || step_count == end_step_; }
@@ -131,7 +171,8 @@ class Trainer {
   int64_t first_step_ = 0;  // of this process
   int64_t first_measured_step_ = 0;
 
-  int64_t step_ = 0;  // the next one
+  int64_t step_ = 0;                // the next one
+  bool checkpoint_is_due_ = false;  // since a step that has no snapshot
   absl::Time epoch_begin_;
   int64_t epoch_samples_ = 0;           // of all ranks, by this process in this epoch
   double epoch_loss_sum_ = 0;           // over this rank's samples
@@ -157,7 +198,9 @@ absl::Status Trainer::RunToEnd() {
   ASSIGN_OR_RETURN(normalization_, MeasurePixels());
   RETURN_IF_ERROR(StartSteps());
   RETURN_IF_ERROR(TrainSteps());
-  return FinishRun();
+  if (!result_.segment_over) return FinishRun();
+  result_.next_step = step_;
+  return exchange_.Leave();
 }
 
 absl::Status Trainer::StartExchange() {
@@ -176,12 +219,14 @@ absl::Status Trainer::StartExchange() {
                                                         .warn =
                                                             [this](const std::string& text) {
                                                               if (worker_.rank == 0) progress_.Message(text);
-                                                            }}));
+                                                            },
+                                                        .goes_on = IsElastic() && options_.segment->number > 1}));
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
               .optimizer = worker_.optimizer,
               .schedule = worker_.schedule,
               .sum_order = worker_.sum_order,
+              .micro_batches = static_cast<int>(worker_.micro_batches),
               .layout = layout(),
               .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
               .join_deadline = worker_.join_deadline,
@@ -190,7 +235,8 @@ absl::Status Trainer::StartExchange() {
   for (auto& fact : DatasetFacts(data_)) job.agreed_flags.push_back(std::move(fact));
   if (options_.device_facts != nullptr) {
     RETURN_IF_ERROR(PlanEveryShape());
-    for (auto& fact : options_.device_facts()) job.agreed_flags.push_back(std::move(fact));
+    ASSIGN_OR_RETURN(auto facts, options_.device_facts());
+    std::ranges::move(facts, std::back_inserter(job.agreed_flags));
   }
   // The owners know steps but not epochs, so the end of a cosine is told to them in steps.
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
@@ -199,7 +245,12 @@ absl::Status Trainer::StartExchange() {
   RETURN_IF_ERROR(ValidateSchedule(job.schedule));
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
-  if (worker_.resume) {
+  if (IsElastic()) {
+    job.first_step = options_.segment->first_step;
+    job.leaf_owners = options_.segment->leaf_owners;
+    job.owners_have_parameters = options_.segment->from_snapshot;
+  }
+  if (worker_.resume && !job.owners_have_parameters) {
     // Every rank reads the checkpoint, since each needs the buffers. The exchange compares the first steps.
     ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters, &state));
     job.optimizer_state.assign(state.begin(), state.end());
@@ -207,22 +258,58 @@ absl::Status Trainer::StartExchange() {
   step_ = job.first_step;
   RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
   RETURN_IF_ERROR(exchange_.Start(job, parameters));
+  if (job.owners_have_parameters) RETURN_IF_ERROR(RestoreHistory());
   return training_step_.StartOptimizer(job);
+}
+
+absl::Status Trainer::RestoreHistory() {
+  ASSIGN_OR_RETURN(const std::vector<double> values, exchange_.FetchSideValues());
+  ASSIGN_OR_RETURN(RunHistory history, FromValues(values, network_.statistics_size()));
+  std::span<const float> next = history.statistics;
+  for (const NetworkBuffer& buffer : network_.buffers()) {
+    RETURN_IF_ERROR(network_.WriteBuffer(buffer, next.first(buffer.values.size())));
+    next = next.subspan(buffer.values.size());
+  }
+  epoch_loss_sum_ = history.epoch_loss_sum;
+  epoch_samples_ = history.epoch_samples;
+  seconds_before_epoch_ = history.seconds;
+  result_.epochs = std::move(history.epochs);
+  result_.losses = std::move(history.losses);
+  return absl::OkStatus();
+}
+
+// Before the evaluation at the end of an epoch, which a generation that begins there makes again.
+absl::Status Trainer::SubmitHistory() {
+  if (worker_.rank != 0) return absl::OkStatus();
+  RunHistory history{.epoch_loss_sum = epoch_loss_sum_,
+                     .epoch_samples = epoch_samples_,
+                     .seconds = seconds_before_epoch_ + absl::ToDoubleSeconds(SteadyNow() - epoch_begin_),
+                     .epochs = result_.epochs,
+                     .losses = result_.losses};
+  for (const NetworkBuffer& buffer : network_.buffers()) {
+    std::vector<float> values(buffer.values.size());
+    RETURN_IF_ERROR(network_.ReadBuffer(buffer, values));
+    history.statistics.insert(history.statistics.end(), values.begin(), values.end());
+  }
+  exchange_.SubmitSideValues(step_, ToValues(history));
+  return absl::OkStatus();
 }
 
 // The ranks compare the engines that their devices chose for each shape. A rank meets only the batch sizes of its own
 // shares, so each rank plans for the sizes of all ranks: otherwise their lists would differ.
 absl::Status Trainer::PlanEveryShape() {
-  for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, worker_.world_size)) {
+  for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, PartCount(worker_))) {
     RETURN_IF_ERROR(network_.PlanTraining(batch));
   }
-  for (const int64_t batch : ShareSizes(data_.test.count, kEvaluationBatch * worker_.world_size, worker_.world_size)) {
+  const int divided_by = has_leaves() ? 1 : worker_.world_size;
+  for (const int64_t batch : ShareSizes(data_.test.count, kEvaluationBatch * divided_by, divided_by)) {
     RETURN_IF_ERROR(network_.PlanEvaluation(batch));
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<Normalization> Trainer::MeasurePixels() {
+  if (options_.normalization.has_value()) return *options_.normalization;
   // Each rank reads only its part of the pixels. The sums are integers, so the result does not depend on the division.
   const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
   std::vector<double> sums = PixelSums(data_.train, part.begin, part.end);
@@ -239,9 +326,10 @@ absl::Status Trainer::StartSteps() {
   ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
                                                   .sampler = {.sample_count = data_.train.count,
                                                               .global_batch = worker_.global_batch,
-                                                              .rank = worker_.rank,
-                                                              .world_size = worker_.world_size,
+                                                              .rank = has_leaves() ? 0 : worker_.rank,
+                                                              .world_size = PartCount(worker_),
                                                               .seed = worker_.seed},
+                                                  .parts = LeavesOf(worker_, options_.segment),
                                                   .normalization = normalization_,
                                                   .augment = worker_.augment,
                                                   .format = training_step_.batch_format(),
@@ -266,6 +354,11 @@ absl::Status Trainer::TrainSteps() {
                        NameStraggler();
                      }});
   epoch_begin_ = SteadyNow();
+  // The generation before ended between the last step of an epoch and the end of its evaluation.
+  if (IsElastic() && options_.segment->from_snapshot && EndsEpoch(step_) && !IsEvaluated()) {
+    RETURN_IF_ERROR(FinishEpoch());
+  }
+  bool stops = false;  // at the next snapshot
   while (step_ < end_step_) {
     // Evaluations and checkpoints have paused the measurement. Resume has no effect while it goes on.
     if (step_ >= first_measured_step_) processor_use_.Resume();
@@ -274,10 +367,16 @@ absl::Status Trainer::TrainSteps() {
     // The vote waits for the other ranks' messages, as a bucket does. If it were not counted, that time would be
     // missing from every step.
     timer_->Enter(StepPart::kExposedExchange);
-    ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, options_.stop_requested()));
+    const bool is_asked = IsElastic() ? options_.segment->stop() : options_.stop_requested();
+    ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, is_asked));
     timer_->Enter(StepPart::kOther);
     // The ranks have voted before the same step, so they all stop with the same parameters.
-    if (stop) {
+    stops = stops || stop;
+    if (IsElastic() && stops && step_ > options_.segment->first_step && HasSnapshot(step_)) {
+      result_.segment_over = true;
+      break;
+    }
+    if (!IsElastic() && stop) {
       result_.stopped_early = true;
       break;
     }
@@ -285,12 +384,22 @@ absl::Status Trainer::TrainSteps() {
     RETURN_IF_ERROR(TrainStep());
     ++step_;
     RETURN_IF_ERROR(buckets_.AfterStep(SteadyNow() - step_begin, step_));
+    if (IsElastic()) {
+      const std::array<double, kStepPartCount>& parts = timer_->part_seconds();
+      options_.segment->on_step(
+          step_, absl::ToDoubleSeconds(SteadyNow() - step_begin),
+          parts[static_cast<int>(StepPart::kForward)] + parts[static_cast<int>(StepPart::kBackward)]);
+    }
+    if (HasSnapshot(step_)) RETURN_IF_ERROR(SubmitHistory());
     // The end of the epoch comes before the checkpoint of the same step, which then has the averaged statistics.
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
     // The last step's checkpoint is FinishRun's, which all ranks wait for.
-    if (step_ != end_step_ && checkpoints_.IsDue(step_)) RETURN_IF_ERROR(SaveCheckpoint());
+    const bool saves = SavesAt(step_);
+    checkpoint_is_due_ = !saves && (checkpoint_is_due_ || checkpoints_.IsDue(step_));
+    if (step_ != end_step_ && saves) RETURN_IF_ERROR(SaveCheckpoint());
   }
   processor_use_.Pause();
+  if (result_.segment_over) return training_step_.Settle(&finished_);
   if (!result_.stopped_early) return absl::OkStatus();
   // The last step before the end of an epoch has settled; a step before which the run was stopped has not.
   RETURN_IF_ERROR(training_step_.Settle(&finished_));
@@ -302,12 +411,15 @@ absl::Status Trainer::TrainSteps() {
 absl::Status Trainer::TrainStep() {
   const TraceSpan span(options_.track, "step", {.step = step_});
   RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
-  if (EndsEpoch(step_ + 1) || checkpoints_.IsDue(step_ + 1) || buckets_.MayChangeAfterNextStep()) {
+  if (EndsEpoch(step_ + 1) || SavesAt(step_ + 1) || buckets_.MayChangeAfterNextStep()) {
     // This exchange is counted as part of the step, because no later step overlaps with it.
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
   timer_->EndStep();
   straggler_watch_.AddStep(timer_->part_seconds());
+  for (const FinishedStep& done : finished_) {
+    if (IsElastic()) RETURN_IF_ERROR(options_.segment->check_loss(done.step, done.loss.loss_sum));
+  }
   TakeFinished();
   return absl::OkStatus();
 }
@@ -346,13 +458,14 @@ void Trainer::TakeFinished() {
 absl::Status Trainer::AverageBuffers() {
   // Every rank has normalised its own samples by their own mean and variance. Running statistics are linear in those of
   // the batches, so their mean over the ranks is the result that one worker would have from the means over the ranks.
-  if (worker_.world_size == 1) return absl::OkStatus();
+  // With leaves every rank has added the statistics of all.
+  if (worker_.world_size == 1 || has_leaves()) return absl::OkStatus();
   for (const NetworkBuffer& buffer : network_.buffers()) {
     std::vector<float> mine(buffer.values.size());
     RETURN_IF_ERROR(network_.ReadBuffer(buffer, mine));
     // The sum is in double and in the order of ranks, so that every rank gets the same bits.
     std::vector<double> values(mine.begin(), mine.end());
-    RETURN_IF_ERROR(SumInParts(SumPurpose::kRunningStatistics, values));
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kRunningStatistics, values, &exchange_));
     for (size_t i = 0; i < values.size(); ++i) mine[i] = static_cast<float>(values[i] / worker_.world_size);
     RETURN_IF_ERROR(network_.WriteBuffer(buffer, mine));
   }
@@ -362,12 +475,16 @@ absl::Status Trainer::AverageBuffers() {
 // Adds this rank's part of the test set to `sums`: the loss, the number of correct answers, the number of samples.
 absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
   const TraceSpan span(options_.track, "evaluate");
+  // Every batch is divided among the ranks; with leaves, whole batches are, so that the same are computed by whomever.
+  const int divided_by = has_leaves() ? 1 : worker_.world_size;
   const Sampler::Options sampler{.sample_count = data_.test.count,
-                                 .global_batch = kEvaluationBatch * worker_.world_size,
-                                 .rank = worker_.rank,
-                                 .world_size = worker_.world_size,
+                                 .global_batch = kEvaluationBatch * divided_by,
+                                 .rank = has_leaves() ? 0 : worker_.rank,
+                                 .world_size = divided_by,
                                  .order = Sampler::Order::kSequential};
-  const int64_t end_step = Sampler(sampler).steps_per_epoch();
+  const int64_t batch_count = Sampler(sampler).steps_per_epoch();
+  const ElementRange mine =
+      has_leaves() ? PartOf(batch_count, worker_.rank, worker_.world_size) : ElementRange{0, batch_count};
   // This loader has no trace, since the whole evaluation is one span, and has memory of its own, which the step copies.
   // It lives for one evaluation, so that its threads take no core from training.
   ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create({.dataset = &data_.test,
@@ -376,17 +493,26 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
                                                                           .format = training_step_.batch_format(),
                                                                           .threads = worker_.loader_threads,
                                                                           .prefetch_depth = worker_.prefetch_depth,
-                                                                          .end_step = end_step}));
-  for (int64_t i = 0; i < end_step; ++i) {
+                                                                          .first_step = mine.begin,
+                                                                          .end_step = mine.end}));
+  std::vector<double> losses(static_cast<size_t>(batch_count)), correct(losses.size());
+  for (int64_t i = mine.begin; i < mine.end; ++i) {
     Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
+    if (IsElastic()) options_.segment->on_leaf();
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
     // The last batch may have no sample for this rank.
     if (batch->plan.samples.empty()) continue;
     ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
-    sums[0] += loss.loss_sum;
-    sums[1] += static_cast<double>(loss.correct);
+    losses[static_cast<size_t>(i)] = loss.loss_sum;
+    correct[static_cast<size_t>(i)] = static_cast<double>(loss.correct);
     sums[2] += static_cast<double>(batch->plan.samples.size());
   }
+  if (has_leaves()) {
+    // Zeros from all ranks but one make the sum a gather. Everyone then has all losses, to be added in the same order.
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, losses, &exchange_));
+  }
+  sums[0] += std::accumulate(losses.begin(), losses.end(), 0.0);
+  sums[1] += std::accumulate(correct.begin(), correct.end(), 0.0);
   return absl::OkStatus();
 }
 
@@ -401,6 +527,8 @@ absl::Status Trainer::FinishEpoch() {
   // One sum carries all four values, because each sum costs a round trip through all ranks.
   std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
+  // With leaves every rank has the losses of all.
+  if (has_leaves() && worker_.rank > 0) sums[0] = sums[1] = 0;
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
   CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks agreed on the data at Start
   const EpochSummary summary{.epoch = epoch(),
@@ -436,23 +564,13 @@ absl::Status Trainer::SaveCheckpoint() {
 // Turns the losses of the last steps from sums over this rank's samples into sums over all ranks' samples. Each value
 // is divided by the global batch already, so the sum is the mean.
 absl::Status Trainer::SumLosses() {
+  if (has_leaves()) return absl::OkStatus();  // they are of all samples already
   const std::span<StepLoss> losses = std::span(result_.losses).subspan(losses_summed_);
   std::vector<double> values(losses.size());
   for (size_t i = 0; i < values.size(); ++i) values[i] = losses[i].loss;
-  RETURN_IF_ERROR(SumInParts(SumPurpose::kLosses, values));
+  RETURN_IF_ERROR(SumInParts(SumPurpose::kLosses, values, &exchange_));
   for (size_t i = 0; i < values.size(); ++i) losses[i].loss = values[i];
   losses_summed_ = result_.losses.size();
-  return absl::OkStatus();
-}
-
-// Sums any number of values. An epoch may have more steps, and a layer more channels, than one message of the exchange
-// can carry values. All ranks have the same number, so they cut it into the same parts.
-absl::Status Trainer::SumInParts(SumPurpose purpose, std::span<double> values) {
-  while (!values.empty()) {
-    const std::span<double> part = values.first(std::min<size_t>(values.size(), kSumValuesMax));
-    RETURN_IF_ERROR(exchange_.Sum(purpose, part));
-    values = values.subspan(part.size());
-  }
   return absl::OkStatus();
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "common/trace.h"
 #include "worker/bucket_trial.h"
 #include "worker/data/dataset.h"
+#include "worker/data/normalization.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
 #include "worker/report/progress.h"
@@ -34,12 +36,6 @@ namespace starring {
 struct WorkerUse {
   double compute_ms = 0;   // mean per step, forward and backward
   double cpu_percent = 0;  // 100 is one core
-};
-
-struct StepLoss {
-  int64_t step = 0;
-  double seconds = 0;  // of training when the step was finished, without evaluations and checkpoints
-  double loss = 0;     // mean over the global batch
 };
 
 struct TrainResult {
@@ -58,9 +54,26 @@ struct TrainResult {
   std::vector<WorkerUse> workers;           // by rank
   std::vector<StragglerRecord> stragglers;  // in the order in which they were found
   std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
+  bool segment_over = false;                // of an elastic run: stopped at a snapshot, for the next generation
 };
 
-// Samples that a rank evaluates at once.
+// A generation, as the trainer sees it: it trains the steps from first_step on, to the end of the run or to the
+// snapshot at which it is told to stop.
+struct Segment {
+  int64_t number = 1;
+  int64_t first_step = 0;
+  bool from_snapshot = false;
+  int64_t snapshot_every = 1;
+  std::vector<int> leaf_owners;
+  std::function<bool()> stop;  // at the next snapshot
+  // A step is over, and has taken so long, of which this worker has computed so long.
+  std::function<void(int64_t next_step, double step_seconds, double compute_seconds)> on_step;
+  std::function<void()> on_leaf;  // a micro-batch, or a batch of an evaluation, is done
+  // The loss of a step, which must be what it was if the step was computed before.
+  std::function<absl::Status(int64_t step, double loss)> check_loss;
+};
+
+// Samples that are evaluated at once: per rank, or with --micro_batches by whoever does.
 inline constexpr int64_t kEvaluationBatch = 256;
 
 struct TrainOptions {
@@ -74,11 +87,13 @@ struct TrainOptions {
   std::function<bool()> stop_requested;  // called once a step
   // Facts about this rank's device that must be the same on all ranks, for JobSpec::agreed_flags. Called after every
   // shape that any rank will meet has been planned for. Null: there are none, and no shape is planned in advance.
-  std::function<std::vector<std::pair<std::string, std::string>>()> device_facts;
+  std::function<absl::StatusOr<std::vector<std::pair<std::string, std::string>>>()> device_facts;
   std::vector<RunObserver*> observers;
-  Trace* trace = nullptr;          // null without a trace
-  TraceTrack* track = nullptr;     // the calling thread's track of that trace
-  ProgressState* state = nullptr;  // told what the calling thread is doing, for stall reports; may be null
+  Trace* trace = nullptr;                      // null without a trace
+  TraceTrack* track = nullptr;                 // the calling thread's track of that trace
+  ProgressState* state = nullptr;              // told what the calling thread is doing, for stall reports; may be null
+  const Segment* segment = nullptr;            // of an elastic run; outlives the call
+  std::optional<Normalization> normalization;  // if it is known already; otherwise the ranks measure it together
 };
 
 // Trains to the end, or to the step at which the ranks agree to stop. After an error, the other ranks have been told

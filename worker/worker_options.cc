@@ -7,6 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
 #include "common/host/address.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/security/security_flags.h"
 #include "common/status.h"
@@ -159,9 +160,57 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
   return CheckTransport(launcher, options);
 }
 
+// How many leaves the sum of a step has. They bring the tree along: another order would depend on who adds.
+absl::Status ResolveMicroBatches(WorkerOptions& options) {
+  // Who computes a leaf of an elastic run changes, and its bits must not.
+  if (options.elastic && options.asked.micro_batches == 0) options.asked.micro_batches = std::nullopt;
+  options.micro_batches = options.asked.micro_batches.value_or(AutoMicroBatches(options.global_batch));
+  if (options.micro_batches == 0) return absl::OkStatus();
+  const std::string value = absl::StrCat(options.micro_batches);
+  if (options.micro_batches > options.global_batch) {
+    return RefuseFlag("micro_batches", value,
+                      absl::StrCat("--global_batch=", options.global_batch, " has not as many samples: give fewer"));
+  }
+  if (options.device == DeviceKind::kCuda) {
+    return RefuseFlag("micro_batches", value, "--device=cuda computes a step's batch at once: give --device=cpu");
+  }
+  options.sum_order = SumOrder::kTree;
+  return absl::OkStatus();
+}
+
+// The coordinator decides who is in, and where the servers are.
+absl::Status ResolveElastic(WorkerOptions& options) {
+  const WorkerOptions::Asked& asked = options.asked;
+  if (options.coordinator.empty()) {
+    return RefuseFlag("elastic", "true", "it needs --coordinator=host:port, where shard 0 listens");
+  }
+  RETURN_IF_ERROR(ParseHostPort(options.coordinator).status(), "--coordinator");
+  if (asked.sync.has_value() && *asked.sync != Sync::kStar) {
+    return RefuseFlag("elastic", "true",
+                      absl::StrCat("--sync=", SyncName(*asked.sync), " has a fixed set of ranks: give --sync=star"));
+  }
+  if (asked.transport.has_value() && *asked.transport != TransportKind::kGrpc) {
+    return RefuseFlag("elastic", "true", "it needs servers that are reached by --transport=grpc");
+  }
+  if (!options.servers.empty() || asked.rank >= 0 || asked.world_size > 0) {
+    return RefuseFlag("elastic", "true",
+                      "rank, number of workers and servers come from the coordinator: drop --rank, --world_size and "
+                      "--servers");
+  }
+  options.sync = Sync::kStar;
+  options.transport = TransportKind::kGrpc;
+  options.same_host = asked.same_host.value_or(SameHost::kSharedMemory);
+  options.servers = {options.coordinator};  // until a generation says more
+  return absl::OkStatus();
+}
+
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
+  if (options.elastic) return ResolveElastic(options);
+  if (!options.coordinator.empty()) {
+    return RefuseFlag("coordinator", options.coordinator, "only an elastic run has one: give --elastic");
+  }
   const bool has_grpc = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
   const bool has_servers = has_grpc || options.server_ranks > 0;
   const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
@@ -180,13 +229,21 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
     return RefuseFlag("rank", absl::StrCat(options.rank),
                       absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
   }
+  if (options.micro_batches > 0 && options.world_size > options.micro_batches) {
+    return RefuseFlag("micro_batches", absl::StrCat(options.micro_batches),
+                      absl::StrCat("each of ", options.world_size,
+                                   " workers computes one at least: give more, or "
+                                   "start fewer workers"));
+  }
   if (options.sum_order == SumOrder::kTree && (options.sync == Sync::kRing || options.sync == Sync::kMpi)) {
     return RefuseFlag(
-        "sum_order", "tree",
+        options.micro_batches > 0 ? "micro_batches" : "sum_order",
+        options.micro_batches > 0 ? absl::StrCat(options.micro_batches) : "tree",
         absl::StrCat("--sync=", SyncName(options.sync),
                      options.sync == Sync::kRing ? " passes partial sums from rank to rank, which is a chain"
                                                  : " leaves the order to MPI",
-                     ": give --sync=star, or --sum_order=chain"));
+                     ": give --sync=star, or ",
+                     options.micro_batches > 0 ? "no --micro_batches" : "--sum_order=chain"));
   }
   RETURN_IF_ERROR(ResolveTransport(launcher, options));
   if (!options.servers.empty()) return CheckServers(options.servers);
@@ -305,6 +362,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                                                  const LauncherEnvironment& launcher) {
   WorkerOptions options;
   RETURN_IF_ERROR(ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker).status());
+  RETURN_IF_ERROR(ResolveMicroBatches(options));
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
   RETURN_IF_ERROR(CheckSameHost(options));

@@ -15,9 +15,9 @@ ElementRange RingChunk(ElementRange block, int chunk, int world_size) {
   return {first_of(chunk), first_of(chunk + 1)};
 }
 
-int TreeMiddle(RankRange workers) {
-  CHECK_GE(workers.end - workers.begin, 2);
-  return workers.begin + static_cast<int>(std::bit_floor(static_cast<unsigned>(workers.end - workers.begin - 1)));
+int TreeMiddle(LeafRange leaves) {
+  CHECK_GE(leaves.size(), 2);
+  return leaves.begin + static_cast<int>(std::bit_floor(static_cast<unsigned>(leaves.size() - 1)));
 }
 
 void ForEachRun(ElementRange range, int64_t element_count, ReductionOrder reduction,

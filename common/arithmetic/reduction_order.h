@@ -7,11 +7,11 @@
 // (c + 1) mod N: the order in which a ring's reduce-scatter meets them, which ends at rank c, the chunk's owner in a
 // ring.
 //
-// *Tree*: the workers are the leaves, in the order of their ranks. The sum of the workers [a, b) is the sum of [a, m)
-// plus the sum of [m, b), where m - a is the largest power of two below b - a. The order is the same for every element.
-// A sum of n terms has a chain of at most log2(n) + 1 roundings instead of n - 1. A ring cannot add in this order: its
-// partial sums pass through the ranks one by one. With two workers both orders give the same bits, because a + b =
-// b + a.
+// *Tree*: the leaves are the workers, in the order of their ranks, or the micro-batches of a global batch
+// (common/leaf_shares.h). The sum of the leaves [a, b) is the sum of [a, m) plus the sum of [m, b), where m - a is the
+// largest power of two below b - a. The order is the same for every element. A sum of n terms has a chain of at most
+// log2(n) + 1 roundings instead of n - 1. A ring cannot add in this order: its partial sums pass through the ranks one
+// by one. With two leaves both orders give the same bits, because a + b = b + a.
 //
 // A bucket is a whole number of blocks, so neither the size of a bucket nor the number of server shards changes the
 // order of a sum, and with it no bit of the result. In a bucket of many blocks every rank owns the same share.
@@ -36,15 +36,25 @@ struct ReductionOrder {
   int world_size = 1;
 };
 
-// The workers [begin, end).
-struct RankRange {
+// The leaves [begin, end).
+struct LeafRange {
   int begin = 0;
   int end = 0;
-  friend bool operator==(const RankRange&, const RankRange&) = default;
+  int size() const { return end - begin; }
+  friend bool operator==(const LeafRange&, const LeafRange&) = default;
 };
 
-// In a tree, the first worker of the right half of the sum of `workers`. REQUIRES: there are two of them or more.
-int TreeMiddle(RankRange workers);
+// In a tree, the first leaf of the right half of the sum of `leaves`. REQUIRES: there are two of them or more.
+int TreeMiddle(LeafRange leaves);
+
+// Who adds the leaves of a node one after the other needs no recursion: like the ones of a binary counter, the sums
+// that wait for their right half are complete subtrees, each smaller than the one before. When leaf `i` of the node
+// comes, counted from 0, this many wait.
+constexpr int SumsWaiting(int i) { return std::popcount(static_cast<unsigned>(i)); }
+// And this many of them, the last ones, are added to it from the right: waiting + (waiting + leaf).
+constexpr int SumsEnding(int i, int node_size) {
+  return i + 1 == node_size ? SumsWaiting(i) : std::countr_one(static_cast<unsigned>(i));
+}
 
 // A message between ranks has at most 128 KiB. It costs some 4 us of either core beside its bytes (two handshakes and a
 // system call), so smaller ones cost more; larger ones gain nothing measurable and leave less to overlap.

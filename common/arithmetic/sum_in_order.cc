@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "common/check.h"
 #include "common/limits.h"
@@ -90,7 +91,8 @@ static_assert(kWorldSizeMax < 1 << kPartialSumsMax);
 // powers of two in descending order, as the tree's right spine has them, and are added from the right.
 class BlockTree {
  public:
-  BlockTree(std::span<const std::byte* const> inputs, int clone) : inputs_(inputs), clone_(clone) {}
+  BlockTree(std::span<const std::byte* const> inputs, std::span<const int> leaves, int clone)
+      : inputs_(inputs), leaves_(leaves), clone_(clone) {}
 
   // Elements [begin, begin + count) of the inputs, into sum[0, count). REQUIRES: count <= kTreeBlockElements.
   void Add(int64_t begin, int64_t count, float* sum) {
@@ -118,6 +120,10 @@ class BlockTree {
 
   // Pushes the sum of eight, four, two or one inputs from `next` on, the most that are there, and returns their number.
   size_t PushSubtree(size_t next) {
+    if (!leaves_.empty()) {
+      stack_[depth_++] = {.values = Input(next), .leaves = static_cast<size_t>(leaves_[next])};
+      return 1;
+    }
     const size_t left = inputs_.size() - next;
     const size_t leaves = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
     float* const place = Place(depth_);
@@ -146,6 +152,7 @@ class BlockTree {
   }
 
   const std::span<const std::byte* const> inputs_;
+  const std::span<const int> leaves_;
   const int clone_;
   int64_t begin_ = 0;
   int64_t count_ = 0;
@@ -157,12 +164,16 @@ class BlockTree {
 
 }  // namespace
 
-void SumAsTree(std::span<const std::byte* const> inputs, std::span<float> sum, InstructionSet set) {
+void SumAsTree(std::span<const std::byte* const> inputs, std::span<float> sum, InstructionSet set,
+               std::span<const int> leaves) {
   CHECK(!inputs.empty());
   CHECK_LE(inputs.size(), kWorldSizeMax);
-  // Up to three inputs both orders are one, and the chain needs no blocks.
-  if (inputs.size() <= 3) return SumInOrder(inputs, sum, set);
-  BlockTree tree(inputs, static_cast<int>(set));
+  CHECK(leaves.empty() || leaves.size() == inputs.size()) << leaves.size();
+  // Inputs of equally many leaves are added as if each were one.
+  if (std::all_of(leaves.begin(), leaves.end(), [&](int count) { return count == leaves[0]; })) leaves = {};
+  // Two inputs, or three leaves, have one order, and the chain needs no blocks.
+  if (inputs.size() <= 2 || (inputs.size() == 3 && leaves.empty())) return SumInOrder(inputs, sum, set);
+  BlockTree tree(inputs, leaves, static_cast<int>(set));
   const int64_t count = std::ssize(sum);
   for (int64_t begin = 0; begin < count; begin += kTreeBlockElements) {
     tree.Add(begin, std::min(kTreeBlockElements, count - begin), sum.data() + begin);
@@ -218,6 +229,12 @@ PieceSum::PieceSum(ReductionOrder reduction) : order_(reduction.order) {
   straddling_.resize(reduction.world_size);
 }
 
+PieceSum PieceSum::OfNodes(std::vector<int> leaves) {
+  PieceSum sum(ReductionOrder{.order = SumOrder::kTree, .world_size = static_cast<int>(leaves.size())});
+  sum.leaves_ = std::move(leaves);
+  return sum;
+}
+
 void PieceSum::SetInput(int rank, Pieces pieces) { inputs_[rank] = {.rest = pieces, .current = {}}; }
 
 // Cuts the elements into runs that are contiguous in every input and sums each run by SumInOrder. Only an element that
@@ -256,7 +273,7 @@ void PieceSum::Next(int first_rank, std::span<float> sum) {
     if (order_ == SumOrder::kChain) {
       SumInOrder(in_order_, sum.first(run));
     } else {
-      SumAsTree(in_order_, sum.first(run));
+      SumAsTree(in_order_, sum.first(run), BestInstructionSet(), leaves_);
     }
     sum = sum.subspan(run);
   }

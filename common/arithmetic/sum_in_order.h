@@ -25,10 +25,11 @@ namespace starring {
 void SumInOrder(std::span<const std::byte* const> inputs, std::span<float> sum,
                 InstructionSet set = BestInstructionSet());
 
-// The same sum as a tree over the inputs, as SumOrder::kTree says: the contract is that of SumInOrder.
+// The same sum as a tree over the inputs, as SumOrder::kTree says: the contract is that of SumInOrder. `leaves`: of how
+// many leaves each input is the sum already, in the order of the tree; empty: each is a leaf.
 // Cost:        as SumInOrder, and the partial sums of a block, which stay in the L1 cache.
 void SumAsTree(std::span<const std::byte* const> inputs, std::span<float> sum,
-               InstructionSet set = BestInstructionSet());
+               InstructionSet set = BestInstructionSet(), std::span<const int> leaves = {});
 
 // Adds the contributions of all workers, each a list of byte pieces of any length and alignment. An element may even
 // straddle two pieces. Allocates in the constructor only.
@@ -40,8 +41,11 @@ class PieceSum {
 
   // An input for each worker. REQUIRES: reduction.world_size >= 1.
   explicit PieceSum(ReductionOrder reduction);
+  // An input for each node of a tree, which is the sum of this many leaves. REQUIRES: there are some.
+  static PieceSum OfNodes(std::vector<int> leaves);
 
-  // Input `rank` begins at the first byte of `pieces`, which stay alive and unchanged until the last Next.
+  // Input `rank`, or of this node, begins at the first byte of `pieces`, which stay alive and unchanged until the last
+  // Next.
   void SetInput(int rank, Pieces pieces);
 
   // Writes the sum of the next sum.size() elements of all inputs. Chain: added left to right from `first_rank` on:
@@ -57,7 +61,8 @@ class PieceSum {
   static float ReadOne(Input& input);
 
   SumOrder order_;
-  std::vector<Input> inputs_;               // by rank
+  std::vector<int> leaves_;                 // by input; empty: each is a leaf
+  std::vector<Input> inputs_;               // by rank, or node
   std::vector<const std::byte*> in_order_;  // of one run of Next
   std::vector<float> straddling_;           // the elements of one run of length 1, in order
 };

@@ -5,7 +5,7 @@
 //   worker                              server
 //   ShardJoin, agreement           ─▶   its verdict goes to rank 0, which tells all
 //   rank 0: state and parameters   ─▶   of every slice, bucket by bucket
-//   gradient of a slice            ─▶
+//   gradient of a slice            ─▶   one for each node of the worker's share (common/leaf_shares.h), in its order
 //                                  ◀─   its parameters, when all workers' gradients are there
 //   ShardRequest                   ─▶
 //                                  ◀─   kFetchState: the vector's slice; kFinish: one byte, when all have sent theirs
@@ -19,7 +19,7 @@
 namespace starring {
 
 // Raise it with every change after which one end would misunderstand the other.
-inline constexpr int32_t kShardWireVersion = 2;
+inline constexpr int32_t kShardWireVersion = 3;
 
 // What the worker expects the server to be, and what it tells of its job. The agreement follows as a message of
 // `agreement_bytes`.

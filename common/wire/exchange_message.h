@@ -30,7 +30,11 @@ namespace starring {
 
 // The version of the wire between workers and servers (proto/starring/v1/parameter_server.proto). Raise it with every
 // change after which an older peer would misunderstand a newer one. Builds of different versions refuse each other.
-inline constexpr int kWireVersion = 2;  // programs before the first number send 0
+// The side values of a snapshot travel in blocks of this many float64 (FETCH_SIDE_VALUES): the number of all, then
+// values from `step` on, filled up with zeros.
+inline constexpr int kSideValuesBlock = 1024;
+
+inline constexpr int kWireVersion = 3;  // programs before the first number send 0
 
 using BytePiece = std::span<const std::byte>;
 

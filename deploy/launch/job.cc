@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <random>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -81,6 +82,26 @@ absl::StatusOr<ReservedPort> ReservePort() {
   return reserved;
 }
 
+// A port that nobody gets who asks for any: outside ip_local_port_range, and free now.
+absl::StatusOr<int> FindCoordinatorPort() {
+  int first = 32768, last = 60999;
+  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first >> last;
+  constexpr int kFirstUserPort = 1024, kPorts = 65536, kTries = 200;
+  std::random_device random;
+  for (int i = 0; i < kTries; ++i) {
+    const int port = kFirstUserPort + static_cast<int>(random() % (kPorts - kFirstUserPort));
+    if (port >= first && port <= last) continue;
+    const UniqueFd socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address = {};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    if (bind(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return port;
+  }
+  return absl::UnavailableError(absl::StrCat("no free port outside of ", first, " to ", last,
+                                             ", the range that the system gives away (ip_local_port_range)"));
+}
+
 }  // namespace
 
 Job::Job(const Context& context)
@@ -125,6 +146,8 @@ absl::StatusOr<JobOutcome> Job::Run() {
 }
 
 absl::Status Job::Start() {
+  if (!options_.join.empty()) return StartWorkers({absl::StrCat("--coordinator=", options_.join), "--elastic"});
+  if (options_.elastic) return StartElastic();
   switch (options_.transport) {
     case TransportKind::kGrpc: {
       RETURN_IF_ERROR(StartServers({"--listen=127.0.0.1:0"}));
@@ -153,25 +176,63 @@ absl::Status Job::Start() {
   return absl::InternalError("no such transport");
 }
 
-absl::Status Job::StartServers(const std::vector<std::string>& meeting) {
-  for (int shard = 0; shard < options_.server_count; ++shard) {
-    const std::string name = NameOf('s', shard);
-    ChildSpec spec;
-    spec.program = options_.server_binary;
-    spec.argv = {options_.server_binary, absl::StrCat("--shard=", shard),
-                 absl::StrCat("--shard_count=", options_.server_count)};
-    spec.argv.insert(spec.argv.end(), meeting.begin(), meeting.end());
-    // Over gRPC the kernel gives each server a free port (port 0), and the port file says which. A port chosen here
-    // could be taken by the time the server asks for it.
-    if (options_.transport == TransportKind::kGrpc) {
-      spec.argv.push_back(absl::StrCat("--port_file=", context_.folder, "/", name, ".port"));
-    }
-    spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
-    AppendWatching(options_.worker_count, &spec.argv);
-    spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
-    RETURN_IF_ERROR(StartChild(name, Role::kServer, std::move(spec)));
+// Shard 0 comes back at the same port, so that port must be one that the system gives to nobody else.
+absl::Status Job::StartElastic() {
+  ASSIGN_OR_RETURN(const int port, FindCoordinatorPort());
+  const std::string coordinator = absl::StrCat("127.0.0.1:", port);
+  const std::string state_dir = absl::StrCat("--state_dir=", context_.state_dir);
+  RETURN_IF_ERROR(StartServer(0, {absl::StrCat("--listen=", coordinator), "--elastic", state_dir,
+                                  absl::StrCat("--first_workers=", options_.worker_count)}));
+  for (int shard = 1; shard < options_.server_count; ++shard) {
+    RETURN_IF_ERROR(StartServer(
+        shard, {"--listen=127.0.0.1:0", "--elastic", state_dir, absl::StrCat("--coordinator=", coordinator)}));
   }
+  context_.merger->Print(absl::StrCat("launch: the coordinator listens at ", coordinator));
+  return StartWorkers({absl::StrCat("--coordinator=", coordinator), "--elastic"});
+}
+
+bool Job::RestartProcesses() {
+  for (const Child& dead : supervisor_.Excusable()) {
+    const auto startable = startable_.find(dead.name);
+    if (dead.exit_code == kExitRefused || startable == startable_.end()) return true;
+    const std::string text = EndText(dead);
+    if (process_restarts_ == options_.process_restart_count) {
+      // The others go on without a worker, but not without a shard.
+      if (dead.role == Role::kServer) return true;
+      context_.merger->Print(absl::StrCat("launch: ", text, ": the others go on"));
+      supervisor_.Excuse(dead.pid);
+      continue;
+    }
+    ++process_restarts_;
+    context_.merger->Print(absl::StrCat("launch: ", text, ": starting it again, ", process_restarts_, " of ",
+                                        options_.process_restart_count));
+    supervisor_.Excuse(dead.pid);
+    if (!StartChild(dead.name, startable->second.role, startable->second.spec).ok()) return true;
+  }
+  return false;
+}
+
+absl::Status Job::StartServers(const std::vector<std::string>& meeting) {
+  for (int shard = 0; shard < options_.server_count; ++shard) RETURN_IF_ERROR(StartServer(shard, meeting));
   return absl::OkStatus();
+}
+
+absl::Status Job::StartServer(int shard, const std::vector<std::string>& meeting) {
+  const std::string name = NameOf('s', shard);
+  ChildSpec spec;
+  spec.program = options_.server_binary;
+  spec.argv = {options_.server_binary, absl::StrCat("--shard=", shard),
+               absl::StrCat("--shard_count=", options_.server_count)};
+  spec.argv.insert(spec.argv.end(), meeting.begin(), meeting.end());
+  // Over gRPC the kernel gives each server a free port (port 0), and the port file says which. A port chosen here could
+  // be taken by the time the server asks for it.
+  if (options_.transport == TransportKind::kGrpc) {
+    spec.argv.push_back(absl::StrCat("--port_file=", context_.folder, "/", name, ".port"));
+  }
+  spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
+  AppendWatching(options_.worker_count, &spec.argv);
+  spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
+  return StartChild(name, Role::kServer, std::move(spec));
 }
 
 absl::StatusOr<std::vector<std::string>> Job::AwaitServerAddresses() {
@@ -214,8 +275,11 @@ absl::Status Job::StartWorkers(const std::vector<std::string>& meeting) {
     spec.argv = WorkerCommand();
     if (!meeting.empty()) {
       spec.argv.insert(spec.argv.end(), meeting.begin(), meeting.end());
-      spec.argv.push_back(absl::StrCat("--rank=", rank));
-      spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
+      // The workers of an elastic job get their numbers from the coordinator.
+      if (!IsElastic()) {
+        spec.argv.push_back(absl::StrCat("--rank=", rank));
+        spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
+      }
       spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
     }
     spec.cores = context_.cores->workers[static_cast<size_t>(rank)];
@@ -256,6 +320,7 @@ absl::Status Job::StartMpirun() {
 }
 
 absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec) {
+  if (IsElastic()) startable_[name] = {.role = role, .spec = spec};
   const std::string prefix = absl::StrCat(name, " | ");
   OutputChannel out;
   int out_source = 0;
@@ -302,7 +367,10 @@ std::vector<std::string> Job::WorkerCommand() const {
 void Job::RunWorkers() {
   // During --check, a worker that cannot reach the others fails early. The others are left to finish within their own
   // deadlines, so that the table is complete.
-  const auto over = [&] { return WorkersDone() || (!options_.check && FirstFailure() != nullptr); };
+  const auto over = [&] {
+    if (IsElastic()) return RestartProcesses() || WorkersDone();
+    return WorkersDone() || (!options_.check && FirstFailure() != nullptr);
+  };
   // A signal announces every end of a child of ours. Only mpirun's ranks have to be looked at.
   const seconds tick = supervisor_.AnyRunning(Role::kMpirun) ? kRanksTick : seconds(60);
   supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || MpirunIsOverdue(); },
@@ -402,7 +470,7 @@ const Child* Job::FirstFailure() const {
     return std::make_pair(child.exit_code == kExitPeerMissing, child.end_order);
   };
   for (const Child& child : supervisor_.children()) {
-    if (child.running || child.ended_by_us || child.exit_code == 0) continue;
+    if (child.running || child.ended_by_us || child.excused || child.exit_code == 0) continue;
     if (first == nullptr || order(child) < order(*first)) first = &child;
   }
   return first;

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ class Job {
     LineMerger* merger = nullptr;
     OutputQueue* output = nullptr;  // where the merger writes
     std::string folder;
+    std::string state_dir;  // elastic: of the servers
     std::vector<std::string> worker_flags;
     std::vector<std::string> admission_flags;  // for all processes that connect by gRPC or TCP
   };
@@ -50,10 +52,15 @@ class Job {
   absl::Status Start();
   // `meeting`: as of StartWorkers. Each server also gets its number.
   absl::Status StartServers(const std::vector<std::string>& meeting);
+  absl::Status StartServer(int shard, const std::vector<std::string>& meeting);
   absl::StatusOr<std::vector<std::string>> AwaitServerAddresses();
+  bool IsElastic() const { return options_.elastic || !options_.join.empty(); }
   // `meeting`: the flags by which the workers find their servers or each other; empty for a worker alone.
   absl::Status StartWorkers(const std::vector<std::string>& meeting);
   absl::Status StartMpirun();
+  absl::Status StartElastic();
+  // Starts again what has died and may be. Returns whether the job cannot go on without it.
+  bool RestartProcesses();
   // Gives the child its environment and outputs. Lines get a prefix, except those of worker 0's standard output.
   absl::Status StartChild(const std::string& name, Role role, ChildSpec spec);
   void AppendWatching(int first_port, std::vector<std::string>* command) const;
@@ -73,6 +80,13 @@ class Job {
   Environment environment_;
   Supervisor supervisor_;
   std::vector<UniqueFd> held_open_;
+  // Elastic: how each process was started, by its name.
+  struct Startable {
+    Role role = Role::kWorker;
+    ChildSpec spec;
+  };
+  std::map<std::string, Startable> startable_;
+  int process_restarts_ = 0;
   // MPI: how many ranks had ended at the last check, and when that number last changed.
   int ended_ranks_ = 0;
   std::chrono::steady_clock::time_point ended_ranks_since_;

@@ -77,7 +77,7 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
     }
   }
   for (const absl::string_view ours :
-       {"sync", "transport", "rendezvous", "rank", "world_size", "servers", "server_ranks"}) {
+       {"sync", "transport", "rendezvous", "rank", "world_size", "servers", "server_ranks", "elastic", "coordinator"}) {
     if (HasFlag(worker_flags, ours)) {
       return absl::InvalidArgumentError(
           absl::StrCat("flag --", ours, " is after --, but the launcher sets it for each worker: drop it there"));
@@ -123,6 +123,28 @@ absl::Status ResolveTransport(LaunchOptions& options) {
       options.transport = asked.value_or(TransportKind::kMpi);
       if (options.transport != TransportKind::kMpi) return refuse("--sync=mpi is MPI's own allreduce: drop it");
       break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckElastic(const ParsedFlags& flags, const LaunchOptions& options) {
+  if (!options.join.empty() && options.servers_asked > 0) {
+    return RefuseFlag("join", options.join, "the job has its servers: drop --servers");
+  }
+  if (!options.join.empty() && options.security.job_secret.empty()) {
+    return RefuseFlag("join", options.join,
+                      "it needs the job's secret: start the job with --job_secret=FILE, and give the "
+                      "same file here");
+  }
+  if (options.elastic || !options.join.empty()) {
+    if (options.transport == TransportKind::kGrpc && options.proxies.empty() && !options.check) return absl::OkStatus();
+    return RefuseFlag(options.elastic ? "elastic" : "join", options.elastic ? "true" : options.join,
+                      "it needs --sync=star --transport=grpc, without --through_proxy and --check");
+  }
+  for (const char* const flag : {"restart_processes", "state_dir"}) {
+    if (flags.given.contains(flag)) {
+      return absl::InvalidArgumentError(absl::StrCat("--", flag, " is for an elastic job: give --elastic, too"));
+    }
   }
   return absl::OkStatus();
 }
@@ -214,7 +236,8 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
     return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
   RETURN_IF_ERROR(ResolveTransport(options));
-  RETURN_IF_ERROR(ReadServers(options));
+  RETURN_IF_ERROR(CheckElastic(flags, options));
+  if (options.join.empty()) RETURN_IF_ERROR(ReadServers(options));
   RETURN_IF_ERROR(ReadSecurity(options));
   ASSIGN_OR_RETURN(options.worker_binary, FindProgram("worker", "worker_binary", options.worker_binary));
   RETURN_IF_ERROR(CheckWorkerFlags(options));

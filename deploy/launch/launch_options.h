@@ -27,7 +27,11 @@ struct LaunchOptions {
   int server_count = 0;              // 0 unless a star over gRPC, or over TCP with servers
   std::vector<std::string> proxies;  // star: what the workers dial instead of each server; empty: the servers
   int restart_count = 0;
-  bool check = false;                                 // the workers dial all processes that they will talk to, and end
+  bool elastic = false;
+  int process_restart_count = 0;  // of single processes, in one attempt
+  std::string state_dir;          // of the servers; empty: a folder that lives as long as the launcher
+  std::string join;    // host:port: no job is started, workers are added to the elastic one whose shard 0 this is
+  bool check = false;  // the workers dial all processes that they will talk to, and end
   absl::Duration start_deadline = absl::Seconds(30);  // for the servers to listen
   absl::Duration stop_deadline = absl::Seconds(60);   // for the workers to save and leave after a signal
   int cores_per_worker = 0;                           // see CoreDemand
@@ -63,6 +67,18 @@ inline constexpr FlagRow kRows[] = {
      TextAt<&L::proxies>("host:port,...")},
     {"restarts", "job", "after a failure, start the job again with --resume, at most this many times",
      WholeAt<&L::restart_count>(0, kRestartCountMax)},
+    {"elastic", "job",
+     "workers may join and leave while the job runs, and the job survives what dies: a star over grpc; the servers are "
+     "started with --elastic",
+     SwitchAt<&L::elastic>()},
+    {"restart_processes", "job",
+     "elastic: when a process dies, start it again, so often at most; --restarts is for when that is used up",
+     WholeAt<&L::process_restart_count>(0, kRestartCountMax)},
+    {"state_dir", "job",
+     "elastic: folder for snapshots and the log of the run; empty: a temporary one, which ends with the launcher",
+     TextAt<&L::state_dir>("folder")},
+    {"join", "job", "start only workers, which join the elastic job whose shard 0 listens there; give its --job_secret",
+     TextAt<&L::join>("host:port")},
     {"check", "job",
      "instead of training: every process dials every other one that it would talk to; worker 0 prints one table, and "
      "says that the job is ready or what to mend; exit code 0, 2 or 3",

@@ -110,6 +110,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
                        .merger = &merger,
                        .output = &output,
                        .folder = "",
+                       .state_dir = options.state_dir,
                        .worker_flags = options.worker_flags,
                        .admission_flags = {}};
   const std::string job_name = DrawJobName();
@@ -119,8 +120,15 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
     // pass for the new ones.
     ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
     context.folder = folder.path();
-    ASSIGN_OR_RETURN(context.admission_flags,
-                     AdmissionFlags(options, folder.path(), absl::StrCat(job_name, "-", restart)));
+    // A restart goes on from a checkpoint, with a log of its own.
+    if (options.elastic && options.state_dir.empty()) context.state_dir = absl::StrCat(folder.path(), "/state");
+    if (!options.state_dir.empty() && restart > 0) {
+      context.state_dir = absl::StrCat(options.state_dir, "/restart-", restart);
+    }
+    // Who joins takes the run's name from its coordinator.
+    ASSIGN_OR_RETURN(
+        context.admission_flags,
+        AdmissionFlags(options, folder.path(), options.join.empty() ? absl::StrCat(job_name, "-", restart) : ""));
     const RestartPause::Clock::time_point begin = RestartPause::Clock::now();
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());

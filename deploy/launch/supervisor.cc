@@ -164,6 +164,18 @@ void Supervisor::EndAll(int signal_number) {
   }
 }
 
+std::vector<Child> Supervisor::Excusable() const {
+  std::vector<Child> failed;
+  for (const Child& child : children_) {
+    if (!child.running && !child.ended_by_us && !child.excused && child.exit_code != 0) failed.push_back(child);
+  }
+  return failed;
+}
+
+void Supervisor::Excuse(pid_t pid) {
+  for (Child& child : children_) child.excused = child.excused || (child.pid == pid && !child.running);
+}
+
 void Supervisor::CloseOutputs() {
   for (Output& output : outputs_) {
     // Reads as much as a pipe can hold (16 times 64 KiB) and no more: a grandchild may go on writing for ever.

@@ -45,6 +45,7 @@ struct Child {
   pid_t pid = 0;
   bool running = true;
   bool ended_by_us = false;  // EndAll told it to end: its exit code says nothing about the cause of a failure
+  bool excused = false;      // its end is no failure of the job
   int exit_code = 0;         // once it has ended; 128 + signal if a signal ended it
   int end_order = -1;        // 0 for the first child seen to end; equal for children seen to end at once
 };
@@ -80,6 +81,9 @@ class Supervisor {
   void CloseOutputs();
 
   const std::vector<Child>& children() const { return children_; }
+  // Those that have failed by themselves and were not excused.
+  std::vector<Child> Excusable() const;
+  void Excuse(pid_t pid);
   bool AnyRunning() const;
   bool AnyRunning(Role role) const;
   // How often SIGINT, SIGTERM or SIGHUP came, and which of them came first (0: none came).

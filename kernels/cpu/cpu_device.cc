@@ -1,5 +1,7 @@
 #include "kernels/cpu/cpu_device.h"
 
+#include <gnu/libc-version.h>
+
 #include <cstring>
 #include <utility>
 
@@ -107,6 +109,8 @@ class CpuDevice : public Device {
   bool uses_onednn_ = false;  // a run record names oneDNN only if an operation runs on it
 };
 
+constexpr const char* kNames[kInstructionSetCount] = {"baseline", "avx2", "avx512"};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options) {
@@ -121,9 +125,17 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& 
   }
 }
 
+std::vector<std::pair<std::string, std::string>> CpuArithmetic(InstructionSet instruction_set) {
+  const dnnl_version_t* const onednn = dnnl_version();
+  // oneDNN's numbers of its instruction sets: 0x1 is SSE4.1, 0x7 AVX2, 0x27 AVX-512.
+  return {{"arithmetic.instruction_set", kNames[static_cast<int>(instruction_set)]},
+          {"arithmetic.onednn", absl::StrCat(onednn->major, ".", onednn->minor, ".", onednn->patch)},
+          {"arithmetic.onednn_isa", absl::StrCat("0x", absl::Hex(static_cast<unsigned>(dnnl_get_effective_cpu_isa())))},
+          {"arithmetic.libc", gnu_get_libc_version()}};
+}
+
 absl::Status LimitOnednn(InstructionSet instruction_set) {
   if (instruction_set > BestInstructionSet()) {
-    constexpr const char* kNames[kInstructionSetCount] = {"baseline", "avx2", "avx512"};
     return absl::InvalidArgumentError(absl::StrCat("this machine has ", kNames[static_cast<int>(BestInstructionSet())],
                                                    " at most, not ", kNames[static_cast<int>(instruction_set)]));
   }

@@ -8,6 +8,9 @@
 #define STARRING_KERNELS_CPU_CPU_DEVICE_H_
 
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -28,6 +31,10 @@ struct CpuDeviceOptions {
 // Limits oneDNN's instruction set for the whole process. Call it before the first CpuDevice. InvalidArgument if this
 // machine has no such instructions, FailedPrecondition if oneDNN has been used already.
 absl::Status LimitOnednn(InstructionSet instruction_set);
+
+// What of this machine decides the bits of a gradient besides CpuDeviceOptions, as (name, value), for
+// JobSpec::agreed_flags: the instruction sets of our loops and of oneDNN, and the versions of libraries that compute.
+std::vector<std::pair<std::string, std::string>> CpuArithmetic(InstructionSet instruction_set);
 
 }  // namespace starring
 

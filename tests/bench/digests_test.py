@@ -9,16 +9,18 @@ from bench import digests
 
 class DigestsTest(unittest.TestCase):
 
-    def rows(self, found: dict[str, str], order: str) -> tuple[list[str], bool]:
-        def cell_digest(cell: object, workers: int, flags: list[str]) -> str:
-            name = getattr(cell, "sync")
+    def rows(self, found: dict[str, str], order: str, micro_batches: int = 0) -> tuple[list[str], bool]:
+        def run_record(command: list[str], flags: list[str]) -> dict[str, object]:
+            name = command[1].removeprefix("--sync=")
             if name not in found:
                 raise RuntimeError("worker 1: error")
-            return found[name]
-        options = argparse.Namespace(steps=2, syncs=["ring", "star"])
-        with mock.patch.object(digests, "cell_digest", cell_digest), \
+            digest, _, loss = found[name].partition(" ")
+            return {"parameter_sha256": digest, "epochs": [], "losses": [{"step": 0, "loss": loss}]}
+        options = argparse.Namespace(steps=2, syncs=["ring", "star"], servers=[2], micro_batches=micro_batches)
+        with mock.patch.object(digests, "run_record", run_record), \
                 mock.patch.object(digests, "reference_digest", return_value="f00d" * 16):
-            return digests.row("mlp", 3, order, options)
+            fields = digests.Row(options, "mlp", 3, order).fields()
+            return fields, set(fields[4:]) <= {"", "equal"}
 
     def test_equal_digests(self) -> None:
         self.assertEqual(self.rows({"ring": "f00d" * 16, "star": "f00d" * 16}, "chain"),
@@ -34,6 +36,13 @@ class DigestsTest(unittest.TestCase):
     def test_a_ring_has_no_tree(self) -> None:
         self.assertEqual(self.rows({"star": "f00d" * 16}, "tree"),
                          (["mlp", "3", "tree", "f00df00df00d", "", "equal"], True))
+
+    def test_micro_batches_have_the_losses_of_one_process(self) -> None:
+        good = {"local": "f00d" * 16 + " 1.5", "star": "f00d" * 16 + " 1.5"}
+        self.assertEqual(self.rows(good, "tree", 8),
+                         (["mlp", "3", "8 leaves", "f00df00df00d", "equal", "", "equal"], True))
+        other = {**good, "star": "f00d" * 16 + " 1.6"}
+        self.assertEqual(self.rows(other, "tree", 8)[0][-1], "**other losses**")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kFirst = static_cast<int>(SumPurpose::kPixels);
-constexpr int kLast = static_cast<int>(SumPurpose::kBucketTrial);
+constexpr int kLast = static_cast<int>(SumPurpose::kLeafValues);
 
 // The numbers are in messages: another build reads them.
 TEST(SumPurposeTest, NumbersStay) {
@@ -24,7 +24,9 @@ TEST(SumPurposeTest, NumbersStay) {
   EXPECT_EQ(static_cast<int>(SumPurpose::kDigest), 7);
   EXPECT_EQ(static_cast<int>(SumPurpose::kDigestVerdict), 8);
   EXPECT_EQ(static_cast<int>(SumPurpose::kCheckpoint), 9);
-  EXPECT_EQ(kLast, 10);
+  EXPECT_EQ(static_cast<int>(SumPurpose::kBucketTrial), 10);
+  EXPECT_EQ(static_cast<int>(SumPurpose::kEvaluation), 11);
+  EXPECT_EQ(kLast, 12);
 }
 
 TEST(SumPurposeTest, EveryPurposeHasANameOfItsOwn) {

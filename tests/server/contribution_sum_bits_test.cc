@@ -9,6 +9,7 @@
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/bucket_map.h"
+#include "common/leaf_shares.h"
 #include "gtest/gtest.h"
 #include "server/contribution_sum.h"
 #include "tests/common/arithmetic/wild_numbers.h"
@@ -21,6 +22,7 @@ struct Job {
   int64_t element_count = 0;
   OptimizerConfig optimizer;
   SumOrder sum_order = SumOrder::kChain;
+  int leaf_count = 0;
   LearningRateSchedule schedule = {.kind = ScheduleKind::kCosine, .base = 0.1, .warmup_steps = 2, .total_steps = 9};
 };
 
@@ -58,17 +60,28 @@ float TreeSum(const std::vector<std::vector<float>>& gradients, int64_t e, int b
   return TreeSum(gradients, e, begin, begin + left) + TreeSum(gradients, e, begin + left, end);
 }
 
+// What a worker sends for a node: the sum of its leaves.
+std::vector<float> NodeGradient(const Job& job, LeafRange leaves, int64_t step) {
+  if (leaves.size() == 1) return Gradient(job, leaves.begin, step);
+  std::vector<std::vector<float>> gradients;
+  for (int leaf = leaves.begin; leaf < leaves.end; ++leaf) gradients.push_back(Gradient(job, leaf, step));
+  std::vector<float> sum(job.element_count);
+  for (int64_t e = 0; e < job.element_count; ++e) sum[e] = TreeSum(gradients, e, 0, leaves.size());
+  return sum;
+}
+
 // The reference: whole vectors, and a scalar loop for the sum.
 Model RunPlainly(const Job& job, Model model, int64_t step_count) {
   for (const int64_t end = model.step + step_count; model.step < end; ++model.step) {
     std::vector<std::vector<float>> gradients;
-    for (int rank = 0; rank < job.world_size; ++rank) gradients.push_back(Gradient(job, rank, model.step));
+    const int leaf_count = job.leaf_count > 0 ? job.leaf_count : job.world_size;
+    for (int leaf = 0; leaf < leaf_count; ++leaf) gradients.push_back(Gradient(job, leaf, model.step));
     std::vector<float> sum(job.element_count);
     const ReductionOrder reduction = {.order = job.sum_order, .world_size = job.world_size};
     ForEachRun({0, job.element_count}, job.element_count, reduction, [&](ElementRange run, int first_rank) {
       for (int64_t e = run.begin; e < run.end; ++e) {
         if (job.sum_order == SumOrder::kTree) {
-          sum[e] = TreeSum(gradients, e, 0, job.world_size);
+          sum[e] = TreeSum(gradients, e, 0, leaf_count);
           continue;
         }
         sum[e] = gradients[first_rank][e];
@@ -108,8 +121,10 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
     OwnedSlices::Options options = OptionsOf(job, model);
     for (int b = 0; b < buckets.bucket_count(); ++b)
       options.slices.push_back({buckets.ShardSlice(b, s, cut.shard_count)});
-    ContributionSum sums =
-        ContributionSum::Create(options, {.order = job.sum_order, .world_size = job.world_size}).value();
+    ContributionSum sums = ContributionSum::Create(options, {.order = job.sum_order, .world_size = job.world_size},
+                                                   job.leaf_count > 0 ? DealLeavesEvenly(job.leaf_count, job.world_size)
+                                                                      : std::vector<int>())
+                               .value();
     for (int b = 0; b < buckets.bucket_count(); ++b) {
       const ElementRange slice = options.slices[b][0];
       const auto message_of = [&](const std::vector<float>& whole) {
@@ -121,16 +136,26 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
       EXPECT_TRUE(sums.SetParameters(b, message_of(model.parameters).pieces()).ok());
     }
     for (int64_t step = model.step; step < model.step + step_count; ++step) {
-      for (int i = 0; i < job.world_size; ++i) {
-        const int rank = step % 2 == 0 ? i : job.world_size - 1 - i;  // the order of arrival must not show
-        const std::vector<float>& gradient = Gradient(job, rank, step);
+      const std::vector<Contributor> contributors = ContributorsOf(DealLeavesEvenly(job.leaf_count, job.world_size));
+      const int count = static_cast<int>(contributors.size());
+      for (int i = 0; i < count; ++i) {
+        const Contributor& from =
+            contributors[step % 2 == 0 ? i : count - 1 - i];  // the order of arrival must not show
+        const int rank = from.rank;
+        const std::vector<float> gradient = NodeGradient(job, from.leaves, step);
         for (int b = 0; b < buckets.bucket_count(); ++b) {
           const ElementRange slice = options.slices[b][0];
           const auto message = std::make_shared<CutMessage>(std::span(gradient).subspan(slice.begin, slice.size()),
                                                             cut.piece_lengths, (rank + b) % 4);
-          Contribution contribution{
-              .from = {rank, 0}, .step = step, .bucket = b, .pieces = message->pieces(), .keeper = message};
-          EXPECT_TRUE(sums.Contribute(std::move(contribution), {}).ok());
+          Contribution contribution{.from = {rank, 0},
+                                    .step = step,
+                                    .bucket = b,
+                                    .node = from.node,
+                                    .pieces = message->pieces(),
+                                    .keeper = message};
+          const absl::StatusOr<ContributeResult> result = sums.Contribute(std::move(contribution), {});
+          EXPECT_TRUE(result.ok()) << result.status();
+          EXPECT_EQ(result->accepted, !from.is_last);
         }
       }
     }
@@ -223,6 +248,21 @@ TEST(ContributionSumBitsTest, AddsAsATreeWhateverTheCut) {
                            Cut{.bucket_bytes = 1, .shard_count = 2, .piece_lengths = {4096, 3, 1, 777}}}) {
       EXPECT_TRUE(RunStar(job, cut, Start(job), 3) == expected)
           << job.world_size << " workers, " << job.element_count << " elements, " << cut.shard_count << " shards";
+    }
+  }
+}
+
+TEST(ContributionSumBitsTest, NodesOfLeavesAddUpToTheSameBitsForAnyNumberOfWorkers) {
+  for (const int leaf_count : {5, 8, 12}) {
+    const Job one = {.element_count = 5 * 4096 + 16, .sum_order = SumOrder::kTree, .leaf_count = leaf_count};
+    const Model expected = RunPlainly(one, Start(one), 3);
+    for (int workers = 1; workers <= leaf_count; ++workers) {
+      Job job = one;
+      job.world_size = workers;
+      for (const Cut& cut : {Cut{.bucket_bytes = 1 << 30}, Cut{.bucket_bytes = 1, .shard_count = 2},
+                             Cut{.bucket_bytes = 1, .shard_count = 2, .piece_lengths = {4096, 3, 1, 777}}}) {
+        EXPECT_TRUE(RunStar(job, cut, Start(job), 3) == expected) << workers << " workers, " << leaf_count << " leaves";
+      }
     }
   }
 }

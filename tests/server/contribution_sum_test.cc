@@ -94,6 +94,60 @@ TEST(ContributionSumTest, ARepeatedContributionChangesNothing) {
   EXPECT_EQ(late.sealed, sealed.sealed);
 }
 
+// Of eight leaves and three workers, the first two have three leaves: a node of two and one of one.
+TEST(ContributionSumTest, TakesEveryNodeOfAShareOnceAndAnswersTheLast) {
+  ContributionSum sums =
+      ContributionSum::Create(SgdOptions(), {.order = SumOrder::kTree, .world_size = 3}, DealLeavesEvenly(8, 3))
+          .value();
+  for (int b = 0; b < 2; ++b) {
+    ASSERT_TRUE(SetParameters(sums, b, std::vector<float>(sums.owned().slice_element_count(b))).ok());
+  }
+  const auto of_node = [](int worker, int node, float value) {
+    Contribution contribution = Constant(worker, 0, 0, value, 16);
+    contribution.node = node;
+    return contribution;
+  };
+  for (int again = 0; again < 2; ++again) {
+    for (const int worker : {0, 1}) {
+      const ContributeResult first = MustContribute(sums, of_node(worker, 0, 1));
+      EXPECT_EQ(first.fate, again == 0 ? ContributionFate::kPending : ContributionFate::kDuplicate);
+      EXPECT_TRUE(first.accepted);
+      EXPECT_TRUE(first.answer_to.empty());
+    }
+  }
+  // Who has sent a part of its share is missing as well as who has sent nothing.
+  const ContributeResult single = MustContribute(sums, of_node(2, 0, 1));
+  EXPECT_FALSE(single.accepted);
+  EXPECT_EQ(sums.wait(0).DescribeMissing(), "ranks 0, 1 have");
+  EXPECT_FALSE(MustContribute(sums, of_node(0, 1, 10)).accepted);
+  EXPECT_EQ(sums.wait(0).DescribeMissing(), "rank 1 has");
+  const ContributeResult last = MustContribute(sums, of_node(1, 1, 100));
+  EXPECT_EQ(last.fate, ContributionFate::kSealed);
+  EXPECT_THAT(last.answer_to, ElementsAre(LaneId{0, 7}, LaneId{1, 7}, LaneId{2, 7}));
+  EXPECT_EQ(last.sealed->parameters()[0], -(1 + 1 + 1 + 10 + 100));
+  // Repeats of a step that is sealed: only the last node's gets the parameters.
+  const ContributeResult late = MustContribute(sums, of_node(0, 0, 1));
+  EXPECT_TRUE(late.accepted);
+  EXPECT_EQ(late.sealed, nullptr);
+  EXPECT_EQ(MustContribute(sums, of_node(0, 1, 10)).sealed, last.sealed);
+  for (const int node : {-1, 2}) {
+    EXPECT_THAT(Refusal(absl::StatusCode::kInvalidArgument, sums.Contribute(of_node(1, node, 1), {}).status()),
+                HasSubstr(absl::StrCat("worker 1 sends node ", node, " of its share")));
+  }
+}
+
+TEST(ContributionSumTest, LeavesThatCannotBeDealtAreRefused) {
+  const auto refusal = [](SumOrder order, int leaf_count) {
+    return Refusal(
+        absl::StatusCode::kInvalidArgument,
+        ContributionSum::Create(SgdOptions(), {.order = order, .world_size = 3}, std::vector<int>(leaf_count))
+            .status());
+  };
+  EXPECT_THAT(refusal(SumOrder::kTree, 2), HasSubstr("micro_batches is 2, it must be 3, the number of workers"));
+  EXPECT_THAT(refusal(SumOrder::kTree, kMicroBatchesMax + 1), HasSubstr("micro_batches is 1025"));
+  EXPECT_THAT(refusal(SumOrder::kChain, 8), HasSubstr("which need sum_order TREE"));
+}
+
 TEST(ContributionSumTest, SaysWhomToAnswerAndSinceWhenTheyWait) {
   using std::chrono::seconds;
   ContributionSum sums = MakeStarted(2);

@@ -13,7 +13,7 @@ import unittest
 from tests.server.server_process import Server, agreement_bytes, digest_of, make_secret, start_worker
 
 STEPS = 3
-WIRE_VERSION = 2  # of common/wire/exchange_message.h, and what this client was written for
+WIRE_VERSION = 3  # of common/wire/exchange_message.h, and what this client was written for
 
 
 def generate_stubs(folder):

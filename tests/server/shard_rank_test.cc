@@ -124,6 +124,20 @@ TEST_P(ShardRankBits, AreThoseOfTheReference) {
   }
 }
 
+// A worker's contributions of one bucket arrive in the order of its share.
+TEST_P(ShardRankBits, AreThoseOfTheTreeOfMicroBatches) {
+  const auto& [world_size, server_count] = GetParam();
+  for (const int64_t element_count : {int64_t{16}, 9 * ReductionBlockElements(world_size) / 8}) {
+    SCOPED_TRACE(testing::Message() << element_count << " elements");
+    ExpectReference({.job = {.element_count = element_count,
+                             .bucket_bytes = 1,
+                             .world_size = world_size,
+                             .sum_order = SumOrder::kTree,
+                             .micro_batches = 8},
+                     .server_count = server_count});
+  }
+}
+
 TEST(ShardRankTest, GoesOnFromRank0sParametersAndState) {
   Training training = {.job = {.element_count = 200'000,
                                .bucket_bytes = 1,

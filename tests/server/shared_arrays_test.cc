@@ -20,8 +20,8 @@ constexpr int64_t kElements = 8;
 class SharedArraysTest : public testing::Test {
  protected:
   SharedArraysTest() {
-    arrays_ = std::make_unique<SharedArrays>(
-        SharedArrays::Options{.sums = &sums_, .slices = slices_, .element_count = kElements, .world_size = 2});
+    arrays_ = std::make_unique<SharedArrays>(SharedArrays::Options{
+        .sums = &sums_, .slices = slices_, .element_count = kElements, .world_size = 2, .leaf_owners = {0, 1}});
   }
 
   static std::unique_ptr<SharedMemory> MakeMemory() {

@@ -27,14 +27,14 @@ struct OneFlagChanged {
     return words;
   }
 
-  // One for every flag except --sync, --transport, --rendezvous and --server_ranks, which follow from --servers or
-  // contradict it, --resume, which needs --checkpoint_dir too, and the flags that name files of secrets and
-  // certificates, which have to exist.
+  // One for every flag except --sync, --transport, --rendezvous, --server_ranks, --elastic and --coordinator, which
+  // follow from --servers or contradict it, --resume, which needs --checkpoint_dir too, and the flags that name files
+  // of secrets and certificates, which have to exist.
   static std::vector<OneFlagChanged> All() {
     std::vector<OneFlagChanged> all;
     for (const FlagRow& row : WorkerFlags().rows) {
       if (row.topic == "security" || row.name == "sync" || row.name == "transport" || row.name == "rendezvous" ||
-          row.name == "server_ranks" || row.name == "resume") {
+          row.name == "server_ranks" || row.name == "elastic" || row.name == "coordinator" || row.name == "resume") {
         continue;
       }
       all.push_back({.row = &row, .words = Words({{std::string(row.name), OtherValue(row)}})});
@@ -54,6 +54,7 @@ struct OneFlagChanged {
         if (row.name == "world_size") return "4";
         if (row.name == "bucket_bytes") return "2097152";
         if (row.name == "rank") return "1";
+        if (row.name == "micro_batches") return "4";   // each worker has one
         if (row.name == "prefetch_depth") return "2";  // -1 becomes 0 without a core to spare
         int64_t number = 0;
         static_cast<void>(absl::SimpleAtoi(value, &number));

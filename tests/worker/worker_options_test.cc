@@ -262,6 +262,25 @@ TEST(WorkerOptionsTest, AStarAddsInEitherOrder) {
   EXPECT_THAT(Refusal({"--sync=mpi", "--sum_order=tree"}), HasSubstr("leaves the order to MPI: give --sync=star"));
 }
 
+TEST(WorkerOptionsTest, MicroBatchesBringTheTreeAlong) {
+  EXPECT_EQ(Parse({})->micro_batches, 0);
+  EXPECT_EQ(Parse({"--micro_batches=0"})->sum_order, SumOrder::kChain);
+  const auto local = Parse({"--micro_batches=5"});
+  EXPECT_EQ(local->micro_batches, 5);
+  EXPECT_EQ(local->sum_order, SumOrder::kTree);
+  EXPECT_EQ(Parse({"--micro_batches=auto", "--global_batch=128"})->micro_batches, 8);
+  EXPECT_EQ(Parse({"--micro_batches=auto", "--global_batch=128", "--servers=a:1", "--world_size=3"})->micro_batches, 8)
+      << "the number of workers does not count";
+  EXPECT_EQ(Parse({"--micro_batches=4", "--servers=a:1", "--world_size=4"})->sync, Sync::kStar);
+  EXPECT_THAT(Refusal({"--micro_batches=4", "--servers=a:1", "--world_size=5"}),
+              HasSubstr("each of 5 workers computes one at least"));
+  EXPECT_THAT(Refusal({"--micro_batches=65"}), HasSubstr("--global_batch=64 has not as many samples"));
+  EXPECT_THAT(Refusal({"--micro_batches=8", "--device=cuda"}), HasSubstr("give --device=cpu"));
+  EXPECT_THAT(Refusal({"--micro_batches=8", "--sync=ring"}, MpirunOf(0, 2)),
+              HasSubstr("which is a chain: give --sync=star, or no --micro_batches"));
+  EXPECT_THAT(Refusal({"--micro_batches=1025", "--global_batch=2000"}), HasSubstr("1024"));
+}
+
 TEST(WorkerOptionsTest, SameHost) {
   EXPECT_EQ(Parse({"--servers=a:1"})->same_host, SameHost::kSharedMemory);
   EXPECT_EQ(Parse({"--servers=a:1", "--same_host=socket"})->same_host, SameHost::kSocket);
@@ -400,9 +419,10 @@ TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
       AgreedFlags(WorkerFlags(), &*options),
       IsSupersetOf({Pair("sync", "local"), Pair("transport", "none"), Pair("seed", "7"), Pair("threads", "2"),
                     Pair("augment", "crop_flip"), Pair("model", "mlp"), Pair("math", "bf16"), Pair("conv", "own")}));
-  EXPECT_THAT(ResumedFlags(WorkerFlags(), &*options),
-              UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"),
-                                   Pair("global_batch", "64"), Pair("seed", "7"), Pair("sum_order", "chain")));
+  EXPECT_THAT(
+      ResumedFlags(WorkerFlags(), &*options),
+      UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"), Pair("global_batch", "64"),
+                           Pair("seed", "7"), Pair("sum_order", "chain"), Pair("micro_batches", "0")));
 }
 
 }  // namespace

@@ -83,18 +83,22 @@ absl::Status Loader::Start() {
     RETURN_IF_ERROR(Allocate(memory, slot), "one of ", slots_.size(),
                     " batches of the loader (give a smaller --global_batch or --prefetch_depth)");
   }
-  // The sampler keeps the permutation of an epoch, so plans must come one after the other. Filling does not touch it.
-  const auto plan = [this](int slot, int64_t step) {
-    slots_[static_cast<size_t>(slot)].batch.plan = sampler_.Plan(step);
+  // What is filled at once is one part of a step. The sampler keeps the permutation of an epoch, so plans must come one
+  // after the other. Filling does not touch it.
+  const auto part_count = std::ssize(options_.parts);
+  const auto plan = [this, part_count](int slot, int64_t number) {
+    const int part = options_.parts[static_cast<size_t>(number % part_count)];
+    slots_[static_cast<size_t>(slot)].batch.plan = sampler_.Plan(number / part_count, part);
   };
-  const auto fill = [this](int slot, int64_t step) {
-    const TraceSpan span(slots_[static_cast<size_t>(slot)].track, "load", {.step = step});
+  const auto fill = [this, part_count](int slot, int64_t number) {
+    const TraceSpan span(slots_[static_cast<size_t>(slot)].track, "load", {.step = number / part_count});
     Fill(slots_[static_cast<size_t>(slot)]);
   };
   ASSIGN_OR_RETURN(prefetcher_, Prefetcher::Create({.depth = options_.prefetch_depth,
                                                     .filler_count = options_.threads,
-                                                    .first_step = options_.first_step,
-                                                    .end_step = options_.end_step,
+                                                    .first_step = options_.first_step * part_count,
+                                                    .end_step = options_.end_step * part_count,
+                                                    .parts = part_count,
                                                     .deadline = options_.deadline,
                                                     .plan = plan,
                                                     .fill = fill}));
@@ -191,7 +195,9 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Options& options) {
                                                    " means and ", options.normalization.deviation.size(),
                                                    " deviations, the images have ", channels, " channels"));
   }
-  std::unique_ptr<Loader> loader(new Loader(options));
+  Options completed = options;
+  if (completed.parts.empty()) completed.parts = {options.sampler.rank};
+  std::unique_ptr<Loader> loader(new Loader(completed));
   RETURN_IF_ERROR(loader->Start());
   return loader;
 }

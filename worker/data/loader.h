@@ -71,6 +71,8 @@ class Loader {
   struct Options {
     const Dataset* dataset = nullptr;  // outlives the loader
     Sampler::Options sampler;          // its seed also decides the augmentation
+    // What a step has: a batch for each of these ranks of the sampler, in this order. Empty: one, for sampler.rank.
+    std::vector<int> parts;
     Normalization normalization;
     Augment augment = Augment::kNone;
     Format format = Format::kNormalized;
@@ -92,9 +94,9 @@ class Loader {
   // At any moment. Waits until the batches that are being filled are complete.
   ~Loader();
 
-  // The batch of the next step, in order. It is valid until the next call, which gives its memory to a later batch: a
-  // copy from it must have finished by then. OutOfRange after end_step - 1; DeadlineExceeded, naming the step, if the
-  // batch is not filled in time.
+  // The next batch, in the order of steps and of a step's parts. It is valid until the next call, which gives its
+  // memory to a later batch: a copy from it must have finished by then. OutOfRange after those of end_step - 1;
+  // DeadlineExceeded, naming the step, if the batch is not filled in time.
   absl::StatusOr<const Batch*> Next();
 
   // Takes the memory of the batch that the last Next has returned out of the loader, for a caller who wants to keep the

@@ -54,7 +54,7 @@ bool Prefetcher::IsFilled(int64_t step) const { return slot_step_[static_cast<si
 absl::StatusOr<int> Prefetcher::Next() {
   const int64_t step = taken_end_;
   if (step >= options_.end_step) {
-    return absl::OutOfRangeError(absl::StrCat("there is no batch after step ", options_.end_step - 1));
+    return absl::OutOfRangeError(absl::StrCat("there is no batch after step ", options_.end_step / options_.parts - 1));
   }
   if (options_.depth == 0) {
     options_.plan(0, step);
@@ -71,8 +71,8 @@ absl::StatusOr<int> Prefetcher::Next() {
   }
   if (!filled_.WaitFor(mutex_, absl::ToChronoNanoseconds(options_.deadline),
                        [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return IsFilled(step); })) {
-    return absl::DeadlineExceededError(absl::StrCat("the loader did not fill the batch of step ", step, " within ",
-                                                    absl::FormatDuration(options_.deadline),
+    return absl::DeadlineExceededError(absl::StrCat("the loader did not fill the batch of step ", step / options_.parts,
+                                                    " within ", absl::FormatDuration(options_.deadline),
                                                     ": its threads get no core, or the machine was suspended"));
   }
   ++taken_end_;

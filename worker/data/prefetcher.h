@@ -28,6 +28,7 @@ class Prefetcher {
     int filler_count = 1;  // more than `depth` fillers have no effect
     int64_t first_step = 0;
     int64_t end_step = 0;  // one past the last
+    int64_t parts = 1;     // how many of these steps are a step of the user's, for messages
     absl::Duration deadline = absl::Seconds(60);
     // Called once each for every step, first `plan`, then `fill` on the same thread, and never for the slot that the
     // consumer has. `plan` is called in ascending order of steps, by one thread at a time; `fill` by up to filler_count

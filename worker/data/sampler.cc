@@ -26,16 +26,17 @@ int64_t Sampler::local_batch_max() const {
   return (largest - 1) / options_.world_size + 1;
 }
 
-BatchPlan Sampler::Plan(int64_t step) {
+BatchPlan Sampler::Plan(int64_t step, int rank) {
   CHECK_GE(step, 0);
+  CHECK(0 <= rank && rank < options_.world_size) << rank;
   BatchPlan plan;
   plan.step = step;
   plan.epoch = step / steps_per_epoch();
   const int64_t batch_begin = step % steps_per_epoch() * options_.global_batch;
   plan.global_count = std::min(options_.global_batch, options_.sample_count - batch_begin);
   // This cut gives shares that differ by one at most, and covers every sample once, for any number of ranks.
-  plan.first_sample = plan.global_count * options_.rank / options_.world_size;
-  const int64_t local_end = plan.global_count * (options_.rank + 1) / options_.world_size;
+  plan.first_sample = plan.global_count * rank / options_.world_size;
+  const int64_t local_end = plan.global_count * (rank + 1) / options_.world_size;
   plan.samples.resize(static_cast<size_t>(local_end - plan.first_sample));
   const int64_t first = batch_begin + plan.first_sample;
   if (options_.order == Order::kSequential) {

@@ -3,7 +3,8 @@
 // Each epoch visits every sample once. Global batch k of an epoch is order[k * global_batch, ...); the last one is
 // smaller if global_batch does not divide sample_count, and is used all the same. A batch of n samples is divided among
 // the ranks contiguously: rank r of N takes positions [n * r / N, n * (r + 1) / N), which may be none. There is no
-// overlap, no padding and no repetition.
+// overlap, no padding and no repetition. The micro-batches of a job are cut in the same way (common/leaf_shares.h):
+// here they are ranks, too.
 //
 // The order of epoch e is 0 .. sample_count - 1 itself (kSequential), or a permutation (kShuffled) by the Fisher-Yates
 // shuffle of Durstenfeld (CACM 1964, algorithm 235; Knuth, TAOCP 2, 3.4.2, algorithm P), whose word for position i is
@@ -55,7 +56,9 @@ class Sampler {
 
   // REQUIRES: step >= 0. Costs O(sample_count) if `step` is in another epoch than the last call's, otherwise
   // O(local batch).
-  BatchPlan Plan(int64_t step);
+  BatchPlan Plan(int64_t step) { return Plan(step, options_.rank); }
+  // The same for another rank. REQUIRES: 0 <= rank < world_size.
+  BatchPlan Plan(int64_t step, int rank);
 
   // The shuffled order of `epoch`.
   static std::vector<int64_t> Permutation(int64_t sample_count, uint64_t seed, int64_t epoch);

@@ -9,6 +9,8 @@
 #ifndef STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -16,7 +18,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/check.h"
 #include "common/job_spec.h"
+#include "common/limits.h"
 #include "common/sync.h"
 
 namespace starring {
@@ -51,6 +56,8 @@ class GradientExchange {
   // its place in the vector, avoids a copy; gradients in other memory may be submitted too. Empty if unsupported. Valid
   // from the return of Start until destruction.
   virtual std::span<float> gradient_memory() { return {}; }
+  // The same for SubmitNode. Empty if gradient_memory() is.
+  virtual std::span<float> node_memory(int /*node*/) { return {}; }
   // If not empty, the exchange writes new parameters here, and not into the span given to Start. Valid as above.
   virtual std::span<const float> parameter_memory() const { return {}; }
   // Where the two arrays above, and the gradients passed to Submit, must be. kDevice only if the exchange was created
@@ -61,6 +68,20 @@ class GradientExchange {
   // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Waits for nobody. Buckets are
   // submitted in ascending order, every bucket once a step. An error is returned by Await.
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
+  // The same for a node of this worker's share that is not the last one (JobSpec::micro_batches). The last one, by
+  // Submit, comes after all others. This span, too, stays unchanged until Await(step, bucket) has returned. REQUIRES:
+  // an exchange that takes micro-batches.
+  virtual void SubmitNode(int64_t /*step*/, int /*bucket*/, int /*node*/, std::span<const float> /*gradient*/) {
+    CHECK(false) << "this exchange takes one gradient a step";
+  }
+
+  // In an elastic run: what is kept with the snapshot of `step`, besides parameters and state. Rank 0 alone; waits for
+  // nobody. An error is returned by the next Sum.
+  virtual void SubmitSideValues(int64_t /*step*/, const std::vector<double>& /*values*/) {}
+  // Those of the snapshot with which the generation began.
+  virtual absl::StatusOr<std::vector<double>> FetchSideValues() { return std::vector<double>(); }
+  // Ends this worker's part in a generation. The others are told nothing. Everything was awaited.
+  virtual absl::Status Leave() { return absl::OkStatus(); }
 
   // Returns when the parameters of `bucket` are those that step + 1 reads. Must be called once for every Submit.
   virtual absl::Status Await(int64_t step, int bucket) = 0;
@@ -98,6 +119,17 @@ class GradientExchange {
   // Empty if there was nothing to choose. Valid after Start.
   virtual std::optional<ExchangeChoice> choice() const { return std::nullopt; }
 };
+
+// Sums any number of values, also more than one message of an exchange can carry. All ranks have the same number, so
+// they cut it into the same parts.
+inline absl::Status SumInParts(SumPurpose purpose, std::span<double> values, GradientExchange* exchange) {
+  while (!values.empty()) {
+    const std::span<double> part = values.first(std::min<size_t>(values.size(), kSumValuesMax));
+    if (const absl::Status status = exchange->Sum(purpose, part); !status.ok()) return status;
+    values = values.subspan(part.size());
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace starring
 

@@ -85,7 +85,8 @@ class Network::Impl {
     if (step.input.batch > 0) {
       ASSIGN_OR_RETURN(plan_, PlanOf(NetworkPlan::Mode::kTraining, step.input.batch));
     }
-    const NetworkPlan::Pointers pointers = PointersOf(step);
+    NetworkPlan::Pointers pointers = PointersOf(step);
+    if (!step.added_statistics.empty()) pointers.statistics = StatisticsIn(step.added_statistics);
     for (int l = 0; l < layer_count(); ++l) {
       // The call is made without samples too: the rank awaits and submits its buckets as all others do.
       RETURN_IF_ERROR(before_layer(l));
@@ -150,6 +151,26 @@ class Network::Impl {
     return device_->Synchronize();
   }
 
+  int64_t statistics_size() const {
+    int64_t size = 0;
+    for (const NetworkBuffer& buffer : buffers_) size += std::ssize(buffer.values);
+    return size;
+  }
+
+  void UpdateStatistics(std::span<const double> added) {
+    CHECK_EQ(std::ssize(added), statistics_size());
+    size_t next = 0, buffer = 0;
+    for (const GraphLayer& layer : graph_.layers()) {
+      if (layer.kind != LayerKind::kBatchNorm) continue;
+      const double momentum = layer.momentum;
+      for (const size_t last = buffer + 1; buffer <= last; ++buffer) {  // mean and variance
+        for (float& running : buffers_[buffer].values) {
+          running = static_cast<float>((1 - momentum) * running + added[next++]);
+        }
+      }
+    }
+  }
+
   LossResult Result() { return plan_ == nullptr ? LossResult{} : plan_->Result(); }
   std::shared_ptr<const void> operations() const { return plan_; }
 
@@ -170,6 +191,21 @@ class Network::Impl {
             .step = step.step,
             .first_sample = step.first_sample,
             .loss_scale = step.loss_scale};
+  }
+
+  // `values` as if they were the running statistics, which are zero: an update then leaves what the batch adds to them.
+  std::span<const RunningStatistics> StatisticsIn(std::span<float> values) {
+    CHECK_EQ(std::ssize(values), statistics_size());
+    std::fill(values.begin(), values.end(), 0.0f);
+    added_statistics_.assign(static_cast<size_t>(layer_count()), {});
+    float* next = values.data();
+    for (int l = 0; l < layer_count(); ++l) {
+      const GraphLayer& layer = graph_.layers()[l];
+      if (layer.kind != LayerKind::kBatchNorm) continue;
+      added_statistics_[l] = {.mean = next, .variance = next + layer.in.channels};
+      next += 2 * layer.in.channels;
+    }
+    return added_statistics_;
   }
 
   // Allocates one block of device memory for all running statistics, each on a 64-byte boundary, and fills it with
@@ -266,7 +302,8 @@ class Network::Impl {
   Device* const device_;
   std::unique_ptr<DeviceBuffer> arena_;
   std::unique_ptr<DeviceBuffer> statistics_memory_;
-  std::vector<RunningStatistics> statistics_;  // by layer
+  std::vector<RunningStatistics> statistics_;        // by layer
+  std::vector<RunningStatistics> added_statistics_;  // by layer, in the memory of the last StatisticsIn
   std::vector<NetworkBuffer> buffers_;
   // Shared with the callers of operations().
   std::vector<std::shared_ptr<NetworkPlan>> plans_;
@@ -305,6 +342,8 @@ absl::Status Network::ReadBuffer(const NetworkBuffer& buffer, std::span<float> v
 absl::Status Network::WriteBuffer(const NetworkBuffer& buffer, std::span<const float> values) {
   return impl_->WriteBuffer(buffer, values);
 }
+int64_t Network::statistics_size() const { return impl_->statistics_size(); }
+void Network::UpdateStatistics(std::span<const double> added) { impl_->UpdateStatistics(added); }
 int64_t Network::arena_bytes() const { return impl_->arena_bytes(); }
 
 void Network::InitializeParameters(uint64_t seed, std::span<float> parameters) const {

@@ -76,6 +76,10 @@ class Network {
   // Copy one of buffers() to or from host memory, and wait until that is done.
   absl::Status ReadBuffer(const NetworkBuffer& buffer, std::span<float> values);
   absl::Status WriteBuffer(const NetworkBuffer& buffer, std::span<const float> values);
+  // The values of all buffers().
+  int64_t statistics_size() const;
+  // For every value of buffers(): running = (1 - momentum) * running + added. REQUIRES: as for added_statistics.
+  void UpdateStatistics(std::span<const double> added);
   int64_t arena_bytes() const;
 
   // Writes the first values to host memory: InitializeParameters of network_graph.h.
@@ -90,6 +94,10 @@ class Network {
     float loss_scale = 1;      // 1 / samples in the global batch
     std::span<const float> parameters;
     std::span<float> gradients;  // overwritten, gaps untouched
+    // Empty: batch norm updates its running statistics. Otherwise they stay, and this takes what the batch would add to
+    // them: momentum * mean and momentum * variance (0 for a single value, which has none) of every channel, in the
+    // order of buffers(). REQUIRES: statistics_size() values; a device whose memory is the host's.
+    std::span<float> added_statistics = {};
   };
   // Calls before_layer(l) for every layer, in ascending l, before forward first uses layer l's parameters, and stops
   // with its error.

@@ -184,7 +184,7 @@ void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointe
   const float* x = In(instruction.x, pointers);
   float* y = At(instruction.y);
   const auto [weight, bias] = TensorsOf(*parts_.graph, layer, pointers.parameters);
-  const RunningStatistics& running = parts_.statistics[layer];
+  const RunningStatistics& running = (pointers.statistics.empty() ? parts_.statistics : pointers.statistics)[layer];
   LayerOperation& operation = operations_[layer];
   switch (parts_.graph->layers()[layer].kind) {
     case LayerKind::kConv2d:

@@ -49,6 +49,7 @@ class NetworkPlan {
     int64_t step = 0;
     int64_t first_sample = 0;
     float loss_scale = 1;
+    std::span<const RunningStatistics> statistics;  // by layer: what training updates; empty: Parts::statistics
   };
 
   // Fails with the device's error, and the position of the layer that it concerns. REQUIRES: batch >= 1.

@@ -28,6 +28,12 @@ struct EpochSummary {
   double samples_per_second = 0;
 };
 
+struct StepLoss {
+  int64_t step = 0;
+  double seconds = 0;  // of training when the step was finished, without evaluations and checkpoints
+  double loss = 0;     // mean over the global batch
+};
+
 struct StepReport {
   std::span<const FinishedStep> finished;           // the steps whose losses have become known since the last report
   std::array<double, kStepPartCount> part_seconds;  // by StepPart, of the step that has just ended

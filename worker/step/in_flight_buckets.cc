@@ -60,11 +60,13 @@ absl::Status InFlightBuckets::NonFinite(int64_t step, int64_t element, const std
                                           "continue from the last checkpoint with --resume"));
 }
 
-void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer) {
-  if (step != step_) {
+void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer,
+                                 ShareNode node) {
+  if (step != step_ || node.number != node_) {
     // A bucket that was left out would make the other ranks wait for this one until the deadline.
     CHECK(step_ < 0 || next_bucket_ == buckets_.bucket_count()) << "step " << step_ << " was not submitted whole";
     step_ = step;
+    node_ = node.number;
     next_bucket_ = 0;
   }
   const StepPart outer = timer.Enter(options_.exchange_part);
@@ -73,11 +75,17 @@ void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const fl
     const ElementRange range = buckets_.bucket(next_bucket_);
     // The exchange may still be reading its memory, and would send a mixture of two steps.
     CHECK_LT(submitted_step_[next_bucket_], 0) << "bucket " << next_bucket_ << " was not awaited";
-    // Submit returns at once and reports no error. The mark is what makes Await ask for the bucket, and for its error.
-    submitted_step_[next_bucket_] = step;
     if (timer.progress() != nullptr) timer.progress()->set_bucket(next_bucket_);
     const TraceSpan span(timer.track(), "submit", {.step = step, .bucket = next_bucket_});
-    options_.exchange->Submit(step, next_bucket_, gradients.subspan(range.begin, range.size()));
+    const std::span<const float> gradient = gradients.subspan(range.begin, range.size());
+    if (!node.is_last) {
+      // The forward of the next node reads the same parameters, and must not wait for new ones.
+      options_.exchange->SubmitNode(step, next_bucket_, node.number, gradient);
+      continue;
+    }
+    // Submit returns at once and reports no error. The mark is what makes Await ask for the bucket, and for its error.
+    submitted_step_[next_bucket_] = step;
+    options_.exchange->Submit(step, next_bucket_, gradient);
   }
   timer.Enter(outer);
 }

@@ -20,6 +20,12 @@
 
 namespace starring {
 
+// What a gradient is the sum of: a node of the worker's share (common/leaf_shares.h), or all of it.
+struct ShareNode {
+  int number = 0;
+  bool is_last = true;  // of the share: its buckets are awaited, and those of the others with them
+};
+
 class InFlightBuckets {
  public:
   struct Options {
@@ -43,16 +49,17 @@ class InFlightBuckets {
   absl::Status NonFinite(int64_t step, int64_t element, const std::string& value) const;
 
   // `gradients` is as long as the parameter vector. Its elements from `begin` on are final in `step`, and must not
-  // change until their buckets were awaited. Submits the buckets that are now complete and were not submitted in this
-  // step.
-  void SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer);
+  // change until their buckets were awaited. Submits the buckets that are now complete and were not submitted for this
+  // step and node.
+  void SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer, ShareNode node = {});
 
  private:
   const Options options_;
   BucketMap buckets_;
   std::vector<int64_t> submitted_step_;  // by bucket: its step if it is in flight, otherwise -1
   int64_t step_ = -1;                    // the last SubmitFrom's
-  int next_bucket_ = 0;                  // the first bucket that was not submitted in that step
+  int node_ = 0;                         // likewise
+  int next_bucket_ = 0;                  // the first bucket that was not submitted for them
 };
 
 // Finite gradients do not guarantee finite parameters: their sum over the ranks, or the optimizer's update, may

@@ -29,14 +29,14 @@
 
 namespace starring {
 
-// A step whose loss is known. The loss is summed over this rank's samples.
+// A step whose loss is known.
 struct FinishedStep {
   int64_t step = 0;
   int64_t global_count = 0;  // samples in the global batch
-  int64_t batch = 0;         // this rank's samples in it; may be 0
+  int64_t batch = 0;         // those that `loss` is summed over: this rank's, or all with --micro_batches; may be 0
   LossResult loss;
 
-  // Means over this rank's samples; 0 without samples.
+  // Means over these samples; 0 without samples.
   double mean_loss() const { return loss.loss_sum / static_cast<double>(std::max<int64_t>(1, batch)); }
   double accuracy() const {
     return static_cast<double>(loss.correct) / static_cast<double>(std::max<int64_t>(1, batch));
@@ -69,8 +69,8 @@ class TrainingStep {
   };
   virtual absl::Status Begin(const Plan& plan) = 0;
 
-  // Runs `step` on the next batch of `batches`. May take the batch after it as well. Appends the steps that have
-  // finished by now: this one, or earlier ones.
+  // Runs `step` on the next batch of `batches`, or the next batch for each leaf of the worker's share. May take the one
+  // after as well. Appends the steps that have finished by now: this one, or earlier ones.
   virtual absl::Status Run(int64_t step, Loader* batches, std::vector<FinishedStep>* finished) = 0;
 
   // Waits for everything in flight. Afterwards every step that was run has finished, and the device and parameters()
@@ -105,6 +105,12 @@ struct TrainingStepParts {
   GradientExchange* exchange = nullptr;
   const BucketMap* buckets = nullptr;
   int rank = 0;
+  int world_size = 1;
+  // Above 0: the worker computes the leaves of its share (common/leaf_shares.h), and the batches of Run are theirs, in
+  // this order. 0: there is one batch a step, of this worker's part of the samples.
+  int micro_batches = 0;
+  std::vector<int> leaf_owners;   // by leaf the rank that computes it; empty: dealt evenly
+  std::function<void()> on_leaf;  // called when a leaf is computed; may be null
   // The part that time in the exchange belongs to. A single worker waits for no other, so there it is the optimizer's.
   StepPart exchange_part = StepPart::kExposedExchange;
 };

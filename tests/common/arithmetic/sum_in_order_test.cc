@@ -116,6 +116,34 @@ TEST(SumAsTreeTest, IsTheChainForThreeInputsAndNotForFour) {
   EXPECT_FALSE(SameBits(TreeSum(inputs, 0, 4), Plainly(inputs)));
 }
 
+// Inputs that are sums already: nodes of the tree.
+TEST(SumAsTreeTest, NodesAddUpToTheBitsOfTheirLeaves) {
+  for (const auto& node_leaves : std::vector<std::vector<int>>{{1, 1, 2},
+                                                               {4, 2, 1},
+                                                               {2, 1, 1, 4},
+                                                               {4, 3},
+                                                               {2, 2, 2},
+                                                               {8, 4, 2, 1},
+                                                               {1, 1, 2, 4, 8, 16, 2, 1},
+                                                               {4, 4, 4, 4},
+                                                               {2, 2, 1, 1, 2, 3},
+                                                               {16, 8, 8, 4, 1, 1, 2, 7}}) {
+    std::vector<std::vector<float>> leaves, nodes;
+    std::vector<const std::byte*> pointers;
+    for (const int count : node_leaves) {
+      const size_t begin = leaves.size();
+      for (int i = 0; i < count; ++i) leaves.push_back(WildNumbers(1100, static_cast<uint32_t>(leaves.size())));
+      nodes.push_back(TreeSum(leaves, begin, leaves.size()));
+    }
+    for (const auto& node : nodes) pointers.push_back(reinterpret_cast<const std::byte*>(node.data()));
+    for (int set = 0; set <= static_cast<int>(BestInstructionSet()); ++set) {
+      std::vector<float> sum(1100);
+      SumAsTree(pointers, sum, static_cast<InstructionSet>(set), node_leaves);
+      EXPECT_TRUE(SameBits(sum, TreeSum(leaves, 0, leaves.size()))) << node_leaves.size() << " nodes";
+    }
+  }
+}
+
 TEST(SumAsTreeTest, TheSumMayBeTheFirstInput) {
   for (int input_count = 1; input_count <= 17; ++input_count) {
     std::vector<std::vector<float>> inputs;

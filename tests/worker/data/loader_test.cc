@@ -213,6 +213,30 @@ TEST(LoaderTest, RanksTogetherGetWhatOneGets) {
   }
 }
 
+TEST(LoaderTest, DeliversThePartsOfAStepInTheirOrder) {
+  const Dataset dataset = MakeDataset(50, 1);
+  for (const int depth : {0, 2}) {
+    Loader::Options options = MakeOptions(dataset, 16);
+    options.sampler.world_size = 4;
+    options.parts = {2, 3, 0};
+    options.first_step = 2;
+    options.end_step = 7;
+    options.prefetch_depth = depth;
+    const auto loader = MakeLoader(options);
+    Sampler sampler(options.sampler);
+    for (int64_t step = 2; step < 7; ++step) {
+      for (const int part : options.parts) {
+        const auto batch = loader->Next();
+        ASSERT_TRUE(batch.ok()) << batch.status();
+        EXPECT_EQ((*batch)->plan.step, step);
+        EXPECT_EQ((*batch)->plan.samples, sampler.Plan(step, part).samples);
+        EXPECT_EQ((*batch)->plan.first_sample, sampler.Plan(step, part).first_sample);
+      }
+    }
+    EXPECT_THAT(std::string(loader->Next().status().message()), HasSubstr("no batch after step 6"));
+  }
+}
+
 TEST(LoaderTest, ARankWithoutSamplesGetsAnEmptyBatch) {
   const Dataset dataset = MakeDataset(9, 1);
   Loader::Options options = MakeOptions(dataset, 4);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kRoundsMax = 200'000;
 
-float TreeSum(const std::vector<float>& terms, RankRange ranks) {
+float TreeSum(const std::vector<float>& terms, LeafRange ranks) {
   if (ranks.end - ranks.begin == 1) return terms[ranks.begin];
   const int middle = TreeMiddle(ranks);
   const float left = TreeSum(terms, {ranks.begin, middle});

@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,9 @@ class RecordingExchange : public GradientExchange {
     submitted.emplace_back(step, bucket);
     sizes.push_back(std::ssize(gradient));
   }
+  void SubmitNode(int64_t step, int bucket, int node, std::span<const float>) override {
+    nodes.emplace_back(step, bucket, node);
+  }
   absl::Status Await(int64_t step, int bucket) override {
     awaited.emplace_back(step, bucket);
     return absl::OkStatus();
@@ -34,6 +38,7 @@ class RecordingExchange : public GradientExchange {
   ExchangeCounters counters() const override { return {}; }
 
   std::vector<std::pair<int64_t, int>> submitted, awaited;
+  std::vector<std::tuple<int64_t, int, int>> nodes;
   std::vector<int64_t> sizes;
 };
 
@@ -93,6 +98,30 @@ TEST_F(InFlightBucketsTest, ABucketLeavesWhenAllOfItIsFinalAndIsAwaitedOnce) {
     EXPECT_EQ(exchange_.awaited.size(), 3u);
     EXPECT_TRUE(await({0, end}).ok());
     EXPECT_EQ(exchange_.awaited.size(), 3u) << "nothing is in flight";
+  }
+}
+
+// The forward of the last node needs the same parameters as those of the others.
+TEST_F(InFlightBucketsTest, OnlyTheLastNodeOfAShareIsAwaited) {
+  InFlightBuckets in_flight = Make();
+  const int64_t end = layout_.element_count();
+  for (int64_t step = 0; step < 2; ++step) {
+    exchange_.nodes.clear();
+    exchange_.submitted.clear();
+    exchange_.awaited.clear();
+    const auto await = [&] { return in_flight.Await({0, end}, timer_, [](int) { return absl::OkStatus(); }); };
+    for (int node = 0; node < 2; ++node) {
+      in_flight.SubmitFrom(0, step, gradients_, timer_, {.number = node, .is_last = false});
+      EXPECT_TRUE(await().ok());
+      EXPECT_THAT(exchange_.awaited, IsEmpty());
+    }
+    EXPECT_THAT(exchange_.nodes, ElementsAre(std::tuple(step, 0, 0), std::tuple(step, 1, 0), std::tuple(step, 2, 0),
+                                             std::tuple(step, 0, 1), std::tuple(step, 1, 1), std::tuple(step, 2, 1)));
+    EXPECT_THAT(exchange_.submitted, IsEmpty());
+    in_flight.SubmitFrom(0, step, gradients_, timer_, {.number = 2, .is_last = true});
+    EXPECT_TRUE(await().ok());
+    EXPECT_EQ(exchange_.submitted.size(), 3u);
+    EXPECT_EQ(exchange_.awaited.size(), 3u);
   }
 }
 

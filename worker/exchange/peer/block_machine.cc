@@ -39,7 +39,7 @@ BlockMachine::BlockMachine(const Options& options, const Plan& plan)
       world_size_(transport_.world_size()),
       first_tag_(options.first_tag),
       block_elements_(ReductionBlockElements(world_size_)),
-      group_elements_(GroupElements(options)),
+      group_elements_(plan.one_block_groups ? block_elements_ : GroupElements(options)),
       apart_begin_(plan.last_block_is_apart ? buckets_.last_block().begin : buckets_.element_count()),
       tag_sets_((transport_.tag_max() + int64_t{1} - first_tag_) / std::max(1, 2 * round_count())),
       gradient_sends_(plan.gradient_sends),

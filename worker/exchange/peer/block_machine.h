@@ -95,6 +95,7 @@ class BlockMachine : public BucketMachine {
     // The vector's last block is a group by itself. Not each rank sends and receives in each of its rounds: StartGroup
     // corrects before_ready and before_free.
     bool last_block_is_apart = false;
+    bool one_block_groups = false;  // also with more than four ranks; nothing is packed. StartGroup may count as above
   };
 
   // All pointers of `options` outlive the machine.

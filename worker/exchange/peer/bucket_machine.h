@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/bucket_map.h"
+#include "common/check.h"
 #include "common/trace.h"
 #include "common/transport/transport.h"
 #include "worker/exchange/gradient_exchange.h"
@@ -28,6 +29,10 @@ class BucketMachine : public Transport::Poster {
 
   // As GradientExchange::Submit.
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
+  // As GradientExchange::SubmitNode. REQUIRES: a machine that was made for micro-batches.
+  virtual void SubmitNode(int64_t /*step*/, int /*bucket*/, int /*node*/, std::span<const float> /*gradient*/) {
+    CHECK(false) << "this machine takes one gradient a step";
+  }
 
   // True when the trainer may write the gradient of `bucket` and read its parameters: nothing of the bucket is in
   // flight but parameters on their way to other ranks.

@@ -23,11 +23,27 @@ DedicatedMachine::DedicatedMachine(const Options& options)
 }
 
 void DedicatedMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
-  const ElementRange range = buckets_.bucket(bucket);
-  CHECK_EQ(gradient.size(), range.size());
+  if (missing_[bucket] == 0) Begin(step, bucket);
+  Send(bucket, gradient, Awaits::kParameters);
+  Complete(bucket);
+}
+
+void DedicatedMachine::SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) {
+  if (node == 0) Begin(step, bucket);
+  Send(bucket, gradient, Awaits::kNothing);
+}
+
+// The bucket is in flight until Submit, too, when nothing of it is under way: hence one operation more.
+void DedicatedMachine::Begin(int64_t step, int bucket) {
   CHECK_EQ(missing_[bucket], 0) << "bucket " << bucket << " submitted twice without Await";
   submitted_.push_back({.step = step, .bucket = bucket});
   if (track_ != nullptr) submitted_ns_[bucket] = TraceNow();
+  missing_[bucket] = 1;
+}
+
+void DedicatedMachine::Send(int bucket, std::span<const float> gradient, Awaits awaits) {
+  const ElementRange range = buckets_.bucket(bucket);
+  CHECK_EQ(gradient.size(), range.size());
   const int worker_count = transport_.world_size() - server_count_;
   const Transport::Token token = {.poster = this, .operation = static_cast<uint64_t>(bucket)};
   for (int i = 0; i < server_count_; ++i) {
@@ -36,18 +52,22 @@ void DedicatedMachine::Submit(int64_t step, int bucket, std::span<const float> g
     // A short bucket may have nothing for some servers, which then expect nothing.
     if (slice.size() == 0) continue;
     const int server = worker_count + shard;
-    const auto answer = std::as_writable_bytes(parameters_.subspan(slice.begin, slice.size()));
+    if (awaits == Awaits::kParameters) {
+      const auto answer = std::as_writable_bytes(parameters_.subspan(slice.begin, slice.size()));
+      ++missing_[bucket];
+      counters_.bytes_received += std::ssize(answer);
+      transport_.PostReceive(server, ParametersTag(first_tag_, bucket), answer, token);
+    }
     const auto contribution = std::as_bytes(gradient.subspan(slice.begin - range.begin, slice.size()));
-    missing_[bucket] += 2;
+    ++missing_[bucket];
     counters_.bytes_sent += std::ssize(contribution);
-    counters_.bytes_received += std::ssize(answer);
-    transport_.PostReceive(server, ParametersTag(first_tag_, bucket), answer, token);
     transport_.PostSend(server, GradientTag(first_tag_, bucket), contribution, token);
   }
 }
 
-void DedicatedMachine::OnCompletion(uint64_t operation) {
-  const int bucket = static_cast<int>(operation);
+void DedicatedMachine::OnCompletion(uint64_t operation) { Complete(static_cast<int>(operation)); }
+
+void DedicatedMachine::Complete(int bucket) {
   CHECK_GT(missing_[bucket], 0);
   if (--missing_[bucket] > 0) return;
   // Buckets may become ready in any order.

@@ -38,6 +38,8 @@ class DedicatedMachine final : public BucketMachine {
   explicit DedicatedMachine(const Options& options);
 
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  // The contributions of a bucket's nodes have one tag, so they arrive in the order of the share.
+  void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
   void OnCompletion(uint64_t operation) override;  // the operation is the bucket
   bool IsReady(int bucket) const override { return missing_[bucket] == 0; }
   bool IsIdle() const override { return submitted_.empty(); }
@@ -45,13 +47,19 @@ class DedicatedMachine final : public BucketMachine {
   ExchangeCounters counters() const override { return counters_; }
 
  private:
+  enum class Awaits { kParameters, kNothing };
+  void Begin(int64_t step, int bucket);
+  void Send(int bucket, std::span<const float> gradient, Awaits awaits);
+  void Complete(int bucket);
+
   const BucketMap& buckets_;
   const std::span<float> parameters_;
   Transport& transport_;
   const int server_count_;
   TraceTrack* const track_;
   const int first_tag_;
-  std::vector<int> missing_;           // by bucket: operations that are not complete
+  // By bucket: operations that are not complete, and one for each node that was not submitted.
+  std::vector<int> missing_;
   std::deque<InFlight> submitted_;     // oldest first; at most one entry a bucket
   std::vector<int64_t> submitted_ns_;  // by bucket, if there is a track
   ExchangeCounters counters_;

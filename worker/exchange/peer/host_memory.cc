@@ -11,6 +11,7 @@
 #include "common/bucket_map.h"
 #include "common/check.h"
 #include "common/host/host_identity.h"
+#include "common/leaf_shares.h"
 #include "common/status.h"
 
 namespace starring {
@@ -28,14 +29,19 @@ int64_t BoardElements(int world_size, const HostMemory::Options& options) {
   return WholePages((bytes + sizeof(float) - 1) / sizeof(float));
 }
 
-// Every piece begins with its rank's gradients.
+// Every piece begins with its rank's gradients, an array for each node of its share.
+int64_t GradientElements(int rank, int world_size, const HostMemory::Options& options) {
+  return WholePages(options.element_count) *
+         std::ssize(ShareOf(rank, DealLeavesEvenly(options.micro_batches, world_size)));
+}
 int64_t PieceElements(int rank, int world_size, const HostMemory::Options& options) {
-  const int64_t array = WholePages(options.element_count);
-  return rank == 0 ? 2 * array + BoardElements(world_size, options) : array;
+  const int64_t gradients = GradientElements(rank, world_size, options);
+  if (rank != 0) return gradients;
+  return gradients + WholePages(options.element_count) + BoardElements(world_size, options);
 }
 
 // Raise it with every change after which one build would misunderstand what another writes to the memory.
-constexpr int kLayoutVersion = 1;
+constexpr int kLayoutVersion = 2;
 
 // What a rank tells before anything is allocated.
 std::string PlaceText(const HostMemory::Options& options) {
@@ -157,11 +163,15 @@ absl::Status HostMemory::Open(const std::vector<std::string>& pieces, int rank, 
 void HostMemory::Divide(int rank, const Options& options) {
   const int world_size = static_cast<int>(pieces_.size());
   const int64_t array = WholePages(options.element_count);
-  for (const std::unique_ptr<SharedMemory>& piece : pieces_) {
-    arrays_.gradients.push_back(std::as_const(*piece).values().first(options.element_count));
+  for (const Contributor& one : ContributorsOf(DealLeavesEvenly(options.micro_batches, world_size))) {
+    const std::span<const float> values = std::as_const(*pieces_[one.rank]).values();
+    arrays_.gradients.push_back(values.subspan(one.node * array, options.element_count));
   }
-  arrays_.own_gradient = pieces_[rank]->writable_values().first(options.element_count);
-  const std::span<float> rest = pieces_[0]->writable_values().subspan(array);
+  const auto node_count = std::ssize(ShareOf(rank, DealLeavesEvenly(options.micro_batches, world_size)));
+  for (int64_t node = 0; node < node_count; ++node) {
+    arrays_.own_gradients.push_back(pieces_[rank]->writable_values().subspan(node * array, options.element_count));
+  }
+  const std::span<float> rest = pieces_[0]->writable_values().subspan(GradientElements(0, world_size, options));
   arrays_.parameters = rest.first(options.element_count);
   board_ = std::make_unique<HostBoard>(
       std::as_writable_bytes(rest.subspan(array)),

@@ -30,6 +30,7 @@ class HostMemory {
   struct Options {
     int64_t element_count = 0;  // of the parameter vector
     int bucket_count = 0;
+    int micro_batches = 0;           // JobSpec::micro_batches: a rank has an array for each node of its share
     std::string boot_id = BootId();  // of this rank's host
     std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };  // in bytes
   };

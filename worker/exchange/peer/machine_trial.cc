@@ -36,7 +36,9 @@ absl::StatusOr<double> MachineTrial::Time(MessagePump& pump, absl::FunctionRef<s
     const auto start = std::chrono::steady_clock::now();
     for (int b = 0; b < buckets().bucket_count(); ++b) {
       const ElementRange range = buckets().bucket(b);
-      machine_->Submit(round, b, gradient.subspan(range.begin, range.size()));
+      const std::span<const float> of_bucket = gradient.subspan(range.begin, range.size());
+      for (int node = 0; node + 1 < options_.node_count; ++node) machine_->SubmitNode(round, b, node, of_bucket);
+      machine_->Submit(round, b, of_bucket);
     }
     RETURN_IF_ERROR(WaitUntilIdle(pump, options));
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;

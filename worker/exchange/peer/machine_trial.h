@@ -32,6 +32,7 @@ class MachineTrial {
     std::vector<std::vector<ElementRange>> slices;  // what this rank owns, as in OwnedSlices::Options
     OptimizerConfig optimizer;
     std::span<float> own_gradient;  // where the machine likes to find gradients; empty: anywhere
+    int node_count = 1;             // of this rank's share (common/leaf_shares.h)
   };
   static absl::StatusOr<std::unique_ptr<MachineTrial>> Create(Options options);
 

@@ -5,6 +5,7 @@
 
 #include "common/arithmetic/sum_in_order.h"
 #include "common/check.h"
+#include "common/leaf_shares.h"
 #include "common/owned_slices.h"
 
 namespace starring {
@@ -31,20 +32,30 @@ MemoryMachine::MemoryMachine(const Options& options)
       rank_(transport_.rank()),
       world_size_(transport_.world_size()),
       state_(buckets_.bucket_count()),
-      terms_(world_size_) {
+      terms_(options_.arrays.gradients.size()) {
   CHECK_GE(world_size_, 2);
-  CHECK_EQ(std::ssize(options_.arrays.gradients), world_size_);
+  const std::vector<Contributor> contributors = ContributorsOf(DealLeavesEvenly(options_.micro_batches, world_size_));
+  CHECK_EQ(options_.arrays.gradients.size(), contributors.size());
+  if (options_.micro_batches > 0) {
+    for (const Contributor& one : contributors) leaves_.push_back(one.leaves.size());
+  }
   CHECK_LE(buckets_.element_count(), std::ssize(options_.arrays.parameters));
   counters_.shared_memory = true;
+}
+
+// The others read it when they have seen this rank's arrival, which comes with the last node.
+void MemoryMachine::SubmitNode(int64_t /*step*/, int bucket, int node, std::span<const float> gradient) {
+  const ElementRange range = buckets_.bucket(bucket);
+  CHECK_EQ(gradient.size(), range.size());
+  const std::span<float> place = options_.arrays.own_gradients[node].subspan(range.begin, range.size());
+  if (gradient.data() != place.data()) std::ranges::copy(gradient, place.begin());
 }
 
 void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
   const ElementRange range = buckets_.bucket(bucket);
   Bucket& state = state_[bucket];
-  CHECK_EQ(gradient.size(), range.size());
   CHECK(!state.in_flight) << "bucket " << bucket << " submitted twice without Await";
-  const std::span<float> place = options_.arrays.own_gradient.subspan(range.begin, range.size());
-  if (gradient.data() != place.data()) std::ranges::copy(gradient, place.begin());
+  SubmitNode(step, bucket, static_cast<int>(options_.arrays.own_gradients.size()) - 1, gradient);
   state.in_flight = true;
   state.step = step;
   ++state.submit_count;
@@ -99,21 +110,22 @@ void MemoryMachine::UpdatePiece(int bucket) {
 // a chain is added by the optimizer itself; so two ranks, whose chain and tree are alike, need no sum of their own.
 void MemoryMachine::UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank) {
   alignas(64) float sum[OwnedSlices::kPassElements];
-  const bool is_tree = options_.sum_order == SumOrder::kTree && world_size_ > 2;
-  const int term_count = is_tree ? world_size_ : world_size_ - 1;
-  const int64_t pass = world_size_ == 2 ? run.size() : OwnedSlices::kPassElements;
-  const int last_rank = (first_rank + world_size_ - 1) % world_size_;
+  const int contributor_count = static_cast<int>(terms_.size());
+  const bool is_tree = options_.sum_order == SumOrder::kTree && contributor_count > 2;
+  const int term_count = is_tree ? contributor_count : contributor_count - 1;
+  const int64_t pass = contributor_count == 2 ? run.size() : OwnedSlices::kPassElements;
+  const int last_rank = (first_rank + contributor_count - 1) % contributor_count;
   for (int64_t begin = run.begin; begin < run.end; begin += pass) {
     const ElementRange range = {begin, std::min(begin + pass, run.end)};
     std::span<const float> partial = Contribution(first_rank, range);
-    if (world_size_ > 2) {
+    if (contributor_count > 2) {
       for (int i = 0; i < term_count; ++i) {
-        terms_[i] = std::as_bytes(Contribution((first_rank + i) % world_size_, range)).data();
+        terms_[i] = std::as_bytes(Contribution((first_rank + i) % contributor_count, range)).data();
       }
       const std::span<float> out(sum, range.size());
       const std::span<const std::byte* const> terms(terms_.data(), term_count);
       if (is_tree) {
-        SumAsTree(terms, out);
+        SumAsTree(terms, out, BestInstructionSet(), leaves_);
       } else {
         SumInOrder(terms, out);
       }

@@ -39,8 +39,8 @@ namespace starring {
 
 // Arrays that all ranks of a host map, each at least as long as the parameter vector.
 struct HostArrays {
-  std::vector<std::span<const float>> gradients;  // by rank
-  std::span<float> own_gradient;                  // this rank's, to write
+  std::vector<std::span<const float>> gradients;  // by contributor (common/leaf_shares.h): by rank, or node of a share
+  std::vector<std::span<float>> own_gradients;    // this rank's, to write, by node of its share
   std::span<float> parameters;                    // one for all
 };
 
@@ -53,13 +53,15 @@ class MemoryMachine final : public BucketMachine {
     HostBoard* board = nullptr;          // its counts are zero when the first rank submits
     HostTransport* transport = nullptr;  // to which the board is attached
     SumOrder sum_order = SumOrder::kChain;
+    int micro_batches = 0;        // JobSpec::micro_batches
     TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
   };
   // All pointers and arrays outlive the machine. REQUIRES: two ranks or more.
   explicit MemoryMachine(const Options& options);
 
-  // A gradient that is not in own_gradient, in its place, is copied there.
+  // A gradient that is not in own_gradients, in its place, is copied there.
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
   void OnCompletion(uint64_t operation) override;
   bool IsReady(int bucket) const override { return !state_[bucket].in_flight; }
   bool IsIdle() const override { return submitted_.empty(); }
@@ -80,8 +82,8 @@ class MemoryMachine final : public BucketMachine {
   void UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank);
   void FinishUpdate(int bucket);
   void FinishBucket(int bucket);
-  std::span<const float> Contribution(int rank, ElementRange range) const {
-    return options_.arrays.gradients[rank].subspan(range.begin, range.size());
+  std::span<const float> Contribution(int contributor, ElementRange range) const {
+    return options_.arrays.gradients[contributor].subspan(range.begin, range.size());
   }
 
   const Options options_;
@@ -92,6 +94,7 @@ class MemoryMachine final : public BucketMachine {
   const int world_size_;
   std::vector<Bucket> state_;            // by bucket
   std::deque<InFlight> submitted_;       // oldest first; at most one entry a bucket
+  std::vector<int> leaves_;              // by contributor, with micro-batches
   std::vector<const std::byte*> terms_;  // of a sum, in its order
   ExchangeCounters counters_;
 };

@@ -22,6 +22,7 @@
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 #include "worker/exchange/peer/server_ranks.h"
+#include "worker/exchange/peer/share_machine.h"
 
 namespace starring {
 namespace {
@@ -200,6 +201,7 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                                                   .board = way.memory->board(),
                                                                   .transport = transport_.get(),
                                                                   .sum_order = job_.sum_order,
+                                                                  .micro_batches = job_.micro_batches,
                                                                   .track = track_});
   }
   const BlockMachine::Options options = {.buckets = &buckets,
@@ -209,11 +211,16 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                          .track = track_,
                                          .first_tag = MessagePump::kFirstDataTag};
   if (way.algorithm == Algorithm::kRing) return std::make_unique<RingMachine>(options);
+  if (job_.micro_batches > 0) return std::make_unique<ShareMachine>(options, job_.micro_batches);
   return std::make_unique<DirectMachine>(options, job_.sum_order);
 }
 
 std::span<float> PeerExchange::gradient_memory() {
-  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradient;
+  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradients.back();
+}
+
+std::span<float> PeerExchange::node_memory(int node) {
+  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradients[node];
 }
 
 std::span<const float> PeerExchange::parameter_memory() const {
@@ -289,6 +296,14 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
   EndCall(2 * bucket);
+}
+
+void PeerExchange::SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) {
+  TrainerDrives drive(*this);
+  CHECK(machine_ != nullptr) << "SubmitNode before Start";
+  if (!pump_.failure().ok()) return;  // Await returns it
+  machine_->SubmitNode(step, bucket, node, gradient);
+  (void)pump_.Pump();
 }
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {

@@ -78,10 +78,12 @@ class PeerExchange final : public GradientExchange {
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
   std::span<float> gradient_memory() override;
+  std::span<float> node_memory(int node) override;
   std::span<const float> parameter_memory() const override;
   std::optional<ExchangeChoice> choice() const override { return choice_; }
   MemoryPlace memory_place() const override;
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
   absl::Status Await(int64_t step, int bucket) override;
   // Unimplemented if parameters are in GPU memory, which the training step refers to, or at servers, which cut them
   // when the workers join.

@@ -8,6 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/transport/collectives.h"
@@ -39,7 +40,8 @@ absl::Status PeerExchange::ShareMemory() {
   ASSIGN_OR_RETURN(HostMemory::Outcome outcome,
                    HostMemory::Meet(pump_,
                                     {.element_count = job_.layout.element_count(),
-                                     .bucket_count = MaxBucketCount(job_.layout.element_count(), job_.world_size)},
+                                     .bucket_count = MaxBucketCount(job_.layout.element_count(), job_.world_size),
+                                     .micro_batches = job_.micro_batches},
                                     join));
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
@@ -113,11 +115,14 @@ absl::StatusOr<double> PeerExchange::TimeWay(const Way& way) {
                                     .bucket_bytes = job_.buckets.bucket_bytes(),
                                     .world_size = job_.world_size});
   if (!buckets.ok()) return Fail(buckets.status());
-  const std::span<float> own_gradient = way.memory == nullptr ? std::span<float>() : way.memory->arrays().own_gradient;
+  const std::span<float> own_gradient =
+      way.memory == nullptr ? std::span<float>() : way.memory->arrays().own_gradients.back();
+  const auto node_count = std::ssize(ShareOf(job_.rank, DealLeavesEvenly(job_.micro_batches, job_.world_size)));
   auto trial = MachineTrial::Create({.buckets = *buckets,
                                      .slices = SlicesOf(way, *buckets, job_.rank),
                                      .optimizer = job_.optimizer,
-                                     .own_gradient = own_gradient});
+                                     .own_gradient = own_gradient,
+                                     .node_count = static_cast<int>(node_count)});
   if (!trial.ok()) return Fail(trial.status());
   // The one before has ended.
   trial_ = *std::move(trial);

@@ -30,10 +30,10 @@ int TreePlaces::Take() {
 void TreePlaces::Put(int from_rank, int place, absl::FunctionRef<void(int from, int into)> add) {
   Node node = {.ranks = {from_rank, from_rank + 1}, .place = place};
   while (true) {
-    const RankRange sibling = SiblingOf(node.ranks);
+    const LeafRange sibling = SiblingOf(node.ranks);
     const Node kept = nodes_[sibling.begin];
-    const RankRange both = {std::min(node.ranks.begin, sibling.begin), std::max(node.ranks.end, sibling.end)};
-    if (kept.ranks != sibling || both == RankRange{0, options_.world_size}) return Keep(node);
+    const LeafRange both = {std::min(node.ranks.begin, sibling.begin), std::max(node.ranks.end, sibling.end)};
+    if (kept.ranks != sibling || both == LeafRange{0, options_.world_size}) return Keep(node);
     // A sum needs a place, and the owner's own contribution has none.
     int from = node.place, into = kept.place;
     if (into == kOwn) std::swap(from, into);
@@ -53,11 +53,11 @@ TreePlaces::Halves TreePlaces::halves() const {
 }
 
 // Goes down from the root, which has no sibling, to the parent of the node that sums `ranks`.
-RankRange TreePlaces::SiblingOf(RankRange ranks) const {
-  RankRange parent = {0, options_.world_size};
+LeafRange TreePlaces::SiblingOf(LeafRange ranks) const {
+  LeafRange parent = {0, options_.world_size};
   while (true) {
     const int middle = TreeMiddle(parent);
-    const RankRange left = {parent.begin, middle}, right = {middle, parent.end};
+    const LeafRange left = {parent.begin, middle}, right = {middle, parent.end};
     if (ranks == left) return right;
     if (ranks == right) return left;
     parent = ranks.end <= middle ? left : right;

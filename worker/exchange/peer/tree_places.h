@@ -58,10 +58,10 @@ class TreePlaces {
 
  private:
   struct Node {
-    RankRange ranks;
+    LeafRange ranks;
     int place = kOwn;
   };
-  RankRange SiblingOf(RankRange ranks) const;
+  LeafRange SiblingOf(LeafRange ranks) const;
   void Keep(const Node& node);
 
   const Options options_;

@@ -23,14 +23,18 @@ constexpr std::chrono::milliseconds kBackoffMax(1000);
 // The end of a write of this size or more shows that the server reads: the buffers of sockets do not take many of them.
 constexpr int64_t kMuchBytes = 256 << 10;
 
-ExchangeMessage::Kind AnswerKind(ExchangeMessage::Kind request) {
-  switch (request) {
+ExchangeMessage::Kind AnswerKind(const StarRequest& request) {
+  switch (request.fields.kind()) {
     case ExchangeMessage::INITIAL_PARAMETERS:
     case ExchangeMessage::INITIAL_STATE:
+    case ExchangeMessage::SIDE_VALUES:
       return ExchangeMessage::ACCEPTED;
+    case ExchangeMessage::FETCH_SIDE_VALUES:
+      return ExchangeMessage::SIDE_VALUES_RESULT;
     case ExchangeMessage::FETCH_PARAMETERS:
-    case ExchangeMessage::GRADIENT:
       return ExchangeMessage::PARAMETERS;
+    case ExchangeMessage::GRADIENT:
+      return request.more_nodes_follow ? ExchangeMessage::ACCEPTED : ExchangeMessage::PARAMETERS;
     case ExchangeMessage::FETCH_STATE:
       return ExchangeMessage::STATE;
     case ExchangeMessage::SUM:
@@ -44,10 +48,11 @@ ExchangeMessage::Kind AnswerKind(ExchangeMessage::Kind request) {
   }
 }
 
-bool Answers(const ExchangeMessage& answer, const ExchangeMessage& request) {
+bool Answers(const ExchangeMessage& answer, const StarRequest& request) {
   // Answers come in the order in which steps complete, not in that of the requests, so the fields tell which is which.
-  return answer.kind() == AnswerKind(request.kind()) && answer.step() == request.step() &&
-         answer.bucket() == request.bucket() && answer.vector() == request.vector();
+  const ExchangeMessage& asked = request.fields;
+  return answer.kind() == AnswerKind(request) && answer.step() == asked.step() && answer.bucket() == asked.bucket() &&
+         answer.vector() == asked.vector() && (!request.more_nodes_follow || answer.node() == asked.node());
 }
 
 // An array in shared memory does not travel.
@@ -269,7 +274,7 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
       break;
   }
   const auto found =
-      std::find_if(sent_.begin(), sent_.end(), [&](const auto& sent) { return Answers(message.fields, sent->fields); });
+      std::find_if(sent_.begin(), sent_.end(), [&](const auto& sent) { return Answers(message.fields, *sent); });
   // A request that was sent on two streams may be answered twice; the second answer finds no request.
   if (found == sent_.end()) return;
   if (const absl::StatusOr<bool> is_whole = TakePart(message, found->get()); !is_whole.ok()) {

@@ -37,6 +37,7 @@ struct StarRequest {
   // gradients (kNoBucket).
   int group = kNoBucket;
   v1::ExchangeMessage fields;
+  bool more_nodes_follow = false;      // a GRADIENT that is not the last of this worker's share: ACCEPTED answers it
   std::span<const std::byte> payload;  // sent from the caller's memory, without a copy
   std::span<std::byte> destination;    // takes the answer's payload, which must have this length
   // The length of the answer if fields.shared(): then payload and answer are in shared memory and do not travel.

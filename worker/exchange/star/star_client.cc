@@ -265,7 +265,12 @@ void StarClient::Tick(Clock::time_point now) {
   for (const auto& shard : lanes_) {
     for (const auto& lane : shard) lane->Tick(now);
   }
-  if (!failure_.has_value()) {
+  if (!failure_.has_value() && options_.superseded != nullptr && options_.superseded()) {
+    // Nobody waits for what is in flight, and a server that is gone would never take it.
+    Fail(absl::UnavailableError("the generation is over"), Tell::kNobody);
+    CloseLanes(Lane::Urgency::kNow);
+    CutConnections();
+  } else if (!failure_.has_value()) {
     TellProgress(now);
     WatchServers(now);
     CheckDeadlines(now);

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,10 +48,11 @@ class StarClient {
   };
   struct Options {
     std::vector<Shard> shards;
-    std::string run_id;          // equal on all workers of a run; may be empty
-    TransportSecurity security;  // as the servers have it
-    Trace* trace = nullptr;      // outlives the client; null: there is none
-    StallOptions stall;          // its lines come from the thread that joins, later from the one that drives
+    std::string run_id;                // equal on all workers of a run; may be empty
+    TransportSecurity security;        // as the servers have it
+    Trace* trace = nullptr;            // outlives the client; null: there is none
+    StallOptions stall;                // its lines come from the thread that joins, later from the one that drives
+    std::function<bool()> superseded;  // as StarOptions'
   };
   // Joins the job at one shard after the other, then opens the lanes. Shard 0 comes first, so that workers
   // which disagree are all refused there. A server that is not up yet, or that knows another process as this rank

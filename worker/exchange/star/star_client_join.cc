@@ -27,6 +27,8 @@ constexpr absl::Duration kConnectWait = absl::Seconds(1);
 // The pause if another process has this rank at the server. The rank becomes free when the server notices that the
 // process is gone, which takes seconds.
 constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
+// In an elastic run a Join is asked anew so often: its generation may be over before the server answers.
+constexpr absl::Duration kElasticPatience = absl::Seconds(1);
 // After so many refusals, about a second, a line says why this worker waits.
 constexpr int kTakenCountSaid = 3;
 // The server names the missing ranks when the deadline has passed, so its answer arrives a little later than that.
@@ -112,20 +114,27 @@ std::string JoinWatch::WhoIsMissing() {
 
 absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinRequest request,
                                  const TransportSecurity& security, absl::Time deadline, absl::Duration join_deadline,
-                                 const std::function<void(const std::string&)>& say) {
+                                 const std::function<void(const std::string&)>& say,
+                                 const std::function<bool()>& superseded) {
   const std::string server = absl::StrCat("server ", target.address, " (shard ", request.shard(), ")");
   const auto stub = v1::ParameterServer::NewStub(target.lanes[0]);
   int taken_count = 0;
   while (true) {
+    if (superseded != nullptr && superseded()) return absl::UnavailableError("the generation is over");
     // This is what is left of the deadline. So the server, which knows the missing ranks, gives up before this side
     // does.
     request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - SteadyNow())));
     grpc::ClientContext context;
     // gRPC's deadlines are of the wall clock; ours is of the steady one.
-    context.set_deadline(absl::ToChronoTime(absl::Now() + (deadline - SteadyNow()) + kAnswerGrace));
+    const absl::Duration patience = (deadline - SteadyNow()) + kAnswerGrace;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + (superseded == nullptr ? patience : kElasticPatience)));
     v1::JoinReply reply;
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
+    // A Join may be repeated, and the server may be one that will never answer.
+    if (superseded != nullptr && status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && SteadyNow() < deadline) {
+      continue;
+    }
     // A worker that replaces one whose machine has died meets its predecessor's rank until the server notices.
     const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
     if (const absl::Duration left = deadline - SteadyNow(); is_taken && kTakenPause < left) {
@@ -179,8 +188,8 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
     request.set_lanes(static_cast<int>(shard.lanes.size()));
     const JoinWatch watch(absl::StrCat("server ", shard.address, " (shard ", s, ")"), shard.lanes[0],
                           options.security.token, options.stall);
-    ASSIGN_OR_RETURN(shard.job_id,
-                     JoinOne(shard, request, options.security, deadline, job.join_deadline, options.stall.say));
+    ASSIGN_OR_RETURN(shard.job_id, JoinOne(shard, request, options.security, deadline, job.join_deadline,
+                                           options.stall.say, options.superseded));
   }
   return absl::WrapUnique(new StarClient(job, std::move(options)));
 }

@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/host/address.h"
 #include "common/host/machine_limits.h"
+#include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/wire/grpc_transport.h"
@@ -44,13 +45,22 @@ class StarExchange final : public GradientExchange {
   ~StarExchange() override { (void)StarExchange::Release(); }
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
-  std::span<float> gradient_memory() override {
-    return gradient_memory_ == nullptr ? std::span<float>() : gradient_memory_->writable_values();
+  std::span<float> gradient_memory() override { return node_memory(node_count_ - 1); }
+  std::span<float> node_memory(int node) override {
+    if (gradient_memory_ == nullptr) return {};
+    const auto element_count = static_cast<size_t>(job_.buckets.element_count());
+    return gradient_memory_->writable_values().subspan(static_cast<size_t>(node) * element_count, element_count);
   }
   std::span<const float> parameter_memory() const override {
     return parameter_memory_ == nullptr ? std::span<const float>() : parameter_memory_->values();
   }
-  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
+    SubmitNode(step, bucket, node_count_ - 1, gradient);
+  }
+  void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
+  void SubmitSideValues(int64_t step, const std::vector<double>& values) override;
+  absl::StatusOr<std::vector<double>> FetchSideValues() override;
+  absl::Status Leave() override;
   absl::Status Await(int64_t step, int bucket) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
@@ -86,7 +96,8 @@ class StarExchange final : public GradientExchange {
   const StarOptions options_;
   JobSpec job_;
   std::span<float> parameters_;
-  std::unique_ptr<SharedMemory> gradient_memory_;  // both are set, or neither
+  int node_count_ = 1;                             // of this worker's share
+  std::unique_ptr<SharedMemory> gradient_memory_;  // an array for each node; both are set, or neither
   std::unique_ptr<SharedMemory> parameter_memory_;
   int64_t next_sum_ = 0;
   bool over_ = false;
@@ -111,12 +122,14 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   CHECK_EQ(static_cast<int64_t>(parameters.size()), job.buckets.element_count());
   job_ = job;
   parameters_ = parameters;
+  node_count_ = static_cast<int>(ShareOf(job.rank, LeafOwnersOf(job)).size());
 
   StarClient::Options client{.shards = {},
                              .run_id = options_.run_id,
                              .security = options_.security,
                              .trace = options_.trace,
-                             .stall = options_.stall};
+                             .stall = options_.stall,
+                             .superseded = options_.superseded};
   for (const std::string& address : options_.addresses) {
     client.shards.push_back({.address = address, .lanes = {}});
     for (int lane = 0; lane < options_.lanes; ++lane) {
@@ -135,7 +148,7 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
 // no error if memory cannot be shared with every shard: arrays then go through the socket.
 absl::Status StarExchange::ShareMemory() {
   const int64_t element_count = job_.buckets.element_count();
-  auto gradients = SharedMemory::Create(element_count);
+  auto gradients = SharedMemory::Create(node_count_ * element_count);
   if (!gradients.ok()) return absl::OkStatus();
   ExchangeMessage fields;
   *fields.mutable_gradient_memory() = (*gradients)->where();
@@ -175,7 +188,7 @@ absl::Status StarExchange::DistributeParameters() {
   const int64_t step = job_.first_step - 1;
   for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
     ForEachSlice(b, [&](int shard, ElementRange slice) {
-      if (job_.rank != 0) {
+      if (job_.rank != 0 || job_.owners_have_parameters) {
         requests.push_back(MakeRequest(ExchangeMessage::FETCH_PARAMETERS, shard, step, b));
         ExpectParameters(slice, requests.back().get());
         return;
@@ -203,10 +216,10 @@ void StarExchange::ExpectParameters(ElementRange slice, StarRequest* request) {
   }
 }
 
-void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+void StarExchange::SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) {
   const ElementRange range = job_.buckets.bucket(bucket);
   CHECK_EQ(static_cast<int64_t>(gradient.size()), range.size());
-  if (const std::span<float> memory = gradient_memory(); !memory.empty()) {
+  if (const std::span<float> memory = node_memory(node); !memory.empty()) {
     const std::span<float> place = memory.subspan(range.begin, range.size());
     // The trainer has written elsewhere. The copy goes past the caches, as the servers read it on other cores, and is
     // complete before any server is told of it.
@@ -216,9 +229,16 @@ void StarExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   ForEachSlice(bucket, [&](int shard, ElementRange slice) {
     requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, step, bucket));
     // With shared memory the payload does not travel. Lane::WriteNext only counts it.
-    requests.back()->payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
-    ExpectParameters(slice, requests.back().get());
-    requests.back()->group = bucket;
+    StarRequest& request = *requests.back();
+    request.fields.set_node(node);
+    request.payload = BytesOf(gradient, {slice.begin - range.begin, slice.end - range.begin});
+    request.group = bucket;
+    request.more_nodes_follow = node < node_count_ - 1;
+    if (!request.more_nodes_follow) {
+      ExpectParameters(slice, &request);
+    } else if (parameter_memory_ != nullptr) {
+      request.fields.set_shared(true);
+    }
   });
   client_->Post(std::move(requests));
 }
@@ -261,7 +281,43 @@ absl::Status StarExchange::GatherOptimizerState(std::span<const std::span<float>
   return client_->Wait(StarRequest::kNoBucket);
 }
 
+void StarExchange::SubmitSideValues(int64_t step, const std::vector<double>& values) {
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  requests.push_back(MakeRequest(ExchangeMessage::SIDE_VALUES, 0, step, 0));
+  StarRequest& request = *requests.back();
+  // The request keeps what it sends.
+  const auto kept = std::make_shared<const std::vector<double>>(values);
+  request.payload = std::as_bytes(std::span(*kept));
+  request.payload_use = kept;
+  client_->Post(std::move(requests));
+}
+
+absl::StatusOr<std::vector<double>> StarExchange::FetchSideValues() {
+  std::vector<double> values;
+  // An answer's length must be known, so they come in blocks, each of which begins with the number of all.
+  std::array<double, kSideValuesBlock> block = {};
+  do {
+    std::vector<std::unique_ptr<StarRequest>> requests;
+    requests.push_back(MakeRequest(ExchangeMessage::FETCH_SIDE_VALUES, 0, std::ssize(values), 0));
+    requests.back()->destination = std::as_writable_bytes(std::span(block));
+    client_->Post(std::move(requests));
+    RETURN_IF_ERROR(client_->Wait(StarRequest::kNoBucket));
+    const auto left = static_cast<size_t>(std::max(0.0, block[0])) - values.size();
+    values.insert(values.end(), block.begin() + 1, block.begin() + 1 + std::min(left, block.size() - 1));
+  } while (static_cast<double>(values.size()) < block[0]);
+  return values;
+}
+
+absl::Status StarExchange::Leave() {
+  RETURN_IF_ERROR(client_->Wait(StarRequest::kNoBucket));
+  over_ = true;
+  client_->Close();
+  return absl::OkStatus();
+}
+
 void StarExchange::Abort(const absl::Status& why) {
+  // The coordinator of an elastic run hears of it by another way, and nothing may be waited for here.
+  if (options_.superseded != nullptr) over_ = true;
   if (client_ == nullptr || std::exchange(over_, true)) return;
   client_->Abort(why);
 }

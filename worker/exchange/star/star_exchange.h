@@ -11,6 +11,7 @@
 #ifndef STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_STAR_STAR_EXCHANGE_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ struct StarOptions {
   SameHost same_host = SameHost::kSharedMemory;
   Trace* trace = nullptr;  // outlives the exchange; null: there is none
   StallOptions stall;      // how this worker reports that it is stuck; lines are said by a thread of the exchange
+  // In an elastic run: whether the generation is over. Asked by a thread of the exchange, which then fails. Null: the
+  // run is not elastic.
+  std::function<bool()> superseded;
 };
 
 // The exchange connects in Start. InvalidArgument if an option is wrong.

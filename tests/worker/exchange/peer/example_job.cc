@@ -9,11 +9,12 @@
 #include "common/arithmetic/philox.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
+#include "common/leaf_shares.h"
 
 namespace starring {
 namespace {
 
-using Gradients = std::vector<std::vector<float>>;  // by rank
+using Gradients = std::vector<std::vector<float>>;  // by leaf
 
 // SplitMix64: Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014. As with Philox, the
 // word of any element follows from its number alone. Under a sanitizer, Philox took five sixths of some tests' time.
@@ -28,8 +29,8 @@ uint64_t WordAt(uint64_t stream, uint64_t element) { return Mix(stream + (elemen
 uint32_t Lower(uint64_t word) { return static_cast<uint32_t>(word); }
 uint32_t Upper(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
 
-// Each rank and step has a stream of its own, which is none of the parameters'.
-uint64_t GradientStream(uint64_t seed, int rank, int64_t step) { return WordAt(WordAt(Mix(seed), 1 + step), rank); }
+// Each leaf and step has a stream of its own, which is none of the parameters'.
+uint64_t GradientStream(uint64_t seed, int leaf, int64_t step) { return WordAt(WordAt(Mix(seed), 1 + step), leaf); }
 
 // 2^-15 to 2^4.
 constexpr std::array<float, 20> kMagnitudes = [] {
@@ -43,12 +44,12 @@ constexpr std::array<float, 20> kMagnitudes = [] {
 }();
 
 // Written as the definition of a tree is, without TreeMiddle.
-std::vector<float> TreeSum(const Gradients& gradients, RankRange ranks) {
-  if (ranks.end - ranks.begin == 1) return gradients[ranks.begin];
+std::vector<float> TreeSum(const Gradients& gradients, LeafRange leaves) {
+  if (leaves.size() == 1) return gradients[leaves.begin];
   int left = 1;
-  while (2 * left < ranks.end - ranks.begin) left *= 2;
-  std::vector<float> sum = TreeSum(gradients, {ranks.begin, ranks.begin + left});
-  const std::vector<float> right = TreeSum(gradients, {ranks.begin + left, ranks.end});
+  while (2 * left < leaves.size()) left *= 2;
+  std::vector<float> sum = TreeSum(gradients, {leaves.begin, leaves.begin + left});
+  const std::vector<float> right = TreeSum(gradients, {leaves.begin + left, leaves.end});
   for (size_t i = 0; i < sum.size(); ++i) sum[i] += right[i];
   return sum;
 }
@@ -79,6 +80,7 @@ JobSpec ExampleJob::Spec(int rank) const {
   CHECK_EQ(job.layout.element_count(), element_count);
   job.schedule.base = 0.125;
   job.sum_order = sum_order;
+  job.micro_batches = micro_batches;
   job.agreed_flags = {{"seed", std::to_string(seed)}};
   return job;
 }
@@ -98,9 +100,9 @@ std::vector<float> ExampleJob::InitialParameters() const {
   return parameters;
 }
 
-std::vector<float> ExampleJob::Gradient(int rank, int64_t step) const {
+std::vector<float> ExampleJob::Gradient(int leaf, int64_t step) const {
   std::vector<float> gradient(element_count);
-  const uint64_t stream = GradientStream(seed, rank, step);
+  const uint64_t stream = GradientStream(seed, leaf, step);
   uint64_t element = 0;
   for (float& entry : gradient) {
     const uint64_t word = WordAt(stream, element++);
@@ -111,12 +113,23 @@ std::vector<float> ExampleJob::Gradient(int rank, int64_t step) const {
   return gradient;
 }
 
+std::vector<std::vector<float>> ExampleJob::Contributions(int rank, int64_t step) const {
+  std::vector<std::vector<float>> sums;
+  for (const LeafRange& node : ShareOf(rank, DealLeavesEvenly(micro_batches, world_size))) {
+    Gradients gradients(node.end);
+    for (int leaf = node.begin; leaf < node.end; ++leaf) gradients[leaf] = Gradient(leaf, step);
+    sums.push_back(TreeSum(gradients, node));
+  }
+  return sums;
+}
+
 std::vector<float> ExampleJob::Reference(int64_t step_count, std::vector<std::vector<float>>* state) const {
   std::vector<float> parameters = InitialParameters();
   std::vector<std::vector<float>> vectors(StateVectorCount(optimizer), std::vector<float>(element_count));
   for (int64_t step = 0; step < step_count; ++step) {
     std::vector<std::vector<float>> gradients;
-    for (int rank = 0; rank < world_size; ++rank) gradients.push_back(Gradient(rank, step));
+    const int leaf_count = micro_batches > 0 ? micro_batches : world_size;
+    for (int leaf = 0; leaf < leaf_count; ++leaf) gradients.push_back(Gradient(leaf, step));
     const std::vector<float> sum = SumOf(gradients, sum_order);
     std::vector<std::span<float>> spans(vectors.begin(), vectors.end());
     ApplyOptimizer(optimizer, {.learning_rate = 0.125f,

@@ -23,6 +23,7 @@ struct ExampleJob {
   GradientValues values = GradientValues::kAny;
   OptimizerConfig optimizer = {.momentum = 0.9f};
   SumOrder sum_order = SumOrder::kChain;
+  int micro_batches = 0;  // JobSpec::micro_batches
   uint64_t seed = 1;
 
   // With a layout of one tensor. REQUIRES: element_count is a multiple of Layout::kAlignmentElements.
@@ -31,7 +32,10 @@ struct ExampleJob {
   BucketMap Buckets() const;
 
   std::vector<float> InitialParameters() const;
-  std::vector<float> Gradient(int rank, int64_t step) const;
+  // Of a rank, or of a micro-batch.
+  std::vector<float> Gradient(int leaf, int64_t step) const;
+  // What a rank contributes to a step: a sum for each node of its share (common/leaf_shares.h).
+  std::vector<std::vector<float>> Contributions(int rank, int64_t step) const;
 
   // The parameters that all ranks must have after `step_count` steps. `state`, if not null, takes the optimizer's
   // vectors.

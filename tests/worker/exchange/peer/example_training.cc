@@ -12,16 +12,22 @@ namespace {
 absl::Status TrainStep(const ExampleTraining& training, const JobSpec& spec, int64_t step, GradientExchange& exchange,
                        ExampleOutcome& outcome) {
   RETURN_IF_ERROR(training.before_step(spec.rank, step));
-  outcome.gradient = training.job.Gradient(spec.rank, step);
-  // Gradients may be submitted from the exchange's memory and from any other.
-  std::span<const float> gradient = outcome.gradient;
-  if (const std::span<float> own = exchange.gradient_memory(); !own.empty() && step % 2 == 1) {
-    std::ranges::copy(outcome.gradient, own.begin());
-    gradient = own;
-  }
-  for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
-    const ElementRange range = spec.buckets.bucket(b);
-    exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
+  outcome.gradients = training.job.Contributions(spec.rank, step);
+  const int last_node = static_cast<int>(outcome.gradients.size()) - 1;
+  for (int node = 0; node <= last_node; ++node) {
+    const bool is_last = node == last_node;
+    // Gradients may be submitted from the exchange's memory and from any other.
+    std::span<const float> gradient = outcome.gradients[node];
+    const std::span<float> own = is_last ? exchange.gradient_memory() : exchange.node_memory(node);
+    if (!own.empty() && step % 2 == 1) {
+      std::ranges::copy(gradient, own.begin());
+      gradient = own;
+    }
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+      const ElementRange range = spec.buckets.bucket(b);
+      const std::span<const float> of_bucket = gradient.subspan(range.begin, range.size());
+      is_last ? exchange.Submit(step, b, of_bucket) : exchange.SubmitNode(step, b, node, of_bucket);
+    }
   }
   const int world_size = training.job.world_size;
   std::vector<double> values = {1.0, static_cast<double>(spec.rank)};

@@ -32,7 +32,7 @@ struct ExampleTraining {
 // The result of one rank. Outlives the rank's exchange: after an error its memory belongs to the transport.
 struct ExampleOutcome {
   absl::Status status;
-  std::vector<float> gradient;  // of the last step
+  std::vector<std::vector<float>> gradients;  // of the last step, by node of its share
   std::vector<float> parameters;
   std::vector<std::vector<float>> state;  // rank 0
   ExchangeCounters counters;

@@ -89,6 +89,26 @@ TEST_P(HostExchangeRanks, SharedMemoryGivesTheReferencesBits) {
   EXPECT_EQ(outcomes[0].state, state);
 }
 
+// Through shared memory, by messages, and whichever is found the fastest.
+TEST(HostExchange, MicroBatchesGiveTheReferencesBits) {
+  for (const int world_size : {1, 2, 3, 5}) {
+    const ExampleJob job = {.element_count = 9 * ReductionBlockElements(world_size) / 8,
+                            .bucket_bytes = 1,
+                            .world_size = world_size,
+                            .sum_order = SumOrder::kTree,
+                            .micro_batches = 8};
+    const std::vector<float> expected = job.Reference(kSteps);
+    for (const OptionsOf& options_of :
+         {Alike(Algorithm::kDirect, HostSharing::kRequired), Alike(Algorithm::kDirect, HostSharing::kNever),
+          Alike(Algorithm::kFastest, HostSharing::kIfPossible)}) {
+      for (const Outcome& outcome : RunAll(job, options_of)) {
+        ASSERT_EQ(outcome.status, absl::OkStatus()) << world_size << " ranks";
+        EXPECT_EQ(outcome.parameters, expected) << world_size << " ranks";
+      }
+    }
+  }
+}
+
 TEST_P(HostExchangeRanks, TheFastestWayGivesTheReferencesBits) {
   const ExampleJob job = Job();
   std::vector<std::vector<float>> state;

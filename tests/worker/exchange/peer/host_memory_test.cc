@@ -46,9 +46,10 @@ TEST(HostMemory, AllRanksSeeOneMemory) {
     ASSERT_NE(outcomes[rank].memory, nullptr) << outcomes[rank].refusal;
     const HostArrays& arrays = outcomes[rank].memory->arrays();
     ASSERT_EQ(arrays.gradients.size(), kRanks);
-    ASSERT_EQ(arrays.own_gradient.size(), kElements);
+    ASSERT_EQ(arrays.own_gradients.size(), 1u);
+    ASSERT_EQ(arrays.own_gradients[0].size(), kElements);
     ASSERT_EQ(arrays.parameters.size(), kElements);
-    arrays.own_gradient.back() = static_cast<float>(rank + 1);
+    arrays.own_gradients[0].back() = static_cast<float>(rank + 1);
     arrays.parameters[rank] = static_cast<float>(10 + rank);
     outcomes[rank].memory->board()->Arrive(3);
   }

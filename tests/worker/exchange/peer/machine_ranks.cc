@@ -6,6 +6,7 @@
 #include "common/check.h"
 #include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
+#include "worker/exchange/peer/share_machine.h"
 
 namespace starring {
 namespace {
@@ -16,7 +17,7 @@ OwnedSlices SlicesOf(const ExampleJob& job, const BucketMap& buckets, MachineKin
     if (job.world_size == 1) {
       slices.push_back({buckets.bucket(b)});
     } else {
-      slices.push_back(kind == MachineKind::kDirect ? buckets.DirectSlice(b, rank) : buckets.RingSlice(b, rank));
+      slices.push_back(kind == MachineKind::kRing ? buckets.RingSlice(b, rank) : buckets.DirectSlice(b, rank));
     }
   }
   LearningRateSchedule schedule;
@@ -32,7 +33,7 @@ OwnedSlices SlicesOf(const ExampleJob& job, const BucketMap& buckets, MachineKin
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, MachineKind kind) {
-  return out << (kind == MachineKind::kRing ? "Ring" : "Direct");
+  return out << (kind == MachineKind::kRing ? "Ring" : kind == MachineKind::kDirect ? "Direct" : "Share");
 }
 
 // Counts what the machine allocates.
@@ -75,6 +76,8 @@ MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
                                            .groups_in_flight_max = options.groups_in_flight_max};
     if (options.kind == MachineKind::kRing) {
       machines_.push_back(std::make_unique<RingMachine>(machine));
+    } else if (options.kind == MachineKind::kShare) {
+      machines_.push_back(std::make_unique<ShareMachine>(machine, job.micro_batches));
     } else {
       machines_.push_back(std::make_unique<DirectMachine>(machine, job.sum_order));
     }
@@ -89,6 +92,13 @@ void MachineRanks::Submit(int rank, int64_t step, std::span<const float> gradien
   for (int b = 0; b < bucket_count(); ++b) {
     const ElementRange range = buckets_.bucket(b);
     machines_[rank]->Submit(step, b, gradient.subspan(range.begin, range.size()));
+  }
+}
+
+void MachineRanks::SubmitNode(int rank, int64_t step, int node, std::span<const float> gradient) {
+  for (int b = 0; b < bucket_count(); ++b) {
+    const ElementRange range = buckets_.bucket(b);
+    machines_[rank]->SubmitNode(step, b, node, gradient.subspan(range.begin, range.size()));
   }
 }
 
@@ -108,8 +118,9 @@ bool MachineRanks::IsReady(int rank) const {
 void MachineRanks::Run(int64_t step_count) {
   struct Trainer {
     int64_t step = 0;
-    int submitted = 0;  // buckets of `step`
-    std::vector<float> gradient;
+    int node = 0;       // of its share
+    int submitted = 0;  // buckets of that node
+    std::vector<std::vector<float>> nodes;
   };
   std::vector<Trainer> trainers(machines_.size());
   size_t finished = 0;
@@ -120,19 +131,29 @@ void MachineRanks::Run(int64_t step_count) {
     Trainer& trainer = trainers[rank];
     Poll(rank);
     if (trainer.step == step_count) continue;
-    if (trainer.submitted == 0) trainer.gradient = job_.Gradient(rank, trainer.step);
+    if (trainer.node == 0 && trainer.submitted == 0) trainer.nodes = job_.Contributions(rank, trainer.step);
+    const bool is_last = trainer.node + 1 == std::ssize(trainer.nodes);
     if (trainer.submitted < bucket_count()) {
       if (random_() % 3 == 0) continue;  // still computing
       const ElementRange range = buckets_.bucket(trainer.submitted);
-      machines_[rank]->Submit(trainer.step, trainer.submitted,
-                              std::span<const float>(trainer.gradient).subspan(range.begin, range.size()));
+      const auto gradient = std::span<const float>(trainer.nodes[trainer.node]).subspan(range.begin, range.size());
+      if (is_last) {
+        machines_[rank]->Submit(trainer.step, trainer.submitted, gradient);
+      } else {
+        machines_[rank]->SubmitNode(trainer.step, trainer.submitted, trainer.node, gradient);
+      }
       ++trainer.submitted;
       continue;
     }
+    if (!is_last) {
+      ++trainer.node;
+      trainer.submitted = 0;
+      continue;
+    }
     if (!IsReady(rank)) continue;
-    // Now the trainer may write to the gradient again.
-    std::fill(trainer.gradient.begin(), trainer.gradient.end(), 1e30f);
-    trainer.submitted = 0;
+    // Now the trainer may write to the gradients again.
+    for (std::vector<float>& gradient : trainer.nodes) std::ranges::fill(gradient, 1e30f);
+    trainer.node = trainer.submitted = 0;
     if (++trainer.step == step_count) ++finished;
   }
   PollUntilIdle();

@@ -1,5 +1,5 @@
 // All ranks of a job in one thread, each with a machine of reduction blocks over an in-memory network, polled in random
-// order: for the tests of block_machine.h, ring_machine.h and direct_machine.h.
+// order: for the tests of block_machine.h and of the machines that build on it.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_MACHINE_RANKS_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_PEER_MACHINE_RANKS_H_
 
@@ -20,7 +20,7 @@
 
 namespace starring {
 
-enum class MachineKind { kRing, kDirect };
+enum class MachineKind { kRing, kDirect, kShare };
 std::ostream& operator<<(std::ostream& out, MachineKind kind);
 
 // Thread safety: one thread.
@@ -33,7 +33,7 @@ class MachineRanks {
     int groups_in_flight_max = 0;
     Trace* trace = nullptr;  // gets a track for each rank; outlives the ranks
   };
-  // REQUIRES: with kRing the job's order of sums is a chain.
+  // REQUIRES: with kRing the job's order of sums is a chain; with kShare, and only then, the job has micro-batches.
   MachineRanks(const ExampleJob& job, const Options& options);
   ~MachineRanks();
 
@@ -48,7 +48,8 @@ class MachineRanks {
   // awaits all of them before the next step.
   void Run(int64_t step_count);
 
-  // For tests that do a rank's work themselves. `gradient` is the whole vector's.
+  // For tests that do a rank's work themselves. `gradient` is the whole vector's, `node` not the share's last.
+  void SubmitNode(int rank, int64_t step, int node, std::span<const float> gradient);
   void Submit(int rank, int64_t step, std::span<const float> gradient);
   void Poll(int rank);
   // Polls all ranks, but not `except`, until each of them is idle.

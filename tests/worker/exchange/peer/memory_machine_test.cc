@@ -67,7 +67,7 @@ class Rank {
     CHECK_OK(owned);
     owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
     transport_.Attach(&board_);
-    HostArrays arrays{.gradients = {}, .own_gradient = shared.gradients[rank], .parameters = shared.parameters};
+    HostArrays arrays{.gradients = {}, .own_gradients = {shared.gradients[rank]}, .parameters = shared.parameters};
     for (const std::vector<float>& gradient : shared.gradients) arrays.gradients.emplace_back(gradient);
     machine_ = std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets_,
                                                                       .owner = owner_.get(),

@@ -1,0 +1,192 @@
+#include "common/wire/member_link.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/wire/grpc_transport.h"
+#include "proto/starring/v1/coordinator.grpc.pb.h"
+
+namespace starring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kReportPause(250);
+// How long a report that is wanted, or the end, may go unnoticed.
+constexpr std::chrono::milliseconds kTick(10);
+constexpr std::chrono::milliseconds kRetryPause(50);
+constexpr std::chrono::milliseconds kConnectWait(200);
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+// Waiting may help if the coordinator is not up, or ended the stream without saying why.
+bool IsForGood(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kUnknown:
+    case absl::StatusCode::kInternal:
+      return false;
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+// One stream. gRPC uses it until each of its operations has come out of the queue.
+class MemberLink::Stream {
+ public:
+  enum Tag { kStart, kRead, kWrite, kFinish, kTagCount };
+
+  Stream(v1::Coordinator::Stub* stub, grpc::CompletionQueue* queue)
+      : stream_(stub->PrepareAsyncAttend(&context_, queue)) {
+    stream_->StartCall(TagOf(kStart));
+    ++pending_;
+  }
+
+  // True when nothing of the stream is left in the queue: status() says how it ended.
+  bool OnEvent(void* tag, bool ok, const std::function<void(const v1::MemberOrder&)>& on_order) {
+    --pending_;
+    switch (static_cast<Tag>(static_cast<char*>(tag) - tags_)) {
+      case kStart:
+        is_open_ = ok;
+        ok ? Read() : Finish();
+        break;
+      case kRead:
+        if (ok) {
+          on_order(order_);
+          Read();
+        } else {
+          Finish();
+        }
+        break;
+      case kWrite:
+        is_writing_ = false;
+        if (!ok) Finish();
+        break;
+      case kFinish:
+        is_over_ = true;
+        break;
+      case kTagCount:
+        break;
+    }
+    return is_over_ && pending_ == 0;
+  }
+  bool can_write() const { return is_open_ && !is_writing_ && !is_finishing_; }
+  void Write(const v1::MemberReport& report) {
+    is_writing_ = true;
+    ++pending_;
+    stream_->Write(report, TagOf(kWrite));
+  }
+  bool has_written() const { return has_written_; }
+  void set_has_written() { has_written_ = true; }
+  void Cancel() { context_.TryCancel(); }
+  absl::Status status() const { return FromGrpcStatus(status_); }
+
+ private:
+  void* TagOf(Tag tag) { return &tags_[tag]; }
+  void Read() {
+    ++pending_;
+    stream_->Read(&order_, TagOf(kRead));
+  }
+  void Finish() {
+    if (std::exchange(is_finishing_, true)) return;
+    ++pending_;
+    stream_->Finish(&status_, TagOf(kFinish));
+  }
+
+  char tags_[kTagCount] = {};  // their addresses are the tags
+  grpc::ClientContext context_;
+  const std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::MemberReport, v1::MemberOrder>> stream_;
+  v1::MemberOrder order_;
+  grpc::Status status_;
+  int pending_ = 0;
+  bool is_open_ = false;
+  bool is_writing_ = false;
+  bool is_finishing_ = false;
+  bool is_over_ = false;
+  bool has_written_ = false;
+};
+
+MemberLink::MemberLink(Options options)
+    : options_(std::move(options)), disconnected_since_ns_(NowNs()), thread_([this] { Run(); }) {}
+
+MemberLink::~MemberLink() {
+  stopping_ = true;
+  thread_.join();
+}
+
+std::chrono::steady_clock::duration MemberLink::disconnected_for() const {
+  const int64_t since = disconnected_since_ns_;
+  return since == 0 ? Clock::duration::zero() : std::chrono::nanoseconds(NowNs() - since);
+}
+
+void MemberLink::Run() {
+  grpc::ChannelArguments arguments;
+  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
+  const auto credentials = MakeChannelCredentials(options_.security, &arguments);
+  const std::shared_ptr<grpc::Channel> channel =
+      grpc::CreateCustomChannel(options_.coordinator, credentials, arguments);
+  const std::unique_ptr<v1::Coordinator::Stub> stub = v1::Coordinator::NewStub(channel);
+  grpc::CompletionQueue queue;
+  std::optional<Stream> stream;
+  Clock::time_point next_attempt = Clock::now();
+  Clock::time_point next_report;
+  bool is_refused = false;
+  while (true) {
+    if (stopping_ && !stream.has_value()) break;
+    if (stopping_) stream->Cancel();
+    if (!stream.has_value() && !is_refused && Clock::now() >= next_attempt) {
+      stream.emplace(stub.get(), &queue);
+      next_report = Clock::now();
+    }
+    void* tag = nullptr;
+    bool ok = false;
+    const auto until = std::chrono::system_clock::now() + kTick;
+    if (queue.AsyncNext(&tag, &ok, until) == grpc::CompletionQueue::GOT_EVENT &&
+        stream->OnEvent(tag, ok, options_.on_order)) {
+      const absl::Status status = stream->status();
+      stream.reset();
+      int64_t connected = 0;
+      disconnected_since_ns_.compare_exchange_strong(connected, NowNs());
+      if (stopping_) continue;
+      const absl::Status explained = absl::IsUnavailable(status)
+                                         ? ExplainConnectionError(std::string(status.message()), options_.security)
+                                         : status;
+      if (IsForGood(explained)) {
+        is_refused = true;
+        options_.on_refused(absl::Status(explained.code(), absl::StrCat("coordinator ", options_.coordinator, ": ",
+                                                                        std::string(explained.message()))));
+        continue;
+      }
+      // gRPC 1.51 drives a handshake only while somebody waits for it.
+      channel->WaitForConnected(std::chrono::system_clock::now() + kConnectWait);
+      next_attempt = Clock::now() + kRetryPause;
+    }
+    if (!stream.has_value() || !stream->can_write()) continue;
+    if (!wanted_.exchange(false) && Clock::now() < next_report) continue;
+    next_report = Clock::now() + kReportPause;
+    v1::MemberReport report;
+    options_.report(&report, !stream->has_written());
+    stream->set_has_written();
+    stream->Write(report);
+    disconnected_since_ns_ = 0;
+  }
+  queue.Shutdown();
+  void* tag = nullptr;
+  bool ok = false;
+  while (queue.Next(&tag, &ok)) {
+  }
+}
+
+}  // namespace starring

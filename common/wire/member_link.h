@@ -1,0 +1,65 @@
+// A process's connection to the coordinator of its elastic run (proto/starring/v1/coordinator.proto): reports four
+// times a second and on demand, and takes orders. A connection that is lost is made again; the process decides how long
+// it waits for that (connected_or_since).
+//
+// Thread safety: any thread may call any method. The callbacks are called by the link's own thread, one at a time, and
+// must not destroy the link.
+#ifndef STARRING_COMMON_WIRE_MEMBER_LINK_H_
+#define STARRING_COMMON_WIRE_MEMBER_LINK_H_
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "common/security/transport_security.h"
+
+namespace starring {
+
+namespace v1 {
+class MemberOrder;
+class MemberReport;
+}  // namespace v1
+
+class MemberLink {
+ public:
+  struct Options {
+    std::string coordinator;  // host:port
+    TransportSecurity security;
+    // Fills in a report: the shard's or the worker's part, and `hello` if it is the first one on its stream.
+    std::function<void(v1::MemberReport* report, bool is_first)> report;
+    std::function<void(const v1::MemberOrder&)> on_order;
+    // The coordinator refuses this process, or cannot be talked to, for a reason that waiting does not change. Nothing
+    // comes after this.
+    std::function<void(const absl::Status&)> on_refused;
+  };
+  explicit MemberLink(Options options);
+  // The coordinator sees the connection end.
+  ~MemberLink();
+  MemberLink(const MemberLink&) = delete;
+  MemberLink& operator=(const MemberLink&) = delete;
+
+  // Something has changed: a report leaves soon, and not only after a quarter of a second.
+  void ReportSoon() { wanted_ = true; }
+
+  // How long there has been no stream; 0 while there is one.
+  std::chrono::steady_clock::duration disconnected_for() const;
+
+ private:
+  class Stream;
+
+  void Run();
+
+  const Options options_;
+  std::atomic<bool> wanted_ = false;
+  std::atomic<bool> stopping_ = false;
+  std::atomic<int64_t> disconnected_since_ns_;  // of the steady clock; 0: connected
+  std::thread thread_;                          // last: it uses the members above
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_WIRE_MEMBER_LINK_H_

@@ -1,0 +1,459 @@
+#include "server/elastic/coordinator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/leaf_shares.h"
+
+namespace starring {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A snapshot as often as this costs little, and what is computed again after a loss is less than what it takes to
+// notice.
+constexpr double kSnapshotSeconds = 0.3;
+// While no step has been timed.
+constexpr int64_t kFirstSnapshotEvery = 10;
+constexpr milliseconds kSayMissing(10'000);
+
+std::string SecondsText(std::chrono::steady_clock::duration time) {
+  const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
+  return absl::StrCat(tenths / 10, ".", tenths % 10, " s");
+}
+
+}  // namespace
+
+Coordinator::Coordinator(Options options)
+    : options_(std::move(options)),
+      generation_(options_.log->last()),
+      changing_to_(options_.log->last_number() + 1),
+      cause_(generation_.has_value() ? "the coordinator has started again" : "the run begins"),
+      change_since_(options_.now),
+      last_tick_(options_.now),
+      last_deal_(options_.now),
+      said_missing_(options_.now) {
+  if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) End(status);
+}
+
+Coordinator::Member* Coordinator::Find(uint64_t member) {
+  const auto found = members_.find(member);
+  return found == members_.end() ? nullptr : &found->second;
+}
+
+void Coordinator::Heard(Member& member, Time now) {
+  member.heard = now;
+  member.connected = true;
+}
+
+absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const ShardReport& report, Time now) {
+  if (report.shard < 0 || report.shard >= options_.shard_count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard ", report.shard, " is not below the shard count ", options_.shard_count));
+  }
+  const auto [known, is_new] = shards_.try_emplace(report.shard, id);
+  if (!is_new && known->second != id) {
+    Member& other = members_[known->second];
+    // A shard that was started again comes before its predecessor is missed.
+    if (other.connected) {
+      return absl::AlreadyExistsError(absl::StrCat("shard ", report.shard, " is ", other.name, " already"));
+    }
+    GiveUp(known->second, "another process has taken its place", now);
+    shards_[report.shard] = id;
+  }
+  Member& member = members_[id];
+  member.name = name;
+  member.is_shard = true;
+  Heard(member, now);
+  if (!running_) options_.send(id, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
+  OnShard(id, report, now);
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::AddWorker(uint64_t id, const std::string& name, const WorkerReport& report, Time now) {
+  const auto [found, is_new] = members_.try_emplace(id);
+  Member& member = found->second;
+  if (!is_new && member.connected) {
+    return absl::AlreadyExistsError(absl::StrCat("worker ", member.name, " has the same number already"));
+  }
+  if (is_new) {
+    member.order_of_joining = joined_count_++;
+    member.last_leaf = now;
+  }
+  member.name = name;
+  Heard(member, now);
+  OnWorker(id, report, now);
+  return absl::OkStatus();
+}
+
+void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
+  Member* const member = Find(id);
+  if (member == nullptr || ended_.has_value()) return;
+  Heard(*member, now);
+  member->shard = report;
+  if (running_ && report.generation == generation_->number) {
+    if (!report.trouble.empty()) return BeginChange(report.trouble, /*planned=*/false, now);
+    const auto has_finished = [this](const auto& shard) { return members_[shard.second].shard.finished; };
+    if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
+      const absl::Status written = options_.log->End(options_.end_step);
+      return End(written);
+    }
+  }
+  KeepDurable();
+  CommitIfReady(now);
+}
+
+void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
+  Member* const member = Find(id);
+  if (member == nullptr || ended_.has_value()) return;
+  Heard(*member, now);
+  // A leaf, or a change of what it does.
+  if (report.leaf_count != member->worker.leaf_count || !report.computes) member->last_leaf = now;
+  member->worker = report;
+  if (!report.failure.ok()) {
+    return End(
+        absl::Status(report.failure.code(), absl::StrCat(member->name, ": ", std::string(report.failure.message()))));
+  }
+  const bool takes_part = running_ && IsInGeneration(id) && report.generation == generation_->number;
+  if (takes_part && report.ready && !stopping_) {
+    return BeginChange(absl::StrCat(member->name, ": ", report.trouble.empty() ? "stopped" : report.trouble),
+                       /*planned=*/false, now);
+  }
+  ConsiderPlanned(now);
+  CommitIfReady(now);
+}
+
+void Coordinator::OnDisconnect(uint64_t id, Time now) {
+  Member* const member = Find(id);
+  if (member == nullptr || !std::exchange(member->connected, false)) return;
+  member->down_since = now;
+  if (member->is_shard || !member->worker.leaves || !IsReady(id)) return;
+  if (options_.say != nullptr) options_.say(absl::StrCat(member->name, " has left"));
+  members_.erase(id);
+}
+
+void Coordinator::Tick(Time now) {
+  if (ended_.has_value()) return;
+  // This process did not run: what it did not hear says nothing about others.
+  if (now - std::exchange(last_tick_, now) > options_.times.gone / 2) {
+    for (auto& [id, member] : members_) member.heard = member.down_since = member.last_leaf = now;
+    change_since_ = now;
+  }
+  GiveUpLost(now);
+  if (ended_.has_value()) return;
+  ConsiderPlanned(now);
+  CommitIfReady(now);
+  if (running_ || ended_.has_value()) return;
+  const std::string missing = MissingForCommit();
+  if (missing.empty()) return;
+  if (now - change_since_ > options_.join_deadline) {
+    return End(absl::UnavailableError(absl::StrCat(missing, " within ", SecondsText(options_.join_deadline),
+                                                   ", after: ", cause_,
+                                                   ": start again with --resume from the last checkpoint")));
+  }
+  if (now - said_missing_ > kSayMissing && options_.say != nullptr) {
+    said_missing_ = now;
+    options_.say(absl::StrCat("waiting: ", missing));
+  }
+}
+
+std::string Coordinator::LossOf(const Member& member, Time now) const {
+  if (!member.connected && now - member.down_since > options_.times.gone) return "is gone: its connection is down";
+  if (now - member.heard > options_.times.silent) {
+    return absl::StrCat("has been silent for ", SecondsText(now - member.heard));
+  }
+  if (member.is_shard || !member.worker.computes || member.worker.ready) return "";
+  const std::chrono::duration<double> usual(member.worker.seconds_per_leaf * kStuckLeaves);
+  const auto patience = std::max<std::chrono::duration<double>>(options_.times.stuck, usual);
+  if (now - member.last_leaf <= patience) return "";
+  return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(now - member.last_leaf));
+}
+
+void Coordinator::GiveUpLost(Time now) {
+  std::vector<std::pair<uint64_t, std::string>> lost;
+  for (const auto& [id, member] : members_) {
+    if (std::string why = LossOf(member, now); !why.empty()) lost.emplace_back(id, std::move(why));
+  }
+  for (const auto& [id, why] : lost) GiveUp(id, why, now);
+}
+
+void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
+  const auto found = members_.find(id);
+  const Member member = std::move(found->second);
+  members_.erase(found);
+  if (member.is_shard) shards_.erase(member.shard.shard);
+  const std::string cause = absl::StrCat(member.name, " ", why);
+  if (options_.say != nullptr) options_.say(cause);
+  // What the process, if there still is one, hears is that it must begin anew.
+  options_.send(id, {.kind = Order::Kind::kGivenUp, .text = why});
+  if (running_ && (member.is_shard || IsInGeneration(id))) BeginChange(cause, /*planned=*/false, now);
+}
+
+bool Coordinator::IsInGeneration(uint64_t id) const {
+  return generation_.has_value() && std::ranges::count(generation_->workers, id) > 0;
+}
+
+// A report that was on its way when the generation began is of the one before.
+bool Coordinator::IsReady(uint64_t id) const {
+  const WorkerReport& report = members_.at(id).worker;
+  return report.ready && (!IsInGeneration(id) || report.generation >= generation_->number);
+}
+
+std::vector<uint64_t> Coordinator::ReadyWorkers() const {
+  std::vector<uint64_t> ready;
+  for (const auto& [id, member] : members_) {
+    if (!member.is_shard && member.connected && IsReady(id) && !member.worker.leaves) ready.push_back(id);
+  }
+  std::ranges::sort(ready, {}, [this](uint64_t id) { return members_.at(id).order_of_joining; });
+  return ready;
+}
+
+double Coordinator::SecondsPerLeaf(uint64_t id) const {
+  const double own = members_.at(id).worker.seconds_per_leaf;
+  if (own > 0) return own;
+  // Who has computed nothing yet counts as the others in the middle.
+  std::vector<double> known;
+  for (const auto& [other, member] : members_) {
+    if (!member.is_shard && member.worker.seconds_per_leaf > 0) known.push_back(member.worker.seconds_per_leaf);
+  }
+  if (known.empty()) return 1;
+  std::ranges::nth_element(known, known.begin() + std::ssize(known) / 2);
+  return known[known.size() / 2];
+}
+
+// The slowest worker's time of a step if the leaves had these owners.
+static double SlowestSeconds(const std::vector<int>& owners, const std::vector<double>& seconds) {
+  std::vector<double> times(seconds.size());
+  for (const int owner : owners) times[static_cast<size_t>(owner)] += seconds[static_cast<size_t>(owner)];
+  return *std::ranges::max_element(times);
+}
+
+bool Coordinator::WouldGain(Time now) const {
+  if (now - last_deal_ < kDealPause) return false;
+  std::vector<double> seconds;
+  for (const uint64_t id : generation_->workers) {
+    const auto found = members_.find(id);
+    if (found == members_.end() || found->second.worker.seconds_per_leaf <= 0) return false;
+    seconds.push_back(found->second.worker.seconds_per_leaf);
+  }
+  const double today = SlowestSeconds(generation_->leaf_owners, seconds);
+  return SlowestSeconds(DealLeaves(options_.leaves, seconds), seconds) < (1 - kGainMin) * today;
+}
+
+// Changes that nobody has died for.
+void Coordinator::ConsiderPlanned(Time now) {
+  if (!running_) return;
+  const auto is_ready_or_lost = [this](uint64_t id) { return !members_.contains(id) || IsReady(id); };
+  if (stopping_) {
+    if (std::ranges::all_of(generation_->workers, is_ready_or_lost)) BeginChange(cause_, /*planned=*/true, now);
+    return;
+  }
+  std::string cause;
+  for (auto& [id, member] : members_) {
+    if (member.is_shard || IsInGeneration(id) || !IsReady(id) || !member.connected) continue;
+    if (std::ssize(generation_->workers) >= options_.leaves) {
+      if (!std::exchange(member.told_to_wait, true)) {
+        options_.send(id, {.kind = Order::Kind::kWait,
+                           .text = absl::StrCat("a spare: all ", options_.leaves,
+                                                " micro-batches have a worker; it comes in when one leaves")});
+      }
+    } else if (cause.empty()) {
+      cause = absl::StrCat(member.name, " joins");
+    }
+  }
+  for (const uint64_t id : generation_->workers) {
+    const Member* const member = Find(id);
+    if (member != nullptr && member->worker.leaves && cause.empty()) cause = absl::StrCat(member->name, " leaves");
+  }
+  if (cause.empty() && WouldGain(now)) cause = "other shares are faster";
+  if (cause.empty()) return;
+  cause_ = cause;
+  stopping_ = true;
+  for (const uint64_t id : generation_->workers) options_.send(id, {.kind = Order::Kind::kStop});
+}
+
+void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) {
+  CHECK(running_);
+  running_ = stopping_ = false;
+  planned_ = planned;
+  cause_ = cause;
+  change_since_ = said_missing_ = now;
+  changing_to_ = options_.log->last_number() + 1;
+  if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) return End(status);
+  SendToAll(true, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
+  // A worker may wait for a shard that is gone, and would until its deadline.
+  SendToAll(false, {.kind = Order::Kind::kCut, .generation = {.number = changing_to_}});
+  CommitIfReady(now);
+}
+
+std::optional<int64_t> Coordinator::NewestCommonSnapshot() const {
+  std::optional<std::set<int64_t>> common;
+  for (const auto& [number, id] : shards_) {
+    const std::vector<int64_t>& held = members_.at(id).shard.held;
+    if (!common.has_value()) {
+      common.emplace(held.begin(), held.end());
+    } else {
+      std::erase_if(*common, [&](int64_t step) { return std::ranges::count(held, step) == 0; });
+    }
+  }
+  if (!common.has_value() || common->empty()) return std::nullopt;
+  return *common->rbegin();
+}
+
+// What the next generation waits for; empty: nothing.
+std::string Coordinator::MissingForCommit() const {
+  for (int shard = 0; shard < options_.shard_count; ++shard) {
+    const auto found = shards_.find(shard);
+    if (found == shards_.end()) return absl::StrCat("shard ", shard, " of ", options_.shard_count, " has not come");
+    const Member& member = members_.at(found->second);
+    if (!member.connected || member.shard.prepared < changing_to_) {
+      return absl::StrCat(member.name, ", shard ", shard, ", has not left the generation before");
+    }
+  }
+  // Workers of the last generation come as soon as their exchange is over; who does not is given up (LossOf).
+  if (generation_.has_value()) {
+    for (const uint64_t id : generation_->workers) {
+      const auto found = members_.find(id);
+      if (found != members_.end() && !IsReady(id)) {
+        return absl::StrCat(found->second.name, " has not ended its step");
+      }
+      // The workers of a coordinator that was started again find it when it listens.
+      if (found == members_.end() && !has_committed_ && last_tick_ - options_.now < options_.times.silent) {
+        return "a worker of the last generation has not come back";
+      }
+    }
+  }
+  const int needed =
+      generation_.has_value() ? options_.min_workers : std::max(options_.min_workers, options_.first_workers);
+  const auto ready = std::ssize(ReadyWorkers());
+  if (ready < needed) return absl::StrCat(ready, " of at least ", needed, " workers have come");
+  return "";
+}
+
+void Coordinator::CommitIfReady(Time now) {
+  if (running_ || ended_.has_value() || !MissingForCommit().empty()) return;
+  std::vector<uint64_t> workers = ReadyWorkers();
+  if (std::ssize(workers) > options_.leaves) workers.resize(static_cast<size_t>(options_.leaves));
+  const std::optional<int64_t> snapshot = NewestCommonSnapshot();
+  const int64_t counted = std::max(options_.log->counted_end(), options_.first_step);
+  const int64_t first_step = std::max(snapshot.value_or(options_.first_step), options_.first_step);
+  if (first_step < counted) {
+    std::vector<std::string> held;
+    for (const auto& [number, id] : shards_) {
+      held.push_back(absl::StrCat("shard ", number, ": ", absl::StrJoin(members_.at(id).shard.held, ", ")));
+    }
+    return End(absl::DataLossError(absl::StrCat(
+        "no snapshot from step ", counted, " on is on all shards (", absl::StrJoin(held, "; "),
+        "): start again with --resume from the last checkpoint, and give shards a --state_dir that survives them")));
+  }
+  // A generation that was cut short before it had a snapshot has gained nothing.
+  if (generation_.has_value() && !planned_ && first_step == generation_->first_step) {
+    strike_causes_.push_back(cause_);
+    if (++strikes_ >= kStrikesMax) {
+      return End(absl::AbortedError(absl::StrCat(strikes_, " generations have ended before step ",
+                                                 first_step + generation_->snapshot_every,
+                                                 ", their next snapshot: ", absl::StrJoin(strike_causes_, "; "))));
+    }
+  } else {
+    strikes_ = 0;
+    strike_causes_.clear();
+  }
+  std::vector<double> seconds;
+  for (const uint64_t id : workers) seconds.push_back(SecondsPerLeaf(id));
+  const Generation next = {.number = changing_to_,
+                           .first_step = first_step,
+                           .snapshot_every = SnapshotEvery(),
+                           .workers = workers,
+                           .leaf_owners = DealLeaves(options_.leaves, seconds)};
+  if (const absl::Status status = options_.log->Commit(next); !status.ok()) return End(status);
+  generation_ = next;
+  running_ = has_committed_ = true;
+  last_deal_ = now;
+  Order order = {.generation = next, .from_snapshot = snapshot.has_value() && *snapshot == first_step};
+  order.kind = Order::Kind::kServe;
+  SendToAll(true, order);
+  order.kind = Order::Kind::kTrain;
+  for (const auto& [number, id] : shards_) order.shards.push_back(members_.at(id).shard.address);
+  for (const uint64_t id : workers) {
+    members_.at(id).last_leaf = now;
+    members_.at(id).told_to_wait = false;
+    options_.send(id, order);
+  }
+  if (options_.say != nullptr) {
+    options_.say(absl::StrCat("generation ", next.number, " from step ", first_step, " with ", workers.size(),
+                              workers.size() == 1 ? " worker" : " workers", " (", cause_, ")"));
+  }
+}
+
+int64_t Coordinator::SnapshotEvery() const {
+  double seconds = 0;
+  for (const auto& [id, member] : members_) seconds = std::max(seconds, member.worker.step_seconds);
+  if (seconds <= 0) return generation_.has_value() ? generation_->snapshot_every : kFirstSnapshotEvery;
+  return std::clamp<int64_t>(std::llround(kSnapshotSeconds / seconds), 1, 100'000);
+}
+
+// Tells the shards which snapshots nobody will need any more.
+void Coordinator::KeepDurable() {
+  if (std::ssize(shards_) < options_.shard_count) return;
+  int64_t newest = -1;
+  for (const int64_t step : members_.at(shards_.begin()->second).shard.durable) {
+    const bool all_have_it = std::ranges::all_of(shards_, [&](const auto& shard) {
+      return std::ranges::count(members_.at(shard.second).shard.durable, step) > 0;
+    });
+    if (all_have_it) newest = std::max(newest, step);
+  }
+  if (newest <= kept_) return;
+  kept_ = newest;
+  SendToAll(true, {.kind = Order::Kind::kKeep, .generation = {.first_step = newest}});
+}
+
+void Coordinator::SendToAll(bool to_shards, const Order& order) {
+  for (const auto& [id, member] : members_) {
+    if (member.is_shard == to_shards) options_.send(id, order);
+  }
+}
+
+void Coordinator::End(const absl::Status& status) {
+  if (ended_.has_value()) return;
+  ended_ = status;
+  running_ = false;
+  for (const bool to_shards : {false, true}) SendToAll(to_shards, {.kind = Order::Kind::kEnd, .end = status});
+}
+
+Coordinator::Status Coordinator::Describe() const {
+  Status status{.generation = generation_.has_value() ? generation_->number : 0,
+                .first_step = generation_.has_value() ? generation_->first_step : options_.first_step,
+                .changing = !running_,
+                .cause = cause_};
+  for (const auto& [id, member] : members_) {
+    std::string what = absl::StrCat("shard ", member.shard.shard, " of ", options_.shard_count);
+    if (!member.is_shard) what = IsInGeneration(id) ? "" : "spare";
+    for (size_t rank = 0; what.empty() && rank < generation_->workers.size(); ++rank) {
+      if (generation_->workers[rank] != id) continue;
+      std::vector<std::string> nodes;
+      for (const LeafRange& node : ShareOf(static_cast<int>(rank), generation_->leaf_owners)) {
+        nodes.push_back(absl::StrCat(node.begin, "-", node.end));
+      }
+      what = absl::StrCat("rank ", rank, ", micro-batches ", absl::StrJoin(nodes, ", "));
+    }
+    status.members.push_back({.name = member.name, .what = what});
+  }
+  for (const auto& [step, unused] : [this] {
+         std::map<int64_t, int> counts;
+         for (const auto& [number, id] : shards_) {
+           for (const int64_t held : members_.at(id).shard.held) ++counts[held];
+         }
+         std::erase_if(counts, [this](const auto& one) { return one.second < options_.shard_count; });
+         return counts;
+       }()) {
+    status.snapshots.push_back(step);
+  }
+  return status;
+}
+
+}  // namespace starring

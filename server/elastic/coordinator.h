@@ -1,0 +1,210 @@
+// Decides an elastic run's generations (generation.h): who is in, where each begins, and when one is over. Shard 0 has
+// it. Knows nothing of gRPC: reports and orders are plain structs, and the time is passed in.
+//
+// Members are the shards, one process for each number, and workers. Each tells what it does, four times a second and
+// when something changes, and gets orders. The life of a generation g:
+//
+//   1. A cause: a member is gone, a worker's exchange has failed, workers have joined or want to leave, or other shares
+//      would be faster. For the last three the workers are told to stop first, and do so at the next snapshot, so that
+//      nothing is computed twice.
+//   2. `prepare g` is logged. Every shard gets kPrepare: it cuts its lanes, will serve nothing below g any more, and
+//   tells
+//      its snapshots. Every worker whose exchange is over so, or which stopped, is `ready`.
+//   3. When all shards have prepared and all workers that were not given up are ready, `commit g` is logged: the newest
+//      snapshot that all shards have, the members, their shares. Shards get kServe, workers kTrain.
+//
+// Why nothing is computed twice or by two: a step needs every shard and every leaf, so no part of a generation can go
+// on alone; a new one needs the log, which has one writer.
+//
+// A member is given up when its connection is down for `gone`, when it is silent for `silent`, or when a worker
+// computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer. A false
+// alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
+//
+// What ends the run: an error that follows from the job, kStrikesMax generations without a new snapshot, a shard that
+// does not come back, too few workers for too long, a log that cannot be written.
+//
+// Thread safety: one thread.
+#ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
+#define STARRING_SERVER_ELASTIC_COORDINATOR_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/generation.h"
+#include "server/elastic/generation_log.h"
+
+namespace starring {
+
+// Times after which a member is given up.
+struct MemberTimes {
+  std::chrono::milliseconds gone{1'000};
+  std::chrono::milliseconds silent{5'000};
+  std::chrono::milliseconds stuck{10'000};
+};
+
+struct ShardReport {
+  int shard = 0;
+  std::string address;
+  int64_t prepared = 0;          // the generation below which it serves nothing
+  std::vector<int64_t> held;     // steps of its snapshots
+  std::vector<int64_t> durable;  // those that survive its process
+  int64_t generation = 0;        // that it serves, or has served last
+  std::string trouble;           // why that one's exchange has failed there
+  bool finished = false;         // all workers of that one have finished the run
+};
+
+struct WorkerReport {
+  int64_t generation = 0;       // that it trains, or has trained last; 0: none
+  bool ready = false;           // for the one after: its exchange is over
+  std::string trouble;          // why, if it did not stop because it was told to
+  bool leaves = false;          // wants to
+  int64_t step = 0;             // the next
+  int64_t leaf_count = 0;       // leaves that it has computed; batches of an evaluation count, too
+  bool computes = false;        // and does not wait for others
+  double seconds_per_leaf = 0;  // the usual; 0: not known yet
+  double step_seconds = 0;      // likewise, of a whole step
+  absl::Status failure;         // not OK: an error that follows from the job
+};
+
+struct Order {
+  enum class Kind {
+    kPrepare,  // to shards: generation.number
+    kServe,    // to shards: `generation`
+    kTrain,    // to workers: `generation`
+    kStop,     // to workers: at the next snapshot
+    kCut,      // to workers: generations below generation.number are over
+    kWait,     // to a ready worker that is not in the generation: why
+    kKeep,     // to shards: all have the snapshot of generation.first_step durably
+    kGivenUp,  // to who was given up, if it still hears: it may attend again; why
+    kEnd,      // to all: `end`
+  };
+  Kind kind = Kind::kWait;
+  Generation generation;
+  bool from_snapshot = false;       // otherwise rank 0 brings the parameters
+  std::vector<std::string> shards;  // kTrain: addresses, by number
+  std::string text;                 // kWait, kGivenUp
+  absl::Status end;                 // kEnd: OK if all steps are done
+};
+
+class Coordinator {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  static constexpr int kStuckLeaves = 20;
+  static constexpr int kStrikesMax = 3;
+  // Other shares must save this part of a step, and are dealt so often at most.
+  static constexpr double kGainMin = 0.1;
+  static constexpr std::chrono::seconds kDealPause{60};
+
+  struct Options {
+    int shard_count = 1;
+    int leaves = 0;
+    int64_t first_step = 0;  // of the run: 0, or a checkpoint's
+    int64_t end_step = 0;
+    int first_workers = 1;  // the first generation begins with them
+    int min_workers = 1;
+    MemberTimes times;
+    std::chrono::milliseconds join_deadline{60'000};  // for a shard to come back, and for enough workers
+    GenerationLog* log = nullptr;                     // outlives the coordinator
+    std::function<void(uint64_t member, const Order&)> send;
+    std::function<void(const std::string&)> say;  // lines for people
+    Time now;
+  };
+  explicit Coordinator(Options options);
+
+  // A process attends. It is known by a number that it has drawn; `name` is for people. AlreadyExists if another
+  // process is that shard, or has the worker's number.
+  absl::Status AddShard(uint64_t member, const std::string& name, const ShardReport& report, Time now);
+  absl::Status AddWorker(uint64_t member, const std::string& name, const WorkerReport& report, Time now);
+  void OnShard(uint64_t member, const ShardReport& report, Time now);
+  void OnWorker(uint64_t member, const WorkerReport& report, Time now);
+  // Its connection is down; it may come back by Add... with the same number.
+  void OnDisconnect(uint64_t member, Time now);
+
+  // Call ten times a second.
+  void Tick(Time now);
+
+  // After kEnd was sent.
+  const std::optional<absl::Status>& ended() const { return ended_; }
+
+  struct MemberStatus {
+    std::string name;
+    std::string what;  // "rank 2, leaves 4-6", "spare", "shard 1 of 2"
+  };
+  struct Status {
+    int64_t generation = 0;
+    int64_t first_step = 0;
+    bool changing = false;
+    std::string cause;  // of the last change
+    std::vector<MemberStatus> members;
+    std::vector<int64_t> snapshots;  // that all shards have
+  };
+  Status Describe() const;
+
+ private:
+  struct Member {
+    std::string name;
+    bool is_shard = false;
+    bool connected = true;
+    Time heard;       // the last report
+    Time down_since;  // while not connected
+    // Workers.
+    int64_t order_of_joining = 0;
+    Time last_leaf;
+    bool told_to_wait = false;
+    WorkerReport worker;
+    ShardReport shard;
+  };
+
+  Member* Find(uint64_t member);
+  void Heard(Member& member, Time now);
+  void GiveUpLost(Time now);
+  // Why the member is given up now; empty: it is not.
+  std::string LossOf(const Member& member, Time now) const;
+  void GiveUp(uint64_t id, const std::string& why, Time now);
+  bool IsInGeneration(uint64_t id) const;
+  // Whether a worker has ended its part of the last generation that it was in.
+  bool IsReady(uint64_t id) const;
+  void ConsiderPlanned(Time now);
+  bool WouldGain(Time now) const;
+  void BeginChange(const std::string& cause, bool planned, Time now);
+  void CommitIfReady(Time now);
+  std::string MissingForCommit() const;
+  std::vector<uint64_t> ReadyWorkers() const;
+  std::optional<int64_t> NewestCommonSnapshot() const;
+  void KeepDurable();
+  int64_t SnapshotEvery() const;
+  void End(const absl::Status& status);
+  void SendToAll(bool to_shards, const Order& order);
+  double SecondsPerLeaf(uint64_t id) const;
+
+  const Options options_;
+  std::map<uint64_t, Member> members_;
+  std::map<int, uint64_t> shards_;  // by number
+  int64_t joined_count_ = 0;
+  std::optional<Generation> generation_;  // the one that runs, or ran last
+  bool running_ = false;                  // and no change has begun
+  bool has_committed_ = false;            // this process, and not one before it
+  bool stopping_ = false;                 // its workers were told to stop
+  int64_t changing_to_ = 0;               // the number that was prepared last
+  bool planned_ = false;
+  std::string cause_;
+  Time change_since_;
+  Time last_tick_;
+  Time last_deal_;
+  Time said_missing_;
+  int64_t kept_ = -1;
+  int strikes_ = 0;
+  std::vector<std::string> strike_causes_;
+  std::optional<absl::Status> ended_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_ELASTIC_COORDINATOR_H_

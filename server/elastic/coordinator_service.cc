@@ -1,0 +1,307 @@
+#include "server/elastic/coordinator_service.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/job_spec.h"
+#include "common/limits.h"
+#include "common/security/sha256.h"
+#include "common/status.h"
+#include "common/wire/exchange_message.h"
+
+namespace starring {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t kNameBytesMax = 256;
+
+ShardReport ToShardReport(const v1::MemberReport::Shard& proto) {
+  return {.shard = proto.shard(),
+          .address = proto.address(),
+          .prepared = proto.prepared(),
+          .held = {proto.held().begin(), proto.held().end()},
+          .durable = {proto.durable().begin(), proto.durable().end()},
+          .generation = proto.generation(),
+          .trouble = proto.trouble(),
+          .finished = proto.finished()};
+}
+
+WorkerReport ToWorkerReport(const v1::MemberReport::Worker& proto) {
+  WorkerReport report{.generation = proto.generation(),
+                      .ready = proto.ready(),
+                      .trouble = proto.trouble(),
+                      .leaves = proto.leaves(),
+                      .step = proto.step(),
+                      .leaf_count = proto.leaf_count(),
+                      .computes = proto.computes(),
+                      .seconds_per_leaf = proto.seconds_per_leaf(),
+                      .step_seconds = proto.step_seconds()};
+  if (proto.failure_code() != 0) {
+    report.failure = absl::Status(static_cast<absl::StatusCode>(proto.failure_code()), proto.failure_text());
+  }
+  return report;
+}
+
+v1::MemberOrder::Kind KindOf(Order::Kind kind) {
+  switch (kind) {
+    case Order::Kind::kPrepare:
+      return v1::MemberOrder::PREPARE;
+    case Order::Kind::kServe:
+      return v1::MemberOrder::SERVE;
+    case Order::Kind::kTrain:
+      return v1::MemberOrder::TRAIN;
+    case Order::Kind::kStop:
+      return v1::MemberOrder::STOP;
+    case Order::Kind::kCut:
+      return v1::MemberOrder::CUT;
+    case Order::Kind::kWait:
+      return v1::MemberOrder::WAIT;
+    case Order::Kind::kKeep:
+      return v1::MemberOrder::KEEP;
+    case Order::Kind::kGivenUp:
+      return v1::MemberOrder::GIVEN_UP;
+    case Order::Kind::kEnd:
+      return v1::MemberOrder::END;
+  }
+  return v1::MemberOrder::UNKNOWN;
+}
+
+v1::MemberOrder ToProto(const Order& order, const v1::RunTerms& terms) {
+  v1::MemberOrder proto;
+  proto.set_kind(KindOf(order.kind));
+  proto.set_number(order.generation.number);
+  proto.set_first_step(order.generation.first_step);
+  proto.set_snapshot_every(order.generation.snapshot_every);
+  for (const uint64_t worker : order.generation.workers) proto.add_workers(worker);
+  for (const int owner : order.generation.leaf_owners) proto.add_leaf_owners(owner);
+  proto.set_from_snapshot(order.from_snapshot);
+  for (const std::string& address : order.shards) proto.add_shards(address);
+  proto.set_text(order.text);
+  if (order.kind == Order::Kind::kEnd) {
+    proto.set_code(static_cast<int>(order.end.code()));
+    proto.set_text(std::string(order.end.message()));
+  }
+  // A shard that has just come knows nothing of the run.
+  if (order.kind == Order::Kind::kPrepare || order.kind == Order::Kind::kServe) *proto.mutable_terms() = terms;
+  return proto;
+}
+
+}  // namespace
+
+CoordinatorService::CoordinatorService(Options options)
+    : options_(std::move(options)),
+      events_{[this](AttendStream*) { ListenForMember(); },
+              [this](AttendStream* stream, const v1::MemberReport& report) { OnReport(stream, report); },
+              [this](AttendStream* stream) { OnGone(stream); }},
+      run_events_{[this](RunCall* call) { OnRun(call); }, [this](RunCall* call) { run_calls_.erase(call); }} {}
+
+void CoordinatorService::Listen(grpc::ServerCompletionQueue* queue) {
+  queue_ = queue;
+  ListenForMember();
+  ListenForRun();
+}
+
+void CoordinatorService::ListenForMember() {
+  auto stream = std::make_unique<AttendStream>(&events_);
+  stream->Accept(&service_, queue_);
+  streams_.emplace(stream.get(), std::move(stream));
+}
+
+void CoordinatorService::ListenForRun() {
+  auto call = std::make_unique<RunCall>(&run_events_, [this](auto* context, auto* request, auto* responder, void* tag) {
+    service_.RequestGetRun(context, request, responder, queue_, queue_, tag);
+  });
+  run_calls_.emplace(call.get(), std::move(call));
+}
+
+void CoordinatorService::OnReport(AttendStream* stream, const v1::MemberReport& report) {
+  if (!stream->member.has_value()) {
+    if (const absl::Status status = Admit(stream, report); !status.ok()) {
+      options_.log(absl::StrCat("refused a member from ", stream->peer(), ": ", std::string(status.message())));
+      stream->Close(status);
+    }
+    return LookForEnd();
+  }
+  const auto early = early_shards_.find(*stream->member);
+  if (early != early_shards_.end() && report.has_shard()) early->second.report = ToShardReport(report.shard());
+  if (coordinator_ == nullptr) return;
+  if (report.has_shard()) {
+    coordinator_->OnShard(*stream->member, ToShardReport(report.shard()), Clock::now());
+  } else if (report.has_worker()) {
+    coordinator_->OnWorker(*stream->member, ToWorkerReport(report.worker()), Clock::now());
+  }
+  LookForEnd();
+}
+
+absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberReport& report) {
+  const v1::MemberReport::Hello& hello = report.hello();
+  // The token comes first: a stranger must not learn even a limit.
+  RETURN_IF_ERROR(options_.admission->CheckToken(hello.token(), stream->peer()));
+  if (const auto bytes = static_cast<int64_t>(report.ByteSizeLong()); bytes > kJoinBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("a first report of ", bytes, " bytes, at most ", kJoinBytesMax));
+  }
+  if (hello.wire_version() != kWireVersion) {
+    return absl::InvalidArgumentError(absl::StrCat(hello.name(), " speaks version ", hello.wire_version(),
+                                                   " of the wire, this server version ", kWireVersion,
+                                                   ": start servers and workers of one build"));
+  }
+  if (hello.member_id() == 0 || hello.name().size() > kNameBytesMax || report.has_shard() == report.has_worker()) {
+    return absl::InvalidArgumentError("the first report of a member says who it is, and its state as shard or worker");
+  }
+  // Who does not know the run's name joins the one that is here.
+  if (!hello.run_id().empty() && hello.run_id() != options_.run_id) {
+    return absl::FailedPreconditionError(absl::StrCat("this is the coordinator of run \"", options_.run_id, "\", ",
+                                                      hello.name(), " belongs to run \"", hello.run_id(), "\""));
+  }
+  const uint64_t id = hello.member_id();
+  if (members_.contains(id)) {
+    // The process has a new connection, and this one has not been missed yet.
+    AttendStream* const older = members_[id];
+    OnGone(older);
+    older->member.reset();
+    older->Cancel();
+  }
+  const Clock::time_point now = Clock::now();
+  if (report.has_shard()) {
+    if (hello.shard_count() != options_.shard_count) {
+      return absl::InvalidArgumentError(absl::StrCat(hello.name(), " has --shard_count=", hello.shard_count(),
+                                                     ", this server ", options_.shard_count));
+    }
+    members_[id] = stream;
+    absl::Status status;
+    if (coordinator_ != nullptr) {
+      status = coordinator_->AddShard(id, hello.name(), ToShardReport(report.shard()), now);
+    } else {
+      early_shards_[id] = {.name = hello.name(), .report = ToShardReport(report.shard())};
+    }
+    if (!status.ok()) members_.erase(id);
+    RETURN_IF_ERROR(status);
+  } else {
+    RETURN_IF_ERROR(AdmitWorker(hello));
+    members_[id] = stream;
+    const absl::Status status = coordinator_->AddWorker(id, hello.name(), ToWorkerReport(report.worker()), now);
+    if (!status.ok()) members_.erase(id);
+    RETURN_IF_ERROR(status);
+  }
+  stream->member = id;
+  options_.keep(stream->peer());
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hello) {
+  if (coordinator_ == nullptr) RETURN_IF_ERROR(Begin(hello.terms()));
+  RETURN_IF_ERROR(CompareAgreements(worker_count_, hello.terms().agreement(), 0, terms_.agreement()));
+  ++worker_count_;
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
+  ASSIGN_OR_RETURN(const Agreement agreement, ParseAgreement(terms.agreement()), "the terms of the first worker");
+  if (agreement.micro_batches < 1 || terms.steps_per_epoch() < 1 || terms.end_step() < agreement.first_step ||
+      terms.statistics() < 0) {
+    return absl::InvalidArgumentError("the terms of the first worker are no elastic run's: start it with --elastic");
+  }
+  ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, {.name = options_.run_id,
+                                                                  .leaves = agreement.micro_batches,
+                                                                  .shards = options_.shard_count,
+                                                                  .job = Sha256Hex(terms.agreement())}));
+  terms_ = terms;
+  coordinator_ = std::make_unique<Coordinator>(
+      Coordinator::Options{.shard_count = options_.shard_count,
+                           .leaves = agreement.micro_batches,
+                           .first_step = agreement.first_step,
+                           .end_step = terms.end_step(),
+                           .first_workers = options_.first_workers,
+                           .min_workers = options_.min_workers,
+                           .times = options_.times,
+                           .join_deadline = absl::ToChronoMilliseconds(options_.join_deadline),
+                           .log = log_.get(),
+                           .send = [this](uint64_t member, const Order& order) { Send(member, order); },
+                           .say = options_.log,
+                           .now = Clock::now()});
+  for (const auto& [id, shard] : std::exchange(early_shards_, {})) {
+    const absl::Status status = coordinator_->AddShard(id, shard.name, shard.report, Clock::now());
+    if (status.ok() || !members_.contains(id)) continue;
+    AttendStream* const stream = members_[id];
+    members_.erase(id);
+    stream->member.reset();
+    stream->Close(status);
+  }
+  return absl::OkStatus();
+}
+
+void CoordinatorService::Send(uint64_t member, const Order& order) {
+  const auto found = members_.find(member);
+  if (found == members_.end()) return;
+  AttendStream* const stream = found->second;
+  v1::MemberOrder proto = ToProto(order, terms_);
+  if (order.kind == Order::Kind::kTrain) {
+    proto.set_text(absl::StrCat(options_.run_id, "/", order.generation.number));
+  }
+  stream->Send(proto);
+  if (order.kind == Order::Kind::kEnd) stream->Close(absl::OkStatus());
+  if (order.kind != Order::Kind::kGivenUp) return;
+  // Whether it reads this or not, it is no member any more.
+  members_.erase(found);
+  stream->member.reset();
+  stream->Close(absl::AbortedError(absl::StrCat("given up: ", order.text)));
+}
+
+void CoordinatorService::OnGone(AttendStream* stream) {
+  if (stream->member.has_value() && members_.contains(*stream->member) && members_[*stream->member] == stream) {
+    members_.erase(*stream->member);
+    early_shards_.erase(*stream->member);
+    if (coordinator_ != nullptr) coordinator_->OnDisconnect(*stream->member, Clock::now());
+  }
+  if (!stream->accepted_at().has_value() || stream->closing()) streams_.erase(stream);
+}
+
+void CoordinatorService::Tick(Time now) {
+  for (const auto& [stream, owner] : streams_) {
+    // Closing only begins here; OnGone takes the stream out of the map, from another event.
+    if (!stream->accepted_at().has_value() || stream->member.has_value()) continue;
+    const absl::Duration age = absl::FromChrono(now - *stream->accepted_at());
+    if (stream->closing()) {
+      // Who does not read its last orders is cut.
+      if (age > 2 * options_.hello_deadline) stream->Cancel();
+    } else if (age > options_.hello_deadline) {
+      stream->Close(absl::DeadlineExceededError("no report on this stream in time"));
+    }
+  }
+  if (coordinator_ != nullptr) coordinator_->Tick(now);
+  LookForEnd();
+}
+
+void CoordinatorService::LookForEnd() {
+  if (coordinator_ != nullptr && coordinator_->ended().has_value()) ended_ = coordinator_->ended();
+}
+
+void CoordinatorService::OnRun(RunCall* call) {
+  ListenForRun();
+  if (const absl::Status status = options_.admission->CheckToken(call->request().token(), call->peer()); !status.ok()) {
+    call->Refuse(status);
+    return;
+  }
+  v1::GetRunReply reply;
+  if (coordinator_ != nullptr) {
+    const Coordinator::Status status = coordinator_->Describe();
+    reply.set_generation(status.generation);
+    reply.set_first_step(status.first_step);
+    reply.set_changing(status.changing);
+    reply.set_cause(status.cause);
+    for (const Coordinator::MemberStatus& member : status.members) {
+      v1::GetRunReply::Member* const proto = reply.add_members();
+      proto->set_name(member.name);
+      proto->set_what(member.what);
+    }
+    for (const int64_t step : status.snapshots) reply.add_snapshots(step);
+  } else {
+    reply.set_changing(true);
+    reply.set_cause("no worker has come");
+  }
+  call->Answer(reply);
+}
+
+}  // namespace starring

@@ -1,0 +1,93 @@
+// The coordinator's gRPC side: members attend (attend_stream.h), are admitted, and are told what Coordinator orders.
+// The first worker's terms are the run's; with them the log is opened and the coordinator begins. Shards may come
+// earlier.
+//
+// Thread safety: one thread, the one that polls the completion queue.
+#ifndef STARRING_SERVER_ELASTIC_COORDINATOR_SERVICE_H_
+#define STARRING_SERVER_ELASTIC_COORDINATOR_SERVICE_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/admission.h"
+#include "server/elastic/attend_stream.h"
+#include "server/elastic/coordinator.h"
+#include "server/elastic/generation_log.h"
+#include "server/unary_call.h"
+
+namespace starring {
+
+class CoordinatorService {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  struct Options {
+    std::string state_dir;
+    std::string run_id;
+    int shard_count = 1;
+    int first_workers = 1;
+    int min_workers = 1;
+    MemberTimes times;
+    absl::Duration join_deadline;                       // for shards and workers that are missing
+    absl::Duration hello_deadline;                      // for the first report on a stream
+    Admission* admission = nullptr;                     // this and the next outlive the service
+    std::function<void(const std::string& peer)> keep;  // the peer is a member, and no stranger any more
+    std::function<void(const std::string&)> log;
+  };
+  explicit CoordinatorService(Options options);
+
+  // To be registered before the server is built.
+  grpc::Service* service() { return &service_; }
+  // Asks gRPC for members. `queue` outlives the streams.
+  void Listen(grpc::ServerCompletionQueue* queue);
+  void Tick(Time now);
+  // No call or stream has a tag in the queue. After the server was shut down.
+  bool is_idle() const { return streams_.empty() && run_calls_.empty(); }
+
+  // How the run has ended; members have been told.
+  const std::optional<absl::Status>& ended() const { return ended_; }
+
+ private:
+  using RunCall = UnaryCall<v1::GetRunRequest, v1::GetRunReply>;
+
+  void ListenForMember();
+  void ListenForRun();
+  void OnReport(AttendStream* stream, const v1::MemberReport& report);
+  absl::Status Admit(AttendStream* stream, const v1::MemberReport& report);
+  absl::Status AdmitWorker(const v1::MemberReport::Hello& hello);
+  absl::Status Begin(const v1::RunTerms& terms);
+  void OnGone(AttendStream* stream);
+  void OnRun(RunCall* call);
+  void Send(uint64_t member, const Order& order);
+  void LookForEnd();
+
+  const Options options_;
+  AsyncCoordinatorService service_;
+  grpc::ServerCompletionQueue* queue_ = nullptr;
+  const AttendStream::Events events_;
+  const RunCall::Events run_events_;
+  std::map<AttendStream*, std::unique_ptr<AttendStream>> streams_;
+  std::map<RunCall*, std::unique_ptr<RunCall>> run_calls_;
+  std::map<uint64_t, AttendStream*> members_;
+  struct EarlyShard {
+    std::string name;
+    ShardReport report;
+  };
+  std::map<uint64_t, EarlyShard> early_shards_;  // came before the first worker
+  v1::RunTerms terms_;
+  int worker_count_ = 0;  // that have attended
+  std::unique_ptr<GenerationLog> log_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::optional<absl::Status> ended_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_ELASTIC_COORDINATOR_SERVICE_H_

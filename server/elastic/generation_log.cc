@@ -1,0 +1,337 @@
+#include "server/elastic/generation_log.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "common/check.h"
+#include "common/checkpoint/crc32c.h"
+#include "common/leaf_shares.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+constexpr char kFileName[] = "generations.log";
+constexpr absl::string_view kCrc = " crc=";
+// The kernel may need a moment to release the lock of a coordinator that was killed.
+constexpr absl::Duration kLockPatience = absl::Seconds(2);
+
+std::string Hex(uint64_t id) { return absl::StrFormat("%016x", id); }
+
+std::string WithCrc(absl::string_view entry) { return absl::StrFormat("%s%s%08x\n", entry, kCrc, Crc32c(entry)); }
+
+// A name in one word.
+std::string Quoted(absl::string_view name) {
+  std::string text;
+  for (const char c : name) {
+    if (absl::ascii_isalnum(static_cast<unsigned char>(c)) || absl::StrContains("._-", c)) {
+      text += c;
+    } else {
+      absl::StrAppendFormat(&text, "%%%02x", static_cast<unsigned char>(c));
+    }
+  }
+  return text;
+}
+
+std::string RunEntry(const GenerationLog::Run& run) {
+  return absl::StrCat("run name=", Quoted(run.name), " leaves=", run.leaves, " shards=", run.shards, " job=", run.job);
+}
+
+std::string CommitEntry(const Generation& generation) {
+  return absl::StrCat(
+      "commit ", generation.number, " first=", generation.first_step, " every=", generation.snapshot_every, " workers=",
+      absl::StrJoin(generation.workers, ",", [](std::string* out, uint64_t id) { absl::StrAppend(out, Hex(id)); }),
+      " owners=", absl::StrJoin(generation.leaf_owners, ","));
+}
+
+std::string CountedEntry(const Generation& generation, int64_t end) {
+  std::vector<std::string> leaves;
+  for (const Contributor& one : ContributorsOf(generation.leaf_owners)) {
+    leaves.push_back(absl::StrCat(one.leaves.begin, "-", one.leaves.end, ":",
+                                  Hex(generation.workers[static_cast<size_t>(one.rank)])));
+  }
+  return absl::StrCat("counted ", generation.number, " from=", generation.first_step, " to=", end,
+                      " leaves=", absl::StrJoin(leaves, ","));
+}
+
+// A line of the log, taken apart: "KIND NUMBER key=value ...".
+struct Entry {
+  std::string kind;
+  int64_t number = 0;
+  std::map<std::string, std::string> values;
+};
+
+// Nothing is lost by refusing the lines of a newer build: its coordinator can read them.
+absl::StatusOr<Entry> ParseEntry(absl::string_view line) {
+  const size_t crc_at = line.rfind(kCrc);
+  if (crc_at == absl::string_view::npos || WithCrc(line.substr(0, crc_at)) != absl::StrCat(line, "\n")) {
+    return absl::DataLossError("its checksum is wrong");
+  }
+  const std::vector<std::string> words = absl::StrSplit(line.substr(0, crc_at), ' ');
+  Entry entry{.kind = words[0]};
+  for (size_t i = 1; i < words.size(); ++i) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(words[i], absl::MaxSplits('=', 1));
+    if (absl::StrContains(words[i], '=')) {
+      entry.values.insert(parts);
+    } else if (!absl::SimpleAtoi(words[i], &entry.number)) {
+      return absl::DataLossError(absl::StrCat("\"", words[i], "\" is no number"));
+    }
+  }
+  return entry;
+}
+
+absl::StatusOr<int64_t> NumberOf(const Entry& entry, const std::string& key) {
+  const auto found = entry.values.find(key);
+  int64_t number = 0;
+  if (found == entry.values.end() || !absl::SimpleAtoi(found->second, &number) || number < 0) {
+    return absl::DataLossError(absl::StrCat("\"", entry.kind, "\" has no number ", key, "="));
+  }
+  return number;
+}
+
+std::vector<std::string> ListOf(const Entry& entry, const std::string& key) {
+  const auto found = entry.values.find(key);
+  if (found == entry.values.end()) return {};
+  return absl::StrSplit(found->second, ',', absl::SkipEmpty());
+}
+
+absl::StatusOr<Generation> GenerationOf(const Entry& entry) {
+  Generation generation{.number = entry.number};
+  ASSIGN_OR_RETURN(generation.first_step, NumberOf(entry, "first"));
+  ASSIGN_OR_RETURN(generation.snapshot_every, NumberOf(entry, "every"));
+  for (const std::string& text : ListOf(entry, "workers")) {
+    uint64_t id = 0;
+    if (!absl::SimpleHexAtoi(text, &id)) return absl::DataLossError(absl::StrCat("worker \"", text, "\""));
+    generation.workers.push_back(id);
+  }
+  for (const std::string& text : ListOf(entry, "owners")) {
+    int rank = -1;
+    if (!absl::SimpleAtoi(text, &rank) || rank < 0 || rank >= std::ssize(generation.workers)) {
+      return absl::DataLossError(absl::StrCat("owner \"", text, "\""));
+    }
+    generation.leaf_owners.push_back(rank);
+  }
+  if (generation.leaf_owners.empty() || generation.snapshot_every < 1)
+    return absl::DataLossError("no leaf has an owner");
+  return generation;
+}
+
+// Calls `take` for every line; the text behind the last newline is no line. The error names the line.
+template <typename Take>
+absl::Status ForEachEntry(absl::string_view text, const Take& take) {
+  int64_t number = 0;
+  for (size_t end; (end = text.find('\n')) != absl::string_view::npos; text.remove_prefix(end + 1)) {
+    ++number;
+    const absl::StatusOr<Entry> entry = ParseEntry(text.substr(0, end));
+    absl::Status status = entry.status();
+    if (status.ok()) status = take(*entry);
+    if (!status.ok()) return Annotate(status, absl::StrCat("line ", number));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileError(const char* what, const std::string& path) {
+  if (errno == ENOSPC || errno == EDQUOT) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot ", what, " ", path,
+                                                     ": no space left; free some, and start "
+                                                     "the coordinator again with the same --state_dir"));
+  }
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
+}
+
+absl::StatusOr<std::string> ReadAll(int file, const std::string& path) {
+  std::string text;
+  char part[1 << 16];
+  while (true) {
+    const ssize_t count = read(file, part, sizeof(part));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return FileError("read", path);
+    if (count == 0) return text;
+    text.append(part, static_cast<size_t>(count));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::string& folder, const Run& run) {
+  absl::StatusOr<FolderLock> lock = FolderLock::Take(folder, kLockPatience);
+  if (lock.status().code() == absl::StatusCode::kFailedPrecondition) {
+    return absl::FailedPreconditionError(absl::StrCat("another coordinator runs with --state_dir=", folder,
+                                                      ": a run has one; give this one a folder of its own"));
+  }
+  RETURN_IF_ERROR(lock.status());
+  const std::string path = absl::StrCat(folder, "/", kFileName);
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (file < 0) return FileError("open", path);
+  std::unique_ptr<GenerationLog> log(new GenerationLog(*std::move(lock), path, file));
+  ASSIGN_OR_RETURN(const std::string text, ReadAll(file, path));
+  RETURN_IF_ERROR(log->Read(text, run), path);
+  // The rest of a line whose writer was cut off. Nobody has been told of it.
+  const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
+  if (whole < text.size() && ftruncate(file, static_cast<off_t>(whole)) != 0) return FileError("shorten", path);
+  if (whole == 0) RETURN_IF_ERROR(log->Write({RunEntry(run)}));
+  return log;
+}
+
+GenerationLog::~GenerationLog() { close(file_); }
+
+absl::Status GenerationLog::Read(std::string_view text, const Run& run) {
+  bool is_first = true;
+  return ForEachEntry(absl::string_view(text.data(), text.size()), [&](const Entry& entry) -> absl::Status {
+    if (std::exchange(is_first, false)) {
+      // Compared as text: whatever differs is named.
+      ASSIGN_OR_RETURN(const Entry mine, ParseEntry(absl::StripSuffix(WithCrc(RunEntry(run)), "\n")));
+      for (const auto& [key, value] : mine.values) {
+        const auto found = entry.values.find(key);
+        const std::string theirs = found == entry.values.end() ? "nothing" : found->second;
+        if (theirs == value) continue;
+        return absl::FailedPreconditionError(absl::StrCat("it is the log of another run: its ", key, " is ", theirs,
+                                                          ", this run's ", value, ": name another --state_dir"));
+      }
+      return absl::OkStatus();
+    }
+    if (entry.kind == "prepare" || entry.kind == "commit") last_number_ = std::max(last_number_, entry.number);
+    if (entry.kind == "commit") {
+      ASSIGN_OR_RETURN(last_, GenerationOf(entry));
+    } else if (entry.kind == "counted") {
+      ASSIGN_OR_RETURN(counted_end_, NumberOf(entry, "to"));
+    } else if (entry.kind == "end") {
+      return absl::FailedPreconditionError("the run has ended: name another --state_dir for a new one");
+    } else if (entry.kind != "prepare") {
+      return absl::DataLossError(absl::StrCat("\"", entry.kind, "\" is no entry of this build"));
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status GenerationLog::Write(const std::vector<std::string>& entries) {
+  std::string text;
+  for (const std::string& entry : entries) text += WithCrc(entry);
+  for (absl::string_view rest = text; !rest.empty();) {
+    const ssize_t written = write(file_, rest.data(), rest.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FileError("write", path_);
+    rest.remove_prefix(static_cast<size_t>(written));
+  }
+  return fdatasync(file_) == 0 ? absl::OkStatus() : FileError("flush", path_);
+}
+
+absl::Status GenerationLog::Prepare(int64_t number) {
+  CHECK_GT(number, last_number_);
+  RETURN_IF_ERROR(Write({absl::StrCat("prepare ", number)}));
+  last_number_ = number;
+  return absl::OkStatus();
+}
+
+absl::Status GenerationLog::Commit(const Generation& generation) {
+  CHECK_GE(generation.number, last_number_);
+  CHECK_GE(generation.first_step, counted_end_);
+  std::vector<std::string> entries;
+  if (generation.first_step > counted_end_) entries.push_back(CountedUpTo(generation.first_step));
+  entries.push_back(CommitEntry(generation));
+  RETURN_IF_ERROR(Write(entries));
+  last_number_ = generation.number;
+  counted_end_ = generation.first_step;
+  last_ = generation;
+  return absl::OkStatus();
+}
+
+absl::Status GenerationLog::End(int64_t step) {
+  std::vector<std::string> entries;
+  if (step > counted_end_) entries.push_back(CountedUpTo(step));
+  entries.push_back(absl::StrCat("end ", step));
+  RETURN_IF_ERROR(Write(entries));
+  // The run may say that it is done only if its own log proves it.
+  if (lseek(file_, 0, SEEK_SET) != 0) return FileError("read", path_);
+  ASSIGN_OR_RETURN(const std::string text, ReadAll(file_, path_));
+  return Annotate(CheckExactlyOnce(text), path_);
+}
+
+std::string GenerationLog::CountedUpTo(int64_t step) const {
+  CHECK(last_.has_value() && last_->first_step == counted_end_) << "steps counted without a generation";
+  return CountedEntry(*last_, step);
+}
+
+absl::Status CheckExactlyOnce(std::string_view text) {
+  int64_t leaf_count = 0;
+  int64_t counted_end = 0;
+  int64_t last_counted = 0;
+  std::map<int64_t, Generation> generations;
+  bool is_first = true;
+  const auto wrong = [](const auto&... words) { return absl::DataLossError(absl::StrCat(words...)); };
+  return ForEachEntry(absl::string_view(text.data(), text.size()), [&](const Entry& entry) -> absl::Status {
+    if (std::exchange(is_first, false)) {
+      if (entry.kind != "run") return wrong("the log does not begin with what the run is");
+      ASSIGN_OR_RETURN(leaf_count, NumberOf(entry, "leaves"));
+      return absl::OkStatus();
+    }
+    if (entry.kind == "commit") {
+      ASSIGN_OR_RETURN(generations[entry.number], GenerationOf(entry));
+      if (std::ssize(generations[entry.number].leaf_owners) != leaf_count) {
+        return wrong("generation ", entry.number, " has ", generations[entry.number].leaf_owners.size(), " leaves of ",
+                     leaf_count);
+      }
+      if (generations[entry.number].first_step != counted_end) {
+        return wrong("generation ", entry.number, " begins at step ", generations[entry.number].first_step,
+                     ", steps up to ", counted_end, " have counted");
+      }
+      return absl::OkStatus();
+    }
+    if (entry.kind == "end" && entry.number != counted_end) {
+      return wrong("the run ends at step ", entry.number, ", steps up to ", counted_end, " have counted");
+    }
+    if (entry.kind != "counted") return absl::OkStatus();
+    ASSIGN_OR_RETURN(const int64_t from, NumberOf(entry, "from"));
+    ASSIGN_OR_RETURN(const int64_t to, NumberOf(entry, "to"));
+    if (!generations.contains(entry.number)) return wrong("generation ", entry.number, " was never committed");
+    if (entry.number <= last_counted || entry.number != generations.rbegin()->first) {
+      return wrong("generation ", entry.number, " was over: ", generations.rbegin()->first, " is the last one");
+    }
+    if (from != counted_end || to <= from) {
+      return wrong("steps ", from, " to ", to, " follow step ", counted_end, ": they ",
+                   from < counted_end ? "overlap" : "leave a gap");
+    }
+    const Generation& generation = generations[entry.number];
+    std::vector<int> times(static_cast<size_t>(leaf_count));
+    for (const std::string& range : ListOf(entry, "leaves")) {
+      const std::vector<std::string> parts = absl::StrSplit(range, absl::ByAnyChar("-:"));
+      int64_t begin = 0, end = 0;
+      uint64_t worker = 0;
+      if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &begin) || !absl::SimpleAtoi(parts[1], &end) ||
+          !absl::SimpleHexAtoi(parts[2], &worker) || begin < 0 || end > leaf_count) {
+        return wrong("leaves \"", range, "\"");
+      }
+      for (int64_t leaf = begin; leaf < end; ++leaf) {
+        ++times[static_cast<size_t>(leaf)];
+        const int owner = generation.leaf_owners[static_cast<size_t>(leaf)];
+        if (generation.workers[static_cast<size_t>(owner)] != worker) {
+          return wrong("leaf ", leaf, " is not worker ", Hex(worker), "'s in generation ", entry.number);
+        }
+      }
+    }
+    for (int64_t leaf = 0; leaf < leaf_count; ++leaf) {
+      if (times[static_cast<size_t>(leaf)] != 1) {
+        return wrong("leaf ", leaf, " of steps ", from, " to ", to, " counted ", times[static_cast<size_t>(leaf)],
+                     " times");
+      }
+    }
+    counted_end = to;
+    last_counted = entry.number;
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace starring

@@ -1,0 +1,92 @@
+// The coordinator's log: which generations an elastic run has had. What is not in the log did not happen: a generation
+// begins when its `commit` is on the disk, and a coordinator that starts again reads here how far its predecessor came.
+//
+// A text file, generations.log in the coordinator's --state_dir, one entry a line, each with the CRC-32C of the line
+// before its " crc=":
+//
+//   run name=digits leaves=8 shards=2 job=SHA256           what the run is; the first line
+//   prepare 3                                                 the shards are asked to leave generations below 3
+//   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID            what became part of the result of generation 2
+//   commit 3 first=240 every=10 workers=ID,ID owners=0,0,0,0,1,1,1,1
+//   end 1000                                                  all steps are done
+//
+// The `counted` lines are the proof that every leaf of every step counted once: their steps must cover [0, end) without
+// gap or overlap, and the leaves of each [0, M). CheckExactlyOnce looks.
+//
+// A line that was cut off by a crash is the last one and no entry: it is removed when the log is opened. Any other
+// damage is an error.
+//
+// Thread safety: one thread. One process: the folder is locked.
+#ifndef STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
+#define STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/generation.h"
+
+namespace starring {
+
+class GenerationLog {
+ public:
+  // What the run is. A log of another one is refused.
+  struct Run {
+    std::string name;  // the run id
+    int leaves = 0;
+    int shards = 0;
+    std::string job;  // SHA-256 of what all processes have agreed on
+    friend bool operator==(const Run&, const Run&) = default;
+  };
+
+  // Creates `folder` and the log, or reads what is there. FailedPrecondition if another process has the log open, it is
+  // another run's, or the run has ended; DataLoss, naming the line, if it is damaged.
+  static absl::StatusOr<std::unique_ptr<GenerationLog>> Open(const std::string& folder, const Run& run);
+  ~GenerationLog();
+  GenerationLog(const GenerationLog&) = delete;
+  GenerationLog& operator=(const GenerationLog&) = delete;
+
+  // The highest number that a line has; 0: none. The next generation needs a higher one: whoever is left of that
+  // number's may still run.
+  int64_t last_number() const { return last_number_; }
+  // The last one that was committed.
+  const std::optional<Generation>& last() const { return last_; }
+  // All steps below this one have counted.
+  int64_t counted_end() const { return counted_end_; }
+
+  // Each is on the disk when it returns; after an error the coordinator may not go on.
+  absl::Status Prepare(int64_t number);
+  // Writes what the generation before has contributed up to generation.first_step, too.
+  absl::Status Commit(const Generation& generation);
+  // The same, and DataLoss if the log does not prove that all steps counted once.
+  absl::Status End(int64_t step);
+
+ private:
+  GenerationLog(FolderLock lock, std::string path, int file)
+      : lock_(std::move(lock)), path_(std::move(path)), file_(file) {}
+  absl::Status Read(std::string_view text, const Run& run);
+  absl::Status Write(const std::vector<std::string>& entries);
+  std::string CountedUpTo(int64_t step) const;
+
+  const FolderLock lock_;
+  const std::string path_;
+  const int file_;
+  int64_t last_number_ = 0;
+  std::optional<Generation> last_;
+  int64_t counted_end_ = 0;
+};
+
+// Proves from a log's text that the leaves of each step counted exactly once. DataLoss, with the line, if they did not:
+// a leaf that is doubled or missing, a generation that was over, or was never committed, steps that overlap or are left
+// out. REQUIRES: nothing; also a log of a run that goes on may be checked.
+absl::Status CheckExactlyOnce(std::string_view text);
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_ELASTIC_GENERATION_LOG_H_

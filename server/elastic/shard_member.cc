@@ -1,0 +1,126 @@
+#include "server/elastic/shard_member.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/nonce.h"
+#include "common/security/sha256.h"
+#include "common/status.h"
+#include "common/wire/exchange_message.h"
+
+namespace starring {
+
+ShardMember::ShardMember(Options options) : options_(std::move(options)), member_id_(DrawNonce()) {
+  report_.set_shard(options_.shard);
+  report_.set_address(options_.address);
+  link_ = std::make_unique<MemberLink>(
+      MemberLink::Options{.coordinator = options_.coordinator,
+                          .security = options_.security,
+                          .report = [this](v1::MemberReport* report, bool is_first) { Fill(report, is_first); },
+                          .on_order =
+                              [this](const v1::MemberOrder& order) {
+                                const MutexLock lock(mutex_);
+                                orders_.push_back(order);
+                              },
+                          .on_refused =
+                              [this](const absl::Status& why) {
+                                v1::MemberOrder end;
+                                end.set_kind(v1::MemberOrder::END);
+                                end.set_code(static_cast<int>(why.code()));
+                                end.set_text(std::string(why.message()));
+                                const MutexLock lock(mutex_);
+                                orders_.push_back(end);
+                              }});
+}
+
+ShardMember::~ShardMember() = default;
+
+void ShardMember::Fill(v1::MemberReport* report, bool is_first) const {
+  if (is_first) {
+    v1::MemberReport::Hello* const hello = report->mutable_hello();
+    hello->set_token(options_.security.token);
+    hello->set_wire_version(kWireVersion);
+    hello->set_member_id(member_id_);
+    hello->set_name(absl::StrCat("server ", options_.shard, " (process ", getpid(), " at ", options_.address, ")"));
+    hello->set_shard_count(options_.shard_count);
+    hello->set_run_id(options_.run_id);
+  }
+  const MutexLock lock(mutex_);
+  *report->mutable_shard() = report_;
+}
+
+std::vector<v1::MemberOrder> ShardMember::TakeOrders() {
+  const MutexLock lock(mutex_);
+  return std::exchange(orders_, {});
+}
+
+absl::Status ShardMember::Learn(const v1::RunTerms& terms) {
+  if (snapshots_ != nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const Agreement agreement, ParseAgreement(terms.agreement()), "the run's terms");
+  std::vector<int64_t> slice_elements;
+  for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
+    slice_elements.push_back(agreement.buckets.ShardSlice(b, options_.shard, options_.shard_count).size());
+  }
+  ASSIGN_OR_RETURN(snapshots_,
+                   SnapshotStore::Open({.folder = options_.state_dir,
+                                        .shard = options_.shard,
+                                        .shard_count = options_.shard_count,
+                                        .job = Sha256Hex(absl::StrCat(options_.run_id, "\n", terms.agreement())),
+                                        .slice_elements = std::move(slice_elements),
+                                        .vector_count = StateVectorCount(agreement.optimizer),
+                                        .has_side_values = options_.shard == 0,
+                                        .log = options_.log}));
+  terms_ = terms;
+  return absl::OkStatus();
+}
+
+void ShardMember::SetPrepared(int64_t number) {
+  Tick();
+  {
+    const MutexLock lock(mutex_);
+    report_.set_prepared(number);
+  }
+  link_->ReportSoon();
+}
+
+void ShardMember::SetServing(int64_t generation) {
+  {
+    const MutexLock lock(mutex_);
+    report_.set_generation(generation);
+    report_.clear_trouble();
+    report_.set_finished(false);
+  }
+  Tick();
+}
+
+void ShardMember::SetTrouble(const std::string& text) {
+  {
+    const MutexLock lock(mutex_);
+    if (!report_.trouble().empty()) return;
+    report_.set_trouble(text);
+  }
+  link_->ReportSoon();
+}
+
+void ShardMember::SetFinished() {
+  {
+    const MutexLock lock(mutex_);
+    if (report_.finished()) return;
+    report_.set_finished(true);
+  }
+  link_->ReportSoon();
+}
+
+void ShardMember::Tick() {
+  if (snapshots_ == nullptr) return;
+  const std::vector<int64_t> durable = snapshots_->durable();
+  const std::vector<int64_t> held = snapshots_->held();
+  const MutexLock lock(mutex_);
+  report_.mutable_held()->Assign(held.begin(), held.end());
+  report_.mutable_durable()->Assign(durable.begin(), durable.end());
+}
+
+}  // namespace starring

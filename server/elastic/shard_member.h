@@ -1,0 +1,76 @@
+// A shard's part in an elastic run: attends at the coordinator, keeps the shard's snapshots, and hands the orders to
+// the server, which obeys them on its own thread.
+//
+// Thread safety: the server's polling thread makes all calls.
+#ifndef STARRING_SERVER_ELASTIC_SHARD_MEMBER_H_
+#define STARRING_SERVER_ELASTIC_SHARD_MEMBER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/job_spec.h"
+#include "common/mutex.h"
+#include "common/security/transport_security.h"
+#include "common/wire/member_link.h"
+#include "proto/starring/v1/coordinator.pb.h"
+#include "server/elastic/snapshot_store.h"
+
+namespace starring {
+
+class ShardMember {
+ public:
+  struct Options {
+    int shard = 0;
+    int shard_count = 1;
+    std::string coordinator;  // host:port
+    std::string address;      // where workers reach this shard
+    std::string run_id;
+    std::string state_dir;  // for snapshots; empty: they are in memory alone
+    TransportSecurity security;
+    std::function<void(const std::string&)> log;
+  };
+  explicit ShardMember(Options options);
+  ~ShardMember();
+
+  // What the coordinator has ordered since the last call, oldest first. The end of the link comes as an END.
+  std::vector<v1::MemberOrder> TakeOrders();
+
+  // What the run is; opens the snapshots when it hears of the run first. Errors as SnapshotStore::Open and
+  // ParseAgreement.
+  absl::Status Learn(const v1::RunTerms& terms);
+  // REQUIRES: Learn was OK.
+  SnapshotStore& snapshots() { return *snapshots_; }
+  const v1::RunTerms& terms() const { return terms_; }
+
+  // All lanes of generations below `number` are cut.
+  void SetPrepared(int64_t number);
+  void SetServing(int64_t generation);
+  void SetTrouble(const std::string& text);
+  void SetFinished();
+  // Call often: tells which snapshots there are. A server whose thread no longer calls this reports nothing new.
+  void Tick();
+
+  // How long the coordinator cannot be reached.
+  absl::Duration disconnected_for() const { return absl::FromChrono(link_->disconnected_for()); }
+
+ private:
+  void Fill(v1::MemberReport* report, bool is_first) const;
+
+  const Options options_;
+  const uint64_t member_id_;
+  v1::RunTerms terms_;
+  std::unique_ptr<SnapshotStore> snapshots_;
+  mutable Mutex mutex_;
+  v1::MemberReport::Shard report_ ABSL_GUARDED_BY(mutex_);
+  std::vector<v1::MemberOrder> orders_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<MemberLink> link_;  // last: its thread uses the members above
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_ELASTIC_SHARD_MEMBER_H_

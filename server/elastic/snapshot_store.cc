@@ -1,0 +1,355 @@
+#include "server/elastic/snapshot_store.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <iterator>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/check.h"
+#include "common/checkpoint/crc32c.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kMagic[] = "starring-snapshot-1";
+constexpr size_t kHeadBytes = 512;
+
+absl::Status SystemError(const char* what, const std::string& path) {
+  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
+    return absl::ResourceExhaustedError(absl::StrCat("cannot ", what, " ", path, ": no space left"));
+  }
+  return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
+}
+
+// Closes a file at the end of its scope.
+class OpenFile {
+ public:
+  OpenFile(const std::string& path, int flags) : path_(path), file_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  ~OpenFile() {
+    if (file_ >= 0) close(file_);
+  }
+  OpenFile(const OpenFile&) = delete;
+  OpenFile& operator=(const OpenFile&) = delete;
+
+  bool is_open() const { return file_ >= 0; }
+  absl::Status Write(std::span<const std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t count = write(file_, bytes.data(), bytes.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return SystemError("write", path_);
+      bytes = bytes.subspan(static_cast<size_t>(count));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Read(std::span<std::byte> bytes) {
+    while (!bytes.empty()) {
+      const ssize_t count = read(file_, bytes.data(), bytes.size());
+      if (count < 0 && errno == EINTR) continue;
+      if (count < 0) return SystemError("read", path_);
+      if (count == 0) return absl::DataLossError(absl::StrCat(path_, " is too short"));
+      bytes = bytes.subspan(static_cast<size_t>(count));
+    }
+    return absl::OkStatus();
+  }
+  absl::Status Flush() { return fdatasync(file_) == 0 ? absl::OkStatus() : SystemError("flush", path_); }
+
+ private:
+  const std::string path_;
+  const int file_;
+};
+
+// The first bytes of a file: one line of text, then zeros. The checksum is that of everything behind it.
+std::string HeadOf(const SnapshotStore::Options& options, const Snapshot& snapshot, uint32_t crc) {
+  std::string head = absl::StrFormat("%s job=%s shard=%d/%d step=%d elements=%d arrays=%d side=%d crc=%08x\n", kMagic,
+                                     options.job, options.shard, options.shard_count, snapshot.step,
+                                     snapshot.arrays.empty() ? 0 : snapshot.arrays[0].size(), snapshot.arrays.size(),
+                                     snapshot.side_values.size(), crc);
+  CHECK_LE(head.size(), kHeadBytes);
+  head.resize(kHeadBytes, '\0');
+  return head;
+}
+
+// The number behind `key` in the head.
+template <typename Number>
+std::optional<Number> NumberIn(absl::string_view head, absl::string_view key) {
+  const size_t at = head.find(absl::StrCat(" ", key, "="));
+  if (at == absl::string_view::npos) return std::nullopt;
+  const absl::string_view rest = head.substr(at + key.size() + 2);
+  Number number = 0;
+  if (!absl::SimpleAtoi(rest.substr(0, rest.find_first_of(" \n")), &number)) return std::nullopt;
+  return number;
+}
+
+uint32_t CrcOf(const Snapshot& snapshot) {
+  uint32_t crc = 0;
+  for (const AlignedFloats& array : snapshot.arrays) crc = ExtendCrc32c(crc, std::as_bytes(array.span()));
+  return ExtendCrc32c(crc, std::as_bytes(std::span(snapshot.side_values)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(Options options) {
+  std::unique_ptr<SnapshotStore> store(new SnapshotStore(std::move(options)));
+  if (store->options_.folder.empty()) return store;
+  RETURN_IF_ERROR(store->FindFiles());
+  SnapshotStore* const writing = store.get();
+  store->writer_ = std::thread([writing] { writing->WriteInBackground(); });
+  return store;
+}
+
+SnapshotStore::SnapshotStore(Options options) : options_(std::move(options)) {
+  for (const int64_t elements : options_.slice_elements) {
+    offsets_.push_back(element_count_);
+    element_count_ += elements;
+    slice_count_ += elements > 0;
+  }
+}
+
+SnapshotStore::~SnapshotStore() {
+  if (!writer_.joinable()) return;
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+    changed_.NotifyOne();
+  }
+  writer_.join();
+}
+
+std::string SnapshotStore::PathOf(int64_t step) const {
+  return absl::StrFormat("%s/snapshot-%dof%d-%09d", options_.folder, options_.shard, options_.shard_count, step);
+}
+
+absl::Status SnapshotStore::FindFiles() {
+  std::error_code error;
+  fs::create_directories(options_.folder, error);
+  if (error) return absl::UnavailableError(absl::StrCat("cannot create ", options_.folder, ": ", error.message()));
+  const std::string prefix = absl::StrFormat("snapshot-%dof%d-", options_.shard, options_.shard_count);
+  for (fs::directory_iterator entry(options_.folder, error), end; !error && entry != end; entry.increment(error)) {
+    const std::string name = entry->path().filename().string();
+    int64_t step = 0;
+    if (!absl::StartsWith(name, prefix) || !absl::SimpleAtoi(name.substr(prefix.size()), &step)) continue;
+    // Only the head is read here: what is damaged behind it is found when it is needed.
+    std::array<char, kHeadBytes> head;
+    OpenFile file(PathOf(step), O_RDONLY);
+    if (!file.is_open() || !file.Read(std::as_writable_bytes(std::span(head))).ok()) continue;
+    const absl::string_view text(head.data(), head.size());
+    if (!absl::StartsWith(text, absl::StrCat(kMagic, " job=", options_.job, " "))) continue;
+    if (NumberIn<int64_t>(text, "step") == step && NumberIn<int64_t>(text, "elements") == element_count_) {
+      in_files_.insert(step);
+    }
+  }
+  if (error) return absl::UnavailableError(absl::StrCat("cannot read ", options_.folder, ": ", error.message()));
+  return absl::OkStatus();
+}
+
+SnapshotStore::Building& SnapshotStore::BuildingOf(int64_t step) {
+  Building& building = building_[step];
+  if (building.snapshot != nullptr) return building;
+  if (spare_.empty()) {
+    building.snapshot = std::make_shared<Snapshot>();
+    for (int i = 0; i < 1 + options_.vector_count; ++i) building.snapshot->arrays.emplace_back(element_count_);
+  } else {
+    building.snapshot = std::move(spare_.back());
+    spare_.pop_back();
+    building.snapshot->side_values.clear();
+  }
+  building.snapshot->step = step;
+  building.slices_missing = slice_count_;
+  building.side_values_missing = options_.has_side_values;
+  return building;
+}
+
+void SnapshotStore::Take(int64_t step, int bucket, std::span<const std::span<const float>> slices) {
+  const int64_t elements = options_.slice_elements[static_cast<size_t>(bucket)];
+  CHECK_EQ(std::ssize(slices), 1 + options_.vector_count);
+  if (elements == 0 || in_memory_.contains(step)) return;
+  Building& building = BuildingOf(step);
+  const int64_t offset = offsets_[static_cast<size_t>(bucket)];
+  for (size_t i = 0; i < slices.size(); ++i) {
+    CHECK_EQ(std::ssize(slices[i]), elements);
+    std::copy(slices[i].begin(), slices[i].end(), building.snapshot->arrays[i].data() + offset);
+  }
+  --building.slices_missing;
+  FinishIfComplete(step);
+}
+
+void SnapshotStore::SetSideValues(int64_t step, std::vector<double> values) {
+  CHECK(options_.has_side_values);
+  if (in_memory_.contains(step)) return;
+  Building& building = BuildingOf(step);
+  building.snapshot->side_values = std::move(values);
+  building.side_values_missing = false;
+  FinishIfComplete(step);
+}
+
+void SnapshotStore::FinishIfComplete(int64_t step) {
+  const auto found = building_.find(step);
+  if (found->second.slices_missing > 0 || found->second.side_values_missing) return;
+  const std::shared_ptr<const Snapshot> snapshot = std::move(found->second.snapshot);
+  building_.erase(found);
+  in_memory_[step] = snapshot;
+  ForgetOldest();
+  if (options_.folder.empty()) return;
+  const MutexLock lock(mutex_);
+  to_write_ = snapshot;
+  changed_.NotifyOne();
+}
+
+// Memory is bounded whatever the disk does. What was not written and is forgotten is lost to this shard.
+void SnapshotStore::ForgetOldest() {
+  while (std::ssize(in_memory_) > kInMemoryMax) {
+    std::shared_ptr<Snapshot> oldest = std::const_pointer_cast<Snapshot>(in_memory_.begin()->second);
+    in_memory_.erase(in_memory_.begin());
+    // The writer may still have it; the memory is used again only if nobody has.
+    if (oldest.use_count() == 1) spare_.push_back(std::move(oldest));
+  }
+}
+
+void SnapshotStore::TakeWritten() {
+  absl::Status failure;
+  {
+    const MutexLock lock(mutex_);
+    in_files_.insert(written_.begin(), written_.end());
+    written_.clear();
+    failure = std::exchange(write_failure_, absl::OkStatus());
+  }
+  if (!failure.ok() && !std::exchange(told_failure_, true) && options_.log != nullptr) {
+    options_.log(absl::StrCat("snapshots are in memory only, and will not survive this process: ",
+                              std::string(failure.message())));
+  }
+}
+
+std::vector<int64_t> SnapshotStore::held() const {
+  std::set<int64_t> steps = in_files_;
+  for (const auto& [step, snapshot] : in_memory_) steps.insert(step);
+  return {steps.begin(), steps.end()};
+}
+
+std::vector<int64_t> SnapshotStore::durable() {
+  if (options_.folder.empty()) return held();
+  TakeWritten();
+  return {in_files_.begin(), in_files_.end()};
+}
+
+absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::Get(int64_t step) {
+  if (const auto found = in_memory_.find(step); found != in_memory_.end()) return found->second;
+  if (!in_files_.contains(step))
+    return absl::NotFoundError(
+        absl::StrCat("shard ", options_.shard, " of ", options_.shard_count, " has no snapshot of step ", step));
+  absl::StatusOr<std::shared_ptr<const Snapshot>> snapshot = ReadFile(step);
+  if (snapshot.ok()) {
+    in_memory_[step] = *snapshot;
+  } else {
+    in_files_.erase(step);
+  }
+  return snapshot;
+}
+
+void SnapshotStore::DropBefore(int64_t step) {
+  keep_from_ = std::max(keep_from_, step);
+  while (!in_memory_.empty() && in_memory_.begin()->first < keep_from_) {
+    std::shared_ptr<Snapshot> oldest = std::const_pointer_cast<Snapshot>(in_memory_.begin()->second);
+    in_memory_.erase(in_memory_.begin());
+    if (oldest.use_count() == 1 && std::ssize(spare_) < 2) spare_.push_back(std::move(oldest));
+  }
+  building_.erase(building_.begin(), building_.lower_bound(keep_from_));
+  TakeWritten();
+  while (!in_files_.empty() && *in_files_.begin() < keep_from_) {
+    unlink(PathOf(*in_files_.begin()).c_str());
+    in_files_.erase(in_files_.begin());
+  }
+}
+
+void SnapshotStore::DropAfter(int64_t step) {
+  {
+    // A file that is being written comes back: it has the bits that the step will have again.
+    const MutexLock lock(mutex_);
+    to_write_ = nullptr;
+  }
+  building_.clear();
+  in_memory_.erase(in_memory_.upper_bound(step), in_memory_.end());
+  TakeWritten();
+  for (auto file = in_files_.upper_bound(step); file != in_files_.end(); file = in_files_.erase(file)) {
+    unlink(PathOf(*file).c_str());
+  }
+}
+
+void SnapshotStore::WriteInBackground() {
+  while (true) {
+    std::shared_ptr<const Snapshot> snapshot;
+    {
+      const MutexLock lock(mutex_);
+      changed_.Wait(mutex_,
+                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || to_write_ != nullptr; });
+      if (to_write_ == nullptr) return;  // what waits is written, also at the end
+      snapshot = std::exchange(to_write_, nullptr);
+    }
+    const absl::Status status = WriteFile(*snapshot);
+    const MutexLock lock(mutex_);
+    if (status.ok()) {
+      written_.push_back(snapshot->step);
+    } else {
+      write_failure_ = status;
+    }
+  }
+}
+
+// A file has its name when it is complete.
+absl::Status SnapshotStore::WriteFile(const Snapshot& snapshot) const {
+  const std::string path = PathOf(snapshot.step);
+  const std::string temporary = absl::StrCat(path, ".tmp");
+  const std::string head = HeadOf(options_, snapshot, CrcOf(snapshot));
+  OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
+  if (!file.is_open()) return SystemError("create", temporary);
+  absl::Status status = file.Write(std::as_bytes(std::span(head)));
+  for (const AlignedFloats& array : snapshot.arrays) {
+    if (status.ok()) status = file.Write(std::as_bytes(array.span()));
+  }
+  if (status.ok()) status = file.Write(std::as_bytes(std::span(snapshot.side_values)));
+  if (status.ok() && options_.flush) status = file.Flush();
+  if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) status = SystemError("rename to", path);
+  if (!status.ok()) unlink(temporary.c_str());
+  return status;
+}
+
+absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::ReadFile(int64_t step) const {
+  const std::string path = PathOf(step);
+  OpenFile file(path, O_RDONLY);
+  if (!file.is_open()) return SystemError("open", path);
+  std::string head(kHeadBytes, '\0');
+  RETURN_IF_ERROR(file.Read(std::as_writable_bytes(std::span(head))));
+  const auto side_count = NumberIn<int64_t>(head, "side");
+  if (!side_count.has_value() || *side_count < 0 || *side_count > (int64_t{1} << 32)) {
+    return absl::DataLossError(absl::StrCat(path, " is damaged: its first line is no snapshot's"));
+  }
+  auto snapshot = std::make_shared<Snapshot>();
+  snapshot->step = step;
+  for (int i = 0; i < 1 + options_.vector_count; ++i) {
+    snapshot->arrays.emplace_back(element_count_);
+    RETURN_IF_ERROR(file.Read(std::as_writable_bytes(snapshot->arrays.back().span())));
+  }
+  snapshot->side_values.resize(static_cast<size_t>(*side_count));
+  RETURN_IF_ERROR(file.Read(std::as_writable_bytes(std::span(snapshot->side_values))));
+  // The whole head must be the one that was written, with the checksum of what was read.
+  if (HeadOf(options_, *snapshot, CrcOf(*snapshot)) != head) {
+    return absl::DataLossError(absl::StrCat(path, " is damaged: its checksum is wrong"));
+  }
+  return std::shared_ptr<const Snapshot>(std::move(snapshot));
+}
+
+}  // namespace starring

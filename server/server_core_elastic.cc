@@ -1,0 +1,130 @@
+// What a server of an elastic run does at its coordinator's orders: it leaves a generation, and serves the next.
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/nonce.h"
+#include "common/status.h"
+#include "server/server_core.h"
+
+namespace starring {
+
+void ParameterServer::Core::MakeCoordinator() {
+  const Options::Elastic& elastic = options_.elastic;
+  coordinator_ = std::make_unique<CoordinatorService>(
+      CoordinatorService::Options{.state_dir = elastic.state_dir,
+                                  .run_id = options_.run_id,
+                                  .shard_count = options_.shard_count,
+                                  .first_workers = elastic.first_workers,
+                                  .min_workers = elastic.min_workers,
+                                  .times = {.gone = elastic.gone, .silent = elastic.silent, .stuck = elastic.stuck},
+                                  .join_deadline = options_.join_deadline,
+                                  .hello_deadline = options_.hello_deadline,
+                                  .admission = &admission_,
+                                  .keep = [this](const std::string& peer) { acceptor_->Keep(peer); },
+                                  .log = [this](const std::string& line) { Log(line); }});
+}
+
+void ParameterServer::Core::MakeMember() {
+  member_ = std::make_unique<ShardMember>(
+      ShardMember::Options{.shard = options_.shard,
+                           .shard_count = options_.shard_count,
+                           // Shard 0 finds itself where it listens, also if the system has chosen the port.
+                           .coordinator = options_.shard == 0 ? address() : options_.elastic.coordinator,
+                           .address = address(),
+                           .run_id = options_.run_id,
+                           .state_dir = options_.elastic.state_dir,
+                           .security = options_.security,
+                           .log = [this](const std::string& line) { Log(line); }});
+}
+
+void ParameterServer::Core::TickElastic(Clock::time_point now) {
+  if (coordinator_ != nullptr) coordinator_->Tick(now);
+  for (const v1::MemberOrder& order : member_->TakeOrders()) Obey(order);
+  member_->Tick();
+  // Without its coordinator a shard is of no use to anybody.
+  if (member_->disconnected_for() > options_.join_deadline) {
+    End(absl::UnavailableError(absl::StrCat("the coordinator ", options_.elastic.coordinator,
+                                            " cannot be reached within ",
+                                            absl::FormatDuration(options_.join_deadline))));
+  }
+  if (interrupted_ && serving_ == 0) End(absl::OkStatus());
+}
+
+void ParameterServer::Core::Obey(const v1::MemberOrder& order) {
+  switch (order.kind()) {
+    case v1::MemberOrder::PREPARE:
+      if (order.number() <= prepared_) return;
+      if (const absl::Status status = member_->Learn(order.terms()); !status.ok()) return End(status);
+      LeaveGeneration(order.number());
+      member_->SetPrepared(order.number());
+      break;
+    case v1::MemberOrder::SERVE:
+      // One that was overtaken by the next PREPARE is void.
+      if (order.number() == prepared_) ServeGeneration(order);
+      break;
+    case v1::MemberOrder::KEEP:
+      member_->snapshots().DropBefore(order.first_step());
+      break;
+    case v1::MemberOrder::GIVEN_UP:
+      Log(absl::StrCat("given up by the coordinator: this server ", order.text()));
+      break;
+    case v1::MemberOrder::END:
+      LeaveGeneration(prepared_);
+      End(order.code() == 0 ? absl::OkStatus()
+                            : absl::Status(static_cast<absl::StatusCode>(order.code()), order.text()));
+      break;
+    default:
+      break;
+  }
+}
+
+void ParameterServer::Core::LeaveGeneration(int64_t number) {
+  prepared_ = number;
+  serving_ = 0;
+  for (const auto& [call, pending] : std::exchange(pending_joins_, {})) {
+    call->Refuse(absl::FailedPreconditionError("the generation is over"));
+  }
+  // What still arrives on these lanes counts for nobody. Their ends are heard when the job is gone.
+  for (const auto& [id, lane] : std::exchange(lanes_by_id_, {})) {
+    lane->id.reset();
+    lane->Cancel();
+  }
+  job_.reset();
+  start_.reset();
+  rendezvous_.emplace(options_.shard, options_.shard_count, "");
+  job_id_ = DrawNonce();
+}
+
+void ParameterServer::Core::ServeGeneration(const v1::MemberOrder& order) {
+  generation_ = order;
+  SnapshotStore& snapshots = member_->snapshots();
+  member_->SetServing(order.number());
+  if (order.from_snapshot()) {
+    absl::StatusOr<std::shared_ptr<const Snapshot>> start = snapshots.Get(order.first_step());
+    if (!start.ok()) return member_->SetTrouble(std::string(start.status().message()));
+    start_ = *std::move(start);
+  }
+  snapshots.DropAfter(order.first_step());
+  rendezvous_.emplace(options_.shard, options_.shard_count, absl::StrCat(options_.run_id, "/", order.number()),
+                      [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); });
+  serving_ = order.number();
+}
+
+absl::Status ParameterServer::Core::CheckGeneration(const v1::JoinRequest& request) const {
+  const std::string prefix = absl::StrCat(options_.run_id, "/");
+  int64_t number = 0;
+  if (!absl::StartsWith(request.run_id(), prefix) ||
+      !absl::SimpleAtoi(absl::string_view(request.run_id()).substr(prefix.size()), &number)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this server serves the elastic run \"", options_.run_id, "\": give the worker --coordinator"));
+  }
+  if (number == serving_) return absl::OkStatus();
+  if (number < prepared_) return absl::FailedPreconditionError(absl::StrCat("generation ", number, " is over"));
+  // The worker has heard of it first, and tries again.
+  return absl::UnavailableError(absl::StrCat("generation ", number, " has not begun here"));
+}
+
+}  // namespace starring

@@ -1,0 +1,590 @@
+// The coordinator with members that are played, and a clock that is set.
+#include "server/elastic/coordinator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/leaf_shares.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using Kind = Order::Kind;
+
+constexpr uint64_t kShardIds = 1000;
+
+std::string NewFolder() {
+  std::string folder = absl::StrCat(testing::TempDir(), "/coordinator.XXXXXX");
+  EXPECT_NE(mkdtemp(folder.data()), nullptr);
+  return folder;
+}
+
+struct RunSetup {
+  int shards = 1;
+  int leaves = 8;
+  int first_workers = 2;
+  int min_workers = 1;
+  std::string folder;  // empty: a new one
+};
+
+// The members' part of the protocol. Workers end a generation when they are told to, or when their shards have.
+class Play {
+ public:
+  explicit Play(const RunSetup& setup) : setup_(setup) {
+    if (setup_.folder.empty()) setup_.folder = NewFolder();
+    StartCoordinator();
+    for (int shard = 0; shard < setup_.shards; ++shard) {
+      EXPECT_TRUE(AddShard(shard, kShardIds + static_cast<uint64_t>(shard)).ok());
+    }
+  }
+
+  void StartCoordinator() {
+    coordinator_.reset();
+    log_.reset();
+    auto log = GenerationLog::Open(setup_.folder, {.name = "play", .leaves = setup_.leaves, .shards = setup_.shards});
+    ASSERT_TRUE(log.ok()) << log.status();
+    log_ = *std::move(log);
+    coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{
+        .shard_count = setup_.shards,
+        .leaves = setup_.leaves,
+        .end_step = 1000,
+        .first_workers = setup_.first_workers,
+        .min_workers = setup_.min_workers,
+        .log = log_.get(),
+        .send = [this](uint64_t member, const Order& order) { orders_.emplace_back(member, order); },
+        .say = [this](const std::string& line) { said.push_back(line); },
+        .now = now});
+  }
+
+  absl::Status AddShard(int shard, uint64_t id) {
+    shards[id] = {.shard = shard, .address = absl::StrCat("host:", id)};
+    const absl::Status status = coordinator_->AddShard(id, absl::StrCat("server ", shard), shards[id], now);
+    if (!status.ok()) shards.erase(id);
+    Obey();
+    return status;
+  }
+  void AddWorker(uint64_t id) {
+    workers[id].ready = true;
+    EXPECT_TRUE(coordinator_->AddWorker(id, absl::StrCat("worker ", id), workers[id], now).ok());
+    Obey();
+  }
+  void Tell(uint64_t id) {
+    if (shards.contains(id)) {
+      coordinator_->OnShard(id, shards[id], now);
+    } else {
+      coordinator_->OnWorker(id, workers[id], now);
+    }
+    Obey();
+  }
+  // Its process is dead.
+  void Kill(uint64_t id) {
+    shards.erase(id);
+    workers.erase(id);
+    coordinator_->OnDisconnect(id, now);
+    Obey();
+  }
+  // All members go on with what they do.
+  void Pass(milliseconds time) {
+    for (const auto end = now + time; now < end;) {
+      now += milliseconds(100);
+      for (auto& [id, worker] : workers) {
+        if (silent.contains(id)) continue;
+        if (!worker.ready && !stuck.contains(id)) ++worker.leaf_count;
+        coordinator_->OnWorker(id, worker, now);
+      }
+      for (auto& [id, shard] : shards) {
+        if (!silent.contains(id)) coordinator_->OnShard(id, shard, now);
+      }
+      coordinator_->Tick(now);
+      Obey();
+    }
+  }
+  // A step on which there is a snapshot is over.
+  void Snapshot(int64_t step) {
+    for (auto& [id, shard] : shards) {
+      shard.held.push_back(step);
+      shard.durable.push_back(step);
+      Tell(id);
+    }
+  }
+
+  int64_t generation() const { return log_->last().has_value() ? log_->last()->number : 0; }
+  const Generation& last() const { return *log_->last(); }
+  int64_t counted_end() const { return log_->counted_end(); }
+  Coordinator& coordinator() { return *coordinator_; }
+  std::vector<Kind> KindsTo(uint64_t id) {
+    std::vector<Kind> kinds;
+    for (const auto& [member, order] : history) {
+      if (member == id) kinds.push_back(order.kind);
+    }
+    return kinds;
+  }
+
+  Coordinator::Time now{std::chrono::hours(1)};
+  std::map<uint64_t, WorkerReport> workers;
+  std::map<uint64_t, ShardReport> shards;
+  std::set<uint64_t> silent, stuck;
+  std::vector<std::pair<uint64_t, Order>> history;
+  std::vector<std::string> said;
+  bool obedient = true;
+
+ private:
+  void Obey() {
+    while (!orders_.empty()) {
+      const auto [id, order] = orders_.front();
+      orders_.pop_front();
+      history.emplace_back(id, order);
+      if (silent.contains(id) || !obedient) continue;
+      if (const auto shard = shards.find(id); shard != shards.end()) {
+        ObeyAsShard(id, shard->second, order);
+      } else if (const auto worker = workers.find(id); worker != workers.end()) {
+        ObeyAsWorker(worker->second, order);
+      }
+    }
+  }
+  void ObeyAsShard(uint64_t id, ShardReport& shard, const Order& order) {
+    if (order.kind == Kind::kPrepare) {
+      shard.prepared = order.generation.number;
+      // Its lanes are cut, so that all workers' exchanges end.
+      for (auto& [worker_id, worker] : workers) {
+        if (silent.contains(worker_id) || worker.ready) continue;
+        worker.ready = true;
+        worker.computes = false;
+        worker.trouble = "server: the lanes were cut";
+        coordinator_->OnWorker(worker_id, worker, now);
+      }
+      coordinator_->OnShard(id, shard, now);
+    } else if (order.kind == Kind::kServe) {
+      shard.generation = order.generation.number;
+      std::erase_if(shard.held, [&](int64_t step) { return step > order.generation.first_step; });
+      std::erase_if(shard.durable, [&](int64_t step) { return step > order.generation.first_step; });
+    } else if (order.kind == Kind::kKeep) {
+      std::erase_if(shard.held, [&](int64_t step) { return step < order.generation.first_step; });
+      std::erase_if(shard.durable, [&](int64_t step) { return step < order.generation.first_step; });
+    }
+  }
+  static void ObeyAsWorker(WorkerReport& worker, const Order& order) {
+    if (order.kind == Kind::kTrain) {
+      worker.generation = order.generation.number;
+      worker.ready = false;
+      worker.computes = true;
+      worker.trouble.clear();
+    }
+  }
+
+  RunSetup setup_;
+  std::unique_ptr<GenerationLog> log_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::deque<std::pair<uint64_t, Order>> orders_;
+};
+
+TEST(CoordinatorTest, BeginsWithAllFirstWorkersAndShards) {
+  Play play({.shards = 2, .first_workers = 3});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  EXPECT_EQ(play.generation(), 0);
+  play.AddWorker(3);
+  ASSERT_EQ(play.generation(), 1);
+  EXPECT_THAT(play.last().workers, ElementsAre(1, 2, 3));
+  EXPECT_EQ(play.last().first_step, 0);
+  EXPECT_EQ(play.last().leaf_owners, DealLeavesEvenly(8, 3));
+  const Order& order = play.history.back().second;
+  EXPECT_EQ(order.kind, Kind::kTrain);
+  EXPECT_FALSE(order.from_snapshot);
+  EXPECT_THAT(order.shards, ElementsAre("host:1000", "host:1001"));
+}
+
+TEST(CoordinatorTest, AWorkerThatDiesCostsAReturnToTheNewestSnapshotOfAllShards) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.Snapshot(20);
+  play.shards[1000].held.push_back(30);  // the other shard is a step behind
+  play.Kill(1);
+  play.Pass(milliseconds(900));
+  EXPECT_EQ(play.generation(), 1);  // the connection may come back
+  play.Pass(milliseconds(300));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_EQ(play.last().first_step, 20);
+  EXPECT_THAT(play.last().workers, ElementsAre(2));
+  EXPECT_EQ(play.counted_end(), 20);
+  EXPECT_THAT(play.coordinator().Describe().cause, HasSubstr("worker 1 is gone"));
+  EXPECT_TRUE(play.history.back().second.from_snapshot);
+}
+
+TEST(CoordinatorTest, ASilentWorkerIsGivenUpAndMayComeBack) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.silent.insert(2);
+  play.Pass(milliseconds(4'900));
+  EXPECT_EQ(play.generation(), 1);
+  play.Pass(milliseconds(400));
+  EXPECT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.KindsTo(2), testing::Contains(Kind::kGivenUp));
+  // It wakes up, finds its lanes cut, and attends again.
+  play.silent.clear();
+  play.AddWorker(2);
+  play.Snapshot(20);
+  EXPECT_EQ(play.generation(), 2) << "the others go on to a snapshot first";
+  EXPECT_EQ(play.KindsTo(1).back(), Kind::kStop);
+  play.workers[1].ready = true;
+  play.Tell(1);
+  ASSERT_EQ(play.generation(), 3);
+  EXPECT_EQ(play.last().first_step, 20);
+  EXPECT_THAT(play.last().workers, ElementsAre(1, 2));
+}
+
+TEST(CoordinatorTest, AStuckWorkerIsGivenUpAndOneThatWaitsForOthersIsNot) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  for (const uint64_t id : {1, 2}) {
+    play.stuck.insert(id);
+    play.workers[id].seconds_per_leaf = 0.1;
+  }
+  play.workers[1].computes = false;  // it waits for worker 2
+  play.Pass(milliseconds(9'500));
+  EXPECT_EQ(play.generation(), 1);
+  play.Pass(milliseconds(1'000));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.coordinator().Describe().cause, HasSubstr("worker 2 is stuck"));
+  // 20 leaves may take longer than that.
+  Play slow({.first_workers = 1});
+  slow.AddWorker(1);
+  slow.stuck.insert(1);
+  slow.workers[1].seconds_per_leaf = 1;
+  slow.Pass(milliseconds(19'000));
+  EXPECT_EQ(slow.generation(), 1);
+}
+
+TEST(CoordinatorTest, AShardThatDiesIsWaitedForAndComesBackWithItsFiles) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.Kill(1001);
+  play.Pass(milliseconds(3'000));
+  EXPECT_EQ(play.generation(), 1);
+  EXPECT_THAT(play.coordinator().Describe().cause, HasSubstr("server 1 is gone"));
+  play.shards[1000].held = {10, 20};
+  play.Tell(1000);
+  ASSERT_TRUE(play.AddShard(1, 77).ok());
+  // It has lost its files. Nothing has counted yet, so the run begins anew.
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_EQ(play.last().first_step, 0);
+  EXPECT_FALSE(play.history.back().second.from_snapshot);
+}
+
+TEST(CoordinatorTest, AReplacedShardIsNoLongerOne) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.silent.insert(1001);
+  const ShardReport old = play.shards[1001];
+  EXPECT_EQ(play.AddShard(1, 77).code(), absl::StatusCode::kAlreadyExists);
+  play.Pass(milliseconds(5'300));
+  play.shards[77] = {.shard = 1, .address = "host:77", .held = {10}, .durable = {10}};
+  ASSERT_TRUE(play.coordinator().AddShard(77, "server 1", play.shards[77], play.now).ok());
+  play.Tell(77);
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_EQ(play.last().first_step, 10);
+  EXPECT_THAT(play.history.back().second.shards, ElementsAre("host:1000", "host:77"));
+  // The one that wakes up is refused.
+  EXPECT_EQ(play.coordinator().AddShard(1001, "server 1, again", old, play.now).code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
+TEST(CoordinatorTest, EndsWhenAShardDoesNotComeBack) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Kill(1001);
+  play.Pass(milliseconds(62'000));
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("shard 1 of 2 has not come"), HasSubstr("server 1 is gone"), HasSubstr("--resume")));
+}
+
+TEST(CoordinatorTest, TooFewWorkersAreSaidAndEndTheRunAtLast) {
+  Play play({.first_workers = 2, .min_workers = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Kill(2);
+  play.Pass(milliseconds(15'000));
+  EXPECT_THAT(play.said, testing::Contains(HasSubstr("1 of at least 2 workers")));
+  EXPECT_FALSE(play.coordinator().ended().has_value());
+  play.Pass(milliseconds(60'000));
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kUnavailable);
+}
+
+TEST(CoordinatorTest, MoreWorkersThanLeavesAreSparesThatComeIn) {
+  Play play({.leaves = 2, .first_workers = 2});
+  for (const uint64_t id : {1, 2, 3}) play.AddWorker(id);
+  play.Pass(milliseconds(1'000));
+  EXPECT_EQ(play.generation(), 1);
+  EXPECT_THAT(play.KindsTo(3), ElementsAre(Kind::kWait));  // once
+  play.Snapshot(10);
+  play.Kill(1);
+  play.Pass(milliseconds(1'200));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.last().workers, ElementsAre(2, 3));
+}
+
+TEST(CoordinatorTest, AWorkerLeavesWithoutLosingAStep) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.workers[1].leaves = true;
+  play.Tell(1);
+  EXPECT_EQ(play.KindsTo(2).back(), Kind::kStop);
+  play.Snapshot(10);
+  for (const uint64_t id : {1, 2}) {
+    play.workers[id].ready = true;
+    play.Tell(id);
+  }
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.last().workers, ElementsAre(2));
+  EXPECT_EQ(play.last().first_step, 10);
+  play.Kill(1);
+  EXPECT_THAT(play.said, testing::Contains("worker 1 has left"));
+  play.Pass(milliseconds(2'000));
+  EXPECT_EQ(play.generation(), 2);
+}
+
+TEST(CoordinatorTest, AnExchangeThatFailsBeginsAGeneration) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.workers[2].ready = true;
+  play.workers[2].trouble = "server host:1000: broken pipe";
+  play.Tell(2);
+  EXPECT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.coordinator().Describe().cause, HasSubstr("broken pipe"));
+  play.shards[1000].trouble = "rank 1 has not contributed bucket 0";
+  play.Tell(1000);
+  EXPECT_EQ(play.generation(), 3);
+}
+
+TEST(CoordinatorTest, AnErrorOfTheJobEndsTheRun) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.workers[2].failure = absl::InternalError("the gradient of fc1 is not finite");
+  play.Tell(2);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("worker 2"), HasSubstr("not finite")));
+  EXPECT_EQ(play.KindsTo(1).back(), Kind::kEnd);
+}
+
+TEST(CoordinatorTest, AnErrorThatComesBackInEachGenerationEndsTheRun) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  for (int i = 0; i < 10 && !play.coordinator().ended().has_value(); ++i) {
+    play.workers[2].ready = true;
+    play.workers[2].trouble = absl::StrCat("no memory, attempt ", i);
+    play.Tell(2);
+  }
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.generation(), 4);  // at step 0, and three times at step 10
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("attempt 1"), HasSubstr("attempt 2"), HasSubstr("attempt 3")));
+}
+
+TEST(CoordinatorTest, ACoordinatorThatWasStoppedBlamesNobody) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.now += std::chrono::seconds(30);
+  play.coordinator().Tick(play.now);
+  play.Pass(milliseconds(1'000));
+  EXPECT_EQ(play.generation(), 1);
+  EXPECT_THAT(play.said, testing::SizeIs(1));
+}
+
+TEST(CoordinatorTest, ACoordinatorThatIsStartedAgainBeginsANewGeneration) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.StartCoordinator();
+  play.obedient = true;
+  for (auto& [id, worker] : play.workers) worker.ready = true;
+  // Shard 0 is a new process and has its files; shard 1 lives, and has more.
+  play.shards.clear();
+  const auto add = [&](int shard, uint64_t id, std::vector<int64_t> held) {
+    play.shards[id] = {.shard = shard, .address = absl::StrCat("host:", id), .held = held, .durable = held};
+    ASSERT_TRUE(play.coordinator().AddShard(id, absl::StrCat("server ", shard), play.shards[id], play.now).ok());
+    play.Tell(id);
+  };
+  add(0, 2000, {10});
+  add(1, 1001, {10, 20});
+  play.AddWorker(1);
+  EXPECT_EQ(play.generation(), 1) << "the other worker is about to come";
+  play.AddWorker(2);
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_EQ(play.last().first_step, 10);
+}
+
+TEST(CoordinatorTest, ALostLogOfSnapshotsIsSaid) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.Kill(2);
+  play.Pass(milliseconds(1'200));
+  ASSERT_EQ(play.counted_end(), 10);
+  play.shards[1000].held = {};
+  play.workers[1].ready = true;
+  play.workers[1].trouble = "x";
+  play.Tell(1000);
+  play.Tell(1);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("no snapshot from step 10 on"), HasSubstr("--state_dir")));
+}
+
+TEST(CoordinatorTest, SharesFollowSpeedAndDoNotOscillate) {
+  Play play({.leaves = 16});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  EXPECT_EQ(std::ranges::count(play.last().leaf_owners, 0), 8);
+  std::mt19937 random(7);
+  const auto measure = [&] {
+    // Half speed, and a twentieth more or less.
+    const auto noise = [&] { return 0.95 + 0.1 * static_cast<double>(random() % 1000) / 1000; };
+    play.workers[1].seconds_per_leaf = 0.01 * noise();
+    play.workers[2].seconds_per_leaf = 0.02 * noise();
+  };
+  int64_t step = 0;
+  int64_t generations = 0;
+  for (int minute = 0; minute < 20; ++minute) {
+    for (int second = 0; second < 60; ++second) {
+      measure();
+      play.Pass(milliseconds(1'000));
+      if (play.KindsTo(1).back() != Kind::kStop) continue;
+      play.Snapshot(step += 10);
+      for (const uint64_t id : {1, 2}) {
+        play.workers[id].ready = true;
+        play.Tell(id);
+      }
+      ++generations;
+    }
+  }
+  EXPECT_EQ(generations, 1);
+  // The best: 11 : 5 takes 110 : 100, and 10 : 6 takes 100 : 120.
+  EXPECT_THAT(std::ranges::count(play.last().leaf_owners, 0), testing::AnyOf(10, 11));
+}
+
+TEST(CoordinatorTest, EndsWhenAllShardsHaveFinished) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  for (const uint64_t id : {1000, 1001}) {
+    play.shards[id].finished = true;
+    play.Tell(id);
+  }
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(*play.coordinator().ended(), absl::OkStatus());
+}
+
+// Random failures, at any moment of any change: a generation always follows, none goes back behind what has counted,
+// and the log proves that each step counted once.
+TEST(CoordinatorTest, SurvivesAnyOrderOfFailures) {
+  for (uint32_t seed = 1; seed <= 40; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937 random(seed);
+    RunSetup setup{.shards = 2, .leaves = 8, .first_workers = 3};
+    setup.folder = NewFolder();
+    Play play(setup);
+    for (const uint64_t id : {1, 2, 3}) play.AddWorker(id);
+    uint64_t next_id = 10, next_shard = 2000;
+    int64_t step = 0;
+    for (int event = 0; event < 60; ++event) {
+      ASSERT_FALSE(play.coordinator().ended().has_value()) << *play.coordinator().ended();
+      play.Snapshot(step = std::max(step, play.last().first_step) + 10);
+      switch (random() % 5) {
+        case 0:
+          if (!play.workers.empty()) play.Kill(std::next(play.workers.begin(), random() % play.workers.size())->first);
+          break;
+        case 1:
+          play.AddWorker(next_id++);
+          break;
+        case 2: {
+          const uint64_t id = std::next(play.shards.begin(), random() % play.shards.size())->first;
+          const ShardReport old = play.shards[id];
+          play.Kill(id);
+          play.Pass(milliseconds(random() % 1'500));
+          play.Pass(milliseconds(1'200));
+          const uint64_t other = next_shard++;
+          play.shards[other] = {.shard = old.shard, .address = "again", .held = old.durable, .durable = old.durable};
+          ASSERT_TRUE(play.coordinator().AddShard(other, "server", play.shards[other], play.now).ok());
+          break;
+        }
+        case 3:
+          if (!play.workers.empty()) {
+            const uint64_t id = std::next(play.workers.begin(), random() % play.workers.size())->first;
+            play.silent.insert(id);
+            play.Pass(milliseconds(5'500));
+            play.silent.erase(id);
+            play.workers.erase(id);
+            play.AddWorker(id);
+          }
+          break;
+        default:
+          if (!play.workers.empty()) {
+            WorkerReport& worker = std::next(play.workers.begin(), random() % play.workers.size())->second;
+            worker.leaves = random() % 2 == 0;
+          }
+          break;
+      }
+      if (play.workers.empty()) play.AddWorker(next_id++);
+      const bool all_leave = std::ranges::all_of(play.workers, [](const auto& one) { return one.second.leaves; });
+      if (all_leave) play.AddWorker(next_id++);
+      play.Pass(milliseconds(random() % 2'000));
+      // Whoever was told to stop comes to a snapshot.
+      for (auto& [id, worker] : play.workers) {
+        if (!play.KindsTo(id).empty() && play.KindsTo(id).back() == Kind::kStop) worker.ready = true;
+      }
+      play.Pass(milliseconds(1'300));
+      EXPECT_GE(play.last().first_step, play.counted_end());
+    }
+    EXPECT_GT(play.generation(), 10);
+    std::string text;
+    {
+      FILE* const file = fopen((setup.folder + "/generations.log").c_str(), "r");
+      char part[4096];
+      for (size_t count; (count = fread(part, 1, sizeof(part), file)) > 0;) text.append(part, count);
+      fclose(file);
+    }
+    EXPECT_EQ(CheckExactlyOnce(text), absl::OkStatus());
+  }
+}
+
+}  // namespace
+}  // namespace starring

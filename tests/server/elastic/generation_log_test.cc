@@ -1,0 +1,177 @@
+#include "server/elastic/generation_log.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
+#include "common/checkpoint/crc32c.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+const GenerationLog::Run kRun = {.name = "a run/1", .leaves = 4, .shards = 2, .job = "ab12"};
+
+std::string NewFolder() {
+  std::string folder = absl::StrCat(testing::TempDir(), "/log.XXXXXX");
+  return mkdtemp(folder.data());
+}
+
+std::string Content(const std::string& folder) {
+  std::ifstream file(folder + "/generations.log");
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+void Write(const std::string& folder, const std::string& text) {
+  std::ofstream(folder + "/generations.log", std::ios::trunc) << text;
+}
+
+Generation Third() {
+  return {.number = 3, .first_step = 20, .snapshot_every = 5, .workers = {0xa1, 0xb2}, .leaf_owners = {0, 0, 1, 1}};
+}
+
+// Two generations, of which the second replaced steps of the first: 0 to 20 by one worker, 20 to 50 by two.
+std::string GoodLog() {
+  const std::string folder = NewFolder();
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  EXPECT_TRUE(log->Prepare(1).ok());
+  EXPECT_TRUE(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+  EXPECT_TRUE(log->Prepare(2).ok());  // and nobody came
+  EXPECT_TRUE(log->Prepare(3).ok());
+  EXPECT_TRUE(log->Commit(Third()).ok());
+  EXPECT_TRUE(log->End(50).ok());
+  return Content(folder);
+}
+
+TEST(GenerationLogTest, RemembersWhatWasWritten) {
+  const std::string folder = NewFolder();
+  {
+    const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+    EXPECT_EQ(log->last_number(), 0);
+    EXPECT_FALSE(log->last().has_value());
+    EXPECT_TRUE(log->Prepare(1).ok());
+    EXPECT_TRUE(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+    EXPECT_TRUE(log->Prepare(3).ok());
+    EXPECT_TRUE(log->Commit(Third()).ok());
+    EXPECT_TRUE(log->Prepare(4).ok());
+  }
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  EXPECT_EQ(log->last_number(), 4);
+  EXPECT_EQ(log->last(), Third());
+  EXPECT_EQ(log->counted_end(), 20);
+}
+
+TEST(GenerationLogTest, HasOneWriter) {
+  const std::string folder = NewFolder();
+  const auto first = GenerationLog::Open(folder, kRun);
+  ASSERT_TRUE(first.ok()) << first.status();
+  const auto second = GenerationLog::Open(folder, kRun);
+  EXPECT_EQ(second.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(second.status().message()), AllOf(HasSubstr("another coordinator"), HasSubstr(folder)));
+}
+
+TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
+  const std::string folder = NewFolder();
+  ASSERT_TRUE(GenerationLog::Open(folder, kRun).ok());
+  GenerationLog::Run other = kRun;
+  other.leaves = 8;
+  EXPECT_THAT(std::string(GenerationLog::Open(folder, other).status().message()),
+              AllOf(HasSubstr("another run"), HasSubstr("leaves is 4"), HasSubstr("this run's 8")));
+  EXPECT_EQ(GenerationLog::Open(folder, kRun).value()->End(0), absl::OkStatus());
+  EXPECT_THAT(std::string(GenerationLog::Open(folder, kRun).status().message()), HasSubstr("the run has ended"));
+}
+
+TEST(GenerationLogTest, DropsALineThatWasCutOffAndNoOther) {
+  const std::string folder = NewFolder();
+  { ASSERT_TRUE(GenerationLog::Open(folder, kRun).value()->Prepare(1).ok()); }
+  const std::string before = Content(folder);
+  for (const char* const rest : {"prep", "prepare 2 crc=0000000"}) {
+    Write(folder, before + rest);
+    const auto log = GenerationLog::Open(folder, kRun);
+    ASSERT_TRUE(log.ok()) << log.status();
+    EXPECT_EQ((*log)->last_number(), 1);
+    EXPECT_EQ(Content(folder), before);
+    ASSERT_TRUE((*log)->Prepare(2).ok());
+  }
+  for (size_t i = 0; i < before.size(); ++i) {
+    std::string damaged = before;
+    damaged[i] = static_cast<char>(damaged[i] ^ 4);
+    Write(folder, damaged);
+    // A damaged end of the last line makes it one that was cut off.
+    const auto log = GenerationLog::Open(folder, kRun);
+    EXPECT_TRUE(!log.ok() || i + 1 == before.size()) << i;
+  }
+}
+
+TEST(GenerationLogTest, AFullDiskIsAnErrorThatNamesTheWayOut) {
+  if (access("/dev/full", W_OK) != 0) GTEST_SKIP() << "there is no /dev/full";
+  const std::string folder = NewFolder();
+  ASSERT_EQ(symlink("/dev/full", (folder + "/generations.log").c_str()), 0);
+  // The log is never a link: a planted one would be written through.
+  EXPECT_FALSE(GenerationLog::Open(folder, kRun).ok());
+}
+
+TEST(CheckExactlyOnceTest, AWholeLogPassesAndSoDoesThatOfARunThatGoesOn) {
+  const std::string log = GoodLog();
+  EXPECT_EQ(CheckExactlyOnce(log), absl::OkStatus());
+  EXPECT_EQ(CheckExactlyOnce(log.substr(0, log.find("end "))), absl::OkStatus());
+  EXPECT_EQ(CheckExactlyOnce(log.substr(0, log.size() - 3)), absl::OkStatus());
+}
+
+// Replaces `from` in one line of the log and gives it a right checksum, as a coordinator with a defect would.
+std::string Corrupted(const std::string& log, const std::string& from, const std::string& to) {
+  std::string result;
+  bool done = false;
+  for (absl::string_view line : absl::StrSplit(log, '\n', absl::SkipEmpty())) {
+    std::string entry(line.substr(0, line.rfind(" crc=")));
+    if (entry.find(from) != std::string::npos && !done) {
+      entry = absl::StrReplaceAll(entry, {{from, to}});
+      done = true;
+    }
+    if (!entry.empty()) absl::StrAppendFormat(&result, "%s crc=%08x\n", entry, Crc32c(entry));
+  }
+  EXPECT_TRUE(done) << from;
+  return result;
+}
+
+TEST(CheckExactlyOnceTest, FindsEachCorruption) {
+  const std::string log = GoodLog();
+  struct Case {
+    const char *name, *from, *to, *found;
+  };
+  for (const Case& c : {
+           Case{"leaf doubled", "leaves=0-2:00000000000000a1,2-4:",
+                "leaves=0-2:00000000000000a1,2-4:00000000000000b2,2-4:", "counted 2 times"},
+           Case{"leaf missing",
+                "leaves=0-2:00000000000000a1,2-4:", "leaves=0-1:00000000000000a1,2-4:", "counted 0 times"},
+           Case{"old generation", "counted 3 ", "counted 1 ", "was over"},
+           Case{"overlap", "counted 3 from=20", "counted 3 from=19", "overlap"},
+           Case{"gap", "counted 3 from=20", "counted 3 from=21", "leave a gap"},
+           Case{"another worker", "leaves=0-2:00000000000000a1", "leaves=0-2:00000000000000b2", "is not worker"},
+           Case{"never committed", "counted 3 ", "counted 7 ", "never committed"},
+           Case{"too short", "end 50", "end 51", "steps up to 50"},
+       }) {
+    const absl::Status status = CheckExactlyOnce(Corrupted(log, c.from, c.to));
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << c.name;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(c.found)) << c.name;
+  }
+}
+
+}  // namespace
+}  // namespace starring

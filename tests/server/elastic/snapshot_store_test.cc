@@ -1,0 +1,210 @@
+#include "server/elastic/snapshot_store.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+std::string NewFolder() {
+  std::string folder = absl::StrCat(testing::TempDir(), "/snapshots.XXXXXX");
+  return mkdtemp(folder.data());
+}
+
+SnapshotStore::Options TwoBuckets(const std::string& folder) {
+  return {
+      .folder = folder, .shard = 1, .shard_count = 2, .job = "ab12", .slice_elements = {48, 0, 16}, .vector_count = 1};
+}
+
+float ValueOf(int64_t step, int bucket, size_t vector, size_t i) {
+  return static_cast<float>(1000 * step + 100 * bucket + 10 * static_cast<int>(vector)) + static_cast<float>(i) / 64;
+}
+
+void TakeBucket(SnapshotStore& store, int64_t step, int bucket, size_t elements) {
+  std::vector<std::vector<float>> values(2, std::vector<float>(elements));
+  for (size_t vector = 0; vector < 2; ++vector) {
+    for (size_t i = 0; i < elements; ++i) values[vector][i] = ValueOf(step, bucket, vector, i);
+  }
+  const std::vector<std::span<const float>> spans(values.begin(), values.end());
+  store.Take(step, bucket, spans);
+}
+
+void TakeAll(SnapshotStore& store, int64_t step) {
+  TakeBucket(store, step, 0, 48);
+  TakeBucket(store, step, 2, 16);
+}
+
+void ExpectWhole(const Snapshot& snapshot, int64_t step) {
+  EXPECT_EQ(snapshot.step, step);
+  ASSERT_EQ(snapshot.arrays.size(), 2u);
+  for (size_t vector = 0; vector < 2; ++vector) {
+    const std::span<const float> array = snapshot.arrays[vector].span();
+    ASSERT_EQ(array.size(), 64u);
+    for (size_t i = 0; i < 64; ++i) {
+      EXPECT_EQ(array[i], i < 48 ? ValueOf(step, 0, vector, i) : ValueOf(step, 2, vector, i - 48))
+          << vector << " " << i;
+    }
+  }
+}
+
+// The writing thread needs a moment.
+void AwaitDurable(SnapshotStore& store, int64_t step) {
+  for (int i = 0; i < 1000; ++i) {
+    if (std::ranges::count(store.durable(), step) > 0) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  FAIL() << "the snapshot of step " << step << " was not written";
+}
+
+TEST(SnapshotStoreTest, ASnapshotIsHeldWhenAllItsSlicesAreThere) {
+  const auto store = SnapshotStore::Open(TwoBuckets("")).value();
+  TakeBucket(*store, 10, 2, 16);
+  TakeBucket(*store, 20, 2, 16);  // a bucket may be ahead of another
+  EXPECT_THAT(store->held(), IsEmpty());
+  TakeBucket(*store, 10, 0, 48);
+  EXPECT_THAT(store->held(), ElementsAre(10));
+  ExpectWhole(**store->Get(10), 10);
+  EXPECT_EQ(store->Get(20).status().code(), absl::StatusCode::kNotFound);
+  TakeBucket(*store, 20, 0, 48);
+  EXPECT_THAT(store->held(), ElementsAre(10, 20));
+  EXPECT_THAT(store->durable(), ElementsAre(10, 20));  // nothing but this process can lose them
+}
+
+TEST(SnapshotStoreTest, SideValuesArePartOfIt) {
+  SnapshotStore::Options options = TwoBuckets("");
+  options.has_side_values = true;
+  const auto store = SnapshotStore::Open(options).value();
+  TakeAll(*store, 10);
+  EXPECT_THAT(store->held(), IsEmpty());
+  store->SetSideValues(10, {1.5, 2.5});
+  EXPECT_THAT(store->held(), ElementsAre(10));
+  EXPECT_THAT((*store->Get(10))->side_values, ElementsAre(1.5, 2.5));
+}
+
+TEST(SnapshotStoreTest, MemoryIsBounded) {
+  const auto store = SnapshotStore::Open(TwoBuckets("")).value();
+  for (int64_t step = 1; step <= 10; ++step) TakeAll(*store, step);
+  EXPECT_THAT(store->held(), ElementsAre(8, 9, 10));
+  for (const int64_t step : store->held()) ExpectWhole(**store->Get(step), step);
+  // Whoever reads one keeps it.
+  const std::shared_ptr<const Snapshot> read = *store->Get(8);
+  for (int64_t step = 11; step <= 20; ++step) TakeAll(*store, step);
+  ExpectWhole(*read, 8);
+}
+
+TEST(SnapshotStoreTest, AnotherProcessFindsTheFiles) {
+  const std::string folder = NewFolder();
+  {
+    SnapshotStore::Options options = TwoBuckets(folder);
+    options.has_side_values = true;
+    const auto store = SnapshotStore::Open(options).value();
+    TakeAll(*store, 10);
+    store->SetSideValues(10, {3.25});
+    AwaitDurable(*store, 10);
+    TakeAll(*store, 20);
+    store->SetSideValues(20, {4.25});
+  }  // finishes the file
+  SnapshotStore::Options options = TwoBuckets(folder);
+  options.has_side_values = true;
+  const auto store = SnapshotStore::Open(options).value();
+  EXPECT_THAT(store->held(), ElementsAre(10, 20));
+  for (const int64_t step : {10, 20}) {
+    const auto snapshot = store->Get(step);
+    ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+    ExpectWhole(**snapshot, step);
+  }
+  EXPECT_THAT((*store->Get(20))->side_values, ElementsAre(4.25));
+  // Others' are left alone.
+  for (auto change :
+       {+[](SnapshotStore::Options& o) { o.job = "cd34"; }, +[](SnapshotStore::Options& o) { o.shard = 0; },
+        +[](SnapshotStore::Options& o) { o.slice_elements[0] = 64; }}) {
+    SnapshotStore::Options other = options;
+    change(other);
+    EXPECT_THAT(SnapshotStore::Open(other).value()->held(), IsEmpty());
+  }
+  EXPECT_THAT(SnapshotStore::Open(options).value()->held(), ElementsAre(10, 20));
+}
+
+TEST(SnapshotStoreTest, DamageIsFoundWhenItIsRead) {
+  const std::string folder = NewFolder();
+  { TakeAll(*SnapshotStore::Open(TwoBuckets(folder)).value(), 10); }
+  const std::string path = folder + "/snapshot-1of2-000000010";
+  ASSERT_TRUE(std::filesystem::exists(path));
+  const auto size = std::filesystem::file_size(path);
+  for (const int64_t at : {int64_t{520}, static_cast<int64_t>(size) - 1}) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(at);
+    const char byte = static_cast<char>(file.get());
+    file.seekp(at);
+    file.put(static_cast<char>(byte ^ 1));
+    file.close();
+    const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+    EXPECT_THAT(store->held(), ElementsAre(10));
+    EXPECT_EQ(store->Get(10).status().code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(store->held(), IsEmpty());
+    std::fstream mend(path, std::ios::in | std::ios::out | std::ios::binary);
+    mend.seekp(at);
+    mend.put(byte);
+  }
+  std::filesystem::resize_file(path, size - 4);  // half written
+  EXPECT_EQ(SnapshotStore::Open(TwoBuckets(folder)).value()->Get(10).status().code(), absl::StatusCode::kDataLoss);
+  std::filesystem::resize_file(path, 100);
+  EXPECT_THAT(SnapshotStore::Open(TwoBuckets(folder)).value()->held(), IsEmpty());
+}
+
+TEST(SnapshotStoreTest, DropsWhatNobodyNeeds) {
+  const std::string folder = NewFolder();
+  const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  for (const int64_t step : {10, 20, 30}) {
+    TakeAll(*store, step);
+    AwaitDurable(*store, step);
+  }
+  store->DropBefore(20);
+  EXPECT_THAT(store->held(), ElementsAre(20, 30));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/snapshot-1of2-000000010"));
+  store->DropAfter(20);
+  EXPECT_THAT(store->held(), ElementsAre(20));
+  EXPECT_FALSE(std::filesystem::exists(folder + "/snapshot-1of2-000000030"));
+  TakeAll(*store, 30);
+  AwaitDurable(*store, 30);
+  ExpectWhole(**store->Get(30), 30);
+}
+
+TEST(SnapshotStoreTest, ADiskThatIsFullCostsDurabilityAlone) {
+  const std::string folder = NewFolder();
+  std::vector<std::string> said;
+  SnapshotStore::Options options = TwoBuckets(folder);
+  options.log = [&](const std::string& line) { said.push_back(line); };
+  const auto store = SnapshotStore::Open(options).value();
+  // Nothing can be created in a folder that is gone.
+  std::filesystem::remove_all(folder);
+  for (int64_t step = 1; step <= 5; ++step) {
+    TakeAll(*store, step);
+    for (int i = 0; i < 200 && said.empty(); ++i) {
+      EXPECT_THAT(store->durable(), IsEmpty());
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }
+  EXPECT_THAT(store->held(), ElementsAre(3, 4, 5));
+  ExpectWhole(**store->Get(4), 4);
+  ASSERT_EQ(said.size(), 1u);
+  EXPECT_THAT(said[0], HasSubstr("in memory only"));
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,136 @@
+#include "worker/elastic/elastic_run.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "common/bucket_map.h"
+#include "common/job_spec.h"
+#include "common/leaf_shares.h"
+#include "common/status.h"
+
+namespace starring {
+namespace {
+
+// Errors of an exchange: another generation may get on. All others follow from the job, and would come back.
+bool IsTrouble(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kFailedPrecondition:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int64_t StepsPerEpoch(const ElasticRun& run) {
+  return (run.data->train.count + run.options->global_batch - 1) / run.options->global_batch;
+}
+
+int64_t EndStep(const ElasticRun& run) {
+  const int64_t end = StepsPerEpoch(run) * run.options->epochs;
+  return run.options->max_steps > 0 ? std::min(end, run.options->max_steps) : end;
+}
+
+// The agreement of a run whatever its workers are.
+absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
+  const WorkerOptions& options = *run.options;
+  JobSpec job{.optimizer = options.optimizer,
+              .schedule = options.schedule,
+              .sum_order = options.sum_order,
+              .micro_batches = static_cast<int>(options.micro_batches),
+              .layout = run.network->layout(),
+              .agreed_flags = AgreedFlags(WorkerFlags(), &options)};
+  if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
+    job.schedule.total_steps = StepsPerEpoch(run) * options.epochs;
+  }
+  for (const auto& fact : DatasetFacts(*run.data)) job.agreed_flags.push_back(fact);
+  job.agreed_flags.insert(job.agreed_flags.end(), run.facts.begin(), run.facts.end());
+  ASSIGN_OR_RETURN(job.buckets, BucketMap::Create({.element_count = job.layout.element_count(),
+                                                   .bucket_bytes = options.bucket_bytes,
+                                                   .world_size = 1}));
+  return SerializeAgreement(job);
+}
+
+// The losses of all steps that this process has computed: the same step must have the same one again.
+class LossCheck {
+ public:
+  absl::Status Check(int64_t step, double loss) {
+    const auto [found, is_new] = losses_.emplace(step, loss);
+    if (losses_.size() > kStepsMax) losses_.erase(losses_.begin());
+    if (is_new || found->second == loss) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(
+        "step ", step, " was computed again, and its loss is ", loss, " where it was ", found->second,
+        ": the arithmetic of a machine is not what it was; test its memory, or run it alone with --isa=baseline"));
+  }
+  // Nobody goes back behind this step.
+  void Forget(int64_t step) { losses_.erase(losses_.begin(), losses_.lower_bound(step)); }
+
+ private:
+  // A run goes back to one of the last snapshots, which are fractions of a second apart.
+  static constexpr size_t kStepsMax = 100'000;
+  std::map<int64_t, double> losses_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
+  WorkerOptions& options = *run.options;
+  ASSIGN_OR_RETURN(std::string agreement, AgreementOf(run));
+  WorkerMember member({.coordinator = options.coordinator,
+                       .security = options.security,
+                       .run_id = options.run_id,
+                       .agreement = std::move(agreement),
+                       .steps_per_epoch = StepsPerEpoch(run),
+                       .end_step = EndStep(run),
+                       .statistics_size = run.network->statistics_size(),
+                       .join_deadline = options.join_deadline,
+                       .state = run.state,
+                       .asked_to_leave = run.stop_requested,
+                       .say = run.say});
+  LossCheck losses;
+  std::string trouble;
+  while (true) {
+    absl::StatusOr<std::optional<GenerationOrder>> order = member.Next(trouble);
+    if (absl::IsCancelled(order.status())) {
+      run.say("has left the run");
+      return std::nullopt;
+    }
+    RETURN_IF_ERROR(order.status());
+    if (!order->has_value()) return std::nullopt;
+    const GenerationOrder& next = **order;
+    options.rank = next.rank;
+    options.world_size = static_cast<int>(next.generation.workers.size());
+    options.servers = next.servers;
+    options.run_id = next.run_id;
+    const auto leaves = static_cast<int>(std::ranges::count(next.generation.leaf_owners, next.rank));
+    losses.Forget(next.generation.first_step);
+    const Segment segment{
+        .number = next.generation.number,
+        .first_step = next.generation.first_step,
+        .from_snapshot = next.from_snapshot,
+        .snapshot_every = next.generation.snapshot_every,
+        .leaf_owners = next.generation.leaf_owners,
+        .stop = [&] { return member.told_to_stop(); },
+        .on_step = [&](int64_t step, double seconds, double compute) { member.OnStep(step, seconds, compute, leaves); },
+        .on_leaf = [&] { member.OnLeaf(); },
+        .check_loss = [&](int64_t step, double loss) { return losses.Check(step, loss); }};
+    absl::StatusOr<TrainResult> result = run.train(segment, [&] { return member.superseded(); });
+    trouble.clear();
+    if (result.ok() && !result->segment_over) {
+      if (next.rank == 0) return std::optional<TrainResult>(*std::move(result));
+      return std::nullopt;
+    }
+    if (result.ok()) continue;
+    if (!IsTrouble(result.status())) {
+      member.Fail(result.status());
+      return result.status();
+    }
+    trouble = std::string(result.status().message());
+  }
+}
+
+}  // namespace starring

@@ -1,0 +1,41 @@
+// An elastic run, as one worker sees it: one generation after the other, until the run is over or this worker leaves.
+// The process, the data set and the network stay; exchange, training step and trainer are made anew for each.
+#ifndef STARRING_WORKER_ELASTIC_ELASTIC_RUN_H_
+#define STARRING_WORKER_ELASTIC_ELASTIC_RUN_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/progress_state.h"
+#include "worker/data/dataset.h"
+#include "worker/data/normalization.h"
+#include "worker/elastic/worker_member.h"
+#include "worker/model/network.h"
+#include "worker/trainer.h"
+#include "worker/worker_options.h"
+
+namespace starring {
+
+struct ElasticRun {
+  WorkerOptions* options = nullptr;  // rank, world size and servers become those of each generation
+  const TrainAndTest* data = nullptr;
+  Network* network = nullptr;
+  // What all workers must have alike, with the known answer.
+  std::vector<std::pair<std::string, std::string>> facts;
+  const ProgressState* state = nullptr;
+  std::function<bool()> stop_requested;  // any thread
+  std::function<void(const std::string&)> say;
+  // Makes what a generation needs and trains it. `superseded`: any thread; the generation is over.
+  std::function<absl::StatusOr<TrainResult>(const Segment& segment, const std::function<bool()>& superseded)> train;
+};
+
+// nullopt: this worker is not the one that reports the run, or has left it.
+absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_ELASTIC_ELASTIC_RUN_H_

@@ -1,0 +1,190 @@
+#include "worker/elastic/worker_member.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/host/host_identity.h"
+#include "common/nonce.h"
+#include "common/status.h"
+#include "common/wire/exchange_message.h"
+#include "proto/starring/v1/coordinator.pb.h"
+
+namespace starring {
+namespace {
+
+constexpr std::chrono::milliseconds kLook(50);
+constexpr std::chrono::seconds kFailurePatience(1);
+
+// A speed is that of the last steps in the middle: one that was disturbed says nothing.
+constexpr size_t kStepsCounted = 20;
+
+double MedianWith(std::deque<double>* last, double value) {
+  last->push_back(value);
+  if (last->size() > kStepsCounted) last->pop_front();
+  std::vector<double> sorted(last->begin(), last->end());
+  std::ranges::nth_element(sorted, sorted.begin() + std::ssize(sorted) / 2);
+  return sorted[sorted.size() / 2];
+}
+
+// Whether the training thread computes by itself, and does not wait for others.
+bool Computes(WorkPhase phase) {
+  switch (phase) {
+    case WorkPhase::kReadData:
+    case WorkPhase::kForward:
+    case WorkPhase::kBackward:
+    case WorkPhase::kEvaluation:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+// What the link's thread does.
+class WorkerMember::Link {
+ public:
+  static void Fill(WorkerMember& member, v1::MemberReport* report, bool is_first);
+  static void Take(WorkerMember& member, const v1::MemberOrder& order);
+  static void Refuse(WorkerMember& member, const absl::Status& why);
+};
+
+WorkerMember::WorkerMember(Options options) : options_(std::move(options)), id_(DrawNonce()) {
+  link_ = std::make_unique<MemberLink>(MemberLink::Options{
+      .coordinator = options_.coordinator,
+      .security = options_.security,
+      .report = [this](v1::MemberReport* report, bool is_first) { Link::Fill(*this, report, is_first); },
+      .on_order = [this](const v1::MemberOrder& order) { Link::Take(*this, order); },
+      .on_refused = [this](const absl::Status& why) { Link::Refuse(*this, why); }});
+}
+
+WorkerMember::~WorkerMember() = default;
+
+void WorkerMember::Link::Fill(WorkerMember& member, v1::MemberReport* report, bool is_first) {
+  const Options& options = member.options_;
+  if (is_first) {
+    v1::MemberReport::Hello* const hello = report->mutable_hello();
+    hello->set_token(options.security.token);
+    hello->set_wire_version(kWireVersion);
+    hello->set_member_id(member.id_);
+    hello->set_name(absl::StrCat("worker (process ", getpid(), " on ", HostName(), ")"));
+    hello->set_run_id(options.run_id);
+    v1::RunTerms* const terms = hello->mutable_terms();
+    terms->set_agreement(options.agreement);
+    terms->set_steps_per_epoch(options.steps_per_epoch);
+    terms->set_end_step(options.end_step);
+    terms->set_statistics(options.statistics_size);
+  }
+  v1::MemberReport::Worker* const worker = report->mutable_worker();
+  worker->set_generation(member.training_);
+  worker->set_leaves(options.asked_to_leave());
+  worker->set_step(member.step_);
+  worker->set_leaf_count(member.leaf_count_);
+  worker->set_computes(Computes(options.state->Read(ProgressState::Clock::now()).phase));
+  worker->set_seconds_per_leaf(member.seconds_per_leaf_);
+  worker->set_step_seconds(member.step_seconds_);
+  const MutexLock lock(member.mutex_);
+  worker->set_ready(member.ready_);
+  worker->set_trouble(member.trouble_);
+  if (member.failure_.ok()) return;
+  worker->set_failure_code(static_cast<int>(member.failure_.code()));
+  worker->set_failure_text(std::string(member.failure_.message()));
+  member.failure_reported_ = true;
+}
+
+void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order) {
+  const MutexLock lock(member.mutex_);
+  switch (order.kind()) {
+    case v1::MemberOrder::TRAIN: {
+      GenerationOrder next{.generation = {.number = order.number(),
+                                          .first_step = order.first_step(),
+                                          .snapshot_every = order.snapshot_every(),
+                                          .workers = {order.workers().begin(), order.workers().end()},
+                                          .leaf_owners = {order.leaf_owners().begin(), order.leaf_owners().end()}},
+                           .from_snapshot = order.from_snapshot(),
+                           .servers = {order.shards().begin(), order.shards().end()},
+                           .run_id = order.text()};
+      const auto mine = std::ranges::find(next.generation.workers, member.id_);
+      if (mine == next.generation.workers.end()) return;
+      next.rank = static_cast<int>(mine - next.generation.workers.begin());
+      member.order_ = std::move(next);
+      break;
+    }
+    case v1::MemberOrder::STOP:
+      member.stop_ = true;
+      break;
+    case v1::MemberOrder::CUT:
+      member.cut_below_ = order.number();
+      break;
+    case v1::MemberOrder::WAIT:
+      member.options_.say(order.text());
+      break;
+    case v1::MemberOrder::GIVEN_UP:
+      // It attends again by itself, as one that joins.
+      member.options_.say(absl::StrCat("the coordinator has given this worker up: it ", order.text()));
+      member.cut_below_ = member.training_ + 1;
+      break;
+    case v1::MemberOrder::END:
+      member.end_ = order.code() == 0 ? absl::OkStatus()
+                                      : absl::Status(static_cast<absl::StatusCode>(order.code()), order.text());
+      break;
+    default:
+      break;
+  }
+  member.changed_.NotifyAll();
+}
+
+void WorkerMember::Link::Refuse(WorkerMember& member, const absl::Status& why) {
+  member.refused_ = true;
+  const MutexLock lock(member.mutex_);
+  if (!member.end_.has_value()) member.end_ = why;
+  member.changed_.NotifyAll();
+}
+
+absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::string& trouble) {
+  const MutexLock lock(mutex_);
+  ready_ = true;
+  trouble_ = trouble;
+  link_->ReportSoon();
+  while (true) {
+    changed_.WaitFor(mutex_, kLook, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+      return end_.has_value() || (order_.has_value() && order_->generation.number > training_);
+    });
+    if (end_.has_value()) {
+      RETURN_IF_ERROR(*end_);
+      return std::nullopt;
+    }
+    if (order_.has_value() && order_->generation.number > training_) break;
+    // The last report has said so.
+    if (options_.asked_to_leave()) return absl::CancelledError("asked to leave");
+    if (absl::FromChrono(link_->disconnected_for()) > options_.join_deadline) {
+      return absl::UnavailableError(absl::StrCat("the coordinator ", options_.coordinator, " cannot be reached within ",
+                                                 absl::FormatDuration(options_.join_deadline),
+                                                 ": start it, or correct --coordinator"));
+    }
+  }
+  ready_ = stop_ = false;
+  trouble_.clear();
+  training_ = order_->generation.number;
+  link_->ReportSoon();
+  return std::exchange(order_, std::nullopt);
+}
+
+void WorkerMember::OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves) {
+  step_ = next_step;
+  step_seconds_ = MedianWith(&all_seconds_, step_seconds);
+  seconds_per_leaf_ = MedianWith(&leaf_seconds_, compute_seconds / leaves);
+}
+
+void WorkerMember::Fail(const absl::Status& why) {
+  const MutexLock lock(mutex_);
+  failure_ = why;
+  link_->ReportSoon();
+  changed_.WaitFor(mutex_, kFailurePatience,
+                   [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value(); });
+}
+
+}  // namespace starring

@@ -1,0 +1,105 @@
+// A worker's part in an elastic run: attends at the coordinator, reports what the training thread does, and brings that
+// thread its generations.
+//
+// Thread safety: the training thread makes all calls, unless said otherwise.
+#ifndef STARRING_WORKER_ELASTIC_WORKER_MEMBER_H_
+#define STARRING_WORKER_ELASTIC_WORKER_MEMBER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/generation.h"
+#include "common/mutex.h"
+#include "common/progress_state.h"
+#include "common/security/transport_security.h"
+#include "common/wire/member_link.h"
+
+namespace starring {
+
+// What a worker is ordered to train.
+struct GenerationOrder {
+  Generation generation;
+  int rank = 0;
+  bool from_snapshot = false;
+  std::vector<std::string> servers;  // by shard
+  std::string run_id;                // with which they are joined
+};
+
+class WorkerMember {
+ public:
+  struct Options {
+    std::string coordinator;  // host:port
+    TransportSecurity security;
+    std::string run_id;
+    // What the run is (RunTerms).
+    std::string agreement;
+    int64_t steps_per_epoch = 1;
+    int64_t end_step = 0;
+    int64_t statistics_size = 0;
+    absl::Duration join_deadline;                 // for the coordinator to be reached
+    const ProgressState* state = nullptr;         // outlives the member
+    std::function<bool()> asked_to_leave;         // any thread
+    std::function<void(const std::string&)> say;  // lines for people
+  };
+  explicit WorkerMember(Options options);
+  ~WorkerMember();
+
+  // This worker is ready for the next generation, because of `trouble`, or because it stopped as it was told (empty).
+  // Waits for it. nullopt: the run has ended well. The run's error; Cancelled if this worker was asked to leave;
+  // Unavailable if the coordinator cannot be reached within the join deadline.
+  absl::StatusOr<std::optional<GenerationOrder>> Next(const std::string& trouble);
+
+  // Any thread. The generation is to end at the next snapshot.
+  bool told_to_stop() const { return stop_; }
+  // Any thread. The generation is over: nothing of it will be answered.
+  bool superseded() const { return cut_below_ > training_ || refused_; }
+
+  // A step has taken so long, of which this worker has computed its `leaves` so long.
+  void OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves);
+  // A micro-batch, or a batch of an evaluation, is done.
+  void OnLeaf() { ++leaf_count_; }
+  // An error that follows from the job: ends the run. Returns when it was reported, or after a second.
+  void Fail(const absl::Status& why);
+
+  // Where shard 0 and all others listen, of the last generation.
+  uint64_t id() const { return id_; }
+
+ private:
+  class Link;
+
+  const Options options_;
+  const uint64_t id_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<bool> refused_ = false;
+  std::atomic<int64_t> cut_below_ = 0;
+  std::atomic<int64_t> training_ = 0;
+  std::atomic<int64_t> step_ = 0;
+  std::atomic<int64_t> leaf_count_ = 0;
+  std::atomic<double> seconds_per_leaf_ = 0;
+  std::atomic<double> step_seconds_ = 0;
+  std::deque<double> leaf_seconds_, all_seconds_;  // of the last steps
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string trouble_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
+  bool failure_reported_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<GenerationOrder> order_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<MemberLink> link_;  // last: its thread uses the members above
+
+  friend class Link;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_ELASTIC_WORKER_MEMBER_H_
