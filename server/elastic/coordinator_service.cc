@@ -95,7 +95,8 @@ CoordinatorService::CoordinatorService(Options options)
       events_{[this](AttendStream*) { ListenForMember(); },
               [this](AttendStream* stream, const v1::MemberReport& report) { OnReport(stream, report); },
               [this](AttendStream* stream) { OnGone(stream); }},
-      run_events_{[this](RunCall* call) { OnRun(call); }, [this](RunCall* call) { run_calls_.erase(call); }} {}
+      run_events_{[this](RunCall* call) { OnRun(call); }, [this](RunCall* call) { run_calls_.erase(call); }},
+      refusals_(options_.log) {}
 
 void CoordinatorService::Listen(grpc::ServerCompletionQueue* queue) {
   queue_ = queue;
@@ -119,7 +120,8 @@ void CoordinatorService::ListenForRun() {
 void CoordinatorService::OnReport(AttendStream* stream, const v1::MemberReport& report) {
   if (!stream->member.has_value()) {
     if (const absl::Status status = Admit(stream, report); !status.ok()) {
-      options_.log(absl::StrCat("refused a member from ", stream->peer(), ": ", std::string(status.message())));
+      refusals_.Add(absl::StrCat("refused a member from ", stream->peer(), ": ", std::string(status.message())),
+                    Clock::now());
       stream->Close(status);
     }
     return LookForEnd();

@@ -76,6 +76,7 @@ class CoordinatorService {
   std::map<AttendStream*, std::unique_ptr<AttendStream>> streams_;
   std::map<RunCall*, std::unique_ptr<RunCall>> run_calls_;
   std::map<uint64_t, AttendStream*> members_;
+  RefusalLog refusals_;
   struct EarlyShard {
     std::string name;
     ShardReport report;
