@@ -17,6 +17,7 @@ import bottleneck
 import ratios
 import results as schema
 import sync_cells as cells
+import uneven_verdict
 import verdict
 
 
@@ -72,9 +73,10 @@ class Group(TypedDict):
 
 
 class Analysis(TypedDict):
-    verdict: list[str]  # three sentences, and a fourth where something was planned
+    verdict: list[str]  # three sentences, and one more each where something was planned or workers were uneven
     calls_winner: bool
     groups: list[Group]
+    uneven: uneven_verdict.UnevenAnalysis | None
 
 
 def group_key(configuration: schema.Configuration) -> tuple[str, str, int, str]:
@@ -199,6 +201,12 @@ def analyse(results: schema.Results) -> Analysis:
         if configuration["runs"]:
             members.setdefault(group_key(configuration), []).append(configuration)
     groups = [_group(results, key, configurations) for key, configurations in members.items()]
-    return {"verdict": verdict.sentences(results, groups, disagreements(results)),
-            "calls_winner": any(group["calls_winner"] for group in groups) and not disagreements(results),
-            "groups": groups}
+    uneven = uneven_verdict.analyse(results["uneven"])
+    wrong = disagreements(results)
+    sentences = verdict.sentences(results, groups, wrong)
+    if uneven is not None and uneven["verdict"] is not None and not wrong:
+        # Without --syncs nothing else was to be compared.
+        sentences = [*(sentences if results["configurations"] else []), uneven["verdict"]]
+    return {"verdict": sentences,
+            "calls_winner": any(group["calls_winner"] for group in groups) and not wrong,
+            "groups": groups, "uneven": uneven}

@@ -41,6 +41,7 @@ import results as schema
 import sync_cells as cells
 import timeline
 import training
+import uneven
 
 PAGE_MODULES = ("numpy", "matplotlib", "jinja2")
 TRACE_STEPS = 40
@@ -147,6 +148,8 @@ class Comparison:
                 self.part(f"buckets: {model}", functools.partial(self._buckets, groups, model))
         if options.trace:
             self.part("timeline", lambda: self._trace(groups))
+        if options.uneven:
+            self.part(f"uneven and failing workers: {options.uneven}", self._uneven)
         return self._finish()
 
     def _check_agreement(self, matrix: jobs.Matrix, model: str, workers: int) -> None:
@@ -233,6 +236,21 @@ class Comparison:
                 timeline.merge_files(timeline.files_of(each), os.path.join(self.out, name))
             configuration["trace"] = name
             self.results["trace"] = self.results["trace"] or name
+
+    def _uneven(self) -> None:
+        # The device of this part is the CPU, so any PyTorch will do.
+        torch = self.torch or next(iter(programs.Torch.find_all()), None)
+        if torch is not None:
+            self.results["versions"].setdefault("torch", torch.version)
+
+        def save(found: schema.Uneven) -> None:
+            self.results["uneven"] = found
+            self.save()
+
+        part = uneven.UnevenPart(self.options, torch, self.say, save)
+        part.measure()
+        self.notes += part.notes
+        self.failed = self.failed or part.failed
 
     def _finish(self) -> int:
         results = self.results

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import machine
 import programs
@@ -30,6 +30,7 @@ STEPS_MIN = 60
 OF_ONE_JOB = ("backend", "cuda_graph", "buckets", "parameter_bytes")
 SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take this many times the wanted seconds
 
+One = TypeVar("One")
 Record = dict[str, Any]  # a run record: proto/starring/v1/run_record.proto as JSON
 
 
@@ -185,7 +186,7 @@ def slowest_worker_ratio(record: Record) -> float | None:
     return max(computed) / middle if len(computed) > 1 and middle > 0 else None
 
 
-def turns(jobs: Sequence[Job], repeat: int) -> list[Job]:
+def turns(jobs: Sequence[One], repeat: int) -> list[One]:
     """The order of one repeat: every second one is reversed.
 
     In an order that is always the same, whatever grows from run to run would favour the same job in every repeat, and

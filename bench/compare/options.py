@@ -16,8 +16,8 @@ import sync_cells as cells
 SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
 MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
 MATHS = ("fp32", "tf32", "bf16")
-QUICK: dict[str, Any] = {"repeats": 2, "steps": 24, "train_epochs": 0, "sweep": False, "loaders": False,
-                         "scaling": ["weak"], "exchange_bytes": [4096, 1 << 20]}
+QUICK: dict[str, Any] = {"repeats": 2, "uneven_repeats": 1, "steps": 24, "train_epochs": 0, "sweep": False,
+                         "loaders": False, "scaling": ["weak"], "exchange_bytes": [4096, 1 << 20]}
 
 
 def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
@@ -108,6 +108,13 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     add("--train_flags", default="", help="more flags for worker and peer, such as --learning_rate=0.01 --momentum=0.9")
 
 
+def _add_uneven(add: Callable[..., argparse.Action]) -> None:
+    add("--uneven", type=_models, nargs="?", const=["mnist_cnn"], default=None, metavar="MODEL",
+        help="also measure ring, star, elastic star and ddp-tuned with one of two workers at half speed, and with a "
+             "worker killed every 10 s; without a value the model is mnist_cnn; about 40 minutes")
+    add("--uneven_repeats", type=_positive, default=3, help="runs of each job of --uneven, in turns")
+
+
 def _add_measuring(add: Callable[..., argparse.Action]) -> None:
     add("--repeats", type=_positive, default=ratios.REPEATS_MIN,
         help=f"runs of each job, in turns; with fewer than {ratios.REPEATS_MIN} no winner is called")
@@ -135,6 +142,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
                                                  "in turns and writes a report.")
     _add_matrix(parser.add_argument)
     _add_measuring(parser.add_argument)
+    _add_uneven(parser.add_argument)
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(arguments)
     if "ddp" in options.syncs and "ddp-tuned" not in options.syncs:
@@ -150,6 +158,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.math not in MATHS:
         parser.error(f"--math={options.math} of --train_flags is not one of {', '.join(MATHS)}")
     options.hosts_models = options.hosts_models or options.models
+    if options.uneven:
+        if len(options.uneven) > 1:
+            parser.error(f"--uneven={','.join(options.uneven)}: give one model")
+        options.uneven = options.uneven[0]
     if options.data_dir:
         options.data_dir = _path(options.data_dir)
     return options

@@ -159,6 +159,57 @@ class Buckets(TypedDict):
     sizes: list[int]  # bytes, in the order in which backward finishes them
 
 
+class UnevenRun(TypedDict):
+    """One run of one program in one case of the section of uneven and failing workers."""
+    repeat: int
+    case: str  # even; half-speed: one of the workers; kills: a worker is killed at regular intervals
+    samples_per_second: float  # that counted (counted.py), over wall time
+    seconds: float  # of this wall time
+    kills: int
+
+
+class TriedPeriod(TypedDict):
+    """A short run with kills."""
+    checkpoint_every_steps: int
+    samples_per_second: float
+
+
+class UnevenJob(TypedDict):
+    """One program of that section."""
+    sync: str  # ring, star, star-elastic, ddp-tuned
+    command: list[str]  # with kills
+    checkpoint_every_steps: int | None  # the best of `tried`; None for the elastic star, which has snapshots
+    tried: list[TriedPeriod]
+    runs: list[UnevenRun]
+    reason: str | None  # why it was not measured, for people
+
+
+class Shares(TypedDict):
+    """The shares of the elastic star in one run with a worker at half speed. Lists are by worker."""
+    repeat: int
+    leaves: list[int]  # micro-batches of a step that each worker computed
+    seconds_per_leaf: list[float]
+    best_leaves: list[int]  # the split with the shortest time of the slower worker, and that time
+    best_ms: float
+    step_ms_p50: float  # with `leaves`
+    deals: int  # generations that ended because other shares were faster
+    watched_seconds: float  # since the first step
+
+
+class Uneven(TypedDict):
+    """The section of uneven and failing workers."""
+    model: str
+    dataset: str
+    workers: int
+    servers: int  # of the stars
+    global_batch: int
+    micro_batches: int  # of the elastic star
+    slowed_by: str | None  # how a worker was brought to half speed, for people
+    kill_every_seconds: float
+    jobs: list[UnevenJob]
+    shares: list[Shares]
+
+
 class Results(TypedDict):
     schema: int
     command: list[str]
@@ -176,6 +227,7 @@ class Results(TypedDict):
     missing_exchanges: list[Missing]
     buckets: list[Buckets]
     predictions: list[Any]  # of bench:plan, as predictions.py describes them
+    uneven: Uneven | None  # None without --uneven
     trace: str | None
 
 
@@ -186,7 +238,7 @@ class ResultsError(Exception):
 def empty(command: list[str], started_at: str, machine: Machine) -> Results:
     return Results(schema=SCHEMA, command=list(command), started_at=started_at, seconds=0.0, machine=machine,
                    versions={}, notes=[], peer_notes=[], configurations=[], training=[], agreement=[], loaders=[],
-                   exchanges=[], missing_exchanges=[], buckets=[], predictions=[], trace=None)
+                   exchanges=[], missing_exchanges=[], buckets=[], predictions=[], uneven=None, trace=None)
 
 
 def write(path: str, results: Results) -> None:
@@ -212,7 +264,8 @@ def read(path: str) -> Results:
         results.setdefault(name, [])
     for name in ("versions", "machine"):
         results.setdefault(name, {})
-    results.setdefault("trace", None)
+    for name in ("trace", "uneven"):
+        results.setdefault(name, None)
     return cast(Results, results)
 
 

@@ -57,6 +57,9 @@ SYNCS = tuple(cell.sync for cell in CELLS)
 SHARED = Cell("star-mpi-shm", "star", RANKS, "mpi", "the star without servers in shared memory (star-mpi-shm)",
               ("d", "⬥"))
 NAMED = (*CELLS, SHARED)
+# The star whose workers may come and go. It is measured with uneven and failing workers alone, and is no cell: a job
+# that nothing disturbs has no use for it.
+ELASTIC = "star-elastic"
 # The flags of the worker that the launcher does not have.
 WORKER_FLAGS = {SHARED.sync: ["--same_host=shared_memory"]}
 # What else is started by our worker: one process, that row, and MPI's own allreduce as a control.

@@ -4,8 +4,8 @@ A rank's part of a batch of n samples is [n * rank // world_size, n * (rank + 1)
 of an epoch is kept.
 
 Each class has an `epoch`, which draws the order of samples and returns an iterator over (samples in the global batch,
-tensors), and a `load`, which makes images and labels on the device from these tensors. `load_part` is the part of a
-step to which the time of `load` counts.
+tensors) from the epoch's step `first` on, and a `load`, which makes images and labels on the device from these tensors.
+`load_part` is the part of a step to which the time of `load` counts.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class RamBatches:
         if not self.augment:
             self.images = self.normalized(self.images)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        return self._batches(epoch, self.sampler.epoch(epoch))
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        return self._batches(epoch, self.sampler.epoch(epoch)[first:])
 
     load_part = "data_wait"
 
@@ -119,8 +119,8 @@ class GpuBatches:
         if not self.augment:
             self.images = self.normalized(self.images)
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
-        plans = self.sampler.epoch(epoch)
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
+        plans = self.sampler.epoch(epoch)[first:]
         samples = np.concatenate([samples for _, samples in plans])
         rows = [torch.from_numpy(samples)]
         if self.augment:
@@ -185,9 +185,9 @@ class DataLoaderBatches:
                                  num_workers=workers, persistent_workers=workers > 0,
                                  pin_memory=device.type == "cuda")
 
-    def epoch(self, epoch: int) -> Iterator[Batch]:
+    def epoch(self, epoch: int, first: int = 0) -> Iterator[Batch]:
         self.keys.epoch = epoch
-        self.keys.plans = self.sampler.epoch(epoch)
+        self.keys.plans = self.sampler.epoch(epoch)[first:]
         counts = [count for count, _ in self.keys.plans]
         return zip(counts, self.loader)
 

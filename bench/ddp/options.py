@@ -89,6 +89,13 @@ def _add_process(add: Callable[..., argparse.Action]) -> None:
     add("--deadline_s", type=positive, default=60, help="for a peer to answer")
 
 
+def _add_restarts(add: Callable[..., argparse.Action]) -> None:
+    add("--state_file", default="",
+        help="rank 0 saves the run to this file; training goes on from it if it exists; empty: nothing is saved")
+    add("--state_every_steps", type=positive, default=100, help="steps of the run between two states")
+    add("--position_file", default="", help="rank 0 writes the number of finished steps to this file after each step")
+
+
 def _add_comparison(add: Callable[..., argparse.Action]) -> None:
     add("--initial_weights", default="", help="a safetensors file of a checkpoint; empty: computed, the same numbers")
     add("--dropout", default="torch", choices=["torch", "starring"],
@@ -117,7 +124,7 @@ def _add_comparison(add: Callable[..., argparse.Action]) -> None:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="The PyTorch peer.", allow_abbrev=False)
-    for add_group in (_add_shared, _add_process, _add_comparison):
+    for add_group in (_add_shared, _add_process, _add_restarts, _add_comparison):
         add_group(parser.add_argument)
     flags = parser.parse_args(arguments)
     if flags.schedule == "step" and flags.decay_steps < 1:

@@ -27,6 +27,7 @@ from batches import DataLoaderBatches, GpuBatches, Normalization, RamBatches, Sa
 from device import Device
 from learning_rate import learning_rate_at
 from processor_use import ProcessorUse
+from state_file import StateFile
 from step_clock import GpuClock, HostClock, StepTime
 from torch.nn import functional as F
 
@@ -99,14 +100,23 @@ class Trainer:
         self.optimizer = make_optimizer(flags, self.model.parameters(), captured=not self.no_graph)
         self.graph = None if self.no_graph else step_graph.GraphedStep(
             functools.partial(self._compute, flags.global_batch))
+        self.state_file = StateFile(flags, rank)
+        self.step = self.state_file.restore(self.model, self.optimizer, device.torch)
+        if self.step > 0:
+            # Otherwise the next steps would drop the values that the run's first steps dropped.
+            torch.manual_seed((flags.seed * 7919 + rank) * 1_000_003 + self.step)
         self.steps_total = data.sampler.steps_per_epoch() * flags.epochs
         self.cosine_steps = flags.total_steps or self.steps_total
         if flags.max_steps > 0:
             self.steps_total = min(self.steps_total, flags.max_steps)
+        if self.step >= self.steps_total:
+            raise data_files.DataError(f"{flags.state_file} has all {self.steps_total} steps of the run: give another "
+                                       "file, or more --epochs")
         # The capture step is not timed either.
-        self.warmup_steps = min(step_graph.EAGER_STEPS + 1 if self.graph else WARMUP_STEPS_MAX, self.steps_total // 2)
+        self.warmup_steps = self.step + min(step_graph.EAGER_STEPS + 1 if self.graph else WARMUP_STEPS_MAX,
+                                            (self.steps_total - self.step) // 2)
         self.config = options.config(flags, dataset, device, self.steps_total, self.graph is not None)
-        self.step = 0
+        self.first_step = self.step
         self.step_seconds: List[float] = []
         self.parts = dict.fromkeys(("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer"), 0.0)
         self.epochs: List[Dict[str, Any]] = []
@@ -197,7 +207,7 @@ class Trainer:
 
     def train_epoch(self, epoch: int) -> tuple[float, int, float]:
         """Returns this rank's summed loss, the samples of the global batches, and the seconds."""
-        batches = self.data.batches.epoch(epoch)
+        batches = self.data.batches.epoch(epoch, self.step % self.data.sampler.steps_per_epoch())
         losses: List[torch.Tensor] = []
         counts: List[int] = []
         samples = 0
@@ -212,6 +222,7 @@ class Trainer:
                 counts.append(global_count)
                 samples += global_count
                 self.step += 1
+                self.state_file.after_step(self.step, self.model, self.optimizer)
                 self._show_progress(epoch, samples, started)
                 if self.step >= self.steps_total:
                     break
@@ -254,8 +265,8 @@ class Trainer:
         return [correct, loss_sum, len(labels_of)]
 
     def run(self) -> dict[str, Any]:
-        epoch = 0
         while self.step < self.steps_total:
+            epoch = self.step // self.data.sampler.steps_per_epoch()
             loss_sum, samples, seconds = self.train_epoch(epoch)
             totals = self.device.sum_over_ranks([loss_sum] + self._evaluate())
             result = {"epoch": epoch, "train_loss": totals[0] / samples, "test_accuracy": totals[1] / totals[3],
@@ -265,7 +276,6 @@ class Trainer:
                 print(f"{chr(13) if sys.stdout.isatty() else ''}epoch {epoch}  loss {result['train_loss']:.4f}  test "
                       f"accuracy {100 * result['test_accuracy']:.2f} %  {result['samples_per_second']:.0f} samples/s",
                       flush=True)
-            epoch += 1
         return self._record(run_record.parameter_sha256(self.model))
 
     def _worker_uses(self, compute_ms: float) -> list[dict[str, float]]:
@@ -302,12 +312,13 @@ class Trainer:
         # In a ring allreduce every rank sends and receives 2 (N - 1) / N of the gradients in every step.
         parameter_bytes = 4 * sum(p.numel() for p in self.model.parameters())
         bytes_per_step = parameter_bytes * 2 * (self.world_size - 1) / self.world_size
-        exchanged = float(round(bytes_per_step * self.step))
+        steps = self.step - self.first_step
+        exchanged = float(round(bytes_per_step * steps))
         cores = ";".join(",".join(map(str, cores)) for cores in self.flags.cores[:self.world_size])
         cores = cores or ",".join(map(str, sorted(os.sched_getaffinity(0))))
         return {
             "config": self.config, "host": run_record.host(cores, self.device.name(), self._versions()),
-            "epochs": self.epochs, "steps": self.step, "step_ms": step_ms, "breakdown_ms": breakdown,
+            "epochs": self.epochs, "steps": steps, "step_ms": step_ms, "breakdown_ms": breakdown,
             "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False,
                          "gpu_transfer": ""},
             "parameter_sha256": sha256,

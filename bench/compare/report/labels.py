@@ -11,15 +11,15 @@ import sync_cells as cells
 from . import units
 
 SYNCS = ("local", *cells.SYNCS, cells.SHARED.sync, "mpi", "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
-# What is measured alone only. Its colour is that of the sync whose exchange it is.
-ALONE = {"star-own-hosts": "star", "mpi4py": "mpi", "gloo": "ddp", "horovod": "ddp-tuned"}
+# What is measured alone, or with uneven workers, only. Its colour is that of the sync whose exchange it is.
+ALONE = {"star-own-hosts": "star", cells.ELASTIC: "star", "mpi4py": "mpi", "gloo": "ddp", "horovod": "ddp-tuned"}
 PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")
 PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "backward": "backward",
               "exposed_exchange": "exposed exchange", "optimizer": "optimizer", "other": "other"}
 # Markers keep lines apart where colours cannot be told apart.
 MARKERS = {**{cell.sync: cell.marker for cell in cells.NAMED}, "local": ("v", "▼"), "mpi": ("^", "▲"),
            "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "ddp+star": ("8", "⬤"), "ddp+ring": ("+", "+"),
-           "star-own-hosts": (">", "▶"), "mpi4py": ("<", "◀"),
+           "star-own-hosts": (">", "▶"), cells.ELASTIC: ("$◎$", "◎"), "mpi4py": ("<", "◀"),
            "gloo": ("D", "◆"), "horovod": ("X", "✖")}
 # Syncs whose lines often coincide with another's, or have another's colour.
 DASHED = ("mpi", "mpi4py", "ddp-tuned", "star-own-hosts", "horovod")

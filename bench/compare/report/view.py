@@ -133,7 +133,9 @@ def notes(results: Entry) -> list[str]:
     """The results' notes, and further ones: how to get a missing peer, missing checks, a busy machine."""
     found = list(results.get("notes") or [])
     has_peer = any(sync.startswith("ddp") for sync in syncs(results))
-    if not has_peer and not any("torch" in note.lower() for note in found):
+    # The section of uneven workers says itself that its peer is missing.
+    is_uneven_alone = bool(results.get("uneven")) and not results.get("configurations")
+    if not has_peer and not is_uneven_alone and not any("torch" in note.lower() for note in found):
         found.append("PyTorch DDP is not in this comparison. It runs where a python3 has torch: on Debian, "
                      "apt-get install python3-torch libopenblas0-pthread, then --syncs=star,ring,mpi,ddp.")
     if results.get("agreement") == [] and has_peer:

@@ -23,6 +23,7 @@ from .view import Entry
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SUMMARY_ROWS_MAX = 32  # so that the summary stays one page
+_SUMMARY_UNEVEN_LINES = 5  # of the table of uneven workers, besides its rows
 _SUMMARY_NOTES_MAX = 4
 _SUMMARY_STEPS_MAX = 6
 
@@ -73,8 +74,8 @@ def _or_dash(format_number: Callable[..., str]) -> Callable[..., str]:
     return filter_number
 
 
-def _summary_rows(groups: list[Entry]) -> tuple[list[tuple[str, Entry]], int]:
-    """The first rows that fit on the page, and the number of those that do not."""
+def _summary_rows(groups: list[Entry], uneven: Entry | None) -> tuple[list[tuple[str, Entry]], int]:
+    """The first rows that fit on the page, and the number of those that do not. `uneven` takes a part of the page."""
     rows: list[tuple[str, Entry]] = []
     for group in groups:
         short = f"{group['model']} {group['workers']}w"
@@ -83,13 +84,15 @@ def _summary_rows(groups: list[Entry]) -> tuple[list[tuple[str, Entry]], int]:
         if group["section"] != "machine":
             short += ", " + labels.section(group["section"])
         rows += [(short, row) for row in group["rows"]]
-    return rows[:_SUMMARY_ROWS_MAX], max(0, len(rows) - _SUMMARY_ROWS_MAX)
+    fit = _SUMMARY_ROWS_MAX - (_SUMMARY_UNEVEN_LINES + len(uneven["rows"]) if uneven else 0)
+    return rows[:fit], max(0, len(rows) - fit)
 
 
 def _context(results: Entry, analysis: Entry) -> dict[str, Any]:
     groups = view.groups(results, analysis)
     disagreements = view.disagreements(results)
-    rows, left_out = _summary_rows(groups)
+    uneven = analysis.get("uneven") if results.get("uneven") else None
+    rows, left_out = _summary_rows(groups, uneven)
     traces = [results.get("trace")] + [one.get("trace") for one in results.get("configurations") or []]
     return {
         "results": results, "analysis": analysis, "machine": results.get("machine") or {}, "groups": groups,
@@ -102,6 +105,7 @@ def _context(results: Entry, analysis: Entry) -> dict[str, Any]:
         "stepped": [{**group, "grid": view.grid(group), "shown_steps": view.steps(group)} for group in groups
                     if view.steps(group)["path"] or view.steps(group)["others"]],
         "buckets": view.bucket_rows(results), "repeats_min": REPEATS_MIN,
+        "uneven": uneven,
         "rows": rows, "rows_left_out": left_out, "notes_max": _SUMMARY_NOTES_MAX,
         "steps_max": _SUMMARY_STEPS_MAX,
     }

@@ -59,6 +59,23 @@ class CompareTest(unittest.TestCase):
                           for size in (4096, 1 << 20)})
         self.assertEqual(len(analysis.analyse(results)["verdict"]), 3)
 
+    def test_uneven_and_failing_workers(self):
+        with tempfile.TemporaryDirectory() as folder:
+            done, report = self.compare(folder, "--syncs=", "--uneven=logreg")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            results = schema.read(os.path.join(report, "results.json"))
+        found = {job["sync"]: job for job in results["uneven"]["jobs"]}
+        self.assertEqual(set(found), {"ring", "star", "star-elastic", "ddp-tuned"})
+        for sync, job in found.items():
+            if sync == "ddp-tuned" and job["reason"]:
+                print("SKIPPED: " + job["reason"], file=sys.stderr)
+                continue
+            self.assertEqual([run["case"] for run in job["runs"]], ["even", "half-speed", "kills"], done.stdout)
+            self.assertEqual(job["runs"][2]["kills"], 1)
+            for run in job["runs"][:2]:  # in the third one a busy machine may only come back to where the run was
+                self.assertGreater(run["samples_per_second"], 0, (sync, run))
+        self.assertTrue(results["uneven"]["slowed_by"])
+
     def test_the_peer_agrees(self):
         if not programs.Torch.find_all():
             print("SKIPPED: no python3 with torch, so nothing was compared with PyTorch", file=sys.stderr)

@@ -103,7 +103,7 @@ class ReportTest(unittest.TestCase):
         """A page with only some configurations, because one with all panels takes seconds."""
         return self.changed(configurations=[one for one in copy.deepcopy(self.results["configurations"])
                                             if one["id"] in wanted], training=[], exchanges=[], buckets=[],
-                            missing_exchanges=[], predictions=[])
+                            missing_exchanges=[], predictions=[], uneven=None)
 
     def summary_of(self, results, found):
         """The summary alone, without the time that plots take."""
@@ -231,6 +231,21 @@ class ReportTest(unittest.TestCase):
     def test_what_is_planned_is_named_as_such(self):
         self.assert_shown("Planned by bench:plan and not measured", self.page.words)
         self.assert_shown("Planned by bench:plan and not measured", self.summary)
+
+    def test_uneven_and_failing_workers(self):
+        words = self.page.words
+        self.assertIn("uneven", self.page.ids)
+        for sentence in [*self.analysis["uneven"]["sentences"], self.analysis["uneven"]["verdict"]]:
+            self.assert_shown(sentence, words)
+        for expected in ("■ the ring 3,121 ± 1.4 % 1,580 ± 1.0 % 51 % 1,310 ± 2.2 % 42 % 2 2: 1,322, 6: 1,290, 18: 804",
+                         "◎ the elastic star 2,990 ± 1.2 % 2,130 ± 1.5 % 71 % 2,480 ± 1.7 % 83 % snapshots",
+                         "tuned PyTorch DDP not measured: it failed twice: torchrun ended with 1:",
+                         "1 11, 5 20.9, 42.1 11, 5 229.9 240.2 1.04 1 in 4 min 56 s",
+                         "slowed by a control group with half of a core", "--restart_processes=1000"):
+            self.assert_shown(expected, words)
+        self.assert_shown("That decides for the elastic star", self.summary)
+        self.assert_shown("| the elastic star | 2,990 | 2,130 | 2,480 |", self.summary)
+        self.assertNotIn("uneven", Page(self.write(*self.analysed(self.few()))[0]).ids)
 
     def test_every_colour_of_a_plot_is_one_of_the_style(self):
         defined = set(re.findall(r"(--[\w-]+):", self.html[:self.html.index("</style>")]))

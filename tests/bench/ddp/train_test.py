@@ -191,6 +191,23 @@ class TrainTest(unittest.TestCase):
         self.assertLessEqual(int(told["buckets"]), int(told["parameter_bytes"]))
         self.assertGreater(int(told["buckets"]), 0.99 * int(told["parameter_bytes"]))
 
+    def test_a_run_goes_on_from_its_state(self):
+        with tempfile.TemporaryDirectory() as folder:
+            write_mnist(folder)
+            whole = self.run_peer(folder)
+            restarts = {"state_file": f"{folder}/state", "state_every_steps": 3, "position_file": f"{folder}/position"}
+            # The state is of step 9, in the middle of the second epoch; step 10 is computed again.
+            self.run_peer(folder, max_steps=10, **restarts)
+            with open(f"{folder}/position", encoding="utf-8") as file:
+                self.assertEqual(int(file.read()), 10)
+            rest = self.run_peer(folder, **restarts)
+            with open(f"{folder}/position", encoding="utf-8") as file:
+                self.assertEqual(int(file.read()), 14)
+            self.assertEqual([name for name in os.listdir(folder) if "tmp" in name], [])
+        self.assertEqual((whole["steps"], rest["steps"]), (14, 5))
+        self.assertEqual(whole["parameter_sha256"], rest["parameter_sha256"])
+        self.assertEqual([epoch["epoch"] for epoch in rest["epochs"]], [1])
+
     def test_ddps_first_bucket_is_larger_than_asked(self):
         if not hasattr(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data"):
             self.skipTest("this PyTorch tells nothing of its buckets")
