@@ -38,6 +38,7 @@ little. What a lab measures is the cost of the network.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -125,6 +126,17 @@ class Netlab:
         """argv that runs `argv` on `host`, in the caller's directory and with the caller's environment."""
         return ["nsenter", "--target=%d" % self._processes[host], "--net", "--uts", "--mount", "--wd=" + os.getcwd(),
                 *argv]
+
+    def processes_on(self, host: int) -> list[int]:
+        """The processes that run on `host`."""
+        found = []
+        place = os.readlink("/proc/%d/ns/net" % self._processes[host])
+        for name in os.listdir("/proc"):
+            # A process may end while this looks at it.
+            with contextlib.suppress(OSError):
+                if name.isdigit() and os.readlink("/proc/%s/ns/net" % name) == place:
+                    found.append(int(name))
+        return [process for process in found if process != self._processes[host]]  # that one holds the host
 
     def mpi_settings(self) -> dict[str, str]:
         """Open MPI's parameters for this lab, by name."""

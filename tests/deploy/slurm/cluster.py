@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from typing import Callable
@@ -80,8 +82,7 @@ class Cluster:
             self.start(0, ["slurmctld", "-D", "-c"])
             for node, name in enumerate(nodes, 1):
                 self.start(node, ["slurmd", "-D", "-N", name])
-            self.wait_for("slurmd", lambda: self.run("sinfo", "--noheader", "--format=%t %D").stdout ==
-                          "idle %d\n" % self.nodes)
+            self.wait_for_nodes()
         except BaseException:
             self.__exit__()
             raise
@@ -92,6 +93,35 @@ class Cluster:
         self._lab.__exit__()
         for daemon in self._daemons:
             daemon.wait()
+
+    def wait_for_nodes(self) -> None:
+        self.wait_for("slurmd", lambda: self.run("sinfo", "--noheader", "--format=%t %D").stdout ==
+                      "idle %d\n" % self.nodes)
+
+    def kill(self, node: int, word: str) -> None:
+        """Kills the process on host`node` that has this argument."""
+        for process in self._lab.processes_on(node):
+            with contextlib.suppress(OSError), open("/proc/%d/cmdline" % process) as file:
+                if word in file.read().split("\0"):
+                    os.kill(process, signal.SIGKILL)
+
+    def lose(self, node: int) -> None:
+        """The node host`node` loses its power: the other nodes do not even hear that its connections end."""
+        self._switch_link(node, "down")
+        while processes := self._lab.processes_on(node):
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+
+    def restore(self, node: int) -> None:
+        """Starts a lost node again, and waits until no job is left on any node."""
+        self._switch_link(node, "up")
+        self.start(node, ["slurmd", "-D", "-N", "host%d" % node])
+        self.wait_for_nodes()
+
+    def _switch_link(self, node: int, state: str) -> None:
+        switch = self._lab.command(node, ["ip", "link", "set", "eth0", state])
+        subprocess.run(switch, env=self.environment(), check=True)
 
     def start(self, host: int, argv: list[str]) -> None:
         log = open(self.path("daemon.%d.log" % len(self._daemons)), "wb")

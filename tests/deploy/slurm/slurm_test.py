@@ -1,9 +1,10 @@
-"""Tests the jobs of deploy/slurm on a real Slurm: three nodes on this machine, each with its own network."""
+"""Tests the jobs of deploy/slurm on a real Slurm: four nodes on this machine, each with its own network."""
 
 import json
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 import time
 import unittest
@@ -32,14 +33,15 @@ class SlurmTest(unittest.TestCase):
         # A short path, because a socket's path may have only 107 characters.
         cls.folder = tempfile.mkdtemp(prefix="starring-slurm-", dir="/tmp")
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        cls.cluster = Cluster(cls.folder)
+        cls.cluster = Cluster(cls.folder, nodes=4)
         cls.cluster.__enter__()
         cls.addClassCleanup(cls.cluster.__exit__)
 
-    def submit(self, script, flags, name, **variables):
+    def submit(self, script, flags, name, options=(), **variables):
         """Submits a job and returns its number."""
         done = self.cluster.run("sbatch", "--parsable", "--job-name=" + name,
-                                "--output=%s/%s.out" % (self.folder, name), os.path.join(JOBS, script), *flags,
+                                "--output=%s/%s.out" % (self.folder, name), *options,
+                                os.path.join(JOBS, script), *flags,
                                 STARRING=ROOT, RECORD=self.path(name + ".json"),
                                 CHECKPOINTS=self.path("checkpoints-" + re.sub(r"-again$", "", name)), **variables)
         self.assertEqual(done.returncode, 0, done.stderr)
@@ -132,6 +134,49 @@ class SlurmTest(unittest.TestCase):
         for name, job in again.items():
             self.assertEqual(self.digest_of(job, name), whole)
             self.assertNotIn("starting from the beginning", self.output(name))
+
+    def await_generation(self, workers, name, before=0):
+        """Waits until the last generation has so many workers, and is not one of the first `before`. Returns how many
+        generations there have been."""
+        def last_has_them():
+            found = re.findall(r"generation \d+ from step \d+ with (\d+) worker", self.output(name))
+            return len(found) if len(found) > before and found[-1] == str(workers) else None
+        return self.wait_until(last_has_them, name)
+
+    def local_digest(self, flags):
+        """The digest of a run on one process."""
+        path = self.path("local.json")
+        done = subprocess.run([os.path.join(ROOT, "worker/worker"), "--sync=local", "--progress=none",
+                               "--record=" + path, *flags], capture_output=True, text=True, timeout=SECONDS_MAX,
+                              check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return self.record("local")["parameter_sha256"]
+
+    def test_an_elastic_star_gains_a_worker_and_loses_a_node(self):
+        flags = [*JOB, "--micro_batches=4", "--epochs=100000", "--checkpoint_every_epochs=100000"]
+        job = self.submit("star.sbatch", flags, "elastic", ["--no-kill", "--nodes=2"], ELASTIC="1")
+        self.await_generation(2, "elastic")
+        self.assertIn("servers on host[1-2], workers on host[3-4]", self.output("elastic"))
+        state = re.search(r"sbatch deploy/slurm/join.sbatch (\S+)", self.output("elastic"))[1]
+        join = self.submit("join.sbatch", [state], "join", ["--nodelist=host1"])
+        self.await_generation(3, "elastic")
+        self.addCleanup(self.cluster.restore, 4)
+        self.cluster.lose(4)
+        before = self.await_generation(2, "elastic")
+        # Slurm notices by itself only after SlurmdTimeout.
+        told = self.cluster.run("scontrol", "update", "nodename=host4", "state=down", "reason=lost")
+        self.assertEqual(told.returncode, 0, told.stderr)
+        self.cluster.kill(1, "--shard=0")
+        self.await_generation(2, "elastic", before)
+        # As before the time limit.
+        self.assertEqual(self.cluster.run("scancel", "--batch", "--signal=USR1", job).returncode, 0)
+        digest = self.digest_of(job, "elastic")
+        self.assertEqual(self.finish(join, "join"), ("COMPLETED", 0), self.output("join"))
+        # Either job may have the worker that reports.
+        stopped = re.search(r"stopped after (\d+) steps.*\nsaved in", self.output("elastic") + self.output("join"))
+        self.assertTrue(stopped, self.output("elastic") + self.output("join"))
+        self.assertEqual(digest, self.local_digest([*flags, "--max_steps=" + stopped[1]]))
+        self.assertEqual([name for name in os.listdir(self.folder) if "state-" in name], [])
 
     def test_ranks_that_do_not_find_each_other_are_refused(self):
         # Like a launcher that does not know this MPI: every process is alone.

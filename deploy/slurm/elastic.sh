@@ -1,0 +1,137 @@
+#!/bin/bash
+# Functions of an elastic run's jobs: star.sbatch starts the run, join.sbatch adds workers. Both source this file after
+# job.sh.
+
+# How often each process is started again (keep_running.sh).
+RESTART_PROCESSES=${RESTART_PROCESSES:-10}
+# How long the workers have to end after a server has.
+END_SECONDS_MAX=20
+
+# --overlap: a step never waits for another step of its job.
+step=(srun --overlap --kill-on-bad-exit=0 --wait=0)
+keep=(bash "${STARRING}/deploy/slurm/keep_running.sh" "${RESTART_PROCESSES}")
+server_steps=() worker_steps=()  # process ids of srun
+
+# start_workers WORKER_FLAGS COMMAND...: starts the command of a worker in each task of the job, or of group 1 of a
+# heterogeneous job. WORKER_FLAGS is a file with the flags, one a line. Each node is a step of its own, because srun
+# ends a step that loses one of its nodes.
+start_workers() {
+  local count first=0 flags group=() node nodes
+  if [[ -n ${SLURM_HET_SIZE:-} ]]; then group=(--het-group=1); fi
+  mapfile -t flags <"$1"
+  shift
+  mapfile -t nodes < <("${step[@]}" "${group[@]}" printenv SLURMD_NODENAME | sort | uniq -c)
+  ((${#nodes[@]} > 0)) || fail "srun cannot start anything on the workers' nodes"
+  for node in "${nodes[@]}"; do
+    read -r count node <<<"${node}"
+    "${step[@]}" "${group[@]}" --nodes=1 --ntasks="${count}" --nodelist="${node}" \
+      "${keep[@]}" --rank "${first}" "$@" "${flags[@]}" &
+    worker_steps+=($!)
+    first=$((first + count))
+  done
+}
+
+# pause SECONDS: a signal ends it.
+pause() {
+  sleep "$1" &
+  wait $! 2>/dev/null
+}
+
+# any_runs PID...: whether one of these processes has not ended.
+any_runs() {
+  local pid
+  for pid in "$@"; do
+    if kill -0 "${pid}" 2>/dev/null; then return 0; fi
+  done
+  return 1
+}
+
+# run_is_over: whether shard 0 has ended, which decides that, or another server has failed. Sets `status` to the status
+# of a server that has failed.
+run_is_over() {
+  local pid
+  for pid in "${server_steps[@]}"; do
+    kill -0 "${pid}" 2>/dev/null || wait "${pid}" || status=$?
+  done
+  ((status != 0)) || ! kill -0 "${server_steps[0]}" 2>/dev/null
+}
+
+# workers_status: 0 if the workers of a step have ended well, else the last step's. REQUIRES: all steps have ended.
+workers_status() {
+  local pid last=1
+  for pid in "${worker_steps[@]}"; do
+    wait "${pid}"
+    last=$?
+    if ((last == 0)); then break; fi
+  done
+  return "${last}"
+}
+
+# start_elastic SERVER WORKER FLAG...: starts a run: the servers in group 0 of this job and the workers in group 1. The
+# flags are the workers'. REQUIRES: `secure` has the flags that servers and workers share.
+# shellcheck disable=SC2154
+start_elastic() {
+  local coordinator deaf=() flags here node nodes server=$1 shard worker=$2
+  shift 2
+  mapfile -t nodes < <("${step[@]}" --het-group=0 --label printenv SLURMD_NODENAME | sort -n | sed 's/.*: //')
+  ((${#nodes[@]} == SLURM_NTASKS_HET_GROUP_0)) || fail "srun cannot start all tasks on the servers' nodes"
+  if ((SLURM_JOB_NUM_NODES_HET_GROUP_0 < 2 || SLURM_JOB_NUM_NODES_HET_GROUP_1 < 2)); then
+    echo "${SLURM_JOB_NAME}: warning: Slurm ends this job when it loses a node. To go on each group needs two nodes:" \
+      "sbatch --no-kill --nodes=2, where --nodes is for the servers" >&2
+  fi
+  # Shard 0 comes back at the same port, so that must be one that the system gives to no other process.
+  coordinator=$(rendezvous "${nodes[0]}") || exit 2
+  mkdir -p "${STATE_DIR}" || fail "set STATE_DIR to a folder that all nodes see"
+  printf '%s\n' --elastic --coordinator="${coordinator}" "${secure[@]}" "${TRAIN[@]}" "$@" >"${STATE_DIR}/worker_flags"
+
+  for ((shard = 0; shard < ${#nodes[@]}; ++shard)); do
+    node=${nodes[shard]}
+    # A job that Slurm starts again begins at the checkpoint, as every job does, and therefore with another log.
+    flags=(--elastic --shard_count="${#nodes[@]}" --state_dir="${STATE_DIR}/run-${SLURM_RESTART_COUNT:-0}")
+    if ((shard == 0)); then
+      flags+=(--listen="${coordinator}" --first_workers="${SLURM_NTASKS_HET_GROUP_1}")
+    else
+      here=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
+      flags+=(--listen="${here}:0" --coordinator="${coordinator}")
+    fi
+    "${step[@]}" --het-group=0 --nodes=1 --ntasks=1 --nodelist="${node}" \
+      "${keep[@]}" --shard "${shard}" "${server}" "${flags[@]}" "${secure[@]}" &
+    server_steps+=($!)
+  done
+  echo "${SLURM_JOB_NAME}: coordinator ${coordinator}, servers on ${SLURM_JOB_NODELIST_HET_GROUP_0}, workers on" \
+    "${SLURM_JOB_NODELIST_HET_GROUP_1}; for more workers: sbatch deploy/slurm/join.sbatch ${STATE_DIR}"
+  # When the job is cancelled, shard 0 ends the run. Workers that heeded Slurm's SIGTERM would leave it, and without
+  # workers there is no checkpoint. With a GNU env before 8.31 they do: only SIGUSR1 to this script saves then.
+  if env --block-signal=TERM true 2>/dev/null; then deaf=(env --block-signal=TERM); fi
+  start_workers "${STATE_DIR}/worker_flags" "${deaf[@]}" "${worker}"
+}
+
+# finish_elastic: waits until the run is over, and returns the job's status. SIGUSR1, which asks a job to save and to
+# end (finish in job.sh), goes to shard 0 alone, which ends the run.
+finish_elastic() {
+  local end status=0
+  trap 'echo "${SLURM_JOB_NAME}: asking shard 0 to end the run" >&2; kill -USR1 "${server_steps[0]}"' USR1
+  trap 'echo "${SLURM_JOB_NAME}: cancelled: waiting for the run to end" >&2' TERM
+  until run_is_over; do
+    # Without a worker the servers would wait for others to join.
+    any_runs "${worker_steps[@]}" || workers_status || { status=$? && break; }
+    pause 0.5
+  done
+  # Slurm may take minutes to notice that a node is lost, and its step does not end before.
+  end=$((SECONDS + END_SECONDS_MAX))
+  while ((status == 0 && SECONDS < end)) && any_runs "${worker_steps[@]}"; do pause 0.2; done
+  run_is_over
+  # What is left runs for nothing, and is not to be started again when Slurm ends it.
+  kill -USR1 "${server_steps[@]}" "${worker_steps[@]}" 2>/dev/null
+  end=$((SECONDS + 2))
+  while ((SECONDS < end)) && any_runs "${server_steps[@]}" "${worker_steps[@]}"; do pause 0.1; done
+  return "${status}"
+}
+
+# finish_workers: waits until the workers of this job have left the run, as the same signals ask them to, or it is over.
+finish_workers() {
+  trap 'echo "${SLURM_JOB_NAME}: the workers leave the run" >&2; kill -USR1 "${worker_steps[@]}"' USR1
+  trap 'echo "${SLURM_JOB_NAME}: cancelled: waiting for the workers to leave the run" >&2' TERM
+  while any_runs "${worker_steps[@]}"; do pause 0.2; done
+  workers_status
+}
