@@ -1,8 +1,5 @@
 // One Exchange stream at the server; worker/exchange/star/lane.h is the other end. Messages are read as gRPC's own
-// slices, and written answers refer to our memory, so that no array is copied.
-//
-// Life: Accept asks gRPC for the next stream; on_accepted when a worker opened it; on_message for each message;
-// on_gone when the stream is over and has no tag left in the completion queue. It may be destroyed only then.
+// slices, and written answers refer to our memory, so that no array is copied. server_stream.h tells its life.
 //
 // Thread safety: one thread, the one that polls the completion queue.
 #ifndef STARRING_SERVER_EXCHANGE_LANE_H_
@@ -10,17 +7,15 @@
 
 #include <grpcpp/grpcpp.h>
 
-#include <chrono>
 #include <deque>
 #include <functional>
 #include <optional>
-#include <string>
 
-#include "absl/status/status.h"
 #include "common/trace.h"
 #include "common/wire/grpc_transport.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "server/collective_wait.h"
+#include "server/server_stream.h"
 #include "server/shard_job.h"
 
 namespace starring {
@@ -30,33 +25,22 @@ using RawParameterServerService = v1::ParameterServer::WithRawMethod_Exchange<
     v1::ParameterServer::WithAsyncMethod_Join<v1::ParameterServer::WithAsyncMethod_GetStatus<
         v1::ParameterServer::WithAsyncMethod_Check<v1::ParameterServer::Service>>>>;
 
-class ExchangeLane {
+class ExchangeLane final : public ServerStream<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:
-  enum class End { kOrderly, kBroken };
   struct Events {
     std::function<void(ExchangeLane*)> on_accepted;
     std::function<void(ExchangeLane*, const ReceivedMessage&)> on_message;
-    // May destroy the lane. kOrderly: the worker got everything that was sent.
-    std::function<void(ExchangeLane*, End)> on_gone;
+    std::function<void(ExchangeLane*, End)> on_gone;  // may destroy the lane
   };
   // `events` outlives the lane.
   explicit ExchangeLane(const Events* events) : events_(*events) {}
 
-  void Accept(RawParameterServerService* service, grpc::ServerCompletionQueue* queue);
+  void Accept(RawParameterServerService* service, grpc::ServerCompletionQueue* queue) {
+    service->RequestExchange(context(), stream(), queue, queue, accept_tag());
+  }
 
   // Queues an answer. No effect on a lane that is closing.
   void Send(Answer answer);
-
-  // Writes what is queued, then ends the stream with `status`.
-  void Close(const absl::Status& status);
-  // Ends the stream now; the peer sees a broken connection.
-  void Cancel();
-
-  // As ServerContext::peer() names it.
-  std::string peer() const { return context_.peer(); }
-  // When the worker opened the stream; nullopt: not yet.
-  std::optional<std::chrono::steady_clock::time_point> accepted_at() const { return accepted_at_; }
-  bool closing() const { return closing_; }
 
   // The worker's name for this lane, once HELLO has arrived. Set by the owner of the lanes.
   std::optional<LaneId> id;
@@ -64,40 +48,25 @@ class ExchangeLane {
   TraceTrack* track = nullptr;
 
  private:
-  void OnAccept(bool ok);
-  void OnRead(bool ok);
-  void OnWrite(bool ok);
-  void OnFinish(bool ok);
-  void Write();
-  void FinishIfDrained();
-  void GoneIfDone();
-
-  const Events& events_;
-  grpc::ServerContext context_;
-  grpc::ServerAsyncReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer> stream_{&context_};
-  CompletionTag accept_tag_{[this](bool ok) { OnAccept(ok); }};
-  CompletionTag read_tag_{[this](bool ok) { OnRead(ok); }};
-  CompletionTag write_tag_{[this](bool ok) { OnWrite(ok); }};
-  CompletionTag finish_tag_{[this](bool ok) { OnFinish(ok); }};
-
-  grpc::ByteBuffer incoming_;
   struct Outgoing {
     Answer answer;
     int next_part = 0;   // see exchange_message.h
     TraceLabels labels;  // with a step if the answer is traced
   };
+
+  void OnAccepted() override { events_.on_accepted(this); }
+  void OnIncoming(grpc::ByteBuffer* message) override;
+  bool HasOutgoing() const override { return !outgoing_.empty(); }
+  grpc::ByteBuffer TakeOutgoing() override;
+  void DropOutgoing() override { outgoing_.clear(); }
+  void OnWritten() override;
+  void OnGone(End end) override { events_.on_gone(this, end); }
   // Takes the next message of an answer that waits. True if it was the answer's last.
   [[nodiscard]] static bool TakePart(Outgoing* outgoing, grpc::ByteBuffer* message);
+
+  const Events& events_;
   std::deque<Outgoing> outgoing_;
   TraceEvent write_;  // the message that is being written; has a name if it is traced
-  std::optional<std::chrono::steady_clock::time_point> accepted_at_;
-  bool reading_ = false;
-  bool writing_ = false;
-  bool closing_ = false;
-  bool finishing_ = false;
-  bool finished_ = false;
-  End end_ = End::kOrderly;
-  absl::Status close_status_;
 };
 
 }  // namespace starring

@@ -52,7 +52,8 @@ sigset_t StopSignals() {
   int signal_number;
   sigwait(&signals, &signal_number);
   std::fprintf(stderr,
-               "server: asked to stop: a running job goes on until its workers finish; once more ends it now\n");
+               "server: asked to stop: a running job goes on until its workers finish, an elastic run until its next "
+               "snapshot; once more ends it now\n");
   interrupt();
   sigwait(&signals, &signal_number);
   _exit(kExitKilled);
@@ -135,6 +136,7 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
   if (options.elastic) {
     serving_options.elastic = {.coordinator = options.shard == 0 ? options.listen : options.coordinator,
                                .state_dir = options.state_dir,
+                               .flush_state = options.flush_state,
                                .first_workers = options.first_workers,
                                .min_workers = options.min_workers,
                                .gone = absl::ToChronoMilliseconds(options.asked.member_gone),
@@ -167,6 +169,7 @@ int Main(int argc, char** argv) {
   // A message that does not parse is refused. Protobuf would also write a line for each, which a stranger could repeat
   // without end.
   google::protobuf::SetLogHandler(nullptr);
+  signal(SIGXFSZ, SIG_IGN);  // at the limit of a file's size write() then fails, as on a full disk
   // This comes before any thread is started: all inherit the mask, so that only HandleSignals receives these signals.
   const sigset_t signals = StopSignals();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);

@@ -40,9 +40,10 @@ class ParameterServer {
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
     // An elastic run: generations follow each other until the coordinator, which shard 0 has, ends the run.
     struct Elastic {
-      std::string coordinator;  // host:port of shard 0; empty: the run is not elastic. On shard 0 its own address
-      std::string state_dir;    // snapshots, and on shard 0 the log; empty: snapshots are in memory alone
-      int first_workers = 1;    // shard 0: the first generation begins with them
+      std::string coordinator;   // host:port of shard 0; empty: the run is not elastic. On shard 0 its own address
+      std::string state_dir;     // snapshots, and on shard 0 the log; empty: snapshots are in memory alone
+      bool flush_state = false;  // SnapshotStore::Options::flush
+      int first_workers = 1;     // shard 0: the first generation begins with them
       int min_workers = 1;
       std::chrono::milliseconds gone{1'000};  // MemberTimes
       std::chrono::milliseconds silent{5'000};

@@ -202,7 +202,9 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   }
   CloseSilentLanes(now);
   // While workers are missing, such a connection is probably one of theirs, with another --tls or --job_secret.
-  if (job_ == nullptr && std::exchange(unheard_logged_, acceptor_->unheard().count) < acceptor_->unheard().count) {
+  // Those of an elastic run's members end, too, before a server that is started again has heard them.
+  if (job_ == nullptr && !is_elastic() &&
+      std::exchange(unheard_logged_, acceptor_->unheard().count) < acceptor_->unheard().count) {
     refusals_.Add(DescribeUnheard(), now);
   }
   if (job_ != nullptr) {

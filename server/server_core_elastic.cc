@@ -36,6 +36,7 @@ void ParameterServer::Core::MakeMember() {
                            .address = address(),
                            .run_id = options_.run_id,
                            .state_dir = options_.elastic.state_dir,
+                           .flush_state = options_.elastic.flush_state,
                            .security = options_.security,
                            .log = [this](const std::string& line) { Log(line); }});
 }
@@ -50,7 +51,9 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
                                             " cannot be reached within ",
                                             absl::FormatDuration(options_.join_deadline))));
   }
-  if (interrupted_ && serving_ == 0) End(absl::OkStatus());
+  if (!interrupted_) return;
+  // Other shards end with the run, which shard 0 is told to end.
+  if (coordinator_ != nullptr ? !coordinator_->EndRun(now) : !member_->has_learned()) End(absl::OkStatus());
 }
 
 void ParameterServer::Core::Obey(const v1::MemberOrder& order) {

@@ -53,6 +53,7 @@ struct ServerOptions {
   bool elastic = false;
   std::string coordinator;  // host:port of shard 0; empty: this is shard 0
   std::string state_dir;    // empty: snapshots are in memory alone
+  bool flush_state = false;
   int first_workers = 1;
   int min_workers = 1;
 };
@@ -105,6 +106,8 @@ inline constexpr FlagRow kRows[] = {
      "run "
      "cannot go on; empty: snapshots are in memory, and shard 0 needs a folder",
      TextAt<&S::state_dir>("folder")},
+    {"flush_state", "elastic", "snapshots in --state_dir survive a machine that loses its power, too",
+     SwitchAt<&S::flush_state>()},
     {"first_workers", "elastic", "shard 0: the run begins when so many workers have come",
      WholeAt<&S::first_workers>(1, kMicroBatchesMax)},
     {"min_workers", "elastic", "shard 0: with fewer workers the run waits, for --join_deadline_s",

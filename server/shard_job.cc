@@ -328,13 +328,34 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
   bytes_sent_ += count * static_cast<int64_t>(sizeof(float));
   // The copy may be made later: the state does not change until this worker contributes again, which it does after the
   // answer has arrived.
+  const auto copy_part = [](std::span<const float> all, int64_t begin, std::span<float> out) {
+    std::ranges::copy(all.subspan(static_cast<size_t>(begin), out.size()), out.begin());
+  };
+  std::function<void(int64_t, std::span<float>)> make = [=, this](int64_t begin, std::span<float> out) {
+    copy_part(sums_.owned().state(b, vector), begin, out);
+  };
+  if (message.fields.step() > 0) {
+    RETURN_IF_ERROR(PinSnapshot(message.fields.step()));
+    int64_t offset = 0;
+    for (int before = 0; before < b; ++before) offset += slices_[before].size();
+    make = [=, snapshot = read_snapshot_](int64_t begin, std::span<float> out) {
+      copy_part(snapshot->arrays[static_cast<size_t>(vector) + 1].span(), offset + begin, out);
+    };
+  }
   options_.send({.to = from,
                  .fields = AnswerTo(message.fields, ExchangeMessage::STATE),
-                 .make =
-                     [this, b, vector](int64_t begin, std::span<float> out) {
-                       std::ranges::copy(sums_.owned().state(b, vector).subspan(begin, out.size()), out.begin());
-                     },
+                 .make = std::move(make),
                  .made_count = count});
+  return absl::OkStatus();
+}
+
+// The worker reads a snapshot piece by piece, while newer ones are taken and old ones dropped.
+absl::Status ShardJob::PinSnapshot(int64_t step) {
+  if (read_snapshot_ != nullptr && read_snapshot_->step == step) return absl::OkStatus();
+  if (options_.snapshots == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat("FETCH_STATE of step ", step, ": only an elastic run has them"));
+  }
+  ASSIGN_OR_RETURN(read_snapshot_, options_.snapshots->Get(step));
   return absl::OkStatus();
 }
 

@@ -124,6 +124,7 @@ class ShardJob {
   void TakeShare(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSideValues(LaneId from, const ReceivedMessage& message);
   absl::Status FetchSideValues(LaneId from, const ReceivedMessage& message);
+  absl::Status PinSnapshot(int64_t step);
   // The slices and the state with which the job begins.
   absl::Status SetStart();
   void TakeSnapshot(int64_t step, int bucket);
@@ -157,6 +158,7 @@ class ShardJob {
   CollectiveSum sum_;
   CollectiveWait finish_wait_;
   StallWatch stall_;
+  std::shared_ptr<const Snapshot> read_snapshot_;  // by the worker that saves a checkpoint; null: none was
 
   State state_ = State::kRunning;
   absl::Status status_;

@@ -62,16 +62,34 @@ struct Checkpointer::Write {
   std::optional<absl::Status> status_ ABSL_GUARDED_BY(mutex_);
 };
 
-Checkpointer::Checkpointer(Options options) : options_(std::move(options)) {
-  for (int i = 0; i < StateVectorCount(options_.worker->optimizer); ++i) {
-    state_names_.emplace_back(StateVectorName(options_.worker->optimizer, i));
-  }
+static std::vector<std::string> StateNames(const OptimizerConfig& optimizer) {
+  std::vector<std::string> names;
+  for (int i = 0; i < StateVectorCount(optimizer); ++i) names.emplace_back(StateVectorName(optimizer, i));
+  return names;
 }
+
+static absl::StatusOr<std::optional<FoundCheckpoint>> FindNewest(const WorkerOptions& worker, Network* network,
+                                                                 OptimizerState wanted) {
+  std::map<std::string, int64_t> buffer_sizes;
+  for (const NetworkBuffer& buffer : network->buffers()) {
+    buffer_sizes[buffer.name] = static_cast<int64_t>(buffer.values.size());
+  }
+  return ReadNewestCheckpoint(worker.checkpoint_dir, network->layout(), StateNames(worker.optimizer), buffer_sizes,
+                              wanted);
+}
+
+absl::StatusOr<int64_t> Checkpointer::NewestStep(const WorkerOptions& worker, Network* network) {
+  ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> found, FindNewest(worker, network, OptimizerState::kCheckOnly));
+  return found.has_value() ? found->checkpoint.step : 0;
+}
+
+Checkpointer::Checkpointer(Options options)
+    : options_(std::move(options)), state_names_(StateNames(options_.worker->optimizer)) {}
 
 Checkpointer::~Checkpointer() {
   // Ending the process earlier would cut the write short and waste the checkpoint.
   if (write_ != nullptr) write_->WaitFor(options_.worker->checkpoint_deadline);
-  Collect();
+  TakeResult();
 }
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
@@ -83,12 +101,18 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
   std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(std::move(options)));
   // The lock is waited for, because a job that is restarted may begin while the one before it is still ending.
   if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
-    absl::StatusOr<FolderLock> lock = FolderLock::Take(worker.checkpoint_dir, kLockPatience);
-    if (absl::IsFailedPrecondition(lock.status())) {
+    const bool goes_on = checkpointer->options_.goes_on;
+    absl::StatusOr<FolderLock> lock =
+        FolderLock::Take(worker.checkpoint_dir, goes_on ? absl::ZeroDuration() : kLockPatience);
+    const bool is_taken = absl::IsFailedPrecondition(lock.status());
+    if (is_taken && !goes_on) {
       return RefuseFlag("checkpoint_dir", worker.checkpoint_dir, std::string(lock.status().message()));
     }
-    RETURN_IF_ERROR(lock.status());
-    checkpointer->lock_.emplace(*std::move(lock));
+    // The rank 0 before, which sleeps, may still have it. What it writes when it wakes up has the same bits.
+    if (!is_taken) {
+      RETURN_IF_ERROR(lock.status());
+      checkpointer->lock_.emplace(*std::move(lock));
+    }
   }
   return checkpointer;
 }
@@ -128,16 +152,12 @@ std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges(const GradientE
 }
 
 absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::vector<std::vector<float>>* state) {
-  std::map<std::string, int64_t> buffer_sizes;
-  for (const NetworkBuffer& buffer : options_.network->buffers()) {
-    buffer_sizes[buffer.name] = static_cast<int64_t>(buffer.values.size());
-  }
   // Every rank reads, because every rank needs parameters and buffers. Only rank 0 keeps the optimizer's state, which
   // the exchange distributes.
   const std::string& dir = options_.worker->checkpoint_dir;
-  ASSIGN_OR_RETURN(std::optional<FoundCheckpoint> found,
-                   ReadNewestCheckpoint(dir, options_.network->layout(), state_names_, buffer_sizes,
-                                        writes() ? OptimizerState::kRead : OptimizerState::kCheckOnly));
+  ASSIGN_OR_RETURN(
+      std::optional<FoundCheckpoint> found,
+      FindNewest(*options_.worker, options_.network, writes() ? OptimizerState::kRead : OptimizerState::kCheckOnly));
   if (!found.has_value()) {
     options_.warn(absl::StrCat("no checkpoint in ", dir, " yet: starting from the beginning"));
     return 0;
@@ -196,15 +216,43 @@ absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> par
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
   if (busy_ranks == 0) return Save(step, parameters, *exchange);
   // Only rank 0 can be the rank that is busy, so its write_ is not null here.
-  if (writes()) {
-    options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", write_->step,
-                               " is still being written, after ", FormatSeconds(write_->age())));
-  }
+  if (writes()) WarnSkipped(step);
   return absl::OkStatus();
+}
+
+void Checkpointer::WarnSkipped(int64_t step) const {
+  options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", write_->step,
+                             " is still being written, after ", FormatSeconds(write_->age())));
+}
+
+absl::Status Checkpointer::SaveSnapshot(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
+  if (options_.worker->checkpoint_dir.empty() || !writes()) return absl::OkStatus();
+  RETURN_IF_ERROR(AwaitSnapshot(exchange));
+  if (write_ != nullptr && !write_->WaitFor(absl::ZeroDuration())) {
+    WarnSkipped(step);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(reading_, Collect(step, parameters, *exchange));
+  read_state_ = std::make_shared<std::vector<std::vector<float>>>(state_names_.size());
+  for (std::vector<float>& vector : *read_state_) vector.resize(parameters.size());
+  if (!read_state_->empty()) exchange->ReadSnapshot(step, read_state_);
+  return PollSnapshot(exchange);
+}
+
+absl::Status Checkpointer::PollSnapshot(GradientExchange* exchange) {
+  return reading_.has_value() && exchange->HasReadSnapshot() ? AwaitSnapshot(exchange) : absl::OkStatus();
+}
+
+absl::Status Checkpointer::AwaitSnapshot(GradientExchange* exchange) {
+  if (!reading_.has_value()) return absl::OkStatus();
+  RETURN_IF_ERROR(exchange->AwaitSnapshot());
+  reading_->state = std::move(*read_state_);
+  return BeginWrite(*std::exchange(reading_, std::nullopt));
 }
 
 absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
+  RETURN_IF_ERROR(AwaitSnapshot(exchange));
   RETURN_IF_ERROR(WaitForWrite(step, exchange));  // one at a time
   RETURN_IF_ERROR(Save(step, parameters, *exchange));
   return WaitForWrite(step, exchange);
@@ -222,8 +270,13 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
   // The call is collective, so the other ranks make it too before they return.
   RETURN_IF_ERROR(options_.gather_optimizer_state(state_spans));
   if (!writes()) return absl::OkStatus();
-  // The previous write has ended. Its result is taken, and a failure reported, before write_ is replaced.
-  Collect();
+  ASSIGN_OR_RETURN(Checkpoint checkpoint, Collect(step, parameters, exchange));
+  checkpoint.state = std::move(state);
+  return BeginWrite(std::move(checkpoint));
+}
+
+absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const float> parameters,
+                                                 const GradientExchange& exchange) const {
   const auto kept_flags = ResumedFlags(WorkerFlags(), options_.worker);
   Checkpoint checkpoint{.step = step,
                         .epoch = step / options_.steps_per_epoch,
@@ -233,13 +286,20 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
                         .bucket_bytes = chosen_bucket_bytes_,
                         .parameters = {parameters.begin(), parameters.end()},
                         .state_names = state_names_,
-                        .state = std::move(state),
+                        .state = {},
                         .owner_ranges = OwnerRanges(exchange)};
   for (const NetworkBuffer& buffer : options_.network->buffers()) {
     std::vector<float>& values = checkpoint.buffers[buffer.name];
     values.resize(buffer.values.size());
     RETURN_IF_ERROR(options_.network->ReadBuffer(buffer, values));
   }
+  return checkpoint;
+}
+
+absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint) {
+  // The previous write has ended. Its result is taken, and a failure reported, before write_ is replaced.
+  TakeResult();
+  const int64_t step = checkpoint.step;
   const Layout& layout = options_.network->layout();
   // A checkpoint with a NaN in it would be resumed again and again.
   RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.parameters));
@@ -276,7 +336,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
     ASSIGN_OR_RETURN(const double of_rank_0, SumOfRanks(report, exchange));
     // From here on the ranks agree, so that all of them return the same status.
     if (of_rank_0 == kBusy) continue;
-    Collect();
+    TakeResult();
     if (of_rank_0 == kDone) return absl::OkStatus();
     return absl::DeadlineExceededError(
         absl::StrCat("rank 0 has not written a checkpoint into ", options_.worker->checkpoint_dir, " at step ", step,
@@ -286,7 +346,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
 }
 
 // Takes the result of a write that has ended.
-void Checkpointer::Collect() {
+void Checkpointer::TakeResult() {
   if (write_ == nullptr || !write_->WaitFor(absl::ZeroDuration())) return;
   const absl::Status status = write_->status();
   write_ = nullptr;

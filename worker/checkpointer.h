@@ -7,6 +7,9 @@
 //   - all ranks wait for the last checkpoint, and for that of a stop, up to --checkpoint_deadline_s. They wait in sums,
 //     so that no deadline of the exchange passes meanwhile and no rank ends the job before rank 0 is done.
 //
+// In an elastic run the optimizer's state comes from the owners' snapshots, while training goes on, and only rank 0
+// takes part (SaveSnapshot).
+//
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_CHECKPOINTER_H_
 #define STARRING_WORKER_CHECKPOINTER_H_
@@ -64,6 +67,9 @@ class Checkpointer {
   // Waits for a write in progress, up to --checkpoint_deadline_s. A slower write goes on without the checkpointer.
   ~Checkpointer();
 
+  // The step that Restore would return. Errors as Restore.
+  static absl::StatusOr<int64_t> NewestStep(const WorkerOptions& worker, Network* network);
+
   // Fills parameters, the network's buffers and `state` from the newest complete checkpoint, and returns the next step;
   // returns 0 if there is no checkpoint. Every rank reads the files. Only rank 0 reads `state`, one vector per state
   // vector of the optimizer: on other ranks, and without a checkpoint, it stays empty.
@@ -78,8 +84,14 @@ class Checkpointer {
   // file that cannot be written is only a warning.
   absl::Status SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
-  // The same, but never skipped, and every rank returns when the checkpoint is on the disk. DeadlineExceeded, on every
-  // rank alike, if that takes longer than --checkpoint_deadline_s.
+  // The same in an elastic run, of a step that has a snapshot. Rank 0 alone does anything; waits for nobody. The file
+  // is begun by a later call of PollSnapshot, to be made once a step, or by AwaitSnapshot.
+  absl::Status SaveSnapshot(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
+  absl::Status PollSnapshot(GradientExchange* exchange);
+  absl::Status AwaitSnapshot(GradientExchange* exchange);
+
+  // As SavePeriodic, but never skipped, and every rank returns when the checkpoint is on the disk. DeadlineExceeded, on
+  // every rank alike, if that takes longer than --checkpoint_deadline_s.
   absl::Status SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
   // Whether the newest checkpoint of this process is on the disk. Only rank 0 knows; false on others.
@@ -91,9 +103,14 @@ class Checkpointer {
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
   absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange);
+  // All of a checkpoint but the optimizer's state.
+  absl::StatusOr<Checkpoint> Collect(int64_t step, std::span<const float> parameters,
+                                     const GradientExchange& exchange) const;
+  absl::Status BeginWrite(Checkpoint checkpoint);
+  void WarnSkipped(int64_t step) const;
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
   absl::Status WaitForWrite(int64_t step, GradientExchange* exchange);
-  void Collect();
+  void TakeResult();
   std::vector<std::vector<ElementRange>> OwnerRanges(const GradientExchange& exchange) const;
 
   const Options options_;
@@ -102,6 +119,9 @@ class Checkpointer {
   std::optional<FolderLock> lock_;
   std::shared_ptr<Write> write_;  // shared with its thread, which a hung disk may delay beyond our end; null: none
   bool is_saved_ = false;
+  // SaveSnapshot: the checkpoint whose state is being read, and that state.
+  std::optional<Checkpoint> reading_;
+  std::shared_ptr<std::vector<std::vector<float>>> read_state_;  // shared with the exchange, which may end later
 };
 
 }  // namespace starring

@@ -4,16 +4,19 @@
 #include <span>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "common/memory.h"
 #include "common/security/sha256.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
 #include "worker/data/sampler.h"
 
 namespace starring {
 
-absl::StatusOr<std::string> KnownAnswer(const WorkerOptions& worker, const TrainAndTest& data, Network* network) {
+absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, const TrainAndTest& data,
+                                               Network* network) {
   const Sampler::Options sampler{.sample_count = data.train.count,
                                  .global_batch = worker.global_batch,
                                  .world_size = static_cast<int>(worker.micro_batches),
@@ -42,11 +45,16 @@ absl::StatusOr<std::string> KnownAnswer(const WorkerOptions& worker, const Train
   RETURN_IF_ERROR(network->Forward(work, no_wait));
   RETURN_IF_ERROR(network->Backward(work, no_wait));
   const double loss = network->Result().loss_sum;
-  return Sha256()
-      .Update(std::as_bytes(gradients.span()))
-      .Update(std::as_bytes(std::span(&loss, 1)))
-      .Update(std::as_bytes(std::span(added_statistics)))
-      .HexDigest();
+  KnownAnswer answer{.sha256 = Sha256()
+                                   .Update(std::as_bytes(gradients.span()))
+                                   .Update(std::as_bytes(std::span(&loss, 1)))
+                                   .Update(std::as_bytes(std::span(added_statistics)))
+                                   .HexDigest()};
+  const absl::Time begin = SteadyNow();
+  RETURN_IF_ERROR(network->Forward(work, no_wait));
+  RETURN_IF_ERROR(network->Backward(work, no_wait));
+  answer.seconds = absl::ToDoubleSeconds(SteadyNow() - begin);
+  return answer;
 }
 
 }  // namespace starring

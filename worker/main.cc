@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/bucket_map.h"
 #include "common/flags/command_line.h"
 #include "common/memory.h"
@@ -27,6 +28,7 @@
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/meeting.h"
+#include "worker/checkpointer.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
 #include "worker/device_choice.h"
@@ -59,10 +61,10 @@ struct Instruments {
   std::unique_ptr<WorkerMetrics> worker_metrics;
   std::unique_ptr<Tensorboard> tensorboard;
 
-  std::vector<RunObserver*> observers() const {
+  std::vector<RunObserver*> observers(int rank) const {
     std::vector<RunObserver*> all;
     if (worker_metrics != nullptr) all.push_back(worker_metrics.get());
-    if (tensorboard != nullptr) all.push_back(tensorboard.get());
+    if (tensorboard != nullptr && rank == 0) all.push_back(tensorboard.get());
     return all;
   }
 };
@@ -79,7 +81,8 @@ absl::StatusOr<Instruments> CreateInstruments(const WorkerOptions& options) {
     instruments.worker_metrics = std::make_unique<WorkerMetrics>(instruments.metrics.get());
     std::fprintf(stderr, "worker %d: metrics at %s\n", options.rank, instruments.metrics->url().c_str());
   }
-  if (!options.tensorboard_dir.empty() && options.rank == 0) {
+  // Any worker of an elastic run may become rank 0.
+  if (!options.tensorboard_dir.empty() && (options.rank == 0 || options.elastic)) {
     ASSIGN_OR_RETURN(
         instruments.tensorboard,
         Tensorboard::Create({.dir = options.tensorboard_dir, .steps_per_point = options.tensorboard_every_steps}));
@@ -308,13 +311,20 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
               static_cast<long long>(network.layout().parameter_count()), options.dataset.name.c_str(),
               static_cast<long long>(data.train.count), topology.c_str(), choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
+  if (options.micro_batches > 0 && network.statistics_size() > 0) {
+    std::printf(
+        "batch norm takes each micro-batch by itself: the model learns otherwise with another --micro_batches\n");
+  }
   if (choice.cuda != nullptr) std::printf("%s\n", DescribeGpuMemory(gpu_memory, *choice.cuda).c_str());
   std::fflush(stdout);
 }
 
 void PrintResult(const WorkerOptions& options, const TrainResult& result) {
-  std::printf("%s after %lld steps, p50 %.3f ms a step, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
-              static_cast<long long>(result.next_step), result.step_summary.p50_ms, result.parameter_sha256.c_str());
+  // An elastic run that is told to end has no step in its last generation.
+  const std::string step_time =
+      result.steps > 0 ? absl::StrFormat(", p50 %.3f ms a step", result.step_summary.p50_ms) : "";
+  std::printf("%s after %lld steps%s, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
+              static_cast<long long>(result.next_step), step_time.c_str(), result.parameter_sha256.c_str());
   if (result.stopped_early && result.checkpoint_saved) {
     std::printf("saved in %s: --resume goes on from there\n", options.checkpoint_dir.c_str());
   }
@@ -330,7 +340,9 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
 // What all ranks' devices must have alike, as Train asks for it; null where there is nothing to compare.
 using Facts = std::function<absl::StatusOr<std::vector<std::pair<std::string, std::string>>>()>;
 
-Facts FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* network, const CudaDevice* cuda) {
+// With micro-batches it sets *trial_leaf_seconds, which outlives it.
+Facts FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* network, const CudaDevice* cuda,
+              double* trial_leaf_seconds) {
   // With micro-batches anyone may compute any part of the sum.
   if (options->micro_batches > 0 && (options->world_size > 1 || options->elastic)) {
     return [=, known = std::optional<std::vector<std::pair<std::string, std::string>>>()]() mutable
@@ -339,8 +351,9 @@ Facts FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* n
       if (known.has_value()) return *known;
       // Its name sorts behind those of the facts that may be the cause: a refusal names the first that differs.
       auto facts = CpuArithmetic(options->isa.value_or(BestInstructionSet()));
-      ASSIGN_OR_RETURN(std::string answer, KnownAnswer(*options, *data, network));
-      facts.emplace_back("known_answer.first_leaf", std::move(answer));
+      ASSIGN_OR_RETURN(const KnownAnswer answer, ComputeKnownAnswer(*options, *data, network));
+      facts.emplace_back("known_answer.first_leaf", answer.sha256);
+      *trial_leaf_seconds = answer.seconds;
       known = facts;
       return facts;
     };
@@ -362,6 +375,7 @@ struct JobParts {
   const Instruments* instruments = nullptr;
   ProgressState* state = nullptr;
   Facts facts;
+  const double* trial_leaf_seconds = nullptr;  // set by `facts`
 };
 
 // The result of a training whose exchange and step are gone.
@@ -395,7 +409,7 @@ absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment =
                         .progress = style,
                         .stop_requested = StopRequested,
                         .device_facts = parts.facts,
-                        .observers = parts.instruments->observers(),
+                        .observers = parts.instruments->observers(options.rank),
                         .trace = parts.tracing.trace,
                         .track = parts.tracing.compute,
                         .state = parts.state,
@@ -414,22 +428,31 @@ absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment =
 // nullopt: another worker reports the run. Sets the options of the last generation.
 absl::StatusOr<std::optional<Trained>> TrainElastic(const JobParts& parts, WorkerOptions* options) {
   ASSIGN_OR_RETURN(auto facts, parts.facts());
+  int64_t first_step = 0;
+  if (options->resume) {
+    ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, parts.network));
+  }
   std::optional<Trained> last;
   const auto train = [&](const Segment& segment,
                          const std::function<bool()>& superseded) -> absl::StatusOr<TrainResult> {
     ASSIGN_OR_RETURN(last, TrainJob(parts, &segment, superseded));
     return last->result;
   };
-  ASSIGN_OR_RETURN(
-      const std::optional<TrainResult> result,
-      RunElastic({.options = options,
-                  .data = parts.data,
-                  .network = parts.network,
-                  .facts = std::move(facts),
-                  .state = parts.state,
-                  .stop_requested = StopRequested,
-                  .say = [](const std::string& line) { std::fprintf(stderr, "worker: %s\n", line.c_str()); },
-                  .train = train}));
+  ASSIGN_OR_RETURN(const std::optional<TrainResult> result,
+                   RunElastic({.options = options,
+                               .data = parts.data,
+                               .network = parts.network,
+                               .facts = std::move(facts),
+                               .first_step = first_step,
+                               .trial_leaf_seconds = *parts.trial_leaf_seconds,
+                               .state = parts.state,
+                               .stop_requested = StopRequested,
+                               // The rank changes, the number that the process was given does not.
+                               .say =
+                                   [number = options->rank](const std::string& line) {
+                                     std::fprintf(stderr, "worker %d: %s\n", number, line.c_str());
+                                   },
+                               .train = train}));
   if (!result.has_value()) return std::nullopt;
   return last;
 }
@@ -490,6 +513,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
   const Progress::Style style = ChooseStyle(options, launcher);
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
+  double trial_leaf_seconds = 0;
   const JobParts parts{.options = &options,
                        .launcher = &launcher,
                        .data = &data,
@@ -500,7 +524,8 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                        .tracing = tracing,
                        .instruments = &instruments,
                        .state = gpu_hang_watch->state(),
-                       .facts = FactsOf(&options, &data, network.get(), choice.cuda.get())};
+                       .facts = FactsOf(&options, &data, network.get(), choice.cuda.get(), &trial_leaf_seconds),
+                       .trial_leaf_seconds = &trial_leaf_seconds};
   std::optional<Trained> trained;
   if (options.elastic) {
     ASSIGN_OR_RETURN(trained, TrainElastic(parts, &options));

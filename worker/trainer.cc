@@ -178,6 +178,7 @@ class Trainer {
   double epoch_loss_sum_ = 0;           // over this rank's samples
   std::vector<FinishedStep> finished_;  // not taken by TakeFinished yet
   double seconds_before_epoch_ = 0;     // of training
+  double epoch_seconds_ = 0;            // of the epoch in progress, by generations before this one
   size_t losses_summed_ = 0;            // result_.losses up to here are sums over ranks, the others are this rank's
   TrainResult result_;
 };
@@ -200,6 +201,7 @@ absl::Status Trainer::RunToEnd() {
   RETURN_IF_ERROR(TrainSteps());
   if (!result_.segment_over) return FinishRun();
   result_.next_step = step_;
+  RETURN_IF_ERROR(checkpointer_->AwaitSnapshot(&exchange_));
   return exchange_.Leave();
 }
 
@@ -254,6 +256,11 @@ absl::Status Trainer::StartExchange() {
     // Every rank reads the checkpoint, since each needs the buffers. The exchange compares the first steps.
     ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters, &state));
     job.optimizer_state.assign(state.begin(), state.end());
+    if (IsElastic() && job.first_step != options_.segment->first_step) {
+      return absl::InvalidArgumentError(absl::StrCat("the newest checkpoint in ", worker_.checkpoint_dir,
+                                                     " is of step ", job.first_step, ", the run began at step ",
+                                                     options_.segment->first_step, ": start the whole job again"));
+    }
   }
   step_ = job.first_step;
   RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
@@ -273,6 +280,7 @@ absl::Status Trainer::RestoreHistory() {
   epoch_loss_sum_ = history.epoch_loss_sum;
   epoch_samples_ = history.epoch_samples;
   seconds_before_epoch_ = history.seconds;
+  epoch_seconds_ = history.epoch_seconds;
   result_.epochs = std::move(history.epochs);
   result_.losses = std::move(history.losses);
   return absl::OkStatus();
@@ -281,9 +289,11 @@ absl::Status Trainer::RestoreHistory() {
 // Before the evaluation at the end of an epoch, which a generation that begins there makes again.
 absl::Status Trainer::SubmitHistory() {
   if (worker_.rank != 0) return absl::OkStatus();
+  const TraceSpan span(options_.track, "history", {.step = step_});
   RunHistory history{.epoch_loss_sum = epoch_loss_sum_,
                      .epoch_samples = epoch_samples_,
-                     .seconds = seconds_before_epoch_ + absl::ToDoubleSeconds(SteadyNow() - epoch_begin_),
+                     .seconds = seconds_before_epoch_,
+                     .epoch_seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_),
                      .epochs = result_.epochs,
                      .losses = result_.losses};
   for (const NetworkBuffer& buffer : network_.buffers()) {
@@ -353,13 +363,14 @@ absl::Status Trainer::TrainSteps() {
                        straggler_watch_.Take(steps, all);
                        NameStraggler();
                      }});
-  epoch_begin_ = SteadyNow();
+  epoch_begin_ = SteadyNow() - absl::Seconds(epoch_seconds_);
   // The generation before ended between the last step of an epoch and the end of its evaluation.
   if (IsElastic() && options_.segment->from_snapshot && EndsEpoch(step_) && !IsEvaluated()) {
     RETURN_IF_ERROR(FinishEpoch());
   }
   bool stops = false;  // at the next snapshot
-  while (step_ < end_step_) {
+  result_.stopped_early = IsElastic() && options_.segment->ends_run && step_ < end_step_;
+  while (step_ < end_step_ && !result_.stopped_early) {
     // Evaluations and checkpoints have paused the measurement. Resume has no effect while it goes on.
     if (step_ >= first_measured_step_) processor_use_.Resume();
     timer_->BeginStep();
@@ -391,6 +402,7 @@ absl::Status Trainer::TrainSteps() {
           parts[static_cast<int>(StepPart::kForward)] + parts[static_cast<int>(StepPart::kBackward)]);
     }
     if (HasSnapshot(step_)) RETURN_IF_ERROR(SubmitHistory());
+    if (IsElastic()) RETURN_IF_ERROR(checkpointer_->PollSnapshot(&exchange_));
     // The end of the epoch comes before the checkpoint of the same step, which then has the averaged statistics.
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
     // The last step's checkpoint is FinishRun's, which all ranks wait for.
@@ -550,6 +562,7 @@ absl::Status Trainer::FinishEpoch() {
 // Called between two steps, when no bucket is in flight. Its time does not count as the epoch's.
 absl::Status Trainer::SaveCheckpoint() {
   Enter(WorkPhase::kCheckpoint);
+  if (IsElastic()) return checkpointer_->SaveSnapshot(step_, training_step_.parameters(), &exchange_);
   const absl::Time begin = SteadyNow();
   processor_use_.Pause();
   // A checkpoint in the middle of an epoch needs the statistics of every rank too. They are averaged at the same steps
@@ -587,6 +600,7 @@ absl::Status Trainer::FinishRun() {
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
   result_.checkpoint_saved = checkpointer_->is_saved();
+  result_.generation = IsElastic() ? options_.segment->number : 0;
   // Finish comes last, because the ranks cannot exchange anything after it.
   return exchange_.Finish();
 }

@@ -55,6 +55,7 @@ struct TrainResult {
   std::vector<StragglerRecord> stragglers;  // in the order in which they were found
   std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
   bool segment_over = false;                // of an elastic run: stopped at a snapshot, for the next generation
+  int64_t generation = 0;                   // of an elastic run: the last one's number
 };
 
 // A generation, as the trainer sees it: it trains the steps from first_step on, to the end of the run or to the
@@ -63,6 +64,7 @@ struct Segment {
   int64_t number = 1;
   int64_t first_step = 0;
   bool from_snapshot = false;
+  bool ends_run = false;  // somebody wants the run to end: no step is trained, and what there is is saved
   int64_t snapshot_every = 1;
   std::vector<int> leaf_owners;
   std::function<bool()> stop;  // at the next snapshot

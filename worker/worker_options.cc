@@ -192,11 +192,11 @@ absl::Status ResolveElastic(WorkerOptions& options) {
   if (asked.transport.has_value() && *asked.transport != TransportKind::kGrpc) {
     return RefuseFlag("elastic", "true", "it needs servers that are reached by --transport=grpc");
   }
-  if (!options.servers.empty() || asked.rank >= 0 || asked.world_size > 0) {
+  if (!options.servers.empty() || asked.world_size > 0) {
     return RefuseFlag("elastic", "true",
-                      "rank, number of workers and servers come from the coordinator: drop --rank, --world_size and "
-                      "--servers");
+                      "number of workers and servers come from the coordinator: drop --world_size and --servers");
   }
+  options.rank = std::max(asked.rank, 0);  // until a generation says more
   options.sync = Sync::kStar;
   options.transport = TransportKind::kGrpc;
   options.same_host = asked.same_host.value_or(SameHost::kSharedMemory);

@@ -41,8 +41,11 @@ constexpr seconds kMpirunGrace{5};
 constexpr seconds kLastRankGrace{60};
 // The period of checks on the ranks. They are mpirun's children, so no signal tells us that one has ended.
 constexpr seconds kRanksTick{1};
+constexpr milliseconds kWatchTick{250};
 // How long the servers may take to leave by themselves after the workers have left.
 constexpr seconds kServerGrace{2};
+// How long they may take when the job has failed, once its workers are gone.
+constexpr seconds kLoneServerGrace{1};
 // A killed process is gone at once, unless it hangs inside the kernel.
 constexpr seconds kKillDeadline{10};
 constexpr Clock::duration kForEver = std::chrono::hours(24 * 365);
@@ -182,12 +185,16 @@ absl::Status Job::StartElastic() {
   const std::string coordinator = absl::StrCat("127.0.0.1:", port);
   const std::string state_dir = absl::StrCat("--state_dir=", context_.state_dir);
   RETURN_IF_ERROR(StartServer(0, {absl::StrCat("--listen=", coordinator), "--elastic", state_dir,
-                                  absl::StrCat("--first_workers=", options_.worker_count)}));
+                                  absl::StrCat("--first_workers=", options_.worker_count),
+                                  absl::StrCat("--min_workers=", options_.min_workers)}));
   for (int shard = 1; shard < options_.server_count; ++shard) {
     RETURN_IF_ERROR(StartServer(
         shard, {"--listen=127.0.0.1:0", "--elastic", state_dir, absl::StrCat("--coordinator=", coordinator)}));
   }
   context_.merger->Print(absl::StrCat("launch: the coordinator listens at ", coordinator));
+  if (options_.process_restart_count > 0) {
+    watch_ = std::make_unique<RunWatch>(coordinator, context_.security, options_.server_count);
+  }
   return StartWorkers({absl::StrCat("--coordinator=", coordinator), "--elastic"});
 }
 
@@ -210,6 +217,19 @@ bool Job::RestartProcesses() {
     if (!StartChild(dead.name, startable->second.role, startable->second.spec).ok()) return true;
   }
   return false;
+}
+
+void Job::EndStuckServers() {
+  if (watch_ == nullptr) return;
+  for (const StuckServer& stuck : watch_->Take()) {
+    const std::string name = NameOf('s', stuck.shard);
+    for (const Child& child : supervisor_.children()) {
+      if (!child.running || child.name != name || child.started > stuck.seen) continue;
+      context_.merger->Print(absl::StrCat("launch: ", name, " runs and does not answer: ending it"));
+      supervisor_.Signal(name, SIGKILL);
+      break;
+    }
+  }
 }
 
 absl::Status Job::StartServers(const std::vector<std::string>& meeting) {
@@ -275,11 +295,9 @@ absl::Status Job::StartWorkers(const std::vector<std::string>& meeting) {
     spec.argv = WorkerCommand();
     if (!meeting.empty()) {
       spec.argv.insert(spec.argv.end(), meeting.begin(), meeting.end());
-      // The workers of an elastic job get their numbers from the coordinator.
-      if (!IsElastic()) {
-        spec.argv.push_back(absl::StrCat("--rank=", rank));
-        spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
-      }
+      // In an elastic job it is only a number for files, ports and messages.
+      spec.argv.push_back(absl::StrCat("--rank=", rank));
+      if (!IsElastic()) spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
       spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
     }
     spec.cores = context_.cores->workers[static_cast<size_t>(rank)];
@@ -367,12 +385,12 @@ std::vector<std::string> Job::WorkerCommand() const {
 void Job::RunWorkers() {
   // During --check, a worker that cannot reach the others fails early. The others are left to finish within their own
   // deadlines, so that the table is complete.
-  const auto over = [&] {
-    if (IsElastic()) return RestartProcesses() || WorkersDone();
-    return WorkersDone() || (!options_.check && FirstFailure() != nullptr);
-  };
-  // A signal announces every end of a child of ours. Only mpirun's ranks have to be looked at.
-  const seconds tick = supervisor_.AnyRunning(Role::kMpirun) ? kRanksTick : seconds(60);
+  const auto over = [&] { return IsOver(); };
+  // A signal announces every end of a child of ours. Only mpirun's ranks, and servers that are stuck, have to be looked
+  // for.
+  const milliseconds tick = supervisor_.AnyRunning(Role::kMpirun) ? kRanksTick
+                            : watch_ != nullptr                   ? kWatchTick
+                                                                  : seconds(60);
   supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || MpirunIsOverdue(); },
                        Clock::now() + kForEver, tick);
   if (!over() && supervisor_.stop_count() == 0) {
@@ -392,6 +410,13 @@ void Job::RunWorkers() {
                supervisor_.stop_count() > 1;
       },
       Clock::now() + kCulpritGrace, seconds(60));
+}
+
+// The workers are done, or the job has failed.
+bool Job::IsOver() {
+  if (!IsElastic()) return WorkersDone() || (!options_.check && FirstFailure() != nullptr);
+  EndStuckServers();
+  return RestartProcesses() || WorkersDone();
 }
 
 // True if ranks have ended and mpirun does not notice: Open MPI 4.1 waits for ever for a rank that died while it was
@@ -414,12 +439,16 @@ bool Job::MpirunIsOverdue() {
 void Job::StopPolitely() {
   context_.merger->Print(absl::StrCat("launch: ", strsignal(supervisor_.stop_signal()),
                                       ": asking the workers to save and stop (once more: end at once)"));
-  supervisor_.Signal(Role::kWorker, supervisor_.stop_signal() == SIGINT ? SIGINT : SIGTERM);
+  if (options_.elastic) {
+    // A worker would leave, and the others go on.
+    supervisor_.Signal(NameOf('s', 0), SIGTERM);
+  } else {
+    supervisor_.Signal(Role::kWorker, supervisor_.stop_signal() == SIGINT ? SIGINT : SIGTERM);
+  }
   // On SIGINT and SIGTERM mpirun kills its ranks. It passes SIGUSR1 on to them, and a worker treats that as a stop.
   supervisor_.Signal(Role::kMpirun, SIGUSR1);
-  const bool in_time =
-      supervisor_.RunUntil([&] { return WorkersDone() || FirstFailure() != nullptr || supervisor_.stop_count() > 1; },
-                           Clock::now() + absl::ToChronoSeconds(options_.stop_deadline), seconds(60));
+  const bool in_time = supervisor_.RunUntil([&] { return IsOver() || supervisor_.stop_count() > 1; },
+                                            Clock::now() + absl::ToChronoSeconds(options_.stop_deadline), seconds(60));
   // The caller ends those that still run.
   if (!in_time) {
     context_.merger->Print(absl::StrCat("launch: the workers still run ", absl::ToInt64Seconds(options_.stop_deadline),
@@ -447,8 +476,11 @@ void Job::EndAllProcesses() {
   const auto gone = [&] { return !supervisor_.AnyRunning(); };
   if (!at_once) {
     supervisor_.EndAll(SIGTERM);
-    const auto gone_or_hurry = [&] { return gone() || supervisor_.stop_count() > 1; };
-    supervisor_.RunUntil(gone_or_hurry, Clock::now() + kTermGrace, seconds(60));
+    // A server of a job whose workers are gone would wait for them to come back.
+    supervisor_.RunUntil([&] { return WorkersDone() || supervisor_.stop_count() > 1; }, Clock::now() + kTermGrace,
+                         seconds(60));
+    supervisor_.RunUntil([&] { return gone() || supervisor_.stop_count() > 1; }, Clock::now() + kLoneServerGrace,
+                         seconds(60));
   }
   for (const Child& child : supervisor_.children()) {
     if (!child.running || child.role != Role::kMpirun) continue;

@@ -11,14 +11,17 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/security/transport_security.h"
 #include "deploy/launch/child_process.h"
 #include "deploy/launch/launch_options.h"
 #include "deploy/launch/output.h"
+#include "deploy/launch/run_watch.h"
 #include "deploy/launch/supervisor.h"
 
 namespace starring {
@@ -41,6 +44,7 @@ class Job {
     std::string state_dir;  // elastic: of the servers
     std::vector<std::string> worker_flags;
     std::vector<std::string> admission_flags;  // for all processes that connect by gRPC or TCP
+    TransportSecurity security;                // what they hold
   };
   explicit Job(const Context& context);
 
@@ -61,12 +65,15 @@ class Job {
   absl::Status StartElastic();
   // Starts again what has died and may be. Returns whether the job cannot go on without it.
   bool RestartProcesses();
+  // A server that the others miss is ended, and then started again.
+  void EndStuckServers();
   // Gives the child its environment and outputs. Lines get a prefix, except those of worker 0's standard output.
   absl::Status StartChild(const std::string& name, Role role, ChildSpec spec);
   void AppendWatching(int first_port, std::vector<std::string>* command) const;
   std::vector<std::string> WorkerCommand() const;
 
   void RunWorkers();
+  bool IsOver();
   bool MpirunIsOverdue();
   void StopPolitely();
   void EndServers();
@@ -87,6 +94,7 @@ class Job {
   };
   std::map<std::string, Startable> startable_;
   int process_restarts_ = 0;
+  std::unique_ptr<RunWatch> watch_;  // null: nothing is started again
   // MPI: how many ranks had ended at the last check, and when that number last changed.
   int ended_ranks_ = 0;
   std::chrono::steady_clock::time_point ended_ranks_since_;

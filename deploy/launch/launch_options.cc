@@ -141,7 +141,7 @@ absl::Status CheckElastic(const ParsedFlags& flags, const LaunchOptions& options
     return RefuseFlag(options.elastic ? "elastic" : "join", options.elastic ? "true" : options.join,
                       "it needs --sync=star --transport=grpc, without --through_proxy and --check");
   }
-  for (const char* const flag : {"restart_processes", "state_dir"}) {
+  for (const char* const flag : {"restart_processes", "state_dir", "min_workers"}) {
     if (flags.given.contains(flag)) {
       return absl::InvalidArgumentError(absl::StrCat("--", flag, " is for an elastic job: give --elastic, too"));
     }
@@ -227,7 +227,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   }
 
   // No process is started, so no program is looked for and no other flag has to fit.
-  if (!options.make_secret.empty()) return options;
+  if (!options.make_secret.empty() || !options.status.empty()) return options;
   const bool has_servers = options.servers_asked > 0 || options.transport_asked == TransportKind::kGrpc;
   options.sync = options.sync_asked.value_or(has_servers                ? Sync::kStar
                                              : options.worker_count > 1 ? Sync::kRing

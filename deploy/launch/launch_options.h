@@ -28,9 +28,11 @@ struct LaunchOptions {
   std::vector<std::string> proxies;  // star: what the workers dial instead of each server; empty: the servers
   int restart_count = 0;
   bool elastic = false;
+  int min_workers = 1;
   int process_restart_count = 0;  // of single processes, in one attempt
   std::string state_dir;          // of the servers; empty: a folder that lives as long as the launcher
   std::string join;    // host:port: no job is started, workers are added to the elastic one whose shard 0 this is
+  std::string status;  // host:port: print how the elastic job is whose shard 0 this is, and end
   bool check = false;  // the workers dial all processes that they will talk to, and end
   absl::Duration start_deadline = absl::Seconds(30);  // for the servers to listen
   absl::Duration stop_deadline = absl::Seconds(60);   // for the workers to save and leave after a signal
@@ -71,6 +73,8 @@ inline constexpr FlagRow kRows[] = {
      "workers may join and leave while the job runs, and the job survives what dies: a star over grpc; the servers are "
      "started with --elastic",
      SwitchAt<&L::elastic>()},
+    {"min_workers", "job", "elastic: with fewer workers the job waits for more, a minute",
+     WholeAt<&L::min_workers>(1, kMicroBatchesMax)},
     {"restart_processes", "job",
      "elastic: when a process dies, start it again, so often at most; --restarts is for when that is used up",
      WholeAt<&L::process_restart_count>(0, kRestartCountMax)},
@@ -79,6 +83,10 @@ inline constexpr FlagRow kRows[] = {
      TextAt<&L::state_dir>("folder")},
     {"join", "job", "start only workers, which join the elastic job whose shard 0 listens there; give its --job_secret",
      TextAt<&L::join>("host:port")},
+    {"status", "job",
+     "print the members, their shares and the snapshots of the elastic job whose shard 0 listens there, and end; give "
+     "its --job_secret",
+     TextAt<&L::status>("host:port")},
     {"check", "job",
      "instead of training: every process dials every other one that it would talk to; worker 0 prints one table, and "
      "says that the job is ready or what to mend; exit code 0, 2 or 3",

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <random>
@@ -13,11 +14,14 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
 #include "common/security/job_secret.h"
 #include "common/security/security_flags.h"
+#include "common/security/transport_security.h"
 #include "common/status.h"
+#include "common/wire/run_client.h"
 #include "deploy/launch/child_process.h"
 #include "deploy/launch/job.h"
 #include "deploy/launch/launch_options.h"
@@ -27,6 +31,8 @@
 
 namespace starring {
 namespace {
+
+constexpr std::chrono::milliseconds kStatusPatience(5'000);
 
 // A folder that is deleted with its owner.
 class TemporaryFolder {
@@ -54,8 +60,11 @@ class TemporaryFolder {
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   const bool co_located = options.sync == Sync::kStar && options.server_count == 0;
-  std::string text =
-      absl::StrCat("launch: ", co_located ? "co-located " : "", NameOf(kSyncs, options.sync_asked), ", cores:");
+  std::string text = absl::StrCat(
+      "launch: ",
+      !options.join.empty() ? absl::StrCat("workers for the job of ", options.join)
+                            : absl::StrCat(co_located ? "co-located " : "", NameOf(kSyncs, options.sync_asked)),
+      ", cores:");
   for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
     absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
   }
@@ -65,20 +74,20 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   return text;
 }
 
-// The flags that admit only this attempt's processes to its connections: the secret (a fresh one if the user gave
-// none), and a run id, by which servers refuse workers of an earlier attempt.
-absl::StatusOr<std::vector<std::string>> AdmissionFlags(const LaunchOptions& options, const std::string& folder,
-                                                        const std::string& run_id) {
+// What admits only this attempt's processes to its connections: the secret (a fresh one if the user gave none), and a
+// run id, by which servers refuse workers of an earlier attempt.
+absl::Status SetAdmission(const LaunchOptions& options, const std::string& run_id, Job::Context* context) {
   const TransportKind transport = options.transport;
-  if (transport != TransportKind::kGrpc && transport != TransportKind::kTcp) return std::vector<std::string>();
+  if (transport != TransportKind::kGrpc && transport != TransportKind::kTcp) return absl::OkStatus();
   SecurityFiles files = options.security;
   if (files.job_secret.empty()) {
-    files.job_secret = absl::StrCat(folder, "/secret");
+    files.job_secret = absl::StrCat(context->folder, "/secret");
     RETURN_IF_ERROR(MakeJobSecret(files.job_secret), "cannot make the job's secret");
   }
-  std::vector<std::string> words = SecurityFlagWords(files);
-  words.push_back(absl::StrCat("--run_id=", run_id));
-  return words;
+  context->admission_flags = SecurityFlagWords(files);
+  context->admission_flags.push_back(absl::StrCat("--run_id=", run_id));
+  ASSIGN_OR_RETURN(context->security, LoadTransportSecurity(files));
+  return absl::OkStatus();
 }
 
 // A random name that tells this launcher's job from any other. It is never used in arithmetic, so results stay equal.
@@ -87,12 +96,36 @@ std::string DrawJobName() {
   return absl::StrCat("launch-", absl::Hex(device(), absl::kZeroPad8));
 }
 
+// How an elastic job is, for people.
+std::string StatusText(const RunStatus& run) {
+  std::string text = absl::StrCat("generation ", run.generation, ", step ", run.step, " of ", run.end_step,
+                                  ", from step ", run.first_step, "\n");
+  if (run.generation == 0) text = "no generation has begun\n";
+  if (run.changing) absl::StrAppend(&text, "waiting for the next generation, after: ", run.cause, "\n");
+  for (const int shard : run.missing_shards) absl::StrAppend(&text, "shard ", shard, " is missing\n");
+  for (const RunStatus::Member& member : run.members) absl::StrAppend(&text, member.name, ": ", member.what, "\n");
+  absl::StrAppend(&text, "snapshots of steps ", absl::StrJoin(run.snapshots, ", "), "\n");
+  return text;
+}
+
+absl::Status PrintStatus(const LaunchOptions& options) {
+  ASSIGN_OR_RETURN(const TransportSecurity security, LoadTransportSecurity(options.security));
+  RunClient client(options.status, security);
+  ASSIGN_OR_RETURN(const RunStatus run, client.Ask(kStatusPatience));
+  std::fputs(StatusText(run).c_str(), stdout);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> Launch(int argc, const char* const* argv) {
   ASSIGN_OR_RETURN(const LaunchOptions options, ParseLaunchOptions(argc, argv));
   if (!options.make_secret.empty()) {
     RETURN_IF_ERROR(MakeJobSecret(options.make_secret));
     std::printf("%s: the secret of one job, for --job_secret of its servers and workers\n",
                 options.make_secret.c_str());
+    return kExitOk;
+  }
+  if (!options.status.empty()) {
+    RETURN_IF_ERROR(PrintStatus(options));
     return kExitOk;
   }
   // Before the first child: from here on signals wait in a queue, and the launcher ends its children before itself.
@@ -112,7 +145,8 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
                        .folder = "",
                        .state_dir = options.state_dir,
                        .worker_flags = options.worker_flags,
-                       .admission_flags = {}};
+                       .admission_flags = {},
+                       .security = {}};
   const std::string job_name = DrawJobName();
   RestartPause restart_pause;
   for (int restart = 0;; ++restart) {
@@ -126,9 +160,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
       context.state_dir = absl::StrCat(options.state_dir, "/restart-", restart);
     }
     // Who joins takes the run's name from its coordinator.
-    ASSIGN_OR_RETURN(
-        context.admission_flags,
-        AdmissionFlags(options, folder.path(), options.join.empty() ? absl::StrCat(job_name, "-", restart) : ""));
+    RETURN_IF_ERROR(SetAdmission(options, options.join.empty() ? absl::StrCat(job_name, "-", restart) : "", &context));
     const RestartPause::Clock::time_point begin = RestartPause::Clock::now();
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());

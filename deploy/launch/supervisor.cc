@@ -73,6 +73,7 @@ absl::Status Supervisor::Start(const std::string& name, Role role, const ChildSp
   child.name = name;
   child.role = role;
   child.pid = pid;
+  child.started = Clock::now();
   children_.push_back(std::move(child));
   return absl::OkStatus();
 }
@@ -153,6 +154,12 @@ void Supervisor::Signal(Role role, int signal_number) {
     // To the child's process group, so that processes which it has started get the signal too. `running` guards against
     // a process id that belongs to another process by now: the id is free once Reap has seen the end.
     if (child.running && child.role == role) kill(-child.pid, signal_number);
+  }
+}
+
+void Supervisor::Signal(const std::string& name, int signal_number) {
+  for (const Child& child : children_) {
+    if (child.running && child.name == name) kill(-child.pid, signal_number);
   }
 }
 

@@ -43,6 +43,7 @@ struct Child {
   std::string name;  // "w0", "s1", "mpirun"
   Role role = Role::kWorker;
   pid_t pid = 0;
+  std::chrono::steady_clock::time_point started;
   bool running = true;
   bool ended_by_us = false;  // EndAll told it to end: its exit code says nothing about the cause of a failure
   bool excused = false;      // its end is no failure of the job
@@ -72,8 +73,9 @@ class Supervisor {
   // Returns false if the deadline passes first.
   bool RunUntil(const Condition& condition, Clock::time_point deadline, std::chrono::milliseconds tick);
 
-  // Sends a signal to the process groups of all running children of this role.
+  // Sends a signal to the process groups of all running children of this role, or of this name.
   void Signal(Role role, int signal_number);
+  void Signal(const std::string& name, int signal_number);
   // Sends a signal to all children that still run, and sets their Child::ended_by_us.
   void EndAll(int signal_number);
   // Passes on what the children wrote before they ended, then stops reading. It does not wait for the pipes' ends,

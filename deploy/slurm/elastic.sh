@@ -71,7 +71,7 @@ workers_status() {
 # flags are the workers'. REQUIRES: `secure` has the flags that servers and workers share.
 # shellcheck disable=SC2154
 start_elastic() {
-  local coordinator deaf=() flags here node nodes server=$1 shard worker=$2
+  local coordinator flags here node nodes server=$1 shard worker=$2
   shift 2
   mapfile -t nodes < <("${step[@]}" --het-group=0 --label printenv SLURMD_NODENAME | sort -n | sed 's/.*: //')
   ((${#nodes[@]} == SLURM_NTASKS_HET_GROUP_0)) || fail "srun cannot start all tasks on the servers' nodes"
@@ -100,10 +100,7 @@ start_elastic() {
   done
   echo "${SLURM_JOB_NAME}: coordinator ${coordinator}, servers on ${SLURM_JOB_NODELIST_HET_GROUP_0}, workers on" \
     "${SLURM_JOB_NODELIST_HET_GROUP_1}; for more workers: sbatch deploy/slurm/join.sbatch ${STATE_DIR}"
-  # When the job is cancelled, shard 0 ends the run. Workers that heeded Slurm's SIGTERM would leave it, and without
-  # workers there is no checkpoint. With a GNU env before 8.31 they do: only SIGUSR1 to this script saves then.
-  if env --block-signal=TERM true 2>/dev/null; then deaf=(env --block-signal=TERM); fi
-  start_workers "${STATE_DIR}/worker_flags" "${deaf[@]}" "${worker}"
+  start_workers "${STATE_DIR}/worker_flags" "${worker}"
 }
 
 # finish_elastic: waits until the run is over, and returns the job's status. SIGUSR1, which asks a job to save and to

@@ -7,8 +7,8 @@
 # (the run is over, or the process has left it) or 2 (it would be refused again), nor when it was asked to end: SIGUSR1,
 # which srun passes on to this script, asks for that.
 #
-# SIGTERM comes from Slurm, to all processes of a job that is cancelled. Shard 0 ends the run then. The other servers
-# may end at once, and are started again, because the end of the run needs them.
+# SIGTERM comes from Slurm, to all processes of a job that is cancelled. Shard 0 ends the run then, and the others wait
+# for that.
 restarts_max=$1 flag=$2 number=$(($3 + SLURM_PROCID))
 shift 3
 name=${flag#--}\ ${number}
@@ -30,7 +30,6 @@ for ((restarts = 0; ; ++restarts)); do
   case ${name} in
     # Its exit code is that of the run, unless a signal has ended it.
     "shard 0") if ((status <= 128)) || [[ ${terminated} == yes ]]; then exit "${status}"; fi ;;
-    shard*) if ((status == 0)) && [[ ${terminated} == no ]]; then exit; fi ;;
     *) if ((status == 0)) || [[ ${terminated} == yes ]]; then exit "${status}"; fi ;;
   esac
   terminated=no

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -33,6 +32,7 @@ Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
       generation_(options_.log->last()),
       changing_to_(options_.log->last_number() + 1),
+      continues_(generation_.has_value()),
       cause_(generation_.has_value() ? "the coordinator has started again" : "the run begins"),
       change_since_(options_.now),
       last_tick_(options_.now),
@@ -100,8 +100,7 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
     if (!report.trouble.empty()) return BeginChange(report.trouble, /*planned=*/false, now);
     const auto has_finished = [this](const auto& shard) { return members_[shard.second].shard.finished; };
     if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
-      const absl::Status written = options_.log->End(options_.end_step);
-      return End(written);
+      return End(options_.log->End(is_last_ ? generation_->first_step : options_.end_step));
     }
   }
   KeepDurable();
@@ -133,7 +132,7 @@ void Coordinator::OnDisconnect(uint64_t id, Time now) {
   if (member == nullptr || !std::exchange(member->connected, false)) return;
   member->down_since = now;
   if (member->is_shard || !member->worker.leaves || !IsReady(id)) return;
-  if (options_.say != nullptr) options_.say(absl::StrCat(member->name, " has left"));
+  Say(absl::StrCat(member->name, " has left"));
   members_.erase(id);
 }
 
@@ -156,10 +155,23 @@ void Coordinator::Tick(Time now) {
                                                    ", after: ", cause_,
                                                    ": start again with --resume from the last checkpoint")));
   }
-  if (now - said_missing_ > kSayMissing && options_.say != nullptr) {
+  if (now - said_missing_ > kSayMissing) {
     said_missing_ = now;
-    options_.say(absl::StrCat("waiting: ", missing));
+    Say(absl::StrCat("waiting: ", missing));
   }
+}
+
+void Coordinator::EndRun(Time now) {
+  if (ended_.has_value() || std::exchange(ending_, true)) return;
+  if (!generation_.has_value()) return End(absl::CancelledError("asked to end before the first step"));
+  // Also if they were told to stop for another cause.
+  SendToAll(false, {.kind = Order::Kind::kStop, .ends_run = true});
+  ConsiderPlanned(now);
+  CommitIfReady(now);
+}
+
+void Coordinator::Say(const std::string& line) const {
+  if (options_.say != nullptr) options_.say(line);
 }
 
 std::string Coordinator::LossOf(const Member& member, Time now) const {
@@ -188,7 +200,7 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   members_.erase(found);
   if (member.is_shard) shards_.erase(member.shard.shard);
   const std::string cause = absl::StrCat(member.name, " ", why);
-  if (options_.say != nullptr) options_.say(cause);
+  Say(cause);
   // What the process, if there still is one, hears is that it must begin anew.
   options_.send(id, {.kind = Order::Kind::kGivenUp, .text = why});
   if (running_ && (member.is_shard || IsInGeneration(id))) BeginChange(cause, /*planned=*/false, now);
@@ -207,7 +219,8 @@ bool Coordinator::IsReady(uint64_t id) const {
 std::vector<uint64_t> Coordinator::ReadyWorkers() const {
   std::vector<uint64_t> ready;
   for (const auto& [id, member] : members_) {
-    if (!member.is_shard && member.connected && IsReady(id) && !member.worker.leaves) ready.push_back(id);
+    const bool stays = !member.worker.leaves || ending_;
+    if (!member.is_shard && member.connected && IsReady(id) && stays) ready.push_back(id);
   }
   std::ranges::sort(ready, {}, [this](uint64_t id) { return members_.at(id).order_of_joining; });
   return ready;
@@ -247,13 +260,13 @@ bool Coordinator::WouldGain(Time now) const {
 
 // Changes that nobody has died for.
 void Coordinator::ConsiderPlanned(Time now) {
-  if (!running_) return;
+  if (!running_ || is_last_) return;
   const auto is_ready_or_lost = [this](uint64_t id) { return !members_.contains(id) || IsReady(id); };
   if (stopping_) {
     if (std::ranges::all_of(generation_->workers, is_ready_or_lost)) BeginChange(cause_, /*planned=*/true, now);
     return;
   }
-  std::string cause;
+  std::string cause = ending_ ? "asked to end the run" : "";
   for (auto& [id, member] : members_) {
     if (member.is_shard || IsInGeneration(id) || !IsReady(id) || !member.connected) continue;
     if (std::ssize(generation_->workers) >= options_.leaves) {
@@ -272,13 +285,17 @@ void Coordinator::ConsiderPlanned(Time now) {
   }
   if (cause.empty() && WouldGain(now)) cause = "other shares are faster";
   if (cause.empty()) return;
+  Say(absl::StrCat("generation ", generation_->number, " ends at its next snapshot: ", cause));
   cause_ = cause;
   stopping_ = true;
-  for (const uint64_t id : generation_->workers) options_.send(id, {.kind = Order::Kind::kStop});
+  for (const uint64_t id : generation_->workers) options_.send(id, {.kind = Order::Kind::kStop, .ends_run = ending_});
 }
 
 void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) {
   CHECK(running_);
+  if (!planned) {
+    Say(absl::StrCat("generation ", generation_->number, " is cut short at step ", NewestStep(), ": ", cause));
+  }
   running_ = stopping_ = false;
   planned_ = planned;
   cause_ = cause;
@@ -291,18 +308,27 @@ void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) 
   CommitIfReady(now);
 }
 
-std::optional<int64_t> Coordinator::NewestCommonSnapshot() const {
-  std::optional<std::set<int64_t>> common;
+std::vector<int64_t> Coordinator::CommonSnapshots() const {
+  std::map<int64_t, int> holders;
   for (const auto& [number, id] : shards_) {
-    const std::vector<int64_t>& held = members_.at(id).shard.held;
-    if (!common.has_value()) {
-      common.emplace(held.begin(), held.end());
-    } else {
-      std::erase_if(*common, [&](int64_t step) { return std::ranges::count(held, step) == 0; });
-    }
+    for (const int64_t step : members_.at(id).shard.held) ++holders[step];
   }
-  if (!common.has_value() || common->empty()) return std::nullopt;
-  return *common->rbegin();
+  std::vector<int64_t> common;
+  for (const auto& [step, count] : holders) {
+    if (count == options_.shard_count) common.push_back(step);
+  }
+  return common;
+}
+
+int64_t Coordinator::NewestStep() const {
+  if (!generation_.has_value()) return options_.first_step;
+  int64_t newest = generation_->first_step;
+  for (const uint64_t id : generation_->workers) {
+    const auto found = members_.find(id);
+    if (found == members_.end() || found->second.worker.generation != generation_->number) continue;
+    newest = std::max(newest, found->second.worker.step);
+  }
+  return newest;
 }
 
 // What the next generation waits for; empty: nothing.
@@ -322,14 +348,15 @@ std::string Coordinator::MissingForCommit() const {
       if (found != members_.end() && !IsReady(id)) {
         return absl::StrCat(found->second.name, " has not ended its step");
       }
-      // The workers of a coordinator that was started again find it when it listens.
-      if (found == members_.end() && !has_committed_ && last_tick_ - options_.now < options_.times.silent) {
+      // The workers of a coordinator that was started again find it soon after it listens. Who is later joins.
+      if (found == members_.end() && !has_committed_ && last_tick_ - options_.now < 2 * options_.times.gone) {
         return "a worker of the last generation has not come back";
       }
     }
   }
-  const int needed =
+  const int usual =
       generation_.has_value() ? options_.min_workers : std::max(options_.min_workers, options_.first_workers);
+  const int needed = ending_ ? 1 : usual;
   const auto ready = std::ssize(ReadyWorkers());
   if (ready < needed) return absl::StrCat(ready, " of at least ", needed, " workers have come");
   return "";
@@ -339,20 +366,25 @@ void Coordinator::CommitIfReady(Time now) {
   if (running_ || ended_.has_value() || !MissingForCommit().empty()) return;
   std::vector<uint64_t> workers = ReadyWorkers();
   if (std::ssize(workers) > options_.leaves) workers.resize(static_cast<size_t>(options_.leaves));
-  const std::optional<int64_t> snapshot = NewestCommonSnapshot();
+  const std::vector<int64_t> snapshots = CommonSnapshots();
   const int64_t counted = std::max(options_.log->counted_end(), options_.first_step);
-  const int64_t first_step = std::max(snapshot.value_or(options_.first_step), options_.first_step);
-  if (first_step < counted) {
+  const int64_t first_step = std::max(snapshots.empty() ? 0 : snapshots.back(), options_.first_step);
+  // Before the first snapshot was on all disks, what was lost is seconds old, and the run begins anew.
+  const bool is_young = kept_ < 0 && !continues_;
+  if (first_step < counted && snapshots.empty() && !is_young) {
     std::vector<std::string> held;
     for (const auto& [number, id] : shards_) {
       held.push_back(absl::StrCat("shard ", number, ": ", absl::StrJoin(members_.at(id).shard.held, ", ")));
     }
     return End(absl::DataLossError(absl::StrCat(
-        "no snapshot from step ", counted, " on is on all shards (", absl::StrJoin(held, "; "),
+        "steps up to ", counted, " have counted, and no snapshot is on all shards (", absl::StrJoin(held, "; "),
         "): start again with --resume from the last checkpoint, and give shards a --state_dir that survives them")));
   }
+  if (first_step < counted) {
+    Say(absl::StrCat("goes back behind step ", counted, ", where a generation had begun: its snapshot was lost"));
+  }
   // A generation that was cut short before it had a snapshot has gained nothing.
-  if (generation_.has_value() && !planned_ && first_step == generation_->first_step) {
+  if (generation_.has_value() && !planned_ && first_step <= generation_->first_step) {
     strike_causes_.push_back(cause_);
     if (++strikes_ >= kStrikesMax) {
       return End(absl::AbortedError(absl::StrCat(strikes_, " generations have ended before step ",
@@ -367,14 +399,16 @@ void Coordinator::CommitIfReady(Time now) {
   for (const uint64_t id : workers) seconds.push_back(SecondsPerLeaf(id));
   const Generation next = {.number = changing_to_,
                            .first_step = first_step,
-                           .snapshot_every = SnapshotEvery(),
+                           .snapshot_every = SnapshotEvery(workers),
                            .workers = workers,
                            .leaf_owners = DealLeaves(options_.leaves, seconds)};
   if (const absl::Status status = options_.log->Commit(next); !status.ok()) return End(status);
   generation_ = next;
-  running_ = has_committed_ = true;
+  running_ = true;
+  is_last_ = ending_;
   last_deal_ = now;
-  Order order = {.generation = next, .from_snapshot = snapshot.has_value() && *snapshot == first_step};
+  Order order = {
+      .generation = next, .from_snapshot = !snapshots.empty() && snapshots.back() == first_step, .ends_run = is_last_};
   order.kind = Order::Kind::kServe;
   SendToAll(true, order);
   order.kind = Order::Kind::kTrain;
@@ -384,15 +418,20 @@ void Coordinator::CommitIfReady(Time now) {
     members_.at(id).told_to_wait = false;
     options_.send(id, order);
   }
-  if (options_.say != nullptr) {
-    options_.say(absl::StrCat("generation ", next.number, " from step ", first_step, " with ", workers.size(),
-                              workers.size() == 1 ? " worker" : " workers", " (", cause_, ")"));
-  }
+  Say(absl::StrCat("generation ", next.number, " from step ", first_step, " with ", workers.size(),
+                   workers.size() == 1 ? " worker" : " workers",
+                   has_committed_ ? "" : absl::StrCat(" (", cause_, ")")));
+  has_committed_ = true;
 }
 
-int64_t Coordinator::SnapshotEvery() const {
-  double seconds = 0;
-  for (const auto& [id, member] : members_) seconds = std::max(seconds, member.worker.step_seconds);
+int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
+  double seconds = 0, trial = 0;
+  for (const uint64_t id : workers) {
+    const WorkerReport& report = members_.at(id).worker;
+    seconds = std::max(seconds, report.step_seconds);
+    trial = std::max(trial, report.trial_leaf_seconds);
+  }
+  if (seconds <= 0) seconds = trial * std::ceil(static_cast<double>(options_.leaves) / std::ssize(workers));
   if (seconds <= 0) return generation_.has_value() ? generation_->snapshot_every : kFirstSnapshotEvery;
   return std::clamp<int64_t>(std::llround(kSnapshotSeconds / seconds), 1, 100'000);
 }
@@ -428,6 +467,7 @@ void Coordinator::End(const absl::Status& status) {
 Coordinator::Status Coordinator::Describe() const {
   Status status{.generation = generation_.has_value() ? generation_->number : 0,
                 .first_step = generation_.has_value() ? generation_->first_step : options_.first_step,
+                .step = NewestStep(),
                 .changing = !running_,
                 .cause = cause_};
   for (const auto& [id, member] : members_) {
@@ -443,16 +483,11 @@ Coordinator::Status Coordinator::Describe() const {
     }
     status.members.push_back({.name = member.name, .what = what});
   }
-  for (const auto& [step, unused] : [this] {
-         std::map<int64_t, int> counts;
-         for (const auto& [number, id] : shards_) {
-           for (const int64_t held : members_.at(id).shard.held) ++counts[held];
-         }
-         std::erase_if(counts, [this](const auto& one) { return one.second < options_.shard_count; });
-         return counts;
-       }()) {
-    status.snapshots.push_back(step);
+  for (int shard = 0; shard < options_.shard_count; ++shard) {
+    const auto found = shards_.find(shard);
+    if (found == shards_.end() || !members_.at(found->second).connected) status.missing_shards.push_back(shard);
   }
+  status.snapshots = CommonSnapshots();
   return status;
 }
 

@@ -20,8 +20,8 @@
 // computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer. A false
 // alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
 //
-// What ends the run: an error that follows from the job, kStrikesMax generations without a new snapshot, a shard that
-// does not come back, too few workers for too long, a log that cannot be written.
+// What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
+// new snapshot, a shard that does not come back, too few workers for too long, a log that cannot be written.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
@@ -61,16 +61,17 @@ struct ShardReport {
 };
 
 struct WorkerReport {
-  int64_t generation = 0;       // that it trains, or has trained last; 0: none
-  bool ready = false;           // for the one after: its exchange is over
-  std::string trouble;          // why, if it did not stop because it was told to
-  bool leaves = false;          // wants to
-  int64_t step = 0;             // the next
-  int64_t leaf_count = 0;       // leaves that it has computed; batches of an evaluation count, too
-  bool computes = false;        // and does not wait for others
-  double seconds_per_leaf = 0;  // the usual; 0: not known yet
-  double step_seconds = 0;      // likewise, of a whole step
-  absl::Status failure;         // not OK: an error that follows from the job
+  int64_t generation = 0;         // that it trains, or has trained last; 0: none
+  bool ready = false;             // for the one after: its exchange is over
+  std::string trouble;            // why, if it did not stop because it was told to
+  bool leaves = false;            // wants to
+  int64_t step = 0;               // the next
+  int64_t leaf_count = 0;         // leaves that it has computed; batches of an evaluation count, too
+  bool computes = false;          // and does not wait for others
+  double seconds_per_leaf = 0;    // the usual; 0: not known yet
+  double step_seconds = 0;        // likewise, of a whole step
+  double trial_leaf_seconds = 0;  // one leaf, computed once before the worker attended
+  absl::Status failure;           // not OK: an error that follows from the job
 };
 
 struct Order {
@@ -88,6 +89,7 @@ struct Order {
   Kind kind = Kind::kWait;
   Generation generation;
   bool from_snapshot = false;       // otherwise rank 0 brings the parameters
+  bool ends_run = false;            // kTrain: the generation has no step, and saves what there is. kStop: it comes next
   std::vector<std::string> shards;  // kTrain: addresses, by number
   std::string text;                 // kWait, kGivenUp
   absl::Status end;                 // kEnd: OK if all steps are done
@@ -100,7 +102,7 @@ class Coordinator {
   static constexpr int kStrikesMax = 3;
   // Other shares must save this part of a step, and are dealt so often at most.
   static constexpr double kGainMin = 0.1;
-  static constexpr std::chrono::seconds kDealPause{60};
+  static constexpr std::chrono::seconds kDealPause{20};
 
   struct Options {
     int shard_count = 1;
@@ -130,6 +132,10 @@ class Coordinator {
   // Call ten times a second.
   void Tick(Time now);
 
+  // Somebody wants the run to end: after its next snapshot comes a generation without steps, which saves a checkpoint.
+  // Workers that want to leave stay for it.
+  void EndRun(Time now);
+
   // After kEnd was sent.
   const std::optional<absl::Status>& ended() const { return ended_; }
 
@@ -140,10 +146,12 @@ class Coordinator {
   struct Status {
     int64_t generation = 0;
     int64_t first_step = 0;
+    int64_t step = 0;  // the newest that a worker is at
     bool changing = false;
     std::string cause;  // of the last change
     std::vector<MemberStatus> members;
-    std::vector<int64_t> snapshots;  // that all shards have
+    std::vector<int> missing_shards;  // or not connected
+    std::vector<int64_t> snapshots;   // that all shards have
   };
   Status Describe() const;
 
@@ -177,9 +185,12 @@ class Coordinator {
   void CommitIfReady(Time now);
   std::string MissingForCommit() const;
   std::vector<uint64_t> ReadyWorkers() const;
-  std::optional<int64_t> NewestCommonSnapshot() const;
+  std::vector<int64_t> CommonSnapshots() const;  // that all shards have, ascending
+  // The newest that a worker of the generation is at.
+  int64_t NewestStep() const;
+  void Say(const std::string& line) const;
   void KeepDurable();
-  int64_t SnapshotEvery() const;
+  int64_t SnapshotEvery(const std::vector<uint64_t>& workers) const;
   void End(const absl::Status& status);
   void SendToAll(bool to_shards, const Order& order);
   double SecondsPerLeaf(uint64_t id) const;
@@ -192,7 +203,10 @@ class Coordinator {
   bool running_ = false;                  // and no change has begun
   bool has_committed_ = false;            // this process, and not one before it
   bool stopping_ = false;                 // its workers were told to stop
+  bool ending_ = false;                   // EndRun was called
+  bool is_last_ = false;                  // the generation is the one without steps
   int64_t changing_to_ = 0;               // the number that was prepared last
+  const bool continues_;                  // a coordinator before this one has begun the run
   bool planned_ = false;
   std::string cause_;
   Time change_since_;

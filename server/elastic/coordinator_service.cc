@@ -1,5 +1,6 @@
 #include "server/elastic/coordinator_service.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,8 @@ WorkerReport ToWorkerReport(const v1::MemberReport::Worker& proto) {
                       .leaf_count = proto.leaf_count(),
                       .computes = proto.computes(),
                       .seconds_per_leaf = proto.seconds_per_leaf(),
-                      .step_seconds = proto.step_seconds()};
+                      .step_seconds = proto.step_seconds(),
+                      .trial_leaf_seconds = proto.trial_leaf_seconds()};
   if (proto.failure_code() != 0) {
     report.failure = absl::Status(static_cast<absl::StatusCode>(proto.failure_code()), proto.failure_text());
   }
@@ -77,6 +79,7 @@ v1::MemberOrder ToProto(const Order& order, const v1::RunTerms& terms) {
   for (const uint64_t worker : order.generation.workers) proto.add_workers(worker);
   for (const int owner : order.generation.leaf_owners) proto.add_leaf_owners(owner);
   proto.set_from_snapshot(order.from_snapshot);
+  proto.set_ends_run(order.ends_run);
   for (const std::string& address : order.shards) proto.add_shards(address);
   proto.set_text(order.text);
   if (order.kind == Order::Kind::kEnd) {
@@ -159,8 +162,12 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
   }
   const uint64_t id = hello.member_id();
   if (members_.contains(id)) {
-    // The process has a new connection, and this one has not been missed yet.
     AttendStream* const older = members_[id];
+    if (older->name != hello.name()) {
+      return absl::AlreadyExistsError(
+          absl::StrCat(older->name, " has the number of ", hello.name(), " already: start the latter again"));
+    }
+    // The process has a new connection, and that one has not been missed yet.
     OnGone(older);
     older->member.reset();
     older->Cancel();
@@ -188,6 +195,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
     RETURN_IF_ERROR(status);
   }
   stream->member = id;
+  stream->name = hello.name();
   options_.keep(stream->peer());
   return absl::OkStatus();
 }
@@ -201,28 +209,30 @@ absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hell
 
 absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
   ASSIGN_OR_RETURN(const Agreement agreement, ParseAgreement(terms.agreement()), "the terms of the first worker");
-  if (agreement.micro_batches < 1 || terms.steps_per_epoch() < 1 || terms.end_step() < agreement.first_step ||
-      terms.statistics() < 0) {
+  if (agreement.micro_batches < 1 || terms.steps_per_epoch() < 1 || terms.first_step() < 0 ||
+      terms.end_step() < terms.first_step()) {
     return absl::InvalidArgumentError("the terms of the first worker are no elastic run's: start it with --elastic");
   }
   ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, {.name = options_.run_id,
                                                                   .leaves = agreement.micro_batches,
                                                                   .shards = options_.shard_count,
-                                                                  .job = Sha256Hex(terms.agreement())}));
+                                                                  .job = Sha256Hex(terms.agreement()),
+                                                                  .first_step = terms.first_step()}));
   terms_ = terms;
-  coordinator_ = std::make_unique<Coordinator>(
-      Coordinator::Options{.shard_count = options_.shard_count,
-                           .leaves = agreement.micro_batches,
-                           .first_step = agreement.first_step,
-                           .end_step = terms.end_step(),
-                           .first_workers = options_.first_workers,
-                           .min_workers = options_.min_workers,
-                           .times = options_.times,
-                           .join_deadline = absl::ToChronoMilliseconds(options_.join_deadline),
-                           .log = log_.get(),
-                           .send = [this](uint64_t member, const Order& order) { Send(member, order); },
-                           .say = options_.log,
-                           .now = Clock::now()});
+  coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{
+      .shard_count = options_.shard_count,
+      .leaves = agreement.micro_batches,
+      .first_step = log_->first_step(),
+      .end_step = terms.end_step(),
+      .first_workers = options_.first_workers,
+      .min_workers = options_.min_workers,
+      .times = options_.times,
+      // std::chrono compares in nanoseconds, and knows no infinite time.
+      .join_deadline = absl::ToChronoMilliseconds(std::min(options_.join_deadline, absl::Hours(24 * 365))),
+      .log = log_.get(),
+      .send = [this](uint64_t member, const Order& order) { Send(member, order); },
+      .say = options_.log,
+      .now = Clock::now()});
   for (const auto& [id, shard] : std::exchange(early_shards_, {})) {
     const absl::Status status = coordinator_->AddShard(id, shard.name, shard.report, Clock::now());
     if (status.ok() || !members_.contains(id)) continue;
@@ -276,6 +286,13 @@ void CoordinatorService::Tick(Time now) {
   LookForEnd();
 }
 
+bool CoordinatorService::EndRun(Time now) {
+  if (coordinator_ == nullptr) return false;
+  coordinator_->EndRun(now);
+  LookForEnd();
+  return true;
+}
+
 void CoordinatorService::LookForEnd() {
   if (coordinator_ != nullptr && coordinator_->ended().has_value()) ended_ = coordinator_->ended();
 }
@@ -286,11 +303,14 @@ void CoordinatorService::OnRun(RunCall* call) {
     call->Refuse(status);
     return;
   }
+  options_.keep(call->peer());
   v1::GetRunReply reply;
   if (coordinator_ != nullptr) {
     const Coordinator::Status status = coordinator_->Describe();
     reply.set_generation(status.generation);
     reply.set_first_step(status.first_step);
+    reply.set_step(status.step);
+    reply.set_end_step(terms_.end_step());
     reply.set_changing(status.changing);
     reply.set_cause(status.cause);
     for (const Coordinator::MemberStatus& member : status.members) {
@@ -298,6 +318,7 @@ void CoordinatorService::OnRun(RunCall* call) {
       proto->set_name(member.name);
       proto->set_what(member.what);
     }
+    for (const int shard : status.missing_shards) reply.add_missing_shards(shard);
     for (const int64_t step : status.snapshots) reply.add_snapshots(step);
   } else {
     reply.set_changing(true);

@@ -48,6 +48,8 @@ class CoordinatorService {
   // Asks gRPC for members. `queue` outlives the streams.
   void Listen(grpc::ServerCompletionQueue* queue);
   void Tick(Time now);
+  // Ends the run (Coordinator::EndRun). False: none has begun.
+  bool EndRun(Time now);
   // No call or stream has a tag in the queue. After the server was shut down.
   bool is_idle() const { return streams_.empty() && run_calls_.empty(); }
 

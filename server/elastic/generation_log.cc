@@ -47,7 +47,8 @@ std::string Quoted(absl::string_view name) {
 }
 
 std::string RunEntry(const GenerationLog::Run& run) {
-  return absl::StrCat("run name=", Quoted(run.name), " leaves=", run.leaves, " shards=", run.shards, " job=", run.job);
+  return absl::StrCat("run name=", Quoted(run.name), " leaves=", run.leaves, " shards=", run.shards, " job=", run.job,
+                      " first=", run.first_step);
 }
 
 std::string CommitEntry(const Generation& generation) {
@@ -182,7 +183,10 @@ absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::st
   // The rest of a line whose writer was cut off. Nobody has been told of it.
   const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   if (whole < text.size() && ftruncate(file, static_cast<off_t>(whole)) != 0) return FileError("shorten", path);
-  if (whole == 0) RETURN_IF_ERROR(log->Write({RunEntry(run)}));
+  if (whole == 0) {
+    RETURN_IF_ERROR(log->Write({RunEntry(run)}));
+    log->first_step_ = log->counted_end_ = run.first_step;
+  }
   return log;
 }
 
@@ -195,12 +199,15 @@ absl::Status GenerationLog::Read(std::string_view text, const Run& run) {
       // Compared as text: whatever differs is named.
       ASSIGN_OR_RETURN(const Entry mine, ParseEntry(absl::StripSuffix(WithCrc(RunEntry(run)), "\n")));
       for (const auto& [key, value] : mine.values) {
+        if (key == "first") continue;  // who comes later may have newer checkpoints
         const auto found = entry.values.find(key);
         const std::string theirs = found == entry.values.end() ? "nothing" : found->second;
         if (theirs == value) continue;
         return absl::FailedPreconditionError(absl::StrCat("it is the log of another run: its ", key, " is ", theirs,
                                                           ", this run's ", value, ": name another --state_dir"));
       }
+      ASSIGN_OR_RETURN(first_step_, NumberOf(entry, "first"));
+      counted_end_ = first_step_;
       return absl::OkStatus();
     }
     if (entry.kind == "prepare" || entry.kind == "commit") last_number_ = std::max(last_number_, entry.number);
@@ -208,6 +215,8 @@ absl::Status GenerationLog::Read(std::string_view text, const Run& run) {
       ASSIGN_OR_RETURN(last_, GenerationOf(entry));
     } else if (entry.kind == "counted") {
       ASSIGN_OR_RETURN(counted_end_, NumberOf(entry, "to"));
+    } else if (entry.kind == "back") {
+      counted_end_ = entry.number;
     } else if (entry.kind == "end") {
       return absl::FailedPreconditionError("the run has ended: name another --state_dir for a new one");
     } else if (entry.kind != "prepare") {
@@ -238,9 +247,9 @@ absl::Status GenerationLog::Prepare(int64_t number) {
 
 absl::Status GenerationLog::Commit(const Generation& generation) {
   CHECK_GE(generation.number, last_number_);
-  CHECK_GE(generation.first_step, counted_end_);
   std::vector<std::string> entries;
   if (generation.first_step > counted_end_) entries.push_back(CountedUpTo(generation.first_step));
+  if (generation.first_step < counted_end_) entries.push_back(absl::StrCat("back ", generation.first_step));
   entries.push_back(CommitEntry(generation));
   RETURN_IF_ERROR(Write(entries));
   last_number_ = generation.number;
@@ -276,6 +285,7 @@ absl::Status CheckExactlyOnce(std::string_view text) {
     if (std::exchange(is_first, false)) {
       if (entry.kind != "run") return wrong("the log does not begin with what the run is");
       ASSIGN_OR_RETURN(leaf_count, NumberOf(entry, "leaves"));
+      ASSIGN_OR_RETURN(counted_end, NumberOf(entry, "first"));
       return absl::OkStatus();
     }
     if (entry.kind == "commit") {
@@ -289,6 +299,12 @@ absl::Status CheckExactlyOnce(std::string_view text) {
                      ", steps up to ", counted_end, " have counted");
       }
       return absl::OkStatus();
+    }
+    if (entry.kind == "back") {
+      if (entry.number < 0 || entry.number >= counted_end) {
+        return wrong("it goes back to step ", entry.number, ", steps up to ", counted_end, " have counted");
+      }
+      counted_end = entry.number;
     }
     if (entry.kind == "end" && entry.number != counted_end) {
       return wrong("the run ends at step ", entry.number, ", steps up to ", counted_end, " have counted");

@@ -4,14 +4,16 @@
 // A text file, generations.log in the coordinator's --state_dir, one entry a line, each with the CRC-32C of the line
 // before its " crc=":
 //
-//   run name=digits leaves=8 shards=2 job=SHA256           what the run is; the first line
+//   run name=digits leaves=8 shards=2 job=SHA256 first=0   what the run is, and where it begins; the first line
 //   prepare 3                                                 the shards are asked to leave generations below 3
 //   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID            what became part of the result of generation 2
 //   commit 3 first=240 every=10 workers=ID,ID owners=0,0,0,0,1,1,1,1
+//   back 200                                                  steps from 200 on count no more: the snapshot of 240 was
+//                                                             lost before all shards had it on disk
 //   end 1000                                                  all steps are done
 //
-// The `counted` lines are the proof that every leaf of every step counted once: their steps must cover [0, end) without
-// gap or overlap, and the leaves of each [0, M). CheckExactlyOnce looks.
+// The `counted` lines, cut off where `back` says so, are the proof that every leaf of every step counted once: their
+// steps must cover [first, end) without gap or overlap, and the leaves of each [0, M). CheckExactlyOnce looks.
 //
 // A line that was cut off by a crash is the last one and no entry: it is removed when the log is opened. Any other
 // damage is an error.
@@ -41,7 +43,8 @@ class GenerationLog {
     std::string name;  // the run id
     int leaves = 0;
     int shards = 0;
-    std::string job;  // SHA-256 of what all processes have agreed on
+    std::string job;         // SHA-256 of what all processes have agreed on
+    int64_t first_step = 0;  // 0, or a checkpoint's. If there is a log already, what it says holds
     friend bool operator==(const Run&, const Run&) = default;
   };
 
@@ -52,17 +55,19 @@ class GenerationLog {
   GenerationLog(const GenerationLog&) = delete;
   GenerationLog& operator=(const GenerationLog&) = delete;
 
+  int64_t first_step() const { return first_step_; }
   // The highest number that a line has; 0: none. The next generation needs a higher one: whoever is left of that
   // number's may still run.
   int64_t last_number() const { return last_number_; }
   // The last one that was committed.
   const std::optional<Generation>& last() const { return last_; }
-  // All steps below this one have counted.
+  // All steps below this one have counted, and those from it on have not.
   int64_t counted_end() const { return counted_end_; }
 
   // Each is on the disk when it returns; after an error the coordinator may not go on.
   absl::Status Prepare(int64_t number);
-  // Writes what the generation before has contributed up to generation.first_step, too.
+  // Writes what the generation before has contributed up to generation.first_step, too, or that the run goes back
+  // there.
   absl::Status Commit(const Generation& generation);
   // The same, and DataLoss if the log does not prove that all steps counted once.
   absl::Status End(int64_t step);
@@ -77,6 +82,7 @@ class GenerationLog {
   const FolderLock lock_;
   const std::string path_;
   const int file_;
+  int64_t first_step_ = 0;
   int64_t last_number_ = 0;
   std::optional<Generation> last_;
   int64_t counted_end_ = 0;

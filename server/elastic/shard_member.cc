@@ -72,6 +72,7 @@ absl::Status ShardMember::Learn(const v1::RunTerms& terms) {
                                         .slice_elements = std::move(slice_elements),
                                         .vector_count = StateVectorCount(agreement.optimizer),
                                         .has_side_values = options_.shard == 0,
+                                        .flush = options_.flush_state,
                                         .log = options_.log}));
   terms_ = terms;
   return absl::OkStatus();

@@ -31,6 +31,7 @@ class ShardMember {
     std::string address;      // where workers reach this shard
     std::string run_id;
     std::string state_dir;  // for snapshots; empty: they are in memory alone
+    bool flush_state = false;
     TransportSecurity security;
     std::function<void(const std::string&)> log;
   };
@@ -43,6 +44,7 @@ class ShardMember {
   // What the run is; opens the snapshots when it hears of the run first. Errors as SnapshotStore::Open and
   // ParseAgreement.
   absl::Status Learn(const v1::RunTerms& terms);
+  bool has_learned() const { return snapshots_ != nullptr; }
   // REQUIRES: Learn was OK.
   SnapshotStore& snapshots() { return *snapshots_; }
   const v1::RunTerms& terms() const { return terms_; }

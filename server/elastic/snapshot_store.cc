@@ -28,6 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr char kMagic[] = "starring-snapshot-1";
 constexpr size_t kHeadBytes = 512;
+constexpr char kUnfinished[] = ".tmp";
 
 absl::Status SystemError(const char* what, const std::string& path) {
   if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
@@ -135,22 +136,27 @@ std::string SnapshotStore::PathOf(int64_t step) const {
 }
 
 absl::Status SnapshotStore::FindFiles() {
-  std::error_code error;
+  std::error_code error, ignored;
   fs::create_directories(options_.folder, error);
   if (error) return absl::UnavailableError(absl::StrCat("cannot create ", options_.folder, ": ", error.message()));
   const std::string prefix = absl::StrFormat("snapshot-%dof%d-", options_.shard, options_.shard_count);
   for (fs::directory_iterator entry(options_.folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
+    if (absl::StartsWith(name, prefix) && absl::EndsWith(name, kUnfinished)) fs::remove(entry->path(), ignored);
     int64_t step = 0;
     if (!absl::StartsWith(name, prefix) || !absl::SimpleAtoi(name.substr(prefix.size()), &step)) continue;
-    // Only the head is read here: what is damaged behind it is found when it is needed.
+    // Those of other runs are left alone.
     std::array<char, kHeadBytes> head;
     OpenFile file(PathOf(step), O_RDONLY);
     if (!file.is_open() || !file.Read(std::as_writable_bytes(std::span(head))).ok()) continue;
     const absl::string_view text(head.data(), head.size());
     if (!absl::StartsWith(text, absl::StrCat(kMagic, " job=", options_.job, " "))) continue;
-    if (NumberIn<int64_t>(text, "step") == step && NumberIn<int64_t>(text, "elements") == element_count_) {
+    if (NumberIn<int64_t>(text, "step") != step || NumberIn<int64_t>(text, "elements") != element_count_) continue;
+    // Read whole: a generation that was logged with a snapshot must find it.
+    if (const auto snapshot = ReadFile(step); snapshot.ok()) {
       in_files_.insert(step);
+    } else if (options_.log != nullptr) {
+      options_.log(absl::StrCat(std::string(snapshot.status().message()), ": it is passed over"));
     }
   }
   if (error) return absl::UnavailableError(absl::StrCat("cannot read ", options_.folder, ": ", error.message()));
@@ -312,7 +318,8 @@ void SnapshotStore::WriteInBackground() {
 // A file has its name when it is complete.
 absl::Status SnapshotStore::WriteFile(const Snapshot& snapshot) const {
   const std::string path = PathOf(snapshot.step);
-  const std::string temporary = absl::StrCat(path, ".tmp");
+  // A process of the same number that was given up may still write.
+  const std::string temporary = absl::StrCat(path, ".", getpid(), kUnfinished);
   const std::string head = HeadOf(options_, snapshot, CrcOf(snapshot));
   OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
   if (!file.is_open()) return SystemError("create", temporary);

@@ -26,6 +26,8 @@ struct ElasticRun {
   Network* network = nullptr;
   // What all workers must have alike, with the known answer.
   std::vector<std::pair<std::string, std::string>> facts;
+  int64_t first_step = 0;         // of the run, if it begins with this worker
+  double trial_leaf_seconds = 0;  // KnownAnswer's
   const ProgressState* state = nullptr;
   std::function<bool()> stop_requested;  // any thread
   std::function<void(const std::string&)> say;

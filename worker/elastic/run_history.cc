@@ -8,15 +8,18 @@ namespace {
 constexpr size_t kEpochValues = 6;
 constexpr size_t kLossValues = 3;
 // Numbers of steps and samples are whole and below 2^53, which float64 holds exactly.
-constexpr size_t kHeadValues = 6;
+constexpr size_t kHeadValues = 7;
 
 }  // namespace
 
 std::vector<double> ToValues(const RunHistory& history) {
-  std::vector<double> values = {
-      static_cast<double>(history.statistics.size()), static_cast<double>(history.epochs.size()),
-      static_cast<double>(history.losses.size()),     history.epoch_loss_sum,
-      static_cast<double>(history.epoch_samples),     history.seconds};
+  std::vector<double> values = {static_cast<double>(history.statistics.size()),
+                                static_cast<double>(history.epochs.size()),
+                                static_cast<double>(history.losses.size()),
+                                history.epoch_loss_sum,
+                                static_cast<double>(history.epoch_samples),
+                                history.seconds,
+                                history.epoch_seconds};
   values.insert(values.end(), history.statistics.begin(), history.statistics.end());
   for (const EpochSummary& one : history.epochs) {
     values.insert(values.end(), {static_cast<double>(one.epoch), one.train_loss, one.test_loss, one.test_accuracy,
@@ -38,8 +41,10 @@ absl::StatusOr<RunHistory> FromValues(std::span<const double> values, int64_t st
       counts != static_cast<double>(values.size() - kHeadValues)) {
     return wrong();
   }
-  RunHistory history{
-      .epoch_loss_sum = values[3], .epoch_samples = static_cast<int64_t>(values[4]), .seconds = values[5]};
+  RunHistory history{.epoch_loss_sum = values[3],
+                     .epoch_samples = static_cast<int64_t>(values[4]),
+                     .seconds = values[5],
+                     .epoch_seconds = values[6]};
   auto next = values.begin() + kHeadValues;
   for (int64_t i = 0; i < statistics_size; ++i) history.statistics.push_back(static_cast<float>(*next++));
   history.epochs.resize(static_cast<size_t>(values[1]));

@@ -16,7 +16,8 @@ struct RunHistory {
   std::vector<float> statistics;  // batch norm's running statistics, in the order of Network::buffers()
   double epoch_loss_sum = 0;      // over the samples of the epoch in progress
   int64_t epoch_samples = 0;
-  double seconds = 0;  // of training
+  double seconds = 0;        // of training, in epochs that are over
+  double epoch_seconds = 0;  // in the one in progress
   std::vector<EpochSummary> epochs;
   std::vector<StepLoss> losses;  // with --record_losses
 };

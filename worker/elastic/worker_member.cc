@@ -76,7 +76,7 @@ void WorkerMember::Link::Fill(WorkerMember& member, v1::MemberReport* report, bo
     terms->set_agreement(options.agreement);
     terms->set_steps_per_epoch(options.steps_per_epoch);
     terms->set_end_step(options.end_step);
-    terms->set_statistics(options.statistics_size);
+    terms->set_first_step(options.first_step);
   }
   v1::MemberReport::Worker* const worker = report->mutable_worker();
   worker->set_generation(member.training_);
@@ -86,6 +86,7 @@ void WorkerMember::Link::Fill(WorkerMember& member, v1::MemberReport* report, bo
   worker->set_computes(Computes(options.state->Read(ProgressState::Clock::now()).phase));
   worker->set_seconds_per_leaf(member.seconds_per_leaf_);
   worker->set_step_seconds(member.step_seconds_);
+  worker->set_trial_leaf_seconds(options.trial_leaf_seconds);
   const MutexLock lock(member.mutex_);
   worker->set_ready(member.ready_);
   worker->set_trouble(member.trouble_);
@@ -105,6 +106,7 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
                                           .workers = {order.workers().begin(), order.workers().end()},
                                           .leaf_owners = {order.leaf_owners().begin(), order.leaf_owners().end()}},
                            .from_snapshot = order.from_snapshot(),
+                           .ends_run = order.ends_run(),
                            .servers = {order.shards().begin(), order.shards().end()},
                            .run_id = order.text()};
       const auto mine = std::ranges::find(next.generation.workers, member.id_);
@@ -115,6 +117,7 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
     }
     case v1::MemberOrder::STOP:
       member.stop_ = true;
+      if (order.ends_run()) member.run_ends_ = true;
       break;
     case v1::MemberOrder::CUT:
       member.cut_below_ = order.number();
@@ -159,7 +162,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
     }
     if (order_.has_value() && order_->generation.number > training_) break;
     // The last report has said so.
-    if (options_.asked_to_leave()) return absl::CancelledError("asked to leave");
+    if (options_.asked_to_leave() && !run_ends_) return absl::CancelledError("asked to leave");
     if (absl::FromChrono(link_->disconnected_for()) > options_.join_deadline) {
       return absl::UnavailableError(absl::StrCat("the coordinator ", options_.coordinator, " cannot be reached within ",
                                                  absl::FormatDuration(options_.join_deadline),
@@ -169,6 +172,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
   ready_ = stop_ = false;
   trouble_.clear();
   training_ = order_->generation.number;
+  step_ = order_->generation.first_step;
   link_->ReportSoon();
   return std::exchange(order_, std::nullopt);
 }

@@ -30,6 +30,7 @@ struct GenerationOrder {
   Generation generation;
   int rank = 0;
   bool from_snapshot = false;
+  bool ends_run = false;             // it has no step, and saves
   std::vector<std::string> servers;  // by shard
   std::string run_id;                // with which they are joined
 };
@@ -43,8 +44,9 @@ class WorkerMember {
     // What the run is (RunTerms).
     std::string agreement;
     int64_t steps_per_epoch = 1;
+    int64_t first_step = 0;  // of the run, if this worker is the first one
     int64_t end_step = 0;
-    int64_t statistics_size = 0;
+    double trial_leaf_seconds = 0;                // one leaf, computed once
     absl::Duration join_deadline;                 // for the coordinator to be reached
     const ProgressState* state = nullptr;         // outlives the member
     std::function<bool()> asked_to_leave;         // any thread
@@ -70,15 +72,13 @@ class WorkerMember {
   // An error that follows from the job: ends the run. Returns when it was reported, or after a second.
   void Fail(const absl::Status& why);
 
-  // Where shard 0 and all others listen, of the last generation.
-  uint64_t id() const { return id_; }
-
  private:
   class Link;
 
   const Options options_;
   const uint64_t id_;
   std::atomic<bool> stop_ = false;
+  std::atomic<bool> run_ends_ = false;  // who wants to leave stays, and saves
   std::atomic<bool> refused_ = false;
   std::atomic<int64_t> cut_below_ = 0;
   std::atomic<int64_t> training_ = 0;

@@ -80,6 +80,14 @@ class GradientExchange {
   virtual void SubmitSideValues(int64_t /*step*/, const std::vector<double>& /*values*/) {}
   // Those of the snapshot with which the generation began.
   virtual absl::StatusOr<std::vector<double>> FetchSideValues() { return std::vector<double>(); }
+  // Begins to fill (*state)[i] with the whole optimizer state vector i of the snapshot of `step`, while training goes
+  // on. Rank 0 alone, once all buckets of step - 1 were awaited; one snapshot at a time.
+  virtual void ReadSnapshot(int64_t /*step*/, const std::shared_ptr<std::vector<std::vector<float>>>& /*state*/) {
+    CHECK(false) << "only an elastic run has snapshots";
+  }
+  // Whether AwaitSnapshot would return at once.
+  virtual bool HasReadSnapshot() { return true; }
+  virtual absl::Status AwaitSnapshot() { return absl::OkStatus(); }
   // Ends this worker's part in a generation. The others are told nothing. Everything was awaited.
   virtual absl::Status Leave() { return absl::OkStatus(); }
 

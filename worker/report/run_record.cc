@@ -53,6 +53,7 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
     config["same_host"] = text(!is_star ? "" : facts.result->exchange.shared_memory ? "shared_memory" : "socket");
   }
   config["sync_reason"] = text(facts.sync_reason);
+  config["generation"] = absl::StrCat(facts.result->generation);
   if (options.transport == TransportKind::kNone) config["transport"] = text("");
   if (options.device == DeviceKind::kCuda) {
     config["isa"] = text("");

@@ -116,10 +116,10 @@ class Play {
     }
   }
   // A step on which there is a snapshot is over.
-  void Snapshot(int64_t step) {
+  void Snapshot(int64_t step, bool is_durable = true) {
     for (auto& [id, shard] : shards) {
       shard.held.push_back(step);
-      shard.durable.push_back(step);
+      if (is_durable) shard.durable.push_back(step);
       Tell(id);
     }
   }
@@ -466,7 +466,33 @@ TEST(CoordinatorTest, ALostLogOfSnapshotsIsSaid) {
   play.Tell(1);
   ASSERT_TRUE(play.coordinator().ended().has_value());
   EXPECT_THAT(std::string(play.coordinator().ended()->message()),
-              AllOf(HasSubstr("no snapshot from step 10 on"), HasSubstr("--state_dir")));
+              AllOf(HasSubstr("steps up to 10 have counted, and no snapshot is on all"), HasSubstr("--state_dir")));
+}
+
+// A generation may begin from memory, before the files are written.
+TEST(CoordinatorTest, GoesBackFurtherWhenASnapshotIsLostThatHadCounted) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.Snapshot(20);
+  play.Kill(2);
+  play.Pass(milliseconds(1'200));
+  ASSERT_EQ(play.counted_end(), 20);
+  play.shards[1000].held = play.shards[1000].durable = {10};
+  play.Tell(1000);
+  play.workers[1].ready = true;
+  play.workers[1].trouble = "server: broken pipe";
+  play.Tell(1);
+  ASSERT_EQ(play.generation(), 3);
+  EXPECT_EQ(play.last().first_step, 10);
+  EXPECT_EQ(play.counted_end(), 10);
+  EXPECT_THAT(play.said, testing::Contains(HasSubstr("goes back behind step 20")));
+  play.Snapshot(30);
+  play.shards[1000].finished = true;
+  play.Tell(1000);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(*play.coordinator().ended(), absl::OkStatus()) << "the log proves that all steps counted once";
 }
 
 TEST(CoordinatorTest, SharesFollowSpeedAndDoNotOscillate) {
@@ -513,8 +539,90 @@ TEST(CoordinatorTest, EndsWhenAllShardsHaveFinished) {
   EXPECT_EQ(*play.coordinator().ended(), absl::OkStatus());
 }
 
-// Random failures, at any moment of any change: a generation always follows, none goes back behind what has counted,
-// and the log proves that each step counted once.
+TEST(CoordinatorTest, EndsAtTheNextSnapshotWhenItIsAskedTo) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.coordinator().EndRun(play.now);
+  play.Tell(1);
+  EXPECT_EQ(play.KindsTo(1).back(), Kind::kStop);
+  EXPECT_EQ(play.generation(), 1) << "the workers go on to a snapshot first";
+  play.Snapshot(20);
+  for (const uint64_t id : {1, 2}) {
+    play.workers[id].ready = true;
+    play.Tell(id);
+  }
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_TRUE(play.history.back().second.ends_run);
+  EXPECT_EQ(play.last().first_step, 20);
+  // Nobody joins what is over, and who dies while it saves is replaced as ever.
+  play.AddWorker(3);
+  EXPECT_EQ(play.generation(), 2);
+  play.Kill(1);
+  play.Pass(milliseconds(1'200));
+  ASSERT_EQ(play.generation(), 3);
+  EXPECT_TRUE(play.history.back().second.ends_run);
+  for (const uint64_t id : {1000, 1001}) {
+    play.shards[id].finished = true;
+    play.Tell(id);
+  }
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(*play.coordinator().ended(), absl::OkStatus());
+  EXPECT_EQ(play.counted_end(), 20);
+}
+
+// A scheduler may tell all processes to stop at once.
+TEST(CoordinatorTest, WhoWantsToLeaveStaysToSave) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  for (const uint64_t id : {1, 2}) {
+    play.workers[id].leaves = true;
+    play.Tell(id);
+  }
+  play.coordinator().EndRun(play.now);
+  play.Snapshot(10);
+  for (const uint64_t id : {1, 2}) {
+    play.workers[id].ready = true;
+    play.Tell(id);
+  }
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.last().workers, ElementsAre(1, 2));
+  EXPECT_TRUE(play.history.back().second.ends_run);
+}
+
+TEST(CoordinatorTest, EndsAtOnceBeforeItsFirstStep) {
+  Play play({.first_workers = 2});
+  play.AddWorker(1);
+  play.coordinator().EndRun(play.now);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kCancelled);
+}
+
+TEST(CoordinatorTest, SaysHowTheRunIs) {
+  Play play({.shards = 2, .leaves = 8});
+  for (const uint64_t id : {1, 2}) play.AddWorker(id);
+  play.Snapshot(10);
+  play.shards[1000].held.push_back(20);
+  play.Tell(1000);
+  play.workers[1].step = 17;
+  play.Tell(1);
+  Coordinator::Status status = play.coordinator().Describe();
+  EXPECT_EQ(status.generation, 1);
+  EXPECT_EQ(status.step, 17);
+  EXPECT_FALSE(status.changing);
+  EXPECT_THAT(status.snapshots, ElementsAre(10));
+  EXPECT_THAT(status.missing_shards, IsEmpty());
+  ASSERT_EQ(status.members.size(), 4U);
+  EXPECT_EQ(status.members[0].what, "rank 0, micro-batches 0-4");
+  EXPECT_EQ(status.members[3].what, "shard 1 of 2");
+  play.Kill(1001);
+  EXPECT_THAT(play.coordinator().Describe().missing_shards, ElementsAre(1));
+}
+
+// Random failures, at any moment of any change: a generation always follows, and the log proves that each step counted
+// once. A shard that dies loses the snapshots that were in memory alone.
 TEST(CoordinatorTest, SurvivesAnyOrderOfFailures) {
   for (uint32_t seed = 1; seed <= 40; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -527,7 +635,7 @@ TEST(CoordinatorTest, SurvivesAnyOrderOfFailures) {
     int64_t step = 0;
     for (int event = 0; event < 60; ++event) {
       ASSERT_FALSE(play.coordinator().ended().has_value()) << *play.coordinator().ended();
-      play.Snapshot(step = std::max(step, play.last().first_step) + 10);
+      play.Snapshot(step = std::max(step, play.last().first_step) + 10, /*is_durable=*/random() % 2 == 0);
       switch (random() % 5) {
         case 0:
           if (!play.workers.empty()) play.Kill(std::next(play.workers.begin(), random() % play.workers.size())->first);
@@ -552,7 +660,7 @@ TEST(CoordinatorTest, SurvivesAnyOrderOfFailures) {
             play.silent.insert(id);
             play.Pass(milliseconds(5'500));
             play.silent.erase(id);
-            play.workers.erase(id);
+            play.workers[id] = {.generation = play.workers[id].generation};  // which it remembers
             play.AddWorker(id);
           }
           break;

@@ -77,6 +77,41 @@ TEST(GenerationLogTest, RemembersWhatWasWritten) {
   EXPECT_EQ(log->counted_end(), 20);
 }
 
+TEST(GenerationLogTest, AStepCountsOnceIfTheRunGoesBack) {
+  const std::string folder = NewFolder();
+  const auto commit = [](GenerationLog& log, int64_t number, int64_t first_step) {
+    EXPECT_TRUE(log.Prepare(number).ok());
+    EXPECT_TRUE(
+        log.Commit({.number = number, .first_step = first_step, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+    EXPECT_EQ(log.counted_end(), first_step);
+  };
+  {
+    const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+    commit(*log, 1, 0);
+    commit(*log, 2, 20);
+    commit(*log, 3, 10);
+  }
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  EXPECT_EQ(log->counted_end(), 10);
+  EXPECT_EQ(log->End(30), absl::OkStatus());
+  EXPECT_THAT(Content(folder), HasSubstr("back 10"));
+}
+
+TEST(GenerationLogTest, ARunMayBeginAtACheckpoint) {
+  const std::string folder = NewFolder();
+  GenerationLog::Run run = kRun;
+  run.first_step = 100;
+  {
+    const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, run).value();
+    EXPECT_EQ(log->counted_end(), 100);
+    EXPECT_TRUE(log->Commit({.number = 1, .first_step = 100, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+  }
+  run.first_step = 200;  // a newer checkpoint is of no interest to a run that has begun
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, run).value();
+  EXPECT_EQ(log->first_step(), 100);
+  EXPECT_EQ(log->End(300), absl::OkStatus());
+}
+
 TEST(GenerationLogTest, HasOneWriter) {
   const std::string folder = NewFolder();
   const auto first = GenerationLog::Open(folder, kRun);
@@ -167,6 +202,7 @@ TEST(CheckExactlyOnceTest, FindsEachCorruption) {
            Case{"another worker", "leaves=0-2:00000000000000a1", "leaves=0-2:00000000000000b2", "is not worker"},
            Case{"never committed", "counted 3 ", "counted 7 ", "never committed"},
            Case{"too short", "end 50", "end 51", "steps up to 50"},
+           Case{"back to the future", "prepare 3", "back 21", "goes back to step 21"},
        }) {
     const absl::Status status = CheckExactlyOnce(Corrupted(log, c.from, c.to));
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << c.name;

@@ -13,6 +13,7 @@ RunHistory Example() {
           .epoch_loss_sum = 1.0 / 3,
           .epoch_samples = int64_t{1} << 50,
           .seconds = 12.5,
+          .epoch_seconds = 0.75,
           .epochs = {{.epoch = 4,
                       .train_loss = 0.1,
                       .test_loss = 0.2,

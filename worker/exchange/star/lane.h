@@ -30,16 +30,18 @@ namespace starring {
 // One request of this worker to one shard, from the trainer's call to the answer.
 struct StarRequest {
   static constexpr int kNoBucket = -1;
+  static constexpr int kSnapshot = -2;
 
   int shard = 0;
   int lane = 0;
-  // StarClient::Wait waits for a whole group: the gradients of one bucket (its number), or all requests that are not
-  // gradients (kNoBucket).
+  // StarClient::Wait waits for a whole group: the gradients of one bucket (its number), what reads a snapshot while
+  // training goes on (kSnapshot), or all other requests (kNoBucket).
   int group = kNoBucket;
   v1::ExchangeMessage fields;
   bool more_nodes_follow = false;      // a GRADIENT that is not the last of this worker's share: ACCEPTED answers it
   std::span<const std::byte> payload;  // sent from the caller's memory, without a copy
   std::span<std::byte> destination;    // takes the answer's payload, which must have this length
+  std::shared_ptr<void> destination_keeper;  // what `destination` is part of; null: the caller keeps it
   // The length of the answer if fields.shared(): then payload and answer are in shared memory and do not travel.
   int64_t shared_answer_bytes = 0;
   v1::SharedMemory* parameter_memory = nullptr;  // if not null, takes the answer's field of this name

@@ -43,7 +43,7 @@ StarClient::StarClient(const JobSpec& job, Options options)
       rank_(job.rank),
       world_size_(job.world_size),
       exchange_deadline_(absl::ToChronoMilliseconds(BoundedDeadline(job.exchange_deadline))),
-      pending_(static_cast<size_t>(1 + job.buckets.bucket_count())),
+      pending_(static_cast<size_t>(job.buckets.bucket_count() - StarRequest::kSnapshot)),
       watches_(options_.shards.size(), ServerWatch(options_.stall.times)),
       report_(options_.stall.say) {
   for (size_t s = 0; s < options_.shards.size(); ++s) {

@@ -72,6 +72,8 @@ class StarClient {
   // Returns when every request of the group (see StarRequest) is over, or when the exchange has failed: then the
   // reason.
   absl::Status Wait(int group);
+  // Whether that would return at once.
+  bool IsOver(int group) { return Pending(group).load(std::memory_order_acquire) == 0 || has_failed_; }
 
   // Tells every shard that this worker gives up. Returns when the messages have left, or after a second.
   void Abort(const absl::Status& why);
@@ -117,7 +119,7 @@ class StarClient {
   // Ends requests whose payload gRPC has let go of. Publishes a failure when gRPC holds no payload.
   void EndDrained() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UpdateCounters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::atomic<int>& Pending(int group) { return pending_[group + 1]; }
+  std::atomic<int>& Pending(int group) { return pending_[group - StarRequest::kSnapshot]; }
 
   const Options options_;
   const int rank_;
@@ -130,7 +132,7 @@ class StarClient {
   std::atomic<int64_t> waiting_since_ns_ = 0;  // the trainer's thread is in Wait since then; 0: it is not
   std::atomic<bool> trainer_drives_ = false;
   std::atomic<bool> thread_rests_ = false;  // the exchange thread sleeps, longer than between visits
-  // Requests that are not over, by group + 1. Counted up by the trainer, down by the thread that drives.
+  // Requests that are not over, by group, the lowest first. Counted up by the trainer, down by the thread that drives.
   std::vector<std::atomic<int>> pending_;
 
   Mutex mutex_;

@@ -60,6 +60,9 @@ class StarExchange final : public GradientExchange {
   void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
   void SubmitSideValues(int64_t step, const std::vector<double>& values) override;
   absl::StatusOr<std::vector<double>> FetchSideValues() override;
+  void ReadSnapshot(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>& state) override;
+  bool HasReadSnapshot() override { return client_->IsOver(StarRequest::kSnapshot); }
+  absl::Status AwaitSnapshot() override { return client_->Wait(StarRequest::kSnapshot); }
   absl::Status Leave() override;
   absl::Status Await(int64_t step, int bucket) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
@@ -285,6 +288,8 @@ void StarExchange::SubmitSideValues(int64_t step, const std::vector<double>& val
   std::vector<std::unique_ptr<StarRequest>> requests;
   requests.push_back(MakeRequest(ExchangeMessage::SIDE_VALUES, 0, step, 0));
   StarRequest& request = *requests.back();
+  // With them shard 0 has the whole snapshot, so they come there before any request to read it.
+  request.lane = 0;
   // The request keeps what it sends.
   const auto kept = std::make_shared<const std::vector<double>>(values);
   request.payload = std::as_bytes(std::span(*kept));
@@ -306,6 +311,24 @@ absl::StatusOr<std::vector<double>> StarExchange::FetchSideValues() {
     values.insert(values.end(), block.begin() + 1, block.begin() + 1 + std::min(left, block.size() - 1));
   } while (static_cast<double>(values.size()) < block[0]);
   return values;
+}
+
+void StarExchange::ReadSnapshot(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>& state) {
+  std::vector<std::unique_ptr<StarRequest>> requests;
+  for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
+    ForEachSlice(b, [&](int shard, ElementRange slice) {
+      for (size_t i = 0; i < state->size(); ++i) {
+        requests.push_back(MakeRequest(ExchangeMessage::FETCH_STATE, shard, step, b));
+        StarRequest& request = *requests.back();
+        request.lane = 0;
+        request.group = StarRequest::kSnapshot;
+        request.fields.set_vector(static_cast<int>(i));
+        request.destination = BytesOf(std::span<float>((*state)[i]), slice);
+        request.destination_keeper = state;
+      }
+    });
+  }
+  client_->Post(std::move(requests));
 }
 
 absl::Status StarExchange::Leave() {

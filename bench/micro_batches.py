@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Measures what --micro_batches costs, and what --elastic costs on top while nothing happens.
+
+    bazel build -c opt //worker //server //deploy:launch
+    python3 bench/micro_batches.py --repeats=7               M leaves against one
+    python3 bench/micro_batches.py --repeats=15 --elastic    an elastic star against one whose members are fixed
+
+All ways of a row run in turn. A leaf is computed as a batch of its own, so M leaves cost M times what a batch
+costs whatever its size, and their gradients are added. A cell has the ratio of the smallest p50 of the runs, the
+first one its milliseconds. Two workers exchange through the servers of a star on this machine.
+
+With --elastic the last two columns are of one run with timelines: the part of the time in which a server copies
+snapshots, and in which the reporting worker collects what a snapshot has besides parameters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+# Steps of a run, by global batch: enough for a p50, and seconds at most.
+STEPS = {64: 600, 512: 100}
+
+
+def run(binaries: str, launch_flags: list[str], flags: list[str]) -> float:
+    """The p50 of a step, in milliseconds. No flags of the launcher: one worker without it."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = os.path.join(folder, "record")
+        command = [os.path.join(binaries, "worker/worker"), "--sync=local"]
+        if launch_flags:
+            command = [os.path.join(binaries, "deploy/launch"), *launch_flags, "--"]
+        done = subprocess.run([*command, *flags, "--record=" + record, "--progress=none"], check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode != 0:
+            sys.exit("%s: %s" % (" ".join(command + flags), done.stdout))
+        with open(record) as file:
+            return json.load(file)["step_ms"]["p50"]
+
+
+def job(model: str, batch: int) -> list[str]:
+    flags = ["--model=" + model, "--global_batch=%d" % batch, "--max_steps=%d" % STEPS.get(batch, 100),
+             "--dataset=synthetic", "--synthetic_train_count=%d" % (batch * 8), "--synthetic_test_count=64",
+             "--epochs=100", "--device=cpu", "--seed=1"]
+    return flags + (["--synthetic_size=32", "--synthetic_channels=3"] if model == "resnet20" else [])
+
+
+def in_turn(binaries: str, repeats: int, ways: list[tuple[list[str], list[str]]]) -> list[float]:
+    """The smallest p50 of each way."""
+    times: list[list[float]] = [[] for _ in ways]
+    for _ in range(repeats):
+        for values, (launch_flags, flags) in zip(times, ways):
+            values.append(run(binaries, launch_flags, flags))
+    return [min(values) for values in times]
+
+
+def part_of_time(folder: str, pattern: str, name: str) -> float:
+    """The part of a timeline that the spans called `name` take; the largest of all files."""
+    parts = [0.0]
+    for path in glob.glob(os.path.join(folder, pattern)):
+        with open(path) as file:
+            spans = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+        if spans:
+            all_us = max(event["ts"] + event["dur"] for event in spans) - min(event["ts"] for event in spans)
+            parts.append(sum(event["dur"] for event in spans if event["name"] == name) / max(all_us, 1))
+    return max(parts)
+
+
+def elastic_row(binaries: str, repeats: int, model: str, batch: int) -> list[str]:
+    fixed = ["--sync=star", "--workers=2", "--servers=2"]
+    flags = [*job(model, batch), "--micro_batches=8"]
+    fixed_ms, elastic_ms = in_turn(binaries, repeats, [(fixed, flags), ([*fixed, "--elastic"], flags)])
+    with tempfile.TemporaryDirectory() as folder:
+        run(binaries, [*fixed, "--elastic", "--trace=" + os.path.join(folder, "trace.json")], flags)
+        return ["%.2f ms" % fixed_ms, "%.3f" % (elastic_ms / fixed_ms),
+                "%.2f %%" % (100 * part_of_time(folder, "trace.server-*.json", "snapshot")),
+                "%.2f %%" % (100 * part_of_time(folder, "trace.worker-*.json", "history"))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--elastic", action="store_true", help="compare an elastic star with a fixed one")
+    parser.add_argument("--models", default="mlp,lenet5,mnist_cnn,resnet20")
+    parser.add_argument("--micro_batches", default="1,2,4,8,16", help="the others are compared to the first one")
+    parser.add_argument("--batches", default="64,512")
+    parser.add_argument("--workers", default="1,2")
+    parser.add_argument("--binaries", default=os.path.join(ROOT, "bazel-bin"))
+    options = parser.parse_args()
+    models, batches = options.models.split(","), [int(text) for text in options.batches.split(",")]
+    if options.elastic:
+        print("| model | global batch | star | elastic star | snapshots | history |\n|%s" % (" --- |" * 6))
+        for model in models:
+            for batch in batches:
+                row = [model, str(batch), *elastic_row(options.binaries, options.repeats, model, batch)]
+                print("| %s |" % " | ".join(row), flush=True)
+        return
+    leaves = [int(text) for text in options.micro_batches.split(",")]
+    print("| model | workers | global batch | %s |\n|%s" % (" | ".join("M = %d" % m for m in leaves),
+                                                            " --- |" * (3 + len(leaves))))
+    for model in models:
+        for workers in map(int, options.workers.split(",")):
+            launch = ["--sync=star", "--workers=%d" % workers, "--servers=1"] if workers > 1 else []
+            for batch in batches:
+                times = in_turn(options.binaries, options.repeats,
+                                [(launch, [*job(model, batch), "--micro_batches=%d" % m]) for m in leaves])
+                cells = ["%.2f ms" % times[0], *("%.3f" % (ms / times[0]) for ms in times[1:])]
+                print("| %s | %d | %d | %s |" % (model, workers, batch, " | ".join(cells)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

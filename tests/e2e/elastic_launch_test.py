@@ -1,0 +1,125 @@
+"""deploy/launch --elastic: what dies is started again, others join and leave, and a stop saves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import unittest
+
+from tests.e2e.jobs import LAUNCH, JobTest, Process, WORKER
+
+JOB = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=100", "--global_batch=64",
+       "--seed=1", "--micro_batches=8", "--device=cpu", "--model=lenet5", "--epochs=30"]
+
+
+class ElasticLaunchTest(JobTest):
+
+    def launch(self, *launch_flags: str, flags: tuple[str, ...] = ()) -> Process:
+        secret = self.path("secret")
+        if not os.path.exists(secret):
+            self.assertEqual(self.run_to_end([LAUNCH, "--make_secret=" + secret]).returncode, 0)
+        return self.start([LAUNCH, *launch_flags, "--job_secret=" + secret, "--", *JOB, "--progress=plain",
+                           "--record=" + self.path("record"), *flags])
+
+    def start_job(self, workers: int, servers: int, *launch_flags: str, flags: tuple[str, ...] = ()) -> Process:
+        return self.launch("--elastic", "--workers=%d" % workers, "--servers=%d" % servers, *launch_flags, flags=flags)
+
+    def coordinator_of(self, job: Process) -> str:
+        self.wait_for_output(job, "the coordinator listens at")
+        found = re.search(r"the coordinator listens at (\S+)", self.output_of(job))
+        assert found is not None
+        return found[1]
+
+    def pid_of(self, job: Process, words: str) -> int:
+        """The newest child of the launcher whose command line has `words`."""
+        listed = subprocess.run(["pgrep", "-P", str(job.pid), "-f", "--newest", "--", words], capture_output=True,
+                                text=True, check=False).stdout
+        self.assertTrue(listed, self.output_of(job))
+        return int(listed)
+
+    def await_generations(self, job: Process, count: int, text: str = "") -> None:
+        """Waits until the coordinators have said so often that one begins, the last one with `text`."""
+        end = time.monotonic() + 60
+        while True:
+            lines = [line for line in self.output_of(job).splitlines() if re.search(r"generation \d+ from", line)]
+            if len(lines) >= count and text in lines[-1]:
+                return
+            if job.poll() is not None or time.monotonic() > end:
+                self.fail(self.output_of(job))
+            time.sleep(0.02)  # a file has no event to wait for
+
+    def await_snapshot(self, job: Process) -> None:
+        address = self.coordinator_of(job)
+        end = time.monotonic() + 60
+        while not re.search(r"snapshots of steps \d", self.status(address)):
+            self.assertLess(time.monotonic(), end, self.output_of(job))
+
+    def status(self, address: str) -> str:
+        done = self.run_to_end([LAUNCH, "--status=" + address, "--job_secret=" + self.path("secret")])
+        return done.output if done.returncode == 0 else ""
+
+    def expect_local_digest(self, job: Process) -> None:
+        done = self.finish(job)
+        self.assertEqual(done.returncode, 0, done.output)
+        with open(self.path("record")) as file:
+            found = json.load(file)["parameter_sha256"]
+        local = self.run_to_end([WORKER, *JOB, "--progress=none", "--record=" + self.path("local")])
+        self.assertEqual(local.returncode, 0, local.output)
+        with open(self.path("local")) as file:
+            self.assertEqual(found, json.load(file)["parameter_sha256"], done.output)
+
+    def test_what_dies_is_started_again(self):
+        job = self.start_job(2, 2, "--restart_processes=3")
+        for generations, words in enumerate(("--rank=1", "--shard=1", "--shard=0"), start=1):
+            self.await_generations(job, generations)
+            self.await_snapshot(job)
+            os.kill(self.pid_of(job, words), signal.SIGKILL)
+            self.wait_for_output(job, "starting it again, %d of 3" % generations)
+        self.await_generations(job, 4)
+        self.expect_local_digest(job)
+
+    def test_a_server_that_does_not_answer_is_started_again(self):
+        job = self.start_job(2, 2, "--restart_processes=3")
+        self.await_snapshot(job)
+        os.kill(self.pid_of(job, "--shard=1"), signal.SIGSTOP)
+        self.wait_for_output(job, "s1 runs and does not answer: ending it")
+        self.await_generations(job, 2)
+        self.expect_local_digest(job)
+
+    def test_workers_join_and_leave(self):
+        job = self.start_job(1, 1)
+        address = self.coordinator_of(job)
+        self.await_generations(job, 1, "with 1 worker")
+        joiner = self.launch("--join=" + address, "--workers=2")
+        self.await_generations(job, 2, "with 3 workers")
+        status = self.status(address)
+        for words in ("rank 2, micro-batches", "shard 0 of 1", "of 960"):
+            self.assertIn(words, status)
+        joiner.send_signal(signal.SIGTERM)
+        self.assertEqual(self.finish(joiner).returncode, 0, self.output_of(joiner))
+        self.await_generations(job, 3, "with 1 worker")
+        self.expect_local_digest(job)
+
+    def test_a_stop_saves_and_another_job_goes_on(self):
+        checkpoints = ("--checkpoint_dir=" + self.path("checkpoints"),)
+        job = self.start_job(2, 2, flags=checkpoints)
+        self.await_snapshot(job)
+        job.send_signal(signal.SIGTERM)
+        stopped = self.finish(job)
+        self.assertEqual(stopped.returncode, 0, stopped.output)
+        self.assertIn("asked to end the run", stopped.output)
+        self.assertIn("saved in", stopped.output)
+        self.expect_local_digest(self.start_job(3, 1, flags=(*checkpoints, "--resume")))
+
+    def test_nobody_answers(self):
+        done = self.run_to_end([LAUNCH, "--status=127.0.0.1:9"])
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("127.0.0.1:9", done.output)
+
+
+if __name__ == "__main__":
+    unittest.main()
