@@ -30,7 +30,7 @@ LEFT_SECONDS_MAX = 20.0
 # A schedule ends when this part of the job is done, because each event is measured by the next step.
 LAST_EVENT_FRACTION = 0.85
 RESTARTS = 1000
-KEPT_LINES = 400
+KEPT_LINES = 1000
 
 Position = tuple[int, int]  # an attempt's number, and the newest step that it made; -1 before its first step
 
@@ -52,7 +52,8 @@ class Outcome:
     HANG = "hang"
     ERROR = "error"  # it ended with another exit code than 0
     LEFT_BEHIND = "left behind"  # processes outlived the launcher
-    FAILURES = (WRONG_DIGEST, HANG, ERROR, LEFT_BEHIND)
+    NOT_ONCE = "not exactly once"  # the log of an elastic run does not prove that each leaf of each step counted once
+    FAILURES = (WRONG_DIGEST, HANG, ERROR, LEFT_BEHIND, NOT_ONCE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +65,7 @@ class JobPlan:
     steps: int
     limit_s: float  # for the whole job
     event_limit_s: float  # from the end of an event to the next step
+    check_log: str = ""  # the program that reads the log of an elastic run; empty: it is not read
 
 
 @dataclasses.dataclass
@@ -79,12 +81,24 @@ class Done:
     step_before: int
     after: Position | None = None  # at the end of the event
     next_step_s: float | None = None  # since the event's begin; None: the job ended first
-    restarted: bool = False
+    restarted: bool = False  # an elastic job: another generation began
+    # The rest is measured in elastic jobs alone (timeline.Measures).
+    end: float = 0.0  # on the monotonic clock
+    in_change: bool = False  # it came before the job had recovered from the one before, or the next one did
+    detection_s: float | None = None
+    start_s: float = 0.0
+    again_steps: int = 0
 
 
 def _is_next(now: Position, before: Position) -> bool:
     """Whether a step began after `before` was seen. The very next step does not count: it may have begun earlier."""
     return now[0] > before[0] or before[1] < 0 or now[1] >= before[1] + 2
+
+
+def newest_step(page: str) -> int:
+    """The newest step on a worker's page of live numbers; -1 before its first one."""
+    values = dict(re.findall(r"^(starring_steps?(?:_total)?)(?:\{[^}]*\})? ([0-9.e+]+)$", page, re.MULTILINE))
+    return int(float(values["starring_step"])) if float(values.get("starring_steps_total", 0)) >= 1 else -1
 
 
 class Job:
@@ -122,6 +136,10 @@ class Job:
 
     def start(self) -> None:
         """Starts the launcher, also again after it was killed."""
+        self._launcher_process = self._launch(self._command())
+        self._start_count += 1
+
+    def _command(self) -> list[str]:
         setup = self._plan.setup
         sync, *_, transport = setup.topology.split("-") if "-" in setup.topology else (setup.topology, "")
         command = [self._plan.launch, "--sync=" + sync, *(["--transport=" + transport] if transport else []),
@@ -135,32 +153,42 @@ class Job:
                     "--record=" + self._record,
                     "--exchange_deadline_s=%d" % setup.exchange_deadline_s,
                     "--join_deadline_s=%d" % setup.join_deadline_s]
+        return command
+
+    def _launch(self, command: list[str], joined: int = 0) -> subprocess.Popen[str]:
+        """Starts a launcher. `joined` tells those that add workers to the job from the first one."""
         environment = dict(os.environ, TMPDIR=self._folder, **{processes.MARK: self._mark})
-        self._launcher_process = subprocess.Popen(
+        launcher = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, errors="replace", start_new_session=True)
-        self._start_count += 1
-        reader = threading.Thread(target=self._read, args=(self._launcher.stdout,), daemon=True)
+        reader = threading.Thread(target=self._read, args=(launcher.stdout, joined), daemon=True)
         reader.start()
         self._readers.append(reader)
+        return launcher
 
     @property
     def _record(self) -> str:
         return os.path.join(self._folder, "record.json")
 
-    def _read(self, stream: IO[str]) -> None:
+    def _read(self, stream: IO[str], joined: int) -> None:
         for line in stream:
             line = line.rstrip("\n")
-            self._lines.append("%8.3f %s" % (time.monotonic() - self._begin, line))
-            if found := re.search(r"launch: s(\d+) listens at ([^,\s]+)", line):
-                self._proxies[int(found[1])].set_target(found[2])
-            elif re.search(r"launch: restart \d+ of", line):
-                self._start_count += 1
-                for proxy in self._proxies:
-                    proxy.set_target(None)
-            elif found := re.search(r"worker 0: metrics at (\S+)", line):
-                self._attempts.append(found[1])
+            at = time.monotonic()
+            self._lines.append("%8.3f %s%s" % (at - self._begin, "joined %d: " % joined if joined else "", line))
+            self._on_line(at, line, joined)
         stream.close()
+
+    def _on_line(self, at: float, line: str, joined: int) -> None:
+        """A reader's thread has read a line of a launcher."""
+        del at, joined
+        if found := re.search(r"launch: s(\d+) listens at ([^,\s]+)", line):
+            self._proxies[int(found[1])].set_target(found[2])
+        elif re.search(r"launch: restart \d+ of", line):
+            self._start_count += 1
+            for proxy in self._proxies:
+                proxy.set_target(None)
+        elif found := re.search(r"worker 0: metrics at (\S+)", line):
+            self._attempts.append(found[1])
 
     def _position(self) -> Position:
         """The job's position, from rank 0's metrics."""
@@ -172,10 +200,7 @@ class Job:
                 text = answer.read().decode()
         except (OSError, http.client.HTTPException, ValueError):
             return attempt, -1
-        values = dict(re.findall(r"^(starring_steps?(?:_total)?)(?:\{[^}]*\})? ([0-9.e+]+)$", text, re.MULTILINE))
-        if float(values.get("starring_steps_total", 0)) < 1:
-            return attempt, -1
-        return attempt, int(float(values["starring_step"]))
+        return attempt, newest_step(text)
 
     def _check(self, since: float, limit_s: float, what: str) -> None:
         now = time.monotonic()

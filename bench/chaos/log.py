@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
+
+from bench.chaos.schedule import ELASTIC
 
 # The kinds of events, in the order of the table.
 GROUPS = ("kill", "stop-short", "stop-long", "cut", "shut-short", "shut-long", "freeze-short", "freeze-long")
+ELASTIC_GROUPS = ("kill", "kill-two", "stop-short", "stop-long", "join", "leave", "disk-full")
+# Of these there is also a row for each kind of victim.
+BY_VICTIM = ("kill", "stop-short", "stop-long")
+VICTIMS = {"worker": "a worker", "server": "a server", "shard 0": "shard 0"}
 
 
 Entry = dict[str, Any]
@@ -49,21 +56,67 @@ def _row(name: str, events: list[Entry]) -> str:
     return "| %s | %d | %d | %s |" % (name, len(events), restarts, " | ".join(numbers))
 
 
-def summary(log: Log) -> str:
-    """Markdown: a row for each topology and kind of event, and the number of failures."""
+def _victim(event: Entry) -> str:
+    return "shard 0" if event["role"] == "server" and event["number"] == 0 else event["role"]
+
+
+def _elastic_groups(events: list[Entry]) -> Iterator[tuple[str, list[Entry]]]:
+    """The name and the events of each row. What came during a change has a row of its own, and so has what caused it:
+    each delays the other."""
+    alone = [event for event in events if not event["in_change"]]
+    for kind in ELASTIC_GROUPS:
+        group = [event for event in alone if event["kind"] == kind]
+        yield kind, group
+        for victim, text in VICTIMS.items() if kind in BY_VICTIM else ():
+            yield "%s of %s" % (kind, text), [event for event in group if _victim(event) == victim]
+    yield "during a change, and its cause", [event for event in events if event["in_change"]]
+    yield "all", events
+
+
+def _numbers(values: list[float], digits: int, worst: bool) -> str:
+    if not values:
+        return " | ".join(["-"] * (3 if worst else 2))
+    numbers = [percentile(values, 0.5), percentile(values, 0.95), *([max(values)] if worst else [])]
+    return " | ".join("%.*f" % (digits, number) for number in numbers)
+
+
+def _elastic_table(events: list[Entry]) -> list[str]:
+    """A next step counts without the start of the servers that died before it."""
+    three = " p50 | p95 | worst |"
+    lines = ["| event | count | detection s p50 | p95 | next step s" + three + " steps again" + three,
+             "|" + " --- |" * 10]
+    for name, group in _elastic_groups(events):
+        detections = [event["detection_s"] for event in group if event["detection_s"] is not None]
+        steps = [event["next_step_s"] - event["start_s"] for event in group if event["next_step_s"] is not None]
+        again = [event["again_steps"] for event in group if event["restarted"]]
+        if group:
+            lines.append("| %s, %s | %d | %s | %s | %s |" % (
+                ELASTIC, name, len(group), _numbers(detections, 2, worst=False), _numbers(steps, 2, worst=True),
+                _numbers(again, 0, worst=True)))
+    return lines
+
+
+def _restart_table(log: Log, topologies: list[str]) -> list[str]:
     lines = ["| event | count | of which ended in a restart | next step s p50 | p95 | worst |",
              "| --- | --- | --- | --- | --- | --- |"]
-    topologies = sorted({event["topology"] for event in log.of("event")}, reverse=True)
     for topology in topologies:
         for kind in GROUPS:
             if events := log.of("event", topology=topology, kind=kind):
                 lines.append(_row("%s, %s" % (topology, kind), events))
         lines.append(_row("%s, all" % topology, log.of("event", topology=topology)))
+    return lines
+
+
+def summary(log: Log) -> str:
+    """Markdown: a row for each topology and kind of event, and the number of failures."""
+    topologies = sorted({event["topology"] for event in log.of("event")} - {ELASTIC}, reverse=True)
+    lines = [*_restart_table(log, topologies), ""] if topologies else []
+    if elastic := log.of("event", topology=ELASTIC):
+        lines += [*_elastic_table(elastic), ""]
     jobs = log.of("job")
     outcomes: dict[str, int] = {}
     for job in jobs:
         outcomes[job["outcome"]] = outcomes.get(job["outcome"], 0) + 1
-    lines.append("")
     lines.append("%d events in %d jobs: %d wrong digests, %d hangs, %d other failures" % (
         len(log.of("event")), len(jobs), outcomes.get("wrong digest", 0), outcomes.get("hang", 0),
         sum(count for outcome, count in outcomes.items() if outcome not in ("ok", "wrong digest", "hang"))))

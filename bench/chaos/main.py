@@ -9,6 +9,7 @@ Exit code 0: every job ended in time with the right digest and left no process b
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import platform
 import signal
@@ -16,21 +17,24 @@ import sys
 import tempfile
 import time
 
+from bench.chaos.elastic_job import ElasticJob
 from bench.chaos.job import Done, Job, JobFailed, JobPlan, Outcome
 from bench.chaos.log import Log, summary
-from bench.chaos.schedule import KINDS, Event, Setup, job_seed, make_schedule
+from bench.chaos.schedule import ELASTIC, KINDS, Event, Setup, job_seed, make_schedule
 
-# Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, so most of the time goes into restarts.
+# Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, of an elastic job a few, so most of the time
+# goes into restarts and changes.
 STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logreg"): 30000,
          ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
          ("star-servers-tcp", "logreg"): 20000, ("star-servers-tcp", "lenet5"): 10000,
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
-         ("ring-tcp", "lenet5"): 12000}
+         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000}
 MODELS = ("logreg", "lenet5")
-MAY_SHARE = ("star", "star-mpi", "star-tcp")  # memory, in every other pair of jobs
-SYNTHETIC = ("--dataset=synthetic", "--synthetic_train_count=1024", "--synthetic_test_count=64", "--global_batch=32",
-             "--seed=1", "--device=cpu", "--learning_rate=0.01")
-STEPS_PER_EPOCH = 32
+MAY_SHARE = ("star", "star-mpi", "star-tcp", ELASTIC)  # memory, in every other pair of jobs
+SYNTHETIC = ("--dataset=synthetic", "--synthetic_test_count=64", "--seed=1", "--device=cpu", "--learning_rate=0.01")
+# Samples of an epoch and of a step. The snapshots of an elastic job have its past epochs, so its epochs are longer.
+SAMPLES = (1024, 32)
+ELASTIC_SAMPLES = (8192, 64)
 EVENTS_PER_JOB_MAX = 60
 
 
@@ -42,7 +46,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=None, help="end after this time, with fewer events")
     parser.add_argument("--seed", type=int, default=1, help="seed of all schedules (default: %(default)s)")
     parser.add_argument("--job", type=int, default=None, help="run only this job of the seed, to repeat a failure")
-    parser.add_argument("--workers", type=int, default=2, help="(default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="0: 2, of %s 3 (default: %%(default)s)" % ELASTIC)
     parser.add_argument("--servers", type=int, default=2, help="servers of a star (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=0, help="steps of a job; 0: enough for ten events")
     parser.add_argument("--checkpoint_every_steps", type=int, default=100, help="(default: %(default)s)")
@@ -55,6 +59,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="continue an existing --log")
     parser.add_argument("--outputs", default=None, help="folder for the newest lines of each job's output")
     parser.add_argument("--launch", default=None, help="the launcher (default: the one built with this program)")
+    parser.add_argument("--check_log", default=None,
+                        help="the program that proves from the log of %s that each leaf of each step counted once "
+                        "(default: the one built with the launcher, if there is one)" % ELASTIC)
     options = parser.parse_args(arguments)
     if options.log and os.path.exists(options.log) and not options.goes_on:
         parser.error("%s exists: add --continue to continue it, or name another --log" % options.log)
@@ -78,12 +85,25 @@ def find_launcher() -> str:
     sys.exit("chaos: no deploy/launch: bazel build //deploy:launch, or give --launch")
 
 
+def find_check_log(launch: str) -> str:
+    """tests/server/elastic/check_log next to the launcher's folder; empty if it was not built."""
+    path = os.path.normpath(os.path.join(os.path.dirname(launch), "../tests/server/elastic/check_log"))
+    return path if os.access(path, os.X_OK) else ""
+
+
+def job_class(plan: JobPlan) -> type[Job]:
+    return ElasticJob if plan.setup.topology == ELASTIC else Job
+
+
 class Chaos:
     """Runs jobs until there are enough events."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._launch = os.path.abspath(options.launch) if options.launch else find_launcher()
+        self._check_log = os.path.abspath(options.check_log) if options.check_log else find_check_log(self._launch)
+        if ELASTIC in options.topologies.split(",") and not self._check_log:
+            say("chaos: no check_log: build //tests/server/elastic:check_log to prove that each leaf counted once")
         self._folder = tempfile.TemporaryDirectory(prefix="chaos.log.")
         self._log = Log(options.log or os.path.join(self._folder.name, "log"))
         self._until = time.monotonic() + options.seconds if options.seconds else None
@@ -116,36 +136,50 @@ class Chaos:
         return all(self._missing(topology) <= 0 for topology in topologies)
 
     def _worker_flags(self, topology: str, job: int) -> tuple[int, tuple[str, ...]]:
-        options = self._options
-        model = MODELS[job // 4 % 2]
+        options, is_elastic = self._options, topology == ELASTIC
+        model = "lenet5" if is_elastic else MODELS[job // 4 % 2]
         steps = options.steps or STEPS[topology, model]
         same_host = ("--same_host=" + ("shared_memory", "socket")[job // 2 % 2],) if topology in MAY_SHARE else ()
-        return steps, ("--model=" + model, *same_host, *SYNTHETIC,
-                       "--epochs=%d" % -(-steps // STEPS_PER_EPOCH), "--max_steps=%d" % steps,
-                       "--checkpoint_every_steps=%d" % options.checkpoint_every_steps)
+        train_count, batch = ELASTIC_SAMPLES if is_elastic else SAMPLES
+        more = "--micro_batches=8" if is_elastic else "--checkpoint_every_steps=%d" % options.checkpoint_every_steps
+        return steps, ("--model=" + model, *same_host, *SYNTHETIC, "--synthetic_train_count=%d" % train_count,
+                       "--global_batch=%d" % batch, "--epochs=%d" % -(-steps * batch // train_count),
+                       "--max_steps=%d" % steps, more)
 
     def _plan(self, topology: str, job: int) -> JobPlan:
         options = self._options
-        setup = Setup(topology=topology, workers=options.workers, servers=options.servers,
+        setup = Setup(topology=topology, workers=options.workers or (3 if topology == ELASTIC else 2),
+                      servers=options.servers,
                       exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s)
         steps, flags = self._worker_flags(topology, job)
         return JobPlan(launch=self._launch, setup=setup, worker_flags=flags, steps=steps,
-                       limit_s=options.job_limit_s, event_limit_s=options.event_limit_s)
+                       limit_s=options.job_limit_s, event_limit_s=options.event_limit_s, check_log=self._check_log)
 
     def _digest(self, plan: JobPlan) -> str:
         """The digest of the undisturbed job. It depends on the model alone; that topology, servers and transport do not
-        change it is tested elsewhere. One run per model and topology also shows that the undisturbed job works."""
+        change it is tested elsewhere. One run per model and topology also shows that the undisturbed job works. An
+        elastic one must have the digest of one process."""
         key = (plan.setup.topology, plan.worker_flags[0])
         if key not in self._digests:
-            begin = time.monotonic()
-            with Job(plan, say) as job:
-                try:
-                    self._digests[key] = job.run([], lambda done: None)
-                except JobFailed as failure:
-                    sys.exit("chaos: the undisturbed job failed: %s\n%s" % (failure, job.output))
-            say("undisturbed %s %s: digest %s, %d steps in %.1f s" % (
-                *key, self._digests[key][:12], plan.steps, time.monotonic() - begin))
+            self._digests[key] = self._undisturbed(plan)
+            if plan.setup.topology == ELASTIC:
+                flags = tuple(flag for flag in plan.worker_flags if not flag.startswith("--same_host="))
+                setup = dataclasses.replace(plan.setup, topology="local", workers=1)
+                local = self._undisturbed(dataclasses.replace(plan, setup=setup, worker_flags=flags))
+                if local != self._digests[key]:
+                    sys.exit("chaos: the undisturbed job has digest %s, one process %s" % (self._digests[key], local))
         return self._digests[key]
+
+    def _undisturbed(self, plan: JobPlan) -> str:
+        begin = time.monotonic()
+        with job_class(plan)(plan, say) as job:
+            try:
+                digest = job.run([], lambda done: None)
+            except JobFailed as failure:
+                sys.exit("chaos: the undisturbed job failed: %s\n%s" % (failure, job.output))
+        say("undisturbed %s %s: digest %s, %d steps in %.1f s" % (
+            plan.setup.topology, plan.worker_flags[0], digest[:12], plan.steps, time.monotonic() - begin))
+        return digest
 
     def _job(self, topology: str, number: int) -> None:
         options = self._options
@@ -162,11 +196,11 @@ class Chaos:
             self._log.add("event", topology=topology, seed=options.seed, job=number, kind=done.event.kind,
                           role=done.event.role, number=done.event.number, duration_s=done.event.duration_s,
                           at_start=done.event.at_start, wall=done.wall, at_s=done.at_s, step=done.step_before,
-                          next_step_s=done.next_step_s, restarted=done.restarted)
-            say("            next step %s%s" % ("after %.2f s" % done.next_step_s if done.next_step_s is not None
-                                                else "never: the job ended", ", restarted" * done.restarted))
+                          next_step_s=done.next_step_s, restarted=done.restarted, in_change=done.in_change,
+                          detection_s=done.detection_s, start_s=done.start_s, again_steps=done.again_steps)
+            say("            " + describe(done, topology))
 
-        with Job(plan, say) as job:
+        with job_class(plan)(plan, say) as job:
             try:
                 digest = job.run(events[:max(1, self._missing(topology))] if options.job is None else events,
                                  on_event, self._until)
@@ -191,6 +225,18 @@ class Chaos:
         say("its schedule:\n" + "\n".join("  %s" % event for event in events))
         arguments = [word for word in sys.argv[1:] if not word.startswith(("--job=", "--log", "--continue", "--sec"))]
         say("repeat it: bench/chaos %s --job=%d" % (" ".join(arguments), number))
+
+
+def describe(done: Done, topology: str) -> str:
+    """What an event has caused, in a line."""
+    text = "next step never: the job ended" if done.next_step_s is None else "next step after %.2f s" % done.next_step_s
+    if topology != ELASTIC:
+        return text + ", restarted" * done.restarted
+    if done.start_s > 0:
+        text += " (%.2f s of it for starting servers)" % done.start_s
+    if done.detection_s is not None:
+        text += ", detected after %.2f s" % done.detection_s
+    return text + (", %d steps again" % done.again_steps if done.restarted else ", no change")
 
 
 def main(arguments: list[str]) -> int:

@@ -16,6 +16,7 @@ class Process:
     started: str  # in clock ticks since boot; it tells the process from a later one with the same id
     role: str  # worker, server, mpirun, launch or other
     number: int  # rank or shard
+    parent: int = 0  # the process id of its launcher, or of what that has started
 
 
 def _read(path: str) -> bytes:
@@ -23,10 +24,10 @@ def _read(path: str) -> bytes:
         return file.read()
 
 
-def _stat(pid: int) -> tuple[str, str]:
-    """The process's state and start time."""
+def _stat(pid: int) -> tuple[str, str, int]:
+    """The process's state, start time and parent."""
     fields = _read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
-    return fields[0].decode(), fields[19].decode()
+    return fields[0].decode(), fields[19].decode(), int(fields[1])
 
 
 def _describe(pid: int, environment: dict[bytes, bytes], command: list[bytes]) -> Process:
@@ -39,7 +40,8 @@ def _describe(pid: int, environment: dict[bytes, bytes], command: list[bytes]) -
         number = _number(command, b"--shard=", b"0")
     elif role == "launch" and b"OMPI_COMM_WORLD_RANK" in environment:
         role = "other"  # a rank that is about to become a worker
-    return Process(pid=pid, started=_stat(pid)[1], role=role, number=number)
+    _, started, parent = _stat(pid)
+    return Process(pid=pid, started=started, role=role, number=number, parent=parent)
 
 
 def _number(command: list[bytes], flag: bytes, default: bytes) -> int:

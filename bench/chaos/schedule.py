@@ -1,13 +1,16 @@
 """Makes a schedule: a list of events, each a process and what is done to it. It depends on a seed alone.
 
 An event waits until the job has recovered from the previous one, and then `delay_s` more. Durations are shorter or
-longer than the job's deadlines: a shorter stop must change nothing, a longer one must cause a restart.
+longer than the job's deadlines: a shorter stop must change nothing, a longer one must cause a restart. In an elastic
+star, which is not started again, it causes a change: the next generation.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
+
+ELASTIC = "star-elastic"
 
 # Weights of the kinds of events. Connections over MPI are internal to it, and ranks over TCP find each other's ports
 # themselves, so no proxy can cut them. star-mpi and star-tcp are the star without servers, star-servers-tcp is the one
@@ -20,10 +23,11 @@ KINDS = {
     "star-servers-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
+    ELASTIC: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3, "disk-full": 2},
 }
 # Those whose ranks mpirun starts.
 BY_MPIRUN = ("star-mpi", "ring")
-WITH_SERVERS = ("star", "star-servers-tcp")
+WITH_SERVERS = ("star", "star-servers-tcp", ELASTIC)
 
 # A wait lasts this much longer than its deadline, so that another process can name the culprit: a worker waits for the
 # server's message, a ring's rank for rank 0's.
@@ -41,6 +45,16 @@ AT_START = 0.3
 # The fraction of kills and short stops whose victim is the launcher or mpirun.
 SUPERVISOR = 0.12
 
+# An elastic star gives up who is silent for so long (--member_silent_s).
+MEMBER_SILENT_S = 5.0
+MEMBER_LONG = (1.2, 1.5)  # fractions of it
+# What comes during a change comes so long after the event that has caused it.
+IN_CHANGE_S = (0.0, 1.5)
+DISK_FULL_S = (1.0, 2.0)
+WORKERS_MAX = 6  # of an elastic star
+# Numbers of workers are drawn from this many and taken modulo the number of those that run, which is 1 to WORKERS_MAX.
+WORKER_NUMBERS = 60
+
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
@@ -56,14 +70,17 @@ class Setup:
 class Event:
     """One action on one process, or on the connections of one server."""
     kind: str  # a key of KINDS
-    at_start: bool  # when the processes of a new attempt have started; else while the job makes steps
-    delay_s: float
+    at_start: bool  # when the processes of a new attempt have started, ELASTIC: during a change; else between steps
+    delay_s: float  # ELASTIC, if at_start: since the event before, or since the start of the job
     role: str  # worker, server, mpirun, launch; or proxy, which means the connections of server `number`
     number: int
-    duration_s: float  # how long a stop, shut or freeze lasts
+    duration_s: float  # how long a stop, shut, freeze or full disk lasts
+    other: tuple[str, int] | None = None  # role and number of the second victim of kill-two
 
     def __str__(self) -> str:
         text = "%s %s%s" % (self.kind, self.role, "" if self.role in ("mpirun", "launch") else " %d" % self.number)
+        if self.other is not None:
+            text += ", %s %d" % self.other
         if self.duration_s > 0:
             text += " for %.2f s" % self.duration_s
         return text + (" at the start" if self.at_start else "") + " after %.2f s" % self.delay_s
@@ -79,10 +96,10 @@ def make_schedule(seed: int, setup: Setup, count: int) -> list[Event]:
     rng = random.Random(seed)
     events: list[Event] = []
     for _ in range(count):
-        at_start = bool(events) and events[-1].kind == "kill" and rng.random() < AT_START
+        at_start = bool(events) and events[-1].kind in ("kill", "kill-two") and rng.random() < AT_START
         if not events:
             at_start = rng.random() < AT_START
-        events.append(_draw(rng, setup, at_start))
+        events.append((_draw_elastic if setup.topology == ELASTIC else _draw)(rng, setup, at_start))
     return events
 
 
@@ -98,6 +115,29 @@ def _draw(rng: random.Random, setup: Setup, at_start: bool) -> Event:
         duration_s = rng.uniform(*LONG) * deadline_s + VERDICT_GRACE_S
     delay_s = rng.uniform(0.0, 0.4) if at_start else rng.uniform(0.1, 0.8)
     return Event(kind=kind, at_start=at_start, delay_s=delay_s, role=role, number=number, duration_s=duration_s)
+
+
+def _draw_elastic(rng: random.Random, setup: Setup, in_change: bool) -> Event:
+    kinds = KINDS[ELASTIC]
+    kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
+    role, number = _elastic_victim(rng, setup)
+    other = _elastic_victim(rng, setup) if kind == "kill-two" else None
+    if kind in ("join", "leave"):
+        role, number = "worker", rng.randrange(WORKER_NUMBERS)
+    duration_s = 0.0
+    if kind.startswith("stop"):
+        duration_s = rng.uniform(*(SHORT if kind == "stop-short" else MEMBER_LONG)) * MEMBER_SILENT_S
+    elif kind == "disk-full":
+        role, number, duration_s = "server", 0, rng.uniform(*DISK_FULL_S)
+    delay_s = rng.uniform(*IN_CHANGE_S) if in_change else rng.uniform(0.1, 0.8)
+    return Event(kind=kind, at_start=in_change, delay_s=delay_s, role=role, number=number, duration_s=duration_s,
+                 other=other)
+
+
+def _elastic_victim(rng: random.Random, setup: Setup) -> tuple[str, int]:
+    if rng.random() < 0.5:
+        return "server", rng.randrange(setup.servers)
+    return "worker", rng.randrange(WORKER_NUMBERS)
 
 
 def _victim(rng: random.Random, setup: Setup, kind: str) -> tuple[str, int]:

@@ -13,7 +13,9 @@ import unittest
 from bench.chaos import processes
 from bench.chaos.log import Log, percentile, summary
 from bench.chaos.proxy import Proxy
-from bench.chaos.schedule import KINDS, VERDICT_GRACE_S, Setup, job_seed, make_schedule
+from bench.chaos.schedule import (ELASTIC, KINDS, MEMBER_SILENT_S, VERDICT_GRACE_S, WORKERS_MAX, Setup, job_seed,
+                                  make_schedule)
+from bench.chaos.timeline import Timeline, covered
 
 DEADLINE_S = 20
 
@@ -54,6 +56,108 @@ class ScheduleTest(unittest.TestCase):
                 self.assertGreater(event.duration_s, deadline + VERDICT_GRACE_S)
             else:
                 self.assertEqual(event.duration_s, 0)
+
+    def test_an_elastic_star_has_its_own(self):
+        events = make_schedule(5, setup(ELASTIC), 1000)
+        self.assertEqual(events[:20], make_schedule(5, setup(ELASTIC), 20))
+        self.assertEqual({event.kind for event in events}, set(KINDS[ELASTIC]))
+        for kind in ("kill", "stop-short", "stop-long"):
+            victims = {(event.role, event.number) for event in events if event.kind == kind}
+            self.assertLessEqual({("server", 0), ("server", 1)}, victims)
+            workers = {number for role, number in victims if role == "worker"}
+            for running in range(1, WORKERS_MAX + 1):
+                self.assertEqual({number % running for number in workers}, set(range(running)))
+        for before, event in zip(events, events[1:]):
+            self.assertTrue(not event.at_start or before.kind in ("kill", "kill-two"))
+            self.assertTrue(not event.at_start or 0 <= event.delay_s <= 1.5)
+        for event in events:
+            self.assertEqual(event.other is not None, event.kind == "kill-two")
+            if event.kind == "stop-short":
+                self.assertLess(event.duration_s, MEMBER_SILENT_S)
+            elif event.kind == "stop-long":
+                self.assertGreater(event.duration_s, MEMBER_SILENT_S + 0.9)
+
+
+class TimelineTest(unittest.TestCase):
+    """The steps of a job that makes one every 0.1 s from 0 s on: step 0, 1, 2 ..."""
+
+    def setUp(self):
+        self.timeline = Timeline()
+        self.generation(0.0, 1, 0)
+
+    def steps(self, begin, end, first):
+        for i in range(round((end - begin) / 0.1)):
+            self.timeline.on_step(begin + 0.1 * i, first + i)
+
+    def line(self, at, line):
+        self.timeline.on_line(at, line)
+
+    def generation(self, at, number, step, workers=3):
+        self.line(at, "s0 | server 0: generation %d from step %d with %d workers (cause)" % (number, step, workers))
+
+    def test_a_killed_worker(self):
+        self.steps(0.0, 10.0, 0)
+        self.timeline.on_step(10.05, 100)  # made before the kill at 10.0, and seen later
+        self.line(11.0, "s0 | server 0: generation 1 is cut short at step 101: worker (process 7 on h) is gone")
+        self.generation(11.2, 2, 95, workers=2)
+        self.assertIsNone(self.timeline.measure("kill", 10.0, 10.0).next_step_s)
+        self.steps(11.3, 13.0, 95)
+        found = self.timeline.measure("kill", 10.0, 10.0)
+        self.assertAlmostEqual(found.detection_s, 1.0)
+        self.assertAlmostEqual(found.next_step_s, 11.9 - 10.0)  # step 101 is the first that is higher than 100
+        self.assertEqual((found.again_steps, found.start_s, found.changed), (6, 0.0, True))  # 95 to 100
+        self.assertEqual((self.timeline.step, self.timeline.generation.workers), (111, 2))
+        self.assertTrue(self.timeline.has_step_after(12.0))
+        self.assertFalse(self.timeline.has_step_after(13.0))
+
+    def test_the_coordinator_says_nothing_of_its_own_death(self):
+        self.steps(0.0, 10.0, 0)
+        self.line(10.1, "launch: s0 was ended by signal 9 (Killed): starting it again, 1 of 1000")
+        self.line(10.1, "launch: s1 was ended by signal 9 (Killed): starting it again, 2 of 1000")
+        self.line(10.5, "s1 | listening on 127.0.0.1:2")
+        self.line(10.7, "s0 | listening on 127.0.0.1:1")
+        self.generation(11.0, 3, 90)
+        self.steps(11.0, 13.0, 90)
+        found = self.timeline.measure("kill-two", 10.0, 10.0)
+        self.assertIsNone(found.detection_s)
+        self.assertAlmostEqual(found.next_step_s, 2.0)
+        self.assertAlmostEqual(found.start_s, 0.6)
+        self.assertEqual(found.again_steps, 9)
+
+    def test_a_stop_counts_from_its_end_unless_the_others_went_on(self):
+        self.steps(0.0, 10.0, 0)
+        self.steps(13.0, 20.0, 100)
+        found = self.timeline.measure("stop-short", 10.0, 12.9)
+        self.assertAlmostEqual(found.next_step_s, 3.0)
+        self.assertEqual((found.changed, found.again_steps, found.detection_s), (False, 0, None))
+        self.line(25.0, "s0 | server 0: generation 1 is cut short at step 170: worker (process 7 on h) is silent")
+        self.generation(25.1, 2, 168)
+        self.steps(25.2, 27.0, 168)
+        self.assertAlmostEqual(self.timeline.measure("stop-long", 20.0, 26.9).next_step_s, 5.4)
+
+    def test_a_planned_change_repeats_nothing(self):
+        self.steps(0.0, 10.0, 0)
+        self.line(10.0, "s0 | server 0: generation 1 ends at its next snapshot: worker (process 7 on h) leaves")
+        self.steps(10.0, 10.2, 100)
+        self.generation(10.3, 2, 102)
+        self.steps(10.4, 11.0, 102)
+        found = self.timeline.measure("leave", 9.95, 9.95)
+        self.assertEqual((found.detection_s, found.again_steps, found.changed), (None, 0, True))
+        self.assertAlmostEqual(found.next_step_s, 10.4 - 9.95)
+
+    def test_two_changes_before_the_next_step(self):
+        self.steps(0.0, 10.0, 0)
+        for at, number in ((10.5, 1), (11.5, 2)):
+            self.line(at, "s0 | server 0: generation %d is cut short at step %d: cause" % (number, 103 - 3 * number))
+            self.generation(at + 0.2, number + 1, 90)
+        self.steps(11.8, 14.0, 90)
+        found = self.timeline.measure("kill-two", 10.0, 10.0)
+        self.assertEqual(found.again_steps, 10 + 7)
+        self.assertAlmostEqual(found.detection_s, 0.5)
+
+    def test_what_intervals_cover(self):
+        self.assertEqual(covered([]), 0)
+        self.assertEqual(covered([(5, 6), (1, 3), (2, 4), (2, 3)]), 4)
 
 
 class Echo:
@@ -171,6 +275,27 @@ class LogTest(unittest.TestCase):
         self.assertIn("| star, kill | 3 | 3 | 2.00 | 3.00 | 3.00 |", text)
         self.assertIn("| ring, all | 3 | 0 | - | - | - |", text)
         self.assertIn("6 events in 3 jobs: 1 wrong digests, 1 hangs, 0 other failures", text)
+        self.assertNotIn("steps again", text)
+
+    def test_an_elastic_star_has_a_table_of_its_own(self):
+        def add(log, **fields):
+            log.add("event", **{"topology": ELASTIC, "kind": "kill", "role": "worker", "number": 0, "in_change": False,
+                                "restarted": True, "detection_s": None, "next_step_s": None, "start_s": 0.0,
+                                "again_steps": 0, **fields})
+        with tempfile.TemporaryDirectory() as folder:
+            log = Log(os.path.join(folder, "log"))
+            add(log, detection_s=0.5, next_step_s=1.0, again_steps=7)
+            add(log, role="server", number=0, next_step_s=3.0, start_s=1.25, again_steps=9)
+            add(log, in_change=True, next_step_s=5.0)
+            add(log, kind="disk-full", role="server", restarted=False, next_step_s=0.25)
+            text = summary(log)
+        three = "| %.2f | %.2f | %.2f | %s | %s | %s |"
+        self.assertIn("star-elastic, kill | 2 | 0.50 | 0.50 " + three % (1, 1.75, 1.75, 7, 9, 9), text)
+        self.assertIn("star-elastic, kill of shard 0 | 1 | - | - " + three % (1.75, 1.75, 1.75, 9, 9, 9), text)
+        self.assertIn("star-elastic, during a change, and its cause | 1 | - | - " + three % (5, 5, 5, 0, 0, 0), text)
+        self.assertIn("star-elastic, disk-full | 1 | - | - " + three % (0.25, 0.25, 0.25, "-", "-", "-"), text)
+        self.assertIn("star-elastic, all | 4 |", text)
+        self.assertNotIn("ended in a restart", text)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,279 @@
+"""An elastic job: it is never started again as a whole, and workers join and leave while it runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import os
+import re
+import resource
+import signal
+import subprocess
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable
+
+from bench.chaos import processes
+from bench.chaos.job import LEFT_SECONDS_MAX, RESTARTS, TICK_S, Done, Job, JobFailed, JobPlan, Outcome, Position
+from bench.chaos.job import newest_step
+from bench.chaos.processes import Process
+from bench.chaos.schedule import WORKERS_MAX, Event
+from bench.chaos.timeline import Measures, Timeline
+
+# Between two looks at a worker's numbers, which cost the job processor time: while an event is measured, and else.
+PAGE_TICK_S = (0.02, 0.2)
+PAGE_SECONDS_MAX = 0.5  # for an answer: a process that is stopped gives none
+SETTLED_TICK_S = 0.1
+# With a full disk a server cannot write a longer file: no snapshot of lenet5, but its log.
+FULL_DISK_BYTES = 100_000
+
+_ENDED = re.compile(r"^launch: (\w+ (?:was ended by signal (\d+)|failed with exit code).*)")
+
+
+class Page:
+    """Reads a worker's live numbers again and again, in a thread, until the worker has ended."""
+
+    def __init__(self, url: str, on_step: Callable[[float, int], None], hurry: threading.Event,
+                 over: threading.Event) -> None:
+        self.makes_steps = False  # so it takes part in a generation
+        self._address = urllib.parse.urlsplit(url)
+        self._on_step = on_step
+        self._hurry = hurry
+        self._over = over
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            try:
+                step = self._read()
+            except ConnectionRefusedError:
+                break
+            except (OSError, http.client.HTTPException, ValueError):
+                step = -1
+            self.makes_steps = step >= 0
+            if self.makes_steps:
+                self._on_step(time.monotonic(), step)
+            # The begin of an event ends the longer pause, so that steps before the event are not taken for later ones.
+            if self._hurry.is_set():
+                self._over.wait(PAGE_TICK_S[0])
+            else:
+                self._hurry.wait(PAGE_TICK_S[1])
+        self.makes_steps = False
+
+    def _read(self) -> int:
+        connection = http.client.HTTPConnection(self._address.hostname or "", self._address.port,
+                                                timeout=PAGE_SECONDS_MAX)
+        try:
+            connection.request("GET", self._address.path)
+            return newest_step(connection.getresponse().read().decode())
+        finally:
+            connection.close()
+
+
+class ElasticJob(Job):
+    """One elastic job, from its start to its end.
+
+    A kill needs no restart of the job: the launcher starts the process again, and the others go on."""
+
+    def __init__(self, plan: JobPlan, say: Callable[[str], None]) -> None:
+        super().__init__(plan, say)
+        self._secret = os.path.join(self._folder, "secret")
+        self._state_dir = os.path.join(self._folder, "state")
+        self._timeline = Timeline()
+        self._joined: list[subprocess.Popen[str]] = []  # the launchers that have added workers
+        self._coordinator = ""  # its address, once it is known
+        self._pages: dict[tuple[int, int], Page] = {}  # by the launcher's number (0: the first) and the worker's
+        self._ends: list[str] = []  # of processes that chaos has not killed
+        self._hurry, self._over = threading.Event(), threading.Event()
+        self._previous: Done | None = None
+
+    def start(self) -> None:
+        subprocess.run([self._plan.launch, "--make_secret=" + self._secret], check=True, stdout=subprocess.DEVNULL,
+                       timeout=self._plan.event_limit_s)
+        super().start()
+
+    def _command(self) -> list[str]:
+        setup = self._plan.setup
+        return [self._plan.launch, "--elastic", "--workers=%d" % setup.workers, "--servers=%d" % setup.servers,
+                "--restarts=0", "--state_dir=" + self._state_dir, *self._shared_words()]
+
+    def _shared_words(self) -> list[str]:
+        """What the launchers of the job and of workers that join have alike."""
+        return ["--restart_processes=%d" % RESTARTS, "--job_secret=" + self._secret, "--metrics_port=0", "--",
+                *self._plan.worker_flags, "--progress=none", "--record=" + self._record]
+
+    def _on_line(self, at: float, line: str, joined: int) -> None:
+        if found := re.match(r"w(\d+) \| worker \d+: metrics at (\S+)", line):
+            self._pages[joined, int(found[1])] = Page(found[2], self._timeline.on_step, self._hurry, self._over)
+        elif (found := _ENDED.match(line)) and found[2] != str(int(signal.SIGKILL)):
+            self._ends.append(found[1])
+        elif found := re.match(r"launch: the coordinator listens at (\S+)", line):
+            self._coordinator = found[1]
+        if joined == 0:
+            self._timeline.on_line(at, line)
+
+    def _position(self) -> Position:
+        generation = self._timeline.generation
+        return (0 if generation is None else generation.number), self._timeline.step
+
+    def _running(self, role: str) -> list[Process]:
+        """The processes of a role, in an order that does not depend on their process ids."""
+        found = [process for process in processes.find(self._mark) if process.role == role]
+        return sorted(found, key=lambda process: (self._launcher_of(process), process.number))
+
+    def _launcher_of(self, process: Process) -> int:
+        """0: the first one; i: the i-th that has added workers."""
+        pids = [self._launcher.pid, *(launcher.pid for launcher in self._joined)]
+        return pids.index(process.parent) if process.parent in pids else -1
+
+    def _has_settled(self) -> bool:
+        """Whether all processes are back, and all workers in the generation."""
+        generation = self._timeline.generation
+        return (generation is not None and len(self._running("worker")) == generation.workers
+                and len(self._running("server")) == self._plan.setup.servers)
+
+    def _recover(self, base: Position, restart_needed: bool, pending: list[Done],
+                 on_event: Callable[[Done], None]) -> Position | None:
+        """Waits until each pending event has its next step, steps go on after the last of them, and all are back."""
+        since = last_look = time.monotonic()
+        after = max([done.end for done in pending], default=0.0)
+        recovered = False
+        while self._launcher.poll() is None:
+            recovered = recovered or self._timeline.has_step_after(after) and all(
+                self._measure(done).next_step_s is not None for done in pending)
+            if recovered:
+                self._hurry.clear()
+                if time.monotonic() - last_look > SETTLED_TICK_S:
+                    if self._has_settled():
+                        break
+                    last_look = time.monotonic()
+            self._check(since, self._plan.event_limit_s,
+                        "not all workers are in the generation" if recovered else "no step after step %d" % base[1])
+            time.sleep(TICK_S)
+        for done in pending:
+            measures = self._measure(done)
+            done.next_step_s, done.restarted = measures.next_step_s, measures.changed
+            done.detection_s, done.start_s = measures.detection_s, measures.start_s
+            done.again_steps = measures.again_steps
+            on_event(done)
+        pending.clear()
+        return self._position() if self._launcher.poll() is None else None
+
+    def _measure(self, done: Done) -> Measures:
+        return self._timeline.measure(done.event.kind, done.begin, done.end)
+
+    def _do(self, event: Event, base: Position) -> Done | None:
+        before = self._previous if event.at_start else None
+        since = time.monotonic()
+        if event.at_start:
+            since = self._begin if before is None else before.begin
+        time.sleep(max(0.0, since + event.delay_s - time.monotonic()))
+        victims = self._choose(event)
+        if victims is None:
+            return None
+        event, chosen = victims
+        self._hurry.set()
+        begin = time.monotonic()
+        generation, step = self._position()
+        done = Done(event=event, begin=begin, at_s=begin - self._begin, wall=time.time(),
+                    victim_pid=chosen[0].pid if chosen else 0, start=0, attempt=generation, step_before=step,
+                    in_change=event.at_start)
+        if before is not None:
+            before.in_change = True
+        if not self._apply(event, chosen):
+            return None
+        done.end = time.monotonic()
+        self._previous = done
+        self._say("%8.2f s  step %6d  %s" % (done.at_s, step, event))
+        return done
+
+    def _choose(self, event: Event) -> tuple[Event, list[Process]] | None:
+        """The event with the numbers of its victims, and these; None if the job has ended.
+
+        A worker joins instead of leaving if it would be the last one, and leaves instead of joining if there are
+        enough."""
+        since = time.monotonic()
+        while self._launcher.poll() is None:
+            workers, servers = self._running("worker"), self._running("server")
+            if event.kind in ("join", "leave"):
+                leaving = [one for one in workers if self._may_leave(one, workers)]
+                leaves = len(workers) >= WORKERS_MAX if event.kind == "join" else len(workers) > 1
+                if leaves and leaving:
+                    victim = leaving[event.number % len(leaving)]
+                    return dataclasses.replace(event, kind="leave", number=victim.number), [victim]
+                if self._coordinator:
+                    return dataclasses.replace(event, kind="join", number=len(self._joined) + 1), []
+            elif event.kind == "disk-full" and servers:
+                return event, servers
+            else:
+                chosen: list[Process] = []
+                for role, number in [(event.role, event.number), *([event.other] if event.other else [])]:
+                    left = [one for one in (workers if role == "worker" else servers) if one not in chosen]
+                    if left:
+                        chosen.append(left[number % len(left)])
+                if len(chosen) == (1 if event.other is None else 2):
+                    other = (chosen[1].role, chosen[1].number) if event.other else None
+                    return dataclasses.replace(event, number=chosen[0].number, other=other), chosen
+            self._check(since, self._plan.event_limit_s, "no victim for %s" % event)
+            time.sleep(TICK_S)
+        return None
+
+    def _may_leave(self, worker: Process, workers: list[Process]) -> bool:
+        """It takes part, so that SIGTERM finds its handler. The first launcher keeps one worker: when all of its own
+        have left, it takes the run for over and ends the servers."""
+        launcher = self._launcher_of(worker)
+        page = self._pages.get((launcher, worker.number))
+        others = [one for one in workers if one != worker and self._launcher_of(one) == launcher]
+        return page is not None and page.makes_steps and (launcher > 0 or bool(others))
+
+    def _apply(self, event: Event, victims: list[Process]) -> bool:
+        """Returns when the event is over; False if its victims had ended before."""
+        if event.kind == "join":
+            command = [self._plan.launch, "--join=" + self._coordinator, "--workers=1", *self._shared_words()]
+            self._joined.append(self._launch(command, joined=len(self._joined) + 1))
+        elif event.kind == "disk-full":
+            self._limit_files(victims, FULL_DISK_BYTES)
+            time.sleep(event.duration_s)
+            self._limit_files(victims, None)
+        elif event.kind.startswith("stop"):
+            if not processes.send(victims[0], signal.SIGSTOP):
+                return False
+            time.sleep(event.duration_s)
+            processes.send(victims[0], signal.SIGCONT)
+        else:
+            number = signal.SIGTERM if event.kind == "leave" else signal.SIGKILL
+            return any([processes.send(victim, number) for victim in victims])
+        return True
+
+    @staticmethod
+    def _limit_files(servers: list[Process], bytes_max: int | None) -> None:
+        for server in servers:
+            try:
+                _, hard = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (hard if bytes_max is None else bytes_max, hard))
+            except ProcessLookupError:
+                pass  # it has ended meanwhile
+
+    def _finish(self) -> str:
+        digest = super()._finish()
+        for number, launcher in enumerate(self._joined, 1):
+            if launcher.wait(timeout=LEFT_SECONDS_MAX) != 0:
+                raise JobFailed(Outcome.ERROR, "launcher %d of those that joined ended with exit code %d" % (
+                    number, launcher.returncode))
+        if self._ends:
+            raise JobFailed(Outcome.ERROR, "processes ended that were not killed: " + "; ".join(self._ends))
+        if self._plan.check_log:
+            checked = subprocess.run([self._plan.check_log, os.path.join(self._state_dir, "generations.log")],
+                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                                     timeout=self._plan.event_limit_s)
+            if checked.returncode != 0:
+                raise JobFailed(Outcome.NOT_ONCE, checked.stdout.strip())
+        return digest
+
+    def _end(self) -> None:
+        self._over.set()
+        self._hurry.set()
+        super()._end()
+        for launcher in self._joined:
+            launcher.wait()
