@@ -146,6 +146,7 @@ class ParameterServer::Core {
   int64_t serving_ = 0;                              // the generation that workers may join; 0: none
   v1::MemberOrder generation_;                       // its SERVE
   std::shared_ptr<const Snapshot> start_;            // with which it begins
+  std::optional<absl::Status> end_;                  // of the run; not everybody knows of it yet
   bool trace_written_ = false;
   std::set<int> acknowledged_ranks_;  // have taken their last answers
   std::optional<Clock::time_point> job_over_since_;

@@ -11,6 +11,9 @@
 
 namespace starring {
 
+// How long the end of a run may take to reach everybody.
+static constexpr std::chrono::seconds kElasticLinger{2};
+
 void ParameterServer::Core::MakeCoordinator() {
   const Options::Elastic& elastic = options_.elastic;
   coordinator_ = std::make_unique<CoordinatorService>(
@@ -45,6 +48,14 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   for (const v1::MemberOrder& order : member_->TakeOrders()) Obey(order);
   member_->Tick();
+  if (end_.has_value()) {
+    // Workers take their last answers, and the other members hear of the end, before this process ends.
+    if (!job_over_since_.has_value()) job_over_since_ = now;
+    const bool all_know = lanes_by_id_.empty() && (coordinator_ == nullptr || coordinator_->has_told_all());
+    if (!all_know && end_->ok() && now - *job_over_since_ < kElasticLinger) return;
+    LeaveGeneration(prepared_);
+    return End(*end_);
+  }
   // Without its coordinator a shard is of no use to anybody.
   if (member_->disconnected_for() > options_.join_deadline) {
     End(absl::UnavailableError(absl::StrCat("the coordinator ", options_.elastic.coordinator,
@@ -75,9 +86,8 @@ void ParameterServer::Core::Obey(const v1::MemberOrder& order) {
       Log(absl::StrCat("given up by the coordinator: this server ", order.text()));
       break;
     case v1::MemberOrder::END:
-      LeaveGeneration(prepared_);
-      End(order.code() == 0 ? absl::OkStatus()
-                            : absl::Status(static_cast<absl::StatusCode>(order.code()), order.text()));
+      end_ = order.code() == 0 ? absl::OkStatus()
+                               : absl::Status(static_cast<absl::StatusCode>(order.code()), order.text());
       break;
     default:
       break;

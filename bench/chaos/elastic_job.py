@@ -197,7 +197,7 @@ class ElasticJob(Job):
         while self._launcher.poll() is None:
             workers, servers = self._running("worker"), self._running("server")
             if event.kind in ("join", "leave"):
-                leaving = [one for one in workers if self._may_leave(one, workers)]
+                leaving = [one for one in workers if self._may_leave(one)]
                 leaves = len(workers) >= WORKERS_MAX if event.kind == "join" else len(workers) > 1
                 if leaves and leaving:
                     victim = leaving[event.number % len(leaving)]
@@ -219,13 +219,10 @@ class ElasticJob(Job):
             time.sleep(TICK_S)
         return None
 
-    def _may_leave(self, worker: Process, workers: list[Process]) -> bool:
-        """It takes part, so that SIGTERM finds its handler. The first launcher keeps one worker: when all of its own
-        have left, it takes the run for over and ends the servers."""
-        launcher = self._launcher_of(worker)
-        page = self._pages.get((launcher, worker.number))
-        others = [one for one in workers if one != worker and self._launcher_of(one) == launcher]
-        return page is not None and page.makes_steps and (launcher > 0 or bool(others))
+    def _may_leave(self, worker: Process) -> bool:
+        """It takes part, so that SIGTERM finds its handler."""
+        page = self._pages.get((self._launcher_of(worker), worker.number))
+        return page is not None and page.makes_steps
 
     def _apply(self, event: Event, victims: list[Process]) -> bool:
         """Returns when the event is over; False if its victims had ended before."""

@@ -412,11 +412,12 @@ void Job::RunWorkers() {
       Clock::now() + kCulpritGrace, seconds(60));
 }
 
-// The workers are done, or the job has failed.
+// The job is done, or it has failed.
 bool Job::IsOver() {
   if (!IsElastic()) return WorkersDone() || (!options_.check && FirstFailure() != nullptr);
   EndStuckServers();
-  return RestartProcesses() || WorkersDone();
+  // Others' workers may train when ours have left: the servers end with the run.
+  return RestartProcesses() || (WorkersDone() && !supervisor_.AnyRunning(Role::kServer));
 }
 
 // True if ranks have ended and mpirun does not notice: Open MPI 4.1 waits for ever for a rank that died while it was

@@ -50,6 +50,7 @@ class AttendStream final : public ServerStream<v1::MemberReport, v1::MemberOrder
   // The member's number, once its first report was taken. Set by the owner of the streams.
   std::optional<uint64_t> member;
   std::string name;  // what the member calls itself
+  bool is_shard = false;
 
  private:
   void OnAccepted() override { events_.on_accepted(this); }

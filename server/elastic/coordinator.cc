@@ -114,6 +114,8 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
   // A leaf, or a change of what it does.
   if (report.leaf_count != member->worker.leaf_count || !report.computes) member->last_leaf = now;
   member->worker = report;
+  if (IsInGeneration(id) && report.generation == generation_->number)
+    newest_step_ = std::max(newest_step_, report.step);
   if (!report.failure.ok()) {
     return End(
         absl::Status(report.failure.code(), absl::StrCat(member->name, ": ", std::string(report.failure.message()))));
@@ -294,7 +296,7 @@ void Coordinator::ConsiderPlanned(Time now) {
 void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) {
   CHECK(running_);
   if (!planned) {
-    Say(absl::StrCat("generation ", generation_->number, " is cut short at step ", NewestStep(), ": ", cause));
+    Say(absl::StrCat("generation ", generation_->number, " is cut short at step ", newest_step_, ": ", cause));
   }
   running_ = stopping_ = false;
   planned_ = planned;
@@ -320,17 +322,6 @@ std::vector<int64_t> Coordinator::CommonSnapshots() const {
   return common;
 }
 
-int64_t Coordinator::NewestStep() const {
-  if (!generation_.has_value()) return options_.first_step;
-  int64_t newest = generation_->first_step;
-  for (const uint64_t id : generation_->workers) {
-    const auto found = members_.find(id);
-    if (found == members_.end() || found->second.worker.generation != generation_->number) continue;
-    newest = std::max(newest, found->second.worker.step);
-  }
-  return newest;
-}
-
 // What the next generation waits for; empty: nothing.
 std::string Coordinator::MissingForCommit() const {
   for (int shard = 0; shard < options_.shard_count; ++shard) {
@@ -348,8 +339,10 @@ std::string Coordinator::MissingForCommit() const {
       if (found != members_.end() && !IsReady(id)) {
         return absl::StrCat(found->second.name, " has not ended its step");
       }
-      // The workers of a coordinator that was started again find it soon after it listens. Who is later joins.
-      if (found == members_.end() && !has_committed_ && last_tick_ - options_.now < 2 * options_.times.gone) {
+      // The workers of a coordinator that was started again find it soon after it listens. Who is later joins, and for
+      // one that died with it another one may have come.
+      if (found == members_.end() && !has_committed_ && last_tick_ - options_.now < 2 * options_.times.gone &&
+          ReadyWorkers().size() < generation_->workers.size()) {
         return "a worker of the last generation has not come back";
       }
     }
@@ -406,6 +399,7 @@ void Coordinator::CommitIfReady(Time now) {
   generation_ = next;
   running_ = true;
   is_last_ = ending_;
+  newest_step_ = first_step;
   last_deal_ = now;
   Order order = {
       .generation = next, .from_snapshot = !snapshots.empty() && snapshots.back() == first_step, .ends_run = is_last_};
@@ -467,7 +461,7 @@ void Coordinator::End(const absl::Status& status) {
 Coordinator::Status Coordinator::Describe() const {
   Status status{.generation = generation_.has_value() ? generation_->number : 0,
                 .first_step = generation_.has_value() ? generation_->first_step : options_.first_step,
-                .step = NewestStep(),
+                .step = newest_step_,
                 .changing = !running_,
                 .cause = cause_};
   for (const auto& [id, member] : members_) {

@@ -186,8 +186,6 @@ class Coordinator {
   std::string MissingForCommit() const;
   std::vector<uint64_t> ReadyWorkers() const;
   std::vector<int64_t> CommonSnapshots() const;  // that all shards have, ascending
-  // The newest that a worker of the generation is at.
-  int64_t NewestStep() const;
   void Say(const std::string& line) const;
   void KeepDurable();
   int64_t SnapshotEvery(const std::vector<uint64_t>& workers) const;
@@ -214,6 +212,7 @@ class Coordinator {
   Time last_deal_;
   Time said_missing_;
   int64_t kept_ = -1;
+  int64_t newest_step_ = 0;  // that a worker of the generation was at
   int strikes_ = 0;
   std::vector<std::string> strike_causes_;
   std::optional<absl::Status> ended_;

@@ -103,6 +103,11 @@ CoordinatorService::CoordinatorService(Options options)
 
 void CoordinatorService::Listen(grpc::ServerCompletionQueue* queue) {
   queue_ = queue;
+  since_ = Clock::now();
+  // Without a name of its own the run in the log may be any.
+  if (!options_.run_id.empty()) progress_ = GenerationLog::Peek(options_.state_dir, options_.run_id);
+  // The coordinator before has died before all shards had heard of the end.
+  if (progress_ == GenerationLog::Progress::kEnded) ended_ = absl::OkStatus();
   ListenForMember();
   ListenForRun();
 }
@@ -178,6 +183,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
       return absl::InvalidArgumentError(absl::StrCat(hello.name(), " has --shard_count=", hello.shard_count(),
                                                      ", this server ", options_.shard_count));
     }
+    stream->is_shard = true;
     members_[id] = stream;
     absl::Status status;
     if (coordinator_ != nullptr) {
@@ -187,6 +193,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
     }
     if (!status.ok()) members_.erase(id);
     RETURN_IF_ERROR(status);
+    if (ended_.has_value()) Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
   } else {
     RETURN_IF_ERROR(AdmitWorker(hello));
     members_[id] = stream;
@@ -253,7 +260,10 @@ void CoordinatorService::Send(uint64_t member, const Order& order) {
     proto.set_text(absl::StrCat(options_.run_id, "/", order.generation.number));
   }
   stream->Send(proto);
-  if (order.kind == Order::Kind::kEnd) stream->Close(absl::OkStatus());
+  if (order.kind == Order::Kind::kEnd) {
+    shards_told_ += stream->is_shard;
+    stream->Close(absl::OkStatus());
+  }
   if (order.kind != Order::Kind::kGivenUp) return;
   // Whether it reads this or not, it is no member any more.
   members_.erase(found);
@@ -284,6 +294,11 @@ void CoordinatorService::Tick(Time now) {
   }
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   LookForEnd();
+  if (coordinator_ != nullptr || ended_.has_value() || progress_ == GenerationLog::Progress::kNone) return;
+  if (absl::FromChrono(now - since_) < options_.join_deadline) return;
+  ended_ = absl::UnavailableError(
+      absl::StrCat("no worker has come back within ", absl::FormatDuration(options_.join_deadline)));
+  for (const auto& [id, shard] : early_shards_) Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
 }
 
 bool CoordinatorService::EndRun(Time now) {

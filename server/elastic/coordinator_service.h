@@ -53,8 +53,10 @@ class CoordinatorService {
   // No call or stream has a tag in the queue. After the server was shut down.
   bool is_idle() const { return streams_.empty() && run_calls_.empty(); }
 
-  // How the run has ended; members have been told.
+  // How the run has ended; members are being told.
   const std::optional<absl::Status>& ended() const { return ended_; }
+  // All have been told, as far as they are there.
+  bool has_told_all() const { return ended_.has_value() && shards_told_ >= options_.shard_count && members_.empty(); }
 
  private:
   using RunCall = UnaryCall<v1::GetRunRequest, v1::GetRunReply>;
@@ -85,7 +87,10 @@ class CoordinatorService {
   };
   std::map<uint64_t, EarlyShard> early_shards_;  // came before the first worker
   v1::RunTerms terms_;
-  int worker_count_ = 0;  // that have attended
+  int worker_count_ = 0;                                               // that have attended
+  int shards_told_ = 0;                                                // that the run has ended
+  GenerationLog::Progress progress_ = GenerationLog::Progress::kNone;  // of a coordinator before this one
+  Time since_;
   std::unique_ptr<GenerationLog> log_;
   std::unique_ptr<Coordinator> coordinator_;
   std::optional<absl::Status> ended_;

@@ -190,6 +190,23 @@ absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::st
   return log;
 }
 
+GenerationLog::Progress GenerationLog::Peek(const std::string& folder, const std::string& name) {
+  const std::string path = absl::StrCat(folder, "/", kFileName);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (file < 0) return Progress::kNone;
+  const absl::StatusOr<std::string> text = ReadAll(file, path);
+  close(file);
+  Progress progress = Progress::kNone;
+  const auto take = [&](const Entry& entry) {
+    if (entry.kind == "run" && entry.values.contains("name") && entry.values.at("name") == Quoted(name)) {
+      progress = Progress::kBegun;
+    }
+    if (entry.kind == "end" && progress == Progress::kBegun) progress = Progress::kEnded;
+    return absl::OkStatus();
+  };
+  return text.ok() && ForEachEntry(*text, take).ok() ? progress : Progress::kNone;
+}
+
 GenerationLog::~GenerationLog() { close(file_); }
 
 absl::Status GenerationLog::Read(std::string_view text, const Run& run) {

@@ -48,6 +48,11 @@ class GenerationLog {
     friend bool operator==(const Run&, const Run&) = default;
   };
 
+  // How far the run `name` has come, as the log in `folder` says. kNone also if the log is another run's, or cannot be
+  // read. Takes no lock.
+  enum class Progress { kNone, kBegun, kEnded };
+  static Progress Peek(const std::string& folder, const std::string& name);
+
   // Creates `folder` and the log, or reads what is there. FailedPrecondition if another process has the log open, it is
   // another run's, or the run has ended; DataLoss, naming the line, if it is damaged.
   static absl::StatusOr<std::unique_ptr<GenerationLog>> Open(const std::string& folder, const Run& run);

@@ -104,6 +104,17 @@ class ElasticLaunchTest(JobTest):
         self.await_generations(job, 3, "with 1 worker")
         self.expect_local_digest(job)
 
+    def test_others_go_on_when_all_of_ones_own_have_left(self):
+        job = self.start_job(1, 2)
+        address = self.coordinator_of(job)
+        self.await_generations(job, 1)
+        joiner = self.launch("--join=" + address, "--workers=1")
+        self.await_generations(job, 2, "with 2 workers")
+        os.kill(self.pid_of(job, "--rank=0"), signal.SIGTERM)
+        self.await_generations(job, 3, "with 1 worker")
+        self.assertEqual(self.finish(joiner).returncode, 0, self.output_of(joiner))
+        self.expect_local_digest(job)
+
     def test_a_stop_saves_and_another_job_goes_on(self):
         checkpoints = ("--checkpoint_dir=" + self.path("checkpoints"),)
         job = self.start_job(2, 2, flags=checkpoints)

@@ -59,6 +59,13 @@ TEST_F(StuckServersTest, AConnectionThatIsMadeAgainIsNone) {
   EXPECT_THAT(Take(), IsEmpty());
 }
 
+TEST_F(StuckServersTest, ACoordinatorThatComesBackKnowsNobodyAtFirst) {
+  Answer({});
+  servers_.OnSilence(now_ += milliseconds(250));
+  for (int i = 0; i < 5; ++i) Answer({1, 2});
+  EXPECT_THAT(Take(), IsEmpty());
+}
+
 TEST_F(StuckServersTest, ACoordinatorThatDoesNotAnswerIsStuck) {
   servers_.OnSilence(now_);  // it is being started
   EXPECT_THAT(Take(), IsEmpty());

@@ -128,7 +128,11 @@ TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
   other.leaves = 8;
   EXPECT_THAT(std::string(GenerationLog::Open(folder, other).status().message()),
               AllOf(HasSubstr("another run"), HasSubstr("leaves is 4"), HasSubstr("this run's 8")));
+  EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kBegun);
   EXPECT_EQ(GenerationLog::Open(folder, kRun).value()->End(0), absl::OkStatus());
+  EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kEnded);
+  EXPECT_EQ(GenerationLog::Peek(folder, "another"), GenerationLog::Progress::kNone);
+  EXPECT_EQ(GenerationLog::Peek(folder + "/missing", kRun.name), GenerationLog::Progress::kNone);
   EXPECT_THAT(std::string(GenerationLog::Open(folder, kRun).status().message()), HasSubstr("the run has ended"));
 }
 
