@@ -144,6 +144,40 @@ absl::Status ForEachEntry(absl::string_view text, const Take& take) {
   return absl::OkStatus();
 }
 
+// What is wrong in a log.
+template <typename... Words>
+absl::Status Wrong(const Words&... words) {
+  return absl::DataLossError(absl::StrCat(words...));
+}
+
+// Whether each leaf counted once in a `counted` entry, by its worker.
+absl::Status CheckLeaves(const Entry& entry, const Generation& generation, int64_t leaf_count) {
+  std::vector<int> times(static_cast<size_t>(leaf_count));
+  for (const std::string& range : ListOf(entry, "leaves")) {
+    const std::vector<std::string> parts = absl::StrSplit(range, absl::ByAnyChar("-:"));
+    int64_t begin = 0, end = 0;
+    uint64_t worker = 0;
+    if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &begin) || !absl::SimpleAtoi(parts[1], &end) ||
+        !absl::SimpleHexAtoi(parts[2], &worker) || begin < 0 || end > leaf_count) {
+      return Wrong("leaves \"", range, "\"");
+    }
+    for (int64_t leaf = begin; leaf < end; ++leaf) {
+      ++times[static_cast<size_t>(leaf)];
+      const int owner = generation.leaf_owners[static_cast<size_t>(leaf)];
+      if (generation.workers[static_cast<size_t>(owner)] != worker) {
+        return Wrong("leaf ", leaf, " is not worker ", Hex(worker), "'s in generation ", entry.number);
+      }
+    }
+  }
+  for (int64_t leaf = 0; leaf < leaf_count; ++leaf) {
+    if (times[static_cast<size_t>(leaf)] != 1) {
+      return Wrong("leaf ", leaf, " of steps ", entry.values.at("from"), " to ", entry.values.at("to"), " counted ",
+                   times[static_cast<size_t>(leaf)], " times");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FileError(const char* what, const std::string& path) {
   if (errno == ENOSPC || errno == EDQUOT) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot ", what, " ", path,
@@ -297,10 +331,9 @@ absl::Status CheckExactlyOnce(std::string_view text) {
   int64_t last_counted = 0;
   std::map<int64_t, Generation> generations;
   bool is_first = true;
-  const auto wrong = [](const auto&... words) { return absl::DataLossError(absl::StrCat(words...)); };
   return ForEachEntry(absl::string_view(text.data(), text.size()), [&](const Entry& entry) -> absl::Status {
     if (std::exchange(is_first, false)) {
-      if (entry.kind != "run") return wrong("the log does not begin with what the run is");
+      if (entry.kind != "run") return Wrong("the log does not begin with what the run is");
       ASSIGN_OR_RETURN(leaf_count, NumberOf(entry, "leaves"));
       ASSIGN_OR_RETURN(counted_end, NumberOf(entry, "first"));
       return absl::OkStatus();
@@ -308,59 +341,36 @@ absl::Status CheckExactlyOnce(std::string_view text) {
     if (entry.kind == "commit") {
       ASSIGN_OR_RETURN(generations[entry.number], GenerationOf(entry));
       if (std::ssize(generations[entry.number].leaf_owners) != leaf_count) {
-        return wrong("generation ", entry.number, " has ", generations[entry.number].leaf_owners.size(), " leaves of ",
+        return Wrong("generation ", entry.number, " has ", generations[entry.number].leaf_owners.size(), " leaves of ",
                      leaf_count);
       }
       if (generations[entry.number].first_step != counted_end) {
-        return wrong("generation ", entry.number, " begins at step ", generations[entry.number].first_step,
+        return Wrong("generation ", entry.number, " begins at step ", generations[entry.number].first_step,
                      ", steps up to ", counted_end, " have counted");
       }
       return absl::OkStatus();
     }
     if (entry.kind == "back") {
       if (entry.number < 0 || entry.number >= counted_end) {
-        return wrong("it goes back to step ", entry.number, ", steps up to ", counted_end, " have counted");
+        return Wrong("it goes back to step ", entry.number, ", steps up to ", counted_end, " have counted");
       }
       counted_end = entry.number;
     }
     if (entry.kind == "end" && entry.number != counted_end) {
-      return wrong("the run ends at step ", entry.number, ", steps up to ", counted_end, " have counted");
+      return Wrong("the run ends at step ", entry.number, ", steps up to ", counted_end, " have counted");
     }
     if (entry.kind != "counted") return absl::OkStatus();
     ASSIGN_OR_RETURN(const int64_t from, NumberOf(entry, "from"));
     ASSIGN_OR_RETURN(const int64_t to, NumberOf(entry, "to"));
-    if (!generations.contains(entry.number)) return wrong("generation ", entry.number, " was never committed");
+    if (!generations.contains(entry.number)) return Wrong("generation ", entry.number, " was never committed");
     if (entry.number <= last_counted || entry.number != generations.rbegin()->first) {
-      return wrong("generation ", entry.number, " was over: ", generations.rbegin()->first, " is the last one");
+      return Wrong("generation ", entry.number, " was over: ", generations.rbegin()->first, " is the last one");
     }
     if (from != counted_end || to <= from) {
-      return wrong("steps ", from, " to ", to, " follow step ", counted_end, ": they ",
+      return Wrong("steps ", from, " to ", to, " follow step ", counted_end, ": they ",
                    from < counted_end ? "overlap" : "leave a gap");
     }
-    const Generation& generation = generations[entry.number];
-    std::vector<int> times(static_cast<size_t>(leaf_count));
-    for (const std::string& range : ListOf(entry, "leaves")) {
-      const std::vector<std::string> parts = absl::StrSplit(range, absl::ByAnyChar("-:"));
-      int64_t begin = 0, end = 0;
-      uint64_t worker = 0;
-      if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &begin) || !absl::SimpleAtoi(parts[1], &end) ||
-          !absl::SimpleHexAtoi(parts[2], &worker) || begin < 0 || end > leaf_count) {
-        return wrong("leaves \"", range, "\"");
-      }
-      for (int64_t leaf = begin; leaf < end; ++leaf) {
-        ++times[static_cast<size_t>(leaf)];
-        const int owner = generation.leaf_owners[static_cast<size_t>(leaf)];
-        if (generation.workers[static_cast<size_t>(owner)] != worker) {
-          return wrong("leaf ", leaf, " is not worker ", Hex(worker), "'s in generation ", entry.number);
-        }
-      }
-    }
-    for (int64_t leaf = 0; leaf < leaf_count; ++leaf) {
-      if (times[static_cast<size_t>(leaf)] != 1) {
-        return wrong("leaf ", leaf, " of steps ", from, " to ", to, " counted ", times[static_cast<size_t>(leaf)],
-                     " times");
-      }
-    }
+    RETURN_IF_ERROR(CheckLeaves(entry, generations[entry.number], leaf_count));
     counted_end = to;
     last_counted = entry.number;
     return absl::OkStatus();
