@@ -14,6 +14,7 @@ import ratios
 import sync_cells as cells
 
 SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
+UNEVEN_SYNCS = ("ring", "star", cells.ELASTIC, "ddp-tuned")
 MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
 MATHS = ("fp32", "tf32", "bf16")
 QUICK: dict[str, Any] = {"repeats": 2, "uneven_repeats": 1, "steps": 24, "train_epochs": 0, "sweep": False,
@@ -113,6 +114,8 @@ def _add_uneven(add: Callable[..., argparse.Action]) -> None:
         help="also measure ring, star, elastic star and ddp-tuned with one of two workers at half speed, and with a "
              "worker killed every 10 s; without a value the model is mnist_cnn; about 40 minutes")
     add("--uneven_repeats", type=_positive, default=3, help="runs of each job of --uneven, in turns")
+    add("--uneven_syncs", type=_names(UNEVEN_SYNCS), default=list(UNEVEN_SYNCS),
+        help=f"what --uneven compares (default: {','.join(UNEVEN_SYNCS)})")
 
 
 def _add_measuring(add: Callable[..., argparse.Action]) -> None:

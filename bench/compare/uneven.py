@@ -30,8 +30,7 @@ import results as schema
 import small_test_set
 import uneven_shares
 from uneven_job import RunningJob
-from uneven_plans import (DDP, ELASTIC, GENERATIONS_LOG, GLOBAL_BATCH, MICRO_BATCHES, RECORD, RING, STAR, WORKERS,
-                          Plans)
+from uneven_plans import DDP, ELASTIC, GENERATIONS_LOG, GLOBAL_BATCH, MICRO_BATCHES, RECORD, WORKERS, Plans
 from uneven_verdict import EVEN, HALF_SPEED, KILLS
 
 CASES = (EVEN, HALF_SPEED, KILLS)
@@ -80,8 +79,8 @@ class UnevenPart:
             "global_batch": GLOBAL_BATCH, "micro_batches": MICRO_BATCHES, "slowed_by": None,
             "kill_every_seconds": self.times.kill_every, "shares": [], "jobs": [
                 {"sync": sync, "command": [], "checkpoint_every_steps": None, "tried": [], "runs": [], "reason": None}
-                for sync in (RING, STAR, ELASTIC, DDP)]}
-        if torch is None:
+                for sync in options.uneven_syncs]}
+        if torch is None and DDP in options.uneven_syncs:
             self._job(DDP)["reason"] = f"no python3 here has PyTorch: {programs.HOW_TO_GET_TORCH}"
 
     def _job(self, sync: str) -> schema.UnevenJob:

@@ -61,15 +61,13 @@ class CompareTest(unittest.TestCase):
 
     def test_uneven_and_failing_workers(self):
         with tempfile.TemporaryDirectory() as folder:
-            done, report = self.compare(folder, "--syncs=", "--uneven=logreg")
+            # The others start again as these do, and take a minute more.
+            done, report = self.compare(folder, "--syncs=", "--uneven=logreg", "--uneven_syncs=ring,star-elastic")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             results = schema.read(os.path.join(report, "results.json"))
         found = {job["sync"]: job for job in results["uneven"]["jobs"]}
-        self.assertEqual(set(found), {"ring", "star", "star-elastic", "ddp-tuned"})
+        self.assertEqual(set(found), {"ring", "star-elastic"})
         for sync, job in found.items():
-            if sync == "ddp-tuned" and job["reason"]:
-                print("SKIPPED: " + job["reason"], file=sys.stderr)
-                continue
             self.assertEqual([run["case"] for run in job["runs"]], ["even", "half-speed", "kills"], done.stdout)
             self.assertEqual(job["runs"][2]["kills"], 1)
             for run in job["runs"][:2]:  # in the third one a busy machine may only come back to where the run was
