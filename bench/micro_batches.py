@@ -7,7 +7,8 @@
 
 All ways of a row run in turn. A leaf is computed as a batch of its own, so M leaves cost M times what a batch
 costs whatever its size, and their gradients are added. A cell has the ratio of the smallest p50 of the runs, the
-first one its milliseconds. Two workers exchange through the servers of a star on this machine.
+first one its milliseconds: of one leaf, or of one for each worker. Two workers exchange through the servers of a star
+on this machine.
 
 With --elastic the last two columns are of one run with timelines: the part of the time in which a server copies
 snapshots, and in which the reporting worker collects what a snapshot has besides parameters.
@@ -44,9 +45,10 @@ def run(binaries: str, launch_flags: list[str], flags: list[str]) -> float:
 
 
 def job(model: str, batch: int) -> list[str]:
-    flags = ["--model=" + model, "--global_batch=%d" % batch, "--max_steps=%d" % STEPS.get(batch, 100),
-             "--dataset=synthetic", "--synthetic_train_count=%d" % (batch * 8), "--synthetic_test_count=64",
-             "--epochs=100", "--device=cpu", "--seed=1"]
+    steps = STEPS.get(batch, 100)
+    # One epoch: an elastic star has a snapshot at the end of each.
+    flags = ["--model=" + model, "--global_batch=%d" % batch, "--dataset=synthetic", "--epochs=1", "--device=cpu",
+             "--synthetic_train_count=%d" % (batch * steps), "--synthetic_test_count=64", "--seed=1"]
     return flags + (["--synthetic_size=32", "--synthetic_channels=3"] if model == "resnet20" else [])
 
 
@@ -106,10 +108,12 @@ def main() -> None:
     for model in models:
         for workers in map(int, options.workers.split(",")):
             launch = ["--sync=star", "--workers=%d" % workers, "--servers=1"] if workers > 1 else []
+            possible = [m for m in leaves if m >= workers]  # each worker computes one at least
             for batch in batches:
                 times = in_turn(options.binaries, options.repeats,
-                                [(launch, [*job(model, batch), "--micro_batches=%d" % m]) for m in leaves])
-                cells = ["%.2f ms" % times[0], *("%.3f" % (ms / times[0]) for ms in times[1:])]
+                                [(launch, [*job(model, batch), "--micro_batches=%d" % m]) for m in possible])
+                cells = ["-"] * (len(leaves) - len(possible))
+                cells += ["%.2f ms" % times[0], *("%.3f" % (ms / times[0]) for ms in times[1:])]
                 print("| %s | %d | %d | %s |" % (model, workers, batch, " | ".join(cells)), flush=True)
 
 

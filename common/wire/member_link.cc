@@ -150,11 +150,17 @@ void MemberLink::Run() {
       stream.emplace(stub.get(), &queue);
       next_report = Clock::now();
     }
+    // No wait in the queue: one thread polls for all of gRPC's connections in a process. The exchange's answers would
+    // come to this one, which would have to wake the trainer's.
+    std::this_thread::sleep_for(kTick);
+    bool is_over = false;
     void* tag = nullptr;
     bool ok = false;
-    const auto until = std::chrono::system_clock::now() + kTick;
-    if (queue.AsyncNext(&tag, &ok, until) == grpc::CompletionQueue::GOT_EVENT &&
-        stream->OnEvent(tag, ok, options_.on_order)) {
+    while (!is_over &&
+           queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now()) == grpc::CompletionQueue::GOT_EVENT) {
+      is_over = stream->OnEvent(tag, ok, options_.on_order);
+    }
+    if (is_over) {
       const absl::Status status = stream->status();
       stream.reset();
       int64_t connected = 0;
