@@ -10,7 +10,7 @@ import time
 import unittest
 from typing import Any
 
-from tests.e2e.jobs import JobTest, Process, SERVER, WORKER
+from tests.e2e.jobs import JobTest, Process, WORKER
 
 CHECK_LOG = os.path.abspath("tests/server/elastic/check_log")
 JOB = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=300", "--global_batch=64",
@@ -40,19 +40,9 @@ class ElasticTest(JobTest):
         return [*JOB, "--epochs=%d" % self.epochs]
 
     def start_shard(self, shard: int, shard_count: int, *flags: str, listen: str = "127.0.0.1:0") -> None:
-        port_file = self.path("port.%d.%d" % (shard, len(self.processes)))
-        command = [SERVER, *SERVER_FLAGS, "--listen=" + listen, "--shard=%d" % shard, "--shard_count=%d" % shard_count,
-                   "--port_file=" + port_file, "--state_dir=" + self.path("state"), *flags]
-        if shard > 0:
-            command.append("--coordinator=" + self.servers[0][1])
-        process = self.start(command)
-        end = time.monotonic() + 60
-        while not os.path.exists(port_file):  # the server renames it into place when it is complete
-            if process.poll() is not None or time.monotonic() > end:
-                self.fail("the server does not listen:\n" + self.output_of(process))
-            time.sleep(0.02)  # a file has no event to wait for
-        with open(port_file) as file:
-            self.servers[shard] = process, file.read().strip()
+        more = ["--coordinator=" + self.servers[0][1]] if shard > 0 else []
+        self.servers[shard] = self.start_server(*SERVER_FLAGS, "--state_dir=" + self.path("state"), *flags, *more,
+                                                shard=shard, shard_count=shard_count, listen=listen)
 
     def start_servers(self, count: int, *flags: str) -> None:
         for shard in range(count):
@@ -211,13 +201,7 @@ class ElasticTest(JobTest):
         self.start_servers(1)
         self.add_worker()
         self.await_generation(1)
-        port_file = self.path("second")
-        self.start([SERVER, *SERVER_FLAGS, "--listen=127.0.0.1:0", "--port_file=" + port_file,
-                    "--state_dir=" + self.path("state")])
-        while not os.path.exists(port_file):
-            time.sleep(0.02)  # a file has no event to wait for
-        with open(port_file) as file:
-            address = file.read().strip()
+        _, address = self.start_server(*SERVER_FLAGS, "--state_dir=" + self.path("state"))
         worker = self.run_to_end([WORKER, "--elastic", "--coordinator=" + address, *self.job(), "--progress=none"])
         self.assertEqual(worker.returncode, 1, worker.output)
         self.assertIn("another coordinator runs with --state_dir", worker.output)

@@ -99,11 +99,12 @@ class JobTest(unittest.TestCase):
     def run_to_end(self, command: Sequence[str], deadline_s: float = JOB_SECONDS_MAX, **kwargs: Any) -> Finished:
         return self.finish(self.start(command, **kwargs), deadline_s)
 
-    def start_server(self, *flags: str, shard: int = 0, shard_count: int = 1) -> tuple[Process, str]:
+    def start_server(self, *flags: str, shard: int = 0, shard_count: int = 1,
+                     listen: str = "127.0.0.1:0") -> tuple[Process, str]:
         """Starts the server of one shard. Returns the process and its address."""
         port_file = self.path("port.%d" % len(self.processes))
         process = self.start(
-            [SERVER, "--listen=127.0.0.1:0", "--shard=%d" % shard, "--shard_count=%d" % shard_count,
+            [SERVER, "--listen=" + listen, "--shard=%d" % shard, "--shard_count=%d" % shard_count,
              "--port_file=" + port_file, *flags])
         end = time.monotonic() + 60
         while not os.path.exists(port_file):  # the server renames it into place when it is complete
