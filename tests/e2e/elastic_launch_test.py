@@ -13,16 +13,21 @@ import unittest
 from tests.e2e.jobs import LAUNCH, JobTest, Process, WORKER
 
 JOB = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=100", "--global_batch=64",
-       "--seed=1", "--micro_batches=8", "--device=cpu", "--model=lenet5", "--epochs=30"]
+       "--seed=1", "--micro_batches=8", "--device=cpu", "--model=lenet5"]
 
 
 class ElasticLaunchTest(JobTest):
+
+    epochs = 30
+
+    def job(self) -> list[str]:
+        return [*JOB, "--epochs=%d" % self.epochs]
 
     def launch(self, *launch_flags: str, flags: tuple[str, ...] = ()) -> Process:
         secret = self.path("secret")
         if not os.path.exists(secret):
             self.assertEqual(self.run_to_end([LAUNCH, "--make_secret=" + secret]).returncode, 0)
-        return self.start([LAUNCH, *launch_flags, "--job_secret=" + secret, "--", *JOB, "--progress=plain",
+        return self.start([LAUNCH, *launch_flags, "--job_secret=" + secret, "--", *self.job(), "--progress=plain",
                            "--record=" + self.path("record"), *flags])
 
     def start_job(self, workers: int, servers: int, *launch_flags: str, flags: tuple[str, ...] = ()) -> Process:
@@ -67,7 +72,7 @@ class ElasticLaunchTest(JobTest):
         self.assertEqual(done.returncode, 0, done.output)
         with open(self.path("record")) as file:
             found = json.load(file)["parameter_sha256"]
-        local = self.run_to_end([WORKER, *JOB, "--progress=none", "--record=" + self.path("local")])
+        local = self.run_to_end([WORKER, *self.job(), "--progress=none", "--record=" + self.path("local")])
         self.assertEqual(local.returncode, 0, local.output)
         with open(self.path("local")) as file:
             self.assertEqual(found, json.load(file)["parameter_sha256"], done.output)
@@ -105,6 +110,7 @@ class ElasticLaunchTest(JobTest):
         self.expect_local_digest(job)
 
     def test_others_go_on_when_all_of_ones_own_have_left(self):
+        self.epochs = 150  # longer than servers have to end
         job = self.start_job(1, 2)
         address = self.coordinator_of(job)
         self.await_generations(job, 1)

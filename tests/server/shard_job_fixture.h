@@ -43,7 +43,8 @@ class Shard {
                                      .send = [this](Answer answer) { on_answer(std::move(answer)); },
                                      .now = now,
                                      .stall_times = {.report_after = std::chrono::seconds(4)},
-                                     .log = [this](const std::string& line) { log.push_back(line); }});
+                                     .log = [this](const std::string& line) { log.push_back(line); },
+                                     .snapshots = snapshots});
     CHECK_OK(created);
     return *std::move(created);
   }
@@ -155,6 +156,7 @@ class Shard {
   JobSpec spec;
   ShardJob::Time now{std::chrono::seconds(1000)};
   std::vector<Answer> answers;
+  SnapshotStore* snapshots = nullptr;  // of jobs that are created from now on
   std::function<void(Answer)> on_answer = [this](Answer answer) {
     if (answer.make != nullptr) Make(&answer);
     answers.push_back(std::move(answer));

@@ -140,6 +140,36 @@ TEST(ShardJobTest, KeepsTheOptimizersState) {
   EXPECT_EQ(Values<float>(answer), std::vector<float>(state.begin() + range.begin, state.begin() + range.end));
 }
 
+// A checkpoint is read while training goes on: newer snapshots come, and older ones are dropped.
+TEST(ShardJobTest, AStateIsReadFromASnapshot) {
+  Shard shard(1);
+  const BucketMap& buckets = shard.spec.buckets;
+  SnapshotStore::Options options{.vector_count = 1};
+  for (int b = 0; b < buckets.bucket_count(); ++b) options.slice_elements.push_back(buckets.bucket(b).size());
+  const auto store = SnapshotStore::Open(options).value();
+  const std::vector<float> state = InitialParameters(buckets.element_count()), other(state.size(), 7.0f);
+  const auto take = [&](int64_t step, std::span<const float> values) {
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      const ElementRange range = buckets.bucket(b);
+      const auto parameters = std::span<const float>(other).subspan(range.begin, range.size());
+      store->Take(step, b, std::vector{parameters, values.subspan(range.begin, range.size())});
+    }
+  };
+  take(5, state);
+  shard.snapshots = store.get();
+  shard.job = shard.CreateJob();
+  shard.job->OnLaneOpen({0, 0});
+  for (int b = buckets.bucket_count() - 1; b >= 0; --b) {
+    shard.Send({0, 0}, Shard::Fields(ExchangeMessage::FETCH_STATE, 5, b));
+    const ElementRange range = buckets.bucket(b);
+    EXPECT_EQ(Values<float>(shard.TakeAnswers().at(0)),
+              std::vector<float>(state.begin() + range.begin, state.begin() + range.end));
+    for (int64_t step = 6; step < 10; ++step) take(step + 4 * b, other);  // the store forgets step 5
+  }
+  shard.Send({0, 0}, Shard::Fields(ExchangeMessage::FETCH_STATE, 99, 0));
+  EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("no snapshot of step 99"));
+}
+
 TEST(ShardJobTest, SumsDoublesInRankOrder) {
   Shard shard(3);
   // In rank order this is 1: the large values cancel first.
