@@ -110,7 +110,7 @@ class ElasticLaunchTest(JobTest):
         self.expect_local_digest(job)
 
     def test_others_go_on_when_all_of_ones_own_have_left(self):
-        self.epochs = 150  # longer than servers have to end
+        self.epochs = 90  # longer than servers have to end
         job = self.start_job(1, 2)
         address = self.coordinator_of(job)
         self.await_generations(job, 1)
