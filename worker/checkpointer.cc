@@ -3,16 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/flags/command_line.h"
-#include "common/mutex.h"
 #include "common/status.h"
 #include "common/steady_time.h"
+#include "worker/checkpoint_writer.h"
 #include "worker/step/in_flight_buckets.h"
 
 namespace starring {
@@ -28,39 +27,6 @@ constexpr absl::Duration kSkipPatience = absl::Seconds(1);
 std::string FormatSeconds(absl::Duration duration) { return absl::StrFormat("%g s", absl::ToDoubleSeconds(duration)); }
 
 }  // namespace
-
-// One write. The trainer's thread and the writing thread share it, and the one that ends last frees it.
-struct Checkpointer::Write {
-  int64_t step = 0;
-  const absl::Time begin = SteadyNow();
-
-  absl::Duration age() const { return absl::Trunc(SteadyNow() - begin, absl::Milliseconds(100)); }
-
-  // True if it has ended.
-  bool WaitFor(absl::Duration patience) {
-    const MutexLock lock(mutex_);
-    return ended_.WaitFor(mutex_, absl::ToChronoNanoseconds(patience),
-                          [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return status_.has_value(); });
-  }
-  absl::Status status() {
-    const MutexLock lock(mutex_);
-    return *status_;
-  }
-  void End(const absl::Status& status) {
-    {
-      const MutexLock lock(mutex_);
-      status_ = status;
-    }
-    // The lock has been released, so that the waiter does not wake up only to wait for it. The writing thread owns a
-    // share of this object, so it still exists here.
-    ended_.NotifyAll();
-  }
-
- private:
-  Mutex mutex_;
-  ConditionVariable ended_;
-  std::optional<absl::Status> status_ ABSL_GUARDED_BY(mutex_);
-};
 
 static std::vector<std::string> StateNames(const OptimizerConfig& optimizer) {
   std::vector<std::string> names;
@@ -87,8 +53,7 @@ Checkpointer::Checkpointer(Options options)
     : options_(std::move(options)), state_names_(StateNames(options_.worker->optimizer)) {}
 
 Checkpointer::~Checkpointer() {
-  // Ending the process earlier would cut the write short and waste the checkpoint.
-  if (write_ != nullptr) write_->WaitFor(options_.worker->checkpoint_deadline);
+  if (!options_.leaves_writes) options_.writer->WaitFor(options_.worker->checkpoint_deadline);
   TakeResult();
 }
 
@@ -210,25 +175,24 @@ absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> par
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
   // Meanwhile the other ranks wait in the sum below, whose deadline is the exchange's.
   const absl::Duration patience = std::min(kSkipPatience, options_.worker->exchange_deadline / 4);
-  const bool is_busy = write_ != nullptr && !write_->WaitFor(patience);
+  const bool is_busy = !options_.writer->WaitFor(patience);
   // Only rank 0 knows whether it is still writing, and Save is collective: without this sum the others would gather the
   // optimizer's state alone.
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
   if (busy_ranks == 0) return Save(step, parameters, *exchange);
-  // Only rank 0 can be the rank that is busy, so its write_ is not null here.
-  if (writes()) WarnSkipped(step);
+  if (writes()) WarnSkipped(step);  // only rank 0 can be the rank that is busy
   return absl::OkStatus();
 }
 
 void Checkpointer::WarnSkipped(int64_t step) const {
-  options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", write_->step,
-                             " is still being written, after ", FormatSeconds(write_->age())));
+  options_.warn(absl::StrCat("warning: no checkpoint of step ", step, ": that of step ", options_.writer->step(),
+                             " is still being written, after ", FormatSeconds(options_.writer->age())));
 }
 
 absl::Status Checkpointer::SaveSnapshot(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty() || !writes()) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitSnapshot(exchange));
-  if (write_ != nullptr && !write_->WaitFor(absl::ZeroDuration())) {
+  if (!options_.writer->WaitFor(absl::ZeroDuration())) {
     WarnSkipped(step);
     return absl::OkStatus();
   }
@@ -297,7 +261,7 @@ absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const f
 }
 
 absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint) {
-  // The previous write has ended. Its result is taken, and a failure reported, before write_ is replaced.
+  // The previous write has ended. A failure is reported before the next one begins.
   TakeResult();
   const int64_t step = checkpoint.step;
   const Layout& layout = options_.network->layout();
@@ -308,16 +272,7 @@ absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint) {
   }
   // Not until the write has ended: a run that stops now must not tell a person that it is saved.
   is_saved_ = false;
-  write_ = std::make_shared<Write>();
-  write_->step = step;
-  // The thread is detached and has copies of all that it needs, so that a hung disk does not keep the process from
-  // ending.
-  std::thread([write = write_, save = options_.write, dir = options_.worker->checkpoint_dir,
-               layout = options_.network->layout(), checkpoint = std::move(checkpoint)]() mutable {
-    const absl::Status status = save(dir, layout, checkpoint);
-    checkpoint = {};  // frees its memory before the next snapshot may begin
-    write->End(status);
-  }).detach();
+  options_.writer->Begin(options_.worker->checkpoint_dir, layout, std::move(checkpoint));
   return absl::OkStatus();
 }
 
@@ -330,7 +285,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
   while (true) {
     double report = 0;
     if (writes()) {
-      const bool is_done = write_ == nullptr || write_->WaitFor(std::min(round, end - SteadyNow()));
+      const bool is_done = options_.writer->WaitFor(std::min(round, end - SteadyNow()));
       report = is_done ? kDone : SteadyNow() >= end ? kLate : kBusy;
     }
     ASSIGN_OR_RETURN(const double of_rank_0, SumOfRanks(report, exchange));
@@ -347,13 +302,12 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
 
 // Takes the result of a write that has ended.
 void Checkpointer::TakeResult() {
-  if (write_ == nullptr || !write_->WaitFor(absl::ZeroDuration())) return;
-  const absl::Status status = write_->status();
-  write_ = nullptr;
-  is_saved_ = status.ok();
-  if (status.ok()) return;
-  options_.warn(
-      absl::StrCat("warning: no checkpoint was written, the last complete one stays: ", std::string(status.message())));
+  const std::optional<absl::Status> status = options_.writer->TakeResult();
+  if (!status.has_value()) return;
+  is_saved_ = status->ok();
+  if (status->ok()) return;
+  options_.warn(absl::StrCat("warning: no checkpoint was written, the last complete one stays: ",
+                             std::string(status->message())));
 }
 
 }  // namespace starring

@@ -1,7 +1,7 @@
 // Saves checkpoints in the background, and restores the newest one.
 //
-// A save copies parameters, optimizer state and buffers in memory, collectively over the ranks, and returns; a thread
-// of rank 0 writes the files while training goes on. Only one write is in progress at a time. On a slow disk:
+// A save copies parameters, optimizer state and buffers in memory, collectively over the ranks, and returns; rank 0's
+// CheckpointWriter writes the files while training goes on. On a slow disk:
 //   - a periodic checkpoint that is due while the previous one is still being written waits one second, and is then
 //     skipped with a warning;
 //   - all ranks wait for the last checkpoint, and for that of a stop, up to --checkpoint_deadline_s. They wait in sums,
@@ -47,24 +47,26 @@ struct CheckpointSchedule {
   }
 };
 
+class CheckpointWriter;
+
 class Checkpointer {
  public:
   struct Options {
-    const WorkerOptions* worker = nullptr;  // this and the next two outlive the checkpointer
+    const WorkerOptions* worker = nullptr;  // this and the next three outlive the checkpointer
     Network* network = nullptr;
     const BucketMap* buckets = nullptr;  // may become another one between two calls
+    CheckpointWriter* writer = nullptr;
     int64_t steps_per_epoch = 1;
     // As TrainingStep::GatherOptimizerState.
     std::function<absl::Status(std::span<const std::span<float>>)> gather_optimizer_state;
     std::function<void(const std::string&)> warn;  // shows a line to a person
     bool goes_on = false;                          // the run has begun already: the folder may have its checkpoints
-    // Tests put a slow disk here. It may still run after the checkpointer was destroyed.
-    std::function<absl::Status(const std::string& dir, const Layout&, const Checkpoint&)> write = WriteCheckpoint;
+    bool leaves_writes = false;                    // a write may be in progress at the end, and at the beginning
   };
   // InvalidArgument if --checkpoint_dir has checkpoints and --resume is not given: two runs would mix. InvalidArgument
   // also if another job writes there: rank 0 holds a lock on the folder while the checkpointer lives.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
-  // Waits for a write in progress, up to --checkpoint_deadline_s. A slower write goes on without the checkpointer.
+  // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes.
   ~Checkpointer();
 
   // The step that Restore would return. Errors as Restore.
@@ -98,8 +100,6 @@ class Checkpointer {
   bool is_saved() const { return is_saved_; }
 
  private:
-  struct Write;  // one checkpoint that is being written
-
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
   absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange);
@@ -117,7 +117,6 @@ class Checkpointer {
   std::vector<std::string> state_names_;
   int64_t chosen_bucket_bytes_ = 0;
   std::optional<FolderLock> lock_;
-  std::shared_ptr<Write> write_;  // shared with its thread, which a hung disk may delay beyond our end; null: none
   bool is_saved_ = false;
   // SaveSnapshot: the checkpoint whose state is being read, and that state.
   std::optional<Checkpoint> reading_;

@@ -28,6 +28,7 @@
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/meeting.h"
+#include "worker/checkpoint_writer.h"
 #include "worker/checkpointer.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
@@ -241,11 +242,10 @@ CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const 
 absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const WorkerOptions& options, CudaTrainingStepOptions cuda_step,
                                                       const DeviceChoice& choice, const BucketMap& buckets,
                                                       MpiRuntime* mpi, const Tracing& tracing, StallOptions stall,
-                                                      Network* network, const Segment* segment = nullptr,
-                                                      std::function<bool()> superseded = nullptr) {
+                                                      Network* network, const Segment* segment) {
   ExchangeAndStep work;
-  ASSIGN_OR_RETURN(work.exchange,
-                   CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall), std::move(superseded)));
+  ASSIGN_OR_RETURN(work.exchange, CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall),
+                                                 segment == nullptr ? nullptr : segment->is_over));
   const TrainingStepParts parts{
       .network = network,
       .exchange = work.exchange.get(),
@@ -376,6 +376,9 @@ struct JobParts {
   ProgressState* state = nullptr;
   Facts facts;
   const double* trial_leaf_seconds = nullptr;  // set by `facts`
+  CheckpointWriter* checkpoint_writer = nullptr;
+  // Of an elastic run. All its workers have shown the same data, so nobody need measure it together with others.
+  std::optional<Normalization> normalization;
 };
 
 // The result of a training whose exchange and step are gone.
@@ -386,8 +389,7 @@ struct Trained {
   bool data_on_gpu = false;
 };
 
-absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment = nullptr,
-                                 std::function<bool()> superseded = nullptr) {
+absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment = nullptr) {
   const WorkerOptions& options = *parts.options;
   ASSIGN_OR_RETURN(const BucketMap buckets,
                    BucketMap::Create({.element_count = parts.network->layout().element_count(),
@@ -398,26 +400,23 @@ absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment =
   const Progress::Style style = ChooseStyle(options, *parts.launcher);
   ASSIGN_OR_RETURN(const ExchangeAndStep work,
                    CreateExchangeAndStep(options, parts.cuda_step, *parts.choice, buckets, parts.mpi, parts.tracing,
-                                         MakeStallOptions(options, parts.state, style), parts.network, segment,
-                                         std::move(superseded)));
-  TrainOptions training{.worker = &options,
-                        .data = parts.data,
-                        .network = parts.network,
-                        .exchange = work.exchange.get(),
-                        .buckets = &buckets,
-                        .step = work.step.get(),
-                        .progress = style,
-                        .stop_requested = StopRequested,
-                        .device_facts = parts.facts,
-                        .observers = parts.instruments->observers(options.rank),
-                        .trace = parts.tracing.trace,
-                        .track = parts.tracing.compute,
-                        .state = parts.state,
-                        .segment = segment};
-  // All workers have shown the same data, so nobody need measure it together with others.
-  if (segment != nullptr) {
-    training.normalization = NormalizationFromSums(PixelSums(parts.data->train, 0, parts.data->train.count));
-  }
+                                         MakeStallOptions(options, parts.state, style), parts.network, segment));
+  const TrainOptions training{.worker = &options,
+                              .data = parts.data,
+                              .network = parts.network,
+                              .exchange = work.exchange.get(),
+                              .buckets = &buckets,
+                              .step = work.step.get(),
+                              .checkpoint_writer = parts.checkpoint_writer,
+                              .progress = style,
+                              .stop_requested = StopRequested,
+                              .device_facts = parts.facts,
+                              .observers = parts.instruments->observers(options.rank),
+                              .trace = parts.tracing.trace,
+                              .track = parts.tracing.compute,
+                              .state = parts.state,
+                              .segment = segment,
+                              .normalization = parts.normalization};
   ASSIGN_OR_RETURN(TrainResult result, Train(training));
   return Trained{.result = std::move(result),
                  .choice = work.exchange->choice(),
@@ -433,9 +432,8 @@ absl::StatusOr<std::optional<Trained>> TrainElastic(const JobParts& parts, Worke
     ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, parts.network));
   }
   std::optional<Trained> last;
-  const auto train = [&](const Segment& segment,
-                         const std::function<bool()>& superseded) -> absl::StatusOr<TrainResult> {
-    ASSIGN_OR_RETURN(last, TrainJob(parts, &segment, superseded));
+  const auto train = [&](const Segment& segment) -> absl::StatusOr<TrainResult> {
+    ASSIGN_OR_RETURN(last, TrainJob(parts, &segment));
     return last->result;
   };
   ASSIGN_OR_RETURN(const std::optional<TrainResult> result,
@@ -514,20 +512,23 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   const Progress::Style style = ChooseStyle(options, launcher);
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
   double trial_leaf_seconds = 0;
-  const JobParts parts{.options = &options,
-                       .launcher = &launcher,
-                       .data = &data,
-                       .choice = &choice,
-                       .network = network.get(),
-                       .cuda_step = cuda_step,
-                       .mpi = mpi,
-                       .tracing = tracing,
-                       .instruments = &instruments,
-                       .state = gpu_hang_watch->state(),
-                       .facts = FactsOf(&options, &data, network.get(), choice.cuda.get(), &trial_leaf_seconds),
-                       .trial_leaf_seconds = &trial_leaf_seconds};
+  CheckpointWriter checkpoint_writer(options.checkpoint_deadline);
+  JobParts parts{.options = &options,
+                 .launcher = &launcher,
+                 .data = &data,
+                 .choice = &choice,
+                 .network = network.get(),
+                 .cuda_step = cuda_step,
+                 .mpi = mpi,
+                 .tracing = tracing,
+                 .instruments = &instruments,
+                 .state = gpu_hang_watch->state(),
+                 .facts = FactsOf(&options, &data, network.get(), choice.cuda.get(), &trial_leaf_seconds),
+                 .trial_leaf_seconds = &trial_leaf_seconds,
+                 .checkpoint_writer = &checkpoint_writer};
   std::optional<Trained> trained;
   if (options.elastic) {
+    parts.normalization = NormalizationFromSums(PixelSums(data.train, 0, data.train.count));
     ASSIGN_OR_RETURN(trained, TrainElastic(parts, &options));
   } else {
     ASSIGN_OR_RETURN(trained, TrainJob(parts));

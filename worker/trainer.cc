@@ -213,6 +213,7 @@ absl::Status Trainer::StartExchange() {
   ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
                                                         .network = &network_,
                                                         .buckets = &buckets_.current(),
+                                                        .writer = options_.checkpoint_writer,
                                                         .steps_per_epoch = steps_per_epoch_,
                                                         .gather_optimizer_state =
                                                             [this](std::span<const std::span<float>> state) {
@@ -222,7 +223,8 @@ absl::Status Trainer::StartExchange() {
                                                             [this](const std::string& text) {
                                                               if (worker_.rank == 0) progress_.Message(text);
                                                             },
-                                                        .goes_on = IsElastic() && options_.segment->number > 1}));
+                                                        .goes_on = IsElastic() && options_.segment->number > 1,
+                                                        .leaves_writes = IsElastic()}));
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
               .optimizer = worker_.optimizer,
@@ -510,7 +512,10 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
   std::vector<double> losses(static_cast<size_t>(batch_count)), correct(losses.size());
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
-    if (IsElastic()) options_.segment->on_leaf();
+    if (IsElastic()) {
+      options_.segment->on_leaf();
+      if (options_.segment->is_over()) return absl::UnavailableError("the generation is over");
+    }
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
     // The last batch may have no sample for this rank.
     if (batch->plan.samples.empty()) continue;
@@ -519,6 +524,7 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
     correct[static_cast<size_t>(i)] = static_cast<double>(loss.correct);
     sums[2] += static_cast<double>(batch->plan.samples.size());
   }
+  Enter(WorkPhase::kExchange);  // a worker that waits for slower ones is not stuck
   if (has_leaves()) {
     // Zeros from all ranks but one make the sum a gather. Everyone then has all losses, to be added in the same order.
     RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, losses, &exchange_));
@@ -592,8 +598,10 @@ absl::Status Trainer::FinishRun() {
   result_.next_step = step_;
   // The comparison comes before the checkpoint: parameters on which the ranks do not agree are not saved.
   RETURN_IF_ERROR(CheckParameters());
-  // A resumed run that had nothing left to do would only save what it has read.
-  if (result_.steps > 0 || result_.stopped_early) {
+  // A resumed run that had nothing left to do would only save what it has read. A generation may have to save what the
+  // one before it has trained.
+  const bool from_snapshot = IsElastic() && options_.segment->from_snapshot;
+  if (result_.steps > 0 || result_.stopped_early || from_snapshot) {
     RETURN_IF_ERROR(checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_));
   }
   result_.step_summary = timer_->Summary();

@@ -70,7 +70,9 @@ struct Segment {
   std::function<bool()> stop;  // at the next snapshot
   // A step is over, and has taken so long, of which this worker has computed so long.
   std::function<void(int64_t next_step, double step_seconds, double compute_seconds)> on_step;
-  std::function<void()> on_leaf;  // a micro-batch, or a batch of an evaluation, is done
+  // A micro-batch, or a batch of an evaluation, is done.
+  std::function<void()> on_leaf;
+  std::function<bool()> is_over;  // the generation was cut short; any thread
   // The loss of a step, which must be what it was if the step was computed before.
   std::function<absl::Status(int64_t step, double loss)> check_loss;
 };
@@ -78,13 +80,16 @@ struct Segment {
 // Samples that are evaluated at once: per rank, or with --micro_batches by whoever does.
 inline constexpr int64_t kEvaluationBatch = 256;
 
+class CheckpointWriter;
+
 struct TrainOptions {
-  const WorkerOptions* worker = nullptr;  // this and the next five outlive the call
+  const WorkerOptions* worker = nullptr;  // this and the next six outlive the call
   const TrainAndTest* data = nullptr;
   Network* network = nullptr;
   GradientExchange* exchange = nullptr;
   const BucketMap* buckets = nullptr;  // of the first step, unless WorkerOptions::TriesBucketSizes
   TrainingStep* step = nullptr;
+  CheckpointWriter* checkpoint_writer = nullptr;
   Progress::Style progress = Progress::Style::kNone;
   std::function<bool()> stop_requested;  // called once a step
   // Facts about this rank's device that must be the same on all ranks, for JobSpec::agreed_flags. Called after every

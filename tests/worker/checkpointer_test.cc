@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "worker/checkpoint_writer.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/model/layer_file.h"
 
@@ -42,6 +43,7 @@ class CheckpointerTest : public testing::Test {
     std::vector<float> parameters;
     std::vector<std::string> warnings;
     std::unique_ptr<PeerExchange> exchange;
+    std::unique_ptr<CheckpointWriter> writer;
     std::unique_ptr<Checkpointer> checkpointer;
   };
 
@@ -94,23 +96,31 @@ class CheckpointerTest : public testing::Test {
                 .optimizer_state = {},
                 .exchange_deadline = exchange_deadline_};
     CHECK_OK(rank->exchange->Start(job, rank->parameters));
+    rank->writer = std::make_unique<CheckpointWriter>(checkpoint_deadline_, write_);
+    rank->checkpointer = NewCheckpointer(rank);
+  }
+
+  std::unique_ptr<Checkpointer> NewCheckpointer(Rank* rank) {
     auto created = Checkpointer::Create(
         {.worker = &rank->options,
          .network = rank->network.get(),
          .buckets = &rank->buckets,
+         .writer = rank->writer.get(),
          .gather_optimizer_state =
              [rank](std::span<const std::span<float>> state) { return rank->exchange->GatherOptimizerState(state); },
          .warn = [rank](const std::string& text) { rank->warnings.push_back(text); },
-         .write = write_});
+         .goes_on = is_elastic_,
+         .leaves_writes = is_elastic_});
     CHECK_OK(created.status());
-    rank->checkpointer = *std::move(created);
+    return *std::move(created);
   }
 
   std::string dir_;
   bool resume_ = false;
+  bool is_elastic_ = false;
   absl::Duration exchange_deadline_ = absl::Seconds(60);
   absl::Duration checkpoint_deadline_ = absl::Seconds(60);
-  std::function<absl::Status(const std::string&, const Layout&, const Checkpoint&)> write_ = WriteCheckpoint;
+  CheckpointWriter::WriteFunction write_ = WriteCheckpoint;
   std::vector<std::string> warnings_;
 };
 
@@ -133,6 +143,31 @@ TEST_F(CheckpointerTest, APeriodicCheckpointIsSkippedWhileTheDiskIsSlow) {
   EXPECT_THAT(warnings_, ElementsAre(HasSubstr("no checkpoint of step 20: that of step 10 is still being written")));
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000010"));
   EXPECT_FALSE(std::filesystem::exists(dir_ + "/step-000000020"));
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000030"));
+}
+
+TEST_F(CheckpointerTest, AGenerationLeavesAWriteToTheNext) {
+  is_elastic_ = true;
+  checkpoint_deadline_ = absl::Minutes(30);  // who waits for it exceeds this test's time
+  const auto may_end = std::make_shared<std::latch>(1);
+  write_ = [may_end](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
+    if (checkpoint.step == 10) may_end->wait();
+    return WriteCheckpoint(dir, layout, checkpoint);
+  };
+  RunRanks([&](Rank* rank) {
+    const auto save = [&](int64_t step) {
+      EXPECT_EQ(rank->checkpointer->SavePeriodic(step, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    };
+    save(10);
+    rank->checkpointer.reset();
+    EXPECT_EQ(rank->writer->WaitFor(absl::ZeroDuration()), rank->options.rank != 0);
+    rank->checkpointer = NewCheckpointer(rank);
+    save(20);
+    if (rank->options.rank == 0) may_end->count_down();
+    EXPECT_EQ(rank->checkpointer->SaveFinal(30, rank->parameters, rank->exchange.get()), absl::OkStatus());
+  });
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("no checkpoint of step 20: that of step 10 is still being written")));
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000010"));
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000030"));
 }
 

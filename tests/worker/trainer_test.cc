@@ -15,12 +15,15 @@
 #include "common/check.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/limits.h"
+#include "common/progress_state.h"
 #include "common/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/common/full_disk.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "worker/checkpoint_writer.h"
+#include "worker/elastic/run_history.h"
 #include "worker/exchange/local/local_exchange.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/model/layer_file.h"
@@ -29,14 +32,24 @@
 namespace starring {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-// A local exchange that fails when `failing_step` is submitted.
+// A local exchange that fails when `failing_step` is submitted, and shows what a test asks about sums.
 class FailingExchange final : public GradientExchange {
  public:
-  FailingExchange(int64_t failing_step, size_t* longest_sum)
-      : failing_step_(failing_step), longest_sum_(longest_sum), inner_(CreateLocalExchange()) {}
+  struct Seen {
+    size_t longest_sum = 0;
+    std::vector<WorkPhase> evaluation_phases;  // in which sums of an evaluation were awaited
+  };
+  FailingExchange(int64_t failing_step, const ProgressState* state, std::vector<double> side_values, Seen* seen)
+      : failing_step_(failing_step),
+        state_(state),
+        side_values_(std::move(side_values)),
+        seen_(seen),
+        inner_(CreateLocalExchange()) {}
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
     return inner_->Start(job, parameters);
   }
@@ -47,9 +60,13 @@ class FailingExchange final : public GradientExchange {
     return step == failing_step_ ? absl::UnavailableError("rank 1 is gone") : inner_->Await(step, bucket);
   }
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override {
-    *longest_sum_ = std::max(*longest_sum_, values.size());
+    seen_->longest_sum = std::max(seen_->longest_sum, values.size());
+    if (purpose == SumPurpose::kEvaluation || purpose == SumPurpose::kEpoch) {
+      seen_->evaluation_phases.push_back(state_->Read(ProgressState::Clock::now()).phase);
+    }
     return inner_->Sum(purpose, values);
   }
+  absl::StatusOr<std::vector<double>> FetchSideValues() override { return side_values_; }
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
     return inner_->GatherOptimizerState(state);
   }
@@ -59,7 +76,9 @@ class FailingExchange final : public GradientExchange {
 
  private:
   const int64_t failing_step_;
-  size_t* const longest_sum_;
+  const ProgressState* const state_;
+  const std::vector<double> side_values_;
+  Seen* const seen_;
   const std::unique_ptr<GradientExchange> inner_;
 };
 
@@ -93,11 +112,16 @@ class TrainerTest : public testing::Test {
                                   .bucket_bytes = options_.bucket_bytes,
                                   .world_size = 1})
                    .value();
-    const auto exchange = std::make_unique<FailingExchange>(failing_step_, &longest_sum_);
+    const auto exchange = std::make_unique<FailingExchange>(failing_step_, &state_, side_values_, &seen_);
+    CheckpointWriter writer(options_.checkpoint_deadline);
+    std::vector<int> leaf_owners;
+    if (segment_.has_value()) leaf_owners = segment_->leaf_owners;
     const auto step = CreateCpuTrainingStep({.network = network.get(),
                                              .exchange = exchange.get(),
                                              .buckets = &buckets_,
                                              .rank = 0,
+                                             .micro_batches = static_cast<int>(options_.micro_batches),
+                                             .leaf_owners = leaf_owners,
                                              .exchange_part = StepPart::kOptimizer},
                                             device.get())
                           .value();
@@ -107,11 +131,30 @@ class TrainerTest : public testing::Test {
                             .exchange = exchange.get(),
                             .buckets = &buckets_,
                             .step = step.get(),
-                            .stop_requested = [this] {
-                              const int64_t next_step = asked_++;
-                              if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
-                              return next_step == stop_at_;
-                            }});
+                            .checkpoint_writer = &writer,
+                            .stop_requested =
+                                [this] {
+                                  const int64_t next_step = asked_++;
+                                  if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
+                                  return next_step == stop_at_;
+                                },
+                            .state = &state_,
+                            .segment = segment_.has_value() ? &*segment_ : nullptr});
+  }
+
+  // From here on, Train() is a generation's, with two leaves.
+  void BeElastic(int64_t first_step) {
+    options_.micro_batches = 2;
+    segment_ = Segment{.number = first_step > 0 ? 2 : 1,
+                       .first_step = first_step,
+                       .from_snapshot = first_step > 0,
+                       .snapshot_every = 4,
+                       .leaf_owners = {0, 0},
+                       .stop = [] { return false; },
+                       .on_step = [](int64_t, double, double) {},
+                       .on_leaf = [] {},
+                       .is_over = [] { return false; },
+                       .check_loss = [](int64_t, double) { return absl::OkStatus(); }};
   }
 
   // Trains `model` as one of the two ranks of `ring`. Returns the network's buffers afterwards, and fills `trained`.
@@ -134,12 +177,14 @@ class TrainerTest : public testing::Test {
         CreateCpuTrainingStep({.network = network.get(), .exchange = &exchange, .buckets = &buckets, .rank = rank},
                               device.get())
             .value();
+    CheckpointWriter writer(options.checkpoint_deadline);
     const auto result = starring::Train({.worker = &options,
                                          .data = &data,
                                          .network = network.get(),
                                          .exchange = &exchange,
                                          .buckets = &buckets,
                                          .step = step.get(),
+                                         .checkpoint_writer = &writer,
                                          .stop_requested = [] { return false; }});
     EXPECT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(exchange.Release());
@@ -170,7 +215,10 @@ class TrainerTest : public testing::Test {
   WorkerOptions options_;
   BucketMap buckets_;
   int64_t failing_step_ = -1;
-  size_t longest_sum_ = 0;
+  FailingExchange::Seen seen_;
+  ProgressState state_;
+  std::optional<Segment> segment_;
+  std::vector<double> side_values_;  // of the snapshot with which the generation begins
   int64_t stop_at_ = -1;
   int64_t asked_ = 0;
   std::vector<int64_t> periodic_;  // steps whose periodic checkpoints must be written
@@ -222,6 +270,36 @@ TEST_F(TrainerTest, ARunThatIsOverSavesNothingAgain) {
   EXPECT_THAT(SavedSteps(), ElementsAre(20));
 }
 
+TEST_F(TrainerTest, AGenerationSavesWhatTheOneBeforeHasTrained) {
+  BeElastic(20);
+  RunHistory history;
+  for (int64_t epoch = 0; epoch < options_.epochs; ++epoch) history.epochs.push_back({.epoch = epoch});
+  side_values_ = ToValues(history);
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->steps, 0);
+  EXPECT_TRUE(result->checkpoint_saved);
+  EXPECT_THAT(SavedSteps(), ElementsAre(20));
+}
+
+TEST_F(TrainerTest, WhoWaitsForOthersAfterAnEvaluationDoesNotEvaluate) {
+  BeElastic(0);
+  options_.checkpoint_dir = "";
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(std::ssize(seen_.evaluation_phases), 2 * options_.epochs);
+  EXPECT_THAT(seen_.evaluation_phases, Each(WorkPhase::kExchange));
+}
+
+TEST_F(TrainerTest, AnEvaluationEndsWithItsGeneration) {
+  BeElastic(0);
+  options_.checkpoint_dir = "";
+  segment_->is_over = [] { return true; };
+  const auto result = Train();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable) << result.status();
+  EXPECT_THAT(seen_.evaluation_phases, IsEmpty());
+}
+
 TEST_F(TrainerTest, SumsManyLossesInParts) {
   options_.dataset.synthetic_train_count = kSumValuesMax + 1;
   options_.global_batch = options_.epochs = 1;
@@ -230,7 +308,7 @@ TEST_F(TrainerTest, SumsManyLossesInParts) {
   const auto result = Train();
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(std::ssize(result->losses), kSumValuesMax + 1);
-  EXPECT_EQ(static_cast<int64_t>(longest_sum_), kSumValuesMax);
+  EXPECT_EQ(static_cast<int64_t>(seen_.longest_sum), kSumValuesMax);
 }
 
 // More channels than one sum of the exchange may have values: the ranks' statistics differ until they are averaged.

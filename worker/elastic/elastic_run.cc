@@ -119,10 +119,13 @@ absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
         .stop = [&] { return member.told_to_stop(); },
         .on_step = [&](int64_t step, double seconds, double compute) { member.OnStep(step, seconds, compute, leaves); },
         .on_leaf = [&] { member.OnLeaf(); },
+        .is_over = [&] { return member.superseded(); },
         .check_loss = [&](int64_t step, double loss) { return losses.Check(step, loss); }};
-    absl::StatusOr<TrainResult> result = run.train(segment, [&] { return member.superseded(); });
+    absl::StatusOr<TrainResult> result = run.train(segment);
     trouble.clear();
     if (result.ok() && !result->segment_over) {
+      ASSIGN_OR_RETURN(const bool has_ended, member.AwaitEnd());
+      if (!has_ended) continue;
       if (next.rank == 0) return std::optional<TrainResult>(*std::move(result));
       return std::nullopt;
     }

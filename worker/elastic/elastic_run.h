@@ -31,8 +31,8 @@ struct ElasticRun {
   const ProgressState* state = nullptr;
   std::function<bool()> stop_requested;  // any thread
   std::function<void(const std::string&)> say;
-  // Makes what a generation needs and trains it. `superseded`: any thread; the generation is over.
-  std::function<absl::StatusOr<TrainResult>(const Segment& segment, const std::function<bool()>& superseded)> train;
+  // Makes what a generation needs and trains it.
+  std::function<absl::StatusOr<TrainResult>(const Segment& segment)> train;
 };
 
 // nullopt: this worker is not the one that reports the run, or has left it.

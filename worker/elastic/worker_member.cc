@@ -177,6 +177,18 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
   return std::exchange(order_, std::nullopt);
 }
 
+absl::StatusOr<bool> WorkerMember::AwaitEnd() {
+  const MutexLock lock(mutex_);
+  while (!end_.has_value()) {
+    if (superseded()) return false;
+    if (absl::FromChrono(link_->disconnected_for()) > options_.join_deadline) return true;
+    changed_.WaitFor(mutex_, kLook,
+                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value() || superseded(); });
+  }
+  RETURN_IF_ERROR(*end_);
+  return true;
+}
+
 void WorkerMember::OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves) {
   step_ = next_step;
   step_seconds_ = MedianWith(&all_seconds_, step_seconds);

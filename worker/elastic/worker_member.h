@@ -60,6 +60,11 @@ class WorkerMember {
   // Unavailable if the coordinator cannot be reached within the join deadline.
   absl::StatusOr<std::optional<GenerationOrder>> Next(const std::string& trouble);
 
+  // The generation has finished the run, as its shards have told this worker; now they tell the coordinator. True when
+  // the run has ended. False if another generation comes first, because a shard died before it could. The run's error.
+  // If the coordinator cannot be reached within the join deadline, nobody is left who needs this worker: true.
+  absl::StatusOr<bool> AwaitEnd();
+
   // Any thread. The generation is to end at the next snapshot.
   bool told_to_stop() const { return stop_; }
   // Any thread. The generation is over: nothing of it will be answered.
