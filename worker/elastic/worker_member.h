@@ -61,8 +61,8 @@ class WorkerMember {
   absl::StatusOr<std::optional<GenerationOrder>> Next(const std::string& trouble);
 
   // The generation has finished the run, as its shards have told this worker; now they tell the coordinator. True when
-  // the run has ended. False if another generation comes first, because a shard died before it could. The run's error.
-  // If the coordinator cannot be reached within the join deadline, nobody is left who needs this worker: true.
+  // the run has ended, or the coordinator cannot be reached for two seconds. False if another generation comes first,
+  // because a shard died before it could. The run's error.
   absl::StatusOr<bool> AwaitEnd();
 
   // Any thread. The generation is to end at the next snapshot.
