@@ -18,6 +18,7 @@ from bench.chaos import processes
 from bench.chaos.job import LEFT_SECONDS_MAX, RESTARTS, TICK_S, Done, Job, JobFailed, JobPlan, Outcome, Position
 from bench.chaos.job import newest_step
 from bench.chaos.processes import Process
+from bench.chaos.proxy import Proxy
 from bench.chaos.schedule import WORKERS_MAX, Event
 from bench.chaos.timeline import Measures, Timeline
 
@@ -83,6 +84,7 @@ class ElasticJob(Job):
         self._timeline = Timeline()
         self._joined: list[subprocess.Popen[str]] = []  # the launchers that have added workers
         self._coordinator = ""  # its address, once it is known
+        self._proxies = [Proxy()]  # between the coordinator and the workers that join
         self._pages: dict[tuple[int, int], Page] = {}  # by the launcher's number (0: the first) and the worker's
         self._ends: list[str] = []  # of processes that chaos has not killed
         self._hurry, self._over = threading.Event(), threading.Event()
@@ -110,6 +112,7 @@ class ElasticJob(Job):
             self._ends.append(found[1])
         elif found := re.match(r"launch: the coordinator listens at (\S+)", line):
             self._coordinator = found[1]
+            self._proxies[0].set_target(found[1])
         if joined == 0:
             self._timeline.on_line(at, line)
 
@@ -192,10 +195,14 @@ class ElasticJob(Job):
         """The event with the numbers of its victims, and these; None if the job has ended.
 
         A worker joins instead of leaving if it would be the last one, and leaves instead of joining if there are
-        enough."""
+        enough. One joins if there is no connection through the proxy to disturb."""
         since = time.monotonic()
         while self._launcher.poll() is None:
             workers, servers = self._running("worker"), self._running("server")
+            if event.role == "proxy":
+                if any(self._launcher_of(one) > 0 and self._may_leave(one) for one in workers):
+                    return event, []
+                event = dataclasses.replace(event, kind="join", role="worker", duration_s=0.0)
             if event.kind in ("join", "leave"):
                 leaving = [one for one in workers if self._may_leave(one)]
                 leaves = len(workers) >= WORKERS_MAX if event.kind == "join" else len(workers) > 1
@@ -227,8 +234,10 @@ class ElasticJob(Job):
     def _apply(self, event: Event, victims: list[Process]) -> bool:
         """Returns when the event is over; False if its victims had ended before."""
         if event.kind == "join":
-            command = [self._plan.launch, "--join=" + self._coordinator, "--workers=1", *self._shared_words()]
+            command = [self._plan.launch, "--join=" + self._proxies[0].address, "--workers=1", *self._shared_words()]
             self._joined.append(self._launch(command, joined=len(self._joined) + 1))
+        elif event.role == "proxy":
+            self._disturb(event)
         elif event.kind == "disk-full":
             self._limit_files(victims, FULL_DISK_BYTES)
             time.sleep(event.duration_s)

@@ -23,7 +23,8 @@ KINDS = {
     "star-servers-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
-    ELASTIC: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3, "disk-full": 2},
+    ELASTIC: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3, "disk-full": 2,
+              "cut": 3, "shut-long": 2},
 }
 # Those whose ranks mpirun starts.
 BY_MPIRUN = ("star-mpi", "ring")
@@ -48,6 +49,10 @@ SUPERVISOR = 0.12
 # An elastic star gives up who is silent for so long (--member_silent_s).
 MEMBER_SILENT_S = 5.0
 MEMBER_LONG = (1.2, 1.5)  # fractions of it
+# And a worker whose connection to the coordinator is down for so long (--member_gone_s). Only those of workers that
+# have joined lead through a proxy.
+MEMBER_GONE_S = 1.0
+GONE_LONG = (1.8, 2.5)  # fractions of it
 # What comes during a change comes so long after the event that has caused it.
 IN_CHANGE_S = (0.0, 1.5)
 DISK_FULL_S = (1.0, 2.0)
@@ -72,7 +77,8 @@ class Event:
     kind: str  # a key of KINDS
     at_start: bool  # when the processes of a new attempt have started, ELASTIC: during a change; else between steps
     delay_s: float  # ELASTIC, if at_start: since the event before, or since the start of the job
-    role: str  # worker, server, mpirun, launch; or proxy, which means the connections of server `number`
+    # worker, server, mpirun, launch; or proxy: the connections of server `number`, or in ELASTIC to the coordinator.
+    role: str
     number: int
     duration_s: float  # how long a stop, shut, freeze or full disk lasts
     other: tuple[str, int] | None = None  # role and number of the second victim of kill-two
@@ -129,6 +135,9 @@ def _draw_elastic(rng: random.Random, setup: Setup, in_change: bool) -> Event:
         duration_s = rng.uniform(*(SHORT if kind == "stop-short" else MEMBER_LONG)) * MEMBER_SILENT_S
     elif kind == "disk-full":
         role, number, duration_s = "server", 0, rng.uniform(*DISK_FULL_S)
+    elif kind in ("cut", "shut-long"):
+        role, number = "proxy", 0
+        duration_s = 0.0 if kind == "cut" else rng.uniform(*GONE_LONG) * MEMBER_GONE_S
     delay_s = rng.uniform(*IN_CHANGE_S) if in_change else rng.uniform(0.1, 0.8)
     return Event(kind=kind, at_start=in_change, delay_s=delay_s, role=role, number=number, duration_s=duration_s,
                  other=other)

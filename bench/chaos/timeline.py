@@ -130,7 +130,7 @@ class Timeline:
         change = next((one.at for one in self._generations if one.at > begin), None)
         if kind in CAUSE_CHANGE:
             return change
-        if kind == "stop-long":  # the others need not wait until the process wakes up
+        if kind.endswith("-long"):  # the others need not wait until the process wakes up, or is connected
             return end if change is None else min(change, end)
         return end if kind == "stop-short" else begin
 

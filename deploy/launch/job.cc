@@ -21,6 +21,7 @@
 #include "common/flags/command_line.h"
 #include "common/status.h"
 #include "deploy/launch/mpi_rank.h"
+#include "deploy/launch/run_state.h"
 
 namespace starring {
 namespace {
@@ -41,7 +42,11 @@ constexpr seconds kMpirunGrace{5};
 constexpr seconds kLastRankGrace{60};
 // The period of checks on the ranks. They are mpirun's children, so no signal tells us that one has ended.
 constexpr seconds kRanksTick{1};
-constexpr milliseconds kWatchTick{250};
+constexpr milliseconds kElasticTick{250};
+// How long after another process shard 0 may end with the run: it waits up to two seconds for the others to hear of it.
+constexpr seconds kRunEndGrace{3};
+// How long the workers may take to report after the end of the run. One that has missed the end would wait a minute.
+constexpr seconds kLastWorkerGrace{3};
 // How long the servers may take to leave by themselves after the workers have left.
 constexpr seconds kServerGrace{2};
 // How long they may take when the job has failed, once its workers are gone.
@@ -52,10 +57,14 @@ constexpr Clock::duration kForEver = std::chrono::hours(24 * 365);
 
 std::string NameOf(char role, int number) { return absl::StrCat(std::string(1, role), number); }
 
-std::string EndText(const Child& child) {
-  // As in a shell, an exit code above 128 is that of a signal.
+// As in a shell, an exit code above 128 is that of a signal. 0: the child has ended by itself.
+int SignalOf(const Child& child) {
   const int number = child.exit_code - 128;
-  if (number > 0 && number < SIGRTMIN) {
+  return number > 0 && number < SIGRTMIN ? number : 0;
+}
+
+std::string EndText(const Child& child) {
+  if (const int number = SignalOf(child); number > 0) {
     return absl::StrCat(child.name, " was ended by signal ", number, " (", strsignal(number), ")");
   }
   return absl::StrCat(child.name, " failed with exit code ", child.exit_code);
@@ -139,6 +148,8 @@ absl::StatusOr<JobOutcome> Job::Run() {
       context_.merger->Print(
           absl::StrCat("launch: ", EndText(*failure), supervisor_.AnyRunning() ? ": ending the others" : ""));
     }
+  } else if (!done && EndOfRun() != nullptr) {
+    context_.merger->Print("launch: the run has ended, and not all workers have: ending them");
   } else if (!done && outcome.stopped) {
     outcome.exit_code = 128 + supervisor_.stop_signal();
   }
@@ -202,10 +213,16 @@ bool Job::RestartProcesses() {
   for (const Child& dead : supervisor_.Excusable()) {
     const auto startable = startable_.find(dead.name);
     if (dead.exit_code == kExitRefused || startable == startable_.end()) return true;
+    const bool was_killed = SignalOf(dead) > 0;
+    // The end of the run may have ended it, and then shard 0 is about to end, too.
+    if (!was_killed && Clock::now() < dead.ended + kRunEndGrace) continue;
     const std::string text = EndText(dead);
-    if (process_restarts_ == options_.process_restart_count) {
+    // With --join, shard 0 is not ours to look at: who has not been killed has heard that the run is over, or has
+    // waited for it long enough.
+    const bool may_start = was_killed || options_.join.empty();
+    if (!may_start || process_restarts_ == options_.process_restart_count) {
       // The others go on without a worker, but not without a shard.
-      if (dead.role == Role::kServer) return true;
+      if (dead.role == Role::kServer || !CanGoOn()) return true;
       context_.merger->Print(absl::StrCat("launch: ", text, ": the others go on"));
       supervisor_.Excuse(dead.pid);
       continue;
@@ -217,6 +234,21 @@ bool Job::RestartProcesses() {
     if (!StartChild(dead.name, startable->second.role, startable->second.spec).ok()) return true;
   }
   return false;
+}
+
+bool Job::CanGoOn() const {
+  if (!WorkersDone()) return true;
+  // Others' workers may train, and the coordinator knows. Before it has a first worker, it would wait without end.
+  if (options_.join.empty()) return !UnfinishedRun(context_.state_dir).empty();
+  return std::ranges::any_of(supervisor_.children(), [](const Child& child) { return child.exit_code == kExitOk; });
+}
+
+const Child* Job::EndOfRun() const {
+  if (!options_.elastic) return nullptr;
+  for (const Child& child : supervisor_.children()) {
+    if (child.name == NameOf('s', 0) && !child.running && !child.ended_by_us && SignalOf(child) == 0) return &child;
+  }
+  return nullptr;
 }
 
 void Job::EndStuckServers() {
@@ -386,13 +418,8 @@ void Job::RunWorkers() {
   // During --check, a worker that cannot reach the others fails early. The others are left to finish within their own
   // deadlines, so that the table is complete.
   const auto over = [&] { return IsOver(); };
-  // A signal announces every end of a child of ours. Only mpirun's ranks, and servers that are stuck, have to be looked
-  // for.
-  const milliseconds tick = supervisor_.AnyRunning(Role::kMpirun) ? kRanksTick
-                            : watch_ != nullptr                   ? kWatchTick
-                                                                  : seconds(60);
   supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || MpirunIsOverdue(); },
-                       Clock::now() + kForEver, tick);
+                       Clock::now() + kForEver, Tick());
   if (!over() && supervisor_.stop_count() == 0) {
     context_.merger->Print(absl::StrCat("launch: ", ended_ranks_, " of ", options_.worker_count,
                                         " ranks have ended, and mpirun has not noticed: ending it"));
@@ -406,7 +433,8 @@ void Job::RunWorkers() {
   // So far only processes that miss a peer have ended. The peer, the cause, gets a moment to end as well.
   supervisor_.RunUntil(
       [&] {
-        return !supervisor_.AnyRunning() || FirstFailure()->exit_code != kExitPeerMissing ||
+        const Child* const first = FirstFailure();
+        return !supervisor_.AnyRunning() || first == nullptr || first->exit_code != kExitPeerMissing ||
                supervisor_.stop_count() > 1;
       },
       Clock::now() + kCulpritGrace, seconds(60));
@@ -416,8 +444,18 @@ void Job::RunWorkers() {
 bool Job::IsOver() {
   if (!IsElastic()) return WorkersDone() || (!options_.check && FirstFailure() != nullptr);
   EndStuckServers();
+  if (const Child* const end = EndOfRun(); end != nullptr) {
+    return end->exit_code != kExitOk || WorkersDone() || Clock::now() > end->ended + kLastWorkerGrace;
+  }
   // Others' workers may train when ours have left: the servers end with the run.
   return RestartProcesses() || (WorkersDone() && !supervisor_.AnyRunning(Role::kServer));
+}
+
+// A signal announces every end of a child of ours. Only mpirun's ranks, servers that are stuck, and times that pass
+// have to be looked for.
+milliseconds Job::Tick() const {
+  if (supervisor_.AnyRunning(Role::kMpirun)) return kRanksTick;
+  return IsElastic() ? kElasticTick : milliseconds(seconds(60));
 }
 
 // True if ranks have ended and mpirun does not notice: Open MPI 4.1 waits for ever for a rank that died while it was
@@ -449,7 +487,7 @@ void Job::StopPolitely() {
   // On SIGINT and SIGTERM mpirun kills its ranks. It passes SIGUSR1 on to them, and a worker treats that as a stop.
   supervisor_.Signal(Role::kMpirun, SIGUSR1);
   const bool in_time = supervisor_.RunUntil([&] { return IsOver() || supervisor_.stop_count() > 1; },
-                                            Clock::now() + absl::ToChronoSeconds(options_.stop_deadline), seconds(60));
+                                            Clock::now() + absl::ToChronoSeconds(options_.stop_deadline), Tick());
   // The caller ends those that still run.
   if (!in_time) {
     context_.merger->Print(absl::StrCat("launch: the workers still run ", absl::ToInt64Seconds(options_.stop_deadline),
@@ -496,14 +534,18 @@ void Job::EndAllProcesses() {
 }
 
 // The cause of a failed job: the child that ended first among those that failed by themselves. A child that reports a
-// missing peer is the cause only if every failed child does, since its peer's failure came first.
+// missing peer is the cause only if every failed child does, since its peer's failure came first. In an elastic job
+// shard 0 says how the run has ended; who then misses a peer has missed the end.
 const Child* Job::FirstFailure() const {
+  const Child* const end = EndOfRun();
+  if (end != nullptr && end->exit_code != kExitOk) return end;
   const Child* first = nullptr;
   const auto order = [](const Child& child) {
     return std::make_pair(child.exit_code == kExitPeerMissing, child.end_order);
   };
   for (const Child& child : supervisor_.children()) {
     if (child.running || child.ended_by_us || child.excused || child.exit_code == 0) continue;
+    if (end != nullptr && child.exit_code == kExitPeerMissing) continue;
     if (first == nullptr || order(child) < order(*first)) first = &child;
   }
   return first;

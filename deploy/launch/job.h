@@ -65,6 +65,11 @@ class Job {
   absl::Status StartElastic();
   // Starts again what has died and may be. Returns whether the job cannot go on without it.
   bool RestartProcesses();
+  // Whether an elastic run, or with --join our part of it, can do without a worker of ours that has failed.
+  bool CanGoOn() const;
+  // Shard 0 of an elastic run that has ended by itself, which ends the run: its exit code says how. Null: the run goes
+  // on, also if a signal has ended shard 0.
+  const Child* EndOfRun() const;
   // A server that the others miss is ended, and then started again.
   void EndStuckServers();
   // Gives the child its environment and outputs. Lines get a prefix, except those of worker 0's standard output.
@@ -74,6 +79,7 @@ class Job {
 
   void RunWorkers();
   bool IsOver();
+  std::chrono::milliseconds Tick() const;  // the period of IsOver's checks
   bool MpirunIsOverdue();
   void StopPolitely();
   void EndServers();

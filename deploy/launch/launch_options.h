@@ -30,7 +30,7 @@ struct LaunchOptions {
   bool elastic = false;
   int min_workers = 1;
   int process_restart_count = 0;  // of single processes, in one attempt
-  std::string state_dir;          // of the servers; empty: a folder that lives as long as the launcher
+  std::string state_dir;          // of the servers; empty: a temporary folder
   std::string join;    // host:port: no job is started, workers are added to the elastic one whose shard 0 this is
   std::string status;  // host:port: print how the elastic job is whose shard 0 this is, and end
   bool check = false;  // the workers dial all processes that they will talk to, and end
@@ -79,7 +79,8 @@ inline constexpr FlagRow kRows[] = {
      "elastic: when a process dies, start it again, so often at most; --restarts is for when that is used up",
      WholeAt<&L::process_restart_count>(0, kRestartCountMax)},
     {"state_dir", "job",
-     "elastic: folder for snapshots and the log of the run; empty: a temporary one, which ends with the launcher",
+     "elastic: folder for snapshots and the log of the run; with those of a run that has failed, that run goes on; "
+     "empty: a temporary one, which stays if the run fails",
      TextAt<&L::state_dir>("folder")},
     {"join", "job", "start only workers, which join the elastic job whose shard 0 listens there; give its --job_secret",
      TextAt<&L::join>("host:port")},

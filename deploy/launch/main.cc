@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -27,6 +28,7 @@
 #include "deploy/launch/launch_options.h"
 #include "deploy/launch/mpi_rank.h"
 #include "deploy/launch/output.h"
+#include "deploy/launch/run_state.h"
 #include "deploy/launch/supervisor.h"
 
 namespace starring {
@@ -34,12 +36,12 @@ namespace {
 
 constexpr std::chrono::milliseconds kStatusPatience(5'000);
 
-// A folder that is deleted with its owner.
+// A folder that is deleted with its owner, unless it is to be kept.
 class TemporaryFolder {
  public:
-  static absl::StatusOr<TemporaryFolder> Create() {
+  static absl::StatusOr<TemporaryFolder> Create(absl::string_view name) {
     const char* const parent = getenv("TMPDIR");
-    std::string path = absl::StrCat(parent == nullptr ? "/tmp" : parent, "/starring.XXXXXX");
+    std::string path = absl::StrCat(parent == nullptr ? "/tmp" : parent, "/", name, ".XXXXXX");
     if (mkdtemp(path.data()) == nullptr) {
       return absl::InternalError(absl::StrCat("cannot make a folder ", path, ": ", strerror(errno), "; set TMPDIR"));
     }
@@ -52,6 +54,7 @@ class TemporaryFolder {
     if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
   }
   const std::string& path() const { return path_; }
+  void Keep() { path_.clear(); }
 
  private:
   explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
@@ -94,6 +97,48 @@ absl::Status SetAdmission(const LaunchOptions& options, const std::string& run_i
 std::string DrawJobName() {
   std::random_device device;
   return absl::StrCat("launch-", absl::Hex(device(), absl::kZeroPad8));
+}
+
+// Sets where an attempt's servers have their state. Returns the folder if it is a temporary one.
+absl::StatusOr<std::optional<TemporaryFolder>> SetStateDir(const LaunchOptions& options, int restart,
+                                                           Job::Context* context) {
+  if (!options.elastic) return std::nullopt;
+  if (!options.state_dir.empty()) {
+    // A restart goes on from a checkpoint, with a log of its own.
+    context->state_dir = options.state_dir;
+    if (restart > 0) absl::StrAppend(&context->state_dir, "/restart-", restart);
+    return std::nullopt;
+  }
+  ASSIGN_OR_RETURN(TemporaryFolder folder, TemporaryFolder::Create("starring-state"));
+  context->state_dir = folder.path();
+  return std::optional<TemporaryFolder>(std::move(folder));
+}
+
+// The name of an attempt's run: that of the run which is to go on, if --state_dir has one.
+std::string RunIdOf(const LaunchOptions& options, const std::string& job_name, int restart,
+                    const Job::Context& context) {
+  if (!options.join.empty()) return "";  // who joins takes the name from the coordinator
+  const std::string unfinished = options.elastic ? UnfinishedRun(context.state_dir) : "";
+  if (unfinished.empty()) return absl::StrCat(job_name, "-", restart);
+  context.merger->Print(absl::StrCat("launch: going on with the run of --state_dir=", context.state_dir));
+  return unfinished;
+}
+
+// Whether another attempt follows one that ended so. Prints that, or why none does.
+bool StartsAgain(const LaunchOptions& options, const JobOutcome& outcome, int restart, LineMerger* merger) {
+  // A check is never repeated: its result is what the user wants to see.
+  if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0 || options.check) return false;
+  if (outcome.exit_code == kExitRefused) {
+    merger->Print("launch: exit code 2 means wrong flags or input: no restart would help");
+    return false;
+  }
+  if (restart == options.restart_count) {
+    merger->Print(absl::StrCat("launch: giving up after ", restart, restart == 1 ? " restart" : " restarts"));
+    return false;
+  }
+  merger->Print(absl::StrCat("launch: restart ", restart + 1, " of ", options.restart_count,
+                             ", from the last complete checkpoint"));
+  return true;
 }
 
 // How an elastic job is, for people.
@@ -152,34 +197,22 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
   for (int restart = 0;; ++restart) {
     // Every attempt has a folder of its own. In an old one, the port files and process ids of the attempt before would
     // pass for the new ones.
-    ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create());
+    ASSIGN_OR_RETURN(const TemporaryFolder folder, TemporaryFolder::Create("starring"));
     context.folder = folder.path();
-    // A restart goes on from a checkpoint, with a log of its own.
-    if (options.elastic && options.state_dir.empty()) context.state_dir = absl::StrCat(folder.path(), "/state");
-    if (!options.state_dir.empty() && restart > 0) {
-      context.state_dir = absl::StrCat(options.state_dir, "/restart-", restart);
-    }
-    // Who joins takes the run's name from its coordinator.
-    RETURN_IF_ERROR(SetAdmission(options, options.join.empty() ? absl::StrCat(job_name, "-", restart) : "", &context));
+    ASSIGN_OR_RETURN(std::optional<TemporaryFolder> state, SetStateDir(options, restart, &context));
+    RETURN_IF_ERROR(SetAdmission(options, RunIdOf(options, job_name, restart, context), &context));
     const RestartPause::Clock::time_point begin = RestartPause::Clock::now();
     Job job(context);
     ASSIGN_OR_RETURN(const JobOutcome outcome, job.Run());
-    // A check is never repeated: its result is what the user wants to see.
-    if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0 || options.check) {
-      return outcome.exit_code;
-    }
-    if (outcome.exit_code == kExitRefused) {
-      merger.Print("launch: exit code 2 means wrong flags or input: no restart would help");
-      return outcome.exit_code;
-    }
-    if (restart == options.restart_count) {
-      merger.Print(absl::StrCat("launch: giving up after ", restart, restart == 1 ? " restart" : " restarts"));
-      return outcome.exit_code;
-    }
-    merger.Print(absl::StrCat("launch: restart ", restart + 1, " of ", options.restart_count,
-                              ", from the last complete checkpoint"));
     // The pause ends with a signal, or Ctrl-C would seem to be ignored for up to 8 s.
-    if (signals.StopsWithin(restart_pause.After(RestartPause::Clock::now() - begin))) {
+    if (!StartsAgain(options, outcome, restart, &merger) ||
+        signals.StopsWithin(restart_pause.After(RestartPause::Clock::now() - begin))) {
+      const bool may_go_on = options.elastic && outcome.exit_code != kExitOk && outcome.exit_code != kExitRefused;
+      if (may_go_on && !UnfinishedRun(context.state_dir).empty()) {
+        if (state.has_value()) state->Keep();
+        merger.Print(
+            absl::StrCat("launch: to go on with this run, start it again with --state_dir=", context.state_dir));
+      }
       return outcome.exit_code;
     }
     context.worker_flags = ResumingFlags(options.worker_flags);

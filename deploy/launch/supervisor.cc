@@ -142,6 +142,7 @@ void Supervisor::Reap() {
     if (!child.running || waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
     child.running = false;
     child.exit_code = ExitCodeOf(status);
+    child.ended = Clock::now();
     child.end_order = reap_count_;
     any = true;
   }

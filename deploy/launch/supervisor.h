@@ -44,6 +44,7 @@ struct Child {
   Role role = Role::kWorker;
   pid_t pid = 0;
   std::chrono::steady_clock::time_point started;
+  std::chrono::steady_clock::time_point ended;  // once it has ended
   bool running = true;
   bool ended_by_us = false;  // EndAll told it to end: its exit code says nothing about the cause of a failure
   bool excused = false;      // its end is no failure of the job

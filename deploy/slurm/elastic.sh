@@ -67,8 +67,28 @@ workers_status() {
   return "${last}"
 }
 
+# take_up_run: if the newest run in STATE_DIR has not ended, sets `run_dir` to its folder and `run_id` to its name.
+# shellcheck disable=SC2034  # star.sbatch reads run_id
+take_up_run() {
+  local log='' name one
+  for one in "${STATE_DIR}"/run-*/generations.log; do
+    if [[ -f ${one} && ( -z ${log} || ${one} -nt ${log} ) ]]; then log=${one}; fi
+  done
+  [[ -n ${log} ]] || return 0
+  name=$(sed -n '1s/^run name=\([^ %]\+\) .*/\1/p' "${log}")
+  if [[ -z ${name} ]] || grep -q '^end ' "${log}"; then return 0; fi
+  run_dir=${log%/*} run_id=${name}
+  echo "${SLURM_JOB_NAME}: going on with the run in ${run_dir}"
+}
+
+# run_has_begun: whether the coordinator has begun its log, as it does when the first worker comes.
+run_has_begun() {
+  [[ -f ${run_dir}/generations.log ]]
+}
+
 # start_elastic SERVER WORKER FLAG...: starts a run: the servers in group 0 of this job and the workers in group 1. The
-# flags are the workers'. REQUIRES: `secure` has the flags that servers and workers share.
+# flags are the workers'. REQUIRES: `secure` has the flags that servers and workers share; `run_dir` is a folder for the
+# run's state.
 # shellcheck disable=SC2154
 start_elastic() {
   local coordinator flags here node nodes server=$1 shard worker=$2
@@ -86,8 +106,7 @@ start_elastic() {
 
   for ((shard = 0; shard < ${#nodes[@]}; ++shard)); do
     node=${nodes[shard]}
-    # A job that Slurm starts again begins at the checkpoint, as every job does, and therefore with another log.
-    flags=(--elastic --shard_count="${#nodes[@]}" --state_dir="${STATE_DIR}/run-${SLURM_RESTART_COUNT:-0}")
+    flags=(--elastic --shard_count="${#nodes[@]}" --state_dir="${run_dir}")
     if ((shard == 0)); then
       flags+=(--listen="${coordinator}" --first_workers="${SLURM_NTASKS_HET_GROUP_1}")
     else
@@ -110,8 +129,9 @@ finish_elastic() {
   trap 'echo "${SLURM_JOB_NAME}: asking shard 0 to end the run" >&2; kill -USR1 "${server_steps[0]}"' USR1
   trap 'echo "${SLURM_JOB_NAME}: cancelled: waiting for the run to end" >&2' TERM
   until run_is_over; do
-    # Without a worker the servers would wait for others to join.
-    any_runs "${worker_steps[@]}" || workers_status || { status=$? && break; }
+    # Workers of other jobs may train when those of this job have failed: the coordinator ends a run that has too few.
+    # Before the run begins, it would wait for a first worker without end.
+    any_runs "${worker_steps[@]}" || run_has_begun || workers_status || { status=$? && break; }
     pause 0.5
   done
   # Slurm may take minutes to notice that a node is lost, and its step does not end before.
@@ -125,10 +145,20 @@ finish_elastic() {
   return "${status}"
 }
 
-# finish_workers: waits until the workers of this job have left the run, as the same signals ask them to, or it is over.
+# finish_workers WORKER_FLAGS: waits until the workers of this job have left the run, as the same signals ask them to,
+# or the run is over. Its job removes the file then.
 finish_workers() {
+  local gone_since=''
   trap 'echo "${SLURM_JOB_NAME}: the workers leave the run" >&2; kill -USR1 "${worker_steps[@]}"' USR1
   trap 'echo "${SLURM_JOB_NAME}: cancelled: waiting for the workers to leave the run" >&2' TERM
-  while any_runs "${worker_steps[@]}"; do pause 0.2; done
+  while any_runs "${worker_steps[@]}"; do
+    if [[ -f $1 ]]; then gone_since=''; else gone_since=${gone_since:-${SECONDS}}; fi
+    # Who has missed the end would wait for the coordinator, and be started again to wait once more.
+    if [[ -n ${gone_since} ]] && ((SECONDS - gone_since > END_SECONDS_MAX)); then
+      kill -USR1 "${worker_steps[@]}" 2>/dev/null
+      gone_since=${SECONDS}
+    fi
+    pause 0.2
+  done
   workers_status
 }

@@ -132,6 +132,28 @@ class ElasticLaunchTest(JobTest):
         self.assertIn("saved in", stopped.output)
         self.expect_local_digest(self.start_job(3, 1, flags=(*checkpoints, "--resume")))
 
+    def test_a_gradient_that_explodes_ends_the_run_once(self):
+        state = "--state_dir=" + self.path("state")
+        done = self.finish(self.start_job(2, 2, "--restart_processes=3", state, flags=("--learning_rate=1e30",)))
+        self.assertEqual(done.returncode, 1, done.output)
+        self.assertRegex(done.output, r"step \d+: the gradient of tensor \w+\.\w+ is -?(nan|inf)")
+        self.assertIn("launch: s0 failed with exit code 1", done.output)
+        self.assertIn("to go on with this run, start it again with " + state, done.output)
+        self.assertNotIn("starting it again", done.output)
+
+    def test_a_run_whose_launcher_was_killed_goes_on(self):
+        self.epochs = 12
+        state = "--state_dir=" + self.path("state")
+        job = self.start_job(2, 2, state)
+        self.await_snapshot(job)
+        job.kill()
+        job.wait()
+        again = self.start_job(2, 2, state)
+        self.wait_for_output(again, "launch: going on with the run of " + state)
+        self.expect_local_digest(again)
+        self.assertIn("generation 1 from step", self.output_of(job))
+        self.assertNotIn("generation 1 from step", self.output_of(again))
+
     def test_nobody_answers(self):
         done = self.run_to_end([LAUNCH, "--status=127.0.0.1:9"])
         self.assertEqual(done.returncode, 3, done.output)

@@ -15,8 +15,23 @@ from tests.e2e.jobs import JobTest, Process, WORKER
 CHECK_LOG = os.path.abspath("tests/server/elastic/check_log")
 JOB = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=300", "--global_batch=64",
        "--seed=1", "--micro_batches=8", "--record_losses", "--device=cpu", "--model=lenet5"]
+# With running statistics, which workers keep from step to step, and dropout.
+STATEFUL_MODEL = """name: "stateful"
+layer { name: "conv1" conv2d { out_channels: 6 kernel: 5 padding: 2 no_bias: true } }
+layer { name: "bn1" batch_norm { relu: true } }
+layer { name: "pool1" max_pool { kernel: 4 } }
+layer { name: "dropout1" dropout { rate: 0.25 } }
+layer { name: "flatten" flatten {} }
+layer { name: "fc1" dense { units: 10 } }
+"""
 # A machine that is busy is no reason to give a process up.
 SERVER_FLAGS = ["--elastic", "--run_id=test", "--member_silent_s=8"]
+
+
+def with_flags(job: list[str], *flags: str) -> list[str]:
+    """The job with these flags in place of its own of the same names."""
+    names = [flag.partition("=")[0] for flag in flags]
+    return [word for word in job if word.partition("=")[0] not in names] + list(flags)
 
 
 def outcome(record: dict[str, Any]) -> dict[str, Any]:
@@ -32,12 +47,13 @@ class ElasticTest(JobTest):
 
     def setUp(self) -> None:
         super().setUp()
+        self.flags = JOB
         self.servers: dict[int, tuple[Process, str]] = {}
         self.workers: list[Process] = []
         self.records: list[str] = []
 
     def job(self) -> list[str]:
-        return [*JOB, "--epochs=%d" % self.epochs]
+        return [*self.flags, "--epochs=%d" % self.epochs]
 
     def start_shard(self, shard: int, shard_count: int, *flags: str, listen: str = "127.0.0.1:0") -> None:
         more = ["--coordinator=" + self.servers[0][1]] if shard > 0 else []
@@ -71,8 +87,18 @@ class ElasticTest(JobTest):
             self.assertLess(time.monotonic(), end, names)
             time.sleep(0.02)  # a folder has no event to wait for
 
-    def expect_local_outcome(self) -> None:
-        """All processes end, and the run has the outcome of one without an exchange."""
+    def await_any(self, text: str) -> Process:
+        """Waits until one of the workers has printed `text`, and returns it."""
+        end = time.monotonic() + 60
+        while True:
+            for worker in self.workers:
+                if text in self.output_of(worker):
+                    return worker
+            self.assertLess(time.monotonic(), end, [self.output_of(worker) for worker in self.workers])
+            time.sleep(0.02)  # a file has no event to wait for
+
+    def expect_local_outcome(self) -> str:
+        """All processes end, and the run has the outcome of one without an exchange. Returns its digest."""
         for worker in self.workers:
             self.finish(worker)
         texts = "\n".join(self.output_of(process) for process in self.processes)
@@ -89,6 +115,7 @@ class ElasticTest(JobTest):
             self.assertEqual(self.finish(server).returncode, 0, texts)
         checked = self.run_to_end([CHECK_LOG, self.path("state/generations.log")])
         self.assertEqual(checked.returncode, 0, checked.output)
+        return found["parameters"]
 
     def test_nothing_happens(self):
         self.start_servers(2, "--first_workers=2")
@@ -124,6 +151,60 @@ class ElasticTest(JobTest):
         self.workers[0].kill()
         self.await_generation(2)
         self.expect_local_outcome()
+
+    def test_what_a_worker_keeps_survives_it(self):
+        model = self.path("stateful.textproto")
+        with open(model, "w", encoding="utf-8") as file:
+            file.write(STATEFUL_MODEL)
+        self.flags = with_flags(JOB, "--model=" + model, "--momentum=0.9", "--augment=crop_flip")
+        self.start_servers(2, "--first_workers=2")
+        for _ in range(2):
+            self.add_worker()
+        self.await_snapshot()
+        self.workers[0].kill()
+        self.await_generation(2)
+        self.expect_local_outcome()
+
+    def test_a_worker_is_killed_during_the_last_evaluation(self):
+        # Two workers evaluate 6000 samples for half a second.
+        self.flags = with_flags(JOB, "--model=mnist_cnn", "--synthetic_train_count=256", "--synthetic_test_count=6000")
+        self.epochs = 1
+        checkpoints = "--checkpoint_dir=" + self.path("checkpoints")
+        self.start_servers(1, "--first_workers=2")
+        for _ in range(2):
+            self.add_worker(checkpoints)
+        last_snapshot = self.path("state/snapshot-0of1-%09d" % 4)
+        end = time.monotonic() + 60
+        while not os.path.exists(last_snapshot):  # the evaluation begins when the last step has its snapshot
+            self.assertLess(time.monotonic(), end, self.output_of(self.servers[0][0]))
+            time.sleep(0.01)  # a folder has no event to wait for
+        self.workers[0].kill()
+        self.await_generation(2)
+        digest = self.expect_local_outcome()
+        record = self.path("record.resumed")
+        done = self.run_to_end([WORKER, *self.job(), checkpoints, "--resume", "--progress=plain", "--record=" + record])
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertIn("step-%09d" % 4, done.output)
+        with open(record, encoding="utf-8") as file:
+            resumed = json.load(file)
+        self.assertEqual((resumed["steps"], resumed["parameter_sha256"]), (0, digest))
+
+    def test_a_spare_comes_in_and_too_few_workers_end_the_run(self):
+        self.flags = with_flags(JOB, "--micro_batches=2")
+        self.epochs = 2000  # it never gets there
+        self.start_servers(1, "--first_workers=2", "--min_workers=2", "--join_deadline_s=3")
+        for _ in range(3):
+            self.add_worker()
+        spare = self.await_any("a spare: all 2 micro-batches have a worker")
+        first, second = [worker for worker in self.workers if worker is not spare]
+        first.kill()
+        self.wait_for_output(self.servers[0][0], "generation 2 from")
+        second.kill()
+        why = "1 of at least 2 workers have come within 3.0 s, after: worker .* is gone"
+        for process in (spare, self.servers[0][0]):
+            done = self.finish(process)
+            self.assertEqual(done.returncode, 3, done.output)
+            self.assertRegex(done.output, "error: .*" + why + ".*: start again with --resume from the last checkpoint")
 
     def test_a_worker_sleeps_and_wakes_up(self):
         self.epochs = 36

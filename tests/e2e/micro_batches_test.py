@@ -39,9 +39,10 @@ class MicroBatchesTest(JobTest):
             # The same formula, without shares, nodes or messages: eight gradients, added as a tree.
             formula = self.run_to_end([REFERENCE_JOB, "8", *PLAIN, "--sum_order=tree", "--model=" + model, *more])
             self.assertEqual(formula.output.strip(), local["parameters"], model)
-            for workers, servers in ((1, 1), (2, 2), (3, 1), (5, 1)):
-                star = outcome(self.train("star", workers=workers, servers=servers, flags=flags))
-                self.assertEqual(star, local, (model, workers, servers))
+            for sync, workers, servers in (("star", 1, 1), ("star", 2, 2), ("star", 3, 3), ("star", 5, 1),
+                                           ("star/tcp", 3, 0)):
+                star = outcome(self.train(sync, workers=workers, servers=servers, flags=flags))
+                self.assertEqual(star, local, (model, sync, workers, servers))
 
     def test_other_settings_change_nothing(self):
         flags = [*FLAGS, "--model=lenet5"]
@@ -55,7 +56,7 @@ class MicroBatchesTest(JobTest):
         flags = [*FLAGS, "--model=lenet5"]
         local = outcome(self.train("local", flags=flags))
         for sync, workers, more in (("star/tcp", 2, []), ("star/tcp", 3, []), ("star/mpi", 3, ["--bucket_bytes=1"]),
-                                    ("star/tcp", 5, []), ("star-servers/tcp", 3, []),
+                                    ("star/tcp", 5, []), ("star-servers/tcp", 3, []), ("star", 8, []),
                                     ("star/tcp", 3, ["--same_host=shared_memory"]), ("auto/tcp", 3, [])):
             record = self.train(sync, workers=workers, servers=2, flags=[*flags, *more])
             self.assertEqual(outcome(record), local, (sync, workers, more))
@@ -67,7 +68,7 @@ class MicroBatchesTest(JobTest):
         self.assertEqual(self.digest("star", workers=2, flags=[*flags, "--micro_batches=2"]), ring)
 
     def test_other_workers_go_on_from_a_checkpoint(self):
-        for model, more in (("lenet5", []), ("resnet20", MODELS["resnet20"])):
+        for model, more in MODELS.items():
             folder = self.path("checkpoints." + model)
             flags = [*FLAGS, "--model=" + model, *more]
             whole = self.train("local", flags=flags)
@@ -90,7 +91,7 @@ class MicroBatchesTest(JobTest):
         first = self.start([WORKER, *flags, "--rank=0"])
         self.wait_for_output(first, "lenet5")
         for flag, found in (("--isa=baseline", "--isa"), ("--synthetic_train_count=199", "data.train"),
-                            ("--micro_batches=4", "--micro_batches")):
+                            ("--micro_batches=4", "--micro_batches"), ("--threads=2", "--threads")):
             more = [word for word in flags if not word.startswith(flag.partition("=")[0])] + [flag, "--rank=1"]
             other = self.run_to_end([WORKER, *more])
             self.assertEqual(other.returncode, 2, other.output)

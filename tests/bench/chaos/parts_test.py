@@ -13,8 +13,8 @@ import unittest
 from bench.chaos import processes
 from bench.chaos.log import Log, percentile, summary
 from bench.chaos.proxy import Proxy
-from bench.chaos.schedule import (ELASTIC, KINDS, MEMBER_SILENT_S, VERDICT_GRACE_S, WORKERS_MAX, Setup, job_seed,
-                                  make_schedule)
+from bench.chaos.schedule import (ELASTIC, KINDS, MEMBER_GONE_S, MEMBER_SILENT_S, VERDICT_GRACE_S, WORKERS_MAX, Setup,
+                                  job_seed, make_schedule)
 from bench.chaos.timeline import Timeline, covered
 
 DEADLINE_S = 20
@@ -72,10 +72,13 @@ class ScheduleTest(unittest.TestCase):
             self.assertTrue(not event.at_start or 0 <= event.delay_s <= 1.5)
         for event in events:
             self.assertEqual(event.other is not None, event.kind == "kill-two")
+            self.assertEqual(event.role == "proxy", event.kind in ("cut", "shut-long"))
             if event.kind == "stop-short":
                 self.assertLess(event.duration_s, MEMBER_SILENT_S)
             elif event.kind == "stop-long":
                 self.assertGreater(event.duration_s, MEMBER_SILENT_S + 0.9)
+            elif event.kind == "shut-long":
+                self.assertGreater(event.duration_s, MEMBER_GONE_S + 0.7)
 
 
 class TimelineTest(unittest.TestCase):
@@ -134,6 +137,16 @@ class TimelineTest(unittest.TestCase):
         self.generation(25.1, 2, 168)
         self.steps(25.2, 27.0, 168)
         self.assertAlmostEqual(self.timeline.measure("stop-long", 20.0, 26.9).next_step_s, 5.4)
+
+    def test_a_connection_that_is_shut_counts_as_a_stop(self):
+        self.steps(0.0, 11.2, 0)
+        self.line(11.2, "s0 | server 0: generation 1 is cut short at step 112: worker (process 7 on h) is gone")
+        self.generation(11.3, 2, 110, workers=2)
+        self.steps(11.4, 13.0, 110)
+        found = self.timeline.measure("shut-long", 10.0, 12.0)
+        self.assertAlmostEqual(found.next_step_s, 11.6 - 10.0)  # step 112 is the first that is higher than 111
+        self.assertEqual((found.changed, found.again_steps), (True, 2))
+        self.assertAlmostEqual(self.timeline.measure("cut", 5.05, 5.05).next_step_s, 0.05)
 
     def test_a_planned_change_repeats_nothing(self):
         self.steps(0.0, 10.0, 0)

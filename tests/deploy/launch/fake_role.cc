@@ -7,6 +7,7 @@
 //   --resumed_exit     0: --exit holds only for a run without --resume
 //   --stubborn=NAME    ignores SIGTERM, SIGINT and SIGUSR1
 //   --save_ms=N        time between a polite signal and exit code 0
+//   --state_dir=FOLDER a server writes the variable FAKE_SERVER_LOG, if it is set, to the log of generations there
 //   --print=TEXT       printed to standard output, with "\n" and "\r" as escapes; --error=TEXT: to standard error
 #include <sched.h>
 #include <signal.h>
@@ -129,6 +130,9 @@ int main(int argc, char** argv) {
   fprintf(stderr, "%s", Unescaped(flags["error"]).c_str());
   if (server && Variable("FAKE_SERVER_SILENT").empty()) {
     WriteWhole(flags["port_file"], "127.0.0.1:" + std::to_string(7000 + atoi(flags["shard"].c_str())) + "\n");
+  }
+  if (server && !Variable("FAKE_SERVER_LOG").empty()) {
+    WriteWhole(flags["state_dir"] + "/generations.log", Variable("FAKE_SERVER_LOG") + "\n");
   }
   int code = 0;
   if (FlagFor("exit", name, &code) && !(flags.count("resumed_exit") != 0 && flags["resume"] == "true")) {

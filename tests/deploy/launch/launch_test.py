@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -357,6 +358,64 @@ class StarTest(LaunchTest):
         _, _, err = self.finish(process)
         self.assertIn("restart 5 of 100", seen)
         self.assertNotIn("restart 7 of 100", err)
+
+
+class ElasticTest(LaunchTest):
+    def test_shard_0_decides_that_the_run_has_failed(self):
+        # w1 hears of the end first.
+        code, _, err = self.launch(["--elastic", "--workers=2", "--servers=2", "--restart_processes=3"],
+                                   ["--wait", "--exit=w1:3", "--everybody=w0,s1"], FAKE_SERVER_EXIT="s0:1",
+                                   FAKE_EVERYBODY="w0,w1,s1", FAKE_SERVER_AFTER="w1")
+        self.assertEqual(code, 1, err)
+        self.assertIn("launch: s0 failed with exit code 1: ending the others", err)
+        self.assertNotIn("starting it again", err)
+
+    def test_shard_0_is_started_again_when_it_was_killed(self):
+        code, _, err = self.launch(["--elastic", "--restart_processes=2"], ["--wait"], FAKE_SERVER_EXIT="s0:-9",
+                                   FAKE_EVERYBODY="w0")
+        self.assertEqual(code, 137, err)
+        self.assertIn("starting it again, 2 of 2", err)
+
+    def test_who_misses_the_end_of_the_run_is_ended(self):
+        code, out, err = self.launch(["--elastic", "--workers=2", "--servers=2", "--restart_processes=3"],
+                                     ["--wait", "--exit=w1:3", "--everybody=w0,s1"], FAKE_SERVER_EXIT="s0:0",
+                                     FAKE_EVERYBODY="w0,w1,s1", FAKE_SERVER_AFTER="w1")
+        self.assertEqual(code, 0, err)
+        self.assertIn("launch: the run has ended, and not all workers have: ending them", err)
+        self.assertIn("w0 saved after signal 15", out)
+        self.assertIn("s1 | s1 saved after signal 15", out)
+        self.assertNotIn("starting it again", err)
+
+    def test_servers_do_not_wait_for_a_first_worker_that_has_failed(self):
+        code, _, err = self.launch(["--elastic"], ["--exit=w0:1"])
+        self.assertEqual(code, 1, err)
+        self.assertIn("launch: w0 failed with exit code 1: ending the others", err)
+
+    def test_who_joins_fails_once(self):
+        secret = os.path.join(self.notes, "secret")
+        subprocess.run([LAUNCH, "--make_secret=" + secret], stdout=subprocess.DEVNULL, check=True)
+        code, _, err = self.launch(["--join=127.0.0.1:9", "--job_secret=" + secret, "--restart_processes=3"],
+                                   ["--exit=w0:3"])
+        self.assertEqual(code, 3, err)
+        self.assertNotIn("starting it again", err)
+
+    def test_a_run_that_has_failed_goes_on(self):
+        run = "run name=launch-12-0 leaves=8 shards=1 job=ff first=0 crc=0"
+        failing = self.start(["--elastic"], ["--wait"], FAKE_SERVER_LOG=run, FAKE_SERVER_EXIT="s0:1",
+                             FAKE_EVERYBODY="w0")
+        _, err = failing.communicate(timeout=DEADLINE_S)
+        self.assertEqual(failing.returncode, 1, err)
+        state = re.search(r"start it again with (--state_dir=\S+)", err)
+        self.assertTrue(state, err)
+        self.clear_notes()
+        again = self.start(["--elastic", state[1]], FAKE_SERVER_LOG=run + "\nend 9 crc=0", FAKE_SERVER_EXIT="s0:0",
+                           FAKE_EVERYBODY="w0")
+        _, err = again.communicate(timeout=DEADLINE_S)
+        self.assertEqual(again.returncode, 0, err)
+        self.assertIn("launch: going on with the run of " + state[1], err)
+        self.assertNotIn("start it again", err)
+        for name in ("s0", "w0"):
+            self.assertIn("--run_id=launch-12-0", self.note(name)[1])
 
 
 @unittest.skipUnless(HAS_MPIRUN, "no mpirun on PATH")

@@ -178,6 +178,16 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(digest, self.local_digest([*flags, "--max_steps=" + stopped[1]]))
         self.assertEqual([name for name in os.listdir(self.folder) if "state-" in name], [])
 
+    def test_an_elastic_run_that_fails_leaves_its_state(self):
+        flags = [*JOB, "--micro_batches=4", "--epochs=2", "--learning_rate=1e30"]
+        job = self.submit("star.sbatch", flags, "explodes", ["--no-kill", "--nodes=2"], ELASTIC="1")
+        self.assertEqual(self.finish(job, "explodes"), ("FAILED", 1), self.output("explodes"))
+        self.assertRegex(self.output("explodes"), r"the gradient of tensor \w+\.\w+ is -?(nan|inf)")
+        state = re.search(r"submit it again with STATE_DIR=(\S+)", self.output("explodes"))
+        self.assertTrue(state, self.output("explodes"))
+        self.addCleanup(shutil.rmtree, state[1])
+        self.assertTrue(os.path.exists(os.path.join(state[1], "run-0/generations.log")))
+
     def test_ranks_that_do_not_find_each_other_are_refused(self):
         # Like a launcher that does not know this MPI: every process is alone.
         os.mkdir(self.path("bin"))
