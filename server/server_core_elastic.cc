@@ -26,7 +26,7 @@ void ParameterServer::Core::MakeCoordinator() {
                                   .join_deadline = options_.join_deadline,
                                   .hello_deadline = options_.hello_deadline,
                                   .admission = &admission_,
-                                  .keep = [this](const std::string& peer) { acceptor_->Keep(peer); },
+                                  .keep = [this](const std::string& peer) { acceptor_->KeepMember(peer); },
                                   .log = [this](const std::string& line) { Log(line); }});
 }
 

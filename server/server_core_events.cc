@@ -91,7 +91,7 @@ absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, 
   // The memory is counted now and not when the job begins: by then other servers may have taken their part of it.
   memory_bytes_max_ = UpdateMemoryLimit();
   RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
-  const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
+  const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes + acceptor_->member_count());
   if (needed <= descriptors_max_) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat(agreement.world_size, " workers with --lanes=", lanes, " need ", needed,
