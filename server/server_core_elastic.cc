@@ -40,6 +40,7 @@ void ParameterServer::Core::MakeMember() {
                            .run_id = options_.run_id,
                            .state_dir = options_.elastic.state_dir,
                            .flush_state = options_.elastic.flush_state,
+                           .stuck = options_.elastic.stuck,
                            .security = options_.security,
                            .log = [this](const std::string& line) { Log(line); }});
 }
