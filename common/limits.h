@@ -198,6 +198,10 @@ inline constexpr int kStrangerLifeMinMs = 250;
 // worker may be among those that wait.
 inline constexpr int kStrangerSeatMs = 1000;
 
+// Connections of an elastic run's members at its coordinator: each worker and each shard has one for as long as it
+// lives. The others are of those who ask how the run is, and of members whose last connection has not been missed yet.
+inline constexpr int kMemberConnectionsMax = kWorldSizeMax + kShardCountMax + kStrangerConnectionsMax;
+
 // gRPC streams of one connection. On each of its connections a worker opens one lane and one other call. A client of
 // another kind that opens all its lanes on one connection needs a second one for more than seven. Few, because 64
 // strangers with 20 streams each took 59 to 119 MiB of a server.
@@ -214,9 +218,11 @@ inline constexpr int64_t kDescriptorsPerConnection = 2;
 // libraries.
 inline constexpr int64_t kOtherDescriptorsMax = 64;
 
-// A server or worker raises its soft limit to this, if the hard limit allows: kWorldSizeMax workers of 16 lanes.
+// A server or worker raises its soft limit to this, if the hard limit allows: kWorldSizeMax workers of 16 lanes, and
+// the members of an elastic run.
 inline constexpr int64_t kDescriptorsMax =
-    kOtherDescriptorsMax + kDescriptorsPerConnection * (int64_t{kWorldSizeMax} * kLanesMax + kStrangerConnectionsMax);
+    kOtherDescriptorsMax +
+    kDescriptorsPerConnection * (int64_t{kWorldSizeMax} * kLanesMax + kMemberConnectionsMax + kStrangerConnectionsMax);
 
 // --memory_limit_gb: a petabyte, far from overflow in bytes.
 inline constexpr double kMemoryLimitGbMax = 1e6;

@@ -353,7 +353,7 @@ void ConnectionAcceptor::OnConnectionEvent(uint64_t id, uint32_t events) {
     }
     // A connection that was cut is neither a stranger nor kept: Leave has counted it already.
     if (is_stranger) Leave(id);
-    if (connection.kept) --open_count_;
+    if (connection.kept) --(connection.is_member ? member_count_ : open_count_);
     close(connection.fd);
     connections_.erase(found);
   } else if (is_stranger) {
@@ -372,12 +372,33 @@ std::map<uint64_t, ConnectionAcceptor::Connection>::iterator ConnectionAcceptor:
 
 void ConnectionAcceptor::Keep(absl::string_view peer) {
   const MutexLock lock(mutex_);
+  KeepStranger(peer);
+}
+
+void ConnectionAcceptor::KeepMember(absl::string_view peer) {
+  const MutexLock lock(mutex_);
+  // Without a secret everyone who connects is a member.
+  if (member_count_ >= kMemberConnectionsMax) return;
+  Connection* const connection = KeepStranger(peer);
+  if (connection == nullptr) return;
+  connection->is_member = true;
+  --open_count_;
+  ++member_count_;
+}
+
+int ConnectionAcceptor::member_count() const {
+  const MutexLock lock(mutex_);
+  return member_count_;
+}
+
+ConnectionAcceptor::Connection* ConnectionAcceptor::KeepStranger(absl::string_view peer) {
   const auto found = Find(peer);
-  if (found == connections_.end() || strangers_.erase(found->first) == 0) return;  // kept already, or being cut
+  if (found == connections_.end() || strangers_.erase(found->first) == 0) return nullptr;  // kept, or being cut
   found->second.kept = true;
   // From now on there are no events for data: an exchange must not wake this thread with every segment.
   epoll_event event = {.events = EPOLLET, .data = {.u64 = found->first}};
   epoll_ctl(epoll_, EPOLL_CTL_MOD, found->second.fd, &event);
+  return &found->second;
 }
 
 void ConnectionAcceptor::CutStranger(absl::string_view peer) {

@@ -1,6 +1,7 @@
 // Listens and accepts connections for a gRPC server, and bounds their number, which gRPC 1.51 does not.
 //
-// A connection is *kept* once the server knows that it is a worker's. Kept connections are never cut here. The others,
+// A connection is *kept* once the server knows that it is a worker's. Kept connections are never cut here. Those of an
+// elastic run's members stay through all its jobs, and are counted apart, up to kMemberConnectionsMax. The others,
 // strangers and workers that have just connected, share kStrangerConnectionsMax *seats*:
 //   - A connection that is kept gives its seat back at once.
 //   - A stranger's seat is taken until gRPC has closed the socket, so that gRPC never holds more of their connections
@@ -45,7 +46,7 @@ class ConnectionAcceptor {
   const std::string& address() const { return address_; }
 
   // Called once. `hand_over` gets every accepted, non-blocking socket on the acceptor's own thread and owns it.
-  // `connections_max` is for kept connections and strangers together.
+  // `connections_max` is for kept connections, without members', and strangers together.
   void Start(int connections_max, std::function<void(int fd)> hand_over);
 
   // Accepts no more connections. Those that were handed over stay open.
@@ -59,6 +60,11 @@ class ConnectionAcceptor {
 
   // The connection of `peer`, as ServerContext::peer() names it, is a worker's. No effect on an unknown peer.
   void Keep(absl::string_view peer);
+
+  // The connection of `peer` is a member's. No effect if there are kMemberConnectionsMax, if it is kept already, or on
+  // an unknown peer.
+  void KeepMember(absl::string_view peer);
+  int member_count() const;
 
   // Cuts `peer` if it is a stranger. No effect on an unknown peer.
   void CutStranger(absl::string_view peer);
@@ -83,6 +89,7 @@ class ConnectionAcceptor {
     std::string peer;
     Clock::time_point accepted;
     bool kept = false;
+    bool is_member = false;  // it is kept, too
     bool heard = false;
     int64_t bytes_received = 0;  // at the last look
   };
@@ -121,6 +128,8 @@ class ConnectionAcceptor {
   bool CutOldestStranger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Cut(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Leave(uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Null if `peer` is no stranger.
+  Connection* KeepStranger(absl::string_view peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The newest connection of that name, or the end. An older one of the name may not have been closed yet.
   std::map<uint64_t, Connection>::iterator Find(absl::string_view peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
@@ -141,7 +150,8 @@ class ConnectionAcceptor {
   std::set<uint64_t> strangers_ ABSL_GUARDED_BY(mutex_);                // those that are neither kept nor cut
   std::vector<Leaving> leaving_ ABSL_GUARDED_BY(mutex_);
   Unheard unheard_ ABSL_GUARDED_BY(mutex_);
-  int open_count_ ABSL_GUARDED_BY(mutex_) = 0;  // connections that are not cut
+  int open_count_ ABSL_GUARDED_BY(mutex_) = 0;  // connections that are not cut, without members'
+  int member_count_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace starring

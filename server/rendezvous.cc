@@ -136,7 +136,7 @@ std::string Rendezvous::DescribeMissing() const {
                       members_.size(), missing_count == 1 ? " has" : " have", " not joined", refusals);
 }
 
-int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count) {
+int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count, int snapshots_max) {
   // Bookkeeping of a bucket, and of a worker in it, apart from their floats: CollectiveWait, Contribution.
   constexpr int64_t kBytesPerBucket = 1024;
   constexpr int64_t kBytesPerContribution = 256;
@@ -146,13 +146,15 @@ int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count
   }
   // Buffers of the parameters and a copy in shared memory, the optimizer's state, all contributions.
   const auto contributions = std::ssize(ContributorsOf(LeafOwnersOf(agreement)));
-  const int64_t copies = kSliceBuffersMax + 1 + StateVectorCount(agreement.optimizer) + contributions;
+  const int64_t state = StateVectorCount(agreement.optimizer);
+  const int64_t copies = kSliceBuffersMax + 1 + state + contributions + snapshots_max * (1 + state);
   const int64_t per_bucket = kBytesPerBucket + contributions * kBytesPerContribution;
   return owned * copies + agreement.buckets.bucket_count() * per_bucket;
 }
 
-absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max) {
-  const int64_t needed = ShardMemoryNeeded(agreement, shard, shard_count);
+absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max,
+                              int snapshots_max) {
+  const int64_t needed = ShardMemoryNeeded(agreement, shard, shard_count, snapshots_max);
   if (needed <= memory_bytes_max) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "shard %d of %d needs %.3f GB for %d elements of %d workers, this server may use %.3f GB: start more servers, or "

@@ -91,11 +91,12 @@ class Rendezvous {
 };
 
 // The bytes that a shard of this job holds at most: parameters, the optimizer's state, the contributions of all workers
-// to all buckets. Allocates nothing.
-int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count);
+// to all buckets, and `snapshots_max` snapshots, which have the parameters and the state. Allocates nothing.
+int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count, int snapshots_max = 0);
 
 // ResourceExhausted, with both numbers and the way out, if the shard needs more than `memory_bytes_max`.
-absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max);
+absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max,
+                              int snapshots_max = 0);
 
 }  // namespace starring
 

@@ -71,6 +71,8 @@ class ParameterServer::Core {
   void DropOlderJoin(const v1::JoinRequest& request);
   // ResourceExhausted if there is not enough memory or too few descriptors for a job. Allocates nothing.
   absl::Status CheckAffordable(const Agreement& agreement, int lanes);
+  // The part about memory, by the limit that was counted last.
+  absl::Status CheckMemory(const Agreement& agreement) const;
   // Returns the memory that this server may use now, and tells gRPC the same.
   int64_t UpdateMemoryLimit();
   void BeginJob();
@@ -145,7 +147,7 @@ class ParameterServer::Core {
   int64_t prepared_ = 0;                             // lanes of generations below this one are cut
   int64_t serving_ = 0;                              // the generation that workers may join; 0: none
   v1::MemberOrder generation_;                       // its SERVE
-  std::shared_ptr<const Snapshot> start_;            // with which it begins
+  std::shared_ptr<const Snapshot> start_;            // with which it begins; null when it has begun
   std::optional<absl::Status> end_;                  // of the run; not everybody knows of it yet
   bool trace_written_ = false;
   std::set<int> acknowledged_ranks_;  // have taken their last answers

@@ -26,7 +26,7 @@ void ParameterServer::Core::MakeCoordinator() {
                                   .join_deadline = options_.join_deadline,
                                   .hello_deadline = options_.hello_deadline,
                                   .admission = &admission_,
-                                  .keep = [this](const std::string& peer) { acceptor_->Keep(peer); },
+                                  .keep = [this](const std::string& peer) { acceptor_->KeepMember(peer); },
                                   .log = [this](const std::string& line) { Log(line); }});
 }
 
@@ -40,6 +40,7 @@ void ParameterServer::Core::MakeMember() {
                            .run_id = options_.run_id,
                            .state_dir = options_.elastic.state_dir,
                            .flush_state = options_.elastic.flush_state,
+                           .stuck = options_.elastic.stuck,
                            .security = options_.security,
                            .log = [this](const std::string& line) { Log(line); }});
 }

@@ -90,13 +90,18 @@ void ParameterServer::Core::DropOlderJoin(const v1::JoinRequest& request) {
 absl::Status ParameterServer::Core::CheckAffordable(const Agreement& agreement, int lanes) {
   // The memory is counted now and not when the job begins: by then other servers may have taken their part of it.
   memory_bytes_max_ = UpdateMemoryLimit();
-  RETURN_IF_ERROR(CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_));
-  const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes);
+  RETURN_IF_ERROR(CheckMemory(agreement));
+  const int64_t needed = ServerDescriptors(int64_t{agreement.world_size} * lanes + acceptor_->member_count());
   if (needed <= descriptors_max_) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat(agreement.world_size, " workers with --lanes=", lanes, " need ", needed,
                    " descriptors at this server, which may open ", descriptors_max_,
                    ": raise the hard limit (ulimit -Hn, LimitNOFILE), or lower --lanes"));
+}
+
+absl::Status ParameterServer::Core::CheckMemory(const Agreement& agreement) const {
+  return CheckShardMemory(agreement, options_.shard, options_.shard_count, memory_bytes_max_,
+                          is_elastic() ? SnapshotStore::kAliveMax : 0);
 }
 
 int64_t ParameterServer::Core::UpdateMemoryLimit() {
@@ -105,7 +110,10 @@ int64_t ParameterServer::Core::UpdateMemoryLimit() {
     const absl::StatusOr<int64_t> available = options_.available_memory();
     // The servers of one job begin at the same time, and each finds the same memory free.
     const int servers = std::min(CountProcessesOfThisProgram(), options_.shard_count);
-    bytes = available.ok() ? *available / servers : std::numeric_limits<int64_t>::max();
+    // Snapshots of the generations before are among those that CheckMemory counts, and their memory is not free.
+    const bool has_snapshots = member_ != nullptr && member_->has_learned();
+    const int64_t held = has_snapshots ? member_->snapshots().bytes_in_memory() : 0;
+    bytes = available.ok() ? *available / servers + held : std::numeric_limits<int64_t>::max();
   }
   // gRPC's own memory for messages counts too: near the limit gRPC slows down, then drops streams, before the machine
   // runs out of memory.
@@ -121,7 +129,7 @@ void ParameterServer::Core::OnJoinGone(JoinCall* call) {
 
 absl::StatusOr<std::unique_ptr<ShardJob>> ParameterServer::Core::CreateJob() {
   // A worker that asked for more lanes than those before made CheckAffordable count again, and there may be less now.
-  RETURN_IF_ERROR(CheckShardMemory(rendezvous_->agreement(), options_.shard, options_.shard_count, memory_bytes_max_));
+  RETURN_IF_ERROR(CheckMemory(rendezvous_->agreement()));
   return ShardJob::Create({.agreement = rendezvous_->agreement(),
                            .shard = options_.shard,
                            .shard_count = options_.shard_count,
@@ -169,6 +177,7 @@ void ParameterServer::Core::BeginJob() {
     return;
   }
   job_ = *std::move(job);
+  start_.reset();
   check_service_.Close(job_->world_size());
   const Agreement& agreement = rendezvous_->agreement();
   Log(absl::StrCat("all ", agreement.world_size, " workers joined: ", agreement.buckets.element_count(),

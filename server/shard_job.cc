@@ -51,6 +51,7 @@ std::vector<ElementRange> OwnedRanges(const ShardJob::Options& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
+  const std::shared_ptr<const Snapshot> start = std::exchange(options.start, nullptr);
   const Agreement& agreement = options.agreement;
   OwnedSlices::Options owned{.element_count = agreement.buckets.element_count(),
                              .first_step = agreement.first_step,
@@ -62,7 +63,7 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
       ContributionSum::Create(std::move(owned), {.order = agreement.sum_order, .world_size = agreement.world_size},
                               agreement.micro_batches > 0 ? LeafOwnersOf(agreement) : std::vector<int>()));
   std::unique_ptr<ShardJob> job(new ShardJob(std::move(options), std::move(sums)));
-  if (job->options_.start != nullptr) RETURN_IF_ERROR(job->SetStart());
+  if (start != nullptr) RETURN_IF_ERROR(job->SetStart(*start));
   return job;
 }
 
@@ -359,8 +360,7 @@ absl::Status ShardJob::PinSnapshot(int64_t step) {
   return absl::OkStatus();
 }
 
-absl::Status ShardJob::SetStart() {
-  const Snapshot& start = *options_.start;
+absl::Status ShardJob::SetStart(const Snapshot& start) {
   if (start.step != options_.agreement.first_step) {
     return absl::InvalidArgumentError(absl::StrCat("the snapshot is of step ", start.step,
                                                    ", the generation begins at ", options_.agreement.first_step));
@@ -376,6 +376,7 @@ absl::Status ShardJob::SetStart() {
     RETURN_IF_ERROR(sums_.SetParameters(b, parameters));
     offset = slice.end;
   }
+  start_side_values_ = start.side_values;
   return absl::OkStatus();
 }
 
@@ -394,21 +395,27 @@ absl::Status ShardJob::TakeSideValues(LaneId from, const ReceivedMessage& messag
     return absl::FailedPreconditionError("SIDE_VALUES go to shard 0 of an elastic run");
   }
   const int64_t bytes = message.payload_bytes;
-  if (bytes % static_cast<int64_t>(sizeof(double)) != 0 || message.fields.step() <= options_.agreement.first_step) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("SIDE_VALUES of step ", message.fields.step(), " with ", bytes, " bytes"));
+  const int64_t step = message.fields.step();
+  // The worker was in the step before this snapshot, and began that when all before it were over. A shard that owns no
+  // element counts no steps.
+  const bool counts = std::ranges::any_of(slices_, [](const ElementRange& slice) { return slice.size() > 0; });
+  const int64_t step_max = counts ? sums_.steps_complete() + 1 : kStepCountMax;
+  if (bytes % static_cast<int64_t>(sizeof(double)) != 0 || step <= options_.agreement.first_step || step > step_max ||
+      !IsSnapshotStep(step, options_.snapshot_every, options_.steps_per_epoch)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "SIDE_VALUES of step ", step, " with ", bytes, " bytes: steps after ", options_.agreement.first_step,
+        " and up to ", step_max, " have them, every ", options_.snapshot_every, " or ", options_.steps_per_epoch));
   }
   std::vector<double> values(static_cast<size_t>(bytes) / sizeof(double));
   std::byte* to = reinterpret_cast<std::byte*>(values.data());
   for (const BytePiece& piece : message.payload) to = std::ranges::copy(piece, to).out;
-  options_.snapshots->SetSideValues(message.fields.step(), std::move(values));
+  options_.snapshots->SetSideValues(step, std::move(values));
   Send(from, AnswerTo(message.fields, ExchangeMessage::ACCEPTED));
   return absl::OkStatus();
 }
 
 absl::Status ShardJob::FetchSideValues(LaneId from, const ReceivedMessage& message) {
-  const std::span<const double> all =
-      options_.start == nullptr ? std::span<const double>() : std::span(options_.start->side_values);
+  const std::span<const double> all = start_side_values_;
   const auto begin = static_cast<size_t>(std::clamp<int64_t>(message.fields.step(), 0, std::ssize(all)));
   const auto block = std::make_shared<std::vector<double>>(kSideValuesBlock);  // shared: a keeper is
   const auto values = all.subspan(begin, std::min<size_t>(all.size() - begin, kSideValuesBlock - 1));

@@ -71,10 +71,11 @@ class ShardJob {
     ServerMetrics* metrics = nullptr;             // null: there are none
 
     // Of an elastic run; without a store there are no snapshots.
-    SnapshotStore* snapshots = nullptr;     // outlives the job
-    int64_t snapshot_every = 1;             // steps, and
-    int64_t steps_per_epoch = 1;            // where epochs end (IsSnapshotStep)
-    std::shared_ptr<const Snapshot> start;  // of agreement.first_step; null: rank 0 brings the parameters
+    SnapshotStore* snapshots = nullptr;  // outlives the job
+    int64_t snapshot_every = 1;          // steps, and
+    int64_t steps_per_epoch = 1;         // where epochs end (IsSnapshotStep)
+    // Of agreement.first_step; null: rank 0 brings the parameters. Copied, and not held.
+    std::shared_ptr<const Snapshot> start;
   };
   // Allocates what CheckShardMemory counts (rendezvous.h). InvalidArgument as ContributionSum::Create.
   static absl::StatusOr<std::unique_ptr<ShardJob>> Create(Options options);
@@ -126,7 +127,7 @@ class ShardJob {
   absl::Status FetchSideValues(LaneId from, const ReceivedMessage& message);
   absl::Status PinSnapshot(int64_t step);
   // The slices and the state with which the job begins.
-  absl::Status SetStart();
+  absl::Status SetStart(const Snapshot& start);
   void TakeSnapshot(int64_t step, int bucket);
   absl::Status TakeFinish(LaneId from, const ReceivedMessage& message, Time now);
 
@@ -158,6 +159,7 @@ class ShardJob {
   CollectiveSum sum_;
   CollectiveWait finish_wait_;
   StallWatch stall_;
+  std::vector<double> start_side_values_;          // of the snapshot with which the job began
   std::shared_ptr<const Snapshot> read_snapshot_;  // by the worker that saves a checkpoint; null: none was
 
   State state_ = State::kRunning;

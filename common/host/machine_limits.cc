@@ -127,8 +127,8 @@ int64_t RaiseDescriptorLimit(int64_t wanted) {
 
 int64_t WorkerDescriptors(int64_t connections) { return kOtherDescriptorsMax + connections; }
 
-int64_t ServerDescriptors(int64_t worker_connections) {
-  return kOtherDescriptorsMax + kDescriptorsPerConnection * (worker_connections + kStrangerConnectionsMax);
+int64_t ServerDescriptors(int64_t kept_connections) {
+  return kOtherDescriptorsMax + kDescriptorsPerConnection * (kept_connections + kStrangerConnectionsMax);
 }
 
 }  // namespace starring

@@ -21,10 +21,10 @@ int CountProcessesOfThisProgram();
 // the new number, which is never less than before.
 int64_t RaiseDescriptorLimit(int64_t wanted);
 
-// The most descriptors that a worker with `connections` connections opens, and a server whose workers have
-// `worker_connections` connections together.
+// The most descriptors that a worker with `connections` connections opens, and a server whose workers, and members of
+// an elastic run, have `kept_connections` connections together.
 int64_t WorkerDescriptors(int64_t connections);
-int64_t ServerDescriptors(int64_t worker_connections);
+int64_t ServerDescriptors(int64_t kept_connections);
 
 }  // namespace starring
 

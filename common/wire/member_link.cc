@@ -181,6 +181,7 @@ void MemberLink::Run() {
     }
     if (!stream.has_value() || !stream->can_write()) continue;
     if (!wanted_.exchange(false) && Clock::now() < next_report) continue;
+    if (options_.works != nullptr && !options_.works()) continue;
     next_report = Clock::now() + kReportPause;
     v1::MemberReport report;
     options_.report(&report, !stream->has_written());

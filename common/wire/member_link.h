@@ -35,6 +35,9 @@ class MemberLink {
     // The coordinator refuses this process, or cannot be talked to, for a reason that waiting does not change. Nothing
     // comes after this.
     std::function<void(const absl::Status&)> on_refused;
+    // Whether the process works. While it does not, no report leaves, which the coordinator takes for silence. Null: it
+    // always does.
+    std::function<bool()> works = nullptr;
   };
   explicit MemberLink(Options options);
   // The coordinator sees the connection end.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +13,16 @@
 #include "common/wire/exchange_message.h"
 
 namespace starring {
+namespace {
 
-ShardMember::ShardMember(Options options) : options_(std::move(options)), member_id_(DrawNonce()) {
+// A hard disk, or a file system at the other end of a link of 1 Gbit/s. All else that takes long is faster: memory for
+// a job is zeroed, and a bucket is summed, at some GB/s.
+constexpr double kReadBytesPerSecondMin = 1e8;
+
+}  // namespace
+
+ShardMember::ShardMember(Options options)
+    : options_(std::move(options)), member_id_(DrawNonce()), patience_(options_.stuck) {
   report_.set_shard(options_.shard);
   report_.set_address(options_.address);
   link_ = std::make_unique<MemberLink>(
@@ -33,7 +42,8 @@ ShardMember::ShardMember(Options options) : options_(std::move(options)), member
                                 end.set_text(std::string(why.message()));
                                 const MutexLock lock(mutex_);
                                 orders_.push_back(end);
-                              }});
+                              },
+                          .works = [this] { return Works(); }});
 }
 
 ShardMember::~ShardMember() = default;
@@ -52,6 +62,17 @@ void ShardMember::Fill(v1::MemberReport* report, bool is_first) const {
   *report->mutable_shard() = report_;
 }
 
+bool ShardMember::Works() const {
+  const MutexLock lock(mutex_);
+  return Clock::now() - ticked_ <= patience_;
+}
+
+void ShardMember::MayRead(int64_t bytes) {
+  const std::chrono::duration<double> seconds(static_cast<double>(bytes) / kReadBytesPerSecondMin);
+  const MutexLock lock(mutex_);
+  patience_ = std::max<Clock::duration>(options_.stuck, std::chrono::duration_cast<Clock::duration>(seconds));
+}
+
 std::vector<v1::MemberOrder> ShardMember::TakeOrders() {
   const MutexLock lock(mutex_);
   return std::exchange(orders_, {});
@@ -60,20 +81,27 @@ std::vector<v1::MemberOrder> ShardMember::TakeOrders() {
 absl::Status ShardMember::Learn(const v1::RunTerms& terms) {
   if (snapshots_ != nullptr) return absl::OkStatus();
   ASSIGN_OR_RETURN(const Agreement agreement, ParseAgreement(terms.agreement()), "the run's terms");
+  const int vector_count = StateVectorCount(agreement.optimizer);
+  int64_t snapshot_bytes = 0;
   std::vector<int64_t> slice_elements;
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
     slice_elements.push_back(agreement.buckets.ShardSlice(b, options_.shard, options_.shard_count).size());
+    snapshot_bytes += slice_elements.back() * (1 + vector_count) * static_cast<int64_t>(sizeof(float));
   }
+  MayRead(SnapshotStore::kFilesMax * snapshot_bytes);  // those of earlier processes
   ASSIGN_OR_RETURN(snapshots_,
                    SnapshotStore::Open({.folder = options_.state_dir,
                                         .shard = options_.shard,
                                         .shard_count = options_.shard_count,
                                         .job = Sha256Hex(absl::StrCat(options_.run_id, "\n", terms.agreement())),
                                         .slice_elements = std::move(slice_elements),
-                                        .vector_count = StateVectorCount(agreement.optimizer),
+                                        .vector_count = vector_count,
                                         .has_side_values = options_.shard == 0,
                                         .flush = options_.flush_state,
                                         .log = options_.log}));
+  Tick();
+  // The one that a generation begins with is read, and written to the job's memory.
+  MayRead(2 * snapshot_bytes);
   terms_ = terms;
   return absl::OkStatus();
 }
@@ -116,10 +144,13 @@ void ShardMember::SetFinished() {
 }
 
 void ShardMember::Tick() {
-  if (snapshots_ == nullptr) return;
-  const std::vector<int64_t> durable = snapshots_->durable();
-  const std::vector<int64_t> held = snapshots_->held();
+  std::vector<int64_t> durable, held;
+  if (snapshots_ != nullptr) {
+    durable = snapshots_->durable();
+    held = snapshots_->held();
+  }
   const MutexLock lock(mutex_);
+  ticked_ = Clock::now();
   report_.mutable_held()->Assign(held.begin(), held.end());
   report_.mutable_durable()->Assign(durable.begin(), durable.end());
 }

@@ -1,10 +1,15 @@
 // A shard's part in an elastic run: attends at the coordinator, keeps the shard's snapshots, and hands the orders to
 // the server, which obeys them on its own thread.
 //
+// A server whose thread hangs, for instance in a file system that does not answer, must not pass for one that works.
+// So no report leaves while Tick has not been called for `stuck`, or for the time that a slow disk takes to read what
+// the thread may have to read, whichever is longer. The coordinator then gives the shard up as a silent one.
+//
 // Thread safety: the server's polling thread makes all calls.
 #ifndef STARRING_SERVER_ELASTIC_SHARD_MEMBER_H_
 #define STARRING_SERVER_ELASTIC_SHARD_MEMBER_H_
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -32,6 +37,7 @@ class ShardMember {
     std::string run_id;
     std::string state_dir;  // for snapshots; empty: they are in memory alone
     bool flush_state = false;
+    std::chrono::milliseconds stuck{10'000};
     TransportSecurity security;
     std::function<void(const std::string&)> log;
   };
@@ -54,14 +60,20 @@ class ShardMember {
   void SetServing(int64_t generation);
   void SetTrouble(const std::string& text);
   void SetFinished();
-  // Call often: tells which snapshots there are. A server whose thread no longer calls this reports nothing new.
+  // Call often: tells which snapshots there are, and that the server's thread works.
   void Tick();
 
   // How long the coordinator cannot be reached.
   absl::Duration disconnected_for() const { return absl::FromChrono(link_->disconnected_for()); }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   void Fill(v1::MemberReport* report, bool is_first) const;
+  // Whether the server's thread works; for the link.
+  bool Works() const;
+  // The thread may read so many bytes between two calls of Tick.
+  void MayRead(int64_t bytes);
 
   const Options options_;
   const uint64_t member_id_;
@@ -70,6 +82,8 @@ class ShardMember {
   mutable Mutex mutex_;
   v1::MemberReport::Shard report_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::MemberOrder> orders_ ABSL_GUARDED_BY(mutex_);
+  Clock::time_point ticked_ ABSL_GUARDED_BY(mutex_) = Clock::now();
+  Clock::duration patience_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<MemberLink> link_;  // last: its thread uses the members above
 };
 

@@ -163,9 +163,16 @@ absl::Status SnapshotStore::FindFiles() {
   return absl::OkStatus();
 }
 
-SnapshotStore::Building& SnapshotStore::BuildingOf(int64_t step) {
+bool SnapshotStore::IsPast(int64_t step) const { return !in_memory_.empty() && step <= in_memory_.rbegin()->first; }
+
+SnapshotStore::Building* SnapshotStore::BuildingOf(int64_t step) {
+  if (const auto found = building_.find(step); found != building_.end()) return &found->second;
+  if (std::ssize(building_) == kBuildingMax) {
+    if (step < building_.begin()->first) return nullptr;
+    auto oldest = building_.extract(building_.begin());
+    Recycle(std::move(oldest.mapped().snapshot));
+  }
   Building& building = building_[step];
-  if (building.snapshot != nullptr) return building;
   if (spare_.empty()) {
     building.snapshot = std::make_shared<Snapshot>();
     for (int i = 0; i < 1 + options_.vector_count; ++i) building.snapshot->arrays.emplace_back(element_count_);
@@ -177,29 +184,31 @@ SnapshotStore::Building& SnapshotStore::BuildingOf(int64_t step) {
   building.snapshot->step = step;
   building.slices_missing = slice_count_;
   building.side_values_missing = options_.has_side_values;
-  return building;
+  return &building;
 }
 
 void SnapshotStore::Take(int64_t step, int bucket, std::span<const std::span<const float>> slices) {
   const int64_t elements = options_.slice_elements[static_cast<size_t>(bucket)];
   CHECK_EQ(std::ssize(slices), 1 + options_.vector_count);
-  if (elements == 0 || in_memory_.contains(step)) return;
-  Building& building = BuildingOf(step);
+  if (elements == 0 || IsPast(step)) return;
+  Building* const building = BuildingOf(step);
+  if (building == nullptr) return;
   const int64_t offset = offsets_[static_cast<size_t>(bucket)];
   for (size_t i = 0; i < slices.size(); ++i) {
     CHECK_EQ(std::ssize(slices[i]), elements);
-    std::copy(slices[i].begin(), slices[i].end(), building.snapshot->arrays[i].data() + offset);
+    std::copy(slices[i].begin(), slices[i].end(), building->snapshot->arrays[i].data() + offset);
   }
-  --building.slices_missing;
+  --building->slices_missing;
   FinishIfComplete(step);
 }
 
 void SnapshotStore::SetSideValues(int64_t step, std::vector<double> values) {
   CHECK(options_.has_side_values);
-  if (in_memory_.contains(step)) return;
-  Building& building = BuildingOf(step);
-  building.snapshot->side_values = std::move(values);
-  building.side_values_missing = false;
+  if (IsPast(step)) return;
+  Building* const building = BuildingOf(step);
+  if (building == nullptr) return;
+  building->snapshot->side_values = std::move(values);
+  building->side_values_missing = false;
   FinishIfComplete(step);
 }
 
@@ -207,23 +216,30 @@ void SnapshotStore::FinishIfComplete(int64_t step) {
   const auto found = building_.find(step);
   if (found->second.slices_missing > 0 || found->second.side_values_missing) return;
   const std::shared_ptr<const Snapshot> snapshot = std::move(found->second.snapshot);
-  building_.erase(found);
+  // What an earlier one lacks would have come before.
+  building_.erase(building_.begin(), std::next(found));
   in_memory_[step] = snapshot;
-  ForgetOldest();
+  // Memory is bounded whatever the disk does. What was not written and is forgotten is lost to this shard.
+  while (std::ssize(in_memory_) > kInMemoryMax) ForgetOldest();
   if (options_.folder.empty()) return;
   const MutexLock lock(mutex_);
+  const bool is_idle = to_write_ == nullptr && writing_ == nullptr;
+  if (!choice_.Wants(step, is_idle ? WriteChoice::Disk::kIdle : WriteChoice::Disk::kBusy)) return;
   to_write_ = snapshot;
   changed_.NotifyOne();
 }
 
-// Memory is bounded whatever the disk does. What was not written and is forgotten is lost to this shard.
 void SnapshotStore::ForgetOldest() {
-  while (std::ssize(in_memory_) > kInMemoryMax) {
-    std::shared_ptr<Snapshot> oldest = std::const_pointer_cast<Snapshot>(in_memory_.begin()->second);
-    in_memory_.erase(in_memory_.begin());
-    // The writer may still have it; the memory is used again only if nobody has.
-    if (oldest.use_count() == 1) spare_.push_back(std::move(oldest));
-  }
+  auto oldest = in_memory_.extract(in_memory_.begin());
+  Recycle(std::move(oldest.mapped()));
+}
+
+void SnapshotStore::Recycle(std::shared_ptr<const Snapshot> snapshot) {
+  if (snapshot.use_count() != 1 || std::ssize(building_) + std::ssize(spare_) >= kBuildingMax) return;
+  // The writing thread may have dropped its reference just now. Its loads come before our stores only after an acquire
+  // on the same counter (contribution_sum.cc, FreeBuffer).
+  std::shared_ptr<const Snapshot>(snapshot).reset();
+  spare_.push_back(std::const_pointer_cast<Snapshot>(snapshot));
 }
 
 void SnapshotStore::TakeWritten() {
@@ -249,7 +265,40 @@ std::vector<int64_t> SnapshotStore::held() const {
 std::vector<int64_t> SnapshotStore::durable() {
   if (options_.folder.empty()) return held();
   TakeWritten();
+  ThinOut();
   return {in_files_.begin(), in_files_.end()};
+}
+
+// While another shard's disk is full or slow, no newer snapshot is on all disks, and DropBefore is not called. The
+// oldest file stays: it is the last one that all have. Of the others those stay that the other shard may yet write,
+// however long it takes for one: it writes few levels, and late, so the newest two of each level. What goes is old, and
+// two newer files stand in for it.
+void SnapshotStore::ThinOut() {
+  while (std::ssize(in_files_) > kFilesMax) {
+    const auto second = std::next(in_files_.begin());
+    auto gone = std::find_if(second, in_files_.end(), [this](int64_t step) {
+      const auto stands_in = [step](int64_t newer) {
+        return WriteChoice::LevelOf(newer) >= WriteChoice::LevelOf(step);
+      };
+      return std::count_if(in_files_.upper_bound(step), in_files_.end(), stands_in) >= 2;
+    });
+    if (gone == in_files_.end()) gone = second;
+    unlink(PathOf(*gone).c_str());
+    in_files_.erase(gone);
+  }
+}
+
+int64_t SnapshotStore::bytes_in_memory() const {
+  std::set<const Snapshot*> snapshots;
+  for (const auto& [step, snapshot] : in_memory_) snapshots.insert(snapshot.get());
+  for (const auto& [step, building] : building_) snapshots.insert(building.snapshot.get());
+  for (const auto& snapshot : spare_) snapshots.insert(snapshot.get());
+  {
+    const MutexLock lock(mutex_);
+    if (to_write_ != nullptr) snapshots.insert(to_write_.get());
+    if (writing_ != nullptr) snapshots.insert(writing_.get());
+  }
+  return std::ssize(snapshots) * (1 + options_.vector_count) * element_count_ * static_cast<int64_t>(sizeof(float));
 }
 
 absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::Get(int64_t step) {
@@ -268,11 +317,7 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::Get(int64_t step)
 
 void SnapshotStore::DropBefore(int64_t step) {
   keep_from_ = std::max(keep_from_, step);
-  while (!in_memory_.empty() && in_memory_.begin()->first < keep_from_) {
-    std::shared_ptr<Snapshot> oldest = std::const_pointer_cast<Snapshot>(in_memory_.begin()->second);
-    in_memory_.erase(in_memory_.begin());
-    if (oldest.use_count() == 1 && std::ssize(spare_) < 2) spare_.push_back(std::move(oldest));
-  }
+  while (!in_memory_.empty() && in_memory_.begin()->first < keep_from_) ForgetOldest();
   building_.erase(building_.begin(), building_.lower_bound(keep_from_));
   TakeWritten();
   while (!in_files_.empty() && *in_files_.begin() < keep_from_) {
@@ -282,17 +327,20 @@ void SnapshotStore::DropBefore(int64_t step) {
 }
 
 void SnapshotStore::DropAfter(int64_t step) {
-  {
-    // A file that is being written comes back: it has the bits that the step will have again.
-    const MutexLock lock(mutex_);
-    to_write_ = nullptr;
-  }
   building_.clear();
   in_memory_.erase(in_memory_.upper_bound(step), in_memory_.end());
   TakeWritten();
   for (auto file = in_files_.upper_bound(step); file != in_files_.end(); file = in_files_.erase(file)) {
     unlink(PathOf(*file).c_str());
   }
+  const auto start = in_memory_.find(step);
+  const MutexLock lock(mutex_);
+  // A later one that is being written comes back: it has the bits that the step will have again.
+  if (to_write_ != nullptr && to_write_->step > step) to_write_ = nullptr;
+  const bool is_on_its_way = in_files_.contains(step) || (writing_ != nullptr && writing_->step == step);
+  if (options_.folder.empty() || start == in_memory_.end() || is_on_its_way) return;
+  to_write_ = start->second;
+  changed_.NotifyOne();
 }
 
 void SnapshotStore::WriteInBackground() {
@@ -303,10 +351,11 @@ void SnapshotStore::WriteInBackground() {
       changed_.Wait(mutex_,
                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || to_write_ != nullptr; });
       if (to_write_ == nullptr) return;  // what waits is written, also at the end
-      snapshot = std::exchange(to_write_, nullptr);
+      snapshot = writing_ = std::exchange(to_write_, nullptr);
     }
     const absl::Status status = WriteFile(*snapshot);
     const MutexLock lock(mutex_);
+    writing_ = nullptr;
     if (status.ok()) {
       written_.push_back(snapshot->step);
     } else {

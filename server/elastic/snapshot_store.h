@@ -10,7 +10,8 @@
 // be written costs its durability alone: the log says it once, and the snapshot stays in memory.
 //
 // What is kept: everything from the newest snapshot on that all shards have durably (DropBefore), but of memory the
-// newest kInMemoryMax only. What comes faster than the disk writes is left out there.
+// newest kInMemoryMax only, and kFilesMax files. What comes faster than the disk writes is left out there
+// (write_choice.h).
 //
 // Thread safety: one thread makes all calls; the object has a thread of its own, which writes.
 #ifndef STARRING_SERVER_ELASTIC_SNAPSHOT_STORE_H_
@@ -30,6 +31,7 @@
 #include "absl/status/statusor.h"
 #include "common/memory.h"
 #include "common/mutex.h"
+#include "server/elastic/write_choice.h"
 
 namespace starring {
 
@@ -44,6 +46,15 @@ struct Snapshot {
 class SnapshotStore {
  public:
   static constexpr int kInMemoryMax = 3;
+  // Snapshots that are being taken: a bucket may be ahead of another, and side values come later. Memory that is kept
+  // for the next ones counts, too.
+  static constexpr int kBuildingMax = 2;
+  // Snapshots that take memory at a time: the two above; and one each that is being written, that waits to be written,
+  // and that a checkpoint is read from or a generation begins with, all of which may be older.
+  static constexpr int kAliveMax = kInMemoryMax + kBuildingMax + 3;
+  // More files are there only if another shard does not write, or much slower. The oldest, the newest and some between
+  // them stay (ThinOut).
+  static constexpr int kFilesMax = 16;
 
   struct Options {
     std::string folder;  // empty: in memory alone. Created if it is missing; shards of one run may share it
@@ -63,22 +74,28 @@ class SnapshotStore {
   ~SnapshotStore();
 
   // A slice for the snapshot of `step`: parameters, then each state vector, as long as the slice. Copies them. In
-  // ascending order of steps for each bucket. Slices of no element need not be taken.
+  // ascending order of steps for each bucket, and so are side values. Slices of no element need not be taken. No effect
+  // if a later snapshot is complete, or if kBuildingMax later ones are being taken.
   void Take(int64_t step, int bucket, std::span<const std::span<const float>> slices);
   // REQUIRES: has_side_values.
   void SetSideValues(int64_t step, std::vector<double> values);
 
   // The steps whose snapshots are complete, ascending.
   std::vector<int64_t> held() const;
-  // Those of them that survive this process; in a store without a folder all that are held.
+  // Those of them that survive this process; in a store without a folder all that are held. Call it often: it unlinks
+  // files that are too many.
   std::vector<int64_t> durable();
+
+  // What snapshots take now, without those that only others hold.
+  int64_t bytes_in_memory() const;
 
   // NotFound if there is none; DataLoss if its file is damaged: then it is no longer held.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Get(int64_t step);
 
   // All shards have the snapshot of `step` durably.
   void DropBefore(int64_t step);
-  // The run goes back to `step`: later snapshots will be taken again.
+  // A generation begins at `step`, of which all shards have the snapshot: it is written if it was not. Later ones will
+  // be taken again.
   void DropAfter(int64_t step);
 
  private:
@@ -90,15 +107,22 @@ class SnapshotStore {
 
   explicit SnapshotStore(Options options);
   absl::Status FindFiles();
-  Building& BuildingOf(int64_t step);
+  // Whether a snapshot of `step` cannot become complete, because it or a later one is.
+  bool IsPast(int64_t step) const;
+  // Null if there is no place for it.
+  Building* BuildingOf(int64_t step);
   void FinishIfComplete(int64_t step);
   std::string PathOf(int64_t step) const;
   void WriteInBackground();
   absl::Status WriteFile(const Snapshot& snapshot) const;
   absl::StatusOr<std::shared_ptr<const Snapshot>> ReadFile(int64_t step) const;
+  // Takes the oldest snapshot out of memory.
   void ForgetOldest();
+  // Keeps the memory of a snapshot that nobody reads any more.
+  void Recycle(std::shared_ptr<const Snapshot> snapshot);
   // Takes what the writing thread has done.
   void TakeWritten();
+  void ThinOut();
 
   const Options options_;
   std::vector<int64_t> offsets_;  // by bucket, in every array
@@ -110,10 +134,12 @@ class SnapshotStore {
   std::vector<std::shared_ptr<Snapshot>> spare_;  // memory that is taken again, so that its pages are there
   int64_t keep_from_ = 0;
   bool told_failure_ = false;
+  WriteChoice choice_;
 
-  Mutex mutex_;
+  mutable Mutex mutex_;
   ConditionVariable changed_;
-  std::shared_ptr<const Snapshot> to_write_ ABSL_GUARDED_BY(mutex_);  // the newest; null: none waits
+  std::shared_ptr<const Snapshot> to_write_ ABSL_GUARDED_BY(mutex_);  // null: none waits
+  std::shared_ptr<const Snapshot> writing_ ABSL_GUARDED_BY(mutex_);   // null: none is being written
   std::vector<int64_t> written_ ABSL_GUARDED_BY(mutex_);
   absl::Status write_failure_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

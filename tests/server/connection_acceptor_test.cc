@@ -269,6 +269,26 @@ TEST(ConnectionAcceptorTest, CutsTheOldestStrangersOverALowerLimit) {
   EXPECT_FALSE(first.IsClosed(0));
 }
 
+TEST(ConnectionAcceptorTest, MembersAreCountedApart) {
+  Server server(1);
+  std::deque<Client> members;
+  for (int i = 0; i < 3; ++i) {
+    members.emplace_back(server.acceptor->address());
+    server.Await(i);
+    server.acceptor->KeepMember(members.back().peer());
+    server.acceptor->Keep(members.back().peer());  // has lanes, too
+    EXPECT_EQ(server.acceptor->member_count(), i + 1);
+  }
+  const Client worker(server.acceptor->address());
+  server.Await(3);
+  server.acceptor->Keep(worker.peer());
+  const Client refused(server.acceptor->address());  // the only place is the worker's
+  EXPECT_TRUE(refused.IsClosed());
+  for (const Client& member : members) EXPECT_FALSE(member.IsClosed(0));
+  server.Close(0);
+  EXPECT_TRUE(Eventually([&] { return server.acceptor->member_count() == 2; }));
+}
+
 TEST(ConnectionAcceptorTest, NeverCutsAKeptConnection) {
   for (const char* listen : {"127.0.0.1:0", "[::1]:0"}) {
     Server server(2, listen);

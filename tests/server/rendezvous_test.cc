@@ -233,6 +233,11 @@ TEST(ShardMemoryTest, CountsBuffersStateAndWhatWorkersWaitWith) {
   const absl::Status refused = CheckShardMemory(*agreement, 0, 2, needed - 1);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), AllOf(HasSubstr("needs 0.019 GB"), HasSubstr("--memory_limit_gb")));
+  // Snapshots have the parameters and the momentum.
+  const int64_t with_snapshots = needed + 8 * 2 * slice;
+  EXPECT_EQ(ShardMemoryNeeded(*agreement, 0, 2, 8), with_snapshots);
+  EXPECT_TRUE(CheckShardMemory(*agreement, 0, 2, with_snapshots, 8).ok());
+  EXPECT_EQ(CheckShardMemory(*agreement, 0, 2, with_snapshots - 1, 8).code(), absl::StatusCode::kResourceExhausted);
 }
 
 }  // namespace

@@ -44,7 +44,10 @@ class Shard {
                                      .now = now,
                                      .stall_times = {.report_after = std::chrono::seconds(4)},
                                      .log = [this](const std::string& line) { log.push_back(line); },
-                                     .snapshots = snapshots});
+                                     .snapshots = snapshots,
+                                     .snapshot_every = snapshot_every,
+                                     .steps_per_epoch = snapshot_every,
+                                     .start = start});
     CHECK_OK(created);
     return *std::move(created);
   }
@@ -156,7 +159,9 @@ class Shard {
   JobSpec spec;
   ShardJob::Time now{std::chrono::seconds(1000)};
   std::vector<Answer> answers;
-  SnapshotStore* snapshots = nullptr;  // of jobs that are created from now on
+  SnapshotStore* snapshots = nullptr;  // this and the next two: of jobs that are created from now on
+  int64_t snapshot_every = 1;
+  std::shared_ptr<const Snapshot> start;
   std::function<void(Answer)> on_answer = [this](Answer answer) {
     if (answer.make != nullptr) Make(&answer);
     answers.push_back(std::move(answer));

@@ -1,6 +1,8 @@
 #include "server/shard_job.h"
 
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -168,6 +170,53 @@ TEST(ShardJobTest, AStateIsReadFromASnapshot) {
   }
   shard.Send({0, 0}, Shard::Fields(ExchangeMessage::FETCH_STATE, 99, 0));
   EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr("no snapshot of step 99"));
+}
+
+TEST(ShardJobTest, AJobDoesNotHoldTheSnapshotWithWhichItBegan) {
+  Shard shard(1, 1000);
+  int64_t elements = 0;
+  for (int b = 0; b < shard.spec.buckets.bucket_count(); ++b) elements += shard.spec.buckets.bucket(b).size();
+  const auto start = std::make_shared<Snapshot>();
+  for (int i = 0; i < 2; ++i) start->arrays.emplace_back(elements);
+  start->side_values = {1.5, 2.5};
+  shard.start = start;
+  shard.job = shard.CreateJob();
+  shard.start = nullptr;
+  EXPECT_EQ(start.use_count(), 1);
+  shard.job->OnLaneOpen({0, 0});
+  shard.Send({0, 0}, Shard::Fields(ExchangeMessage::FETCH_SIDE_VALUES, 0, 0));
+  const std::vector<double> values = Values<double>(shard.TakeAnswers().at(0));
+  ASSERT_GE(values.size(), 3u);
+  EXPECT_THAT(std::vector(values.begin(), values.begin() + 3), ElementsAre(2, 1.5, 2.5));
+}
+
+TEST(ShardJobTest, SideValuesAreOfTheNextSnapshot) {
+  for (const int64_t step : {4, 0, 2, 3, 5, 8}) {
+    Shard shard(1, 1000);
+    SnapshotStore::Options options{.vector_count = 1, .has_side_values = true};
+    for (int b = 0; b < shard.spec.buckets.bucket_count(); ++b) {
+      options.slice_elements.push_back(shard.spec.buckets.bucket(b).size());
+    }
+    const auto store = SnapshotStore::Open(options).value();
+    shard.snapshots = store.get();
+    shard.snapshot_every = 4;
+    shard.job = shard.CreateJob();
+    shard.job->OnLaneOpen({0, 0});
+    shard.SendInitialParameters();
+    for (int64_t sent = 0; sent < 3; ++sent) {
+      for (int b = 0; b < shard.spec.buckets.bucket_count(); ++b) shard.SendGradient({0, 0}, sent, b);
+    }
+    shard.TakeAnswers();
+    const std::vector<double> values = {1.5};
+    shard.Send({0, 0}, Shard::Fields(ExchangeMessage::SIDE_VALUES, step, 0), std::as_bytes(std::span(values)));
+    if (step == 4) {
+      EXPECT_EQ(shard.TakeAnswers().at(0).fields.kind(), ExchangeMessage::ACCEPTED);
+      continue;
+    }
+    EXPECT_EQ(shard.job->status().code(), absl::StatusCode::kInvalidArgument) << step;
+    EXPECT_THAT(std::string(shard.job->status().message()), HasSubstr(absl::StrCat("SIDE_VALUES of step ", step)));
+    EXPECT_EQ(store->bytes_in_memory(), 0) << step;
+  }
 }
 
 TEST(ShardJobTest, SumsDoublesInRankOrder) {

@@ -91,7 +91,7 @@ TEST(MachineLimitsTest, CountsDescriptors) {
   EXPECT_EQ(WorkerDescriptors(0), kOtherDescriptorsMax);
   EXPECT_EQ(WorkerDescriptors(8), kOtherDescriptorsMax + 8);
   EXPECT_EQ(ServerDescriptors(1), ServerDescriptors(0) + kDescriptorsPerConnection);
-  EXPECT_EQ(ServerDescriptors(int64_t{kWorldSizeMax} * kLanesMax), kDescriptorsMax);
+  EXPECT_EQ(ServerDescriptors(int64_t{kWorldSizeMax} * kLanesMax + kMemberConnectionsMax), kDescriptorsMax);
 }
 
 TEST(MachineLimitsTest, RaisesDescriptorsAsFarAsAllowedAndNeverLowersThem) {

@@ -1,9 +1,14 @@
 // Whom a coordinator admits, and what it tells strangers: a server of an elastic run, and raw gRPC clients.
+#include <chrono>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/limits.h"
 #include "common/wire/exchange_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -52,11 +57,15 @@ class Attendance {
 
 class AttendanceTest : public testing::Test {
  protected:
-  AttendanceTest() {
+  AttendanceTest() { Start(1); }
+
+  // Members of these tests report once, and are given up after `silent`.
+  void Start(int first_workers, std::chrono::milliseconds silent = std::chrono::seconds(5)) {
     std::string folder = absl::StrCat(testing::TempDir(), "/attendance.XXXXXX");
     EXPECT_NE(mkdtemp(folder.data()), nullptr);
     ParameterServer::Options options{.run_id = "run", .security = {.token = kToken}};
-    options.elastic = {.coordinator = "127.0.0.1:0", .state_dir = folder};
+    options.elastic = {
+        .coordinator = "127.0.0.1:0", .state_dir = folder, .first_workers = first_workers, .silent = silent};
     options.hello_deadline = absl::Milliseconds(300);
     server_ = StartServer(std::move(options));
     stub_ = v1::Coordinator::NewStub(OpenChannel(server_->address()));
@@ -64,7 +73,7 @@ class AttendanceTest : public testing::Test {
 
   v1::MemberReport Worker(uint64_t id, double learning_rate = 0.125) const {
     JobSpec job = MakeJob(0, 1, 1000, 1 << 10);
-    job.micro_batches = 4;
+    job.micro_batches = leaves_;
     job.sum_order = SumOrder::kTree;
     job.schedule.base = learning_rate;
     v1::MemberReport report;
@@ -86,6 +95,7 @@ class AttendanceTest : public testing::Test {
     return status.error_message();
   }
 
+  int leaves_ = 4;
   std::unique_ptr<ParameterServer> server_;
   std::unique_ptr<v1::Coordinator::Stub> stub_;
 };
@@ -106,6 +116,28 @@ TEST_F(AttendanceTest, AWorkerGetsAGeneration) {
   EXPECT_EQ(reply.generation(), 1);
   EXPECT_EQ(reply.end_step(), 100);
   EXPECT_EQ(reply.members_size(), 2);
+}
+
+// Each member has a connection, from before there is a job until the run ends.
+TEST_F(AttendanceTest, MembersTakeNoPlacesOfLanesAndStrangers) {
+  constexpr int kWorkers = kStrangerConnectionsMax;
+  leaves_ = kWorkers;
+  Start(kWorkers, std::chrono::seconds(60));
+  std::deque<std::unique_ptr<v1::Coordinator::Stub>> stubs;
+  std::deque<Attendance> workers;
+  for (int i = 0; i < kWorkers; ++i) {
+    stubs.push_back(v1::Coordinator::NewStub(OpenChannel(server_->address())));
+    workers.emplace_back(*stubs.back(), Worker(static_cast<uint64_t>(i) + 1));
+  }
+  for (Attendance& worker : workers) ASSERT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
+  v1::GetRunRequest request;
+  request.set_token(kToken);
+  v1::GetRunReply reply;
+  grpc::ClientContext context;
+  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  const grpc::Status status = stub_->GetRun(&context, request, &reply);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(reply.members_size(), kWorkers + 1);
 }
 
 TEST_F(AttendanceTest, StrangersLearnNothing) {

@@ -1,16 +1,22 @@
 #include "server/elastic/snapshot_store.h"
 
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -48,6 +54,28 @@ void TakeAll(SnapshotStore& store, int64_t step) {
   TakeBucket(store, step, 0, 48);
   TakeBucket(store, step, 2, 16);
 }
+
+// The thread that writes waits at the file of `step` until Open: the file is a pipe that is not read yet.
+class SlowFile {
+ public:
+  SlowFile(const std::string& folder, int64_t step)
+      : path_(absl::StrFormat("%s/snapshot-1of2-%09d.%d.tmp", folder, step, getpid())) {
+    signal(SIGPIPE, SIG_IGN);  // a test that fails may close the pipe first
+    EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  }
+  SlowFile(const SlowFile&) = delete;
+  SlowFile& operator=(const SlowFile&) = delete;
+  ~SlowFile() {
+    if (reader_ < 0) Open();
+    unlink(path_.c_str());  // a thread that comes as late as this does not wait
+    close(reader_);
+  }
+  void Open() { reader_ = open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }
+
+ private:
+  const std::string path_;
+  int reader_ = -1;
+};
 
 void ExpectWhole(const Snapshot& snapshot, int64_t step) {
   EXPECT_EQ(snapshot.step, step);
@@ -105,6 +133,47 @@ TEST(SnapshotStoreTest, MemoryIsBounded) {
   const std::shared_ptr<const Snapshot> read = *store->Get(8);
   for (int64_t step = 11; step <= 20; ++step) TakeAll(*store, step);
   ExpectWhole(*read, 8);
+}
+
+// As a worker may be that sends what no step needs yet, while the disk writes nothing.
+TEST(SnapshotStoreTest, MemoryIsBoundedWhateverIsTaken) {
+  constexpr int64_t kSnapshotBytes = 2 * 64 * sizeof(float);
+  const std::string folder = NewFolder();
+  SnapshotStore::Options options = TwoBuckets(folder);
+  options.has_side_values = true;
+  const auto store = SnapshotStore::Open(options).value();
+  EXPECT_EQ(store->bytes_in_memory(), 0);
+  SlowFile file(folder, 1);
+  const auto take = [&](int64_t step) {
+    TakeAll(*store, step);
+    store->SetSideValues(step, {0.5});
+  };
+  take(1);
+  take(2);
+  store->DropAfter(2);  // waits to be written
+  for (int64_t step = 3; step < 20; ++step) take(step);
+  for (int64_t step = 20; step < 40; ++step) TakeBucket(*store, step, 2, 16);
+  for (int64_t step = 40; step < 60; ++step) store->SetSideValues(step, {0.5});
+  const std::shared_ptr<const Snapshot> read = *store->Get(17);
+  EXPECT_THAT(store->held(), ElementsAre(17, 18, 19));
+  EXPECT_LE(store->bytes_in_memory(), (SnapshotStore::kAliveMax - 1) * kSnapshotBytes);  // and one that others hold
+  // The newest two can become complete, and older ones take no place of theirs.
+  store->SetSideValues(20, {0.5});
+  for (const int64_t step : {58, 59}) TakeAll(*store, step);
+  EXPECT_THAT(store->held(), ElementsAre(19, 58, 59));
+  EXPECT_LE(store->bytes_in_memory(), (SnapshotStore::kAliveMax - 1) * kSnapshotBytes);
+}
+
+TEST(SnapshotStoreTest, MemoryIsUsedAgain) {
+  const auto store = SnapshotStore::Open(TwoBuckets("")).value();
+  for (int64_t step = 1; step <= 4; ++step) TakeAll(*store, step);
+  const int64_t bytes = store->bytes_in_memory();
+  for (int64_t step = 5; step <= 20; ++step) {
+    store->DropBefore(step - 2);
+    TakeBucket(*store, step, 0, 48);
+    EXPECT_EQ(store->bytes_in_memory(), bytes);
+    TakeBucket(*store, step, 2, 16);
+  }
 }
 
 TEST(SnapshotStoreTest, AnotherProcessFindsTheFiles) {
@@ -195,6 +264,50 @@ TEST(SnapshotStoreTest, DropsWhatNobodyNeeds) {
   TakeAll(*store, 30);
   AwaitDurable(*store, 30);
   ExpectWhole(**store->Get(30), 30);
+}
+
+TEST(SnapshotStoreTest, ASlowDiskGetsTheStepsThatOtherShardsWrite) {
+  const std::string folder = NewFolder();
+  const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  SlowFile file(folder, 1);
+  for (int64_t step = 1; step <= 6; ++step) TakeAll(*store, step);
+  file.Open();
+  AwaitDurable(*store, 1);
+  TakeAll(*store, 7);  // level 0, but the disk has missed others of that level
+  TakeAll(*store, 8);
+  AwaitDurable(*store, 8);
+  EXPECT_THAT(store->durable(), ElementsAre(1, 8));
+}
+
+// A planned end of a generation is at a snapshot that a busy disk may have left out, or not begun to write.
+TEST(SnapshotStoreTest, WhatAGenerationBeginsWithIsWritten) {
+  for (const int64_t start : {20, 30}) {
+    const std::string folder = NewFolder();
+    const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+    SlowFile file(folder, 10);
+    for (const int64_t step : {10, 20, 30}) TakeAll(*store, step);
+    store->DropAfter(start);
+    store->DropAfter(start);
+    file.Open();
+    AwaitDurable(*store, start);
+  }
+}
+
+TEST(SnapshotStoreTest, FilesAreFewWhileAnotherShardWritesNone) {
+  const std::string folder = NewFolder();
+  const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  for (int64_t step = 1; step <= 60; ++step) {
+    TakeAll(*store, step);
+    AwaitDurable(*store, step);
+    if (step == 3) store->DropBefore(3);
+  }
+  // What all have, and for a shard of any speed what it writes next.
+  EXPECT_THAT(store->durable(), testing::IsSupersetOf({3, 32, 48, 56, 58, 59, 60}));
+  EXPECT_EQ(std::ssize(store->durable()), SnapshotStore::kFilesMax);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()),
+            SnapshotStore::kFilesMax);
+  store->DropBefore(48);
+  EXPECT_EQ(store->durable().front(), 48);
 }
 
 TEST(SnapshotStoreTest, ADiskThatIsFullCostsDurabilityAlone) {
