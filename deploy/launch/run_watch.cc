@@ -29,7 +29,9 @@ void StuckServers::OnAnswer(const RunStatus& run, Time now) {
 void StuckServers::OnSilence(Time now) {
   // A coordinator that comes back does not know the others at first.
   std::erase_if(seen_, [](const auto& one) { return one.first > 0; });
-  if (seen_.contains(0) && now - seen_[0] > kCoordinatorSilence) Add(0);
+  if (!seen_.contains(0) || now - seen_[0] <= coordinator_silence_) return;
+  coordinator_silence_ *= 2;
+  Add(0);
 }
 
 void StuckServers::Add(int shard) {

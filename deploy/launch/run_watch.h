@@ -29,7 +29,8 @@ struct StuckServer {
 class StuckServers {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // A coordinator that answers nothing for so long is stuck. It gives up the other servers itself, after
+  // A coordinator that answers nothing for so long is stuck, the next time for twice as long: it may read a snapshot
+  // from a slow disk, and would do so again whenever it is started. It gives up the other servers itself, after
   // --member_silent_s.
   static constexpr std::chrono::seconds kCoordinatorSilence{5};
 
@@ -44,6 +45,7 @@ class StuckServers {
   void Add(int shard);
 
   const int shard_count_;
+  Time::duration coordinator_silence_ = kCoordinatorSilence;
   std::map<int, Time> seen_;    // by shard, when it was there last
   std::set<int> missing_once_;  // a connection that broke is soon made again: twice is stuck
   std::vector<StuckServer> stuck_;

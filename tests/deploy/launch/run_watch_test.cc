@@ -78,5 +78,15 @@ TEST_F(StuckServersTest, ACoordinatorThatDoesNotAnswerIsStuck) {
   EXPECT_THAT(Take(), IsEmpty());
 }
 
+TEST_F(StuckServersTest, ACoordinatorThatIsSlowAgainHasLonger) {
+  for (int times = 1; times <= 4; times *= 2) {
+    Answer({});
+    servers_.OnSilence(now_ + times * StuckServers::kCoordinatorSilence);
+    EXPECT_THAT(Take(), IsEmpty()) << times;
+    servers_.OnSilence(now_ + times * StuckServers::kCoordinatorSilence + milliseconds(1));
+    EXPECT_THAT(Take(), ElementsAre(0)) << times;
+  }
+}
+
 }  // namespace
 }  // namespace starring
